@@ -1,0 +1,1 @@
+"""Positional encodings as pure functions, and one attention that runs any of them."""

@@ -1,0 +1,103 @@
+"""Every scheme by its name: one line each. `make` builds one, `parse` reads a config's string."""
+
+import ast
+import dataclasses
+import difflib
+from typing import Any
+
+from pe_jax.encodings.alibi import ALiBi
+from pe_jax.encodings.base import Dims, Encoding, Params, Sum
+from pe_jax.encodings.buckets import Buckets, Clipped
+from pe_jax.encodings.deberta import DeBERTa
+from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.shaw import Shaw
+from pe_jax.encodings.sinusoidal import Sinusoidal
+from pe_jax.encodings.t5 import T5
+from pe_jax.encodings.transformer_xl import TransformerXL
+
+ENCODINGS: dict[str, type[Encoding]] = {
+    "nope": Encoding,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
+    "t5": T5,
+    "buckets": Buckets,
+    "clipped": Clipped,
+    "deberta": DeBERTa,
+    "rope": RoPE,
+    "alibi": ALiBi,
+}
+
+__all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]
+
+
+def _nearest(name: str, names) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
+    known = ", ".join(names)
+    return f"did you mean {close[0]!r}? " * bool(close) + f"known: {known}"
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def make(name: str, **fields: Any) -> Encoding:
+    """Builds a scheme, as `make("rope", base=5e5)`; sequences become tuples, so it can be hashed.
+
+    Raises:
+      ValueError: unknown name or field (naming the nearest), or a value out of range.
+    """
+    if name not in ENCODINGS:
+        raise ValueError(f"encoding {name!r} is unknown; {_nearest(name, ENCODINGS)}")
+    cls = ENCODINGS[name]
+    known = [f.name for f in dataclasses.fields(cls)]
+    for field in fields:
+        if field not in known:
+            raise ValueError(f"encoding {name!r} has no field {field!r}; {_nearest(field, known)}")
+    try:
+        return cls(**{field: _tuples(value) for field, value in fields.items()})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"encoding {name!r}: {error}") from error
+
+
+def _build(node: ast.expr, spec: str) -> tuple[Encoding, ...]:
+    """The pattern that a piece of the syntax tree stands for."""
+    match node:
+        case ast.Name(id=name):
+            return (make(name),)
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
+            try:
+                fields = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
+            except ValueError:
+                raise ValueError(f"encoding {spec!r}: fields of {name!r} must be literals") from None
+            return (make(name, **fields),)
+        case ast.Tuple(elts=parts):
+            return tuple(enc for part in parts for enc in _build(part, spec))
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
+            return _build(left, spec) * times
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            a, b = _build(left, spec), _build(right, spec)
+            if len(a) == len(b) == 1:
+                return (Sum((a[0], b[0])),)
+    piece = ast.unparse(node)
+    raise ValueError(
+        f"encoding {spec!r}: cannot read {piece!r}; write name, name(field=value), a+b, a*3, or a,b"
+    )
+
+
+def parse(spec: str) -> tuple[Encoding, ...]:
+    """Reads `rope(base=5e5)`, a sum `t5+rope`, or a pattern over layers `rope*3,nope`.
+
+    Returns:
+      The pattern: one encoding a layer, to be repeated over the depth.
+
+    Raises:
+      ValueError: what cannot be read, an unknown name or field (naming the nearest).
+    """
+    try:
+        tree = ast.parse(spec.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"encoding {spec!r}: not a valid expression, such as 'rope(base=5e5)'") from None
+    return _build(tree, spec)

@@ -1,0 +1,54 @@
+"""ALiBi: Press et al., "Train Short, Test Long", arXiv 2108.12409, §3.
+
+    softmax(q·k/sqrt(E) - m_h·|distance|),    m_h = 2^(-8h/H),  h = 1 … H
+
+For a head count that is no power of two: the slopes of the next lower power, then every other one
+of the power above it (the authors' code). Under a causal mask |distance| = distance; without one,
+the bias is symmetric, as the authors advise for encoders.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, is_int, require
+
+
+def slopes(num_heads: int) -> jax.Array:
+    """The slope of each head: float32 [H].
+
+    Raises:
+      ValueError: `num_heads` is not a positive integer.
+    """
+    require(is_int(num_heads, 1), "num_heads", num_heads, "pass an integer of at least 1")
+    lower = 2 ** (num_heads.bit_length() - 1)
+    first = 2.0 ** (-8.0 * np.arange(1, lower + 1) / lower)
+    more = 2.0 ** (-8.0 * np.arange(1, 2 * (num_heads - lower), 2) / (2 * lower))
+    return jnp.asarray(np.concatenate([first, more]), jnp.float32)
+
+
+def bias(distance, num_heads: int) -> jax.Array:
+    """-m_h·|distance|: float32 [H, *n] for distances [*n] (`q_pos - k_pos`, integer or float32).
+
+    Raises:
+      ValueError: `num_heads` is not a positive integer.
+      TypeError: half-precision distances.
+    """
+    distance = pos.as_positions(distance, real=True, name="distance")
+    slope = slopes(num_heads).reshape(-1, *(1,) * distance.ndim)
+    return -slope * jnp.abs(distance).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class ALiBi(Encoding):
+    """Subtracts a penalty that grows with the distance, at a rate fixed for each head."""
+
+    decays = True
+    real_positions = True
+
+    def distance_bias(self, params, distance, dims):
+        """-m_h·|d|."""
+        return bias(distance, dims.heads)

@@ -1,0 +1,245 @@
+"""The slots: every place where a position can enter a Transformer, each doing nothing by default.
+
+`Encoding` as it stands is NoPE (no positional encoding; Kazemnejad et al., arXiv 2305.19466, §2).
+A scheme is a frozen dataclass that overrides the slots it needs; its parameters are a pytree kept
+apart from it, so that the scheme itself can be a static argument of jit.
+
+Legend: B batch, T queries, S keys, H query heads, D model width, E head width, A axes of a
+position, n any shape. `distance = q_pos - k_pos`, everywhere: positive looks back.
+
+    score = scale·(rotate_q(q)·rotate_k(k) + q·relative_keys + k·relative_queries)
+            + distance_bias + bias                                  (biases in float32)
+    out   = weights·v + Σ weights·relative_values                   (a fully masked row is 0)
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+
+DISTANCE_SLOTS = ("distance_bias", "relative_keys", "relative_queries", "relative_values")
+
+
+class Params(NamedTuple):
+    """Parameters of one layer's encoding: `shared` by the whole model, `layer` its own."""
+
+    shared: Any
+    layer: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """The sizes that a scheme may depend on: global counts, never read from a shard's array."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def require(ok: bool, field: str, value: Any, fix: str) -> None:
+    """Raises ValueError naming the field, its value and what would be right."""
+    if not ok:
+        raise ValueError(f"{field}={value!r}: {fix}")
+
+
+def is_int(value: Any, low: int) -> bool:
+    """Whether `value` is an integer (not a bool) of at least `low`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def is_real(value: Any) -> bool:
+    """Whether `value` is a finite number (not a bool)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """No positional encoding: a causal mask alone (arXiv 2305.19466). Also the base of all."""
+
+    axes: ClassVar[int] = 1  # > 1: positions [*B, T, A], distances [*n, A]
+    decays: ClassVar[bool] = False  # distance_bias does not rise with |distance|
+    real_positions: ClassVar[bool] = False  # float32 positions make sense
+
+    def check(self, dims: Dims) -> None:
+        """Raises ValueError where the scheme cannot serve these sizes."""
+
+    def init_shared(self, key: jax.Array, dims: Dims) -> Any:
+        """Parameters that the whole model shares (float32)."""
+        return {}
+
+    def init_layer(self, key: jax.Array, dims: Dims) -> Any:
+        """Parameters of one layer (float32)."""
+        return {}
+
+    def embed(self, params: Params, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """Adds to the input of the first layer: x [*B, T, D], positions [*B, T]."""
+        return x
+
+    def rotate_q(self, params: Params, q: jax.Array, positions: jax.Array) -> jax.Array:
+        """Maps each query by its position: q [*B, T, H, E]; may widen E."""
+        return q
+
+    def rotate_k(self, params: Params, k: jax.Array, positions: jax.Array) -> jax.Array:
+        """Maps each key by its position, before it is written to a cache."""
+        return k
+
+    def scale(self, head_dim: int) -> float:
+        """What the dot products are multiplied by; `head_dim` is E before any widening."""
+        return head_dim**-0.5
+
+    def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array, dims: Dims) -> Any:
+        """A bias of absolute positions: float32 [*B, H, T, S], or None."""
+        return None
+
+    def distance_bias(self, params: Params, distance: jax.Array, dims: Dims) -> Any:
+        """A bias of distances [*n]: float32 [H, *n], or None."""
+        return None
+
+    def relative_keys(self, params: Params, distance: jax.Array) -> Any:
+        """Vectors dotted with q as it was before `rotate_q`: [H or 1, *n, E], or None."""
+        return None
+
+    def relative_queries(self, params: Params, distance: jax.Array) -> Any:
+        """Vectors dotted with k as it was before `rotate_k`: [H or 1, *n, E], or None."""
+        return None
+
+    def relative_values(self, params: Params, distance: jax.Array) -> Any:
+        """Vectors averaged with the attention weights: [H or 1, *n, E], or None."""
+        return None
+
+    def horizon(self) -> tuple[int, int] | None:
+        """(lo, hi): each distance slot is constant for d ≤ lo and for d ≥ hi; None if never."""
+        return None
+
+    def features(self, params: Params, q, k, q_pos, k_pos) -> Any:
+        """Optional and exact: (q', k') whose dot product stands for all other score terms."""
+        return None
+
+    def limit(self) -> int | None:
+        """Positions from here on are not defined (a learned table's length); None if all are."""
+        return None
+
+    def overrides(self, slot: str) -> bool:
+        """Whether the scheme uses this slot."""
+        return getattr(type(self), slot) is not getattr(Encoding, slot)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum(Encoding):
+    """Several encodings at once, as `t5+rope`: biases add, `embed` and rotations chain in order.
+
+    Order matters where a part adds before a rotation (Transformer-XL before RoPE). Parameters are
+    tuples, one entry a part. At most one part may change the scale: otherwise ValueError.
+    """
+
+    parts: tuple[Encoding, ...] = ()
+
+    def __post_init__(self):
+        flat = [p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))]
+        object.__setattr__(self, "parts", tuple(flat))
+        scales = {p.scale(64) for p in flat} - {64**-0.5}
+        if len(scales) > 1 or sum(p.scale(64) in scales for p in flat) > 1:
+            changed = [type(p).__name__ for p in flat if p.scale(64) in scales]
+            raise ValueError(f"Sum: {' and '.join(changed)} each set a scale; keep at most one")
+        if len({p.axes for p in flat if type(p) is not Encoding}) > 1:
+            raise ValueError(f"Sum: axes={[p.axes for p in flat]}; the parts must agree")
+
+    @property
+    def axes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Axes of a position, the same for every part."""
+        return max((p.axes for p in self.parts), default=1)
+
+    @property
+    def real_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether every part takes float32 positions."""
+        return all(p.real_positions for p in self.parts)
+
+    @property
+    def decays(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether every bias decays."""
+        biased = [p for p in self.parts if p.overrides("distance_bias")]
+        return bool(biased) and all(p.decays for p in biased)
+
+    def _each(self, params: Params):
+        return zip(self.parts, map(Params, params.shared, params.layer), strict=True)
+
+    def _add(self, slot: str, params: Params, *args) -> Any:
+        terms = [getattr(part, slot)(p, *args) for part, p in self._each(params)]
+        terms = [t for t in terms if t is not None]
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def check(self, dims: Dims) -> None:
+        """Checks every part."""
+        for part in self.parts:
+            part.check(dims)
+
+    def init_shared(self, key, dims):
+        """A tuple, one entry a part."""
+        keys = jax.random.split(key, len(self.parts))
+        return tuple(p.init_shared(k, dims) for p, k in zip(self.parts, keys, strict=True))
+
+    def init_layer(self, key, dims):
+        """A tuple, one entry a part."""
+        keys = jax.random.split(key, len(self.parts))
+        return tuple(p.init_layer(k, dims) for p, k in zip(self.parts, keys, strict=True))
+
+    def embed(self, params, x, positions):
+        """Chains in order."""
+        for part, p in self._each(params):
+            x = part.embed(p, x, positions)
+        return x
+
+    def rotate_q(self, params, q, positions):
+        """Chains in order."""
+        for part, p in self._each(params):
+            q = part.rotate_q(p, q, positions)
+        return q
+
+    def rotate_k(self, params, k, positions):
+        """Chains in order."""
+        for part, p in self._each(params):
+            k = part.rotate_k(p, k, positions)
+        return k
+
+    def scale(self, head_dim):
+        """The scale of the one part that changes it."""
+        default = head_dim**-0.5
+        return next((s for p in self.parts if (s := p.scale(head_dim)) != default), default)
+
+    def bias(self, params, q_pos, k_pos, dims):
+        """Adds."""
+        return self._add("bias", params, q_pos, k_pos, dims)
+
+    def distance_bias(self, params, distance, dims):
+        """Adds."""
+        return self._add("distance_bias", params, distance, dims)
+
+    def relative_keys(self, params, distance):
+        """Adds."""
+        return self._add("relative_keys", params, distance)
+
+    def relative_queries(self, params, distance):
+        """Adds."""
+        return self._add("relative_queries", params, distance)
+
+    def relative_values(self, params, distance):
+        """Adds."""
+        return self._add("relative_values", params, distance)
+
+    def horizon(self):
+        """The widest of the parts that look at distances; None if one of them has none."""
+        relative = [p for p in self.parts if any(map(p.overrides, DISTANCE_SLOTS))]
+        found = [h for p in relative if (h := p.horizon()) is not None]
+        if not relative or len(found) < len(relative):
+            return None
+        return min(lo for lo, _ in found), max(hi for _, hi in found)
+
+    def limit(self):
+        """The smallest limit of the parts."""
+        return min((n for p in self.parts if (n := p.limit()) is not None), default=None)
+
+    def overrides(self, slot):
+        """Whether any part uses the slot."""
+        return any(p.overrides(slot) for p in self.parts)

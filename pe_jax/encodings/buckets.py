@@ -1,0 +1,123 @@
+"""Relative bias from a table, with the distances grouped by the user: one scalar a head and group.
+
+    score = q·k/sqrt(E) + table[h, bucket(distance)]
+
+`Buckets` takes any edges: (0, 1, 4, 16) makes the groups 0 | 1 | 2–4 | 5–16 | >16. `Clipped` is the
+plain table r[clip(distance, -clip, clip)], the scalar form of Shaw et al. (arXiv 1803.02155, §3.2).
+Both follow the scheme of T5 (arXiv 1910.10683, §2.1) with other groups, and one table per model.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+
+def _check_edges(edges) -> None:
+    ok = len(edges) > 0 and all(is_int(e, 0) for e in edges)
+    ok = ok and all(a < b for a, b in zip(edges, edges[1:], strict=False))
+    require(ok, "edges", edges, "pass increasing integers from 0 on, such as (0, 1, 4, 16)")
+
+
+def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Array:
+    """The group of each distance: int32, the shape of `distance`.
+
+    Group g holds edges[g-1] < |distance| ≤ edges[g]; the last one all beyond the last edge. With
+    `directional`, negative distances (keys to the right) take len(edges) + 1 + their group.
+
+    Args:
+      distance: `q_pos - k_pos`, integers of any shape.
+      edges: increasing integers ≥ 0, each the last |distance| of its group.
+      directional: whether the two sides have groups of their own.
+
+    Raises:
+      ValueError: edges that are not increasing integers from 0 on.
+      TypeError: distances that are not integers.
+    """
+    _check_edges(edges)
+    distance = pos.as_positions(distance, name="distance")
+    above = jnp.abs(distance)[..., None] > jnp.asarray(edges, jnp.int32)
+    found = jnp.sum(above, axis=-1, dtype=jnp.int32)
+    return found + (len(edges) + 1) * (distance < 0) if directional else found
+
+
+def clipped(distance, clip: int) -> jax.Array:
+    """clip(distance, -clip, clip) + clip: int32 in [0, 2·clip], the shape of `distance`.
+
+    Raises:
+      ValueError: `clip` is not a positive integer.
+      TypeError: distances that are not integers.
+    """
+    require(is_int(clip, 1), "clip", clip, "pass an integer of at least 1")
+    return jnp.clip(pos.as_positions(distance, name="distance"), -clip, clip) + clip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table(Encoding):
+    """A table [H, rows] shared by all layers, indexed by a function of the distance."""
+
+    stddev: float = dataclasses.field(default=0.02, kw_only=True)
+
+    def __post_init__(self):
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def _rows(self) -> int:
+        raise NotImplementedError
+
+    def _index(self, distance):
+        raise NotImplementedError
+
+    def init_shared(self, key, dims):
+        """Table [H, rows]."""
+        shape = (dims.heads, self._rows())
+        return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
+
+    def distance_bias(self, params, distance, dims):
+        """table[h, index(d)]."""
+        return params.shared["table"][:, self._index(distance)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets(_Table):
+    """One scalar a head and group of distances, the groups given by `edges`."""
+
+    edges: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+    directional: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_edges(self.edges)
+
+    def _rows(self):
+        return (len(self.edges) + 1) * (2 if self.directional else 1)
+
+    def _index(self, distance):
+        return bucket(distance, self.edges, self.directional)
+
+    def horizon(self):
+        """One beyond the last edge, on each side."""
+        return -self.edges[-1] - 1, self.edges[-1] + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped(_Table):
+    """One scalar a head and distance, clipped to ±clip."""
+
+    clip: int = 64
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(is_int(self.clip, 1), "clip", self.clip, "pass an integer of at least 1")
+
+    def _rows(self):
+        return 2 * self.clip + 1
+
+    def _index(self, distance):
+        return clipped(distance, self.clip)
+
+    def horizon(self):
+        """±clip."""
+        return -self.clip, self.clip

@@ -1,0 +1,127 @@
+"""DeBERTa: He et al., arXiv 2006.03654, §3.1 (eq. 4); log buckets: DeBERTa-v2/v3 (2111.09543).
+
+    score = [q_i·k_j + q_i·K^r_{δ(i,j)} + k_j·Q^r_{δ(i,j)}]/sqrt(3E)
+
+K^r = P W_K and Q^r = P W_Q project one table P of relative positions that the whole model shares.
+Deviation from the paper, after the released code: the third term takes δ(i,j), where eq. 4 writes
+δ(j,i). δ is the distance clipped to ±max_distance (v1), or its bucket (v2): exact up to half of
+`buckets`, then logarithmic, rounded up. The projections have no bias here; v2's code adds one.
+
+The logarithm is never taken: the thresholds of ceil(log(n/mid)/log((max_distance-1)/mid)·(mid-1))
+are found in whole numbers. (Written with float logs, torch and jitted JAX disagree at 511.)
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+
+def _check(buckets: int | None, max_distance: int) -> None:
+    if buckets is None:
+        ok, fix = is_int(max_distance, 1), "pass an integer of at least 1"
+    else:
+        ok = is_int(buckets, 4) and buckets % 2 == 0
+        require(ok, "buckets", buckets, "pass an even integer of at least 4, or None for v1")
+        fix = f"must exceed the {buckets // 2} exact buckets by at least 2"
+        ok = is_int(max_distance, buckets // 2 + 2)
+    require(ok, "max_distance", max_distance, fix)
+
+
+@functools.cache
+def thresholds(buckets: int, max_distance: int) -> np.ndarray:
+    """The first distance of buckets mid + 1, mid + 2, … 2·mid: int64 [mid] (mid = buckets/2)."""
+    mid = buckets // 2
+
+    def first(j: int) -> int:
+        """The smallest n with ceil(log(n/mid)/log((max-1)/mid)·(mid-1)) > j."""
+        low, high = mid + 1, max_distance**2
+        while low < high:  # bisection on n^(mid-1)·mid^j > (max-1)^j·mid^(mid-1)
+            n = (low + high) // 2
+            reached = n ** (mid - 1) * mid**j > (max_distance - 1) ** j * mid ** (mid - 1)
+            low, high = (low, n) if reached else (n + 1, high)
+        return low
+
+    return np.asarray([first(j) for j in range(mid)], np.int64)
+
+
+def bucket(distance, buckets: int | None = 256, max_distance: int = 512) -> jax.Array:
+    """The row of the table for each distance: int32 in [0, 2·span), the shape of `distance`.
+
+    span = `buckets`, or `max_distance` where `buckets` is None (v1: clipped). The row of distance 0
+    is `span`.
+
+    Args:
+      distance: `q_pos - k_pos`, integers of any shape.
+      buckets: even number of buckets on each side (v2), or None.
+      max_distance: the distance at which the logarithm reaches bucket buckets - 1.
+
+    Raises:
+      ValueError: `buckets` or `max_distance` out of range.
+      TypeError: distances that are not integers.
+    """
+    _check(buckets, max_distance)
+    distance = pos.as_positions(distance, name="distance")
+    span = max_distance if buckets is None else buckets
+    if buckets is not None:
+        mid = buckets // 2
+        reach = jnp.abs(distance)
+        starts = jnp.asarray(np.minimum(thresholds(buckets, max_distance), 2**31 - 1), jnp.int32)
+        far = mid + jnp.sum(reach[..., None] >= starts, axis=-1, dtype=jnp.int32)
+        distance = jnp.sign(distance) * jnp.where(reach <= mid, reach, far)
+    return jnp.clip(distance + span, 0, 2 * span - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeBERTa(Encoding):
+    """Disentangled attention: content–position and position–content terms beside content–content.
+
+    `buckets=None` is v1 (clipped at `max_distance`), a number v2 (log buckets).
+    """
+
+    buckets: int | None = 256
+    max_distance: int = 512
+    stddev: float = 0.02
+
+    def __post_init__(self):
+        _check(self.buckets, self.max_distance)
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def init_shared(self, key, dims):
+        """P [2·span, D]."""
+        shape = (2 * (self.buckets or self.max_distance), dims.width)
+        return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
+
+    def init_layer(self, key, dims):
+        """W_K, W_Q [H, D, E]."""
+        shape = (dims.heads, dims.width, dims.head_dim)
+        w = dims.width**-0.5 * jax.random.normal(key, (2, *shape), jnp.float32)
+        return {"w_k": w[0], "w_q": w[1]}
+
+    def scale(self, head_dim):
+        """Three terms share the variance: 1/sqrt(3E)."""
+        return (3 * head_dim) ** -0.5
+
+    def _rows(self, table, w, distance):
+        rows = jnp.einsum("rd,hde->hre", table, w)
+        return rows[:, bucket(distance, self.buckets, self.max_distance)]
+
+    def relative_keys(self, params, distance):
+        """K^r (content to position)."""
+        return self._rows(params.shared["table"], params.layer["w_k"], distance)
+
+    def relative_queries(self, params, distance):
+        """Q^r (position to content)."""
+        return self._rows(params.shared["table"], params.layer["w_q"], distance)
+
+    def horizon(self):
+        """Where the row reaches the table's ends; later than `max_distance` for v2."""
+        if self.buckets is None:
+            return -self.max_distance, self.max_distance - 1
+        starts = thresholds(self.buckets, self.max_distance)
+        return -int(starts[-1]), int(starts[-2])

@@ -1,0 +1,60 @@
+"""Learned absolute positions: one trained vector a position, as in BERT (arXiv 1810.04805) and GPT.
+
+    x_t ← x_t + table[position_t]
+
+A position outside the table is an error where its value is known, and NaN under a trace: plain JAX
+indexing would clamp it to the last row without a word.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+
+def lookup(table: jax.Array, positions) -> jax.Array:
+    """`table[positions]`: [..., D] for a table [L, D] and integer positions [...].
+
+    Raises:
+      ValueError: a known position outside [0, L). Under a trace such rows are NaN.
+      TypeError: positions that are not integers.
+    """
+    positions = pos.as_positions(positions)
+    length = table.shape[0]
+    known = pos.concrete(positions)
+    if known is not None and known.size and not 0 <= known.min() <= known.max() < length:
+        worst = known.min() if known.min() < 0 else known.max()
+        raise ValueError(
+            f"positions: {worst} is outside the learned table of length {length};"
+            f" keep 0 <= position < {length} or enlarge the table"
+        )
+    rows = table.at[jnp.clip(positions, 0, length - 1)].get(mode="promise_in_bounds")
+    return jnp.where(((positions >= 0) & (positions < length))[..., None], rows, jnp.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned(Encoding):
+    """Adds `table[position]`, with a table of `length` rows drawn from N(0, stddev²)."""
+
+    length: int = 512
+    stddev: float = 0.02
+
+    def __post_init__(self):
+        require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def init_shared(self, key, dims):
+        """Table [length, D]."""
+        shape = (self.length, dims.width)
+        return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
+
+    def embed(self, params, x, positions):
+        """X + table[position]."""
+        return x + lookup(params.shared["table"], positions).astype(x.dtype)
+
+    def limit(self):
+        """The table's length."""
+        return self.length

@@ -1,0 +1,107 @@
+"""Rotary position embedding: Su et al., "RoFormer", arXiv 2104.09864, §3.2 (eq. 13–16, 34).
+
+Each pair of channels of q and k turns by position × frequency, so that a dot product depends on
+the distance alone:    (R_m q)·(R_n k) = q·R_{n-m} k,        frequency θ_i = base^(-2i/d).
+
+Two layouts of the pairs are in use and do not mix: "half" pairs channel i with i + d/2 (Llama,
+GPT-NeoX); "interleaved" pairs 2i with 2i + 1 (the paper, GPT-J). Base 1e4 is the paper's, 5e5 that
+of Llama 2 Long (arXiv 2309.16039), 1e6 that of Code Llama (arXiv 2308.12950).
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import angles
+from pe_jax.encodings.base import Encoding, is_real, require
+
+LAYOUTS = ("half", "interleaved")
+
+
+def frequencies(dim: int, base: float = 1e4, scaling: Callable | None = None) -> jax.Array:
+    """θ_i = base^(-2i/dim): float32 [dim/2], radians per position.
+
+    Args:
+      dim: even number of channels to rotate.
+      base: > 1.
+      scaling: a function from frequencies (NumPy float64 [dim/2]) to frequencies, if any.
+
+    Raises:
+      ValueError: odd `dim`; `base` ≤ 1.
+    """
+    theta = angles.geometric(dim, base)
+    return jnp.asarray(theta if scaling is None else scaling(theta), jnp.float32)
+
+
+def rotate(x: jax.Array, positions, frequencies: jax.Array, layout: str = "half") -> jax.Array:
+    """Rotates the first 2·len(frequencies) channels of each head; the others pass unchanged.
+
+    Args:
+      x: [..., T, H, E].
+      positions: integers or float32 [T] or [..., T], any sign.
+      frequencies: [F], 2F ≤ E.
+      layout: "half" or "interleaved".
+
+    Returns:
+      As x, in x's dtype (the angles and the rotation are float32).
+
+    Raises:
+      ValueError: unknown layout, 2F > E, |position| ≥ 2**24.
+      TypeError: half-precision positions.
+    """
+    require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
+    turned = 2 * frequencies.shape[-1]
+    require(turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels a head")
+    angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    head, rest = x[..., :turned].astype(jnp.float32), x[..., turned:]
+    if layout == "half":
+        a, b = jnp.split(head, 2, axis=-1)
+        out = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    else:
+        a, b = head[..., 0::2], head[..., 1::2]
+        out = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(head.shape)
+    return jnp.concatenate([out.astype(x.dtype), rest], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoPE(Encoding):
+    """Rotates q and k. `fraction` < 1 rotates only that part of each head (partial rotary)."""
+
+    base: float = 1e4
+    fraction: float = 1.0
+    layout: str = "half"
+
+    real_positions = True
+
+    def __post_init__(self):
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        ok = is_real(self.fraction) and 0 < self.fraction <= 1
+        require(ok, "fraction", self.fraction, "pass a number in (0, 1]")
+        require(self.layout in LAYOUTS, "layout", self.layout, f"choose one of {LAYOUTS}")
+
+    def _frequencies(self, head_dim: int) -> jax.Array:
+        return frequencies(self._rotary_dim(head_dim), self.base)
+
+    def _rotary_dim(self, head_dim: int) -> int:
+        turned = round(head_dim * self.fraction, 6)
+        ok = turned == int(turned) and turned % 2 == 0 and turned > 0
+        if self.fraction == 1:
+            require(ok, "head_dim", head_dim, "RoPE rotates pairs: use an even head width")
+        fix = f"it leaves {turned:g} of {head_dim} channels; choose one that leaves an even number"
+        require(ok, "fraction", self.fraction, fix)
+        return int(turned)
+
+    def check(self, dims):
+        """The rotated part of a head must be even."""
+        self._rotary_dim(dims.head_dim)
+
+    def rotate_q(self, params, q, positions):
+        """R_m q."""
+        return rotate(q, positions, self._frequencies(q.shape[-1]), self.layout)
+
+    def rotate_k(self, params, k, positions):
+        """R_n k."""
+        return rotate(k, positions, self._frequencies(k.shape[-1]), self.layout)

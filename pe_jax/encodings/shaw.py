@@ -1,0 +1,60 @@
+"""Shaw et al., "Self-Attention with Relative Position Representations", arXiv 1803.02155, §3.1–3.2.
+
+    e_ij = q_i·(k_j + a^K_r)/sqrt(E)        (eq. 4)
+    z_i  = Σ_j α_ij (v_j + a^V_r)           (eq. 3)         r = clip(distance, -clip, clip)
+
+The vectors are shared by the heads of a layer. The paper indexes by key - query; our table is its
+mirror image, which training does not notice.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.base import Encoding, is_int, require
+from pe_jax.encodings.buckets import clipped
+
+
+def relative(table: jax.Array, distance) -> jax.Array:
+    """a_r: [..., *n, E] for a table [..., 2·clip + 1, E] and integer distances [*n].
+
+    Raises:
+      TypeError: distances that are not integers.
+    """
+    clip = (table.shape[-2] - 1) // 2
+    return jnp.take(table, clipped(distance, clip), axis=table.ndim - 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaw(Encoding):
+    """A learned vector a clipped distance, added to keys and (unless switched off) to values."""
+
+    clip: int = 16
+    values: bool = True
+
+    def __post_init__(self):
+        require(is_int(self.clip, 1), "clip", self.clip, "pass an integer of at least 1")
+
+    def init_layer(self, key, dims):
+        """Tables [1, 2·clip + 1, E], of the scale of a key."""
+        shape = (1, 2 * self.clip + 1, dims.head_dim)
+        names = ("keys", "values") if self.values else ("keys",)
+        draws = jax.random.split(key, len(names))
+        stddev = dims.head_dim**-0.5
+        return {
+            n: stddev * jax.random.normal(d, shape, jnp.float32)
+            for n, d in zip(names, draws, strict=True)
+        }
+
+    def relative_keys(self, params, distance):
+        """a^K."""
+        return relative(params.layer["keys"], distance)
+
+    def relative_values(self, params, distance):
+        """a^V."""
+        return relative(params.layer["values"], distance) if self.values else None
+
+    def horizon(self):
+        """±clip."""
+        return -self.clip, self.clip

@@ -1,0 +1,69 @@
+"""Sinusoidal encoding: Vaswani et al., "Attention Is All You Need", arXiv 1706.03762, §3.5.
+
+    PE(pos, 2i)   = sin(pos · w_i)
+    PE(pos, 2i+1) = cos(pos · w_i)        w_i = 10000^(-2i/d)
+
+The paper interleaves sines and cosines. Many libraries concatenate them instead; tensor2tensor
+(and fairseq after it) also divides 2i by d - 2, so that its slowest wavelength is 2π·base exactly.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import angles
+from pe_jax.encodings.base import Encoding, is_real, require
+
+LAYOUTS = ("interleaved", "concatenated", "tensor2tensor")
+
+
+def sinusoid(positions, dim: int, base: float = 1e4, layout: str = "interleaved") -> jax.Array:
+    """Sinusoids of the positions: float32 [..., dim] for positions [...].
+
+    Args:
+      positions: integers, or float32 (the curve between them); any shape, any sign.
+      dim: even number of channels.
+      base: > 1.
+      layout: "interleaved" (sin, cos, sin, cos, …: the paper's), "concatenated" (all sines, then
+        all cosines) or "tensor2tensor" (concatenated, with w_i = base^(-i/(d/2 - 1))).
+
+    Raises:
+      ValueError: odd `dim`, `base` ≤ 1, unknown `layout`, |position| ≥ 2**24.
+      TypeError: half-precision positions.
+    """
+    require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
+    denominator = max(dim - 2, 1) if layout == "tensor2tensor" else None
+    angle = angles.angles(positions, angles.geometric(dim, base, denominator))
+    if layout == "interleaved":
+        return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*angle.shape[:-1], dim)
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinusoidal(Encoding):
+    """Adds `sinusoid(positions)` to the embeddings, multiplied by `amplitude`.
+
+    The paper multiplies the embeddings by sqrt(d) instead (§3.4); a model that does not may lower
+    the amplitude to keep the same proportion.
+    """
+
+    base: float = 1e4
+    layout: str = "interleaved"
+    amplitude: float = 1.0
+
+    real_positions = True
+
+    def __post_init__(self):
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        require(self.layout in LAYOUTS, "layout", self.layout, f"choose one of {LAYOUTS}")
+        require(is_real(self.amplitude), "amplitude", self.amplitude, "pass a finite number")
+
+    def check(self, dims):
+        """The model width must be even."""
+        require(dims.width % 2 == 0, "width", dims.width, "sinusoidal needs an even model width")
+
+    def embed(self, params, x, positions):
+        """X + amplitude · PE."""
+        table = sinusoid(positions, x.shape[-1], self.base, self.layout)
+        return x + (self.amplitude * table).astype(x.dtype)

@@ -1,0 +1,108 @@
+"""T5's relative bias: Raffel et al., "Exploring the Limits…", arXiv 1910.10683, §2.1.
+
+    score = q·k + table[h, bucket(distance)]            (no 1/sqrt(E); one table for all layers)
+
+Half of the buckets hold one distance each, the others grow logarithmically up to `max_distance`.
+`bidirectional` gives each side half of the buckets; keys to the right (distance < 0) take the upper
+half. The authors write key - query; here distance = query - key, as everywhere in this project.
+
+The logarithm is never taken: bucket j begins at the first integer n with
+    exact·(max_distance/exact)^(j/large) ≤ n   ⇔   max_distance^j · exact^large ≤ n^large · exact^j
+which is decided in whole numbers, once. (In bfloat16 the logarithm errs at 76 and 112.)
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+
+@functools.cache
+def thresholds(num_buckets: int, max_distance: int) -> np.ndarray:
+    """The first distance of buckets 1, 2, …: int32 [num_buckets - 1], for one side."""
+    exact = num_buckets // 2
+    large = num_buckets - exact
+
+    def first(j: int) -> int:
+        low, high = exact, max_distance
+        while low < high:  # bisection on n^large · exact^j ≥ max_distance^j · exact^large
+            n = (low + high) // 2
+            reached = n**large * exact**j >= max_distance**j * exact**large
+            low, high = (low, n) if reached else (n + 1, high)
+        return low
+
+    return np.asarray([*range(1, exact), *map(first, range(large))], np.int32)
+
+
+def _side(num_buckets: int, max_distance: int, bidirectional: bool) -> int:
+    """How many buckets one side has, checked."""
+    fix = "pass an even integer of at least 4" if bidirectional else "pass an integer of at least 2"
+    ok = is_int(num_buckets, 4 if bidirectional else 2) and not (bidirectional and num_buckets % 2)
+    require(ok, "num_buckets", num_buckets, fix)
+    side = num_buckets // 2 if bidirectional else num_buckets
+    ok = is_int(max_distance, side // 2 + 1)
+    require(ok, "max_distance", max_distance, f"must exceed the {side // 2} exact buckets")
+    return side
+
+
+def bucket(
+    distance, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
+) -> jax.Array:
+    """The bucket of each distance: int32, the shape of `distance`.
+
+    Args:
+      distance: `q_pos - k_pos`, integers of any shape. Without `bidirectional`, negative ones
+        (the future) fall in bucket 0.
+      num_buckets: in total; even if bidirectional.
+      max_distance: from here on all distances share the last bucket.
+      bidirectional: whether keys on the right have buckets of their own (the upper half).
+
+    Raises:
+      ValueError: too few buckets, or `max_distance` not above the exact buckets.
+      TypeError: distances that are not integers.
+    """
+    side = _side(num_buckets, max_distance, bidirectional)
+    distance = pos.as_positions(distance, name="distance")
+    reach = jnp.abs(distance) if bidirectional else jnp.maximum(distance, 0)
+    starts = jnp.asarray(thresholds(side, max_distance))
+    found = jnp.sum(reach[..., None] >= starts, axis=-1, dtype=jnp.int32)
+    return found + side * (distance < 0) if bidirectional else found
+
+
+@dataclasses.dataclass(frozen=True)
+class T5(Encoding):
+    """One scalar a head and bucket, shared by all layers; scores are not scaled."""
+
+    num_buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool = False
+    stddev: float = 0.02
+
+    def __post_init__(self):
+        _side(self.num_buckets, self.max_distance, self.bidirectional)
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def init_shared(self, key, dims):
+        """Table [H, num_buckets]."""
+        shape = (dims.heads, self.num_buckets)
+        return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
+
+    def scale(self, head_dim):
+        """T5 folds 1/sqrt(E) into the initial weights."""
+        return 1.0
+
+    def distance_bias(self, params, distance, dims):
+        """table[h, bucket(d)]."""
+        index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
+        return params.shared["table"][:, index]
+
+    def horizon(self):
+        """From the last threshold on (each side), the bucket no longer changes."""
+        side = _side(self.num_buckets, self.max_distance, self.bidirectional)
+        last = int(thresholds(side, self.max_distance)[-1])
+        return (-last if self.bidirectional else 0, last)
