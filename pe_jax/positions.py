@@ -52,7 +52,11 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
     if jnp.issubdtype(dtype, jnp.integer):
         if dtype in (jnp.uint32, jnp.uint64, jnp.int64):
             known = concrete(positions)
-            if known is not None and known.size and not -(2**31) <= known.min() <= known.max() < 2**31:
+            if (
+                known is not None
+                and known.size
+                and not -(2**31) <= known.min() <= known.max() < 2**31
+            ):
                 raise ValueError(f"{name}: {known.max()} does not fit int32; keep them below 2**31")
         return jnp.asarray(positions).astype(jnp.int32)
     if real and dtype in (jnp.float32, jnp.float64):

@@ -71,7 +71,9 @@ def _build(node: ast.expr, spec: str) -> tuple[Encoding, ...]:
             try:
                 fields = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
             except ValueError:
-                raise ValueError(f"encoding {spec!r}: fields of {name!r} must be literals") from None
+                raise ValueError(
+                    f"encoding {spec!r}: fields of {name!r} must be literals"
+                ) from None
             return (make(name, **fields),)
         case ast.Tuple(elts=parts):
             return tuple(enc for part in parts for enc in _build(part, spec))
@@ -99,5 +101,7 @@ def parse(spec: str) -> tuple[Encoding, ...]:
     try:
         tree = ast.parse(spec.strip(), mode="eval").body
     except SyntaxError:
-        raise ValueError(f"encoding {spec!r}: not a valid expression, such as 'rope(base=5e5)'") from None
+        raise ValueError(
+            f"encoding {spec!r}: not a valid expression, such as 'rope(base=5e5)'"
+        ) from None
     return _build(tree, spec)

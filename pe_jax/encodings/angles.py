@@ -31,7 +31,7 @@ def geometric(dim: int, base: float = 1e4, denominator: float | None = None) -> 
 
 
 def angles(positions, frequencies) -> jax.Array:
-    """position × frequency: float32 [..., dim/2] for positions [...].
+    """Position × frequency: float32 [..., dim/2] for positions [...].
 
     Raises:
       TypeError: half-precision positions.

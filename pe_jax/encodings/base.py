@@ -137,7 +137,9 @@ class Sum(Encoding):
     parts: tuple[Encoding, ...] = ()
 
     def __post_init__(self):
-        flat = [p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))]
+        flat = [
+            p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))
+        ]
         object.__setattr__(self, "parts", tuple(flat))
         scales = {p.scale(64) for p in flat} - {64**-0.5}
         if len(scales) > 1 or sum(p.scale(64) in scales for p in flat) > 1:

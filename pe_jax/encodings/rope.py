@@ -53,7 +53,9 @@ def rotate(x: jax.Array, positions, frequencies: jax.Array, layout: str = "half"
     """
     require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
     turned = 2 * frequencies.shape[-1]
-    require(turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels a head")
+    require(
+        turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels a head"
+    )
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     head, rest = x[..., :turned].astype(jnp.float32), x[..., turned:]

@@ -1,0 +1,282 @@
+"""`attention`: any encoding with any engine, in the shapes of `jax.nn.dot_product_attention`."""
+
+import difflib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require
+from pe_jax.engines import dense, tiled
+from pe_jax.engines.dense import Rules, Tokens
+
+IMPLEMENTATIONS = ("dense", "tiled")
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    encoding: Encoding | None = None,
+    params: Params | None = None,
+    q_positions: Any = None,
+    k_positions: Any = None,
+    q_segments: Any = None,
+    k_segments: Any = None,
+    q_index: Any = None,
+    k_index: Any = None,
+    causal: bool = True,
+    window: int | None = None,
+    implementation: str | None = None,
+    dims: Dims | None = None,
+) -> jax.Array:
+    """Attention with a positional encoding; rotates q and k, then calls `attend`.
+
+    B batch (any number of axes), T queries, S keys, H query heads, K key heads (K divides H),
+    E width of q and k, F width of v.
+
+    Args:
+      q: [*B, T, H, E]; float32, bfloat16 or float16.
+      k: [*B, S, K, E].
+      v: [*B, S, K, F]; F = E where the scheme adds vectors at the values (Shaw).
+      encoding: the scheme; None is NoPE.
+      params: its parameters, `Params(encoding.init_shared(key, dims), encoding.init_layer(…))`;
+        may be left out for a scheme that has none.
+      q_positions: where the queries stand, integers [T] or [*B, T] (float32 where the scheme
+        declares `real_positions`; a trailing axis where it has several). None: contiguous, from 0
+        in each segment; then T must equal S. They are constants: the tiled engine passes no
+        gradient to them.
+      k_positions: likewise; None: as `q_positions`, if T = S.
+      q_segments: integers [*B, T]: a query sees the keys of its own segment only. A negative id
+        (padding) sees nothing.
+      k_segments: likewise [*B, S]; None: as `q_segments`, if T = S.
+      q_index: the place of each query among the tokens, [T] or [*B, T], for the mask. None:
+        0 … T - 1 if T = S.
+      k_index: likewise; None: 0 … S - 1.
+      causal: whether later tokens (by index) are hidden.
+      window: see at most so many tokens back, oneself included.
+      implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory), or None:
+        dense where there is one query or the scores fit one tile without tables, else tiled.
+      dims: global sizes; None: from q and k, the model width being H·E. Inside shard_map q is a
+        shard, so pass the whole sizes.
+
+    Returns:
+      [*B, T, H, F] in v's dtype. A query that sees nothing gives zeros.
+
+    Raises:
+      ValueError: shapes, positions, indices or segments that do not fit together; positions that
+        are missing although T ≠ S; an unknown implementation; parameters that are missing.
+      TypeError: positions of a dtype that the scheme does not take.
+    """
+    encoding = encoding or Encoding()
+    dims = dims or _dims(q, k)
+    encoding.check(dims)
+    params = _params(encoding, params, dims)
+    _check_shapes(q, k, v, dims)
+    positions = _both(encoding, q, k, q_positions, k_positions)
+    at = positions or (pos.contiguous(q.shape[-3]),) * 2
+    return attend(
+        encoding.rotate_q(params, q, at[0]),
+        encoding.rotate_k(params, k, at[1]),
+        v,
+        encoding=encoding,
+        params=params,
+        q_raw=q,
+        k_raw=k,
+        q_positions=positions and positions[0],
+        k_positions=positions and positions[1],
+        q_segments=q_segments,
+        k_segments=k_segments,
+        q_index=q_index,
+        k_index=k_index,
+        causal=causal,
+        window=window,
+        implementation=implementation,
+        dims=dims,
+    )
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    encoding: Encoding,
+    params: Params,
+    dims: Dims,
+    q_raw: jax.Array,
+    k_raw: jax.Array,
+    q_positions: Any = None,
+    k_positions: Any = None,
+    q_segments: Any = None,
+    k_segments: Any = None,
+    q_index: Any = None,
+    k_index: Any = None,
+    causal: bool = True,
+    window: int | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention on q and k that are already rotated, as a cache holds them.
+
+    Takes what `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were
+    before the rotation (read only by schemes with relative keys or queries).
+    """
+    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
+    q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)
+    need_index = causal or window is not None
+    q_ind = _index("q_index", q_index, batch, queries, keys if need_index else queries)
+    k_ind = _index("k_index", k_index, batch, keys, keys)
+    positions = _both(encoding, q, k, q_positions, k_positions)
+    contiguous = positions is None
+    if contiguous:
+        places = pos.contiguous(queries)[None]
+        if q_seg is not None and encoding.overrides("bias"):
+            places = pos.per_segment(q_seg)  # distances are the same either way
+        positions = places, places
+    if not (queries and keys and q.size):
+        return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
+    operands = {"q": q, "k": k, "v": v}
+    if encoding.overrides("relative_keys"):
+        operands["q_raw"] = q_raw
+    if encoding.overrides("relative_queries"):
+        operands["k_raw"] = k_raw
+    operands = {name: _heads_first(x) for name, x in operands.items()}
+    flat = [_flat(x, batch, 1 + (encoding.axes > 1)) for x in positions]
+    q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
+    k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg)
+    rules = Rules(encoding, dims, causal, window)
+    if _pick(implementation, queries) == "dense":
+        out = dense.attend(rules, params, operands, q_tokens, k_tokens)
+    else:
+        out = tiled.attend(rules, params, operands, q_tokens, k_tokens, contiguous=contiguous)
+    return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
+
+
+def _pick(implementation: str | None, queries: int) -> str:
+    """One query is a row of scores, O(L) as it is; everything else goes in tiles."""
+    if implementation is None:
+        return "dense" if queries == 1 else "tiled"
+    if implementation not in IMPLEMENTATIONS:
+        near = difflib.get_close_matches(implementation, IMPLEMENTATIONS, n=1, cutoff=0)
+        raise ValueError(f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?")
+    return implementation
+
+
+def _dims(q: jax.Array, k: jax.Array) -> Dims:
+    for name, x in {"q": q, "k": k}.items():
+        if x.ndim < 3:
+            raise ValueError(f"{name} has shape {x.shape}; pass [*B, length, heads, width]")
+    return Dims(q.shape[-2] * q.shape[-1], q.shape[-2], k.shape[-2], q.shape[-1])
+
+
+def _params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
+    if params is not None:
+        return params
+    key = jax.random.key(0)
+    empty = jax.eval_shape(
+        lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
+    )
+    if jax.tree.leaves(empty):
+        name = type(encoding).__name__
+        raise ValueError(
+            f"params=None, but {name} has parameters; pass"
+            " pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))"
+        )
+    return empty
+
+
+def _check_shapes(q, k, v, dims: Dims) -> None:
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(
+            f"{shapes} do not fit: q and k share batch axes, k and v all but the width"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{shapes} do not fit: q and k need the same width")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        divisors = [n for n in range(1, q.shape[-2] + 1) if q.shape[-2] % n == 0]
+        raise ValueError(
+            f"k has {k.shape[-2]} heads, which do not divide q's {q.shape[-2]}; use one of {divisors}"
+        )
+    if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
+        raise ValueError(
+            f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
+        )
+
+
+def _both(encoding: Encoding, q, k, q_positions, k_positions):
+    """Checked positions of queries and keys, or None where they are contiguous from 0."""
+    batch, queries, keys = q.shape[:-3], q.shape[-3], k.shape[-3]
+    if q_positions is None and k_positions is None:
+        if queries != keys:
+            raise ValueError(
+                f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
+            )
+        return None if encoding.axes == 1 else _missing(encoding)
+    if q_positions is None or k_positions is None:
+        if queries != keys or q_positions is None:
+            raise ValueError("q_positions and k_positions: pass both, or neither")
+        k_positions = q_positions
+    found = []
+    for name, x, length in (
+        ("q_positions", q_positions, queries),
+        ("k_positions", k_positions, keys),
+    ):
+        x = pos.as_positions(x, real=encoding.real_positions, name=name)
+        tail = (encoding.axes,) if encoding.axes > 1 else ()
+        _check_rows(name, x.shape, [(length, *tail), (*batch, length, *tail)])
+        found.append(x)
+    return found
+
+
+def _missing(encoding: Encoding):
+    name = type(encoding).__name__
+    raise ValueError(f"{name} has {encoding.axes} axes: pass q_positions [*B, T, {encoding.axes}]")
+
+
+def _index(name: str, index, batch, length: int, other: int) -> jax.Array:
+    if index is None:
+        if length != other:
+            raise ValueError(
+                f"q has {length} tokens and k has {other}: pass {name}, the place of each query"
+                " among the tokens (the mask comes from it)"
+            )
+        return pos.contiguous(length)
+    index = pos.as_positions(index, name=name)
+    _check_rows(name, index.shape, [(length,), (*batch, length)])
+    return index
+
+
+def _segments(q_segments, k_segments, batch, queries: int, keys: int):
+    """Segment ids [B, T] and [B, S], or None twice."""
+    if q_segments is None and k_segments is None:
+        return None, None
+    if q_segments is None or k_segments is None:
+        if queries != keys or q_segments is None:
+            raise ValueError("q_segments and k_segments: pass both, or neither")
+        k_segments = q_segments
+    found = []
+    for name, x, length in (("q_segments", q_segments, queries), ("k_segments", k_segments, keys)):
+        x = pos.as_positions(x, name=name)
+        _check_rows(name, x.shape, [(*batch, length)])
+        found.append(x.reshape(-1, length))
+    return found
+
+
+def _check_rows(name: str, shape, allowed) -> None:
+    if shape not in allowed:
+        fix = " or ".join(str(list(a)) for a in dict.fromkeys(allowed))
+        raise ValueError(f"{name} has shape {list(shape)}; pass {fix}")
+
+
+def _flat(x: jax.Array, batch, tail: int) -> jax.Array:
+    """[T, …] → [1, T, …]; [*B, T, …] → [B, T, …]; `tail` counts the axes from T on."""
+    return x[None] if x.ndim == tail else x.reshape(-1, *x.shape[len(batch) :])
+
+
+def _heads_first(x: jax.Array) -> jax.Array:
+    """[*B, T, H, E] → [B, H, T, E]."""
+    return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)

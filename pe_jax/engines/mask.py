@@ -1,0 +1,40 @@
+"""What a token may see: from token indices and segment ids, never from positions.
+
+Positions may repeat or run backwards (M-RoPE, grouped and shuffled positions); a mask made from
+them would leak. B batch, T queries, S keys.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def allowed(
+    q_index: jax.Array,
+    k_index: jax.Array,
+    q_segments: jax.Array | None = None,
+    k_segments: jax.Array | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+) -> jax.Array:
+    """Which keys each query may attend to: bool [*B, T, S].
+
+    Args:
+      q_index: int32 [*B, T], the place of each query in the sequence of tokens.
+      k_index: int32 [*B, S], likewise for the keys.
+      q_segments: int32 [*B, T] or None: equal ids see one another; a negative id sees nothing.
+      k_segments: int32 [*B, S] or None, given together with `q_segments`.
+      causal: whether keys of a later index are hidden.
+      window: at most this many keys back, the token itself included (and as many ahead, if not
+        causal).
+    """
+    ahead = q_index[..., :, None] - k_index[..., None, :]
+    seen = jnp.ones(ahead.shape, bool)
+    if causal:
+        seen &= ahead >= 0
+    if window is not None:
+        seen &= jnp.abs(ahead) < window
+    if q_segments is not None and k_segments is not None:
+        ids = q_segments[..., :, None]
+        seen &= (ids == k_segments[..., None, :]) & (ids >= 0)
+    return seen
