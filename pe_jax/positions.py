@@ -17,7 +17,7 @@ def concrete(x) -> np.ndarray | None:
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
-def contiguous(length: int, offset=0) -> jax.Array:
+def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
     """`offset, offset + 1, …`: int32 [length]. Decoding passes the number of tokens before."""
     return jnp.arange(length, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
 

@@ -197,10 +197,9 @@ def _check_shapes(q, k, v, dims: Dims) -> None:
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{shapes} do not fit: q and k need the same width")
     if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        divisors = [n for n in range(1, q.shape[-2] + 1) if q.shape[-2] % n == 0]
-        raise ValueError(
-            f"k has {k.shape[-2]} heads, which do not divide q's {q.shape[-2]}; use one of {divisors}"
-        )
+        heads = q.shape[-2]
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ValueError(f"k has {k.shape[-2]} heads, but q has {heads}; use one of {divisors}")
     if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
         raise ValueError(
             f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"

@@ -36,16 +36,14 @@ def block_sizes(pairs: int, queries: int, keys: int) -> tuple[int, int]:
     return max(1, min(size, queries)), max(1, min(size, keys))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def shear(x: jax.Array, rows: int, columns: int) -> jax.Array:
+def _shear(x: jax.Array, rows: int, columns: int) -> jax.Array:
     """y[…, r, c] = x[…, r, r - c + columns - 1]: [..., rows, rows + columns - 1] → [..., r, c]."""
     index = jnp.arange(rows)[:, None] - jnp.arange(columns)[None, :] + columns - 1
     index = jnp.broadcast_to(index, (*x.shape[:-2], rows, columns))
     return jnp.take_along_axis(x, index, axis=-1, mode="promise_in_bounds")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def unshear(y: jax.Array, rows: int, columns: int) -> jax.Array:
+def _unshear(y: jax.Array, rows: int, columns: int) -> jax.Array:
     """The transpose of `shear`, as a gather: x[…, r, w] = y[…, r, r + columns - 1 - w], or 0."""
     index = jnp.arange(rows)[:, None] + columns - 1 - jnp.arange(rows + columns - 1)[None, :]
     inside = (index >= 0) & (index < columns)
@@ -53,8 +51,12 @@ def unshear(y: jax.Array, rows: int, columns: int) -> jax.Array:
     return jnp.where(inside, jnp.take_along_axis(y, index, axis=-1, mode="promise_in_bounds"), 0)
 
 
+shear: Any = jax.custom_vjp(_shear, nondiff_argnums=(1, 2))
+unshear: Any = jax.custom_vjp(_unshear, nondiff_argnums=(1, 2))
 shear.defvjp(lambda x, r, c: (shear(x, r, c), None), lambda r, c, _, g: (unshear(g, r, c),))
-unshear.defvjp(lambda y, r, c: (unshear(y, r, c), None), lambda r, c, _, g: (shear(g, r, c),))
+unshear: Any = jax.custom_vjp(_shear, nondiff_argnums=(1, 2))
+unshear: Any = jax.custom_vjp(_unshear, nondiff_argnums=(1, 2))
+shear.defvjp(lambda y, r, c: (unshear(y, r, c), None), lambda r, c, _, g: (shear(g, r, c),))
 
 
 class Windows:
@@ -186,11 +188,6 @@ def _shapes(diff: dict):
     return q.shape[0], q.shape[1], v.shape[-1]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _tiled(rules: Rules, sizes: tuple[int, int], diff: dict, q: Tokens, k: Tokens) -> jax.Array:
-    return _forward(rules, sizes, diff, q, k)[0]
-
-
 def _forward(rules, sizes, diff, q, k):
     """Output [B, H, T, F] and the logarithm of each row's sum [B, H, T, 1], both float32."""
     plan = _Plan(rules, sizes, q, k)
@@ -270,6 +267,7 @@ def _backward(rules, sizes, saved, d_out):
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, diff), None, None
 
 
+_tiled: Any = jax.custom_vjp(lambda *args: _forward(*args)[0], nondiff_argnums=(0, 1))
 _tiled.defvjp(_forward_save, _backward)
 
 
