@@ -1,8 +1,8 @@
 """The dense engine: every formula in full, one L×L matrix a head. The oracle of all others.
 
-Heads lead here and in every engine: q [B, H, T, E], k [B, K, S, E], v [B, K, S, F]; each of the K key
-heads serves H/K query heads. Positions, indices and segments are [B or 1, T] and [B or 1, S], with a
-trailing axis A where the scheme has more than one.
+Heads lead here and in every engine: q [B, H, T, E], k [B, K, S, E], v [B, K, S, F]; each of the K
+key heads serves H/K query heads. Positions, indices and segments are [B or 1, T] and [B or 1, S],
+with a trailing axis A where the scheme has more than one.
 """
 
 import dataclasses

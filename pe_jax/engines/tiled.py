@@ -54,9 +54,7 @@ def _unshear(y: jax.Array, rows: int, columns: int) -> jax.Array:
 shear: Any = jax.custom_vjp(_shear, nondiff_argnums=(1, 2))
 unshear: Any = jax.custom_vjp(_unshear, nondiff_argnums=(1, 2))
 shear.defvjp(lambda x, r, c: (shear(x, r, c), None), lambda r, c, _, g: (unshear(g, r, c),))
-unshear: Any = jax.custom_vjp(_shear, nondiff_argnums=(1, 2))
-unshear: Any = jax.custom_vjp(_unshear, nondiff_argnums=(1, 2))
-shear.defvjp(lambda y, r, c: (unshear(y, r, c), None), lambda r, c, _, g: (shear(g, r, c),))
+unshear.defvjp(lambda y, r, c: (unshear(y, r, c), None), lambda r, c, _, g: (shear(g, r, c),))
 
 
 class Windows:
