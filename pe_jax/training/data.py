@@ -1,0 +1,205 @@
+"""Data: a spec to a corpus, a corpus to an endless iterator of batches or to evaluation windows.
+
+    corpus = load("text:novels")
+    batches = train_iterator(corpus, tokenizer.get("bytes"), length=512, batch=64, seed=0)
+
+Documents are dealt to the processes, shuffled anew every epoch and packed into rows; the rows are
+shuffled within a window, because a long document would otherwise fill whole batches. All is a
+function of (corpus, tokenizer, length, batch, seed, processes): an iterator's state is a few
+indices and resumes only under the same values, which the caller keeps beside it.
+"""
+
+import difflib
+
+import grain
+import numpy as np
+
+from pe_jax.training import corpus as corpora
+from pe_jax.training import packing, records, tasks
+from pe_jax.training.corpus import Corpus
+from pe_jax.training.tokenizer import BPE, Tokenizer, check_ids, utf8
+
+SOURCES = {
+    "embedded": "embedded",
+    "text": "text:DIR_OR_GLOB",
+    "tfds": "tfds:NAME[:DATA_DIR]",
+    "synthetic": "synthetic:TASK",
+}
+# Rows to shuffle among: enough for several long books, and a refill takes a fraction of a second.
+_WINDOW_ROWS, _WINDOW_BYTES = 8192, 2**21
+# Threads and prefetch were slower on 2 cores: the work is Python, and batches are made far faster
+# than a step takes them.
+IN_LINE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+def load(spec: str) -> Corpus | tasks.Task:
+    """Returns the corpus that a spec names.
+
+    Args:
+      spec: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]` or `synthetic:TASK`.
+
+    Raises:
+      ValueError: The source is unknown, missing, empty or corrupt (one line, with the fix).
+    """
+    kind, _, rest = spec.partition(":")
+    if kind not in SOURCES or bool(rest) != (kind != "embedded"):
+        near = difflib.get_close_matches(kind, SOURCES, 1, 0)[0]
+        raise ValueError(f"data={spec!r} is no source; did you mean {SOURCES[near]!r}?")
+    if kind == "embedded":
+        return corpora.embedded()
+    if kind == "text":
+        return corpora.text(rest)
+    if kind == "tfds":
+        return records.prepared(rest)
+    if rest not in tasks.TASKS:
+        near = difflib.get_close_matches(rest, tasks.TASKS, 1, 0)[0]
+        raise ValueError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
+    return tasks.TASKS[rest]
+
+
+def train_iterator(
+    corpus: Corpus | tasks.Task,
+    tokenizer: Tokenizer | None,
+    *,
+    length: int,
+    batch: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> grain.DatasetIterator:
+    """Returns endless training batches of this process.
+
+    Args:
+      corpus: From `load`.
+      tokenizer: From `tokenizer.get`; a task has tokens of its own and takes None.
+      length: Tokens that the model reads; rows have one more, the last target.
+      batch: Rows in a step over all processes.
+      seed: Of the order of documents and rows, or of the task's strings, in [0, 2^31).
+      process_index: This process.
+      process_count: Number of processes.
+
+    Returns:
+      An iterator, with `get_state` and `set_state`, of dicts of arrays of shape
+      [batch / process_count, length + 1]: `tokens`, `segments`, `positions` int32 and `weights`
+      float32, as in `packing.targets`.
+
+    Raises:
+      ValueError: A value is out of range, or the corpus is too short for it.
+    """
+    _check(length, batch, seed, process_index, process_count)
+    if isinstance(corpus, tasks.Task):
+        if tasks.longest(length + 1) < 1:
+            raise ValueError(f"length={length}: {corpus.name} needs at least 4")
+        rows = grain.MapDataset.range(2**62)[process_index::process_count]
+        rows = rows.map(lambda index: tasks.train_row(corpus, seed, index, length + 1))
+        return iter(rows.to_iter_dataset(IN_LINE).batch(batch // process_count))
+    if tokenizer is None:
+        raise ValueError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
+    tokens, size = _check_text(corpus, tokenizer, length, process_count)
+    dataset = grain.MapDataset.range(len(corpus.documents("train"))).seed(seed)
+    dataset = dataset[process_index::process_count].shuffle().repeat()
+    dataset = dataset.map(
+        lambda index: {"tokens": _encode(corpus, "train", tokenizer, index, True)}
+    )
+    dataset = packing.Pack(dataset.to_iter_dataset(IN_LINE), length + 1)
+    window = min(_WINDOW_BYTES, corpus.sizes["train"] // process_count)  # more would mix epochs
+    window = min(_WINDOW_ROWS, window * tokens // size // (length + 1))
+    if window > 1:
+        dataset = grain.experimental.WindowShuffleIterDataset(
+            dataset, window_size=window, seed=seed
+        )
+    return iter(dataset.batch(batch // process_count).map(packing.targets))
+
+
+def eval_windows(
+    corpus: Corpus, tokenizer: Tokenizer, *, split: str, count: int, length: int, seed: int = 0
+) -> np.ndarray:
+    """Returns windows to evaluate on, each inside one document.
+
+    Documents are cut into consecutive windows, what is left over at their ends is not used, and one
+    window is drawn from each of `count` equal stretches of all of them in order.
+
+    Args:
+      corpus: From `load`.
+      tokenizer: From `tokenizer.get`.
+      split: `validation`, `test` or `train`.
+      count: Number of windows.
+      length: Tokens in each.
+      seed: Chooses within the stretches.
+
+    Returns:
+      int32 [count, length]; no two windows overlap.
+
+    Raises:
+      ValueError: The split has fewer such windows.
+    """
+    if count < 1 or length < 1:
+        raise ValueError(f"count={count}, length={length}: both must be at least 1")
+    documents = range(len(corpus.documents(split)))
+    tokens = np.array([len(_encode(corpus, split, tokenizer, i)) for i in documents])
+    ends = np.cumsum(tokens // length)
+    if ends[-1] < count:
+        raise ValueError(
+            f"count={count}: split {split!r} of {corpus.name} has {ends[-1]} windows of "
+            f"length={length} (its longest document has {tokens.max()} tokens); ask for less"
+        )
+    edges = np.arange(count + 1) * ends[-1] // count
+    chosen = np.random.default_rng(seed).integers(edges[:-1], edges[1:])
+    windows = []
+    for document in np.unique(owner := np.searchsorted(ends, chosen, side="right")):
+        rows = _encode(corpus, split, tokenizer, int(document))
+        rows = rows[: len(rows) // length * length].reshape(-1, length)
+        windows.append(rows[chosen[owner == document] - (ends[document] - len(rows))])
+    return np.concatenate(windows)
+
+
+def _encode(
+    corpus: Corpus, split: str, tokenizer: Tokenizer, index: int, end: bool = False
+) -> np.ndarray:
+    try:
+        ids = tokenizer.encode(corpus.documents(split)[index])
+        ids = check_ids(np.append(ids, tokenizer.eos) if end else ids, tokenizer.vocab)
+    except ValueError as error:
+        raise ValueError(f"{corpus.name}, {split} document {index}: {error}") from None
+    return ids.astype(np.int32, copy=False)
+
+
+def _check(length: int, batch: int, seed: int, process_index: int, process_count: int) -> None:
+    if length < 1 or batch < 1:
+        raise ValueError(f"length={length}, batch={batch}: both must be at least 1")
+    if not 0 <= seed < 2**31:  # grain adds the number of the window, and wants 32 bits
+        raise ValueError(f"seed={seed}: must be in [0, 2^31)")
+    if not 0 <= process_index < process_count:
+        raise ValueError(f"process_index={process_index}: must be in [0, {process_count})")
+    if batch % process_count:
+        fits = batch // process_count * process_count, -(-batch // process_count) * process_count
+        fits = " or ".join(str(value) for value in fits if value)
+        raise ValueError(f"batch={batch}: must divide over {process_count} processes; use {fits}")
+
+
+def _check_text(
+    corpus: Corpus, tokenizer: Tokenizer, length: int, process_count: int
+) -> tuple[int, int]:
+    """Returns the tokens and the bytes of as many documents as fill a row."""
+    documents = corpus.documents("train")
+    if len(documents) < process_count:
+        raise ValueError(
+            f"data={corpus.name!r} has {len(documents)} documents for {process_count} processes; "
+            "use fewer processes, or split the documents"
+        )
+    if isinstance(tokenizer, BPE) and not isinstance(documents, records.Records):
+        for index in range(len(documents)):  # TFDS makes valid UTF-8; files may hold anything
+            try:
+                utf8(documents[index])
+            except ValueError as error:
+                raise ValueError(f"{corpus.name}, train document {index}: {error}") from None
+    tokens = size = 0
+    for index in range(len(documents)):
+        tokens += len(_encode(corpus, "train", tokenizer, index, True))
+        size += len(documents[index])
+        if tokens > length:
+            return tokens, max(size, 1)
+    raise ValueError(
+        f"length={length}: {corpus.name} has {tokens} tokens in {len(documents)} train documents, "
+        f"fewer than one row of {length + 1}; use a shorter length or more text"
+    )

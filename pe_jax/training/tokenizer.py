@@ -1,0 +1,185 @@
+"""Tokenizers: bytes, which need no file, or a Hugging Face BPE file.
+
+Both map the bytes of a document to int32 ids and back, and name one id that ends a document.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+
+_END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
+
+
+class Tokenizer(Protocol):
+    """What the data pipeline asks of a tokenizer.
+
+    Attributes:
+      name: The spec, for reports.
+      vocab: One more than the largest id; the caller rounds it up for its model.
+      eos: The id that ends a document.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def vocab(self) -> int: ...  # noqa: D102
+    @property
+    def eos(self) -> int: ...  # noqa: D102
+
+    def encode(self, document: bytes) -> np.ndarray:
+        """Returns the ids of a document, int32 [tokens], without the end of document."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of ids; the end of document is left out."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """A token is a byte: exact for any content. Id 256 ends a document."""
+
+    name: str = "bytes"
+    vocab: int = 257
+    eos: int = 256
+
+    def encode(self, document: bytes) -> np.ndarray:
+        """Returns the bytes, int32 [len(document)]."""
+        return np.frombuffer(document, np.uint8).astype(np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+          ValueError: An id is outside the vocabulary.
+        """
+        ids = check_ids(ids, self.vocab)
+        return ids[ids != self.eos].astype(np.uint8).tobytes().decode(errors="replace")
+
+
+@dataclasses.dataclass(frozen=True)
+class BPE:
+    """A Hugging Face `tokenizers` model; text that spells a special token stays text."""
+
+    name: str
+    model: tokenizers.Tokenizer
+    vocab: int
+    eos: int
+
+    def encode(self, document: bytes) -> np.ndarray:
+        """Returns the ids, int32 [tokens].
+
+        Raises:
+          ValueError: The document is not UTF-8 (with the byte offset).
+        """
+        ids = self.model.encode(utf8(document), add_special_tokens=False).ids
+        return np.asarray(ids, np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of ids.
+
+        Raises:
+          ValueError: An id is outside the vocabulary.
+        """
+        ids = check_ids(ids, self.vocab)
+        return self.model.decode(ids[ids != self.eos].tolist(), skip_special_tokens=False)
+
+
+def get(spec: str, texts: Iterable[bytes] | None = None) -> Tokenizer:
+    """Returns the tokenizer that a spec names.
+
+    Args:
+      spec: `bytes`, or `bpe:PATH` for a Hugging Face tokenizers JSON file.
+      texts: Documents to train `bpe:PATH` on (4,096 tokens) when that file does not exist yet.
+
+    Raises:
+      ValueError: The spec is unknown, or the file is missing or not a tokenizer.
+    """
+    kind, _, path = spec.partition(":")
+    if kind == "bytes" and not path:
+        return Bytes()
+    if kind != "bpe" or not path:
+        near = difflib.get_close_matches(kind, ("bytes", "bpe"), 1, 0)[0]
+        near = {"bpe": "bpe:PATH"}.get(near, near)
+        raise ValueError(f"tokenizer={spec!r} is unknown; did you mean {near!r}?")
+    if texts is not None and not Path(path).exists():
+        train_bpe(texts, path)
+    return _load_bpe(path)
+
+
+def train_bpe(texts: Iterable[bytes], path: str, vocab: int = 4096) -> None:
+    """Trains a lossless byte-level BPE on documents and writes it to a JSON file.
+
+    Args:
+      texts: Documents, UTF-8.
+      path: The file to write.
+      vocab: Number of tokens, with the 256 bytes and the end of document among them.
+    """
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[_END[0]],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    model.train_from_iterator(map(utf8, texts), trainer)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    model.save(path)
+
+
+def utf8(document: bytes) -> str:
+    """Decodes a document.
+
+    Raises:
+      ValueError: A byte is not UTF-8 (with its value and offset).
+    """
+    try:
+        return document.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"tokenizer: byte {document[error.start]:#04x} at offset {error.start} is not UTF-8; "
+            "correct the document or use tokenizer=bytes"
+        ) from None
+
+
+def check_ids(ids: Iterable[int], vocab: int) -> np.ndarray:
+    """Returns the ids as an int array [tokens].
+
+    Raises:
+      ValueError: An id is outside [0, vocab) (with its index).
+    """
+    ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab):
+        index = int(np.argmax((ids < 0) | (ids >= vocab)))
+        raise ValueError(
+            f"tokens: id {ids[index]} at index {index} is outside the vocabulary [0, {vocab}); "
+            "use the tokenizer that the tokens were made with"
+        )
+    return ids
+
+
+def _load_bpe(path: str) -> BPE:
+    if not Path(path).is_file():
+        raise ValueError(f"tokenizer='bpe:{path}': no such file; make one with tokenizer.train_bpe")
+    try:
+        model = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises a bare Exception
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"tokenizer='bpe:{path}': not a tokenizers JSON file ({reason}); "
+            "make one with tokenizer.train_bpe"
+        ) from None
+    model.no_truncation()
+    model.no_padding()
+    model.encode_special_tokens = True  # a document cannot forge an end of document
+    last = max(model.get_vocab().values(), default=-1)
+    known = [model.token_to_id(token) for token in _END]
+    eos = next((token for token in known if token is not None), last + 1)
+    return BPE(f"bpe:{Path(path).name}", model, max(last, eos) + 1, eos)

@@ -1,0 +1,250 @@
+"""Rows 28 to 34 of the fault table, injected: one line, with the field, the value and the fix."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from pe_jax.training import corpus as corpora
+from pe_jax.training import data, tasks, tokenizer
+from tests.test_data import novels, prepare_tfds, write, written
+
+BYTES = tokenizer.get("bytes")
+
+
+def fails(*parts):
+    """One line that holds the parts, in order."""
+    return pytest.raises(
+        ValueError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z"
+    )
+
+
+def train(corpus, model=BYTES, **fields):
+    return data.train_iterator(corpus, model, **({"length": 7, "batch": 2, "seed": 0} | fields))
+
+
+@pytest.mark.parametrize(
+    "spec, near",
+    [
+        ("txt:novels", "text:DIR_OR_GLOB"),
+        ("embeded", "embedded"),
+        ("text", "text:DIR_OR_GLOB"),
+        ("embedded:x", "embedded"),
+        ("", "embedded"),
+        ("synthetic:revers", "synthetic:reverse"),
+    ],
+)
+def test_unknown_source_names_the_nearest(spec, near):
+    with fails(f"data={spec!r}", "did you mean"):
+        data.load(spec)
+    if spec:
+        with fails(f"'{near}'"):
+            data.load(spec)
+
+
+@pytest.mark.parametrize("what", ["missing", "missing/*.txt", ""])
+def test_missing_folder_or_empty_glob(tmp_path, what):
+    with fails("data='text:", f"{tmp_path}", "no file there", "give"):
+        data.load(f"text:{tmp_path}/{what}")
+
+
+def test_empty_corpus_says_the_counts(tmp_path):
+    with fails("is empty", "train 0", "add"):
+        data.load(write(tmp_path / "a", {"one": b"", "two": b"\xef\xbb\xbf"}))
+    with fails("is empty (0 bytes)", "give"):
+        data.load(write(tmp_path / "b", {"one": b""}) + "/one")
+    with fails("has test/ but no train/", "add"):
+        data.load(write(tmp_path / "c", {"test/one": b"text"}))
+
+
+def test_empty_split_says_the_counts(tmp_path):
+    corpus = data.load(write(tmp_path, {"train/a": b"text", "test/b": b"text"}))
+    with fails("split 'validation' has no document", "validation 0 documents", "add"):
+        data.eval_windows(corpus, BYTES, split="validation", count=1, length=2)
+
+
+def test_corpus_shorter_than_one_sequence_says_the_counts(tmp_path):
+    corpus = data.load(novels(tmp_path, count=1))  # three bytes and the end of the document
+    next(train(corpus, length=3))
+    with fails("length=4", "4 tokens in 1 train documents", "one row of 5", "use"):
+        train(corpus, length=4)
+
+
+def test_too_few_windows_says_the_counts(tmp_path):
+    corpus = data.load(novels(tmp_path))
+    with fails("count=99", "windows of length=32", "longest document has", "ask for less"):
+        data.eval_windows(corpus, BYTES, split="train", count=99, length=32)
+
+
+def test_more_processes_than_documents(tmp_path):
+    corpus = data.load(novels(tmp_path, count=1))
+    with fails("1 documents for 2 processes", "use"):
+        train(corpus, process_count=2)
+
+
+@pytest.mark.parametrize(
+    "fields, parts",
+    [
+        ({"batch": 6, "process_count": 4}, ("batch=6", "use 4 or 8")),
+        ({"batch": 0}, ("batch=0", "at least 1")),
+        ({"length": 0}, ("length=0", "at least 1")),
+        ({"seed": -1}, ("seed=-1", "[0, 2^31)")),
+        ({"seed": 2**31}, ("seed=2147483648", "[0, 2^31)")),
+        ({"process_index": 1}, ("process_index=1", "[0, 1)")),
+    ],
+)
+def test_values_out_of_range_say_the_range(fields, parts):
+    with fails(*parts):
+        train(tasks.TASKS["copy"], None, **fields)
+
+
+def test_a_task_needs_room_for_one_symbol():
+    next(train(tasks.TASKS["copy"], None, length=4))
+    with fails("length=3", "at least 4"):
+        train(tasks.TASKS["copy"], None, length=3)
+    with fails("synthetic:copy", "use tasks.examples"):
+        tasks.TASKS["copy"].documents("test")
+
+
+def test_text_needs_a_tokenizer(tmp_path):
+    with fails("tokenizer=None", "use tokenizer=bytes"):
+        train(data.load(novels(tmp_path)), None)
+
+
+# Row 30: bytes that are not UTF-8; row 31: ids outside the vocabulary
+
+
+def test_invalid_utf8_is_exact_as_bytes_and_an_error_as_text(tmp_path):
+    content = b"caf\xc3\xa9 \xff\xfe end " * 4
+    corpus = data.load(written(tmp_path, {"a": b"fine " * 9, "b": content}))
+    np.testing.assert_array_equal(BYTES.encode(content), list(content))
+    next(train(corpus))
+    bpe = tokenizer.get(f"bpe:{tmp_path}/bpe.json", texts=[b"caf\xc3\xa9 end fine"])
+    with fails("byte 0xff at offset 6 is not UTF-8", "use tokenizer=bytes"):
+        bpe.encode(content)
+    with fails("train document 1", "byte 0xff at offset 6"):  # at the start, not when it is reached
+        train(corpus, bpe)
+
+
+@pytest.mark.parametrize("bad", [257, -1])
+def test_an_id_outside_the_vocabulary_is_named_with_its_index(bad):
+    with fails(f"id {bad} at index 2", "[0, 257)", "use"):
+        BYTES.decode([1, 2, bad, 999])
+
+
+def test_a_tokenizer_that_leaves_its_vocabulary_stops_training(tmp_path):
+    class Broken(tokenizer.Bytes):
+        def encode(self, document):
+            return np.append(super().encode(document), 300)
+
+    corpus = data.load(novels(tmp_path))
+    with fails("train document 0", "id 300 at index 3", "[0, 257)"):
+        train(corpus, Broken())
+
+
+def test_unknown_or_broken_tokenizers(tmp_path):
+    with fails("tokenizer='byte'", "did you mean 'bytes'"):
+        tokenizer.get("byte")
+    with fails("tokenizer='bpe'", "did you mean 'bpe:PATH'"):
+        tokenizer.get("bpe")
+    with fails("no such file", "train_bpe"):
+        tokenizer.get(f"bpe:{tmp_path}/missing.json")
+    (tmp_path / "broken.json").write_text("{}")
+    with fails("broken.json", "not a tokenizers JSON file", "train_bpe"):
+        tokenizer.get(f"bpe:{tmp_path}/broken.json")
+
+
+# Rows 32 to 34: truncated, flipped, missing
+
+
+def test_a_file_that_changes_while_training_is_named(tmp_path):
+    corpus = data.load(novels(tmp_path))
+    path = tmp_path / "train" / "03"
+    raw = bytearray(path.read_bytes())
+    raw[1] ^= 1
+    path.write_bytes(raw)
+    with fails("03 changed since the start", "restore"):
+        _read_all(corpus)
+    path.unlink()
+    with fails("cannot read", "03", "No such file", "restore"):
+        _read_all(corpus)
+
+
+def test_an_installed_file_that_is_not_as_in_its_wheel_is_named(monkeypatch):
+    read = corpora._read
+    flip = lambda path: read(path).replace(b"optax", b"optay")  # noqa: E731
+    monkeypatch.setattr(corpora, "_read", flip)
+    with fails("data='embedded'", "is not as in its wheel", "reinstall"):
+        data.load("embedded")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(corpora, "PACKAGES", ("no-such-package",))
+    with fails("no wheel of no-such-package", "pip install"):
+        data.load("embedded")
+
+
+def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
+    with fails("data='tfds:lm1b' is not prepared", "download_and_prepare()", "tfds-build"):
+        data.load(f"tfds:lm1b:{tmp_path}")
+
+
+@pytest.fixture(scope="module")
+def fables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fables")
+    rng = np.random.default_rng(0)
+    texts = ["".join(map(chr, rng.integers(97, 123, 9000))) for _ in range(40)]
+    prepare_tfds(folder, train=texts)
+    return folder
+
+
+@pytest.fixture
+def shard(fables, tmp_path):
+    shutil.copytree(fables, tmp_path, dirs_exist_ok=True)
+    return next(tmp_path.rglob("*train.array_record*"))
+
+
+@pytest.mark.parametrize("keep", [0, 100, 1 << 16, 3 << 16, -8])
+def test_a_truncated_shard_is_named_at_the_start(shard, tmp_path, keep):
+    shard.write_bytes(shard.read_bytes()[:keep])
+    with fails(shard.parent.name, "prepare the data set again"):
+        data.load(f"tfds:fables:{tmp_path}")
+
+
+def test_a_missing_shard_is_named(shard, tmp_path):
+    shard.unlink()
+    with fails("cannot read", shard.name, "No such file"):
+        data.load(f"tfds:fables:{tmp_path}")
+
+
+def test_a_flipped_bit_in_a_record_is_named_or_harmless(shard, tmp_path):
+    raw, found = shard.read_bytes(), 0
+    good = _read_all(data.load(f"tfds:fables:{tmp_path}"))
+    for offset in np.linspace(0, len(raw) - 1, 24).astype(int):
+        shard.write_bytes(raw[:offset] + bytes([raw[offset] ^ 4]) + raw[offset + 1 :])
+        try:
+            assert _read_all(data.load(f"tfds:fables:{tmp_path}")) == good
+        except ValueError as error:
+            assert shard.name in str(error) and "\n" not in str(error)
+            found += 1
+    assert found > 12
+
+
+def test_a_bad_record_in_the_middle_of_training_is_one_line(shard, tmp_path):
+    corpus = data.load(f"tfds:fables:{tmp_path}")
+    batches = train(corpus, length=1023, batch=64)
+    shard.write_bytes(b"\0" * shard.stat().st_size)
+    with pytest.raises(ValueError, match="is corrupt or truncated.*; restore") as error:
+        for _ in range(99):
+            next(batches)
+    assert shard.name in str(error.value) and "\n" not in str(error.value)  # grain adds a note
+
+
+def _read_all(corpus):
+    return [
+        corpus.documents(split)[i]
+        for split in corpora.SPLITS
+        if len(corpus.splits[split])
+        for i in range(len(corpus.splits[split]))
+    ]
