@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,11 @@ def prepared(spec: str) -> corpus.Corpus:
 def _builder(name: str, folder: str) -> Any:
     from tensorflow_datasets.core import read_only_builder, registered  # 0.5 s, only when used
 
+    if not re.fullmatch(r"\w+(/[\w.-]+)?", name):
+        raise ValueError(f"data='tfds:{name}' is no name; use tfds:NAME or tfds:NAME/CONFIG")
     where = {"data_dir": folder} if folder else {}
-    hint = f"builder({name!r}, file_format='array_record', **{where}).download_and_prepare()"
+    place = f", data_dir={folder!r}" if folder else ""
+    hint = f"builder({name!r}, file_format='array_record'{place}).download_and_prepare()"
     hint = f"prepare it where there is a network: tfds.{hint} (pip install 'pe_jax[tfds-build]')"
     try:
         builder = read_only_builder.builder_from_files(name, **where)

@@ -188,6 +188,8 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
     with fails("data='tfds:lm1b' is not prepared", "download_and_prepare()", "tfds-build"):
         data.load(f"tfds:lm1b:{tmp_path}")
+    with fails("data='tfds:no such' is no name", "use tfds:NAME"):
+        data.load("tfds:no such")
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +211,13 @@ def shard(fables, tmp_path):
 def test_a_truncated_shard_is_named_at_the_start(shard, tmp_path, keep):
     shard.write_bytes(shard.read_bytes()[:keep])
     with fails(shard.parent.name, "prepare the data set again"):
+        data.load(f"tfds:fables:{tmp_path}")
+
+
+def test_a_data_set_that_needs_tensorflow_says_how_to_prepare_it(shard, tmp_path):
+    info = shard.parent / "dataset_info.json"
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    with fails("is prepared as tfrecord", "needs TensorFlow", "file_format='array_record'"):
         data.load(f"tfds:fables:{tmp_path}")
 
 
