@@ -135,7 +135,9 @@ def attend(
         places = pos.contiguous(queries)[None]
         if q_seg is not None and encoding.overrides("bias"):
             places = pos.per_segment(q_seg)  # distances are the same either way
-        positions = places, places
+        flat = [places, places]
+    else:
+        flat = [_flat(x, batch, 1 + (encoding.axes > 1)) for x in positions]
     if not (queries and keys and q.size):
         return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
     operands = {"q": q, "k": k, "v": v}
@@ -144,7 +146,6 @@ def attend(
     if encoding.overrides("relative_queries"):
         operands["k_raw"] = k_raw
     operands = {name: _heads_first(x) for name, x in operands.items()}
-    flat = [_flat(x, batch, 1 + (encoding.axes > 1)) for x in positions]
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
     k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg)
     rules = Rules(encoding, dims, causal, window)
