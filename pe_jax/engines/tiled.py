@@ -36,52 +36,48 @@ def block_sizes(pairs: int, queries: int, keys: int) -> tuple[int, int]:
     return max(1, min(size, queries)), max(1, min(size, keys))
 
 
-def _shear(x: jax.Array, rows: int, columns: int) -> jax.Array:
-    """y[…, r, c] = x[…, r, r - c + columns - 1]: [..., rows, rows + columns - 1] → [..., r, c]."""
-    index = jnp.arange(rows)[:, None] - jnp.arange(columns)[None, :] + columns - 1
-    index = jnp.broadcast_to(index, (*x.shape[:-2], rows, columns))
-    return jnp.take_along_axis(x, index, axis=-1, mode="promise_in_bounds")
+def shear(x: jax.Array) -> jax.Array:
+    """y[…, r, c] = x[…, r, rows - 1 - r + c]: [..., rows, rows + columns - 1] → [..., r, c].
+
+    A slice and two reshapes: each row begins one element earlier than the row above.
+    """
+    *lead, rows, width = x.shape
+    flat = x.reshape(*lead, rows * width)[..., rows - 1 : -1]
+    return flat.reshape(*lead, rows, width - 1)[..., : width - rows + 1]
 
 
-def _unshear(y: jax.Array, rows: int, columns: int) -> jax.Array:
-    """The transpose of `shear`, as a gather: x[…, r, w] = y[…, r, r + columns - 1 - w], or 0."""
-    index = jnp.arange(rows)[:, None] + columns - 1 - jnp.arange(rows + columns - 1)[None, :]
-    inside = (index >= 0) & (index < columns)
-    index = jnp.broadcast_to(jnp.clip(index, 0, columns - 1), (*y.shape[:-2], *index.shape))
-    return jnp.where(inside, jnp.take_along_axis(y, index, axis=-1, mode="promise_in_bounds"), 0)
-
-
-shear: Any = jax.custom_vjp(_shear, nondiff_argnums=(1, 2))
-unshear: Any = jax.custom_vjp(_unshear, nondiff_argnums=(1, 2))
-shear.defvjp(lambda x, r, c: (shear(x, r, c), None), lambda r, c, _, g: (unshear(g, r, c),))
-unshear.defvjp(lambda y, r, c: (unshear(y, r, c), None), lambda r, c, _, g: (shear(g, r, c),))
+def unshear(y: jax.Array) -> jax.Array:
+    """The transpose of `shear`, zeros elsewhere: [..., r, c] → [..., rows, rows + columns - 1]."""
+    *lead, rows, columns = y.shape
+    width = rows + columns - 1
+    wide = _pad(y, y.ndim - 1, width - 1).reshape(*lead, rows * (width - 1))
+    return jnp.pad(wide, [(0, 0)] * len(lead) + [(rows - 1, 1)]).reshape(*lead, rows, width)
 
 
 class Windows:
     """The distance slots of a tile, cut from tables over all distances.
 
     `tables` holds, by slot, the window [H, W] or [H or 1, W, E] of the W = rows + columns - 1
-    distances that occur in the tile, ascending.
+    distances that occur in the tile, the largest first: that of row r and column c is at
+    rows - 1 - r + c.
     """
 
-    def __init__(self, tables: dict, rows: int, columns: int):
-        self.tables, self.rows, self.columns = tables, rows, columns
+    def __init__(self, tables: dict, rows: int):
+        self.tables, self.rows = tables, rows
 
     def bias(self) -> jax.Array | float:
         """[1, H, T, S]."""
         table = self.tables.get("distance_bias")
         if table is None:
             return 0.0
-        wide = jnp.broadcast_to(table[:, None], (table.shape[0], self.rows, table.shape[1]))
-        return shear(wide, self.rows, self.columns)[None]
+        return shear(jnp.repeat(table[:, None], self.rows, axis=1))[None]
 
     def keys(self, q: jax.Array) -> jax.Array | float:
         """q·relative_keys: [B, H, T, S]."""
         table = self.tables.get("relative_keys")
         if table is None:
             return 0.0
-        products = jnp.matmul(q.astype(jnp.float32), jnp.swapaxes(table, -1, -2))
-        return shear(products, self.rows, self.columns)
+        return shear(jnp.matmul(q.astype(jnp.float32), jnp.swapaxes(table, -1, -2)))
 
     def queries(self, k: jax.Array) -> jax.Array | float:
         """k·relative_queries: [B, H, T, S]; seen from the keys, the distances run backwards."""
@@ -89,14 +85,12 @@ class Windows:
         if table is None:
             return 0.0
         products = jnp.matmul(k.astype(jnp.float32), jnp.swapaxes(table[:, ::-1], -1, -2))
-        return jnp.swapaxes(shear(products, self.columns, self.rows), -1, -2)
+        return jnp.swapaxes(shear(products), -1, -2)
 
     def values(self, weights: jax.Array) -> jax.Array | float:
         """Σ weights·relative_values: [B, H, T, E]."""
         table = self.tables.get("relative_values")
-        if table is None:
-            return 0.0
-        return jnp.matmul(unshear(weights, self.rows, self.columns), table)
+        return 0.0 if table is None else jnp.matmul(unshear(weights), table)
 
 
 def _pad(x: jax.Array, axis: int, length: int, value=0) -> jax.Array:
@@ -151,7 +145,7 @@ class _Plan:
 
     def window(self, i, j):
         """Where the distances of tile (i, j) begin in the tables."""
-        return i * self.bq - j * self.bk + (self.nk - 1) * self.bk
+        return (self.nq - 1 - i) * self.bq + j * self.bk
 
     def tile(self, diff: dict, i, j) -> dict:
         """The differentiable operands of tile (i, j)."""
@@ -167,7 +161,7 @@ class _Plan:
     def terms(self, tile: dict, q: Tokens, k: Tokens) -> Any:
         """What evaluates the distance slots in a tile."""
         if tile["tables"]:
-            return Windows(tile["tables"], self.bq, self.bk)
+            return Windows(tile["tables"], self.bq)
         return Pairs(self.rules, tile["params"], q.positions, k.positions)
 
     def scores(self, tile: dict, q: Tokens, k: Tokens) -> jax.Array:
@@ -270,8 +264,8 @@ _tiled.defvjp(_forward_save, _backward)
 
 
 def _tables(rules: Rules, params: Params, queries: int, keys: int) -> dict:
-    """Every distance slot over the distances of contiguous positions, float32, ascending."""
-    distance = jnp.arange(1 - keys, queries, dtype=jnp.int32)
+    """Every distance slot over the distances of contiguous positions, float32, descending."""
+    distance = jnp.arange(queries - 1, -keys, -1, dtype=jnp.int32)
     enc = rules.encoding
     found = {
         slot: getattr(enc, slot)(
