@@ -34,9 +34,8 @@ __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]
 
 
 def _nearest(name: str, names) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
-    known = ", ".join(names)
-    return f"did you mean {close[0]!r}? " * bool(close) + f"known: {known}"
+    close = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.4)
+    return "".join(f"did you mean {c!r}? " for c in close) + f"known: {', '.join(names)}"
 
 
 def _tuples(value: Any) -> Any:

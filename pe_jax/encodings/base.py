@@ -13,7 +13,7 @@ position, n any shape. `distance = q_pos - k_pos`, everywhere: positive looks ba
 """
 
 import dataclasses
-import math
+import sys
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -51,7 +51,13 @@ def is_int(value: Any, low: int) -> bool:
 
 def is_real(value: Any) -> bool:
     """Whether `value` is a finite number (not a bool)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max  # also for an integer too large to convert
+
+
+def require_bool(field: str, value: Any) -> None:
+    """Raises ValueError unless `value` is True or False: "no" would count as True."""
+    require(isinstance(value, bool), field, value, "pass True or False")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Encoding:
         return {}
 
     def embed(self, params: Params, x: jax.Array, positions: jax.Array) -> jax.Array:
-        """Adds to the input of the first layer: x [*B, T, D], positions [*B, T]."""
+        """Adds to the input of the first layer, from `shared`: x [*B, T, D], positions [*B, T]."""
         return x
 
     def rotate_q(self, params: Params, q: jax.Array, positions: jax.Array) -> jax.Array:
@@ -165,7 +171,9 @@ class Sum(Encoding):
         return bool(biased) and all(p.decays for p in biased)
 
     def _each(self, params: Params):
-        return zip(self.parts, map(Params, params.shared, params.layer), strict=True)
+        none = ({},) * len(self.parts)  # `embed` comes before the layers and has `shared` alone
+        each = map(Params, params.shared or none, params.layer or none)
+        return zip(self.parts, each, strict=True)
 
     def _add(self, slot: str, params: Params, *args) -> Any:
         terms = [getattr(part, slot)(p, *args) for part, p in self._each(params)]

@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
 
 
 def _check_edges(edges) -> None:
-    ok = len(edges) > 0 and all(is_int(e, 0) for e in edges)
+    ok = isinstance(edges, tuple | list | range) and len(edges) > 0
+    ok = ok and all(is_int(e, 0) for e in edges)
     ok = ok and all(a < b for a, b in zip(edges, edges[1:], strict=False))
     require(ok, "edges", edges, "pass increasing integers from 0 on, such as (0, 1, 4, 16)")
 
@@ -90,6 +91,7 @@ class Buckets(_Table):
     def __post_init__(self):
         super().__post_init__()
         _check_edges(self.edges)
+        require_bool("directional", self.directional)
 
     def _rows(self):
         return (len(self.edges) + 1) * (2 if self.directional else 1)

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, is_int, require
+from pe_jax.encodings.base import Encoding, is_int, require, require_bool
 from pe_jax.encodings.buckets import clipped
 
 
@@ -35,6 +35,7 @@ class Shaw(Encoding):
 
     def __post_init__(self):
         require(is_int(self.clip, 1), "clip", self.clip, "pass an integer of at least 1")
+        require_bool("values", self.values)
 
     def init_layer(self, key, dims):
         """Tables [1, 2·clip + 1, E], of the scale of a key."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
 
 
 @functools.cache
@@ -84,6 +84,7 @@ class T5(Encoding):
     stddev: float = 0.02
 
     def __post_init__(self):
+        require_bool("bidirectional", self.bidirectional)
         _side(self.num_buckets, self.max_distance, self.bidirectional)
         require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
 

@@ -12,6 +12,7 @@ from pe_jax.engines import dense, tiled
 from pe_jax.engines.dense import Rules, Tokens
 
 IMPLEMENTATIONS = ("dense", "tiled")
+SHORT = 128  # up to this length dense was the faster on CPU, if all scores fit one tile
 
 
 def attention(
@@ -58,7 +59,7 @@ def attention(
       causal: whether later tokens (by index) are hidden.
       window: see at most so many tokens back, oneself included.
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory), or None:
-        dense where there is one query or the scores fit one tile without tables, else tiled.
+        dense for one query or a short sequence (≤ 128) that fits a tile, else tiled.
       dims: global sizes; None: from q and k, the model width being H·E. Inside shard_map q is a
         shard, so pass the whole sizes.
 
@@ -149,17 +150,19 @@ def attend(
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
     k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg)
     rules = Rules(encoding, dims, causal, window)
-    if _pick(implementation, queries) == "dense":
+    pairs = operands["q"].shape[0] * heads
+    if _pick(implementation, pairs, queries, keys) == "dense":
         out = dense.attend(rules, params, operands, q_tokens, k_tokens)
     else:
         out = tiled.attend(rules, params, operands, q_tokens, k_tokens, contiguous=contiguous)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 
 
-def _pick(implementation: str | None, queries: int) -> str:
-    """One query is a row of scores, O(L) as it is; everything else goes in tiles."""
+def _pick(implementation: str | None, pairs: int, queries: int, keys: int) -> str:
+    """Dense for one query (a row of scores is O(L) as it is) and where all is one small tile."""
     if implementation is None:
-        return "dense" if queries == 1 else "tiled"
+        small = max(queries, keys) <= SHORT and pairs * queries * keys <= tiled.TILE
+        return "dense" if queries == 1 or small else "tiled"
     if implementation not in IMPLEMENTATIONS:
         near = difflib.get_close_matches(implementation, IMPLEMENTATIONS, n=1, cutoff=0)
         raise ValueError(f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?")

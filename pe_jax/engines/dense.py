@@ -56,10 +56,15 @@ class Pairs:
         self.encoding, self.params, self.dims = rules.encoding, params, rules.dims
         self.distance = pairwise(rules, q_pos, k_pos)
 
-    def _vectors(self, slot: str) -> jax.Array | None:
-        """A slot's vectors as [B or 1, H or 1, T, S, E], batch before heads."""
+    def _contract(self, slot: str, x: jax.Array, form: str) -> jax.Array | float:
+        """Sums x times the slot's vectors [H or 1, B or 1, T, S, E] as `form` says, or gives 0."""
         found = getattr(self.encoding, slot)(self.params, self.distance)
-        return None if found is None else jnp.moveaxis(found, 0, 1).astype(jnp.float32)
+        if found is None:
+            return 0.0
+        one = [axis for axis in (0, 1) if found.shape[axis] == 1]  # shared: leave it out
+        axes = "".join(name for axis, name in enumerate("hb") if axis not in one)
+        vectors = found.astype(jnp.float32).squeeze(tuple(one))
+        return jnp.einsum(form.replace("*", axes), x.astype(jnp.float32), vectors)
 
     def bias(self) -> jax.Array | float:
         """[B or 1, H, T, S], or 0 where the scheme has none (likewise below)."""
@@ -68,18 +73,15 @@ class Pairs:
 
     def keys(self, q: jax.Array) -> jax.Array | float:
         """q·relative_keys: [B, H, T, S]."""
-        r = self._vectors("relative_keys")
-        return 0.0 if r is None else (q.astype(jnp.float32)[:, :, :, None] * r).sum(-1)
+        return self._contract("relative_keys", q, "bhte,*tse->bhts")
 
     def queries(self, k: jax.Array) -> jax.Array | float:
         """k·relative_queries: [B, H, T, S]."""
-        r = self._vectors("relative_queries")
-        return 0.0 if r is None else (k.astype(jnp.float32)[:, :, None] * r).sum(-1)
+        return self._contract("relative_queries", k, "bhse,*tse->bhts")
 
     def values(self, weights: jax.Array) -> jax.Array | float:
         """Σ weights·relative_values: [B, H, T, E]."""
-        r = self._vectors("relative_values")
-        return 0.0 if r is None else (weights[..., None] * r).sum(-2)
+        return self._contract("relative_values", weights, "bhts,*tse->bhte")
 
 
 def repeat_heads(x: jax.Array, heads: int) -> jax.Array:

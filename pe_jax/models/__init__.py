@@ -1,0 +1,1 @@
+"""Models that use the slots: a Transformer, and generation with a cache."""

@@ -1,0 +1,354 @@
+"""A Transformer (Flax NNX) that takes any encoding; the only file that calls the slots by layer.
+
+Pre-norm blocks, RMSNorm, gated MLP and tied embedding by default, each an ordinary typed field.
+Layers run under scan over repeats of the encoding pattern, so compile time does not grow with
+depth. Parameters are float32, activations `dtype`.
+B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from pe_jax import positions as pos
+from pe_jax.encodings import parse
+from pe_jax.encodings.base import Dims, Encoding, Params, is_int, is_real
+from pe_jax.engines import cache as caches
+from pe_jax.engines.api import attention
+
+ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
+NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # flags write its fields; a model keeps a copy of its own
+class ModelConfig:
+    """The Transformer's sizes and choices.
+
+    Attributes:
+      encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`.
+      vocab: number of token ids; 0 takes the tokenizer's.
+      width: D.
+      layers: N, a multiple of the pattern's length.
+      heads: query heads.
+      kv_heads: key and value heads, a divisor of `heads`; 0 means `heads`.
+      head_dim: width of a head; 0 means width / heads.
+      mlp_width: hidden width of the MLP; 0 means 4·width, or 8/3·width if gated (rounded to 8).
+      gated: whether the MLP is gated (GLU; arXiv 2002.05202).
+      activation: "silu", "gelu" or "relu".
+      norm: "rms" or "layer".
+      qk_norm: whether q and k are normalised a head, before the encoding.
+      bias: whether projections have biases.
+      tied: whether the output projection is the embedding table.
+      dropout: rate on the output of each block's two halves, in training.
+      causal: whether tokens see their past alone (a decoder) or all (an encoder).
+      window: sliding window of attention; 0 is none.
+      dtype: of the activations, "float32" or "bfloat16".
+      remat: whether blocks are recomputed in the backward pass, which saves memory.
+      attention: engine: "auto", "dense" or "tiled".
+    """
+
+    encoding: str = "rope"
+    vocab: int = 0
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 0
+    head_dim: int = 0
+    mlp_width: int = 0
+    gated: bool = True
+    activation: str = "silu"
+    norm: str = "rms"
+    qk_norm: bool = False
+    bias: bool = False
+    tied: bool = True
+    dropout: float = 0.0
+    causal: bool = True
+    window: int = 0
+    dtype: str = "float32"
+    remat: bool = False
+    attention: str = "auto"
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes that encodings see."""
+        head_dim = self.head_dim or self.width // self.heads
+        return Dims(self.width, self.heads, self.kv_heads or self.heads, head_dim)
+
+    @property
+    def pattern(self) -> tuple[Encoding, ...]:
+        """The encodings of layers 0 … P - 1, repeated over the depth."""
+        return parse(self.encoding)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the MLP."""
+        share = 8 * round(self.width / 3) if self.gated else 4 * self.width
+        return self.mlp_width or max(8, share)
+
+    def check(self) -> None:
+        """Raises ValueError, naming the field, its value and the fix, before anything compiles."""
+
+        def need(ok: bool, field: str, fix: str):
+            if not ok:
+                raise ValueError(f"model.{field}={getattr(self, field)!r}: {fix}")
+
+        for field in ("width", "layers", "heads"):
+            need(is_int(getattr(self, field), 1), field, "pass an integer of at least 1")
+        for field in ("vocab", "kv_heads", "head_dim", "mlp_width", "window"):
+            need(is_int(getattr(self, field), 0), field, "pass an integer of at least 0")
+        choices = {
+            "activation": ACTIVATIONS,
+            "norm": NORMS,
+            "dtype": DTYPES,
+            "attention": ("auto", "dense", "tiled"),
+        }
+        for field, known in choices.items():
+            close = difflib.get_close_matches(str(getattr(self, field)), list(known), 1, 0)
+            need(getattr(self, field) in known, field, f"did you mean {''.join(close)!r}?")
+        divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+        need(self.heads % self.dims.kv_heads == 0, "kv_heads", f"must divide heads: {divisors}")
+        fits = bool(self.head_dim) or self.width % self.heads == 0
+        widths = [n for n in range(1, self.width + 1) if self.width % n == 0]
+        need(fits, "heads", f"must divide width {self.width} ({widths}), or set head_dim")
+        need(is_real(self.dropout) and 0 <= self.dropout < 1, "dropout", "pass a rate in [0, 1)")
+        try:
+            pattern = self.pattern
+            for encoding in pattern:
+                encoding.check(self.dims)
+        except ValueError as error:
+            raise ValueError(f"model.encoding={self.encoding!r}: {error}") from error
+        multiple = f"must be a multiple of the pattern's length {len(pattern)}"
+        need(self.layers % len(pattern) == 0, "layers", multiple)
+
+
+def _linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: float) -> nnx.Linear:
+    return nnx.Linear(
+        shape_in,
+        shape_out,
+        use_bias=config.bias,
+        kernel_init=nnx.initializers.truncated_normal(stddev),
+        dtype=DTYPES[config.dtype],
+        rngs=rngs,
+    )
+
+
+def _norm(config: ModelConfig, width: int, rngs):
+    return NORMS[config.norm](width, dtype=DTYPES[config.dtype], rngs=rngs)
+
+
+class Attention(nnx.Module):
+    """Self-attention: projections, the encoding of this layer, and an engine."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, rngs: nnx.Rngs):
+        dims, width = config.dims, config.width
+        self.config, self.encoding, self.dims = config, encoding, dims
+        inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+        self.q = _linear(config, width, inner, rngs, width**-0.5)
+        self.k = _linear(config, width, kv, rngs, width**-0.5)
+        self.v = _linear(config, width, kv, rngs, width**-0.5)
+        residual = (2 * config.layers * inner) ** -0.5  # GPT-2's scaling of residual branches
+        self.out = _linear(config, inner, width, rngs, residual)
+        if config.qk_norm:
+            self.q_norm = _norm(config, dims.head_dim, rngs)
+            self.k_norm = _norm(config, dims.head_dim, rngs)
+        # A stream of its own: the other weights are the same whatever the scheme.
+        self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
+
+    def __call__(self, x, shared, positions, segments, cache):
+        """x [B, T, D] → [B, T, D], and the longer cache if there is one."""
+        split = lambda y: y.reshape(*y.shape[:-1], -1, self.dims.head_dim)  # noqa: E731
+        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        given = dict(
+            encoding=self.encoding,
+            params=Params(shared, nnx.pure(self.params)),
+            dims=self.dims,
+            window=self.config.window or None,
+            implementation=None if self.config.attention == "auto" else self.config.attention,
+        )
+        if cache is None:
+            y = attention(
+                q,
+                k,
+                v,
+                causal=self.config.causal,
+                q_positions=positions,
+                q_segments=segments,
+                **given,
+            )
+        else:
+            y, cache = caches.extend(cache, q, k, v, positions, **given)
+        return self.out(y.reshape(*x.shape[:-1], -1)), cache
+
+
+class MLP(nnx.Module):
+    """A two-layer perceptron, gated or not."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        width, hidden = config.width, config.hidden
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = _linear(config, width, hidden, rngs, width**-0.5)
+        self.gate = _linear(config, width, hidden, rngs, width**-0.5) if config.gated else None
+        self.down = _linear(config, hidden, width, rngs, (2 * config.layers * hidden) ** -0.5)
+
+    def __call__(self, x):
+        """x [B, T, D] → [B, T, D]."""
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One layer: attention and MLP, each after a norm and added to the stream."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, rngs: nnx.Rngs):
+        self.attention_norm = _norm(config, config.width, rngs)
+        self.attention = Attention(config, encoding, rngs)
+        self.mlp_norm = _norm(config, config.width, rngs)
+        self.mlp = MLP(config, rngs)
+        self.dropout = config.dropout
+
+    def __call__(self, x, shared, positions, segments, cache, key):
+        """x [B, T, D] → [B, T, D], and the longer cache; `key` drives dropout, None is none."""
+        y, cache = self.attention(self.attention_norm(x), shared, positions, segments, cache)
+        x = x + self._drop(y, key, 0)
+        return x + self._drop(self.mlp(self.mlp_norm(x)), key, 1), cache
+
+    def _drop(self, x, key, which: int):
+        if key is None or not self.dropout:
+            return x
+        keep = jax.random.bernoulli(jax.random.fold_in(key, which), 1 - self.dropout, x.shape)
+        return jnp.where(keep, x / (1 - self.dropout), 0).astype(x.dtype)
+
+
+class Transformer(nnx.Module):
+    """Tokens to logits. Make it with `Transformer(config, rngs=nnx.Rngs(seed))`.
+
+    Raises:
+      ValueError: a field of `config` that cannot be, before anything compiles.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        config.check()
+        if not config.vocab:
+            raise ValueError("model.vocab=0: pass the number of token ids (257 for bytes)")
+        self.config = dataclasses.replace(config)
+        pattern, dims = config.pattern, config.dims
+        # Keys come from the stream's seed by name, so that drawing more for one scheme than for
+        # another leaves every other weight as it was.
+        weights, encodings = rngs.params(), rngs.encoding()
+        self.embed = nnx.Embed(
+            config.vocab,
+            config.width,
+            embedding_init=nnx.initializers.normal(config.width**-0.5),
+            dtype=DTYPES[config.dtype],
+            rngs=nnx.Rngs(jax.random.fold_in(weights, 0)),
+        )
+        self.final_norm = _norm(config, config.width, nnx.Rngs(0))
+        if not config.tied:
+            head = nnx.Rngs(jax.random.fold_in(weights, 1))
+            self.head = _linear(config, config.width, config.vocab, head, config.width**-0.5)
+        # one set of shared parameters for each distinct encoding
+        distinct = list(dict.fromkeys(pattern))
+        self.which = tuple(distinct.index(e) for e in pattern)
+        shared = [
+            e.init_shared(jax.random.fold_in(encodings, i), dims) for i, e in enumerate(distinct)
+        ]
+        self.shared = nnx.data([jax.tree.map(nnx.Param, s) for s in shared])
+        repeats = config.layers // len(pattern)
+
+        def stack(place: int) -> Block:
+            """The blocks at layers place, place + P, …, stacked along a leading axis."""
+            layers = place + len(pattern) * jnp.arange(repeats)
+
+            @nnx.vmap
+            def make(weight_key, encoding_key):
+                return Block(config, pattern[place], nnx.Rngs(weight_key, encoding=encoding_key))
+
+            fold = jax.vmap(jax.random.fold_in, (None, 0))
+            return make(fold(weights, layers + 2), fold(encodings, layers + 1000))
+
+        self.blocks = nnx.data([stack(p) for p in range(len(pattern))])
+
+    @property
+    def encodings(self) -> tuple[Encoding, ...]:
+        """The pattern of encodings."""
+        return self.config.pattern
+
+    def __call__(self, tokens, *, positions=None, segments=None, cache=None, key=None):
+        """Logits of the next token (of each token, if not causal).
+
+        Args:
+          tokens: int32 [B, T].
+          positions: integers [B or 1, T], or None: contiguous from 0 in each segment (the fast
+            path), or from the cache's length on.
+          segments: int32 [B, T] or None: documents packed into a row; tokens see only their own.
+          cache: from `init_cache`, or None.
+          key: drives dropout; None is none.
+
+        Returns:
+          float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
+        """
+        tokens = jnp.asarray(tokens)
+        x = self.embed(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
+        if cache is not None:
+            if positions is None:
+                positions = pos.contiguous(tokens.shape[1], cache[0].length[0])[None]
+        where = positions
+        if where is None:
+            where = pos.contiguous(tokens.shape[1])[None]
+            where = where if segments is None else pos.per_segment(segments)
+        shared = nnx.pure(self.shared)
+        for i, encoding in enumerate(dict.fromkeys(self.encodings)):
+            x = encoding.embed(Params(shared[i], {}), x, where)
+        x, cache = self._layers(x, shared, positions, segments, cache, key)
+        x = self.final_norm(x)
+        logits = self.embed.attend(x) if self.config.tied else self.head(x)
+        logits = logits.astype(jnp.float32)
+        return logits if cache is None else (logits, cache)
+
+    def _layers(self, x, shared, positions, segments, cache, key):
+        """All blocks: a scan over repeats of the pattern."""
+        split = [nnx.split(block) for block in self.blocks]
+        graphs = [graph for graph, _ in split]
+
+        def repeat(x, inputs):
+            states, layer_caches, keys = inputs
+            grown = []
+            for place, (graph, state) in enumerate(zip(graphs, states, strict=True)):
+                past = None if layer_caches is None else layer_caches[place]
+                layer_key = None if keys is None else jax.random.fold_in(keys, place)
+                block = nnx.merge(graph, state)
+                table = shared[self.which[place]]
+                x, past = block(x, table, positions, segments, past, layer_key)
+                grown.append(past)
+            return x, None if layer_caches is None else grown
+
+        repeats = self.config.layers // len(self.blocks)
+        keys = None if key is None else jax.random.split(key, repeats)
+        step = jax.checkpoint(repeat) if self.config.remat else repeat
+        return jax.lax.scan(step, x, ([state for _, state in split], cache, keys))
+
+    def init_cache(self, batch: int, capacity: int):
+        """Empty caches for `capacity` tokens, one for each place of the pattern, stacked.
+
+        Raises:
+          ValueError: the model is not causal, `capacity` is beyond a learned table's length.
+        """
+        if not self.config.causal:
+            raise ValueError("model.causal=False: only a causal model decodes with a cache")
+        limit = min((n for e in self.encodings if (n := e.limit()) is not None), default=None)
+        if limit is not None and capacity > limit:
+            raise ValueError(
+                f"capacity={capacity}: {self.config.encoding!r} is defined for {limit} positions"
+            )
+        repeats = self.config.layers // len(self.blocks)
+        dtype = DTYPES[self.config.dtype]
+        one = [caches.empty(e, batch, capacity, self.config.dims, dtype) for e in self.encodings]
+        return jax.tree.map(lambda a: jnp.repeat(a[None], repeats, axis=0), one)
