@@ -42,7 +42,8 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
 
     Raises:
       TypeError: for bool, float16, bfloat16, complex; for float32 unless `real`.
-      ValueError: for a known value that does not fit int32 or is not finite.
+      ValueError: for a known value that does not fit int32, or a float that is not finite or not
+        below 2**24.
     """
     if not isinstance(positions, jax.Array):
         positions = np.asarray(positions)
@@ -57,12 +58,14 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
                 and known.size
                 and not -(2**31) <= known.min() <= known.max() < 2**31
             ):
-                raise ValueError(f"{name}: {known.max()} does not fit int32; keep them below 2**31")
+                worst = known.max() if known.max() >= 2**31 else known.min()
+                raise ValueError(f"{name}: {worst} does not fit int32; keep |position| below 2**31")
         return jnp.asarray(positions).astype(jnp.int32)
     if real and dtype in (jnp.float32, jnp.float64):
         known = concrete(positions)
         if known is not None and not np.isfinite(known).all():
             raise ValueError(f"{name}: holds a value that is not finite; pass finite positions")
+        check_exact(positions, name)
         return jnp.asarray(positions, jnp.float32)
     allowed = "integers or float32" if real else "integers"
     raise TypeError(f"{name} has dtype {dtype}; pass {allowed} (half precision merges positions)")
@@ -71,6 +74,9 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
 def check_exact(positions, name: str = "positions") -> None:
     """Raises ValueError where a known position is not exact in float32 (|p| ≥ 2**24)."""
     known = concrete(positions)
-    if known is not None and known.size and np.abs(known).max() >= EXACT:
-        worst = known.flat[np.abs(known).argmax()]
+    if known is None or not known.size:
+        return
+    size = np.abs(known.astype(np.float64))  # |-2**31| is not an int32
+    if size.max() >= EXACT:
+        worst = known.flat[size.argmax()]
         raise ValueError(f"{name}: {worst} is not exact in float32; keep |position| below 2**24")

@@ -1,0 +1,129 @@
+"""RoPE against eq. 13–16 and 34 of arXiv 2104.09864, in float64."""
+
+import math
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pe_jax
+from pe_jax.encodings import rope
+from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
+
+BASES = [1e4, 5e5, 1e6]
+
+
+def paper_matrix(position, dim, base=10000.0):
+    """Eq. 15: 2×2 rotations by m·θ_i along the diagonal, θ_i = base^(-2(i-1)/d), i = 1 … d/2."""
+    matrix = np.zeros((dim, dim))
+    for i in range(1, dim // 2 + 1):
+        angle = position * base ** (-2 * (i - 1) / dim)
+        cos, sin = math.cos(angle), math.sin(angle)
+        matrix[2 * i - 2 : 2 * i, 2 * i - 2 : 2 * i] = [[cos, -sin], [sin, cos]]
+    return matrix
+
+
+def to_half(dim):
+    """Where each channel of the half layout stands in the paper's: x_half = x[to_half]."""
+    return np.append(np.arange(0, dim, 2), np.arange(1, dim, 2))
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("layout", rope.LAYOUTS)
+def test_it_is_the_papers_rotation_below_256(layout, base):
+    dim, places = 16, np.arange(256)
+    x = np.random.default_rng(0).uniform(-1, 1, (256, 1, dim)).astype("f")
+    want = np.stack([paper_matrix(m, dim, base) @ x[m, 0] for m in places.tolist()])
+    order = to_half(dim) if layout == "half" else np.arange(dim)
+    ours = rope.rotate(x[..., order], places, rope.frequencies(dim, base), layout)
+    np.testing.assert_allclose(ours[:, 0], want[:, order], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("layout", rope.LAYOUTS)
+def test_scores_are_those_of_equation_16(layout, causal):
+    order = to_half(HEAD_DIM) if layout == "half" else np.arange(HEAD_DIM)
+
+    def output(q, k, v, head):
+        inverse = np.argsort(order)  # our channels, put back in the paper's order
+        scores = np.empty((LENGTH, LENGTH))
+        for m in range(LENGTH):
+            for n in range(LENGTH):
+                turn = paper_matrix(n - m, HEAD_DIM)
+                scores[m, n] = q[m][inverse] @ turn @ k[n][inverse] / math.sqrt(HEAD_DIM)
+        return softmax(scores, causal) @ v
+
+    check_attention(pe_jax.make("rope", layout=layout), NONE, output, causal)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 128).map(lambda n: 2 * n), st.floats(1.5, 1e9))
+def test_frequencies_err_by_one_part_in_a_million_at_most(dim, base):
+    want = [base ** (-2 * i / dim) for i in range(dim // 2)]
+    ours = rope.frequencies(dim, base)
+    assert ours.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(ours, np.float64), want, rtol=1e-6)
+
+
+@jax.jit
+def _far(positions):
+    x = jnp.broadcast_to(jnp.where(jnp.arange(64) < 32, 1.0, 0.0), (32, 1, 64))
+    return rope.rotate(x, positions, rope.frequencies(64))[:, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(hnp.arrays(np.int32, 32, elements=st.integers(-(10**6), 10**6)))
+def test_far_rotations_err_by_at_most_float32_angles(positions):
+    angle = positions[:, None] * 1e4 ** (-np.arange(0, 64, 2) / 64)
+    want = np.concatenate([np.cos(angle), np.sin(angle)], -1)
+    bound = 2.0**-23 * np.abs(positions)[:, None] + 1e-6  # 1e-6: the sine itself
+    assert (np.abs(_far(positions) - want) <= bound).all()
+
+
+_turn = jax.jit(lambda x, p: rope.rotate(x, p, rope.frequencies(8)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    hnp.arrays(np.float32, (2, 1, 8), elements=st.floats(-1, 1, width=32)),
+    hnp.arrays(np.int32, 2, elements=st.integers(-500, 500)),
+    st.integers(-500, 500),
+)
+def test_norms_stay_and_products_depend_on_the_distance_alone(x, positions, shift):
+    turned, moved = (np.asarray(_turn(x, p))[:, 0] for p in (positions, positions + shift))
+    np.testing.assert_allclose(
+        np.linalg.norm(turned, axis=-1), np.linalg.norm(x[:, 0], axis=-1), atol=1e-6
+    )
+    assert abs(turned[0] @ turned[1] - moved[0] @ moved[1]) < 1e-3  # angles up to 1,000
+
+
+@pytest.mark.parametrize("layout", rope.LAYOUTS)
+def test_a_fraction_rotates_the_first_channels_as_a_narrower_head(layout):
+    x = np.random.default_rng(0).standard_normal((5, 2, 16), np.float32)
+    partial = pe_jax.make("rope", fraction=0.25, layout=layout)
+    narrow = pe_jax.make("rope", layout=layout)
+    ours = np.asarray(partial.rotate_k(NONE, jnp.asarray(x), np.arange(5)))
+    np.testing.assert_array_equal(ours[..., 4:], x[..., 4:])
+    np.testing.assert_array_equal(
+        ours[..., :4], narrow.rotate_k(NONE, jnp.asarray(x[..., :4]), np.arange(5))
+    )
+
+
+def test_bfloat16_heads_are_rotated_in_float32():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 1, 8)), jnp.bfloat16)
+    places = np.array([256, 257, 70_000, 70_001])
+    ours = rope.rotate(x, places, rope.frequencies(8))
+    full = rope.rotate(x.astype(jnp.float32), places, rope.frequencies(8))
+    assert ours.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(ours, full.astype(jnp.bfloat16))
+
+
+def test_float_positions_turn_by_parts_of_a_step():
+    x = np.ones((2, 1, 2), np.float32)
+    ours = np.asarray(rope.rotate(x, np.float32([0.5, -2.25]), rope.frequencies(2)))[:, 0]
+    for got, m in zip(ours, (0.5, -2.25), strict=True):
+        np.testing.assert_allclose(got, paper_matrix(m, 2) @ [1, 1], atol=1e-6)

@@ -1,0 +1,60 @@
+"""Shaw et al. against eq. 2–5 of arXiv 1803.02155, in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import shaw
+from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, check_attention, random_params, softmax
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("clip, values", [(3, True), (3, False), (LENGTH, True)])
+def test_it_is_the_papers_equations(clip, values, causal):
+    encoding = pe_jax.make("shaw", clip=clip, values=values)
+    params = random_params(encoding)
+    # The paper's tables run over key - query, from -k to k: ours run the other way.
+    w_k = np.asarray(params.layer["keys"], np.float64)[0, ::-1]
+    w_v = np.asarray(params.layer["values"], np.float64)[0, ::-1] if values else 0 * w_k
+
+    def output(q, k, v, head):
+        row = [[max(-clip, min(clip, j - i)) + clip for j in range(LENGTH)] for i in range(LENGTH)]
+        e = np.empty((LENGTH, LENGTH))
+        for i in range(LENGTH):
+            for j in range(LENGTH):  # eq. 4
+                e[i, j] = q[i] @ (k[j] + w_k[row[i][j]]) / np.sqrt(HEAD_DIM)
+        alpha = softmax(e, causal)
+        z = np.zeros((LENGTH, HEAD_DIM))
+        for i in range(LENGTH):
+            for j in range(LENGTH):  # eq. 3
+                z[i] += alpha[i, j] * (v[j] + w_v[row[i][j]])
+        return z
+
+    check_attention(encoding, params, output, causal)
+
+
+def test_the_horizon_is_where_the_vectors_stop_changing_on_both_sides():
+    encoding = pe_jax.make("shaw", clip=4)
+    params = random_params(encoding)
+    lo, hi = encoding.horizon()
+    for slot in (encoding.relative_keys, encoding.relative_values):
+        rows = np.asarray(slot(params, np.arange(-20, 21)))[0]
+        at = dict(zip(range(-20, 21), rows, strict=True))
+        assert all((at[d] == at[lo]).all() for d in range(-20, lo + 1))
+        assert all((at[d] == at[hi]).all() for d in range(hi, 21))
+        assert (at[lo + 1] != at[lo]).any() and (at[hi - 1] != at[hi]).any()
+
+
+def test_without_values_there_is_no_table_for_them():
+    encoding = pe_jax.make("shaw", values=False)
+    assert set(random_params(encoding).layer) == {"keys"}
+    assert encoding.relative_values(random_params(encoding), np.arange(3)) is None
+
+
+def test_relative_takes_the_middle_row_at_distance_0():
+    table = jnp.arange(5.0)[None, :, None]
+    np.testing.assert_array_equal(
+        shaw.relative(table, np.arange(-3, 4))[0, :, 0], [0, 0, 1, 2, 3, 4, 4]
+    )
+    assert random_params(pe_jax.make("shaw", clip=2)).layer["keys"].shape == (1, 5, DIMS.head_dim)

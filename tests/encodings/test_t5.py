@@ -1,0 +1,129 @@
+"""T5's buckets against §2.1 of arXiv 1910.10683, in 50-digit decimals."""
+
+import decimal
+import math
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pe_jax
+from pe_jax.encodings import t5
+from tests.encodings.common import LENGTH, check_attention, random_params, softmax
+
+
+def paper_bucket(distance, num_buckets, max_distance, bidirectional):
+    """Half the buckets one distance each, then logarithmic, "beyond which all the same".
+
+    `distance` is query - key; a key to the right has its bucket in the upper half.
+    """
+    upper = 0
+    if bidirectional:
+        num_buckets //= 2
+        upper = num_buckets if distance < 0 else 0
+        distance = abs(distance)
+    distance, exact = max(distance, 0), num_buckets // 2
+    if distance < exact:
+        return upper + distance
+    with decimal.localcontext(prec=50):
+        far = (decimal.Decimal(distance) / exact).ln() / (
+            decimal.Decimal(max_distance) / exact
+        ).ln()
+        steps = int(far * (num_buckets - exact) + decimal.Decimal("1e-30"))  # ln is not exact
+    return upper + min(exact + steps, num_buckets - 1)
+
+
+SETTINGS = [(32, 128, False), (32, 128, True), (8, 20, True), (7, 9, False), (64, 1000, False)]
+
+
+@pytest.mark.parametrize("num_buckets, max_distance, bidirectional", SETTINGS)
+def test_buckets_are_the_papers(num_buckets, max_distance, bidirectional):
+    distance = np.arange(-1100, 1101)
+    ours = t5.bucket(distance, num_buckets, max_distance, bidirectional)
+    want = [paper_bucket(d, num_buckets, max_distance, bidirectional) for d in distance.tolist()]
+    np.testing.assert_array_equal(ours, want)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 65), st.integers(1, 2000), st.booleans(), st.data())
+def test_any_number_of_buckets_and_any_reach(buckets, beyond, bidirectional, data):
+    buckets = 2 * buckets if bidirectional else buckets
+    reach = (buckets // 2 if bidirectional else buckets) // 2 + beyond
+    distance = data.draw(hnp.arrays(np.int32, 16, elements=st.integers(-5000, 5000)))
+    want = [paper_bucket(d, buckets, reach, bidirectional) for d in distance.tolist()]
+    np.testing.assert_array_equal(t5.bucket(distance, buckets, reach, bidirectional), want)
+
+
+_traced = jax.jit(t5.bucket)
+
+
+@settings(max_examples=20, deadline=None)
+@given(hnp.arrays(np.int32, 16, elements=st.integers(-(2**30), 2**30)))
+def test_traced_and_known_distances_agree(distance):
+    np.testing.assert_array_equal(_traced(distance), t5.bucket(distance))
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.uint8])
+def test_76_and_112_fall_where_a_bfloat16_logarithm_errs(dtype):
+    ours = np.asarray(t5.bucket(np.array([75, 76, 77, 111, 112, 113], dtype)))
+    np.testing.assert_array_equal(ours, [27, 27, 28, 30, 30, 31])  # exact thresholds: 77 and 113
+    small = jnp.asarray([76, 112], jnp.bfloat16)
+    wrong = 16 + (jnp.log(small / 16) / math.log(8) * 16).astype(jnp.int32)
+    assert (np.asarray(wrong) != [27, 30]).all(), "the trap is gone: this test can go too"
+
+
+@pytest.mark.parametrize(
+    "fields, horizon",
+    [
+        ({}, (0, 113)),
+        ({"bidirectional": True}, (-91, 91)),
+        ({"num_buckets": 4, "max_distance": 3, "bidirectional": True}, None),
+        ({"num_buckets": 2, "max_distance": 2}, None),
+    ],
+)
+def test_the_horizon_is_where_the_bucket_stops_changing_on_both_sides(fields, horizon):
+    encoding = pe_jax.make("t5", **fields)
+    distance = np.arange(-300, 301)
+    at = dict(zip(distance.tolist(), np.asarray(t5.bucket(distance, **fields)), strict=True))
+    lo, hi = encoding.horizon()
+    assert horizon in (None, (lo, hi))
+    assert len({at[d] for d in at if d <= lo}) == len({at[d] for d in at if d >= hi}) == 1
+    assert at[lo + 1] != at[lo] and at[hi - 1] != at[hi]
+
+
+def test_keys_to_the_right_take_the_upper_half():
+    ours = np.asarray(t5.bucket(np.array([-1, 0, 1]), 32, 128, bidirectional=True))
+    np.testing.assert_array_equal(ours, [17, 0, 1])
+    np.testing.assert_array_equal(t5.bucket(np.array([-500, -1, 0])), 0)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_scores_are_not_scaled(bidirectional):
+    fields = {"num_buckets": 8, "max_distance": 9, "bidirectional": bidirectional}
+    encoding = pe_jax.make("t5", **fields)
+    params = random_params(encoding)
+    table = np.asarray(params.shared["table"], np.float64)
+
+    def output(q, k, v, head):
+        bias = np.empty((LENGTH, LENGTH))
+        for i in range(LENGTH):
+            for j in range(LENGTH):
+                bias[i, j] = table[head, paper_bucket(i - j, 8, 9, bidirectional)]
+        return softmax(q @ k.T + bias, causal=not bidirectional) @ v
+
+    check_attention(encoding, params, output, causal=not bidirectional)
+
+
+def test_the_gradient_counts_the_distances_of_each_bucket_and_is_finite_at_0():
+    encoding, distance = pe_jax.make("t5"), np.arange(-2, 200)
+    dims = pe_jax.Dims(4, 1, 1, 4)
+
+    def total(table):
+        return encoding.distance_bias(pe_jax.Params({"table": table}, {}), distance, dims).sum()
+
+    counts = np.bincount(np.asarray(t5.bucket(distance)), minlength=32)
+    np.testing.assert_array_equal(jax.grad(total)(jnp.zeros((1, 32)))[0], counts)

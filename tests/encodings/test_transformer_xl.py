@@ -1,0 +1,61 @@
+"""Transformer-XL against the four terms of §3.3 of arXiv 1901.02860, in float64."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import pe_jax
+from tests.encodings.common import (
+    DIMS,
+    HEAD_DIM,
+    LENGTH,
+    WIDTH,
+    check_attention,
+    random_params,
+    softmax,
+)
+
+
+def paper_r(distance):
+    """The sinusoid of §3.3, in the layout of the authors' code: all sines, then all cosines."""
+    waves = [distance / 10000 ** (2 * i / WIDTH) for i in range(WIDTH // 2)]
+    return np.array([*map(math.sin, waves), *map(math.cos, waves)])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_it_is_the_sum_of_the_papers_four_terms(causal):
+    encoding = pe_jax.make("transformer_xl")
+    params = random_params(encoding)
+    u, v_bias, w = (np.asarray(params.layer[n], np.float64) for n in ("u", "v", "w_r"))
+
+    def output(q, k, v, head):
+        scores = np.empty((LENGTH, LENGTH))
+        for i in range(LENGTH):
+            for j in range(LENGTH):
+                r = paper_r(i - j) @ w[head]
+                a, b = q[i] @ k[j], q[i] @ r
+                c, d = u[head] @ k[j], v_bias[head] @ r
+                scores[i, j] = (a + b + c + d) / math.sqrt(HEAD_DIM)
+        return softmax(scores, causal) @ v
+
+    check_attention(encoding, params, output, causal)
+
+
+def test_the_sign_of_the_distance_matters():
+    encoding = pe_jax.make("transformer_xl")
+    bias = encoding.distance_bias(random_params(encoding), np.array([-3, 3]), DIMS)
+    assert np.abs(bias[:, 0] - bias[:, 1]).min() > 1e-2
+
+
+def test_gradients_are_finite_from_the_initial_zeros():
+    encoding = pe_jax.make("transformer_xl")
+    layer = encoding.init_layer(jax.random.key(0), DIMS)
+
+    def loss(layer):
+        params = pe_jax.Params({}, layer)
+        bias = encoding.distance_bias(params, np.arange(-3, 4), DIMS)
+        return (bias**2).sum() + (encoding.relative_keys(params, np.arange(3)) ** 2).sum()
+
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(jax.grad(loss)(layer)))

@@ -1,0 +1,254 @@
+"""Faults in schemes and positions: one line that names the field, its value and the fix."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import ENCODINGS, alibi, deberta, learned, rope, sinusoidal, t5
+from tests.encodings.common import DIMS, NONE, qkv, random_params
+
+PLACES = np.arange(qkv()[0].shape[0], dtype=np.int32)
+
+
+def attend(encoding, params=None, **options):
+    """Our attention on 11 tokens, two heads of 6."""
+    params = params or random_params(encoding)
+    return pe_jax.attention(
+        *qkv(), encoding=encoding, params=params, implementation="dense", **options
+    )
+
+
+def refused(call, *words, error=ValueError):
+    """The call raises one line that holds all the words."""
+    with pytest.raises(error) as info:
+        call()
+    message = str(info.value)
+    assert "\n" not in message and len(message) < 300
+    for word in words:
+        assert word in message, f"{word!r} is not in {message!r}"
+
+
+FIELDS = [
+    ("sinusoidal", "base", [1, 1.0, 0, -3, np.nan, np.inf, "1e4", True, None, 10**400], "above 1"),
+    ("sinusoidal", "layout", ["interleave", None, ("half",)], "interleaved"),
+    ("sinusoidal", "amplitude", [np.nan, np.inf, "1"], "finite"),
+    ("learned", "length", [0, -1, 5.0, 1e3, "512", True, None], "at least 1"),
+    ("learned", "stddev", [-0.1, np.nan, "0.02"], ">= 0"),
+    ("shaw", "clip", [0, -4, 2.0, None], "at least 1"),
+    ("shaw", "values", ["no", 1, None], "True or False"),
+    ("transformer_xl", "base", [1, 0.5, np.nan], "above 1"),
+    ("t5", "num_buckets", [1, 0, -32, 32.0, None], "at least 2"),
+    ("t5", "max_distance", [16, 5, 0, -1, 128.0], "must exceed the 16 exact buckets"),
+    ("t5", "bidirectional", ["no", 0], "True or False"),
+    ("t5", "stddev", [-1, np.inf], ">= 0"),
+    ("buckets", "edges", [(), (1, 1), (3, 2), (-1, 2), (0.5,), 5, None, "ab"], "increasing"),
+    ("buckets", "directional", ["yes"], "True or False"),
+    ("clipped", "clip", [0, 1.5], "at least 1"),
+    ("clipped", "stddev", [-1], ">= 0"),
+    ("deberta", "buckets", [0, 2, 7, 8.0], "even integer"),
+    ("deberta", "max_distance", [129, 128, 0, 512.0], "must exceed the 128 exact buckets"),
+    ("rope", "base", [1, 0, -1e4, np.nan, np.inf], "above 1"),
+    ("rope", "fraction", [0, -0.5, 1.5, np.nan, "0.5"], "(0, 1]"),
+    ("rope", "layout", ["neox", 3], "half"),
+]
+
+
+@pytest.mark.parametrize("name, field, values, fix", FIELDS)
+def test_a_bad_value_names_scheme_field_value_and_fix(name, field, values, fix):
+    for value in values:
+        shown = repr(value) if value != 10**400 else "base=1000"
+        with pytest.raises(ValueError) as info:
+            pe_jax.make(name, **{field: value})
+        assert "\n" not in str(info.value)
+        for word in (f"encoding {name!r}: ", f"{field}=", shown, fix):
+            assert word in str(info.value), (word, str(info.value))
+
+
+def test_bidirectional_t5_needs_an_even_number_of_buckets():
+    refused(lambda: pe_jax.make("t5", num_buckets=7, bidirectional=True), "num_buckets=7", "even")
+    refused(lambda: t5.bucket(np.arange(3), 32, 8, True), "max_distance=8", "the 8 exact buckets")
+
+
+def test_free_functions_check_too():
+    refused(lambda: sinusoidal.sinusoid(PLACES, 7), "dim=7", "even")
+    refused(lambda: rope.frequencies(7), "dim=7", "even")
+    refused(lambda: rope.frequencies(8, 1.0), "base=1.0", "above 1")
+    refused(lambda: rope.rotate(qkv()[0], PLACES, rope.frequencies(8)), "frequencies=4", "6 chan")
+    refused(lambda: rope.rotate(qkv()[0], PLACES, rope.frequencies(6), "x"), "layout='x'", "half")
+    refused(lambda: alibi.slopes(0), "num_heads=0", "at least 1")
+    refused(lambda: deberta.bucket(PLACES, 128, 65), "max_distance=65", "by at least 2")
+
+
+# 1-2
+@pytest.mark.parametrize("fraction, head_dim", [(1.0, 5), (0.5, 6), (0.3, 10), (0.1, 6), (0.01, 8)])
+def test_rope_refuses_widths_that_leave_an_odd_channel(fraction, head_dim):
+    encoding = pe_jax.make("rope", fraction=fraction)
+    dims = pe_jax.Dims(head_dim * 2, 2, 2, head_dim)
+    words = [f"head_dim={head_dim}"] if fraction == 1 else [f"fraction={fraction}", str(head_dim)]
+    refused(lambda: encoding.check(dims), *words, "even")
+    x = jnp.zeros((3, 2, head_dim))
+    refused(lambda: pe_jax.attention(x, x, x, encoding=encoding), *words, "even")
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "transformer_xl"])
+def test_sinusoids_refuse_an_odd_model_width(name):
+    refused(lambda: pe_jax.make(name).check(pe_jax.Dims(9, 3, 3, 3)), "width=9", "even")
+
+
+# 8-9
+@pytest.mark.parametrize(
+    "typo, nearest",
+    [
+        ("rop", "rope"),
+        ("RoPE", "rope"),
+        ("alibii", "alibi"),
+        ("T5x", "t5"),
+        ("sinus", "sinusoidal"),
+    ],
+)
+def test_an_unknown_name_names_the_nearest(typo, nearest):
+    words = f"encoding {typo!r} is unknown", f"did you mean {nearest!r}?", "known: "
+    refused(lambda: pe_jax.make(typo), *words)
+    refused(lambda: pe_jax.parse(f"nope,{typo}"), *words)
+
+
+def test_a_name_like_no_other_lists_those_that_are_known():
+    refused(lambda: pe_jax.make("qqq"), "encoding 'qqq' is unknown; known: nope, ")
+    refused(lambda: pe_jax.make("nope", qqq=1), "encoding 'nope' has no field 'qqq'")
+
+
+@pytest.mark.parametrize(
+    "name, typo, nearest",
+    [("rope", "bas", "base"), ("t5", "buckets", "num_buckets"), ("shaw", "clips", "clip")],
+)
+def test_an_unknown_field_names_the_nearest(name, typo, nearest):
+    words = f"encoding {name!r} has no field {typo!r}", f"did you mean {nearest!r}?"
+    refused(lambda: pe_jax.make(name, **{typo: 1}), *words)
+    refused(lambda: pe_jax.parse(f"{name}({typo}=1)"), *words)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["", "rope(", "rope(1e4)", "rope(base=x)", "rope*0", "rope*1.5", "rope*-1", "3*rope", "rope-t5"]
+    + ["(rope,t5)+alibi", "__import__('os')", "[rope]", "rope.base", "rope;t5", "rope(base=f())"],
+)
+def test_what_parse_cannot_read_is_quoted(spec):
+    refused(lambda: pe_jax.parse(spec), f"encoding {spec!r}: ")
+
+
+def test_parse_reads_fields_sums_patterns():
+    rope_, t5_, nope = pe_jax.make("rope", base=5e5), pe_jax.make("t5"), pe_jax.make("nope")
+    assert pe_jax.parse(" rope(base=5e5)*2, nope ") == (rope_, rope_, nope)
+    assert pe_jax.parse("t5+rope(base=5e5)") == (pe_jax.Sum((t5_, rope_)),)
+    assert pe_jax.parse("(rope(base=5e5)*2,nope)*2") == (rope_, rope_, nope) * 2
+    edges = pe_jax.parse("buckets(edges=[0, 3], directional=True)")
+    assert edges == (pe_jax.make("buckets", edges=(0, 3), directional=True),)
+    assert hash(edges[0]) == hash(pe_jax.make("buckets", edges=[0, 3], directional=True))
+
+
+def test_a_sum_may_hold_one_scale():
+    refused(lambda: pe_jax.parse("t5+deberta"), "T5 and DeBERTa", "keep at most one")
+
+
+# 13
+def test_alibi_takes_any_number_of_heads():
+    for heads in (1, 3, 6, 12, 40):
+        assert len(set(alibi.slopes(heads).tolist())) == heads
+    x = np.ones((3, 6, 2), np.float32)
+    assert np.isfinite(pe_jax.attention(x, x, x, encoding=pe_jax.make("alibi"))).all()
+
+
+# 17
+@pytest.mark.parametrize("places", [[-1, 0], [0, 8], [-(2**31), 2**31 - 1]])
+def test_positions_outside_a_table_are_an_error_or_nan_under_a_trace(places):
+    encoding = pe_jax.make("learned", length=8)
+    params, x = random_params(encoding), jnp.zeros((2, DIMS.width))
+    places = np.array(places, np.int32)
+    refused(lambda: encoding.embed(params, x, places), "outside the learned table of length 8")
+    traced = jax.jit(encoding.embed)(params, x, places)
+    np.testing.assert_array_equal(np.isnan(traced[:, 0]), (places < 0) | (places > 7))
+
+
+# 18-19
+INTEGER_ONLY = [
+    name for name, cls in ENCODINGS.items() if name != "nope" and not cls.real_positions
+]
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_half_precision_positions_are_a_type_error(name):
+    for dtype in (jnp.bfloat16, jnp.float16):
+        places = jnp.asarray(PLACES, dtype)
+        refused(
+            lambda p=places: attend(pe_jax.make(name), NONE, q_positions=p),
+            *("q_positions has dtype", "half precision merges positions"),
+            error=TypeError,
+        )
+
+
+@pytest.mark.parametrize("name", INTEGER_ONLY)
+def test_float_positions_are_refused_by_schemes_that_index(name):
+    places = PLACES.astype(np.float32)
+    refused(
+        lambda: attend(pe_jax.make(name), NONE, q_positions=places),
+        *("q_positions has dtype float32", "pass integers"),
+        error=TypeError,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(ENCODINGS) - set(INTEGER_ONLY) - {"nope"}))
+def test_float_positions_that_are_whole_give_what_integers_give(name):
+    encoding = pe_jax.make(name)
+    whole = attend(encoding, q_positions=PLACES)
+    np.testing.assert_allclose(attend(encoding, q_positions=np.float32(PLACES)), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_small_integer_positions_are_widened_before_they_are_subtracted(name):
+    encoding, places = pe_jax.make(name), PLACES * 12
+    want = attend(encoding, q_positions=places)
+    for dtype in (np.int8, np.uint8):
+        np.testing.assert_array_equal(attend(encoding, q_positions=places.astype(dtype)), want)
+
+
+# 20
+@pytest.mark.parametrize("start", [2**24, -(2**24) - 10])
+def test_positions_that_float32_cannot_hold_are_refused_by_angles(start):
+    far = start + PLACES
+    refused(lambda: attend(pe_jax.make("rope"), q_positions=far), "is not exact", "2**24")
+    refused(lambda: sinusoidal.sinusoid(far, 8), "is not exact", "2**24")
+
+
+@pytest.mark.parametrize("name", ["shaw", "t5", "buckets", "clipped", "deberta", "alibi"])
+def test_positions_that_float32_cannot_hold_are_exact_for_distances(name):
+    encoding = pe_jax.make(name)
+    far = attend(encoding, q_positions=2**30 + PLACES)
+    np.testing.assert_array_equal(far, attend(encoding, q_positions=PLACES))
+
+
+@pytest.mark.parametrize("name", ["rope", "sinusoidal", "transformer_xl", "alibi"])
+def test_float_positions_from_2_to_the_24_on_are_refused(name):
+    far = np.float32(2**24) + np.float32(2) * PLACES.astype(np.float32)
+    refused(lambda: attend(pe_jax.make(name), NONE, q_positions=far), "q_positions: ", "2**24")
+
+
+# 22-24
+def test_positions_and_segments_of_the_wrong_shape_are_refused_not_broadcast():
+    q, k, v = qkv()
+    nope = pe_jax.make("rope")
+    refused(lambda: attend(nope, q_positions=PLACES[:5]), "q_positions has shape [5]", "[11]")
+    refused(lambda: attend(nope, q_positions=PLACES[None]), "q_positions has shape [1, 11]")
+    refused(lambda: attend(nope, q_segments=PLACES[:1]), "q_segments has shape [1]", "[11]")
+    refused(lambda: pe_jax.attention(q[:4], k, v), "q has 4 tokens and k has 11", "positions")
+    batch = [x[None].repeat(2, 0) for x in (q, k, v)]
+    for wrong in (PLACES, PLACES[None], np.stack([PLACES] * 3)):
+        refused(lambda w=wrong: pe_jax.attention(*batch, q_segments=w), "q_segments has shape")
+
+
+def test_positions_need_not_rise_and_the_mask_follows_the_index():  # 21
+    encoding = pe_jax.make("alibi")
+    out = attend(encoding, q_positions=PLACES[::-1].copy())
+    np.testing.assert_allclose(out, attend(encoding), atol=1e-6)  # |distance| is the same
+    assert learned.lookup(jnp.arange(11.0)[:, None], PLACES[::-1])[0, 0] == 10

@@ -1,0 +1,1 @@
+"""Oracles: implementations that this project did not write, run on the same random numbers."""

@@ -1,0 +1,219 @@
+"""Our side of every comparison, and the one function that compares; needs no torch.
+
+A `Record` holds what an oracle was given and what it answered. `live.py` makes records by running
+the oracle, `load` reads one from a golden file; `compare` treats both alike.
+B batch, T queries, S keys, H heads, E head width, D model width.
+"""
+
+import functools
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pe_jax
+from pe_jax.encodings import deberta, learned, rope, sinusoidal, t5
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+TOLERANCE = 1e-5  # float32, outputs of order 1, positions below 256
+
+
+class Record(NamedTuple):
+    """One run of an oracle: settings are JSON, inputs and outputs NumPy arrays by name."""
+
+    case: str
+    settings: dict[str, Any]
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+    versions: dict[str, str]
+
+
+def save(record: Record, path: pathlib.Path) -> None:
+    """Writes a golden file; the same record gives the same bytes."""
+    about = {"case": record.case, "settings": record.settings, "versions": record.versions}
+    arrays = {f"in.{name}": x for name, x in record.inputs.items()}
+    arrays |= {f"out.{name}": x for name, x in record.outputs.items()}
+    np.savez_compressed(path, about=np.array(json.dumps(about, sort_keys=True)), **arrays)
+
+
+def load(path: pathlib.Path) -> Record:
+    """Reads a golden file (plain arrays: nothing in it can run)."""
+    with np.load(path, allow_pickle=False) as file:
+        about = json.loads(str(file["about"]))
+        arrays = {name: file[name] for name in file.files if name != "about"}
+    inputs, outputs = (
+        {name.removeprefix(kind): x for name, x in arrays.items() if name.startswith(kind)}
+        for kind in ("in.", "out.")
+    )
+    return Record(about["case"], about["settings"], inputs, outputs, about["versions"])
+
+
+def compare(record: Record, implementation: str = "dense") -> dict[str, float]:
+    """The largest error of each output; fails above `TOLERANCE`, or where an integer differs."""
+    ours = OURS[record.case](record.settings, record.inputs, implementation)
+    assert ours.keys() == record.outputs.keys()
+    errors = {}
+    for name, want in record.outputs.items():
+        got = np.asarray(ours[name])
+        assert got.shape == want.shape, f"{record.case} {name}: {got.shape}, oracle {want.shape}"
+        gap = np.abs(got.astype(np.float64) - want.astype(np.float64))
+        errors[name] = float(gap.max(initial=0))
+        allowed = 0 if np.issubdtype(want.dtype, np.integer) else TOLERANCE
+        assert errors[name] <= allowed, (  # NaN fails too
+            f"{record.case} {name}: off by {errors[name]:.3g} at {np.argwhere(gap > allowed)[:3]}"
+            f" with {record.settings}"
+        )
+    return errors
+
+
+@functools.partial(jax.jit, static_argnames=("encoding", "causal", "implementation"))
+def _attention(q, k, v, positions, encoding, params, causal, implementation):
+    queries, keys = positions
+    return pe_jax.attention(
+        *(q, k, v),
+        encoding=encoding,
+        params=params,
+        q_positions=queries,
+        k_positions=keys,
+        q_index=queries,
+        k_index=keys,
+        causal=causal,
+        implementation=implementation,
+    )
+
+
+def attend(inputs, encoding, implementation, *, params=((), ()), causal=False, v=None):
+    """Our attention on an oracle's q, k, v [B, T or S, H, E]; the queries are the last tokens."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"] if v is None else v
+    keys = np.arange(k.shape[1])
+    params = pe_jax.Params(*jax.tree.map(jnp.asarray, tuple(params)))
+    places = keys[keys.size - q.shape[1] :], keys
+    return _attention(q, k, v, places, encoding, params, causal, implementation)
+
+
+def weights(inputs, encoding, implementation, **options):
+    """The attention weights [B, H, T, S]: the output where the values are unit vectors."""
+    batch, keys, heads = inputs["k"].shape[:3]
+    unit = np.broadcast_to(np.eye(keys, dtype=np.float32)[:, None], (batch, keys, heads, keys))
+    return attend(inputs, encoding, implementation, v=unit, **options).transpose(0, 2, 1, 3)
+
+
+def both(inputs, encoding, implementation, **options):
+    """Weights and output."""
+    return {
+        "weights": weights(inputs, encoding, implementation, **options),
+        "output": attend(inputs, encoding, implementation, **options),
+    }
+
+
+def nope(settings, inputs, implementation):
+    return {"output": attend(inputs, pe_jax.Encoding(), implementation, causal=settings["causal"])}
+
+
+def sinusoid(settings, inputs, implementation):
+    layout = settings["layout"]
+    return {"table": sinusoidal.sinusoid(inputs["positions"], settings["dim"], layout=layout)}
+
+
+def lookup(settings, inputs, implementation):
+    return {"rows": learned.lookup(jnp.asarray(inputs["table"]), inputs["positions"])}
+
+
+def shaw_key(settings, inputs, implementation):
+    """Theirs clips key - query to [-left, right]; ours, distance = query - key, to ±clip."""
+    left, right = settings["left"], settings["right"]
+    clip = max(left, right)
+    rows = np.clip(np.arange(clip, -clip - 1, -1), -left, right) + left
+    params = {}, {"keys": inputs["keys"][None, rows]}
+    return both(inputs, pe_jax.make("shaw", clip=clip, values=False), implementation, params=params)
+
+
+def shaw_key_value(settings, inputs, implementation):
+    """Theirs is a table over key - query: the mirror image of ours."""
+    clip = settings["window"]
+    layer = {"keys": inputs["keys"][:, ::-1], "values": inputs["values"][:, ::-1]}
+    shaw, keys = (pe_jax.make("shaw", clip=clip, values=values) for values in (True, False))
+    return {
+        "weights": weights(inputs, keys, implementation, params=({}, layer)),
+        "output": attend(inputs, shaw, implementation, params=({}, layer)),
+    }
+
+
+def transformer_xl(settings, inputs, implementation):
+    layer = {"u": inputs["u"], "v": inputs["v_bias"], "w_r": inputs["w_r"].transpose(1, 0, 2)}
+    options = {"params": ({}, layer), "causal": settings["causal"]}
+    return both(inputs, pe_jax.make("transformer_xl"), implementation, **options)
+
+
+def t5_bucket(settings, inputs, implementation):
+    return {"buckets": t5.bucket(inputs["distance"], **settings)}
+
+
+def t5_attention(settings, inputs, implementation):
+    fields = {name: settings[name] for name in ("num_buckets", "max_distance", "bidirectional")}
+    encoding, params = pe_jax.make("t5", **fields), ({"table": inputs["table"].T}, {})
+    causal = not settings["bidirectional"]
+    place = np.arange(inputs["q"].shape[1])
+    dims = pe_jax.Dims(0, inputs["q"].shape[2], 0, 0)
+    found = jax.tree.map(jnp.asarray, pe_jax.Params(*params))
+    bias = encoding.distance_bias(found, place[:, None] - place[None], dims)
+    return {"bias": bias} | both(inputs, encoding, implementation, params=params, causal=causal)
+
+
+def deberta_bucket(settings, inputs, implementation):
+    return {"rows": deberta.bucket(inputs["distance"], **settings)}
+
+
+def deberta_attention(settings, inputs, implementation):
+    """The biases of their projections of positions are zero: ours have none."""
+    fields = {name: settings[name] for name in ("buckets", "max_distance")}
+    heads, width = inputs["q"].shape[2:]
+    layer = {
+        name: inputs[name].reshape(heads, width, -1).transpose(0, 2, 1) for name in ("w_k", "w_q")
+    }
+    options = {"params": ({"table": inputs["table"]}, layer), "causal": settings["causal"]}
+    return both(inputs, pe_jax.make("deberta", **fields), implementation, **options)
+
+
+def rotary(settings, inputs, implementation):
+    encoding = pe_jax.make("rope", **settings)
+    none = pe_jax.Params({}, {})
+    return {
+        "q": encoding.rotate_q(none, jnp.asarray(inputs["q"]), inputs["positions"]),
+        "k": encoding.rotate_k(none, jnp.asarray(inputs["k"]), inputs["positions"]),
+    }
+
+
+def rotary_function(settings, inputs, implementation):
+    dim = inputs["q"].shape[-1]
+    turn = functools.partial(rope.rotate, frequencies=rope.frequencies(dim), **settings)
+    places = inputs["positions"]
+    return {name: turn(jnp.asarray(inputs[name]), places) for name in ("q", "k")}
+
+
+def alibi(settings, inputs, implementation):
+    return both(inputs, pe_jax.make("alibi"), implementation, causal=True)
+
+
+OURS = {
+    "nope_sdpa": nope,
+    "sinusoidal_marian": sinusoid,
+    "sinusoidal_fsmt": sinusoid,
+    "learned_torch": lookup,
+    "shaw_wav2vec2_bert": shaw_key,
+    "shaw_vits": shaw_key_value,
+    "transformer_xl_xlnet": transformer_xl,
+    "t5_bucket": t5_bucket,
+    "t5_attention": t5_attention,
+    "deberta_bucket": deberta_bucket,
+    "deberta_attention": deberta_attention,
+    "rope_llama": rotary,
+    "rope_gpt_neox_partial": rotary,
+    "rope_gptj": rotary_function,
+    "rope_roformer": rotary_function,
+    "alibi_bloom": alibi,
+    "alibi_mpt": alibi,
+}

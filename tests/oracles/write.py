@@ -1,0 +1,19 @@
+"""Rewrites the golden files: `python -m tests.oracles.write` (needs the extra `oracles`)."""
+
+from tests.oracles import live, replay
+from tests.oracles.cases import GOLDEN
+
+
+def main() -> None:
+    for old in replay.GOLDEN.glob("*.npz"):
+        old.unlink()
+    replay.GOLDEN.mkdir(exist_ok=True)
+    for name, case, settings in GOLDEN:
+        record = live.run(case, settings)
+        replay.save(record, replay.GOLDEN / f"{name}.npz")
+        errors = {output: f"{error:.1e}" for output, error in replay.compare(record).items()}
+        print(f"{name:28} {record.settings}  largest error {errors}")
+
+
+if __name__ == "__main__":
+    main()
