@@ -8,16 +8,12 @@ from hypothesis import strategies as st
 from tests.oracles import replay
 from tests.oracles.cases import CASES, GOLDEN, GRIDS
 
-pytest.importorskip("torch", reason="the extra `oracles` is not installed (see README)")
-pytest.importorskip("transformers", reason="the extra `oracles` is not installed (see README)")
-from tests.oracles import live  # noqa: E402
-
 pytestmark = pytest.mark.oracles
 LENGTHS = (2, 13, 150)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ours_equals_the_oracle(case):
+def test_ours_equals_the_oracle(live, case):
     @settings(max_examples=12, deadline=None, derandomize=True, database=None)
     @given(GRIDS[case], st.sampled_from(LENGTHS), st.integers(0, 2**31))
     def law(values, length, seed):
@@ -29,7 +25,7 @@ def test_ours_equals_the_oracle(case):
 
 
 @pytest.mark.parametrize("name, case, values", GOLDEN)
-def test_the_golden_file_is_what_the_oracle_answers(name, case, values):
+def test_the_golden_file_is_what_the_oracle_answers(live, name, case, values):
     stored, fresh = replay.load(replay.GOLDEN / f"{name}.npz"), live.run(case, values)
     assert stored.versions == fresh.versions, "run python -m tests.oracles.write"
     for before, now in ((stored.inputs, fresh.inputs), (stored.outputs, fresh.outputs)):
