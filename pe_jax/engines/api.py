@@ -1,6 +1,7 @@
 """`attention`: any encoding with any engine, in the shapes of `jax.nn.dot_product_attention`."""
 
 import difflib
+import math
 from typing import Any
 
 import jax
@@ -265,7 +266,7 @@ def _segments(q_segments, k_segments, batch, queries: int, keys: int):
     for name, x, length in (("q_segments", q_segments, queries), ("k_segments", k_segments, keys)):
         x = pos.as_positions(x, name=name)
         _check_rows(name, x.shape, [(*batch, length)])
-        found.append(x.reshape(-1, length))
+        found.append(x.reshape(math.prod(batch), length))
     return found
 
 
@@ -277,7 +278,7 @@ def _check_rows(name: str, shape, allowed) -> None:
 
 def _flat(x: jax.Array, batch, tail: int) -> jax.Array:
     """[T, …] → [1, T, …]; [*B, T, …] → [B, T, …]; `tail` counts the axes from T on."""
-    return x[None] if x.ndim == tail else x.reshape(-1, *x.shape[len(batch) :])
+    return x[None] if x.ndim == tail else x.reshape(math.prod(batch), *x.shape[len(batch) :])
 
 
 def _heads_first(x: jax.Array) -> jax.Array:

@@ -160,7 +160,7 @@ class _Plan:
 
     def terms(self, tile: dict, q: Tokens, k: Tokens) -> Any:
         """What evaluates the distance slots in a tile."""
-        if tile["tables"]:
+        if tile["tables"] or tile["params"] is None:  # without tables: nothing to add
             return Windows(tile["tables"], self.bq)
         return Pairs(self.rules, tile["params"], q.positions, k.positions)
 
