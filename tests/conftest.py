@@ -1,7 +1,20 @@
 import os
 import pathlib
 
+import hypothesis
+import jax
 import pytest
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update(
+    "jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".jax_cache")
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink)
+hypothesis.settings.register_profile(
+    "steady", deadline=None, derandomize=True, max_examples=8, phases=PHASES
+)
+hypothesis.settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

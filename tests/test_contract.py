@@ -1,0 +1,414 @@
+"""The laws that every scheme obeys. A scheme put into `ENCODINGS` is tested here without a change.
+
+Where a law does not apply, the scheme says so by what it declares (the slots that it overrides,
+`decays`, `horizon`, `limit`, `axes`, `real_positions`) or by name, with the reason, in EXEMPT.
+"""
+
+import dataclasses
+import functools
+import re
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import pe_jax
+from pe_jax.encodings.base import DISTANCE_SLOTS
+from pe_jax.engines import cache, tiled
+from pe_jax.positions import per_segment
+from tests import util
+from tests.util import DIMS, B, E, H, K, T, assert_close, contiguous
+
+# law → scheme → reason
+EXEMPT: dict[str, dict[str, str]] = {"shift": {}, "rotation": {}}
+
+ENGINES = ("dense", "tiled")
+
+
+def each(cases, law: str = ""):
+    """Parametrises over the cases that a law is for; grouped, so that one worker compiles each."""
+    free = set(EXEMPT.get(law, {}))
+    cases = [c for c in cases if free.isdisjoint(re.split(r"[+(]", c.name))]
+    params = [pytest.param(c, id=c.name, marks=pytest.mark.xdist_group(c.name)) for c in cases]
+    return pytest.mark.parametrize("case", params)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def many_tiles():
+    """Blocks so small that T tokens make many tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiled, "block_sizes", lambda *_: util.BLOCKS)
+        yield
+
+
+RELATIVE = [c for c in util.CASES if util.is_relative(c.encoding)]
+ONE_AXIS = [c for c in util.CASES if c.encoding.axes == 1]
+ROTATIONS = [
+    c for c in util.SINGLE if c.encoding.overrides("rotate_q") and c.encoding.overrides("rotate_k")
+]
+
+
+# One engine is as good as another.
+
+
+@each(util.CASES)
+@given(st.data())
+def test_dense_equals_tiled_at_any_positions_and_segments(case, data):
+    given = {"positions": data.draw(util.positions(case)), "segments": data.draw(util.segments())}
+    assert_close(util.run(case, "tiled", **given), util.run(case, "dense", **given))
+
+
+@each(ONE_AXIS)
+@given(st.lists(st.integers(1, 4), min_size=B * T, max_size=B * T), st.integers(0, 3))
+def test_dense_equals_tiled_where_positions_are_contiguous(case, steps, padding):
+    ids = np.cumsum(np.asarray(steps).reshape(B, T) == 1, axis=1, dtype=np.int32)
+    ids[:, T - padding :] = -1
+    places = np.asarray(per_segment(ids))
+    got = util.run(case, "tiled", segments=ids)
+    assert_close(got, util.run(case, "dense", positions=places, segments=ids), 2e-5)
+
+
+@functools.cache
+def decoder(case, first: int):
+    """The outputs of a prefill of `first` tokens, then of one step for each other token."""
+
+    def decode(params, qkv, positions):
+        past = cache.empty(case.encoding, B, T + 2, DIMS)
+        shared = {"encoding": case.encoding, "params": params, "dims": DIMS}
+        head = [x[:, :first] for x in (*qkv, positions)]
+        out, past = cache.extend(past, *head, **shared)
+
+        def step(past, token):
+            q, k, v, place = (x[:, None] for x in token)
+            out, past = cache.extend(past, q, k, v, place, **shared)
+            return past, out[:, 0]
+
+        rest = [jnp.moveaxis(x[:, first:], 1, 0) for x in (*qkv, positions)]
+        past, more = jax.lax.scan(step, past, rest)
+        return jnp.concatenate([out, jnp.moveaxis(more, 0, 1)], axis=1), past.length
+
+    return util.jit(decode)
+
+
+@each([c for c in util.CASES if c.causal])
+@given(st.data())
+def test_decoding_with_a_cache_equals_dense(case, data):
+    places = data.draw(util.positions(case))
+    q, k, v = util.inputs()
+    params = util.random_params(case.encoding)
+    embedded = case.encoding.embed(params, q.reshape(B, T, -1), places)
+    out, length = decoder(case, 4)(params, (np.reshape(embedded, q.shape), k, v), places)
+    assert length == T
+    assert_close(out, util.run(case, "dense", positions=places)[0])
+
+
+# What is kept apart stays apart.
+
+
+@each(util.CASES)
+@given(st.integers(1, T - 1), st.booleans(), st.sampled_from(ENGINES))
+def test_packed_equals_separate(case, cut, explicit, engine):
+    explicit |= case.encoding.axes > 1
+    packed = np.where(contiguous(B, T) < cut, 3, 5).astype(np.int32)
+    qkv, cotangent = util.inputs(), util.noise(B, T, H, E, seed=9)
+
+    def places(ids):
+        return util.spread(case, np.asarray(per_segment(ids))) if explicit else None
+
+    def alone(tokens):
+        """One document at the front of the row, the rest padding."""
+        front = [np.zeros_like(x) for x in (*qkv, cotangent)]
+        length = len(range(T)[tokens])
+        for new, x in zip(front, (*qkv, cotangent), strict=True):
+            new[:, :length] = x[:, tokens]
+        ids = np.where(contiguous(B, T) < length, 0, -1).astype(np.int32)
+        given = {"positions": places(ids), "segments": ids}
+        out, (d_params, *rest) = util.run(
+            case, engine, qkv=tuple(front[:3]), cotangent=front[3], **given
+        )
+        return d_params, [x[:, :length] for x in (out, *rest)]
+
+    together = {"positions": places(packed), "segments": packed}
+    out, (d_params, *rest) = util.run(case, engine, qkv=qkv, cotangent=cotangent, **together)
+    one, two = alone(slice(None, cut)), alone(slice(cut, None))
+    apart = [np.concatenate(x, axis=1) for x in zip(one[1], two[1], strict=True)]
+    assert_close([out, *rest], apart)
+    assert_close(d_params, jax.tree.map(np.add, one[0], two[0]), 2e-5)
+
+
+@each([c for c in util.CASES if c.causal])
+@pytest.mark.parametrize("engine", ENGINES)
+@given(st.data())
+def test_no_future_token_is_seen(case, engine, data):
+    now = data.draw(st.integers(0, T - 2))
+    places = data.draw(util.positions(case))
+    cotangent = util.noise(B, T, H, E) * (np.arange(T) <= now)[:, None, None]
+    _, (_, *grads) = util.run(case, engine, positions=places, cotangent=cotangent)
+    for name, grad in zip("qkv", grads, strict=True):
+        assert not grad[:, now + 1 :].any(), name
+
+
+@each(util.CASES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_that_sees_nothing_is_zero_and_gradients_stay_finite(case, engine):
+    same = util.spread(case, np.zeros((B, T), np.int32))  # every distance is 0
+    ids = np.zeros((B, T), np.int32)
+    ids[0], ids[1, 5:] = -1, -1
+    out, grads = util.run(case, engine, positions=same, segments=ids)
+    assert not out[ids < 0].any() and out[1, :5].any()
+    for grad in grads[1:]:
+        assert not grad[ids < 0].any()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((out, grads)))
+
+
+# Where a token is.
+
+
+@each(RELATIVE, "shift")
+@given(st.data(), st.integers(-500, 500))
+def test_a_relative_scheme_does_not_change_under_a_shift(case, data, shift):
+    places = data.draw(util.positions(case, reach=500))
+    there, here = (util.run(case, "tiled", positions=x) for x in (places + np.int32(shift), places))
+    # a float32 angle errs by 2⁻²³·|position|, at most 1.2e-4 here, in q and in k
+    assert_close(there, here, 5e-4)
+
+
+@functools.cache
+def rotation(case):
+    def rotate(x, positions):
+        params = util.random_params(case.encoding)
+        slots = (case.encoding.rotate_q, case.encoding.rotate_k)
+        return [slot(params, x, positions) for slot in slots]
+
+    return util.jit(rotate)
+
+
+@each(ROTATIONS, "rotation")
+@given(st.data())
+def test_a_rotation_keeps_norms_and_only_differences_count(case, data):
+    m, n = (data.draw(util.positions(case, reach=500)) for _ in range(2))
+    x, y = util.noise(B, T, 1, E, seed=1), util.noise(B, T, 1, E, seed=2)
+    turn = rotation(case)
+    (xm, _), (_, yn), (_, y_diff) = turn(x, m), turn(y, n), turn(y, n - m)
+    norm = functools.partial(np.linalg.norm, axis=-1)
+    assert_close(norm(xm), norm(x), 1e-6)
+    assert_close((xm * yn).sum(-1), (x * y_diff).sum(-1), 5e-4)  # x·R(m)ᵀR(n)y
+
+
+# The slots themselves.
+
+
+def slots(case, params, q, k, q_pos, k_pos):
+    """Every slot of positions [T]: those of tokens [T, …], those of pairs [H or 1, T, T, …]."""
+    enc = case.encoding
+    wide = q.reshape(len(q), -1)
+    apart = q_pos[:, None] - k_pos[None]
+    tokens = {
+        "embed": enc.embed(params, wide, q_pos),
+        "rotate_q": enc.rotate_q(params, q, q_pos),
+        "rotate_k": enc.rotate_k(params, k, k_pos),
+    }
+    pairs = {s: getattr(enc, s)(params, apart) for s in DISTANCE_SLOTS[1:]}
+    pairs["distance_bias"] = enc.distance_bias(params, apart, DIMS)
+    pairs["bias"] = enc.bias(params, q_pos, k_pos, DIMS)
+    return tokens, {name: x for name, x in pairs.items() if x is not None}
+
+
+@functools.cache
+def tile_and_whole(case):
+    rows, columns = util.BLOCKS
+
+    def both(params, q, q_pos, k_pos, i, j):
+        def cut(x, axis, start, size):
+            return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+        tokens, pairs = slots(case, params, q, q, q_pos, k_pos)
+        starts = {"embed": (i, rows), "rotate_q": (i, rows), "rotate_k": (j, columns)}
+        whole = {name: cut(x, 0, *starts[name]) for name, x in tokens.items()}
+        whole |= {n: cut(cut(x, 1, i, rows), 2, j, columns) for n, x in pairs.items()}
+        at_q, at_k = cut(q_pos, 0, i, rows), cut(k_pos, 0, j, columns)
+        at_rows, at_columns = cut(q, 0, i, rows), cut(q, 0, j, columns)
+        tile, tile_pairs = slots(case, params, at_rows, at_columns, at_q, at_k)
+        return whole, tile | tile_pairs
+
+    return util.jit(both)
+
+
+@each(util.SINGLE)
+@given(st.data())
+def test_a_tile_of_a_slot_is_the_slot_of_the_tile(case, data):
+    q_pos, k_pos = (data.draw(util.positions(case, (T,))) for _ in range(2))
+    i, j = (data.draw(st.integers(0, T - size)) for size in util.BLOCKS)
+    q = util.noise(T, H, E)
+    params = util.random_params(case.encoding)
+    whole, tile = tile_and_whole(case)(params, q, q_pos, k_pos, i, j)
+    assert_close(tile, whole, 1e-6)
+
+
+@each(util.CASES)
+def test_biases_are_float32_and_tokens_keep_their_type(case):
+    places = util.spread(case, np.zeros(T, np.int32))
+    params = util.random_params(case.encoding)
+    q = jnp.zeros((T, H, E), jnp.bfloat16)
+    tokens, pairs = jax.eval_shape(lambda: slots(case, params, q, q, places, places))
+    assert {x.dtype for x in tokens.values()} == {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in pairs.values()} <= {jnp.dtype(jnp.float32)}
+    assert all(x.shape[0] in (1, H) and x.shape[1:3] == (T, T) for x in pairs.values())
+
+
+@each(util.SINGLE)
+def test_angles_and_biases_do_not_follow_bfloat16(case):
+    """Far out, where a bfloat16 position would be off by hundreds, bf16 in is bf16 noise out."""
+    limit = case.encoding.limit()
+    far = np.int32(100_003 if limit is None else limit - T)
+    places = util.spread(case, contiguous(B, T) + far)
+    half = [jnp.asarray(x, jnp.bfloat16) for x in util.inputs()]
+    full = tuple(np.asarray(x, np.float32) for x in half)
+    want = util.run(case, "dense", positions=places, qkv=full)[0]
+    params, ids = util.random_params(case.encoding), np.zeros((B, T), np.int32)
+
+    def both(places):
+        args = (params, *half, places, ids)
+        return [util.layer(case, *args, implementation=engine) for engine in ENGINES]
+
+    for out in util.jit(both)(places):
+        assert out.dtype == jnp.bfloat16
+        assert_close(out, want, 0.04)
+
+
+@each([c for c in util.SINGLE if c.encoding.horizon() is not None])
+def test_beyond_the_horizon_nothing_changes(case):
+    low, high = case.encoding.horizon()
+    params = util.random_params(case.encoding)
+    for edge, beyond in ((low, -np.arange(300)), (high, np.arange(300))):
+        away = np.concatenate([edge + beyond, [edge + 2**20 * np.sign(beyond[1])]]).astype(np.int32)
+        for slot in DISTANCE_SLOTS:
+            sizes = [DIMS] if slot == "distance_bias" else []
+            found = getattr(case.encoding, slot)(params, away, *sizes)
+            if found is not None:
+                np.testing.assert_array_equal(found, np.take(found, [0] * len(away), axis=1))
+
+
+@each([c for c in util.CASES if c.encoding.decays])
+def test_a_bias_that_decays_does_not_rise_with_the_distance(case):
+    away = np.concatenate([np.arange(300), np.geomspace(300, 2**23, 50)]).astype(np.int32)
+    for side in (away, -away):
+        bias = case.encoding.distance_bias(util.random_params(case.encoding), side, DIMS)
+        assert (np.diff(bias, axis=-1) <= 0).all() and np.isfinite(bias).all()
+
+
+@each(util.SINGLE)
+def test_the_limit_is_where_positions_end(case):
+    enc, limit = case.encoding, case.encoding.limit()
+    params = util.random_params(enc)
+
+    @util.jit
+    def used(place):
+        places = jnp.broadcast_to(place, (1, enc.axes)[: 1 + (enc.axes > 1)])
+        x = jnp.ones((1, H, E))
+        return slots(case, params, x, x, places, jnp.zeros_like(places))
+
+    def finite(place):
+        return all(np.isfinite(x).all() for x in jax.tree.leaves(used(np.int32(place))))
+
+    assert finite(0) and finite(2**24 - 1 if limit is None else limit - 1)
+    if limit is not None:
+        assert not finite(limit) and not finite(-1)
+
+
+@each([c for c in util.SINGLE if c.encoding.real_positions])
+def test_whole_float32_positions_are_integers(case):
+    params, q = util.random_params(case.encoding), util.noise(T, H, E)
+    places = np.arange(-3, T - 3, dtype=np.int32)
+    args = [x.astype(t) for t in (np.int32, np.float32) for x in (places, places[::-1])]
+    ints, reals = util.jit(
+        lambda a, b, c, d: [slots(case, params, q, q, *x) for x in ((a, b), (c, d))]
+    )(*args)
+    assert_close(reals, ints, 1e-6)
+
+
+# Citizens of JAX.
+
+
+@functools.cache
+def two_layers(case):
+    """Gradients through a scan of remat of vmap of attention: (d_params, d_q)."""
+
+    def loss(params, q, k, v, places, ids, cotangent):
+        @jax.checkpoint
+        def block(q, _):
+            f = functools.partial(util.layer, case, params, implementation="tiled")
+            return jax.vmap(f)(q, k, v, places, ids), None
+
+        return (jax.lax.scan(block, q, length=2)[0] * cotangent).sum()
+
+    return util.jit(jax.grad(loss, argnums=(0, 1)))
+
+
+@each(util.SINGLE)
+def test_jit_grad_scan_remat_and_vmap_compose(case):
+    q, k, v = util.inputs()
+    params, cotangent = util.random_params(case.encoding), util.noise(B, T, H, E, seed=9)
+    places = util.spread(case, contiguous(B, T))
+    ids = np.where(contiguous(B, T) < [[9], [T]], 0, 1).astype(np.int32)
+    given = {"positions": places, "segments": ids}
+    middle, _ = util.run(case, "dense", **given)
+    _, second = util.run(case, "dense", **given, qkv=(middle, k, v), cotangent=cotangent)
+    _, first = util.run(case, "dense", **given, cotangent=second[1])
+    want = jax.tree.map(np.add, first[0], second[0]), first[1]
+    assert_close(two_layers(case)(params, q, k, v, places, ids, cotangent), want, 3e-5)
+
+
+@each(util.SINGLE)
+def test_one_token_sees_itself_and_none_gives_none(case):
+    params, many = util.random_params(case.encoding), case.encoding.axes > 1
+
+    def short(length, engine):
+        ids = np.zeros((B, length), np.int32)
+        places = util.spread(case, ids) if many else None
+        qkv = util.inputs(length)
+        return util.layer(case, params, *qkv, places, ids, implementation=engine)
+
+    outs = util.jit(lambda: [[short(n, e) for e in ENGINES] for n in (0, 1)])()
+    assert [x.shape for x in outs[0]] == [(B, 0, H, E)] * 2
+    extra = case.encoding.relative_values(params, util.spread(case, np.zeros(1, np.int32)))
+    want = np.repeat(util.inputs(1)[2], H // K, axis=2)
+    want = want + (0 if extra is None else np.asarray(extra).reshape(-1, E))
+    for out in outs[1]:
+        assert_close(out, want, 1e-6)
+
+
+@each(util.SINGLE)
+def test_grouped_heads_equal_repeated_heads(case):
+    q, k, v = util.inputs()
+    places = util.spread(case, contiguous(B, T))
+    wide = (q, *(np.repeat(x, H // K, axis=2) for x in (k, v)))
+    params, ids = util.random_params(case.encoding), np.zeros((B, T), np.int32)
+    repeated = util.jit(lambda *a: util.layer(case, *a, implementation="dense"))
+    want = repeated(params, *wide, places, ids)
+    for engine in ENGINES:
+        assert_close(util.run(case, engine, positions=places)[0], want)
+
+
+@each(util.CASES)
+def test_a_scheme_is_frozen_hashable_and_a_static_argument(case):
+    enc = case.encoding
+    twin = dataclasses.replace(enc)
+    assert twin == enc and hash(twin) == hash(enc) and twin is not enc
+    assert all(getattr(enc, f.name) == getattr(twin, f.name) for f in dataclasses.fields(enc))
+    field = next(iter(dataclasses.fields(enc)), None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(enc, field.name if field else "anything", 1)
+    traces = []
+    f = jax.jit(lambda enc, x: traces.append(enc) or x, static_argnums=0)
+    f(enc, 1.0), f(twin, 1.0)
+    assert len(traces) == 1
+
+
+def test_every_scheme_is_under_test_and_every_exemption_is_one_of_them():
+    assert {c.name.split("(")[0] for c in util.SINGLE} == set(pe_jax.ENCODINGS)
+    for law, schemes in EXEMPT.items():
+        assert set(schemes) <= set(pe_jax.ENCODINGS) and all(schemes.values()), law

@@ -1,0 +1,188 @@
+"""What the laws share: every scheme as a case, inputs, and one compiled function a law and case.
+
+B batch, T tokens, H query heads, K key heads, E head width, D = H·E model width.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pe_jax
+from pe_jax import Encoding, Params, Sum
+from pe_jax.encodings.base import DISTANCE_SLOTS, Dims
+from pe_jax.positions import per_segment
+
+B, T, H, K, E = 2, 13, 4, 2, 8
+DIMS = Dims(H * E, H, K, E)
+BLOCKS = (4, 3)  # neither divides T, and they differ: 4 × 5 tiles
+
+# Settings under which horizons are reached within T tokens; a scheme not named here has its
+# defaults. `causal` is no field: False makes a case that looks both ways.
+SMALL: dict[str, list[dict[str, Any]]] = {
+    "learned": [{"length": 40}],
+    "shaw": [{"clip": 3}, {"clip": 2, "values": False, "causal": False}],
+    "t5": [
+        {"num_buckets": 6, "max_distance": 9},
+        {"num_buckets": 8, "max_distance": 6, "bidirectional": True, "causal": False},
+    ],
+    "buckets": [{"edges": (0, 1, 4)}, {"edges": (0, 2, 5), "directional": True, "causal": False}],
+    "clipped": [{"clip": 3}],
+    "deberta": [
+        {"buckets": None, "max_distance": 4},
+        {"buckets": 4, "max_distance": 7, "causal": False},
+    ],
+    "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
+    "alibi": [{}, {"causal": False}],
+}
+
+
+class Case(NamedTuple):
+    """One scheme under test; hashable, so that what is compiled for it can be kept."""
+
+    name: str
+    encoding: Encoding
+    causal: bool = True
+
+    def __repr__(self):
+        return self.name
+
+
+def _single(name: str, fields: dict[str, Any]) -> Case:
+    settings = {f: x for f, x in fields.items() if f != "causal"}
+    shown = ",".join(f"{f}={x}" for f, x in fields.items()).replace(" ", "")
+    title = name + f"({shown})" * bool(shown)
+    return Case(title, pe_jax.make(name, **settings), fields.get("causal", True))
+
+
+def _sum(*names: str) -> Case:
+    parts = (_single(name, SMALL.get(name, [{}])[0]).encoding for name in names)
+    return Case("+".join(names), Sum(tuple(parts)))
+
+
+def is_relative(encoding: Encoding) -> bool:
+    """Whether only distances matter, by the slots that the scheme declares."""
+    return not (encoding.overrides("embed") or encoding.overrides("bias"))
+
+
+SINGLE = [_single(n, fields) for n in pe_jax.ENCODINGS for fields in SMALL.get(n, [{}])]
+SUMS = [_sum("shaw", "t5")] + [
+    _sum(name, "rope")
+    for name, scheme in pe_jax.ENCODINGS.items()
+    if name != "learned" and any(map(scheme().overrides, (*DISTANCE_SLOTS, "bias", "embed")))
+]
+CASES = SINGLE + SUMS
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    """Standard normal, float32."""
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def random_params(encoding: Encoding, dims: Dims = DIMS, seed: int = 1) -> Params:
+    """Parameters of the shapes that the scheme asks for, with no term zero."""
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(
+        lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
+    )
+    return jax.tree.map(lambda x: jnp.asarray(0.4 * noise(*x.shape, seed=seed)), shapes)
+
+
+def inputs(length: int = T, kv_heads: int = K) -> tuple[np.ndarray, ...]:
+    """q, k, v: [B, T, H, E], then twice [B, T, K, E]."""
+    heads = (H, kv_heads, kv_heads)
+    return tuple(noise(B, length, n, E, seed=s) for s, n in enumerate(heads))
+
+
+def jit(f, **options):
+    """Compiled with few optimisations: the tests compile much and run little."""
+    return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0}, **options)
+
+
+def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Array:
+    """Attention, after `embed` has added what it adds, to q, so that this slot takes part too."""
+    enc = case.encoding
+    if enc.overrides("embed"):
+        places = per_segment(segments) if positions is None else positions
+        flat = enc.embed(params, q.reshape(*q.shape[:-2], DIMS.width), places)
+        q = flat.reshape(q.shape)
+    return pe_jax.attention(
+        q,
+        k,
+        v,
+        encoding=enc,
+        params=params,
+        q_positions=positions,
+        q_segments=segments,
+        causal=case.causal,
+        **options,
+    )
+
+
+@functools.cache
+def compiled(case: Case, engine: str):
+    """(params, qkv, positions or None, segments, cotangent) → output, (d_params, d_q, d_k, d_v)."""
+
+    def run(params, qkv, positions, segments, cotangent):
+        def f(params, q, k, v):
+            return layer(case, params, q, k, v, positions, segments, implementation=engine)
+
+        out, pull = jax.vjp(f, params, *qkv)
+        return out, pull(cotangent)
+
+    return jit(run)
+
+
+def run(case: Case, engine: str, *, positions=None, segments=None, qkv=None, cotangent=None):
+    """What `compiled` gives, as NumPy arrays, for the usual inputs unless others are given."""
+    qkv = inputs() if qkv is None else qkv
+    segments = np.zeros(qkv[0].shape[:2], np.int32) if segments is None else segments
+    cotangent = noise(*qkv[0].shape, seed=9) if cotangent is None else cotangent
+    params = random_params(case.encoding)
+    found = compiled(case, engine)(params, qkv, positions, segments, cotangent)
+    return jax.tree.map(np.asarray, found)
+
+
+def assert_close(got, want, tol: float = 1e-5) -> None:
+    """Every leaf within `tol`, relative to its largest value (or to 1)."""
+    for (path, g), w in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        g, w = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        name = jax.tree_util.keystr(path)
+        assert g.shape == w.shape, f"{name}: {g.shape} is not {w.shape}"
+        if w.size:
+            error = np.abs(g - w).max() / max(1.0, np.abs(w).max())
+            assert error <= tol, f"{name}: off by {error:.2g}"  # NaN fails too
+
+
+def contiguous(*shape: int) -> np.ndarray:
+    """0, 1, 2, … along the last axis: int32."""
+    return np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape)
+
+
+def spread(case: Case, places: np.ndarray) -> np.ndarray:
+    """Positions for a scheme of several axes: each axis runs slower than the one before."""
+    axes = case.encoding.axes
+    return places if axes == 1 else np.stack([places // (a + 1) for a in range(axes)], axis=-1)
+
+
+def positions(case: Case, shape=(B, T), reach: int = 2**22):
+    """Positions that the scheme allows: small and repeated, far and negative, shuffled."""
+    limit = case.encoding.limit()
+    low, high = (-reach, reach) if limit is None else (0, limit - 1)
+    ints = functools.partial(hnp.arrays, np.int32)
+    near = ints(shape, elements=st.integers(max(low, -3), min(high, 9)))
+    far = ints(shape, elements=st.integers(low, high))
+    shuffled = st.permutations(range(shape[-1])).map(
+        lambda p: np.tile(np.int32(p), (*shape[:-1], 1))
+    )
+    drawn = near | far | shuffled
+    return drawn.map(lambda x: spread(case, x))
+
+
+def segments(shape=(B, T)):
+    """Segment ids in any order; a negative id is padding."""
+    return hnp.arrays(np.int32, shape, elements=st.integers(-1, 2))
