@@ -6,6 +6,7 @@ B batch, T tokens.
 """
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 

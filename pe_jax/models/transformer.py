@@ -9,6 +9,7 @@ B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 import dataclasses
 import difflib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -160,12 +161,12 @@ class Attention(nnx.Module):
         self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
 
     def __call__(self, x, shared, positions, segments, cache):
-        """x [B, T, D] → [B, T, D], and the longer cache if there is one."""
+        """[B, T, D] → [B, T, D], and the longer cache if there is one."""
         split = lambda y: y.reshape(*y.shape[:-1], -1, self.dims.head_dim)  # noqa: E731
         q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        given = dict(
+        given: Any = dict(
             encoding=self.encoding,
             params=Params(shared, nnx.pure(self.params)),
             dims=self.dims,
@@ -198,7 +199,7 @@ class MLP(nnx.Module):
         self.down = _linear(config, hidden, width, rngs, (2 * config.layers * hidden) ** -0.5)
 
     def __call__(self, x):
-        """x [B, T, D] → [B, T, D]."""
+        """[B, T, D] → [B, T, D]."""
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
         return self.down(self.activation(self.gate(x)) * self.up(x))
@@ -215,7 +216,7 @@ class Block(nnx.Module):
         self.dropout = config.dropout
 
     def __call__(self, x, shared, positions, segments, cache, key):
-        """x [B, T, D] → [B, T, D], and the longer cache; `key` drives dropout, None is none."""
+        """[B, T, D] → [B, T, D], and the longer cache; `key` drives dropout, None is none."""
         y, cache = self.attention(self.attention_norm(x), shared, positions, segments, cache)
         x = x + self._drop(y, key, 0)
         return x + self._drop(self.mlp(self.mlp_norm(x)), key, 1), cache
@@ -296,22 +297,27 @@ class Transformer(nnx.Module):
           float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
         """
         tokens = jnp.asarray(tokens)
-        x = self.embed(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
-        if cache is not None:
-            if positions is None:
-                positions = pos.contiguous(tokens.shape[1], cache[0].length[0])[None]
-        where = positions
-        if where is None:
-            where = pos.contiguous(tokens.shape[1])[None]
-            where = where if segments is None else pos.per_segment(segments)
+        if cache is not None and positions is None:
+            positions = pos.contiguous(tokens.shape[1], cache[0].length[0])[None]
+        x = self._embed(tokens, positions, segments)
         shared = nnx.pure(self.shared)
-        for i, encoding in enumerate(dict.fromkeys(self.encodings)):
-            x = encoding.embed(Params(shared[i], {}), x, where)
         x, cache = self._layers(x, shared, positions, segments, cache, key)
         x = self.final_norm(x)
-        logits = self.embed.attend(x) if self.config.tied else self.head(x)
+        # a tied table has the scale of an input; as an output it begins near a uniform guess (T5)
+        tied = self.config.tied
+        logits = self.embed.attend(x * self.config.width**-0.5) if tied else self.head(x)
         logits = logits.astype(jnp.float32)
         return logits if cache is None else (logits, cache)
+
+    def _embed(self, tokens, positions, segments):
+        """Token embeddings of unit variance, with the positions that the schemes add."""
+        x = self.embed(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
+        if positions is None:
+            positions = pos.contiguous(tokens.shape[1])[None]
+            positions = positions if segments is None else pos.per_segment(segments)
+        for encoding, shared in zip(dict.fromkeys(self.encodings), self.shared, strict=True):
+            x = encoding.embed(Params(nnx.pure(shared), {}), x, positions)
+        return x
 
     def _layers(self, x, shared, positions, segments, cache, key):
         """All blocks: a scan over repeats of the pattern."""
@@ -334,6 +340,25 @@ class Transformer(nnx.Module):
         keys = None if key is None else jax.random.split(key, repeats)
         step = jax.checkpoint(repeat) if self.config.remat else repeat
         return jax.lax.scan(step, x, ([state for _, state in split], cache, keys))
+
+    def check_finite(self, tokens, *, segments=None) -> None:
+        """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""
+
+        def look(x, what: str):
+            if not bool(jnp.isfinite(x).all()):
+                raise FloatingPointError(f"{what} is not finite")
+
+        for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(self, nnx.Param)):
+            look(leaf, f"parameter {jax.tree_util.keystr(path)}")
+        x = self._embed(tokens, None, segments)
+        look(x, "the embedding")
+        shared = nnx.pure(self.shared)
+        for layer in range(self.config.layers):
+            place = layer % len(self.blocks)
+            graph, state = nnx.split(self.blocks[place])
+            block = nnx.merge(graph, jax.tree.map(lambda a: a[layer // len(self.blocks)], state))  # noqa: B023
+            x, _ = block(x, shared[self.which[place]], None, segments, None, None)
+            look(x, f"the output of layer {layer}")
 
     def init_cache(self, batch: int, capacity: int):
         """Empty caches for `capacity` tokens, one for each place of the pattern, stacked.

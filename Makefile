@@ -1,0 +1,40 @@
+# Sets itself up on any machine with Python >= 3.11 and make.
+PYTHON ?= python3
+BIN := .venv/bin
+export JAX_PLATFORMS ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo "" || echo cpu)
+
+.PHONY: venv compare smoke test oracles clean
+
+.venv/ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/ready-test: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+.venv/ready-oracles: .venv/ready-test
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,oracles]'
+	touch $@
+
+venv: .venv/ready
+
+compare: .venv/ready
+	$(BIN)/python -m experiments.compare --config=configs/compare.py
+
+smoke: .venv/ready
+	$(BIN)/python -m experiments.compare --config=configs/smoke.py
+
+test: .venv/ready-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/pytest -n 2
+
+oracles: .venv/ready-oracles
+	$(BIN)/pytest -n 2 tests/oracles
+
+clean:
+	rm -rf .venv runs .jax_cache .pytest_cache .ruff_cache .hypothesis

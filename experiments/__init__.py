@@ -1,0 +1,1 @@
+"""Programs: absl mains, read from the top down."""

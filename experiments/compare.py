@@ -1,0 +1,212 @@
+"""The comparison: every encoding with every seed, then speed and memory, then one report.
+
+    python -m experiments.compare --config=configs/compare.py --config.data=text:DIR
+
+Interrupted, the same command goes on where it was; what is finished is not repeated.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import rich
+from absl import logging
+
+from experiments import launch, report, speed
+from experiments.train import (
+    Diverged,
+    Source,
+    evaluate,
+    open_source,
+    prepare,
+    train,
+)
+from pe_jax.encodings.base import Params
+from pe_jax.training.checkpoint import check_same
+from pe_jax.training.config import CompareConfig, Config, from_json
+from pe_jax.training.sharding import path_name
+from pe_jax.training.step import Trainer
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def slug(spec: str) -> str:
+    """A folder's name for an encoding: `rope(base=5e5)` → rope-base-5e5."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", spec.replace("_", "-")).strip("-.")[:64] or "encoding"
+
+
+def names(config: CompareConfig) -> dict[str, str]:
+    """Name → spec: the scheme's name where that tells them apart, else the whole spec's slug."""
+    specs = config.specs()
+    plain = [re.fullmatch(r"(\w+)(\(.*\))?", spec) for spec in specs]
+    short = [match[1] if match else "" for match in plain]
+    found = [
+        name if name and short.count(name) == 1 else slug(spec)
+        for name, spec in zip(short, specs, strict=True)
+    ]
+    if len(set(found)) < len(found):
+        raise ValueError(f"encodings={config.encodings}: two of them have the same name {found}")
+    for field in ("baseline", "reference"):
+        if getattr(config, field) not in found:
+            raise ValueError(f"{field}={getattr(config, field)!r}: must be one of {found}")
+    return dict(zip(found, specs, strict=True))
+
+
+def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
+    """What the report says about the comparison besides its results."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
+    name = source.corpus.name
+    return {
+        "name": f"{len(encodings)} positional encodings on {name}",
+        "train_length": config.length,
+        "lengths": sorted({config.length, *config.eval.lengths}),
+        "baseline": config.baseline,
+        "reference": config.reference,
+        "primary": {"protocol": config.protocol, "length": config.eval.lengths[-1]},
+        "encodings": [{"name": n, "spec": s} for n, s in encodings.items()],
+        "seeds": [config.seed + k for k in range(config.seeds)],
+        "config": json.loads(json.dumps(dataclasses.asdict(config))),
+        "dims": dataclasses.asdict(config.model.dims),
+        "corpus": {
+            "name": name,
+            "digest": source.corpus.digest,
+            "describe": source.corpus.describe(),
+        },
+        "versions": {p: importlib.metadata.version(p) for p in PACKAGES},
+        "commit": found.stdout.strip() or "not a git checkout",
+        "device": f"{len(jax.devices())} × {jax.devices()[0].device_kind}",
+        "command": " ".join(["python -m experiments.compare", *sys.argv[1:]]),
+        "steps": config.steps,
+        "batch": config.batch,
+        "learning_rate": config.optimizer.learning_rate,
+        "note": "A demonstration: one stated learning rate for all schemes.",
+    }
+
+
+def save_json(path: Path, value: Any) -> None:
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value), encoding="utf-8")
+    part.replace(path)
+
+
+def save_encoding(folder: Path, trainer: Trainer, params: Any) -> None:
+    """The trained parameters of the encoding of layer 0, for its picture."""
+    model = trainer.model(params)
+    first = jax.tree.map(lambda x: x[0], model.blocks[0].attention.params)
+    leaves = jax.tree.leaves(Params(model.shared[model.which[0]], first))
+    np.savez(folder / "encoding.npz", **{str(i): np.asarray(x) for i, x in enumerate(leaves)})
+
+
+def count_parameters(trainer: Trainer) -> dict:
+    """How many parameters, and how many of them the encodings'."""
+    leaves = jax.tree_util.tree_leaves_with_path(trainer.shapes)
+    sizes = [(path_name(path), leaf.size) for path, leaf in leaves]
+    own = [n for path, n in sizes if path.startswith("shared") or "/attention/params/" in path]
+    return {"parameters": sum(n for _, n in sizes), "encoding_parameters": sum(own)}
+
+
+def one(config: Config, source: Source, trainer: Trainer, label: str, stop: launch.Stop) -> None:
+    """Trains and evaluates one run, and writes its `evaluation.json`, unless a signal came."""
+    folder = Path(config.workdir)
+    begin = time.monotonic()
+    found: dict = count_parameters(trainer)
+    try:
+        state = train(config, source, trainer, label, stop)
+    except Diverged as error:
+        save_json(folder / "evaluation.json", {**found, "status": "diverged", "reason": str(error)})
+        return
+    if stop.signal is not None:
+        return
+    found |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(config, trainer)}
+    found |= evaluate(config, source, trainer, state)
+    save_encoding(folder, trainer, state.params)
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    found |= {"seconds": time.monotonic() - begin, "train_loss": json.loads(rows[-1])["loss"]}
+    save_json(folder / "evaluation.json", found)
+
+
+def flops_per_token(config: Config, trainer: Trainer) -> float | None:
+    """Of a training step, by the compiler's count (loops count once, so long contexts are low)."""
+    cost = trainer.compile(config.batch, config.length).cost_analysis()
+    flops = (cost or {}).get("flops")
+    return flops and flops / (config.batch * config.length)
+
+
+def check_resumable(config: CompareConfig, now: dict) -> None:
+    """Raises ValueError if the workdir holds another comparison, naming the difference."""
+    path = Path(config.workdir) / "manifest.json"
+    if not path.exists():
+        return
+    saved = json.loads(path.read_text())
+    join = lambda m: {**m["config"], "corpus": m["corpus"]["digest"]}  # noqa: E731
+    check_same(join(saved), join(now))
+    for field in ("steps", "eval"):
+        if saved["config"][field] != now["config"][field]:
+            old, new = saved["config"][field], now["config"][field]
+            raise ValueError(
+                f"{field}={new!r}: the workdir has {old!r}; use a new --config.workdir"
+            )
+
+
+def main(config: CompareConfig) -> None:
+    """Runs what is missing, then measures speed, then writes the report."""
+    workdir = Path(config.workdir)
+    with launch.one_line_errors():
+        if jax.process_count() > 1:
+            raise ValueError("compare runs in one process; start one comparison a host")
+        encodings = names(config)
+        source = open_source(config)
+        about = manifest(config, source, encodings)
+        check_resumable(config, about)
+        model = dataclasses.replace(config.model)
+        trainers = {}
+        for name, spec in encodings.items():
+            config.model = dataclasses.replace(model, encoding=spec)
+            trainers[name] = prepare(config, source.vocab)
+    save_json(workdir / "manifest.json", about)
+    total, done, spent = len(encodings) * config.seeds, 0, []
+    with launch.Stop() as stop:
+        for name in encodings:
+            for seed in about["seeds"]:
+                done += 1
+                folder = workdir / "runs" / name / f"seed{seed}"
+                if (folder / "evaluation.json").exists():
+                    logging.info("[%d/%d] %s seed %d is finished", done, total, name, seed)
+                    continue
+                begin = time.monotonic()
+                run = from_json(Config, dataclasses.asdict(config))
+                run.model = dataclasses.replace(trainers[name].config)
+                run.seed, run.workdir = seed, str(folder)
+                one(run, source, trainers[name], f"[{done}/{total}] {name} seed {seed}", stop)
+                if stop.signal is not None:
+                    logging.info("Stopped; the same command continues here.")
+                    sys.exit(128 + stop.signal)
+                spent.append(time.monotonic() - begin)
+                left = np.mean(spent) * (total - done)
+                logging.info("[%d/%d] done; about %.1f minutes left", done, total, left / 60)
+        if not (workdir / "speed.json").exists():
+            logging.info("Measuring speed and memory, all schemes in turn")
+            save_json(workdir / "speed.json", speed.measure(config, trainers))
+    logging.info("Writing the report")
+    page = report.build(workdir)
+    rich.print(report.summary(workdir))
+    print(f"Report: {page}")
+
+
+if __name__ == "__main__":
+    launch.run(main, "configs/compare.py")

@@ -1,0 +1,70 @@
+"""Generates text from a trained run.
+
+python -m experiments.generate --workdir=runs/train --prompt="def " --tokens=200
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import app, flags
+
+from experiments import launch
+from experiments.train import prepare
+from pe_jax.models.generate import generate
+from pe_jax.training import tokenizer
+from pe_jax.training.checkpoint import Checkpoints, abstract
+from pe_jax.training.config import Config, from_json
+
+WORKDIR = flags.DEFINE_string("workdir", "runs/train", "of experiments.train, or of one run")
+PROMPT = flags.DEFINE_string("prompt", "\n", "text to continue")
+TOKENS = flags.DEFINE_integer("tokens", 200, "how many new tokens", lower_bound=0)
+TEMPERATURE = flags.DEFINE_float("temperature", 0.8, "0 takes the likeliest", lower_bound=0)
+TOP_K = flags.DEFINE_integer("top_k", 0, "draw among the k likeliest; 0: all", lower_bound=0)
+SEED = flags.DEFINE_integer("seed", 0, "of the sampling", lower_bound=0)
+
+
+def load(workdir: Path):
+    """The model of the last checkpoint, and its tokenizer."""
+    missing = f"workdir={str(workdir)!r} holds no {{}}; train a model there first"
+    path = workdir / "config.json"
+    if not path.exists():
+        raise ValueError(
+            f"workdir={str(workdir)!r} holds no config.json; train a model there first"
+        )
+    config = from_json(Config, json.loads(path.read_text()))
+    trainer = prepare(config, config.model.vocab)
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    step = checkpoints.latest()
+    if step is None:
+        raise ValueError(missing.format("checkpoint"))
+    like = abstract(jax.eval_shape(trainer.init, 0), trainer.shardings)
+    state = checkpoints.restore(step, like, None, checkpoints.meta(step))
+    checkpoints.close()
+    return trainer.model(state.params), config
+
+
+def main(_: list[str]) -> None:
+    """Prints the prompt and its continuation."""
+    with launch.one_line_errors():
+        model, config = load(Path(WORKDIR.value).absolute())
+        if config.data.startswith("synthetic:"):
+            raise ValueError(f"data={config.data!r} has no text to generate; use a text model")
+        tokens = tokenizer.get(config.tokenizer)
+        prompt = tokens.encode(PROMPT.value.encode())
+        if not len(prompt):
+            raise ValueError("prompt='': pass at least one character")
+        found = generate(
+            model,
+            prompt[None],
+            TOKENS.value,
+            key=jax.random.key(SEED.value),
+            temperature=TEMPERATURE.value,
+            top_k=TOP_K.value,
+        )
+    print(tokens.decode(np.asarray(found[0])))
+
+
+if __name__ == "__main__":
+    app.run(main)

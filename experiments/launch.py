@@ -1,0 +1,125 @@
+"""How every program starts: flags and a config file to a checked config; errors on one line."""
+
+import contextlib
+import difflib
+import logging as std_logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from pe_jax.training import config as configs
+
+LOUD = ("jax", "orbax", "grain")  # libraries that log each step of their work
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns a ValueError or OSError of the preparation into one line and exit status 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        text = " ".join(str(error).split())
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(main: Callable[[Any], None], default: str) -> None:
+    """Parses the command line, checks the config and calls `main(config)`.
+
+    Args:
+      main: the program.
+      default: the config file that `--config` has if it is not given.
+    """
+    config_flags.DEFINE_config_file(
+        "config", default, "a file with get_config()", lock_config=False
+    )
+    flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
+    logging.set_verbosity(logging.INFO)
+    logging.use_absl_handler()
+    quiet = lambda r: r.levelno > std_logging.INFO or not set(LOUD) & {*Path(r.pathname).parts}  # noqa: E731
+    logging.get_absl_handler().addFilter(quiet)
+    app.run(lambda _: _start(main), flags_parser=_parse)
+
+
+def _start(main: Callable[[Any], None]) -> None:
+    config = flags.FLAGS.config
+    with one_line_errors():
+        if flags.FLAGS.encoding is not None:
+            config.model.encoding = flags.FLAGS.encoding
+        config.check()
+        config.workdir = str(Path(config.workdir).absolute())
+        writable(Path(config.workdir))
+    _distributed()
+    main(config)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    """Parses flags; a wrong name or type is one line that names the nearest or the range."""
+    try:
+        return flags.FLAGS(argv)
+    except KeyError as error:
+        _explain_unknown(argv, error)
+    except flags.UnrecognizedFlagError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except flags.Error as error:
+        name = str(error).partition("--config.")[2].partition("=")[0]
+        field = configs.find(configs.CompareConfig(), name)
+        need = f"; pass {field.metadata['need']}" if field and "need" in field.metadata else ""
+        print(f"error: {' '.join(str(error).split())}{need}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _explain_unknown(argv: Sequence[str], error: KeyError) -> None:
+    known = configs.paths(configs.CompareConfig())
+    for argument in argv:
+        name = argument.removeprefix("--config.").partition("=")[0]
+        if argument.startswith("--config.") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+            text = f"--config.{name} is unknown; did you mean --config.{near}?"
+            print(f"error: {text}", file=sys.stderr)
+            return
+    print(f"error: {error}", file=sys.stderr)
+
+
+def writable(folder: Path) -> None:
+    """Raises OSError if files cannot be written there; leaves nothing behind but the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise OSError(f"workdir={str(folder)!r} is not writable; choose another --config.workdir")
+
+
+def _distributed() -> None:
+    """Joins the other hosts where there are any (TPU pods, SLURM); a lone machine has none."""
+    try:
+        jax.distributed.initialize()
+    except ValueError as error:
+        if "coordinator_address should be defined" not in str(error):
+            raise
+
+
+class Stop:
+    """Notes SIGINT and SIGTERM, so that a run can save before it ends with the signal's status."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __enter__(self) -> "Stop":
+        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.signal is not None:  # the second one means now
+            sys.exit(128 + number)
+        self.signal = number
+        logging.info("Signal %d: saving, then stopping. Once more stops at once.", number)

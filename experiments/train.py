@@ -1,0 +1,188 @@
+"""Trains one model and evaluates it by length.
+
+    python -m experiments.train --config=configs/train.py --encoding=alibi
+
+Files in the workdir: metrics.jsonl, events/ (TensorBoard), checkpoints/, config.json,
+evaluation.json. The same command again continues where it stopped, or finds it finished.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from experiments import launch
+from pe_jax.training import data, sharding, tasks, tokenizer
+from pe_jax.training.checkpoint import Checkpoints, abstract, check_same
+from pe_jax.training.config import Config
+from pe_jax.training.evaluate import Evaluator, windows
+from pe_jax.training.metrics import Metrics
+from pe_jax.training.step import State, Trainer
+
+
+@dataclasses.dataclass
+class Source:
+    """The data of a run: a corpus and its tokenizer, or a task; and what is evaluated on."""
+
+    corpus: Any
+    tokens: Any
+    text: np.ndarray | None
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids."""
+        return (self.tokens or self.corpus).vocab
+
+
+def open_source(config: Config) -> Source:
+    """Loads and checks the data before anything is compiled."""
+    corpus = data.load(config.data)
+    logging.info("data: %s", corpus.describe())
+    if isinstance(corpus, tasks.Task):
+        return Source(corpus, None, None)
+    tokens = tokenizer.get(config.tokenizer)
+    return Source(corpus, tokens, windows(corpus, tokens, config.eval))
+
+
+def prepare(config: Config, vocab: int) -> Trainer:
+    """Fills in the vocabulary and the mesh, checks that all fits, and makes the programs."""
+    config.model.vocab = config.model.vocab or vocab
+    if config.model.vocab < vocab:
+        raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
+    mesh = sharding.make_mesh(config.mesh)
+    sharding.check_fits(config.model, config.batch, mesh)
+    limits = [n for e in config.model.pattern if (n := e.limit()) is not None]
+    if min(limits, default=config.length) < config.length:
+        raise ValueError(
+            f"length={config.length}: {config.model.encoding!r} is defined for {min(limits)}"
+            " positions; shorten it or lengthen the table"
+        )
+    return Trainer(dataclasses.replace(config.model), config.optimizer, config.steps, mesh)
+
+
+def batches(config: Config, source: Source):
+    """The endless iterator of this process."""
+    return data.train_iterator(
+        source.corpus,
+        source.tokens,
+        length=config.length,
+        batch=config.batch,
+        seed=config.seed,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+
+
+def meta(config: Config, source: Source) -> dict:
+    """What a checkpoint belongs to: the config and the corpus, as JSON has them."""
+    return json.loads(json.dumps({**dataclasses.asdict(config), "corpus": source.corpus.digest}))
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer finite."""
+
+
+def train(config: Config, source: Source, trainer: Trainer, label: str, stop: launch.Stop) -> State:
+    """Trains from the last checkpoint, or from the start, to the last step or a signal.
+
+    Raises:
+      Diverged: the loss is not finite; the layer is named, and nothing is saved.
+      ValueError: the checkpoint belongs to another run.
+    """
+    folder = Path(config.workdir)
+    about = meta(config, source)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    rows = batches(config, source)
+    state = trainer.init(config.seed)
+    done = checkpoints.latest() or 0
+    if done:
+        state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
+        logging.info("%s continues at step %d", label, done)
+    metrics = Metrics(folder, config.steps, label)
+    metrics.start(done)
+    lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
+    tokens = config.batch * config.length
+    for step in range(done + 1, config.steps + 1):
+        batch = next(rows)
+        state, values = trainer.step(state, trainer.put(batch), np.int32(config.seed))
+        if lockstep:
+            jax.block_until_ready(state)
+        last = step == config.steps or stop.signal is not None
+        save = last or (config.save_every and step % config.save_every == 0)
+        if save or step % config.log_every == 0:
+            found = {name: float(value) for name, value in values.items()}
+            _check_finite(found, trainer, state, batch, step)
+            metrics.write(step, tokens, **found)
+        if save:
+            checkpoints.save(step, state, rows, about)
+            metrics.start(step)
+        if stop.signal is not None:
+            break
+        if step == done + 1:
+            jax.block_until_ready(state)
+            metrics.start(step)  # the first step compiles
+    metrics.close()
+    checkpoints.close()
+    return state
+
+
+def _check_finite(found: dict, trainer: Trainer, state: State, batch: dict, step: int) -> None:
+    if all(map(math.isfinite, found.values())):
+        return
+    where = "the gradient"
+    try:
+        model = trainer.model(state.params)
+        model.check_finite(batch["tokens"][:, :-1], segments=batch["segments"][:, :-1])
+    except FloatingPointError as error:
+        where = str(error)
+    raise Diverged(f"loss {found['loss']} at step {step}: {where}; nothing was saved")
+
+
+def evaluate(config: Config, source: Source, trainer: Trainer, state: State) -> dict:
+    """Losses by length, as `evaluation.json` has them."""
+    evaluator = Evaluator(trainer, config.model, config.eval)
+    if source.text is None:
+        return evaluator.by_task_length(state.params, source.corpus)
+    return evaluator.by_length(state.params, source.text)
+
+
+def main(config: Config) -> None:
+    """Trains, evaluates, and writes what was found."""
+    with launch.one_line_errors():
+        source = open_source(config)
+        trainer = prepare(config, source.vocab)
+        folder = Path(config.workdir)
+        saved = folder / "config.json"
+        if saved.exists():
+            check_same(json.loads(saved.read_text()), meta(config, source))
+        if (folder / "evaluation.json").exists():
+            logging.info("%s is finished: nothing to do", folder)
+            return
+        saved.write_text(json.dumps(meta(config, source), indent=2))
+    begin = time.monotonic()
+    with launch.Stop() as stop:
+        try:
+            state = train(config, source, trainer, config.model.encoding, stop)
+        except Diverged as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
+    if stop.signal is not None:
+        sys.exit(128 + stop.signal)
+    found = {"status": "ok", "seconds": time.monotonic() - begin}
+    found |= evaluate(config, source, trainer, state)
+    (folder / "evaluation.json").write_text(json.dumps(found))
+    for protocol, lengths in found["losses"].items():
+        for length, losses in lengths.items():
+            text = "not defined" if losses is None else f"{np.mean(losses):.4f} nats"
+            logging.info("%s, context %s: %s", protocol, length, text)
+
+
+if __name__ == "__main__":
+    launch.run(main, "configs/train.py")

@@ -1,0 +1,1 @@
+"""Training and evaluation: configs, data, sharding, the step, checkpoints, losses by length."""

@@ -1,0 +1,242 @@
+"""The configuration of a run: typed fields with their ranges, checked before anything compiles.
+
+A file in `configs/` returns one of these from `get_config()`; absl flags override fields, as
+`--config.steps=2000 --config.model.encoding=alibi`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pe_jax.models.transformer import ModelConfig
+
+
+def _field(default: Any, need: str, ok: Callable[[Any], bool]) -> Any:
+    return dataclasses.field(default=default, metadata={"need": need, "ok": ok})
+
+
+def _int(default: int, low: int) -> Any:
+    return _field(default, f"an integer of at least {low}", lambda v: int(v) == v and v >= low)
+
+
+def _real(default: float, low: float, high: float, open_low: bool = False) -> Any:
+    brackets = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+    above = (lambda v: v > low) if open_low else (lambda v: v >= low)
+    return _field(
+        default,
+        f"a number in {brackets}",
+        lambda v: math.isfinite(v) and above(v) and v <= high,
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OptimizerConfig:
+    """AdamW, linear warm-up, cosine decay.
+
+    Attributes:
+      learning_rate: at the peak.
+      warmup: steps from 0 to the peak.
+      final: last learning rate as a part of the peak.
+      weight_decay: on matrices; vectors and encodings are not decayed.
+      b1: decay of the first moment.
+      b2: decay of the second.
+      clip: largest global norm of the gradient.
+    """
+
+    learning_rate: float = _real(3e-3, 0, 10, open_low=True)
+    warmup: int = _int(50, 0)
+    final: float = _real(0.1, 0, 1)
+    weight_decay: float = _real(0.1, 0, 10)
+    b1: float = _real(0.9, 0, 0.9999)
+    b2: float = _real(0.95, 0, 0.99999)
+    clip: float = _real(1.0, 0, 1e9, open_low=True)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MeshConfig:
+    """Devices along each axis; their product is the device count, and one -1 fills what is left.
+
+    Attributes:
+      data: replicas of the model, each with its part of the batch.
+      fsdp: parameters and batch are split over these.
+      model: heads and hidden units are split over these.
+    """
+
+    data: int = _field(-1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
+    fsdp: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
+    model: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class EvalConfig:
+    """Losses by length, on the same target tokens for every scheme and length.
+
+    Attributes:
+      lengths: context lengths to test, ascending; the longest is the number of targets a window.
+      windows: windows of text, each inside one document.
+      stride: targets scored per step of the sliding window; divides every length.
+      split: "validation" or "test".
+      batch_tokens: tokens in a forward pass.
+    """
+
+    lengths: tuple[int, ...] = _field(
+        (64, 128, 256, 512),
+        "ascending positive integers, each a divisor of the last",
+        lambda v: (
+            len(v) > 0
+            and all(a < b for a, b in zip(v, v[1:], strict=False))
+            and v[0] > 0
+            and all(v[-1] % n == 0 for n in v)
+        ),
+    )
+    windows: int = _int(32, 1)
+    stride: int = _int(32, 1)
+    split: str = _field("validation", "validation or test", lambda v: v in ("validation", "test"))
+    batch_tokens: int = _int(16384, 1)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Config:
+    """One training run.
+
+    Attributes:
+      workdir: where metrics, checkpoints and results go; made absolute at the start.
+      seed: of the weights, the order of the data, and dropout.
+      data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`.
+      tokenizer: `bytes` or `bpe:PATH`.
+      length: tokens in a row.
+      batch: rows in a step, over all devices.
+      steps: optimizer steps.
+      log_every: steps between lines of metrics.
+      save_every: steps between checkpoints; 0 saves at the end and when stopped.
+    """
+
+    workdir: str = _field("runs/train", "a path", bool)
+    seed: int = _field(0, "an integer in [0, 2^31)", lambda v: 0 <= v < 2**31)
+    data: str = _field("embedded", "a source", bool)
+    tokenizer: str = _field("bytes", "a tokenizer", bool)
+    length: int = _int(64, 1)
+    batch: int = _int(32, 1)
+    steps: int = _int(600, 1)
+    log_every: int = _int(50, 1)
+    save_every: int = _int(0, 0)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+
+    def check(self) -> None:
+        """Raises ValueError naming the field, its value and the range it must lie in."""
+        _check(self, "")
+        self.model.check()
+        if not self.model.causal:
+            raise ValueError("model.causal=False: next-token training needs a causal model")
+        if self.optimizer.warmup > self.steps:
+            raise ValueError(
+                f"optimizer.warmup={self.optimizer.warmup}: must be in [0, steps={self.steps}]"
+            )
+        if self.eval.lengths[0] % self.eval.stride:
+            shortest = self.eval.lengths[0]
+            divisors = [n for n in range(1, shortest + 1) if shortest % n == 0]
+            raise ValueError(f"eval.stride={self.eval.stride}: must be one of {divisors}")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class CompareConfig(Config):
+    """A comparison: every encoding with every seed, and one report.
+
+    Attributes:
+      encodings: as `model.encoding` takes them; `{length}` stands for the training length.
+      seeds: how many; run k has seed `seed` + k.
+      baseline: the encoding that speed and memory are measured against.
+      reference: the encoding that losses are compared with.
+      protocol: of the primary metric, at the longest length.
+      timing_repeats: interleaved rounds of the speed measurement.
+    """
+
+    workdir: str = _field("runs/compare", "a path", bool)
+    encodings: tuple[str, ...] = _field(
+        (
+            "nope",
+            "sinusoidal",
+            "learned(length={length})",
+            "shaw",
+            "transformer_xl",
+            "t5",
+            "buckets",
+            "deberta",
+            "rope",
+            "alibi",
+        ),
+        "at least one encoding",
+        lambda v: len(v) > 0,
+    )
+    seeds: int = _int(3, 1)
+    baseline: str = _field("nope", "one of the encodings", bool)
+    reference: str = _field("rope", "one of the encodings", bool)
+    protocol: str = _field(
+        "non-overlapping",
+        "non-overlapping or sliding",
+        lambda v: v in ("non-overlapping", "sliding"),
+    )
+    timing_repeats: int = _int(7, 5)
+
+    def check(self) -> None:
+        """Checks every encoding as `Config.check` does, and that none is named twice."""
+        super().check()
+        specs = self.specs()
+        for spec in specs:
+            dataclasses.replace(self.model, encoding=spec).check()
+        if len(set(specs)) < len(specs):
+            raise ValueError(f"encodings={self.encodings}: name each once")
+
+    def specs(self) -> list[str]:
+        """The encodings with the training length filled in."""
+        return [spec.replace("{length}", str(self.length)) for spec in self.encodings]
+
+
+def _check(config: Any, path: str) -> None:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if "ok" in field.metadata:
+            try:
+                ok = field.metadata["ok"](value)
+            except (TypeError, ValueError, OverflowError):
+                ok = False
+            if not ok:
+                need = field.metadata["need"]
+                raise ValueError(f"{path}{field.name}={value!r}: pass {need}")
+        elif dataclasses.is_dataclass(value) and not isinstance(value, ModelConfig):
+            _check(value, f"{path}{field.name}.")
+
+
+def from_json(kind: Any, saved: dict) -> Any:
+    """A config from what `dataclasses.asdict` gave to JSON; keys it does not have are ignored."""
+    values = {}
+    for field in dataclasses.fields(kind):
+        if field.name in saved:
+            value = saved[field.name]
+            nested = dataclasses.is_dataclass(field.default_factory) and isinstance(value, dict)
+            value = from_json(field.default_factory, value) if nested else value
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def find(config: Any, path: str) -> dataclasses.Field | None:
+    """The field at a dotted path such as `optimizer.warmup`; None if there is none."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        config = getattr(config, parent, None)
+    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+    return next((f for f in fields if f.name == name), None)
+
+
+def paths(config: Any, prefix: str = "") -> list[str]:
+    """The dotted paths of all fields that hold a value."""
+    found = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        here = f"{prefix}{field.name}"
+        found += paths(value, here + ".") if dataclasses.is_dataclass(value) else [here]
+    return found

@@ -1,0 +1,125 @@
+"""Losses by context length, by two protocols, on the same target tokens for every scheme.
+
+A window of text holds M tokens of history and then M targets (M the longest length, EVIDENCE:
+Press et al., arXiv 2108.12409, §2 and appendix B):
+
+* non-overlapping: the targets are cut into pieces of the context length, each read from its start,
+  so early tokens of a piece have little to look at;
+* sliding: the context moves `stride` tokens at a time and only the last `stride` targets of each
+  step count, so each target sees all but `stride` tokens of the length.
+
+W windows, M longest length, n context length, s stride.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pe_jax.models.transformer import ModelConfig
+from pe_jax.training import data, tasks
+from pe_jax.training.config import EvalConfig
+from pe_jax.training.step import Trainer, token_losses
+
+PROTOCOLS = ("non-overlapping", "sliding")
+
+
+def windows(corpus: Any, tokenizer: Any, config: EvalConfig) -> np.ndarray:
+    """Text to evaluate on: int32 [W, 2M + 1], each row inside one document."""
+    size = 2 * config.lengths[-1] + 1
+    return data.eval_windows(
+        corpus, tokenizer, split=config.split, count=config.windows, length=size
+    )
+
+
+def pieces(text: np.ndarray, length: int, protocol: str, stride: int) -> np.ndarray:
+    """The sequences to run, targets included: int32 [W · M/n, n + 1], or [W · M/s, n + 1]."""
+    longest = (text.shape[1] - 1) // 2
+    if protocol == "non-overlapping":
+        ends = np.arange(longest + length, 2 * longest + 1, length)
+    else:
+        ends = np.arange(longest + stride, 2 * longest + 1, stride)
+    columns = ends[:, None] - length + np.arange(length + 1)
+    return text[:, columns].reshape(-1, length + 1)
+
+
+class Evaluator:
+    """Compiled token losses of one model; one program a length serves both protocols."""
+
+    def __init__(self, trainer: Trainer, model: ModelConfig, config: EvalConfig):
+        self.trainer, self.model, self.config = trainer, model, config
+        whole = NamedSharding(trainer.mesh, PartitionSpec())
+
+        def losses(params, tokens):
+            logits: Any = trainer.model(params)(tokens[:, :-1])
+            right = logits.argmax(-1) == tokens[:, 1:]
+            return token_losses(logits, tokens[:, 1:]), right
+
+        shardings = (trainer.shardings.params, trainer.batch_sharding)
+        self.losses = jax.jit(losses, in_shardings=shardings, out_shardings=whole)
+
+    def run(self, params: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Loss of each target (nats), and whether it was the likeliest: [R, n] for rows [R, n + 1].
+
+        Rows go in batches of one size, so that a length has one program.
+        """
+        length = rows.shape[1] - 1
+        parts = self.trainer.mesh.shape["data"] * self.trainer.mesh.shape["fsdp"]
+        size = max(1, self.config.batch_tokens // length // parts) * parts
+        filler = np.repeat(rows[-1:], -len(rows) % size, axis=0)
+        blocks = np.concatenate([rows, filler]).reshape(-1, size, length + 1)
+        found = [self.losses(params, block) for block in blocks]
+        losses, right = (np.concatenate([np.asarray(x) for x in part]) for part in zip(*found))  # noqa: B905
+        return losses[: len(rows)], right[: len(rows)]
+
+    def limit(self) -> int | None:
+        """The first position that the encoding does not define; None if it defines all."""
+        pattern = self.model.pattern
+        return min((n for e in pattern if (n := e.limit()) is not None), default=None)
+
+    def by_length(self, params: Any, text: np.ndarray) -> dict:
+        """Mean loss of each window by protocol and length, and by position at the longest length.
+
+        Returns:
+          {"losses": {protocol: {str(n): [W floats]}}, "by_position": {"length", "loss"}}; None
+          where the encoding is not defined at that length (a learned table that is too short).
+        """
+        longest, count = self.config.lengths[-1], len(text)
+        limit = self.limit() or longest
+        found: dict = {protocol: {} for protocol in PROTOCOLS}
+        by_position = {"length": longest, "loss": None}
+        for length in self.config.lengths:
+            for protocol in PROTOCOLS:
+                if length > limit:
+                    found[protocol][str(length)] = None
+                    continue
+                stride = min(self.config.stride, length)
+                losses, _ = self.run(params, pieces(text, length, protocol, stride))
+                if protocol == "sliding":
+                    losses = losses[:, -stride:]
+                elif length == longest:
+                    by_position["loss"] = losses.mean(0).tolist()
+                found[protocol][str(length)] = losses.reshape(count, -1).mean(1).tolist()
+        return {"losses": found, "by_position": by_position}
+
+    def by_task_length(self, params: Any, task: tasks.Task) -> dict:
+        """As `by_length`, for the answers of a task whose rows fill each length.
+
+        A task has no text to slide over: only "non-overlapping" has numbers. "exact" adds the part
+        of answers that are right in every token.
+        """
+        found: dict = {protocol: {} for protocol in PROTOCOLS}
+        exact: dict = {}
+        for length in self.config.lengths:
+            key = str(length)
+            found["sliding"][key] = found["non-overlapping"][key] = exact[key] = None
+            if length > (self.limit() or length):
+                continue
+            rows = tasks.examples(task, self.config.windows, tasks.longest(length + 1), seed=0)
+            losses, right = self.run(params, rows["tokens"])
+            weights = rows["weights"][:, 1:]
+            found["non-overlapping"][key] = ((losses * weights).sum(1) / weights.sum(1)).tolist()
+            exact[key] = float((right | (weights == 0)).all(1).mean())
+        by_position = {"length": self.config.lengths[-1], "loss": None}
+        return {"losses": found, "by_position": by_position, "exact": exact}

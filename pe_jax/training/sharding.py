@@ -1,0 +1,109 @@
+"""Where arrays live: a (data, fsdp, model) mesh, and one table from logical axes to mesh axes.
+
+Everything runs under jit with Auto axes: one device is a mesh of one, and the same program runs on
+a pod. Encodings' own parameters are small and replicated, so that any scheme shards without a word.
+"""
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from pe_jax.models.transformer import ModelConfig
+from pe_jax.training.config import MeshConfig
+
+AXES = ("data", "fsdp", "model")
+MESH_AXES = {  # logical axis → mesh axes
+    "batch": ("data", "fsdp"),
+    "width": "fsdp",
+    "heads": "model",
+    "hidden": "model",
+}
+LOGICAL = (  # path of a parameter → its logical axes; anything else is replicated
+    (r"embed/embedding", (None, "width")),
+    (r"head/kernel", ("width", None)),
+    (r"blocks/.*/attention/[qkv]/kernel", (None, "width", "heads")),
+    (r"blocks/.*/attention/out/kernel", (None, "heads", "width")),
+    (r"blocks/.*/mlp/(up|gate)/kernel", (None, "width", "hidden")),
+    (r"blocks/.*/mlp/down/kernel", (None, "hidden", "width")),
+)
+
+
+def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
+    """A mesh over all devices.
+
+    Raises:
+      ValueError: the axes' product is not the device count, naming what would fit.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = {axis: getattr(config, axis) for axis in AXES}
+    fill = [axis for axis, size in sizes.items() if size == -1]
+    fixed = int(np.prod([size for size in sizes.values() if size != -1]))
+    text = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+    divisors = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+    if len(fill) > 1:
+        raise ValueError(f"mesh.{text}: at most one axis may be -1")
+    if len(devices) % fixed or (not fill and fixed != len(devices)):
+        raise ValueError(
+            f"mesh.{text}: the product must be the {len(devices)} devices; sizes from {divisors}"
+        )
+    for axis in fill:
+        sizes[axis] = len(devices) // fixed
+    shape = tuple(sizes.values())
+    return jax.make_mesh(shape, AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def check_fits(model: ModelConfig, batch: int, mesh: Mesh) -> None:
+    """Raises ValueError where a size does not divide over its mesh axis, with sizes that would."""
+    tensor, fsdp = mesh.shape["model"], mesh.shape["fsdp"]
+    rows = mesh.shape["data"] * fsdp
+    uses = (
+        ("model.heads", model.dims.heads, "mesh.model", tensor),
+        ("model.kv_heads", model.dims.kv_heads, "mesh.model", tensor),
+        ("model.mlp_width", model.hidden, "mesh.model", tensor),
+        ("model.width", model.width, "mesh.fsdp", fsdp),
+        ("batch", batch, "mesh.data*mesh.fsdp", rows),
+    )
+    for field, size, axis, parts in uses:
+        if size % parts:
+            fits = [n for n in range(1, size + 1) if size % n == 0][:24]
+            raise ValueError(
+                f"{field}={size}: must divide over {axis}={parts};"
+                f" use a multiple of {parts}, or an axis among {fits}"
+            )
+
+
+def path_name(path: Any) -> str:
+    """`blocks/0/mlp/up/kernel` for a path of the parameter tree."""
+    return "/".join(str(getattr(p, "key", getattr(p, "name", getattr(p, "idx", p)))) for p in path)
+
+
+def parameter_shardings(params: Any, mesh: Mesh) -> Any:
+    """A NamedSharding for each parameter, by its path and the table."""
+
+    def one(path, _):
+        name = path_name(path)
+        logical = next((axes for rule, axes in LOGICAL if re.match(rule, name)), ())
+        return NamedSharding(mesh, PartitionSpec(*(MESH_AXES.get(axis or "") for axis in logical)))
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def optimizer_shardings(tx: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
+    """The optimizer's state, sharded as its parameters are (under Auto axes it would not be)."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return optax.tree_map_params(
+        tx,
+        lambda _, sharding: sharding,
+        jax.eval_shape(tx.init, params),
+        shardings,
+        transform_non_params=lambda _: replicated,
+    )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over the data and fsdp axes."""
+    return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"]))

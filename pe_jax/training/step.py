@@ -1,0 +1,132 @@
+"""The training step: a pure function of state and batch, compiled once for all seeds.
+
+B batch, T tokens a row.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pe_jax.models.transformer import ModelConfig, Transformer
+from pe_jax.training import sharding
+from pe_jax.training.config import OptimizerConfig
+
+
+class State(NamedTuple):
+    """All that training changes: parameters, optimizer state, steps done."""
+
+    params: Any
+    opt_state: Any
+    step: Any
+
+
+def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """AdamW with warm-up and cosine decay, after clipping by the global norm."""
+    peak = config.learning_rate
+    schedule = optax.warmup_cosine_decay_schedule(
+        init_value=0.0 if config.warmup else peak,
+        peak_value=peak,
+        warmup_steps=config.warmup,
+        decay_steps=max(steps, config.warmup + 1),
+        end_value=peak * config.final,
+    )
+
+    def decayed(params):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: sharding.path_name(path).endswith("kernel"), params
+        )
+
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip),
+        optax.adamw(schedule, config.b1, config.b2, weight_decay=config.weight_decay, mask=decayed),
+    )
+
+
+def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
+    """Cross entropy of each target, nats: float32 [B, T] for logits [B, T, V]."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
+
+
+def mean_loss(model: Transformer, batch: dict, key: jax.Array | None) -> jax.Array:
+    """Weighted mean loss of a packed batch, as `data.train_iterator` gives it."""
+    logits = model(batch["tokens"][:, :-1], segments=batch["segments"][:, :-1], key=key)
+    losses = token_losses(logits, batch["tokens"][:, 1:])
+    weights = batch["weights"][:, 1:]
+    # Padding may hold anything: keep it out of the sum, not only at weight 0.
+    total = jnp.where(weights > 0, losses * weights, 0).sum()
+    return total / jnp.maximum(weights.sum(), 1)
+
+
+class Trainer:
+    """The compiled program of one model on one mesh; seeds differ only in the state they pass.
+
+    Attributes:
+      config: the model's.
+      mesh: the devices.
+      shapes: of the parameters.
+      init: seed → State, already sharded.
+      step: (State, batch, seed) → (State, metrics); donates the state.
+    """
+
+    def __init__(self, model: ModelConfig, config: OptimizerConfig, steps: int, mesh: Mesh):
+        self.config, self.mesh, self.tx = model, mesh, optimizer(config, steps)
+        self.dropout = model.dropout > 0
+
+        def params(seed):
+            return nnx.split(Transformer(model, rngs=nnx.Rngs(jax.random.key(seed))))
+
+        self.graph, shapes = nnx.eval_shape(lambda: params(0))
+        shapes = nnx.pure(shapes)
+        self.shapes = shapes
+        layout = sharding.parameter_shardings(shapes, mesh)
+        replicated = NamedSharding(mesh, PartitionSpec())
+        moments = sharding.optimizer_shardings(self.tx, shapes, layout, mesh)
+        self.shardings = State(layout, moments, replicated)
+        self.batch_sharding = sharding.batch_sharding(mesh)
+
+        def init(seed):
+            pure = nnx.pure(params(seed)[1])
+            return State(pure, self.tx.init(pure), jnp.zeros((), jnp.int32))
+
+        self.init = jax.jit(init, out_shardings=self.shardings)
+        self.step: Any = jax.jit(
+            self._step,
+            in_shardings=(self.shardings, self.batch_sharding, replicated),
+            out_shardings=(self.shardings, replicated),
+            donate_argnums=0,
+        )
+
+    def compile(self, batch: int, length: int) -> Any:
+        """Compiles the step for packed batches, once; returns the program (memory and cost)."""
+        if not hasattr(self.step, "lower"):
+            return self.step
+        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
+        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
+        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
+        state = jax.eval_shape(self.init, 0)
+        self.step = self.step.lower(state, packed, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        return self.step
+
+    def model(self, params: Any) -> Transformer:
+        """The model with these parameters."""
+        return nnx.merge(self.graph, params)
+
+    def put(self, batch: dict) -> dict:
+        """Moves this process's rows of a batch to the devices."""
+        place = functools.partial(jax.make_array_from_process_local_data, self.batch_sharding)
+        return jax.tree.map(place, batch)
+
+    def _step(self, state: State, batch: dict, seed: jax.Array):
+        key = jax.random.fold_in(jax.random.key(seed), state.step) if self.dropout else None
+        loss, grads = jax.value_and_grad(
+            lambda params: mean_loss(nnx.merge(self.graph, params), batch, key)
+        )(state.params)
+        updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
+        metrics = {"loss": loss, "gradient_norm": optax.global_norm(grads)}
+        params = optax.apply_updates(state.params, updates)
+        return State(params, opt_state, state.step + 1), metrics
