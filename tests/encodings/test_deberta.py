@@ -51,11 +51,13 @@ def test_rows_are_the_papers(buckets, max_distance):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(2, 40), st.integers(2, 600), st.lists(st.integers(-900, 900), max_size=1))
-def test_any_number_of_buckets_and_any_reach(mid, beyond, edge):
-    distance = np.array([0, 1, -1, mid, -mid, mid + 1, mid + beyond, -mid - beyond, *edge][:8])
-    ours = deberta.bucket(distance, 2 * mid, mid + beyond)
-    np.testing.assert_array_equal(ours, [row(d, 2 * mid, mid + beyond) for d in distance.tolist()])
+@given(st.integers(2, 40), st.integers(2, 600), st.lists(st.integers(1, 900), min_size=1))
+def test_thresholds_of_any_number_of_buckets_and_any_reach(mid, beyond, distances):
+    starts = deberta.thresholds(2 * mid, reach := mid + beyond)
+    assert starts.shape == (mid,)
+    for d in [mid + 1, *(mid + n for n in distances), *starts.tolist(), *(starts - 1).tolist()]:
+        ours = d if d <= mid else mid + (d >= starts).sum()
+        assert min(ours, 2 * mid) == min(log_bucket(d, 2 * mid, reach), 2 * mid)
 
 
 def test_511_is_bucket_127_eager_and_jitted():

@@ -58,4 +58,4 @@ def test_gradients_are_finite_from_the_initial_zeros():
         bias = encoding.distance_bias(params, np.arange(-3, 4), DIMS)
         return (bias**2).sum() + (encoding.relative_keys(params, np.arange(3)) ** 2).sum()
 
-    assert all(np.isfinite(g).all() for g in jax.tree.leaves(jax.grad(loss)(layer)))
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(jax.jit(jax.grad(loss))(layer)))
