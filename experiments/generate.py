@@ -47,6 +47,7 @@ def load(workdir: Path):
 
 def main(_: list[str]) -> None:
     """Prints the prompt and its continuation."""
+    launch.quiet_libraries()
     with launch.one_line_errors():
         model, config = load(Path(WORKDIR.value).absolute())
         if config.data.startswith("synthetic:"):

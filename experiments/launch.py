@@ -41,11 +41,16 @@ def run(main: Callable[[Any], None], default: str) -> None:
         "config", default, "a file with get_config()", lock_config=False
     )
     flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
+    quiet_libraries()
+    app.run(lambda _: _start(main), flags_parser=_parse)
+
+
+def quiet_libraries() -> None:
+    """Shows our own log lines, and of the libraries only warnings and errors."""
     logging.set_verbosity(logging.INFO)
     logging.use_absl_handler()
-    quiet = lambda r: r.levelno > std_logging.INFO or not set(LOUD) & {*Path(r.pathname).parts}  # noqa: E731
-    logging.get_absl_handler().addFilter(quiet)
-    app.run(lambda _: _start(main), flags_parser=_parse)
+    ours = lambda r: r.levelno > std_logging.INFO or not {*LOUD} & {*Path(r.pathname).parts}  # noqa: E731
+    logging.get_absl_handler().addFilter(ours)
 
 
 def _start(main: Callable[[Any], None]) -> None:

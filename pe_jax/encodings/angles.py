@@ -2,8 +2,7 @@
 
 Frequencies are computed on the host in float64 and enter programs as float32 constants, so eager,
 jitted and sharded runs see the same numbers. Angles are float32 whatever the activations are, and
-never a matmul (TF32 is wrong from position 2,049). An angle errs by at most 2⁻²³·|position|
-radians (frequencies ≤ 1): 1e-4 at position 1,000 and 0.12 at 10⁶, in every float32 library.
+never a matmul (TF32 is wrong from position 2,049).
 """
 
 import jax
@@ -30,13 +29,45 @@ def geometric(dim: int, base: float = 1e4, denominator: float | None = None) -> 
     return float(base) ** (-np.arange(0, dim, 2, dtype=np.float64) / (denominator or dim))
 
 
+def _checked(positions) -> jax.Array:
+    positions = pos.as_positions(positions, real=True)
+    pos.check_exact(positions)
+    return positions[..., None]
+
+
 def angles(positions, frequencies) -> jax.Array:
-    """Position × frequency: float32 [..., dim/2] for positions [...].
+    """Position × frequency in float32: [..., dim/2] for positions [...], any float frequencies.
+
+    Errs by at most 2⁻²³·|position| radians (frequencies ≤ 1): 1e-4 at 1,000, 0.12 at 10⁶; the
+    libraries that rotate by float32 frequencies do the same sum and get the same bits.
 
     Raises:
       TypeError: half-precision positions.
       ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24).
     """
-    positions = pos.as_positions(positions, real=True)
-    pos.check_exact(positions)
-    return positions.astype(jnp.float32)[..., None] * jnp.asarray(frequencies, jnp.float32)
+    return _checked(positions).astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+
+
+def exact_angles(positions, frequencies: np.ndarray) -> jax.Array:
+    """Position × frequency modulo 2π, within 5e-7 radians everywhere: float32 [..., dim/2].
+
+    The frequency in turns is held as a whole number of 2⁻³² turns and a remainder; whole turns
+    then drop out of the integer product by themselves.
+
+    Args:
+      positions: [...], as for `angles`.
+      frequencies: NumPy float64 [dim/2], known when the program is made.
+
+    Raises:
+      TypeError: half-precision positions.
+      ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24).
+    """
+    positions = _checked(positions)
+    turns = frequencies * (2**32 / (2 * np.pi))
+    whole, unit = np.rint(turns), 2 * np.pi / 2**32
+    steps = (whole.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+    index = jnp.floor(positions).astype(jnp.int32)
+    between = (positions - index).astype(jnp.float32)  # 0, except for float positions
+    coarse = (index * jnp.asarray(steps)).astype(jnp.float32) * np.float32(unit)
+    fine = index.astype(jnp.float32) * jnp.asarray((turns - whole) * unit, jnp.float32)
+    return coarse + fine + between * jnp.asarray(frequencies, jnp.float32)

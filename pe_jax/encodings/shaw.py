@@ -20,8 +20,11 @@ def relative(table: jax.Array, distance) -> jax.Array:
     """a_r: [..., *n, E] for a table [..., 2·clip + 1, E] and integer distances [*n].
 
     Raises:
+      ValueError: the table's number of rows is even.
       TypeError: distances that are not integers.
     """
+    rows = table.shape[-2]
+    require(rows % 2 == 1, "rows", rows, "a table has 2·clip + 1 rows, distance 0 in the middle")
     clip = (table.shape[-2] - 1) // 2
     return jnp.take(table, clipped(distance, clip), axis=table.ndim - 2)
 

@@ -34,7 +34,7 @@ def sinusoid(positions, dim: int, base: float = 1e4, layout: str = "interleaved"
     """
     require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
     denominator = max(dim - 2, 1) if layout == "tensor2tensor" else None
-    angle = angles.angles(positions, angles.geometric(dim, base, denominator))
+    angle = angles.exact_angles(positions, angles.geometric(dim, base, denominator))
     if layout == "interleaved":
         return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*angle.shape[:-1], dim)
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
