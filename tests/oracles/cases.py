@@ -10,12 +10,12 @@ CASES = {
     ),
     "sinusoidal_marian": (
         [{"dim": 16, "layout": "concatenated"}],
-        # Beyond 32 channels float32 angles (2^-23·position) miss 1e-5 of its float64 table.
-        {"dim": st.sampled_from([2, 4, 16, 32]), "layout": st.just("concatenated")},
+        {"dim": st.sampled_from([2, 4, 62, 512]), "layout": st.just("concatenated")},
     ),
     "sinusoidal_fsmt": (
         [{"dim": 16, "layout": "tensor2tensor"}],
-        {"dim": st.sampled_from([4, 6, 16, 62]), "layout": st.just("tensor2tensor")},
+        # Its own angles are float32: it errs by 1.1e-5 at 62 channels and position 217.
+        {"dim": st.sampled_from([4, 6, 16]), "layout": st.just("tensor2tensor")},
     ),
     "learned_torch": ([{"rows": 9}], {"rows": st.sampled_from([1, 9, 256])}),
     "shaw_wav2vec2_bert": (
