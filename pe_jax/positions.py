@@ -81,3 +81,10 @@ def check_exact(positions, name: str = "positions") -> None:
     if size.max() >= EXACT:
         worst = known.flat[size.argmax()]
         raise ValueError(f"{name}: {worst} is not exact in float32; keep |position| below 2**24")
+
+
+def check_near(positions, name: str = "positions") -> None:
+    """Raises ValueError where a known position is so far out that a difference overflows int32."""
+    known = concrete(positions)
+    if known is not None and known.size and np.abs(known.astype(np.float64)).max() >= 2**30:
+        raise ValueError(f"{name}: distances overflow int32; keep |position| below 2**30")

@@ -73,10 +73,16 @@ def attention(
       TypeError: positions of a dtype that the scheme does not take.
     """
     encoding = encoding or Encoding()
+    if not isinstance(encoding, Encoding):
+        raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives, or None")
     dims = dims or _dims(q, k)
     encoding.check(dims)
     params = _params(encoding, params, dims)
-    _check_shapes(q, k, v, dims)
+    _check_shapes(q, k, v)
+    if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
+        raise ValueError(
+            f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
+        )
     positions = _both(encoding, q, k, q_positions, k_positions)
     at = positions or (pos.contiguous(q.shape[-3]),) * 2
     return attend(
@@ -126,6 +132,7 @@ def attend(
     before the rotation (read only by schemes with relative keys or queries).
     """
     require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    _check_shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)
     need_index = causal or window is not None
@@ -165,7 +172,7 @@ def _pick(implementation: str | None, pairs: int, queries: int, keys: int) -> st
         small = max(queries, keys) <= SHORT and pairs * queries * keys <= tiled.TILE
         return "dense" if queries == 1 or small else "tiled"
     if implementation not in IMPLEMENTATIONS:
-        near = difflib.get_close_matches(implementation, IMPLEMENTATIONS, n=1, cutoff=0)
+        near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
         raise ValueError(f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?")
     return implementation
 
@@ -179,6 +186,10 @@ def _dims(q: jax.Array, k: jax.Array) -> Dims:
 
 def _params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
     if params is not None:
+        if not isinstance(params, Params):
+            raise TypeError(
+                f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)"
+            )
         return params
     key = jax.random.key(0)
     empty = jax.eval_shape(
@@ -193,7 +204,10 @@ def _params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
     return empty
 
 
-def _check_shapes(q, k, v, dims: Dims) -> None:
+def _check_shapes(q, k, v) -> None:
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
@@ -205,10 +219,6 @@ def _check_shapes(q, k, v, dims: Dims) -> None:
         heads = q.shape[-2]
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ValueError(f"k has {k.shape[-2]} heads, but q has {heads}; use one of {divisors}")
-    if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
-        raise ValueError(
-            f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
-        )
 
 
 def _both(encoding: Encoding, q, k, q_positions, k_positions):
@@ -232,6 +242,7 @@ def _both(encoding: Encoding, q, k, q_positions, k_positions):
         x = pos.as_positions(x, real=encoding.real_positions, name=name)
         tail = (encoding.axes,) if encoding.axes > 1 else ()
         _check_rows(name, x.shape, [(length, *tail), (*batch, length, *tail)])
+        pos.check_near(x, name)
         found.append(x)
     return found
 

@@ -82,6 +82,11 @@ def append(cache: Cache, k: jax.Array, v: jax.Array, k_raw: jax.Array, positions
     if count > cache.capacity:
         raise ValueError(f"{count} tokens do not fit a cache with capacity {cache.capacity}")
 
+    for name, new, old in (("k", k, cache.k), ("v", v, cache.v)):
+        want = (old.shape[0], count, *old.shape[2:])
+        if new.shape != want:
+            raise ValueError(f"{name} has shape {new.shape}; this cache takes {want}")
+
     def write(old, new):
         new = jnp.broadcast_to(new, (old.shape[0], *new.shape[1:])).astype(old.dtype)
         start = (0, cache.length) + (0,) * (old.ndim - 2)
@@ -127,7 +132,14 @@ def extend(
     Returns:
       Output [B, T, H, F], and the longer cache.
     """
+    if q.shape[:2] != k.shape[:2]:
+        raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both")
     start = cache.length
+    positions = pos.as_positions(positions, real=encoding.real_positions)
+    tail = (q.shape[1],) + (encoding.axes,) * (encoding.axes > 1)
+    if positions.shape not in ((1, *tail), (q.shape[0], *tail)):
+        allowed = f"{[1, *tail]} or {[q.shape[0], *tail]}"
+        raise ValueError(f"positions has shape {list(positions.shape)}; pass {allowed}")
     rotated = encoding.rotate_k(params, k, positions)
     cache = append(cache, rotated, v, k, positions)
     rows = pos.contiguous(cache.capacity)

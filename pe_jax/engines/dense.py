@@ -126,7 +126,10 @@ def average(terms: Any, weights: jax.Array, v: jax.Array) -> jax.Array:
         repeat_heads(v, weights.shape[1]),
         preferred_element_type=jnp.float32,
     )
-    return out + terms.values(weights)
+    more = terms.values(weights)
+    if jnp.shape(more)[-1:] not in ((), out.shape[-1:]):
+        raise ValueError(f"v has width {v.shape[-1]}; relative values need {more.shape[-1]}")
+    return out + more
 
 
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:

@@ -42,6 +42,8 @@ def shear(x: jax.Array) -> jax.Array:
     A slice and two reshapes: each row begins one element earlier than the row above.
     """
     *lead, rows, width = x.shape
+    if rows == 1:
+        return x
     flat = x.reshape(*lead, rows * width)[..., rows - 1 : -1]
     return flat.reshape(*lead, rows, width - 1)[..., : width - rows + 1]
 
@@ -49,6 +51,8 @@ def shear(x: jax.Array) -> jax.Array:
 def unshear(y: jax.Array) -> jax.Array:
     """The transpose of `shear`, zeros elsewhere: [..., r, c] → [..., rows, rows + columns - 1]."""
     *lead, rows, columns = y.shape
+    if rows == 1:
+        return y
     width = rows + columns - 1
     wide = _pad(y, y.ndim - 1, width - 1).reshape(*lead, rows * (width - 1))
     return jnp.pad(wide, [(0, 0)] * len(lead) + [(rows - 1, 1)]).reshape(*lead, rows, width)

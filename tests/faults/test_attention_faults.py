@@ -1,0 +1,271 @@
+"""Attention and its cache, given what does not fit: one line that says what, and what would."""
+
+import dataclasses
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given
+
+import pe_jax
+from pe_jax import Params
+from pe_jax.encodings import alibi, learned
+from pe_jax.engines import cache, tiled
+from tests import util
+from tests.util import DIMS, B, E, H, K
+
+T = 5
+Q, K_, V = util.inputs(T)
+ROPE, T5, SHAW = (pe_jax.make(name) for name in ("rope", "t5", "shaw"))
+NO_PARAMS = Params({}, {})
+
+
+def attention(q=Q, k=K_, v=V, **options):
+    """`pe_jax.attention` with the parameters that the scheme needs."""
+    encoding = options.get("encoding")
+    if isinstance(encoding, pe_jax.Encoding) and "params" not in options:
+        options["params"] = util.random_params(encoding)
+    return pe_jax.attention(q, k, v, **options)
+
+
+def extend(q=Q, k=K_, v=V, positions=None, capacity=8, encoding=ROPE):
+    positions = util.contiguous(1, T) if positions is None else positions
+    past = cache.empty(encoding, B, capacity, DIMS)
+    params = util.random_params(encoding)
+    return cache.extend(past, q, k, v, positions, encoding=encoding, params=params, dims=DIMS)[0]
+
+
+def refuses(kind, message: str, f, *args, **options):
+    """Raises `kind`, on one line that contains each part of `message` (split at …)."""
+    with pytest.raises(kind) as found:
+        f(*args, **options)
+    said = str(found.value)
+    assert "\n" not in said and len(said) < 250
+    for part in message.split(" … "):
+        assert part in said, said
+
+
+def at(*values, dtype=np.int32):
+    return np.asarray(values, dtype)
+
+
+FAR = np.full(T, 2**24)
+FAULTS = {
+    "odd head width": (
+        ValueError,
+        "head_dim=7 … even",
+        dict(q=Q[..., :7], k=K_[..., :7], encoding=ROPE),
+    ),
+    "fraction": (
+        ValueError,
+        "fraction=0.4 … even",
+        dict(encoding=pe_jax.make("rope", fraction=0.4)),
+    ),
+    "key heads": (
+        ValueError,
+        "k has 3 heads … [1, 2, 4]",
+        dict(k=Q[:, :, :3], v=Q[:, :, :3]),
+    ),
+    "key batch": (ValueError, "(2, 5, 4, 8) … (1, 5, 2, 8) … batch", dict(k=K_[:1], v=V[:1])),
+    "value batch": (ValueError, "(2, 5, 2, 8) … (1, 5, 2, 8)", dict(v=V[:1])),
+    "value length": (ValueError, "(2, 1, 2, 8)", dict(v=V[:, :1])),
+    "key width": (ValueError, "same width", dict(k=K_[..., :4])),
+    "value width": (ValueError, "v has width 1 … 8", dict(v=V[..., :1], encoding=SHAW)),
+    "rank": (ValueError, "q has shape (4, 8) … [*B, length, heads, width]", dict(q=Q[0, 0])),
+    "integers": (TypeError, "v has dtype int32 … float32", dict(v=np.ones(V.shape, np.int32))),
+    "dims": (ValueError, "4 heads of 8 … 8 of 4", dict(dims=pe_jax.Dims(32, 8, 2, 4))),
+    "a name": (TypeError, "encoding='rope' … pe_jax.make", dict(encoding="rope")),
+    "no params": (ValueError, "T5 … pe_jax.Params(", dict(encoding=T5, params=None)),
+    "params": (TypeError, "params is a dict … pe_jax.Params", dict(encoding=T5, params={})),
+    "engine": (ValueError, "'tield' … 'tiled'", dict(implementation="tield")),
+    "window 0": (ValueError, "window=0 … at least 1", dict(window=0)),
+    "window 1.5": (ValueError, "window=1.5 … integer", dict(window=1.5)),
+    "window True": (ValueError, "window=True … integer", dict(window=True)),
+    "lengths": (ValueError, "5 tokens … 3 … q_positions", dict(k=K_[:, :3], v=V[:, :3])),
+    "lengths, no index": (
+        ValueError,
+        "5 tokens … 3 … q_index",
+        dict(
+            k=K_[:, :3],
+            v=V[:, :3],
+            q_positions=np.arange(T),
+            k_positions=np.arange(3),
+        ),
+    ),
+    "k_positions alone": (ValueError, "pass both", dict(k_positions=np.arange(T))),
+    "k_segments alone": (ValueError, "pass both", dict(k_segments=np.zeros((B, T), int))),
+    "float positions": (
+        TypeError,
+        "q_positions has dtype float32 … integers",
+        dict(encoding=T5, q_positions=np.arange(T, dtype=np.float32)),
+    ),
+    "bf16 positions": (
+        TypeError,
+        "q_positions has dtype bfloat16",
+        dict(encoding=ROPE, q_positions=jnp.zeros(T, jnp.bfloat16)),
+    ),
+    "bool positions": (TypeError, "dtype bool", dict(q_positions=np.zeros(T, bool))),
+    "NaN positions": (
+        ValueError,
+        "q_positions … finite",
+        dict(encoding=ROPE, q_positions=at(0, 1, np.nan, 3, 4, dtype=np.float32)),
+    ),
+    "float segments": (TypeError, "q_segments has dtype float", dict(q_segments=np.zeros((B, T)))),
+    "2**24 under RoPE": (ValueError, "16777216 … 2**24", dict(encoding=ROPE, q_positions=FAR)),
+    "2**40": (ValueError, "2**31", dict(encoding=T5, q_positions=FAR * 2**16)),
+    "a difference beyond int32": (
+        ValueError,
+        "q_positions … 2**30",
+        dict(encoding=T5, q_positions=FAR * 2**6, k_positions=-FAR * 2**6),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind, message, options", FAULTS.values(), ids=list(FAULTS))
+@pytest.mark.parametrize("engine", ("dense", "tiled"))
+def test_attention_refuses(engine, kind, message, options):
+    refuses(kind, message, attention, **{"implementation": engine, **options})
+
+
+CACHE_FAULTS = {
+    "too small": (ValueError, "0 of 4 … 5 more … capacity >= 5", dict(capacity=4)),
+    "no capacity": (ValueError, "capacity=0 … at least 1", dict(capacity=0)),
+    "one row for two": (ValueError, "k has shape (1, 5", dict(q=Q[:1], k=K_[:1], v=V[:1])),
+    "key heads": (ValueError, "(2, 5, 1, 8) … (2, 5, 2, 8)", dict(k=K_[:, :, :1])),
+    "value width": (ValueError, "v has shape (2, 5, 2, 3)", dict(v=V[..., :3])),
+    "value length": (ValueError, "v has shape (2, 4", dict(v=V[:, :4])),
+    "lengths": (ValueError, "q (2, 5 … k (2, 4", dict(k=K_[:, :4])),
+    "positions": (ValueError, "positions has shape [5] … [1, 5]", dict(positions=np.arange(T))),
+    "one position": (ValueError, "shape [1, 1]", dict(positions=np.zeros((1, 1), int))),
+    "float positions": (
+        TypeError,
+        "float32 … integers",
+        dict(positions=np.zeros((1, T), np.float32), encoding=T5),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind, message, options", CACHE_FAULTS.values(), ids=list(CACHE_FAULTS))
+def test_the_cache_refuses(kind, message, options):
+    refuses(kind, message, extend, **options)
+
+
+@pytest.mark.parametrize("name", ("q_positions", "q_segments", "q_index"))
+@given(shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=T))
+def test_no_shape_is_broadcast(name, shape):
+    assume(shape not in {(T,), (B, T)})
+    refuses(
+        ValueError, f"{name} has shape {list(shape)}", attention, **{name: np.zeros(shape, int)}
+    )
+
+
+def test_segments_need_the_batch_axes():
+    refuses(ValueError, "q_segments has shape [5] … [2, 5]", attention, q_segments=np.zeros(T, int))
+
+
+def test_a_full_cache_under_a_trace_gives_nan_and_never_an_overwrite():
+    params = util.random_params(ROPE)
+
+    @jax.jit
+    def twice(past):
+        options = {"encoding": ROPE, "params": params, "dims": DIMS}
+        for _ in range(2):
+            out, past = cache.extend(past, Q, K_, V, util.contiguous(1, T), **options)
+        return out
+
+    assert np.isnan(twice(cache.empty(ROPE, B, T + 1, DIMS))).all()
+    assert np.isfinite(twice(cache.empty(ROPE, B, 2 * T, DIMS))).all()
+
+
+# What must work.
+
+
+@pytest.mark.parametrize("heads", (1, 3, 6, 12))
+def test_alibi_takes_any_number_of_heads(heads):
+    q = util.noise(B, T, heads, E)
+    assert np.isfinite(attention(q, q, q, encoding=pe_jax.make("alibi"))).all()
+    np.testing.assert_allclose(alibi.slopes(3), [2**-4, 2**-8, 2**-2])
+
+
+@pytest.mark.parametrize("dtype", (np.uint8, np.int8, np.int16, np.uint32, np.int64))
+@pytest.mark.parametrize("encoding", (ROPE, T5))
+def test_narrow_positions_are_widened(encoding, dtype):
+    places = np.asarray([120, 3, 90, 7, 0])
+    want = attention(encoding=encoding, q_positions=places.astype(np.int32))
+    np.testing.assert_array_equal(
+        attention(encoding=encoding, q_positions=places.astype(dtype)), want
+    )
+
+
+def test_far_positions_stay_exact_where_only_distances_count():
+    near = attention(encoding=T5, q_positions=np.arange(T))
+    np.testing.assert_array_equal(attention(encoding=T5, q_positions=FAR + np.arange(T)), near)
+
+
+@pytest.mark.parametrize("engine", ("dense", "tiled"))
+@pytest.mark.parametrize("queries, keys", [(0, 0), (0, T), (T, 0)])
+def test_empty_sequences_give_empty_or_zero_output(engine, queries, keys):
+    given = {"q_segments": np.zeros((B, queries), int), "k_segments": np.zeros((B, keys), int)}
+    given |= {"q_positions": np.arange(queries), "k_positions": np.arange(keys)}
+    given |= {"q_index": np.arange(queries), "k_index": np.arange(keys)}
+    out = attention(
+        Q[:, :queries], K_[:, :keys], V[:, :keys], encoding=ROPE, implementation=engine, **given
+    )
+    assert out.shape == (B, queries, H, E) and not out.any()
+
+
+# A learned table ends.
+
+
+def test_beyond_a_learned_table_is_an_error_or_nan_under_a_trace():
+    table = jnp.asarray(util.noise(3, E))
+    for outside in (-1, 3, 2**20):
+        message = f"{outside} … length 3 … 0 <= position < 3"
+        refuses(ValueError, message, learned.lookup, table, at(0, outside))
+        found = jax.jit(learned.lookup)(table, at(0, outside))
+        np.testing.assert_array_equal(np.isnan(found).all(-1), [False, True])
+
+
+# The law of extension.
+
+
+@pytest.mark.parametrize("engine", ("dense", "tiled"))
+def test_an_encoding_from_outside_works_everywhere(monkeypatch, engine):
+    """One class, one line in ENCODINGS: a bias of absolute positions and one of distances."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Mine(pe_jax.Encoding):
+        rate: float = 0.1
+
+        def init_layer(self, key, dims):
+            return {"gain": jnp.ones(dims.heads)}
+
+        def distance_bias(self, params, distance, dims):
+            return params.layer["gain"].reshape(-1, *(1,) * distance.ndim) * jnp.sin(distance)
+
+        def bias(self, params, q_pos, k_pos, dims):
+            far = jnp.cos(self.rate * (q_pos[..., :, None] + 2 * k_pos[..., None, :]))
+            return params.layer["gain"][:, None, None] * far[..., None, :, :]
+
+    monkeypatch.setattr(tiled, "block_sizes", lambda *_: (2, 3))
+    monkeypatch.setitem(pe_jax.ENCODINGS, "mine", Mine)
+    assert pe_jax.make("mine", rate=0.2) == Mine(0.2)
+    refuses(ValueError, "'rat' … 'rate'", pe_jax.make, "mine", rat=1)
+    for spec in ("mine(rate=0.2)", "mine+rope"):
+        (encoding,) = pe_jax.parse(spec)
+        out = np.asarray(attention(encoding=encoding, implementation=engine))
+        q, k = (np.repeat(x, n, axis=2) for x, n in ((Q, 1), (K_, H // K)))
+        if spec == "mine+rope":
+            q, k = (ROPE.rotate_q(NO_PARAMS, x, np.arange(T)) for x in (q, k))
+        gain = util.random_params(encoding).layer
+        gain = (gain[0] if spec == "mine+rope" else gain)["gain"]
+        i, j = np.arange(T)[:, None], np.arange(T)[None]
+        rate = 0.2 if spec != "mine+rope" else 0.1
+        s = np.einsum("bthe,bshe->bhts", q, k) * E**-0.5
+        s = s + np.asarray(gain)[:, None, None] * (np.sin(i - j) + np.cos(rate * (i + 2 * j)))
+        p = np.exp(s) * (i >= j)
+        want = np.einsum("bhts,bshe->bthe", p / p.sum(-1, keepdims=True), np.repeat(V, H // K, 2))
+        util.assert_close(out, want)
+        util.assert_close(extend(encoding=encoding), want)

@@ -1,0 +1,253 @@
+"""The engines on shapes off the beaten path, what the mask reads, and O(L) memory."""
+
+import functools
+import math
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pe_jax
+from pe_jax.engines import mask, tiled
+from pe_jax.engines.tiled import shear, unshear
+from pe_jax.positions import per_segment
+from tests import util
+from tests.util import H, K, assert_close, noise
+
+ENGINES = ("dense", "tiled")
+WIDTH = 6
+(MIXED,) = pe_jax.parse("deberta(buckets=4,max_distance=7)+rope")
+(VALUES,) = pe_jax.parse("shaw(clip=3)+rope")
+DIMS = pe_jax.Dims(H * WIDTH, H, K, WIDTH)
+
+
+@pytest.fixture(autouse=True)
+def many_tiles(monkeypatch):
+    monkeypatch.setattr(
+        tiled, "block_sizes", lambda _, queries, keys: (min(4, queries), min(3, keys))
+    )
+
+
+def operands(batch=(), queries=7, keys=None, v_width=WIDTH):
+    keys = queries if keys is None else keys
+    shapes = [(queries, H, WIDTH), (keys, K, WIDTH), (keys, K, v_width)]
+    return tuple(noise(*batch, *shape, seed=i) for i, shape in enumerate(shapes))
+
+
+def both(qkv, encoding=MIXED, **options):
+    """Output and gradients of each engine."""
+    params = util.random_params(encoding, DIMS)
+
+    def outcome(engine, params, qkv):
+        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=engine, **options)
+        out, pull = jax.vjp(lambda p, x: f(*x, params=p), params, qkv)
+        return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+
+    return util.jit(lambda *a: [outcome(engine, *a) for engine in ENGINES])(params, qkv)
+
+
+EVERY_OTHER = {
+    "q_positions": np.arange(9, 16) * 2,
+    "k_positions": np.arange(11) * 3,
+    "q_index": np.arange(4, 11),
+    "k_index": np.arange(11),
+}
+CASES = {
+    "more keys than queries": (operands((2,), 7, 11), EVERY_OTHER),
+    "more queries than keys": (
+        operands((2,), 11, 5),
+        {"q_positions": np.arange(11), "k_positions": np.arange(5), "causal": False},
+    ),
+    "one query": (
+        operands((2,), 1, 9),
+        {n: x[:1] if n[0] == "q" else x[:9] for n, x in EVERY_OTHER.items()},
+    ),
+    "values wider": (operands((2,), 7, v_width=9), {}),
+    "values narrower": (operands((2,), 7, v_width=1), {}),
+    "no batch axis": (operands((), 7), {}),
+    "no batch axis, positions": (operands((), 7), {"q_positions": np.arange(7)[::-1]}),
+    "two batch axes": (
+        operands((2, 3), 5),
+        {
+            "q_positions": np.arange(30).reshape(2, 3, 5) % 7,
+            "q_segments": np.arange(30).reshape(2, 3, 5) // 4,
+        },
+    ),
+    "window": (operands((2,), 13), {"window": 3}),
+    "window, both ways": (operands((2,), 13), {"window": 5, "causal": False}),
+    "window and segments": (
+        operands((2,), 13),
+        {"window": 4, "q_segments": np.asarray([[0] * 6 + [1] * 5 + [-1] * 2, [0] * 13])},
+    ),
+    "shuffled index": (
+        operands((2,), 7),
+        {
+            "q_index": np.asarray([3, 0, 6, 1, 5, 2, 4]),
+            "k_index": np.asarray([3, 0, 6, 1, 5, 2, 4]),
+        },
+    ),
+    "one token": (operands((2,), 1), {}),
+}
+
+
+@pytest.mark.parametrize("qkv, options", CASES.values(), ids=list(CASES))
+def test_dense_equals_tiled_off_the_beaten_path(qkv, options):
+    dense, tiles = both(qkv, **options)
+    assert dense[0].shape == (*qkv[0].shape[:-1], qkv[2].shape[-1])
+    assert_close(tiles, dense)
+
+
+def test_dense_equals_tiled_without_batch_axes_and_with_relative_values():
+    dense, tiles = both(operands((), 7), VALUES)
+    assert_close(tiles, dense)
+
+
+def test_none_is_contiguous_in_the_dense_engine_too():
+    qkv = operands((2,), 7)
+    dense = both(qkv)[0]
+    assert_close(both(qkv, q_positions=np.arange(7), q_index=np.arange(7))[0], dense, 1e-6)
+
+
+def test_attention_without_an_encoding_is_that_of_jax():
+    q, k, v = operands((2,), 7)
+    want = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    for engine in ENGINES:
+        assert_close(pe_jax.attention(q, k, v, implementation=engine), want)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_mask_follows_indices_and_not_positions(engine):
+    """Shuffled, repeated, backward positions: what comes later by index is not seen."""
+    q, k, v = operands((2,), 7)
+    params = util.random_params(MIXED, DIMS)
+
+    @util.jit
+    def seen(places):
+        def f(v):
+            return pe_jax.attention(
+                q, k, v, encoding=MIXED, params=params, q_positions=places, implementation=engine
+            ).sum((0, 2, 3))
+
+        return jnp.abs(jax.jacrev(f)(v)).sum((1, 3, 4))
+
+    for places in ([6, 5, 4, 3, 2, 1, 0], [0, 0, 9, 9, 1, 1, 5], [-3, 7, 2, 0, 100, -50, 1]):
+        np.testing.assert_array_equal(seen(np.asarray(places)) > 0, np.tri(7, dtype=bool))
+
+
+# Masks.
+
+
+@given(st.data())
+def test_the_mask_is_the_sentence_that_describes_it(data):
+    draw = lambda low: data.draw(st.lists(st.integers(low, 5), min_size=6, max_size=6))  # noqa: E731
+    q_index, k_index, q_ids, k_ids = draw(0), draw(0), draw(-1), draw(-1)
+    causal, window = data.draw(st.booleans()), data.draw(st.none() | st.integers(1, 7))
+    arrays = map(np.asarray, (q_index, k_index, q_ids, k_ids))
+    got = mask.allowed(*arrays, causal=causal, window=window)
+    for t, s in np.ndindex(6, 6):
+        ahead = q_index[t] - k_index[s]
+        want = q_ids[t] == k_ids[s] >= 0
+        want &= ahead >= 0 or not causal
+        want &= window is None or abs(ahead) < window
+        assert got[t, s] == want
+
+
+@given(st.lists(st.integers(0, 2), min_size=8, max_size=8))
+def test_positions_restart_in_each_run_of_a_segment(ids):
+    want = [0]
+    for before, now in zip(ids, ids[1:], strict=False):
+        want.append(want[-1] + 1 if now == before else 0)
+    np.testing.assert_array_equal(per_segment(np.asarray([ids])), [want])
+
+
+# The parts of the tiled engine.
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 4), (4, 1), (3, 5), (5, 3)])
+def test_shear_takes_diagonals_and_unshear_is_its_transpose(rows, columns):
+    x = noise(2, rows, rows + columns - 1)
+    want = [[x[:, r, rows - 1 - r + c] for c in range(columns)] for r in range(rows)]
+    np.testing.assert_array_equal(shear(x), np.moveaxis(want, 2, 0))
+    y = noise(2, rows, columns, seed=1)
+    (transposed,) = jax.vjp(shear, x)[1](jnp.asarray(y))
+    np.testing.assert_array_equal(unshear(y), transposed)
+
+
+def test_blocks_fit_the_budget_and_never_exceed_the_lengths(monkeypatch):
+    monkeypatch.undo()
+    for pairs, queries, keys in [(1, 1, 1), (8, 5000, 300), (512, 4096, 4096), (10**6, 99, 7)]:
+        bq, bk = tiled.block_sizes(pairs, queries, keys)
+        assert 1 <= bq <= queries and 1 <= bk <= keys
+        assert pairs * bq * bk <= tiled.TILE or max(bq, bk) <= tiled.NARROWEST
+
+
+def test_blocks_that_the_mask_empties_are_not_visited():
+    index = np.arange(12, dtype=np.int32)[None]
+    ids = np.repeat(np.asarray([[0, 1, -1]], np.int32), 4, axis=1)
+    reach = functools.partial(reached, index)
+    assert reach(causal=True, window=None, ids=None) == [(0, 2), (0, 3), (0, 4)]
+    assert reach(causal=True, window=2, ids=None) == [(0, 2), (1, 3), (2, 4)]
+    assert reach(causal=False, window=2, ids=None) == [(0, 2), (1, 3), (2, 4)]
+    assert reach(causal=True, window=None, ids=ids) == [(0, 2), (1, 3), (2, 4)]
+
+
+def reached(index, *, causal, window, ids):
+    """The first key block of each query block, and one past the last; blocks of 4 and 3."""
+    rules = tiled.Rules(pe_jax.Encoding(), DIMS, causal, window)
+    tokens = tiled.Tokens(index, index, ids)
+    plan = tiled._Plan(rules, (4, 3), tokens, tokens)
+    return [(int(a), int(b)) for a, b in zip(plan.first, plan.last, strict=True)]
+
+
+# Memory.
+
+DEBERTA = "deberta(buckets=4,max_distance=7)"
+LONG = [(spec, False) for spec in ("rope", "t5", "shaw", DEBERTA, "transformer_xl")]
+LONG += [("t5", True), (DEBERTA, True)]
+
+
+def step(spec: str, length: int, explicit: bool):
+    """Forward and backward of the tiled engine in blocks of 64, lowered, with its jaxpr."""
+    (encoding,) = pe_jax.parse(spec)
+    params = util.random_params(encoding, DIMS)
+    places = np.arange(length)[::-1] if explicit else None
+
+    def loss(params, *qkv):
+        out = pe_jax.attention(
+            *qkv, encoding=encoding, params=params, q_positions=places, implementation="tiled"
+        )
+        return (out * out).sum()
+
+    shapes = [jax.ShapeDtypeStruct((1, length, n, WIDTH), jnp.float32) for n in (H, K, K)]
+    return util.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).trace(params, *shapes)
+
+
+def intermediates(jaxpr):
+    """The shapes of all values, in every nested program."""
+    for equation in jaxpr.eqns:
+        yield from (x.aval.shape for x in equation.outvars)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from intermediates(inner)
+
+
+@pytest.mark.parametrize("spec, explicit", LONG)
+def test_memory_grows_with_the_length_and_not_its_square(monkeypatch, spec, explicit):
+    monkeypatch.setattr(tiled, "block_sizes", lambda *_: (64, 64))
+    length = 1024
+    once, twice = (step(spec, n, explicit) for n in (length, 2 * length))
+    small, large = (s.lower().compile().memory_analysis().temp_size_in_bytes for s in (once, twice))
+    assert large / small <= 2.2, f"{small} bytes became {large}"
+    shapes = list(intermediates(once.jaxpr.jaxpr))
+    assert len(shapes) > 100
+    quadratic = [s for s in shapes if sum(n >= length for n in s) > 1 or math.prod(s) >= length**2]
+    assert not quadratic
+
+
+def test_the_dense_engine_would_fail_the_test_of_memory():
+    q = jax.ShapeDtypeStruct((1, 64, 1, 2), jnp.float32)
+    dense = jax.jit(functools.partial(pe_jax.attention, implementation="dense")).trace(q, q, q)
+    assert any(sum(n >= 64 for n in s) > 1 for s in intermediates(dense.jaxpr.jaxpr))
