@@ -1,0 +1,206 @@
+"""What the results say: verdicts, tables, and the summary, whose words come from the verdicts."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments import statistics
+from experiments.results import Cell, Results, Scheme
+from experiments.statistics import Estimate, Ratio
+
+REFERENCE, UNDECIDED = "reference", "undecided"
+MEASURES = {
+    "train_ms": "training step, time",
+    "eval_ms": "evaluation, time",
+    "decode_ms": "decoding, time",
+    "train_temp_bytes": "training step, temporary memory",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One scheme against the reference; `difference` is None where it could not be taken."""
+
+    name: str
+    kind: str
+    words: str
+    difference: Estimate | None = None
+    holm: float = math.nan
+
+
+def _difference(results: Results, scheme: Scheme, reference: Scheme) -> Estimate | str:
+    """The paired difference of the primary metric, or why there is none."""
+    protocol, length = results.primary
+    ours, problem = scheme.windows(protocol, length)
+    theirs, lacking = reference.windows(protocol, length)
+    if problem:
+        return problem
+    if lacking:
+        return f"not decided: the reference {reference.name} has {lacking}"
+    try:
+        return statistics.estimate(statistics.paired(ours, theirs))
+    except ValueError as error:
+        return f"not comparable: {error}"
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Every scheme against the reference at the primary metric, Holm over all that were tested."""
+    name = results.manifest["reference"]
+    reference = results.scheme(name)
+    if reference is None:
+        why = f"not decided: the reference {name} was not run"
+        return [Verdict(s.name, UNDECIDED, why) for s in results.schemes]
+    others = [s for s in results.schemes if s is not reference]
+    found = {s.name: _difference(results, s, reference) for s in others}
+    tested = {n: d for n, d in found.items() if isinstance(d, Estimate)}
+    adjusted = statistics.holm({n: d.p for n, d in tested.items()})
+    rows = []
+    for scheme in results.schemes:
+        difference = found.get(scheme.name)
+        if scheme is reference:
+            problem = scheme.cell(*results.primary).problem
+            words = f"the reference ({problem})" if problem else "the reference"
+            rows.append(Verdict(scheme.name, REFERENCE, words))
+        elif isinstance(difference, Estimate):
+            kind, words = statistics.judge(difference, adjusted[scheme.name], name)
+            rows.append(Verdict(scheme.name, kind, words, difference, adjusted[scheme.name]))
+        else:
+            rows.append(Verdict(scheme.name, UNDECIDED, str(difference)))
+    return rows
+
+
+def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
+    """A number for a table: a true minus, thousands apart, an em dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "—"
+    return f"{value:{'+' if signed else ''},.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def p_value(p: float) -> str:
+    """A p value to three digits."""
+    return "< 0.001" if p < 0.001 else number(p)
+
+
+def interval(estimate: Estimate | None, digits: int = 3) -> str:
+    """[low, high], or an em dash."""
+    if estimate is None or math.isnan(estimate.low):
+        return "—"
+    return f"[{number(estimate.low, digits, True)}, {number(estimate.high, digits, True)}]"
+
+
+def cell_text(cell: Cell) -> tuple[str, str]:
+    """(main, small) words of a loss cell."""
+    if cell.estimate is None:
+        return cell.problem or "not evaluated", ""
+    half = (cell.estimate.high - cell.estimate.low) / 2
+    return number(cell.estimate.mean), "one seed" if math.isnan(half) else f"± {number(half)}"
+
+
+def speed_ratios(results: Results) -> dict[str, dict[str, Ratio]]:
+    """Measure → scheme → ratio to the baseline, for what was measured on both."""
+    measured = (results.speed or {}).get("encodings", {})
+    baseline = measured.get(results.manifest["baseline"], {})
+    ratios: dict[str, dict[str, Ratio]] = {}
+    for measure in MEASURES:
+        for scheme in results.schemes:
+            ours, theirs = (m.get(measure) for m in (measured.get(scheme.name, {}), baseline))
+            if ours and theirs:
+                listed = [x if isinstance(x, list) else [x] for x in (ours, theirs)]
+                try:
+                    found = statistics.ratio(*listed)
+                except ValueError:  # another number of repeats: not paired, so no ratio
+                    continue
+                ratios.setdefault(measure, {})[scheme.name] = found
+    return ratios
+
+
+def tokens_per_second(results: Results, scheme: Scheme) -> tuple[float | None, str]:
+    """(tokens per second in training, where it comes from): the timings, else the logs."""
+    speed = results.speed or {}
+    times = speed.get("encodings", {}).get(scheme.name, {}).get("train_ms")
+    if times:
+        return speed["length"] * speed["batch"] / (float(np.median(times)) / 1e3), "timed"
+    rows = [row for run in scheme.runs.values() for row in run.metrics]
+    logged = [r["tokens_per_second"] for r in rows if r.get("tokens_per_second")]
+    return (float(np.median(logged)), "logged") if logged else (None, "")
+
+
+def train_loss(scheme: Scheme) -> Cell:
+    """The last training loss, over seeds."""
+    runs = scheme.runs.values()
+    bad = {r.seed: r.status for r in runs if r.status != "ok"}
+    values = {r.seed: r.evaluation.get("train_loss") for r in runs if r.seed not in bad}
+    good = {seed: v for seed, v in values.items() if v is not None}
+    if bad or len(good) < len(values) or not good:
+        return Cell(good, "—", None)
+    return Cell(good, "", statistics.estimate([*good.values()]))
+
+
+def _listed(rows: Sequence[Verdict]) -> str:
+    """Names with their differences, the largest first."""
+    known = [(r.difference.mean, r.name) for r in rows if r.difference]
+    known.sort(key=lambda pair: -abs(pair[0]))
+    return ", ".join(f"{name} ({number(mean, 3, True)})" for mean, name in known)
+
+
+def _sure(results: Results, rows: Sequence[Verdict]) -> str:
+    seeds = len(results.manifest["seeds"])
+    tested = sum(not math.isnan(r.holm) for r in rows)
+    text = f"{seeds} seed{'s' * (seeds != 1)} each. "
+    if seeds < statistics.CLAIM_SEEDS:
+        return text + f"A claim needs at least {statistics.CLAIM_SEEDS}: nothing is claimed here."
+    text += (
+        "Differences are paired by seed over identical windows; two-sided t tests at 5 %, "
+        f"Holm-corrected over {tested} scheme{'s' * (tested != 1)}. "
+    )
+    if seeds < statistics.HEADLINE_SEEDS:
+        text += f"Enough to state a difference, not for a headline ({statistics.HEADLINE_SEEDS}). "
+    return text + "What holds for this model, corpus and budget need not hold for others."
+
+
+def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
+    """What was asked, what was found, how sure: sentences made from the verdicts."""
+    m, (protocol, length) = results.manifest, results.primary
+    asked = (
+        f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
+        f" loss than {m['reference']} at length {length} ({protocol} evaluation)? "
+        f"{len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences, "
+        f"one learning rate for all ({m['learning_rate']:g})."
+    )
+    by_kind = {k: [r for r in rows if r.kind == k] for k in dict.fromkeys(r.kind for r in rows)}
+    found = []
+    for kind in (statistics.LOWER, statistics.HIGHER):
+        if by_kind.get(kind):
+            listed = _listed(by_kind[kind])
+            found.append(f"{kind.title()} loss than {m['reference']}, in nats per token: {listed}.")
+    if not found:
+        found.append(f"No scheme was shown to differ from {m['reference']}.")
+    if same := by_kind.get(statistics.NONE):
+        found.append(f"No difference shown: {', '.join(r.name for r in same)}.")
+    if rest := by_kind.get(UNDECIDED):
+        found.append(f"No number: {'; '.join(f'{r.name} ({r.words})' for r in rest)}.")
+    unmatched = {n for s in results.schemes if (n := s.fact("parameters")) is not None}
+    sure = [_sure(results, rows)]
+    if len(unmatched) > 1:
+        sure.append(f"Parameters are not matched: {min(unmatched):,} to {max(unmatched):,}.")
+    return {"asked": [asked], "found": found, "sure": sure}
+
+
+def irregularities(results: Results) -> list[str]:
+    """Everything about the files that a reader must know."""
+    notes = []
+    for scheme in results.schemes:
+        for run in scheme.runs.values():
+            at = f"{scheme.name}, seed {run.seed}"
+            if run.status != "ok":
+                notes.append(f"{at}: {run.status}" + f" ({run.reason})" * bool(run.reason) + ".")
+            if run.torn:
+                plural = "s" * (run.torn > 1)
+                notes.append(f"{at}: {run.torn} torn line{plural} of metrics.jsonl skipped.")
+            if run.repeated:
+                notes.append(f"{at}: {run.repeated} steps logged again after a resume; last kept.")
+    if results.speed is None:
+        notes.append("Speed and memory were not measured: there is no speed.json.")
+    return notes

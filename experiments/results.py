@@ -1,0 +1,200 @@
+"""Reads what a comparison wrote: the manifest, each run's evaluation and metrics, the timings.
+
+Nothing is made up for what is not there: a run that is missing, diverged or cannot be read stays
+in the results as such, and a cell that needs it is words, never a mean over the others.
+"""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import statistics
+
+PROTOCOLS = ("non-overlapping", "sliding")
+REQUIRED = (
+    *("name", "train_length", "lengths", "baseline", "reference", "encodings", "seeds"),
+    *("config", "corpus", "versions", "commit", "device", "command", "steps", "batch"),
+    "learning_rate",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One scheme, one seed. `status` is "ok", or says why there are no numbers."""
+
+    seed: int
+    status: str
+    reason: str
+    evaluation: dict[str, Any]
+    metrics: tuple[dict[str, Any], ...] = ()
+    torn: int = 0
+    repeated: int = 0
+
+    def windows(self, protocol: str, length: int) -> np.ndarray | str:
+        """The mean loss of every window in nats, or in words why there is none."""
+        if self.status != "ok":
+            return self.status
+        try:
+            found = self.evaluation["losses"][protocol][str(length)]
+        except KeyError:
+            return "not evaluated"
+        if found is None:
+            return "not defined"
+        losses = np.asarray(found, np.float64)
+        return losses if losses.size and np.isfinite(losses).all() else "not finite"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A number over all seeds, or `problem`: in words, why there is none."""
+
+    values: dict[int, float]
+    problem: str
+    estimate: statistics.Estimate | None
+
+
+def _words(troubles: dict[int, str], seeds: list[int]) -> str:
+    """What is wrong, with the seeds it is wrong for; "not defined" alone where that is all."""
+    parts = []
+    for trouble in dict.fromkeys(troubles.values()):
+        which = [seed for seed, t in troubles.items() if t == trouble]
+        if len(which) == len(seeds) and trouble == "not defined":
+            parts.append(trouble)
+        else:
+            parts.append(f"{trouble} seed{'s' * (len(which) > 1)} {', '.join(map(str, which))}")
+    return "; ".join(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """One encoding with its runs, by seed."""
+
+    name: str
+    spec: str
+    index: int
+    runs: dict[int, Run]
+
+    def windows(self, protocol: str, length: int) -> tuple[dict[int, np.ndarray], str]:
+        """Seed → loss of every window, for the seeds that have it; what is wrong with others."""
+        found = {seed: run.windows(protocol, length) for seed, run in self.runs.items()}
+        good = {seed: w for seed, w in found.items() if not isinstance(w, str)}
+        bad = {seed: w for seed, w in found.items() if isinstance(w, str)}
+        return good, _words(bad, list(self.runs))
+
+    def cell(self, protocol: str, length: int) -> Cell:
+        """The loss at a length, over seeds."""
+        good, problem = self.windows(protocol, length)
+        values = {seed: float(w.mean()) for seed, w in good.items()}
+        done = not problem and bool(values)
+        return Cell(values, problem, statistics.estimate([*values.values()]) if done else None)
+
+    def by_position(self) -> tuple[dict[int, np.ndarray], str]:
+        """Seed → loss at each position of the longest context; and what is wrong with others."""
+        good, bad = {}, {}
+        for seed, run in self.runs.items():
+            loss = (run.evaluation.get("by_position") or {}).get("loss")
+            if run.status != "ok" or loss is None:
+                bad[seed] = run.status if run.status != "ok" else "not defined"
+                continue
+            losses = np.asarray(loss, np.float64)
+            if losses.size and np.isfinite(losses).all():
+                good[seed] = losses
+            else:
+                bad[seed] = "not finite"
+        return good, _words(bad, list(self.runs))
+
+    def fact(self, field: str) -> Any:
+        """A field that does not depend on the seed, from the first run that has it."""
+        found = (run.evaluation.get(field) for run in self.runs.values())
+        return next((value for value in found if value is not None), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """All of a comparison."""
+
+    workdir: Path
+    manifest: dict[str, Any]
+    schemes: tuple[Scheme, ...]
+    speed: dict[str, Any] | None
+
+    def scheme(self, name: str) -> Scheme | None:
+        """The scheme of that name."""
+        return next((s for s in self.schemes if s.name == name), None)
+
+    @property
+    def primary(self) -> tuple[str, int]:
+        """(protocol, length) of the primary metric."""
+        given = self.manifest.get("primary") or {}
+        return given.get("protocol", PROTOCOLS[0]), given.get("length", self.longest)
+
+    @property
+    def longest(self) -> int:
+        """The longest length of the evaluation."""
+        return max(self.manifest["lengths"])
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from None
+
+
+def _metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
+    """(rows by step, torn lines, repeated steps); of a repeated step, the last row stands."""
+    lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+    rows, torn, count = {}, 0, 0
+    for line in filter(str.strip, lines):
+        try:
+            row = json.loads(line)
+            rows[int(row["step"])] = row
+            count += 1
+        except (ValueError, TypeError, KeyError):
+            torn += 1
+    return tuple(rows[step] for step in sorted(rows)), torn, count - len(rows)
+
+
+def _run(folder: Path, seed: int) -> Run:
+    """One run; a file that is not there or cannot be read is a status, not an error."""
+    metrics = _metrics(folder / "metrics.jsonl")
+    path = folder / "evaluation.json"
+    if not path.is_file():
+        return Run(seed, "missing", "no evaluation.json: not finished, or it failed", {}, *metrics)
+    try:
+        evaluation = _json(path)
+        status, reason = str(evaluation["status"]), str(evaluation.get("reason") or "")
+    except (ValueError, KeyError, TypeError) as error:
+        return Run(seed, "unreadable", f"evaluation.json: {type(error).__name__}", {}, *metrics)
+    loss = evaluation.get("train_loss")
+    if status == "ok" and loss is not None and not math.isfinite(loss):
+        status, reason = "diverged", f"the training loss is {loss}"
+    return Run(seed, status, reason, evaluation, *metrics)
+
+
+def read(workdir: Path) -> Results:
+    """Reads a comparison.
+
+    Raises:
+      FileNotFoundError: there is no manifest.
+      ValueError: the manifest or timings cannot be read, lack a field, or a name leaves `runs/`.
+    """
+    workdir = Path(workdir).resolve()
+    manifest = _json(workdir / "manifest.json")
+    for field in REQUIRED:
+        if field not in manifest:
+            raise ValueError(f"{workdir / 'manifest.json'}: no field {field!r}")
+    schemes = []
+    for index, entry in enumerate(manifest["encodings"]):
+        name = str(entry["name"])
+        folder = workdir / "runs" / name
+        if "\0" in name or folder.resolve().parent != (workdir / "runs").resolve():
+            raise ValueError(f"encoding name {name!r}: its folder would be outside runs/")
+        runs = {seed: _run(folder / f"seed{seed}", seed) for seed in manifest["seeds"]}
+        schemes.append(Scheme(name, str(entry["spec"]), index, runs))
+    speed = workdir / "speed.json"
+    return Results(workdir, manifest, tuple(schemes), _json(speed) if speed.is_file() else None)

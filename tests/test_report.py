@@ -1,0 +1,287 @@
+import csv
+import html.parser
+import io
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+import rich.console
+
+import pe_jax
+from experiments import report, results
+from pe_jax.encodings import ENCODINGS, parse
+
+LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
+DIMS = {"width": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
+GROWTH = {"nope": 0.25, "sinusoidal": 0.9, "learned": 0, "t5": 0.02, "rope": 0.3, "alibi": -0.03}
+HOSTILE = r"<script>$\frac{&[red]"
+
+
+def manifest(names, seeds=SEEDS, **fields):
+    specs = {"learned": "learned(length=64)", "twin": "rope", HOSTILE: "t5+rope"}
+    return {
+        "name": "demonstration",
+        "train_length": TRAIN,
+        "lengths": list(LENGTHS),
+        "baseline": "nope",
+        "reference": "rope",
+        "encodings": [{"name": n, "spec": specs.get(n, n)} for n in names],
+        "seeds": list(seeds),
+        "config": {"model": {"depth": 2, "encoding": "rope"}, "data": "embedded"},
+        "corpus": {"name": "embedded", "digest": "sha256:0123", "describe": "five wheels"},
+        "versions": {"jax": "0.10.2"},
+        "commit": "0123abc",
+        "device": "cpu",
+        "command": "python -m experiments.compare --steps=400",
+        "steps": 400,
+        "batch": 32,
+        "learning_rate": 1e-3,
+        "note": "A demonstration: one learning rate, a small model.",
+        "dims": DIMS,
+        **fields,
+    }
+
+
+def evaluation(name, seed, effect):
+    """Plausible losses: a level, a rise beyond the training length, noise shared by a seed."""
+    shared = np.random.default_rng(seed)  # the same windows for every scheme
+    own = np.random.default_rng([seed, len(name), *name.encode()])
+    losses = {"non-overlapping": {}, "sliding": {}}
+    for protocol, rows in losses.items():
+        for n in LENGTHS:
+            steps = np.log2(n / TRAIN)
+            level = (
+                2.4 - 0.05 * steps * (protocol == "sliding") + effect * steps + shared.normal() / 40
+            )
+            windows = level + shared.normal(0, 0.2, 24) + own.normal(0, 0.004)
+            outside = name == "learned" and n > TRAIN
+            rows[str(n)] = None if outside else windows.tolist()
+    at = np.arange(LENGTHS[-1])
+    curve = 2.3 + 1.6 / np.sqrt(at + 1) + effect * np.log2(np.maximum(at / TRAIN, 1))
+    return {
+        "status": "ok",
+        "reason": "",
+        "parameters": 120_000 + 100 * len(name),
+        "encoding_parameters": 100 * len(name),
+        "flops_per_token": 2.5e5,
+        "train_loss": 2.2 + 0.01 * seed,
+        "seconds": 30.0,
+        "losses": losses,
+        "by_position": {
+            "length": LENGTHS[-1],
+            "loss": None if name == "learned" else (curve + own.normal(0, 0.02, at.size)).tolist(),
+        },
+    }
+
+
+def write_run(folder, name, seed, effect):
+    folder.mkdir(parents=True)
+    found = evaluation(name, seed, effect)
+    (folder / "evaluation.json").write_text(json.dumps(found), encoding="utf-8")
+    steps = range(0, 400, 10)
+    lines = [
+        json.dumps({"step": s, "loss": 2.2 + 2 * np.exp(-s / 60), "tokens_per_second": 9e4})
+        for s in steps
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_parameters(folder, spec):
+    enc, dims = parse(spec)[0], pe_jax.Dims(**DIMS)
+    key = jax.random.key(1)
+    params = pe_jax.Params(enc.init_shared(key, dims), enc.init_layer(key, dims))
+    leaves = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
+    np.savez(folder / "encoding.npz", **leaves)
+
+
+def write_speed(folder, names):
+    rng, found = np.random.default_rng(0), {}
+    for i, name in enumerate(names):
+        times = (10 + i) * (1 + 0.05 * rng.random(7))
+        found[name] = {
+            "train_ms": times.tolist(),
+            "eval_ms": (times / 3).tolist(),
+            "train_temp_bytes": 2**22 + i * 2**18,
+            "compile_seconds": 1.5,
+        }
+        if i % 2 == 0:
+            found[name]["decode_ms"] = (times / 9).tolist()
+    speed = {"device": "cpu", "length": TRAIN, "batch": 32, "encodings": found}
+    (folder / "speed.json").write_text(json.dumps(speed), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory):
+    """Writes what a comparison would have written, and returns the directory."""
+
+    def write(names, seeds=SEEDS, effects=None, speed=True, **fields):
+        folder = tmp_path_factory.mktemp("comparison")
+        content = manifest(names, seeds, **fields)
+        for entry in content["encodings"]:
+            name = entry["name"]
+            effect = (effects or GROWTH).get(name, 0.1)
+            for seed in seeds:
+                write_run(folder / "runs" / name / f"seed{seed}", name, seed, effect)
+            write_parameters(folder / "runs" / name / "seed0", entry["spec"])
+        if speed:
+            write_speed(folder, names)
+        (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def whole(fake):
+    """Every scheme, a sum under a hostile name, a missing seed, a diverged run, a torn line."""
+    folder = fake([*ENCODINGS, HOSTILE], name=HOSTILE, note="</style><b>")
+    (folder / "runs" / "shaw" / "seed2" / "evaluation.json").unlink()
+    path = folder / "runs" / "deberta" / "seed1" / "evaluation.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "status": "diverged", "reason": "loss is NaN at step 7"}))
+    with (folder / "runs" / "rope" / "seed0" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 390, "loss": 9.25}\n{"step": 400, "lo')
+    report.build(folder)
+    return folder
+
+
+class Page(html.parser.HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self.ids = [], [], []
+        self.feed(text)
+        self.text = re.sub(r"\s+", " ", " ".join(self.text))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="session")
+def page(whole):
+    return Page((whole / "report.html").read_text(encoding="utf-8"))
+
+
+def table(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def verdicts(folder):
+    report.build(folder)
+    return {row["encoding"]: row["verdict"] for row in table(folder / "verdicts.csv")}
+
+
+def test_identical_schemes_under_other_names_have_no_winner(fake):
+    folder = fake(["rope", "twin", "alibi"], effects={})
+    for seed in SEEDS:
+        source = folder / "runs" / "rope" / f"seed{seed}" / "evaluation.json"
+        for name in ("twin", "alibi"):
+            target = folder / "runs" / name / f"seed{seed}" / "evaluation.json"
+            target.write_bytes(source.read_bytes())
+    found = verdicts(folder)
+    assert found["twin"] == found["alibi"] == "no difference shown (identical losses)"
+    text = Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert "No scheme was shown to differ from rope." in text
+    assert "rope (" not in text.split("How sure")[0]
+
+
+def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
+    names, effects = ["rope", "twin", "alibi", "sinusoidal"], {"alibi": -0.1, "sinusoidal": 0.5}
+    effects |= {"rope": 0.1, "twin": 0.1}
+    found = verdicts(fake(names, effects=effects))
+    assert found["alibi"] == "lower loss than rope"
+    assert found["sinusoidal"] == "higher loss than rope"
+    assert found["twin"].startswith("no difference shown")
+    alone = verdicts(fake(names, seeds=(0,), effects=effects, speed=False))
+    assert alone["alibi"] == alone["sinusoidal"] == "no difference shown (one seed)"
+
+
+def test_missing_diverged_and_undefined_are_words_never_numbers(whole, page):
+    rows = {row["encoding"]: row for row in table(whole / "verdicts.csv")}
+    assert rows["shaw"]["verdict"] == "missing seed 2"
+    assert rows["deberta"]["verdict"] == "diverged seed 1"
+    assert rows["learned"]["verdict"] == "not defined"
+    assert {rows[n]["difference"] for n in ("shaw", "deberta", "learned")} == {""}
+    shown = table(whole / "figures" / "loss-by-length-sliding.csv")
+    undecided = [r for r in shown if r["encoding"] in ("shaw", "deberta")]
+    assert {r["mean"] for r in undecided} == {""}
+    (trained,) = [r for r in shown if r["encoding"] == "learned" and r["length"] == "64"]
+    assert trained["mean"]
+    for words in ("missing seed 2", "diverged seed 1", "not defined", "loss is NaN at step 7"):
+        assert words in page.text
+
+
+def test_a_reference_without_all_seeds_decides_nothing(fake):
+    folder = fake(["rope", "alibi"], speed=False)
+    (folder / "runs" / "rope" / "seed1" / "evaluation.json").unlink()
+    found = verdicts(folder)
+    assert found["alibi"] == "not decided: the reference rope has missing seed 1"
+    assert found["rope"] == "the reference (missing seed 1)"
+
+
+def test_hostile_names_are_text_and_nothing_is_fetched(page):
+    assert HOSTILE in page.text
+    assert "</style><b>" in page.text
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "iframe", "object", "embed", "base", "form"}
+    for tag, attributes in page.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("src", "href", "xlink:href", "srcset", "action", "poster"):
+                assert re.match(r"(#|data:|figures/[\w.-]+$|\w+\.csv$)", value), (tag, value)
+            assert "url(http" not in (value or "")
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_every_link_leads_somewhere_and_every_image_has_its_data(whole, page):
+    links = [a["href"] for tag, a in page.tags if tag == "a"]
+    assert links
+    assert all((whole / link).is_file() for link in links)
+    images = list((whole / "figures").glob("*.png"))
+    assert len(images) >= len(ENCODINGS) + 6
+    assert all(len(table(path.with_suffix(".csv"))) > 0 for path in images)
+    assert len(table(whole / "loss_by_length.csv")) == (len(ENCODINGS) + 1) * 2 * 4 * 3
+    ratios = {(r["encoding"], r["measure"]): r for r in table(whole / "speed.csv")}
+    assert float(ratios["nope", "train_ms"]["median_ratio"]) == 1
+    assert ("sinusoidal", "decode_ms") not in ratios
+
+
+def test_every_scheme_is_drawn_from_its_slots(whole, page):
+    drawn = [path for path in (whole / "figures").glob("scheme-*.csv")]
+    panels = {p.stem.split("-", 2)[2]: {r["panel"] for r in table(p)} for p in drawn}
+    assert len(panels) == len(ENCODINGS) + 1
+    assert panels["nope"] == {"nothing but the causal mask"}
+    assert panels["alibi"] == {"score bias, mean of heads"}
+    assert len(panels["transformer_xl"]) == 3
+    assert "No picture" not in page.text
+
+
+def test_torn_lines_are_counted_and_the_last_of_a_repeated_step_stands(whole, page):
+    run = results.read(whole).scheme("rope").runs[0]
+    assert (run.torn, run.repeated, run.metrics[-1]["loss"]) == (1, 1, 9.25)
+    assert "1 torn line of metrics.jsonl skipped" in page.text
+
+
+def test_a_name_that_leaves_the_runs_is_refused(fake):
+    folder = fake(["rope"], speed=False)
+    for name in ("../rope", "/etc", "..", "a/b", ""):
+        content = manifest([name])
+        (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(ValueError, match="outside runs/"):
+            results.read(folder)
+
+
+def test_the_summary_prints_names_as_they_are(whole):
+    console = rich.console.Console(file=io.StringIO(), width=200)
+    console.print(report.summary(whole))
+    text = console.file.getvalue()
+    assert HOSTILE in text
+    assert "missing seed 2" in text
