@@ -168,7 +168,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         given: Any = dict(
             encoding=self.encoding,
-            params=Params(shared, nnx.pure(self.params)),
+            params=Params(shared, nnx.as_pure(self.params)),
             dims=self.dims,
             window=self.config.window or None,
             implementation=None if self.config.attention == "auto" else self.config.attention,
@@ -300,7 +300,7 @@ class Transformer(nnx.Module):
         if cache is not None and positions is None:
             positions = pos.contiguous(tokens.shape[1], cache[0].length[0])[None]
         x = self._embed(tokens, positions, segments)
-        shared = nnx.pure(self.shared)
+        shared = nnx.as_pure(self.shared)
         x, cache = self._layers(x, shared, positions, segments, cache, key)
         x = self.final_norm(x)
         # a tied table has the scale of an input; as an output it begins near a uniform guess (T5)
@@ -316,7 +316,7 @@ class Transformer(nnx.Module):
             positions = pos.contiguous(tokens.shape[1])[None]
             positions = positions if segments is None else pos.per_segment(segments)
         for encoding, shared in zip(dict.fromkeys(self.encodings), self.shared, strict=True):
-            x = encoding.embed(Params(nnx.pure(shared), {}), x, positions)
+            x = encoding.embed(Params(nnx.as_pure(shared), {}), x, positions)
         return x
 
     def _layers(self, x, shared, positions, segments, cache, key):
@@ -352,7 +352,7 @@ class Transformer(nnx.Module):
             look(leaf, f"parameter {jax.tree_util.keystr(path)}")
         x = self._embed(tokens, None, segments)
         look(x, "the embedding")
-        shared = nnx.pure(self.shared)
+        shared = nnx.as_pure(self.shared)
         for layer in range(self.config.layers):
             place = layer % len(self.blocks)
             graph, state = nnx.split(self.blocks[place])
