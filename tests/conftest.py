@@ -5,7 +5,10 @@ import hypothesis
 import jax
 import pytest
 
+# The tests compile much and run little; eight devices are for the meshes of test_training.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
     "jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".jax_cache")
 )

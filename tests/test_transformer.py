@@ -1,0 +1,299 @@
+"""The model: whatever the scheme, it decodes as it trains and keeps what is apart apart."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from pe_jax.models import transformer
+from pe_jax.models.generate import generate, sample
+from pe_jax.models.transformer import Transformer
+from pe_jax.training.sharding import path_name
+from tests import tiny
+from tests.tiny import SPECS, L, R, V
+from tests.util import assert_close
+
+OTHER = {  # every choice that is not the default
+    "norm": "layer",
+    "qk_norm": True,
+    "bias": True,
+    "gated": False,
+    "activation": "gelu",
+    "tied": False,
+    "window": 4,
+    "attention": "tiled",
+}
+MODELS = {name: tiny.config(spec) for name, spec in SPECS.items()} | {
+    "t5+rope": tiny.config("t5+rope"),
+    "shaw,learned(length=40)": tiny.config("shaw,learned(length=40)"),
+    "all other choices": tiny.config("transformer_xl*2,rope", layers=6, **OTHER),
+}
+each = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+
+
+@each
+def test_generating_with_a_cache_equals_recomputing(model):
+    built, params = tiny.build(model)
+    prompt = tiny.tokens(R, 3)
+    found = np.asarray(generate(built, prompt, L - 3, temperature=0))
+    np.testing.assert_array_equal(found[:, :3], prompt)
+    assert len(np.unique(found[:, 3:])) > 4  # a model that repeats itself would show nothing
+    logits = tiny.forward(model)(params, found, np.zeros((R, L), np.int32))
+    np.testing.assert_array_equal(found[:, 3:], np.argmax(logits, axis=-1)[:, 2:-1])
+
+
+@each
+def test_packed_documents_equal_separate_ones(model):
+    _, params = tiny.build(model)
+    run, cut = functools.partial(tiny.forward(model), params), 5
+    packed = tiny.tokens(R, L)
+    column = np.broadcast_to(np.arange(L), (R, L))
+    got = run(packed, np.where(column < cut, 3, 7).astype(np.int32))
+    first = run(packed, np.where(column < cut, 0, -1).astype(np.int32))
+    moved = np.roll(packed, -cut, axis=1)
+    second = run(moved, np.where(column < L - cut, 0, -1).astype(np.int32))
+    assert_close(got, np.concatenate([first[:, :cut], second[:, : L - cut]], axis=1))
+    assert np.abs(got[:, cut:] - run(packed, np.zeros((R, L), np.int32))[:, cut:]).max() > 0.01
+
+
+def test_weights_outside_the_encoding_are_the_same_for_every_scheme():
+    specs = [*SPECS.values(), "rope*1", "rope*2", "t5+rope", "nope,shaw"]
+
+    @jax.jit
+    def initial():
+        models = [Transformer(tiny.config(s), rngs=nnx.Rngs(3)) for s in specs]
+        return [nnx.as_pure(nnx.state(model, nnx.Param)) for model in models]
+
+    def plain(params):
+        """Weights by name, layers in order whatever the pattern."""
+        flat = {path_name(p): np.asarray(x) for p, x in jax.tree.leaves_with_path(params)}
+        flat = {n: x for n, x in flat.items() if "params" not in n and not n.startswith("shared")}
+        blocks = {n.partition("/")[2].partition("/")[2] for n in flat if n.startswith("blocks")}
+        places = range(len(params["blocks"]))
+        layers = {
+            n: np.stack([flat[f"blocks/{p}/{n}"] for p in places], axis=1).reshape(
+                2, *flat[f"blocks/0/{n}"].shape[1:]
+            )
+            for n in blocks
+        }
+        return layers | {n: x for n, x in flat.items() if not n.startswith("blocks")}
+
+    want, *others = map(plain, initial())
+    assert {"embed/embedding", "attention/q/kernel", "mlp/down/kernel"} <= set(want)
+    assert not np.array_equal(*want["attention/q/kernel"])  # two layers are not the same
+    for spec, other in zip(specs[1:], others, strict=True):
+        assert set(other) == set(want), spec
+        for name, x in want.items():
+            np.testing.assert_array_equal(other[name], x, err_msg=f"{spec} {name}")
+
+
+@pytest.mark.parametrize(
+    "spec, fields, seen",
+    [
+        ("rope", {}, range(6, L)),
+        ("rope", {"causal": False}, range(L)),
+        ("deberta", {"causal": False}, range(L)),
+        ("t5", {"window": 3, "layers": 1}, range(6, 9)),
+        ("t5", {"window": 3}, range(6, 11)),
+    ],
+)
+def test_a_token_reaches_just_what_may_see_it(spec, fields, seen):
+    """The gradient of each token's logits to the embedding of the one token with id 0, at 6."""
+    model = tiny.config(spec, tied=False, **fields)
+    graph, _ = tiny.skeleton(model)
+    _, params = tiny.build(model)
+    row = 1 + tiny.tokens(1, L) % (V - 1)
+    row[0, 6] = 0
+
+    def one(scale):
+        table = params["embed"]["embedding"]
+        changed = {**params, "embed": {"embedding": table.at[0].multiply(scale)}}
+        return jnp.square(nnx.merge(graph, changed)(row)[0]).sum(-1)
+
+    found = np.asarray(jax.jit(jax.jacfwd(one))(1.0))
+    assert np.flatnonzero(found).tolist() == list(seen)
+
+
+def test_remat_changes_neither_loss_nor_gradients():
+    results = []
+    for remat in (False, True):
+        model = tiny.config("t5", remat=remat)
+        graph, _ = tiny.skeleton(model)
+        _, params = tiny.build(model)
+
+        def loss(params, graph=graph):
+            return jnp.square(nnx.merge(graph, params)(tiny.tokens(2, L))).mean()
+
+        program = jax.jit(jax.value_and_grad(loss)).lower(params)
+        assert ("checkpoint" in program.as_text(debug_info=True)) == remat
+        results.append(program.compile()(params))
+    assert_close(*results, 1e-6)
+
+
+@pytest.mark.parametrize("spec", ["rope", "t5+rope,nope"])
+def test_programs_do_not_grow_with_depth(spec):
+    sizes = []
+    for layers in (2, 8):
+        model = tiny.config(spec, layers=layers)
+        graph, shapes = tiny.skeleton(model)
+
+        def loss(params, graph=graph):
+            return nnx.merge(graph, params)(tiny.tokens(2, L)).sum()
+
+        def initial(model=model):
+            return nnx.as_pure(nnx.state(Transformer(model, rngs=nnx.Rngs(0)), nnx.Param))
+
+        programs = jax.jit(jax.grad(loss)).lower(shapes), jax.jit(initial).lower()
+        sizes.append([len(p.as_text()) for p in programs])
+    np.testing.assert_allclose(*sizes, rtol=0.02)
+
+
+@each
+def test_bfloat16_keeps_float32_parameters_and_logits(model):
+    half = dataclasses.replace(model, dtype="bfloat16")
+    graph, shapes = tiny.skeleton(half)
+    assert {x.dtype for x in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
+    row = tiny.tokens(2, L)
+    grads = jax.eval_shape(jax.grad(lambda p: nnx.merge(graph, p)(row).sum()), shapes)
+    assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}
+    assert jax.eval_shape(lambda p: nnx.merge(graph, p)(row), shapes).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("spec", ["t5+rope", SPECS["deberta"]])
+def test_bfloat16_is_near_float32(spec):
+    model = tiny.config(spec)
+    half = dataclasses.replace(model, dtype="bfloat16")
+    _, params = tiny.build(model)
+    params = jax.tree.map(lambda x: x / 2, params)
+    rows, ids = tiny.tokens(R, L), np.zeros((R, L), np.int32)
+    got = tiny.forward(half)(params, rows, ids)
+    assert_close(got, tiny.forward(model)(params, rows, ids), 0.05)
+
+
+def test_grouped_heads_equal_repeated_heads():
+    grouped, full = tiny.config("shaw"), tiny.config("shaw", kv_heads=4)
+    _, params = tiny.build(grouped)
+    rows, ids = tiny.tokens(R, L), np.zeros((R, L), np.int32)
+    want = tiny.forward(grouped)(params, rows, ids)
+    attention = params["blocks"][0]["attention"]
+    for name in "kv":
+        kernel = attention[name]["kernel"].reshape(2, 16, 2, 4)
+        attention[name]["kernel"] = jnp.repeat(kernel, 2, axis=2).reshape(2, 16, 16)
+    assert_close(tiny.forward(full)(params, rows, ids), want, 1e-6)
+
+
+def test_dropout_follows_its_key_and_is_off_without_one():
+    model = tiny.config("nope", dropout=0.5)
+    graph, _ = tiny.skeleton(model)
+    _, params = tiny.build(model)
+    rows, ids = tiny.tokens(R, L), np.zeros((R, L), np.int32)
+    run = jax.jit(lambda params, key: nnx.merge(graph, params)(rows, key=key))
+    a, same, b = (np.asarray(run(params, jax.random.key(k))) for k in (0, 0, 1))
+    np.testing.assert_array_equal(a, same)
+    assert np.abs(a - b).max() > 0.1
+    plain = tiny.forward(dataclasses.replace(model, dropout=0.0))(params, rows, ids)
+    assert_close(tiny.forward(model)(params, rows, ids), plain, 1e-6)
+    assert np.abs(a - plain).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "fields, added, removed",
+    [
+        ({"norm": "layer"}, {"final_norm/bias"}, set()),
+        ({"bias": True}, {"blocks/0/attention/q/bias", "blocks/0/mlp/down/bias"}, set()),
+        ({"gated": False}, set(), {"blocks/0/mlp/gate/kernel"}),
+        ({"tied": False}, {"head/kernel"}, set()),
+        ({"qk_norm": True}, {f"blocks/0/attention/{x}_norm/scale" for x in "qk"}, set()),
+    ],
+)
+def test_a_choice_has_its_own_parameters(fields, added, removed):
+    def names(**fields):
+        _, shapes = tiny.skeleton(tiny.config(**fields))
+        return {path_name(path) for path, _ in jax.tree.leaves_with_path(shapes)}
+
+    assert added <= names(**fields) - names()
+    assert removed == names() - names(**fields)
+
+
+def test_tables_of_t5_and_learned_are_shared_and_each_layer_has_its_own_shaw():
+    spec = "shaw(clip=3)+t5,learned(length=9),shaw(clip=3)+t5,rope"
+    _, shapes = tiny.skeleton(tiny.config(spec, layers=4))
+    assert len(jax.tree.leaves(shapes["shared"])) == 2  # t5 and learned, once for the model
+    own = [
+        len(jax.tree.leaves(shapes["blocks"][place]["attention"].get("params", {})))
+        for place in range(4)
+    ]
+    assert own == [2, 0, 2, 0]
+
+
+# 27
+def test_check_finite_names_the_layer(monkeypatch):
+    model = tiny.config("nope")
+    built, params = tiny.build(model)
+    built.check_finite(tiny.tokens(1, 3))
+    graph, _ = tiny.skeleton(model)
+    kernel = params["blocks"][0]["mlp"]["down"]["kernel"]
+    params["blocks"][0]["mlp"]["down"]["kernel"] = kernel.at[1].set(3e38)
+    with pytest.raises(FloatingPointError, match="the output of layer 1 is not finite"):
+        nnx.merge(graph, params).check_finite(tiny.tokens(1, 3))
+    params["blocks"][0]["mlp"]["down"]["kernel"] = kernel.at[0, 0, 0].set(jnp.nan)
+    with pytest.raises(FloatingPointError, match="parameter .*mlp.*down.*kernel"):
+        nnx.merge(graph, params).check_finite(tiny.tokens(1, 3))
+
+
+def test_sampling_takes_the_likeliest_or_draws_among_the_best():
+    logits = jnp.log(jnp.asarray([[0.1, 0.4, 0.2, 0.3]]))
+    assert sample(jax.random.key(0), logits, 0.0, 0).tolist() == [1]
+    many = jnp.broadcast_to(logits, (4000, 4))
+    drawn = np.bincount(sample(jax.random.key(0), many, 1.0, 0), minlength=4) / 4000
+    np.testing.assert_allclose(drawn, [0.1, 0.4, 0.2, 0.3], atol=0.03)
+    best = np.bincount(sample(jax.random.key(0), many, 1.0, 2), minlength=4) / 4000
+    np.testing.assert_allclose(best, [0, 4 / 7, 0, 3 / 7], atol=0.03)
+
+
+# 16, 31
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"prompt": [[1, V]]}, (f"token id {V}", f"vocab = {V}")),
+        ({"prompt": [[-1, 1]]}, ("token id -1", "0 <= id")),
+        ({"prompt": np.zeros((2, 0), np.int32)}, ("prompt has shape [2, 0]", "T >= 1")),
+        ({"prompt": [1, 2]}, ("prompt has shape [2]", "[B, T]")),
+        ({"new_tokens": -1}, ("new_tokens=-1", "at least 0")),
+        ({"new_tokens": 2.0}, ("new_tokens=2.0", "integer")),
+        ({"temperature": -0.5}, ("temperature=-0.5", "at least 0")),
+        ({"temperature": float("nan")}, ("temperature=nan", "at least 0")),
+        ({"top_k": V + 1}, (f"top_k={V + 1}", f"from 0 to the vocabulary's {V}")),
+        ({"top_k": -1}, ("top_k=-1", "from 0")),
+        ({"capacity": 5}, ("capacity=5", "prompt and new tokens need 6")),
+        ({"temperature": 1.0}, ("key=None", "jax.random.key(seed)")),
+        ({"new_tokens": 39}, ("capacity=41", "defined for 40 positions")),
+    ],
+)
+def test_generate_refuses_before_it_compiles(fields, words, monkeypatch):
+    monkeypatch.delattr("pe_jax.models.generate._run")
+    built, _ = tiny.build(MODELS["learned"])
+    given = {"prompt": [[1, 2]], "new_tokens": 4, "temperature": 0} | fields
+    with pytest.raises(ValueError) as info:
+        generate(built, **given)
+    assert all(word in str(info.value) for word in words) and "\n" not in str(info.value)
+
+
+def test_no_new_tokens_give_the_prompt():
+    built, _ = tiny.build(MODELS["rope"])
+    np.testing.assert_array_equal(generate(built, [[3, 1]], 0, temperature=0), [[3, 1]])
+
+
+def test_an_encoder_has_no_cache():
+    built, _ = tiny.build(tiny.config(causal=False))
+    with pytest.raises(ValueError, match="model.causal=False: only a causal model decodes"):
+        generate(built, [[1]], 2, temperature=0)
+
+
+def test_a_model_needs_its_vocabulary():
+    with pytest.raises(ValueError, match="model.vocab=0: pass the number of token ids"):
+        Transformer(transformer.ModelConfig(), rngs=nnx.Rngs(0))

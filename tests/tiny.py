@@ -1,0 +1,86 @@
+"""Tiny models and rows of tokens for the tests of models and training.
+
+L tokens a row, R rows, V token ids. Parameters are noise of the model's shapes: no program is
+compiled to draw them, and no term is zero, as a fresh table of biases would be.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import pe_jax
+from pe_jax.models.transformer import ModelConfig, Transformer
+from pe_jax.training.sharding import path_name
+from tests.util import SMALL, noise
+
+L, R, V = 12, 8, 20
+
+
+def _spec(name: str) -> str:
+    fields = SMALL.get(name, [{}])[0]
+    return f"{name}({', '.join(f'{field}={value!r}' for field, value in fields.items())})"
+
+
+SPECS = {name: _spec(name) for name in pe_jax.ENCODINGS}
+
+
+def config(encoding: str = "rope", **fields) -> ModelConfig:
+    """A model of 2 layers and 4 heads of 4, in 2 groups."""
+    sizes = {"vocab": V, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2}
+    return ModelConfig(encoding=encoding, **{**sizes, **fields})
+
+
+@functools.cache
+def skeleton(model: ModelConfig):
+    """The graph of a model, and the shapes of its parameters."""
+    graph, shapes = nnx.eval_shape(lambda: nnx.split(Transformer(model, rngs=nnx.Rngs(0))))
+    return graph, nnx.as_pure(shapes)
+
+
+def like(shapes):
+    """Noise of these shapes; biases are small, or every row would say the same."""
+
+    def one(path, x):
+        scale = 0.03 if path_name(path).endswith("bias") else 0.3
+        return jnp.asarray(scale * noise(*x.shape), x.dtype)
+
+    return jax.tree.map_with_path(one, shapes)
+
+
+def build(model: ModelConfig) -> tuple[Transformer, dict]:
+    """The model and its parameters."""
+    graph, shapes = skeleton(model)
+    params = like(shapes)
+    return nnx.merge(graph, params), params
+
+
+@functools.cache
+def forward(model: ModelConfig):
+    """(params, tokens, segments) → logits, compiled once for all tests."""
+    graph, _ = skeleton(model)
+    return jax.jit(lambda params, tokens, ids: nnx.merge(graph, params)(tokens, segments=ids))
+
+
+def tokens(*shape: int, seed: int = 0) -> np.ndarray:
+    """Token ids of any value: int32."""
+    return np.random.default_rng(seed).integers(0, V, shape, dtype=np.int32)
+
+
+def batch(seed: int = 0) -> dict[str, np.ndarray]:
+    """Rows of two documents and some padding, as `data.train_iterator` gives them."""
+    shape = R, L + 1
+    column = np.broadcast_to(np.arange(L + 1, dtype=np.int32), shape)
+    cut = np.arange(R)[:, None] % 4 + 3
+    ids = np.where(column < cut, 1, np.where(column < L - 1, 2, 0)).astype(np.int32)
+    weights = np.zeros(shape, np.float32)
+    weights[:, 1:] = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
+    places = np.where(column < cut, column, column - cut)
+    return {
+        "tokens": tokens(*shape, seed=seed),
+        "segments": ids,
+        "positions": places,
+        "weights": weights,
+    }
