@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from experiments import figures
+from experiments import plotting
 from experiments.results import Results, Scheme
 from pe_jax.encodings import Dims, Encoding, Params, parse
 
@@ -155,7 +155,7 @@ def _curves(axes: Axes, panel: Panel, curves: dict[str, np.ndarray], trained: in
     for (words, values), colour in zip(curves.items(), LINES, strict=False):
         axes.plot(values, lw=1.4, color=colour, label=words)
         rows += [(panel.title, words, d, None, value) for d, value in enumerate(values)]
-    axes.axvline(trained, color=figures.MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
+    axes.axvline(trained, color=plotting.MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
     axes.legend(fontsize=8, frameon=False, loc="upper right", handlelength=1.2, ncols=2)
     axes.set(xlabel="distance (dashes: training length)", ylabel=panel.unit)
     low, high = axes.get_ylim()
@@ -174,7 +174,7 @@ def _subject(results: Results, scheme: Scheme) -> tuple[Subject, str]:
 
     shapes, tree = jax.tree.flatten(jax.eval_shape(init, jax.random.key(0)))
     note = "first scheme of the pattern" if len(set(pattern)) > 1 else ""
-    path = results.workdir / "runs" / scheme.name / "seed0" / "encoding.npz"
+    path = results.workdir / "runs" / scheme.name / f"seed{m['seeds'][0]}" / "encoding.npz"
     if not shapes:
         leaves = []
     elif path.is_file():
@@ -207,8 +207,8 @@ def _compute(subject: Subject, panels: list[Panel]) -> list:
     return jax.tree.map(np.asarray, jax.jit(values)(subject.params))
 
 
-@figures.styled
-def draw(results: Results, scheme: Scheme, stem: str) -> tuple[figures.Drawing, str]:
+@plotting.styled
+def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing, str]:
     """(the picture, a caption): one panel for every kind of slot that the scheme overrides.
 
     Raises:
@@ -218,7 +218,7 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[figures.Drawing, 
     used = [p for p in PANELS if any(map(subject.encoding.overrides, p.slots))] or [BARE]
     computed = list(zip(used, _compute(subject, used), strict=True))
     height = sum(2.9 if isinstance(v, np.ndarray) else 2.3 for _, v in computed)
-    figure, all_axes = figures.canvas(3.7, height, len(computed))
+    figure, all_axes = plotting.canvas(3.7, height, len(computed))
     rows = []
     for axes, (panel, found) in zip(all_axes, computed, strict=True):
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(found)):
@@ -229,7 +229,7 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[figures.Drawing, 
         rows += _heat(axes, panel, found) if heat else _curves(axes, panel, found, subject.trained)
     caption = words(subject.encoding) + (f" ({note}.)" if note else "")
     alt = f"What {scheme.name} does: {', '.join(p.title for p in used)}"
-    return figures.Drawing(stem, figure, HEADER, rows, alt), caption
+    return plotting.Drawing(stem, figure, HEADER, rows, alt), caption
 
 
 def stem(scheme: Scheme) -> str:
@@ -245,7 +245,7 @@ def draw_all(results: Results, folder: Path) -> list[dict]:
         card = {"name": scheme.name, "spec": scheme.spec, "svg": "", "stem": stem(scheme)}
         try:
             drawing, card["caption"] = draw(results, scheme, card["stem"])
-            card |= {"svg": figures.save(drawing, folder), "alt": drawing.alt}
+            card |= {"svg": plotting.save(drawing, folder), "alt": drawing.alt}
         except (ValueError, OSError, KeyError, TypeError) as error:
             card["caption"] = f"No picture: {error}"
         cards.append(card)

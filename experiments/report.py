@@ -17,7 +17,7 @@ from absl import app, flags
 from rich.table import Table
 from rich.text import Text
 
-from experiments import figures, findings, portraits, statistics
+from experiments import figures, findings, plotting, portraits, statistics
 from experiments import results as reading
 from experiments.findings import Verdict
 from experiments.results import PROTOCOLS, Results, Scheme
@@ -31,11 +31,11 @@ MARKS = {
 }
 
 
-def _figure(folder: Path, drawing: figures.Drawing | None) -> dict[str, Any] | None:
+def _figure(folder: Path, drawing: plotting.Drawing | None) -> dict[str, Any] | None:
     """Saves a drawing; what the template needs of it. The SVG is ours and escapes its text."""
     if drawing is None:
         return None
-    svg = markupsafe.Markup(figures.save(drawing, folder))
+    svg = markupsafe.Markup(plotting.save(drawing, folder))
     return {"svg": svg, "alt": drawing.alt, "stem": drawing.stem}
 
 
@@ -108,14 +108,14 @@ def _write_tables(results: Results, rows: list[Verdict]) -> None:
         numbers = [None if n is None or math.isnan(n) else n for n in numbers]
         decided.append((v.name, results.manifest["reference"], *results.primary, *numbers, v.words))
     head = ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
-    figures.write_csv(results.workdir / "loss_by_length.csv", head, losses)
+    plotting.write_csv(results.workdir / "loss_by_length.csv", head, losses)
     head = ("encoding", "seed", "position", "loss")
-    figures.write_csv(results.workdir / "loss_by_position.csv", head, positions)
+    plotting.write_csv(results.workdir / "loss_by_position.csv", head, positions)
     head = ("encoding", "measure", "baseline", "median_ratio", "least", "greatest")
-    figures.write_csv(results.workdir / "speed.csv", head, speed)
+    plotting.write_csv(results.workdir / "speed.csv", head, speed)
     head = ("encoding", "reference", "protocol", "length", "seeds", "difference", "low", "high")
     head = (*head, "p", "p_holm", "verdict")
-    figures.write_csv(results.workdir / "verdicts.csv", head, decided)
+    plotting.write_csv(results.workdir / "verdicts.csv", head, decided)
 
 
 def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
     draw = figures.loss_by_length
     costs = [_cost(results, s) for s in results.schemes]
     cards = portraits.draw_all(results, folder)
-    undefined = [(s.name, s.by_position()[1]) for s in results.schemes]
+    positions = [(s.name, s.by_position()) for s in results.schemes]
     return {
         "m": results.manifest,
         "primary": results.primary,
@@ -138,7 +138,8 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
         "difference": _figure(folder, figures.differences(results, rows)),
         "by_length": [_figure(folder, draw(results, p)) for p in PROTOCOLS],
         "by_position": _figure(folder, figures.loss_by_position(results)),
-        "no_position": [f"{name} ({why})" for name, why in undefined if why],
+        "context": max(len(x) for _, (good, _) in positions for x in [*good.values(), ()]),
+        "no_position": [f"{name} ({why})" for name, (_, why) in positions if why],
         "speed": [_figure(folder, figures.speed(results, m, r)) for m, r in ratios.items()],
         "speed_facts": results.speed,
         "training": _figure(folder, figures.training(results)),

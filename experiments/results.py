@@ -65,7 +65,8 @@ def _words(troubles: dict[int, str], seeds: list[int]) -> str:
         if len(which) == len(seeds) and trouble == "not defined":
             parts.append(trouble)
         else:
-            parts.append(f"{trouble} seed{'s' * (len(which) > 1)} {', '.join(map(str, which))}")
+            listed = f"seed{'s' * (len(which) > 1)} {', '.join(map(str, which))}"
+            parts.append(f"{trouble} {'in ' * (trouble != 'missing')}{listed}")
     return "; ".join(parts)
 
 

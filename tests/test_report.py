@@ -10,7 +10,7 @@ import pytest
 import rich.console
 
 import pe_jax
-from experiments import report, results
+from experiments import findings, report, results
 from pe_jax.encodings import ENCODINGS, parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -175,8 +175,7 @@ def table(path):
 
 
 def verdicts(folder):
-    report.build(folder)
-    return {row["encoding"]: row["verdict"] for row in table(folder / "verdicts.csv")}
+    return {row.name: row.words for row in findings.verdicts(results.read(folder))}
 
 
 def test_identical_schemes_under_other_names_have_no_winner(fake):
@@ -188,9 +187,10 @@ def test_identical_schemes_under_other_names_have_no_winner(fake):
             target.write_bytes(source.read_bytes())
     found = verdicts(folder)
     assert found["twin"] == found["alibi"] == "no difference shown (identical losses)"
-    text = Page((folder / "report.html").read_text(encoding="utf-8")).text
-    assert "No scheme was shown to differ from rope." in text
-    assert "rope (" not in text.split("How sure")[0]
+    read = results.read(folder)
+    found = findings.summary(read, findings.verdicts(read))["found"]
+    assert found[0] == "No scheme was shown to differ from rope."
+    assert found[1:] == ["No difference shown: twin, alibi."]
 
 
 def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
@@ -207,7 +207,7 @@ def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
 def test_missing_diverged_and_undefined_are_words_never_numbers(whole, page):
     rows = {row["encoding"]: row for row in table(whole / "verdicts.csv")}
     assert rows["shaw"]["verdict"] == "missing seed 2"
-    assert rows["deberta"]["verdict"] == "diverged seed 1"
+    assert rows["deberta"]["verdict"] == "diverged in seed 1"
     assert rows["learned"]["verdict"] == "not defined"
     assert {rows[n]["difference"] for n in ("shaw", "deberta", "learned")} == {""}
     shown = table(whole / "figures" / "loss-by-length-sliding.csv")
@@ -215,7 +215,7 @@ def test_missing_diverged_and_undefined_are_words_never_numbers(whole, page):
     assert {r["mean"] for r in undecided} == {""}
     (trained,) = [r for r in shown if r["encoding"] == "learned" and r["length"] == "64"]
     assert trained["mean"]
-    for words in ("missing seed 2", "diverged seed 1", "not defined", "loss is NaN at step 7"):
+    for words in ("missing seed 2", "diverged in seed 1", "not defined", "loss is NaN at step 7"):
         assert words in page.text
 
 

@@ -57,12 +57,12 @@ def test_an_interval_off_zero_is_no_win_when_holm_says_otherwise():
 
 def test_noise_alone_wins_no_more_often_than_the_level_over_the_whole_family():
     rng, wins = np.random.default_rng(0), 0
-    for _ in range(30):
+    for _ in range(15):
         found = {str(i): statistics.estimate(rng.normal(size=5)) for i in range(8)}
         adjusted = statistics.holm({name: e.p for name, e in found.items()})
         kinds = {statistics.judge(e, adjusted[name], "rope")[0] for name, e in found.items()}
         wins += kinds != {"none"}
-    assert wins <= stats.binom.ppf(0.999, 30, statistics.LEVEL)
+    assert wins <= stats.binom.ppf(0.999, 15, statistics.LEVEL)
 
 
 def test_ratios_are_paired_by_repeat():
