@@ -8,10 +8,14 @@ Interrupted, the same command goes on where it was; what is finished is not repe
 import dataclasses
 import importlib.metadata
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from experiments.train import (
 from pe_jax.encodings.base import Params
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import CompareConfig, Config, from_json
+from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
 
@@ -120,10 +125,12 @@ def count_parameters(trainer: Trainer) -> dict:
     return {"parameters": sum(n for _, n in sizes), "encoding_parameters": sum(own)}
 
 
-def one(config: Config, source: Source, trainer: Trainer, label: str, stop: launch.Stop) -> None:
+def one(
+    config: Config, source: Source, evaluator: Evaluator, label: str, stop: launch.Stop
+) -> None:
     """Trains and evaluates one run, and writes its `evaluation.json`, unless a signal came."""
     folder = Path(config.workdir)
-    begin = time.monotonic()
+    begin, trainer = time.monotonic(), evaluator.trainer
     found: dict = count_parameters(trainer)
     try:
         state = train(config, source, trainer, label, stop)
@@ -133,7 +140,7 @@ def one(config: Config, source: Source, trainer: Trainer, label: str, stop: laun
     if stop.signal is not None:
         return
     found |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(config, trainer)}
-    found |= evaluate(config, source, trainer, state)
+    found |= evaluate(evaluator, source, state)
     save_encoding(folder, trainer, state.params)
     rows = (folder / "metrics.jsonl").read_text().splitlines()
     found |= {"seconds": time.monotonic() - begin, "train_loss": json.loads(rows[-1])["loss"]}
@@ -163,6 +170,56 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
             )
 
 
+class Jobs:
+    """Every run that is missing: encodings side by side, the seeds of one after another.
+
+    A small model keeps one CPU core busy, so there is a thread for each core; threads share the
+    data, and XLA lets go of Python's lock while it compiles and computes.
+    """
+
+    def __init__(self, config: CompareConfig, source: Source, evaluators, seeds, stop: launch.Stop):
+        self.config, self.source, self.evaluators = config, source, evaluators
+        self.seeds, self.stop = seeds, stop
+        self.total, self.done, self.repeated = len(evaluators) * len(seeds), 0, 0
+        self.begin, self.lock = time.monotonic(), threading.Lock()
+
+    def run(self) -> None:
+        """Returns when all is done, or a signal came; the first error of a run ends it too."""
+        cores = os.cpu_count() or 1
+        workers = self.config.workers or (cores if jax.default_backend() == "cpu" else 1)
+        with futures.ThreadPoolExecutor(min(workers, len(self.evaluators))) as pool:
+            try:
+                list(pool.map(self._seeds, self.evaluators))
+            except BaseException:
+                self.stop.signal = self.stop.signal or signal.SIGTERM
+                raise
+
+    def _seeds(self, name: str) -> None:
+        for seed in self.seeds:
+            if self.stop.signal is not None:
+                return
+            folder = Path(self.config.workdir) / "runs" / name / f"seed{seed}"
+            finished = (folder / "evaluation.json").exists()
+            if not finished:
+                run = from_json(Config, dataclasses.asdict(self.config))
+                run.model = dataclasses.replace(self.evaluators[name].trainer.config)
+                run.seed, run.workdir = seed, str(folder)
+                label = f"{name} seed {seed}"
+                one(run, self.source, self.evaluators[name], label, self.stop)
+            self._count(f"{name} seed {seed}", finished)
+
+    def _count(self, label: str, finished: bool) -> None:
+        if self.stop.signal is not None:
+            return
+        with self.lock:
+            self.done += 1
+            self.repeated += finished
+            new, left = self.done - self.repeated, self.total - self.done
+            minutes = (time.monotonic() - self.begin) / max(new, 1) * left / 60
+            what = "was finished" if finished else f"is finished; about {minutes:.1f} minutes left"
+            logging.info("[%d/%d runs] %s %s", self.done, self.total, label, what)
+
+
 def main(config: CompareConfig) -> None:
     """Runs what is missing, then measures speed, then writes the report."""
     workdir = Path(config.workdir)
@@ -174,34 +231,20 @@ def main(config: CompareConfig) -> None:
         about = manifest(config, source, encodings)
         check_resumable(config, about)
         model = dataclasses.replace(config.model)
-        trainers = {}
+        evaluators = {}
         for name, spec in encodings.items():
             config.model = dataclasses.replace(model, encoding=spec)
-            trainers[name] = prepare(config, source.vocab)
+            evaluators[name] = Evaluator(prepare(config, source.vocab), config.eval)
     save_json(workdir / "manifest.json", about)
-    total, done, spent = len(encodings) * config.seeds, 0, []
     with launch.Stop() as stop:
-        for name in encodings:
-            for seed in about["seeds"]:
-                done += 1
-                folder = workdir / "runs" / name / f"seed{seed}"
-                if (folder / "evaluation.json").exists():
-                    logging.info("[%d/%d] %s seed %d is finished", done, total, name, seed)
-                    continue
-                begin = time.monotonic()
-                run = from_json(Config, dataclasses.asdict(config))
-                run.model = dataclasses.replace(trainers[name].config)
-                run.seed, run.workdir = seed, str(folder)
-                one(run, source, trainers[name], f"[{done}/{total}] {name} seed {seed}", stop)
-                if stop.signal is not None:
-                    logging.info("Stopped; the same command continues here.")
-                    sys.exit(128 + stop.signal)
-                spent.append(time.monotonic() - begin)
-                left = np.mean(spent) * (total - done)
-                logging.info("[%d/%d] done; about %.1f minutes left", done, total, left / 60)
-        if not (workdir / "speed.json").exists():
-            logging.info("Measuring speed and memory, all schemes in turn")
-            save_json(workdir / "speed.json", speed.measure(config, trainers))
+        jobs = Jobs(config, source, evaluators, about["seeds"], stop)
+        jobs.run()
+        if stop.signal is not None:
+            logging.info("Stopped; the same command continues here.")
+            sys.exit(128 + stop.signal)
+    if not (workdir / "speed.json").exists():
+        logging.info("Measuring speed and memory, all schemes in turn")
+        save_json(workdir / "speed.json", speed.measure(config, evaluators))
     logging.info("Writing the report")
     page = report.build(workdir)
     rich.print(report.summary(workdir))

@@ -125,6 +125,6 @@ class Stop:
 
     def _note(self, number: int, _: object) -> None:
         if self.signal is not None:  # the second one means now
-            sys.exit(128 + number)
+            os._exit(128 + number)
         self.signal = number
         logging.info("Signal %d: saving, then stopping. Once more stops at once.", number)

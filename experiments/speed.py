@@ -11,12 +11,11 @@ import numpy as np
 
 from pe_jax.training.config import CompareConfig
 from pe_jax.training.evaluate import Evaluator
-from pe_jax.training.step import Trainer
 
 STEPS = 10  # training steps a round
 
 
-def measure(config: CompareConfig, trainers: dict[str, Trainer]) -> dict:
+def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
     """Milliseconds a step by scheme and round, and bytes of temporaries."""
     rng = np.random.default_rng(0)
     shape = (config.batch, config.length + 1)
@@ -27,28 +26,27 @@ def measure(config: CompareConfig, trainers: dict[str, Trainer]) -> dict:
         "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
         "weights": np.ones(shape, np.float32),
     }
-    states, evaluators, found = {}, {}, {}
-    for name, trainer in trainers.items():
-        begin = time.monotonic()
+    states, found = {}, {}
+    for name, evaluator in evaluators.items():
+        trainer = evaluator.trainer
         program = trainer.compile(config.batch, config.length)
-        seconds = time.monotonic() - begin
         states[name] = trainer.init(0)
-        evaluators[name] = Evaluator(trainer, trainer.config, config.eval)
         found[name] = {
             "train_ms": [],
             "eval_ms": [],
             "train_temp_bytes": program.memory_analysis().temp_size_in_bytes,
-            "compile_seconds": seconds,
+            "compile_seconds": trainer.compile_seconds,
         }
     for turn in range(config.timing_repeats + 1):
-        for name, trainer in trainers.items():
+        for name, evaluator in evaluators.items():
+            trainer = evaluator.trainer
             state, rows = states[name], trainer.put(batch)
             begin = time.perf_counter()
             for _ in range(STEPS):
                 state, _ = trainer.step(state, rows, np.int32(0))
             jax.block_until_ready(state)
             middle = time.perf_counter()
-            evaluators[name].run(state.params, tokens)
+            evaluator.run(state.params, tokens)
             states[name] = state
             if turn:  # the first round warms up
                 found[name]["train_ms"].append(1e3 * (middle - begin) / STEPS)

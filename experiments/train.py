@@ -100,6 +100,7 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
     about = meta(config, source)
     checkpoints = Checkpoints(folder / "checkpoints")
     rows = batches(config, source)
+    trainer.compile(config.batch, config.length)
     state = trainer.init(config.seed)
     done = checkpoints.latest() or 0
     if done:
@@ -125,9 +126,6 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
             metrics.start(step)
         if stop.signal is not None:
             break
-        if step == done + 1:
-            jax.block_until_ready(state)
-            metrics.start(step)  # the first step compiles
     metrics.close()
     checkpoints.close()
     return state
@@ -145,9 +143,8 @@ def _check_finite(found: dict, trainer: Trainer, state: State, batch: dict, step
     raise Diverged(f"loss {found['loss']} at step {step}: {where}; nothing was saved")
 
 
-def evaluate(config: Config, source: Source, trainer: Trainer, state: State) -> dict:
+def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:
     """Losses by length, as `evaluation.json` has them."""
-    evaluator = Evaluator(trainer, config.model, config.eval)
     if source.text is None:
         return evaluator.by_task_length(state.params, source.corpus)
     return evaluator.by_length(state.params, source.text)
@@ -176,7 +173,7 @@ def main(config: Config) -> None:
     if stop.signal is not None:
         sys.exit(128 + stop.signal)
     found = {"status": "ok", "seconds": time.monotonic() - begin}
-    found |= evaluate(config, source, trainer, state)
+    found |= evaluate(Evaluator(trainer, config.eval), source, state)
     (folder / "evaluation.json").write_text(json.dumps(found))
     for protocol, lengths in found["losses"].items():
         for length, losses in lengths.items():

@@ -90,7 +90,7 @@ class EvalConfig:
             and all(v[-1] % n == 0 for n in v)
         ),
     )
-    windows: int = _int(32, 1)
+    windows: int = _int(16, 1)
     stride: int = _int(32, 1)
     split: str = _field("validation", "validation or test", lambda v: v in ("validation", "test"))
     batch_tokens: int = _int(16384, 1)
@@ -152,6 +152,7 @@ class CompareConfig(Config):
       baseline: the encoding that speed and memory are measured against.
       reference: the encoding that losses are compared with.
       protocol: of the primary metric, at the longest length.
+      workers: encodings trained side by side; 0 is one a CPU core, or one on an accelerator.
       timing_repeats: interleaved rounds of the speed measurement.
     """
 
@@ -180,6 +181,7 @@ class CompareConfig(Config):
         "non-overlapping or sliding",
         lambda v: v in ("non-overlapping", "sliding"),
     )
+    workers: int = _int(0, 0)
     timing_repeats: int = _int(7, 5)
 
     def check(self) -> None:

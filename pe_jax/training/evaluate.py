@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pe_jax.models.transformer import ModelConfig
 from pe_jax.training import data, tasks
 from pe_jax.training.config import EvalConfig
 from pe_jax.training.step import Trainer, token_losses
@@ -47,8 +46,8 @@ def pieces(text: np.ndarray, length: int, protocol: str, stride: int) -> np.ndar
 class Evaluator:
     """Compiled token losses of one model; one program a length serves both protocols."""
 
-    def __init__(self, trainer: Trainer, model: ModelConfig, config: EvalConfig):
-        self.trainer, self.model, self.config = trainer, model, config
+    def __init__(self, trainer: Trainer, config: EvalConfig):
+        self.trainer, self.config = trainer, config
         whole = NamedSharding(trainer.mesh, PartitionSpec())
 
         def losses(params, tokens):
@@ -75,7 +74,7 @@ class Evaluator:
 
     def limit(self) -> int | None:
         """The first position that the encoding does not define; None if it defines all."""
-        pattern = self.model.pattern
+        pattern = self.trainer.config.pattern
         return min((n for e in pattern if (n := e.limit()) is not None), default=None)
 
     def by_length(self, params: Any, text: np.ndarray) -> dict:
