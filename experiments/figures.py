@@ -50,7 +50,7 @@ def loss_by_length(results: Results, protocol: str) -> Drawing:
             x, mean = [n for n, _ in full], [e.mean for _, e in full]
             low, high = ([getattr(e, side) for _, e in full] for side in ("low", "high"))
             if np.isfinite(low).all():
-                axes.fill_between(x, low, high, color=style["color"], alpha=0.13, lw=0)
+                axes.fill_between(x, low, high, color=style["color"], alpha=0.1, lw=0)
             axes.plot(x, mean, lw=1.7, ms=5, mec="white", mew=0.5, **style)
             ends.append((scheme, x[-1], mean[-1]))
         for n, cell in zip(lengths, cells, strict=True):
@@ -103,6 +103,8 @@ def speed(results: Results, measure: str, ratios: dict[str, statistics.Ratio]) -
     figure, (axes,) = canvas(5.2, 1.2 + 0.27 * len(ratios))
     shown = [(s, ratios[s.name]) for s in results.schemes if s.name in ratios]
     dots(axes, [(s, r.median, r.low, r.high, f"{r.median:.2f}×") for s, r in shown], 1.0)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 0.95), max(high, 1.15))  # a difference of 0.1 % should look like one
     base = label(results.manifest["baseline"])
     axes.set(xlabel=f"ratio to {base} (less is better)", title=findings.MEASURES[measure])
     rows = [(s.name, r.median, r.low, r.high) for s, r in shown]

@@ -83,7 +83,7 @@ def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else number(p)
 
 
-def interval(estimate: Estimate | None, digits: int = 3) -> str:
+def interval(estimate: Estimate | None, digits: int = 4) -> str:
     """[low, high], or an em dash."""
     if estimate is None or math.isnan(estimate.low):
         return "—"

@@ -40,7 +40,7 @@ STYLE = {
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.unicode_minus": True,
+    "axes.formatter.useoffset": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,

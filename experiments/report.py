@@ -49,7 +49,7 @@ def _verdict_rows(rows: list[Verdict]) -> list[dict[str, Any]]:
                 "kind": row.kind,
                 "mark": MARKS[row.kind],
                 "words": row.words,
-                "mean": findings.number(d.mean, 3, signed=True) if d else "—",
+                "mean": findings.number(d.mean, 4, signed=True) if d else "—",
                 "interval": findings.interval(d),
                 "p": findings.p_value(d.p) if d else "—",
                 "holm": findings.p_value(row.holm),
