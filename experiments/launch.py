@@ -37,12 +37,16 @@ def run(main: Callable[[Any], None], default: str) -> None:
       main: the program.
       default: the config file that `--config` has if it is not given.
     """
-    config_flags.DEFINE_config_file(
-        "config", default, "a file with get_config()", lock_config=False
-    )
     flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
     quiet_libraries()
-    app.run(lambda _: _start(main), flags_parser=_parse)
+    try:
+        config_flags.DEFINE_config_file(
+            "config", default, "a file with get_config()", lock_config=False
+        )
+    except KeyError as error:  # it reads the overrides of the default file at once
+        _explain_unknown(sys.argv, error)
+        sys.exit(2)
+    app.run(lambda rest: _start(main, rest[1:]), flags_parser=_parse)
 
 
 def quiet_libraries() -> None:
@@ -53,9 +57,11 @@ def quiet_libraries() -> None:
     logging.get_absl_handler().addFilter(ours)
 
 
-def _start(main: Callable[[Any], None]) -> None:
-    config = flags.FLAGS.config
+def _start(main: Callable[[Any], None], rest: Sequence[str]) -> None:
     with one_line_errors():
+        if rest:
+            raise ValueError(f"{rest[0]!r} is no flag; write --config.FIELD=VALUE")
+        config = flags.FLAGS.config
         if flags.FLAGS.encoding is not None:
             config.model.encoding = flags.FLAGS.encoding
         config.check()
@@ -94,9 +100,9 @@ def _explain_unknown(argv: Sequence[str], error: KeyError) -> None:
 
 
 def writable(folder: Path) -> None:
-    """Raises OSError if files cannot be written there; leaves nothing behind but the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
+    """Raises OSError if files cannot be written there; makes nothing."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
         raise OSError(f"workdir={str(folder)!r} is not writable; choose another --config.workdir")
 
 

@@ -85,6 +85,7 @@ class EvalConfig:
         "ascending positive integers, each a divisor of the last",
         lambda v: (
             len(v) > 0
+            and all(type(n) is int for n in v)
             and all(a < b for a, b in zip(v, v[1:], strict=False))
             and v[0] > 0
             and all(v[-1] % n == 0 for n in v)
