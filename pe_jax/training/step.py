@@ -71,7 +71,8 @@ class Trainer:
       mesh: the devices.
       shapes: of the parameters.
       init: seed → State, already sharded.
-      step: (State, batch, seed) → (State, metrics); donates the state.
+      step: (State, batch, seed) → (State, metrics); donates the state. After a loss that is not
+        finite, the state stays as it is and all losses are NaN.
     """
 
     def __init__(self, model: ModelConfig, config: OptimizerConfig, steps: int, mesh: Mesh):
@@ -129,7 +130,12 @@ class Trainer:
         loss, grads = jax.value_and_grad(
             lambda params: mean_loss(nnx.merge(self.graph, params), batch, key)
         )(state.params)
+        norm = optax.tree.norm(grads)
         updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
-        metrics = {"loss": loss, "gradient_norm": optax.global_norm(grads)}
-        params = optax.apply_updates(state.params, updates)
-        return State(params, opt_state, state.step + 1), metrics
+        new = State(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        # From the first value that is not finite on, the state stays as it was (`step` is -1 and
+        # the loss NaN): one update more, and every parameter would be NaN and none to blame.
+        going = (state.step >= 0) & jnp.isfinite(loss) & jnp.isfinite(norm)
+        old = state._replace(step=jnp.int32(-1))
+        new = jax.tree.map(lambda new, old: jnp.where(going, new, old), new, old)
+        return new, {"loss": jnp.where(going, loss, jnp.nan), "gradient_norm": norm}
