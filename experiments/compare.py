@@ -10,6 +10,8 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,11 +26,13 @@ import numpy as np
 import rich
 from absl import logging
 
-from experiments import launch, report, speed
+from experiments import launch, report, results, speed
 from experiments.train import (
     Diverged,
     Source,
+    batches,
     evaluate,
+    meta,
     open_source,
     prepare,
     train,
@@ -65,14 +69,22 @@ def names(config: CompareConfig) -> dict[str, str]:
     return dict(zip(found, specs, strict=True))
 
 
-def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
-    """What the report says about the comparison besides its results."""
+def commit() -> str:
+    """The commit of this checkout, if it is one and git is here."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown: git is not installed"
     found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
+        [git, "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent,
     )
+    return found.stdout.strip() or "not a git checkout"
+
+
+def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
+    """What the report says about the comparison besides its results."""
     name = source.corpus.name
     return {
         "name": f"{len(encodings)} positional encodings on {name}",
@@ -91,9 +103,9 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
             "describe": source.corpus.describe(),
         },
         "versions": {p: importlib.metadata.version(p) for p in PACKAGES},
-        "commit": found.stdout.strip() or "not a git checkout",
+        "commit": commit(),
         "device": f"{len(jax.devices())} × {jax.devices()[0].device_kind}",
-        "command": " ".join(["python -m experiments.compare", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]]),
         "steps": config.steps,
         "batch": config.batch,
         "learning_rate": config.optimizer.learning_rate,
@@ -132,6 +144,7 @@ def one(
     folder = Path(config.workdir)
     begin, trainer = time.monotonic(), evaluator.trainer
     found: dict = count_parameters(trainer)
+    save_json(folder / "config.json", meta(config, source))
     try:
         state = train(config, source, trainer, label, stop)
     except Diverged as error:
@@ -142,8 +155,8 @@ def one(
     found |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(config, trainer)}
     found |= evaluate(evaluator, source, state)
     save_encoding(folder, trainer, state.params)
-    rows = (folder / "metrics.jsonl").read_text().splitlines()
-    found |= {"seconds": time.monotonic() - begin, "train_loss": json.loads(rows[-1])["loss"]}
+    rows, _, _ = results.metrics(folder / "metrics.jsonl")
+    found |= {"seconds": time.monotonic() - begin, "train_loss": rows[-1]["loss"]}
     save_json(folder / "evaluation.json", found)
 
 
@@ -228,6 +241,7 @@ def main(config: CompareConfig) -> None:
             raise ValueError("compare runs in one process; start one comparison a host")
         encodings = names(config)
         source = open_source(config)
+        batches(config, source)  # raises what training would, before anything is written
         about = manifest(config, source, encodings)
         check_resumable(config, about)
         model = dataclasses.replace(config.model)

@@ -299,6 +299,9 @@ class Transformer(nnx.Module):
         tokens = jnp.asarray(tokens)
         if cache is not None and positions is None:
             positions = pos.contiguous(tokens.shape[1], cache[0].length[0])[None]
+        elif positions is not None:
+            rows = (*tokens.shape, *jnp.shape(positions)[2:])
+            positions = jnp.broadcast_to(jnp.asarray(positions), rows)
         x = self._embed(tokens, positions, segments)
         shared = nnx.as_pure(self.shared)
         x, cache = self._layers(x, shared, positions, segments, cache, key)
