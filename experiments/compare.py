@@ -155,7 +155,7 @@ def one(
     found |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(config, trainer)}
     found |= evaluate(evaluator, source, state)
     save_encoding(folder, trainer, state.params)
-    rows, _, _ = results.metrics(folder / "metrics.jsonl")
+    rows, _, _ = results.read_metrics(folder / "metrics.jsonl")
     found |= {"seconds": time.monotonic() - begin, "train_loss": rows[-1]["loss"]}
     save_json(folder / "evaluation.json", found)
 

@@ -146,7 +146,7 @@ def _json(path: Path) -> Any:
         raise ValueError(f"{path}: not valid JSON ({error})") from None
 
 
-def metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
+def read_metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
     """(rows by step, torn lines, repeated steps); of a repeated step, the last row stands."""
     lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
     rows, torn, count = {}, 0, 0
@@ -162,7 +162,7 @@ def metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
 
 def _run(folder: Path, seed: int) -> Run:
     """One run; a file that is not there or cannot be read is a status, not an error."""
-    metrics = metrics(folder / "metrics.jsonl")
+    metrics = read_metrics(folder / "metrics.jsonl")
     path = folder / "evaluation.json"
     if not path.is_file():
         return Run(seed, "missing", "no evaluation.json: not finished, or it failed", {}, *metrics)
