@@ -6,6 +6,7 @@ Files in the workdir: metrics.jsonl, events/ (TensorBoard), checkpoints/, config
 evaluation.json. The same command again continues where it stopped, or finds it finished.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -20,7 +21,7 @@ from absl import logging
 
 from experiments import launch
 from pe_jax.training import data, sharding, tasks, tokenizer
-from pe_jax.training.checkpoint import Checkpoints, abstract, check_same
+from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import Config
 from pe_jax.training.evaluate import Evaluator, windows
 from pe_jax.training.metrics import Metrics
@@ -46,6 +47,8 @@ def open_source(config: Config) -> Source:
     corpus = data.load(config.data)
     logging.info("data: %s", corpus.describe())
     if isinstance(corpus, tasks.Task):
+        if tasks.longest(config.eval.lengths[0] + 1) < 1:
+            raise ValueError(f"eval.lengths={config.eval.lengths}: {corpus.name} needs at least 4")
         return Source(corpus, None, None)
     tokens = tokenizer.get(config.tokenizer)
     return Source(corpus, tokens, windows(corpus, tokens, config.eval))
@@ -98,36 +101,41 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
     """
     folder = Path(config.workdir)
     about = meta(config, source)
-    checkpoints = Checkpoints(folder / "checkpoints")
-    rows = batches(config, source)
-    trainer.compile(config.batch, config.length)
-    state = trainer.init(config.seed)
-    done = checkpoints.latest() or 0
-    if done:
-        state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
-        logging.info("%s continues at step %d", label, done)
-    metrics = Metrics(folder, config.steps, label)
-    metrics.start(done)
-    lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
-    tokens = config.batch * config.length
-    for step in range(done + 1, config.steps + 1):
-        batch = next(rows)
-        state, values = trainer.step(state, trainer.put(batch), np.int32(config.seed))
-        if lockstep:
-            jax.block_until_ready(state)
-        last = step == config.steps or stop.signal is not None
-        save = last or (config.save_every and step % config.save_every == 0)
-        if save or step % config.log_every == 0:
-            found = {name: float(value) for name, value in values.items()}
-            _check_finite(found, trainer, state, batch, step)
-            metrics.write(step, tokens, **found)
-        if save:
-            checkpoints.save(step, state, rows, about)
-            metrics.start(step)
-        if stop.signal is not None:
-            break
-    metrics.close()
-    checkpoints.close()
+    with contextlib.ExitStack() as stack:
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
+        rows = batches(config, source)
+        trainer.compile(config.batch, config.length)
+        state = trainer.init(config.seed)
+        done = checkpoints.latest() or 0
+        if done > config.steps:
+            raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
+        if done:
+            state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
+            logging.info("%s continues at step %d", label, done)
+        metrics = stack.enter_context(contextlib.closing(Metrics(folder, config.steps, label)))
+        metrics.start(done)
+        lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
+        tokens = config.batch * config.length
+        for step in range(done + 1, config.steps + 1):
+            batch = next(rows)
+            state, values = trainer.step(state, trainer.put(batch), np.int32(config.seed))
+            if lockstep:
+                jax.block_until_ready(state)
+            stopping = stop.signal is not None  # asked once: a signal may come at any moment
+            save = (
+                stopping
+                or step == config.steps
+                or (config.save_every and step % config.save_every == 0)
+            )
+            if save or step % config.log_every == 0:
+                found = {name: float(value) for name, value in values.items()}
+                _check_finite(found, trainer, state, batch, step)
+                metrics.write(step, tokens, **found)
+            if save:
+                checkpoints.save(step, state, rows, about)
+                metrics.start(step)
+            if stopping:
+                break
     return state
 
 
@@ -140,7 +148,7 @@ def _check_finite(found: dict, trainer: Trainer, state: State, batch: dict, step
         model.check_finite(batch["tokens"][:, :-1], segments=batch["segments"][:, :-1])
     except FloatingPointError as error:
         where = str(error)
-    raise Diverged(f"loss {found['loss']} at step {step}: {where}; nothing was saved")
+    raise Diverged(f"loss {found['loss']} by step {step}: {where}; nothing was saved")
 
 
 def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:
@@ -156,12 +164,15 @@ def main(config: Config) -> None:
         source = open_source(config)
         trainer = prepare(config, source.vocab)
         folder = Path(config.workdir)
-        saved = folder / "config.json"
+        saved, finished = folder / "config.json", (folder / "evaluation.json").exists()
         if saved.exists():
-            check_same(json.loads(saved.read_text()), meta(config, source))
-        if (folder / "evaluation.json").exists():
+            fields = (*BINDING, "steps", "eval") if finished else BINDING
+            check_same(json.loads(saved.read_text()), meta(config, source), fields)
+        if finished:
             logging.info("%s is finished: nothing to do", folder)
             return
+        batches(config, source)  # raises what training would, before anything is written
+        folder.mkdir(parents=True, exist_ok=True)
         saved.write_text(json.dumps(meta(config, source), indent=2))
     begin = time.monotonic()
     with launch.Stop() as stop:

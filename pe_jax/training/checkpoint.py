@@ -59,9 +59,9 @@ class Checkpoints:
         self.manager.close()
 
 
-def check_same(saved: dict, now: dict) -> None:
+def check_same(saved: dict, now: dict, fields: tuple[str, ...] = BINDING) -> None:
     """Raises ValueError where a field that a resumed run must share differs."""
-    for field in BINDING:
+    for field in fields:
         if saved.get(field) != now.get(field):
             old, new = saved.get(field), now.get(field)
             if isinstance(old, dict) and isinstance(new, dict):
