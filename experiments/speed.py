@@ -19,7 +19,8 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
     """Milliseconds a step by scheme and round, and bytes of temporaries."""
     rng = np.random.default_rng(0)
     shape = (config.batch, config.length + 1)
-    tokens = rng.integers(0, 256, shape, dtype=np.int32)
+    vocab = min(e.trainer.config.vocab for e in evaluators.values())
+    tokens = rng.integers(0, vocab, shape, dtype=np.int32)
     batch = {
         "tokens": tokens,
         "segments": np.ones(shape, np.int32),
