@@ -11,11 +11,11 @@ import numpy as np
 from absl import app, flags
 
 from experiments import launch
-from experiments.train import prepare
 from pe_jax.models.generate import generate
-from pe_jax.training import tokenizer
+from pe_jax.training import sharding, tokenizer
 from pe_jax.training.checkpoint import Checkpoints, abstract
-from pe_jax.training.config import Config, from_json
+from pe_jax.training.config import Config, MeshConfig, from_json
+from pe_jax.training.step import Trainer
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/train", "of experiments.train, or of one run")
 PROMPT = flags.DEFINE_string("prompt", "\n", "text to continue")
@@ -34,7 +34,9 @@ def load(workdir: Path):
             f"workdir={str(workdir)!r} holds no config.json; train a model there first"
         )
     config = from_json(Config, json.loads(path.read_text()))
-    trainer = prepare(config, config.model.vocab)
+    # one device, however many it was trained on
+    mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    trainer = Trainer(config.model, config.optimizer, config.steps, mesh)
     checkpoints = Checkpoints(workdir / "checkpoints")
     step = checkpoints.latest()
     if step is None:
