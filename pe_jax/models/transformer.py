@@ -127,8 +127,17 @@ class ModelConfig:
         need(self.layers % len(pattern) == 0, "layers", multiple)
 
 
-def _linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: float) -> nnx.Linear:
-    return nnx.Linear(
+class Linear(nnx.Linear):
+    """A projection of rows: on CPU a weight's gradient over [B·T] takes 0.6 of that over [B, T]."""
+
+    def __call__(self, inputs):
+        """[..., D] → [..., D']."""
+        rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
+        return rows.reshape(*inputs.shape[:-1], -1)
+
+
+def _linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: float) -> Linear:
+    return Linear(
         shape_in,
         shape_out,
         use_bias=config.bias,
