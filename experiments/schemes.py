@@ -43,7 +43,7 @@ def _beyond(scheme: Encoding) -> str:
 def row(name: str, kind: type[Encoding]) -> list[str]:
     """One line of the table."""
     scheme = kind()
-    lines = (kind.__doc__ or "") + (__import__(kind.__module__, fromlist=["_"]).__doc__ or "")
+    lines = (kind.__doc__ or "") + (inspect.getdoc(inspect.getmodule(kind)) or "")
     paper = re.findall(r"\b(\d{4}\.\d{5})\b", lines)[0]
     enters = dict.fromkeys(where for slot, where in ENTERS.items() if scheme.overrides(slot))
     return [

@@ -130,9 +130,9 @@ class ModelConfig:
 class Linear(nnx.Linear):
     """A projection of rows: on CPU a weight's gradient over [B·T] takes 0.6 of that over [B, T]."""
 
-    def __call__(self, inputs):
+    def __call__(self, inputs, out_sharding=None):
         """[..., D] → [..., D']."""
-        rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
+        rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
         return rows.reshape(*inputs.shape[:-1], -1)
 
 
