@@ -3,6 +3,7 @@
 `python -m experiments.schemes` writes it there.
 """
 
+import inspect
 import re
 from pathlib import Path
 
