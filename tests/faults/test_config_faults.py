@@ -1,0 +1,249 @@
+"""Rows 1 to 16 and 28 at the command line: one line, exit status 2, and not a file is written."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from absl import app, flags
+
+from experiments import compare, launch
+from experiments import train as program
+from pe_jax.training.step import Trainer
+from tests.test_data import write
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class Compiled(Exception):
+    """All checks were passed."""
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Calls a program's main as its command line does: (arguments) → exit status, in-process."""
+    letters = np.random.default_rng(0).integers(97, 103, 900, dtype=np.uint8).tobytes()
+    names = ("train/a", "train/b", "validation/a", "test/a")
+    data = write(tmp_path / "text", {n: letters[99 * k :][:200] for k, n in enumerate(names)})
+    small = ["length=8", "batch=8", "eval.lengths=(4,8)", "eval.stride=4", "eval.windows=2"]
+    small += ["model.width=24", f"data={data}", f"workdir={tmp_path / 'run'}"]
+
+    def compiled(*_):
+        raise Compiled
+
+    monkeypatch.setattr(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv)))
+    monkeypatch.setattr(launch, "_distributed", lambda: None)
+    monkeypatch.setattr(launch, "quiet_libraries", lambda: None)
+    monkeypatch.setattr(Trainer, "compile", compiled)
+
+    def call(*args: str, main=program) -> int | str | None:
+        name = main.__name__.rpartition(".")[2]
+        default = str(ROOT / "configs" / f"{name}.py")
+        # a tuple given twice is both, one after the other
+        given = {x.partition("=")[0] for x in args}
+        base = [x for x in (SET + x for x in small) if x.partition("=")[0] not in given]
+        argv = [name, *(() if "--config" in given else base), *args]
+        monkeypatch.setattr(sys, "argv", argv)
+        try:
+            launch.run(main.main, default)
+        except SystemExit as end:
+            return end.code
+        except Compiled:
+            return "compiled"
+        finally:
+            for flag in [f for f in flags.FLAGS if f.partition(".")[0] in ("config", "encoding")]:
+                delattr(flags.FLAGS, flag)
+            flags.FLAGS.unparse_flags()
+        return None
+
+    yield call
+
+
+SET = "--config."
+# ml_collections loads a config file by a method that Python deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        # 1, 2
+        (["head_dim=5"], ("model.encoding='rope'", "head_dim=5", "even")),
+        (["encoding=rope(fraction=0.5)", "head_dim=6"], ("fraction=0.5", "3 of 6", "even")),
+        (["width=9", "heads=3", "encoding=sinusoidal"], ("model.encoding=", "width=9", "even")),
+        # 3, 4
+        (["heads=5"], ("model.heads=5", "must divide width 24", "[1, 2, 3, 4, 6, 8, 12, 24]")),
+        (["kv_heads=3"], ("model.kv_heads=3", "must divide heads: [1, 2, 4]")),
+        (["heads=0"], ("model.heads=0", "at least 1")),
+        # 8, 9
+        (["encoding=rop"], ("model.encoding='rop'", "did you mean 'rope'?")),
+        (["encoding=rope(bas=3)"], ("no field 'bas'", "did you mean 'base'?")),
+        (["norm=rsm"], ("model.norm='rsm'", "did you mean 'rms'?")),
+        (["dtype=bf16"], ("model.dtype='bf16'", "did you mean 'bfloat16'?")),
+        (["attention=tile"], ("model.attention='tile'", "did you mean 'tiled'?")),
+        (["encoding=rope*4"], ("must be a multiple of the pattern's length 4",)),
+        # 14, 15
+        (["encoding=rope(base=1)"], ("base=1", "above 1")),
+        (["encoding=rope(base=1e400)"], ("base=inf", "above 1")),
+        (["encoding=t5(max_distance=16)"], ("max_distance=16", "exceed the 16 exact buckets")),
+        (["dropout=nan"], ("model.dropout=nan", "[0, 1)")),
+        (["dropout=1"], ("model.dropout=1", "[0, 1)")),
+        (["window=-1"], ("model.window=-1", "at least 0")),
+        (["causal=False"], ("model.causal=False", "needs a causal model")),
+        (["vocab=100"], ("model.vocab=100", "at least 257")),
+        (["encoding=learned(length=7)"], ("length=8", "is defined for 7 positions")),
+        (["layers=1.5"], ("model.layers=1.5", "int()")),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_a_bad_model_is_refused(command, capfd, tmp_path, args, words):
+    layers = [] if any("layers" in x for x in args) else [f"{SET}model.layers=2"]
+    refused(command, capfd, tmp_path, *layers, *(f"{SET}model.{x}" for x in args), words=words)
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        # 3, 5, 6: eight devices
+        (["mesh.data=3"], ("mesh.data=3, fsdp=1, model=1", "the 8 devices", "[1, 2, 4, 8]")),
+        (["mesh.data=2", "mesh.fsdp=2"], ("mesh.data=2, fsdp=2", "the product must be")),
+        (["mesh.data=-1", "mesh.model=-1"], ("at most one axis may be -1",)),
+        (["mesh.data=0"], ("mesh.data=0", "positive integer, or -1")),
+        (["mesh.model=8"], ("model.heads=4", "mesh.model=8", "multiple of 8", "[1, 2, 4]")),
+        (["mesh.model=4", "model.kv_heads=2"], ("model.kv_heads=2", "mesh.model=4", "[1, 2]")),
+        (
+            ["mesh.data=1", "mesh.fsdp=-1", "model.head_dim=6", "model.width=20"],
+            ("model.width=20", "mesh.fsdp=8", "multiple of 8", "[1, 2, 4, 5, 10, 20]"),
+        ),
+        (
+            ["batch=12"],
+            ("batch=12", "mesh.data*mesh.fsdp=8", "multiple of 8", "[1, 2, 3, 4, 6, 12]"),
+        ),
+        # 9
+        (["modle.width=32"], ("--config.modle.width", "did you mean --config.model.width?")),
+        (["model.widht=32"], ("--config.model.widht", "did you mean --config.model.width?")),
+        (["optimizer.lr=1"], ("--config.optimizer.lr is unknown", "did you mean --config.")),
+        (["step=3"], ("--config.step is unknown", "did you mean --config.steps?")),
+        # 10, 11, 12
+        (["steps=1e4"], ("--config.steps=1e4", "an integer of at least 1")),
+        (["steps=-5"], ("steps=-5", "an integer of at least 1")),
+        (["steps"], ("Missing value for flag --config.steps",)),
+        (["optimizer.learning_rate=abc"], ("learning_rate=abc", "a number in (0, 10]")),
+        (["optimizer.learning_rate=nan"], ("optimizer.learning_rate=nan", "a number in (0, 10]")),
+        (["optimizer.learning_rate=0"], ("optimizer.learning_rate=0", "a number in (0, 10]")),
+        (["optimizer.clip=inf"], ("optimizer.clip=inf", "a number in (0, 1e+09]")),
+        (["steps=20", "optimizer.warmup=30"], ("optimizer.warmup=30", "[0, steps=20]")),
+        (["seed=-1"], ("seed=-1", "an integer in [0, 2^31)")),
+        (["model.tied=maybe"], ("--config.model.tied=maybe",)),
+        (["eval.lengths=(4.5,9)"], ("eval.lengths=(4.5, 9)", "positive integers")),
+        (["eval.lengths=(8,4)"], ("eval.lengths=(8, 4)", "ascending")),
+        (["eval.lengths=(4,"], ("eval.lengths=(4,", "parsing")),
+        (["eval.stride=3"], ("eval.stride=3", "must be one of [1, 2, 4]")),
+        (["eval.split=train"], ("eval.split='train'", "validation or test")),
+        # 28, 29
+        (["data=text:nowhere"], ("data='text:nowhere'", "no file there")),
+        (["data=embeded"], ("data='embeded'", "did you mean 'embedded'?")),
+        (["tokenizer=byte"], ("tokenizer='byte'", "did you mean 'bytes'?")),
+        (["length=900"], ("length=900", "fewer than one row of 901")),
+        (["workdir="], ("workdir=''", "pass a path")),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_a_bad_run_is_refused(command, capfd, tmp_path, args, words):
+    refused(command, capfd, tmp_path, *(SET + x for x in args), words=words)
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["--confg.steps=3"], ("Unknown command line flag 'confg.steps'",)),
+        (["config.steps=3"], ("'config.steps=3' is no flag", "--config.FIELD=VALUE")),
+        (["--encoding=alibbi"], ("model.encoding='alibbi'", "did you mean 'alibi'?")),
+        (["--config=nowhere.py"], ("nowhere.py", "No such file")),
+    ],
+)
+def test_what_is_no_override_is_refused(command, capfd, tmp_path, args, words):
+    refused(command, capfd, tmp_path, *args, words=words)
+
+
+def refused(command, capfd, tmp_path, *args, words, main=program):
+    """Exit status 2 and one line with the words; no folder is made."""
+    capfd.readouterr()
+    status = command(*args, main=main)
+    error = capfd.readouterr().err
+    assert status == 2, error
+    lines = [x for x in error.splitlines() if x.startswith("error: ")]
+    assert len(lines) == 1 and "Traceback" not in error, error
+    for word in words:
+        assert word in lines[0], f"{word!r} is not in {lines[0]!r}"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["model.encoding=alibi", "model.heads=6"],  # 13: no power of two
+        ["model.encoding=learned(length=8)", "eval.lengths=(4,8,16)"],  # 7: a cell without number
+        ["mesh.model=2", "mesh.fsdp=2"],
+    ],
+)
+def test_what_can_run_does(command, args):
+    assert command(*(SET + x for x in args)) == "compiled"
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["encodings=('rope','rop')"], ("model.encoding='rop'", "did you mean 'rope'?")),
+        (["encodings=('rope','rope')"], ("encodings=", "name each once")),
+        (["encodings=('rope','nope')", "reference=t5"], ("reference='t5'", "['rope', 'nope']")),
+        (["encodings=()"], ("encodings=()", "at least one encoding")),
+        (["seeds=0"], ("seeds=0", "at least 1")),
+        (["protocol=slide"], ("protocol='slide'", "non-overlapping or sliding")),
+        (["length=900", "encodings=('rope','nope')"], ("length=900", "fewer than one row")),
+    ],
+)
+def test_a_bad_comparison_is_refused(command, capfd, tmp_path, args, words):
+    refused(command, capfd, tmp_path, *(SET + x for x in args), words=words, main=compare)
+
+
+# 46
+def test_a_workdir_that_cannot_be_written_is_refused(command, capfd, tmp_path):
+    (tmp_path / "file").write_text("")
+    words = ("workdir=", "is not writable; choose another --config.workdir")
+    refused(command, capfd, tmp_path, f"{SET}workdir={tmp_path / 'file' / 'run'}", words=words)
+
+
+# 45
+def test_a_relative_workdir_is_made_absolute_at_the_start(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr(program, "open_source", lambda config: seen.append(config.workdir) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        command(f"{SET}workdir=here/run")
+    assert seen == [str(tmp_path / "here" / "run")] and not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["experiments.train", f"{SET}model.widht=32"], ("did you mean --config.model.width?",)),
+        (["experiments.compare", f"{SET}seeds=1e1"], ("--config.seeds=1e1", "at least 1")),
+        (["experiments.generate", "--workdir=nowhere"], ("nowhere' holds no config.json",)),
+    ],
+)
+def test_the_real_command_line_says_so_too(args, words, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    if "generate" not in args[0]:
+        name, *rest = args
+        args = [name, f"--config={ROOT / 'configs' / name.rpartition('.')[2]}.py", *rest]
+    found = subprocess.run(
+        [sys.executable, "-m", *args], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert found.returncode == 2, found.stderr
+    lines = [x for x in found.stderr.splitlines() if x.startswith("error: ")]
+    assert len(lines) == 1 and "Traceback" not in found.stderr, found.stderr
+    assert all(word in lines[0] for word in words) and not list(tmp_path.iterdir())

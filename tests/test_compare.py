@@ -1,0 +1,194 @@
+"""The comparison from end to end: stopped, continued, reported, and never mixed with another."""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from experiments import compare, report
+from experiments import train as program
+from pe_jax.training.config import CompareConfig, EvalConfig
+from pe_jax.training.evaluate import PROTOCOLS
+from tests import tiny
+from tests.test_training import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
+
+NAMES, SEEDS, STEPS = ("nope", "learned"), (5, 6), 3
+
+
+def settings(folder) -> CompareConfig:
+    return CompareConfig(
+        workdir=str(folder),
+        data="synthetic:copy",
+        encodings=("nope", "learned(length={length})"),
+        reference="learned",
+        seeds=2,
+        seed=5,
+        workers=1,
+        length=tiny.L,
+        batch=tiny.R,
+        steps=STEPS,
+        log_every=1,
+        model=tiny.config(vocab=0),
+        optimizer=OPTIMIZER,
+        eval=EvalConfig(lengths=(tiny.L, 2 * tiny.L), windows=6, stride=tiny.L),
+        timing_repeats=5,
+    )
+
+
+def files(folder) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("evaluation.json")}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory, shared_programs):  # noqa: F811
+    """A comparison, stopped in its second run, then continued: folder, files at the stop."""
+    folder = tmp_path_factory.mktemp("compared")
+
+    def stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)  # Python handles it in the main thread; this is a run's own
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "Evaluator", functools.cache(compare.Evaluator))
+        with patch.context() as during, pytest.raises(SystemExit) as end:
+            at_step(during, STEPS + 2, stop)
+            compare.main(settings(folder))
+        assert end.value.code == 128 + signal.SIGTERM
+        before = files(folder)
+        compare.main(settings(folder))
+    return folder, before
+
+
+def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch):
+    folder, before = compared
+    assert list(before) == ["runs/nope/seed5/evaluation.json"]
+    after = files(folder)
+    assert after.keys() == {f"runs/{n}/seed{s}/evaluation.json" for n in NAMES for s in SEEDS}
+    assert before.items() <= after.items()
+    for run in (folder / "runs").glob("*/*"):
+        rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == [1, 2, 3], run
+    monkeypatch.setattr(compare, "train", None)
+    monkeypatch.setattr(compare.speed, "measure", None)
+    monkeypatch.setattr(report, "build", lambda _: "here")
+    compare.main(settings(folder))
+    assert files(folder) == after
+
+
+def test_every_run_has_its_numbers(compared):
+    folder, _ = compared
+    for name in NAMES:
+        for seed in SEEDS:
+            run = folder / "runs" / name / f"seed{seed}"
+            found = json.loads((run / "evaluation.json").read_text())
+            assert found["status"] == "ok" and found["seconds"] > 0 and found["train_loss"] > 0
+            assert found["flops_per_token"] > 0
+            table = tiny.L * 16 if name == "learned" else 0
+            assert found["encoding_parameters"] == table < found["parameters"]
+            losses = found["losses"]["non-overlapping"]
+            assert len(losses[str(tiny.L)]) == 6 and np.isfinite(losses[str(tiny.L)]).all()
+            assert (losses[str(2 * tiny.L)] is None) == (name == "learned")
+            assert set(found["losses"]) == set(PROTOCOLS)
+            with np.load(run / "encoding.npz") as arrays:
+                shapes = [arrays[x].shape for x in arrays.files]
+            assert shapes == ([(tiny.L, 16)] if name == "learned" else [])
+            config = json.loads((run / "config.json").read_text())
+            assert config["seed"] == seed and config["model"]["vocab"] == tiny.V
+    runs = [json.loads(x)["losses"] for x in files(folder).values()]
+    assert len({json.dumps(x) for x in runs}) == 4  # seeds and schemes are told apart
+
+
+def test_speed_is_measured_for_every_scheme_in_turn(compared):
+    folder, _ = compared
+    speed = json.loads((folder / "speed.json").read_text())
+    assert list(speed["encodings"]) == list(NAMES)
+    for found in speed["encodings"].values():
+        assert len(found["train_ms"]) == len(found["eval_ms"]) == 5
+        assert min(found["train_ms"]) > 0 and found["train_temp_bytes"] > 0
+        assert found["compile_seconds"] > 0
+
+
+def test_the_manifest_says_what_was_compared(compared):
+    folder, _ = compared
+    about = json.loads((folder / "manifest.json").read_text())
+    specs = {x["name"]: x["spec"] for x in about["encodings"]}
+    assert specs == {"nope": "nope", "learned": f"learned(length={tiny.L})"}
+    assert about["seeds"] == list(SEEDS) and about["steps"] == STEPS
+    assert about["primary"] == {"protocol": "non-overlapping", "length": 2 * tiny.L}
+    assert about["corpus"]["name"] == "synthetic:copy" and len(about["corpus"]["digest"]) == 64
+
+
+def test_the_report_is_there(compared):
+    folder, _ = compared
+    page = (folder / "report.html").read_text()
+    assert all(name in page for name in NAMES) and "not defined" in page
+    assert list((folder / "figures").glob("*.png")) and (folder / "loss_by_length.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"seed": 7}, ("seed=7", "made with 5")),
+        ({"steps": 4}, ("steps=4", "3")),
+        ({"length": 8}, ("length=8", "made with 12")),
+        ({"data": "synthetic:reverse"}, ("data='synthetic:reverse'", "made with")),
+        ({"model": {"width": 32}}, ("model.width=32", "made with 16")),
+        ({"eval": {"windows": 7}}, ("eval", "7")),
+    ],
+)
+def test_another_comparison_in_the_same_folder_is_refused(compared, capsys, fields, words):
+    folder, _ = compared
+    before = files(folder), (folder / "manifest.json").read_bytes()
+    with pytest.raises(SystemExit) as end:
+        compare.main(change(settings(folder), **fields))
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+    assert all(word in error for word in words), error
+    assert before == (files(folder), (folder / "manifest.json").read_bytes())
+
+
+def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, shared_programs):  # noqa: F811
+    config = change(settings(tmp_path), encodings=("nope",), reference="nope")
+    train = compare.train
+
+    def diverges(run, *rest):
+        if run.seed == 5:
+            raise program.Diverged("loss nan by step 2: the output of layer 1 is not finite")
+        return train(run, *rest)
+
+    monkeypatch.setattr(compare, "train", diverges)
+    monkeypatch.setattr(compare.speed, "measure", lambda *_: {})
+    monkeypatch.setattr(compare.report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.report, "summary", lambda _: "")
+    monkeypatch.setattr(compare, "evaluate", lambda *_: {"losses": {}})
+    compare.main(config)
+    found = [json.loads(x) for _, x in sorted(files(tmp_path).items())]
+    assert [x["status"] for x in found] == ["diverged", "ok"] and "layer 1" in found[0]["reason"]
+
+
+def test_names_are_short_where_they_can_be_and_safe():
+    def names(*specs):
+        config = dataclasses.replace(settings("x"), encodings=specs, seeds=1)
+        return list(compare.names(dataclasses.replace(config, baseline="rope", reference="rope")))
+
+    assert names("rope", "t5(num_buckets=8)", "alibi") == ["rope", "t5", "alibi"]
+    assert names("rope", "t5(num_buckets=8)", "t5(num_buckets=4)") == [
+        "rope",
+        "t5-num-buckets-8",
+        "t5-num-buckets-4",
+    ]
+    assert names("rope", "t5+rope", "rope*3,nope") == ["rope", "t5-rope", "rope-3-nope"]
+    with pytest.raises(ValueError, match="have the same name"):
+        names("rope", "t5+rope", "t5,rope")
+
+
+# 59
+@pytest.mark.parametrize("spec", ["<script>", r"$\frac{", "../x", "/etc", "...", "", "a" * 99, "é"])
+def test_a_folder_is_never_named_by_anything_harmful(spec):
+    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", compare.slug(spec))

@@ -1,0 +1,119 @@
+"""A new scheme is one file and one line: it then trains, decodes, is compared and obeys the laws.
+
+KERPLE's power kernel (arXiv 2205.09921, table 1) plays the newcomer: b = -r₁·|d|^r₂, learned.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from experiments import compare
+from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.models.generate import generate
+from pe_jax.training.config import CompareConfig, EvalConfig, OptimizerConfig
+from pe_jax.training.evaluate import Evaluator, pieces
+from tests import test_contract as contract
+from tests import test_training as training
+from tests import test_transformer as transformer
+from tests import tiny, util
+
+NAME = "newcomer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Newcomer(Encoding):
+    power: float = 0.5
+
+    def __post_init__(self):
+        require(is_real(self.power) and 0 < self.power <= 2, "power", self.power, "pass (0, 2]")
+
+    def init_layer(self, key, dims):
+        return {"slope": 0.1 * jax.random.normal(key, (dims.heads,), jnp.float32)}
+
+    def distance_bias(self, params, distance, dims):
+        slope = jax.nn.softplus(params.layer["slope"])
+        far = jnp.abs(distance).astype(jnp.float32)
+        grown = jnp.where(far > 0, jnp.maximum(far, 1) ** self.power, 0)
+        return -slope.reshape(-1, *[1] * far.ndim) * grown
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    """The one line; and the small tiles of the contract."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(pe_jax.ENCODINGS, NAME, Newcomer)
+        patch.setattr(contract.tiled, "block_sizes", lambda *_: util.BLOCKS)
+        yield
+
+
+CASE = util.Case(NAME, Newcomer())
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        contract.test_dense_equals_tiled_at_any_positions_and_segments,
+        contract.test_dense_equals_tiled_where_positions_are_contiguous,
+        contract.test_decoding_with_a_cache_equals_dense,
+        contract.test_a_relative_scheme_does_not_change_under_a_shift,
+        contract.test_a_tile_of_a_slot_is_the_slot_of_the_tile,
+        contract.test_biases_are_float32_and_tokens_keep_their_type,
+        contract.test_the_limit_is_where_positions_end,
+        contract.test_jit_grad_scan_remat_and_vmap_compose,
+        contract.test_a_scheme_is_frozen_hashable_and_a_static_argument,
+    ],
+    ids=lambda law: law.__name__.removeprefix("test_"),
+)
+def test_it_obeys_the_laws(law):
+    law(case=CASE)
+
+
+def test_a_scheme_that_breaks_a_law_is_caught():
+    class Peeks(Newcomer):
+        def distance_bias(self, params, distance, dims):
+            return super().distance_bias(params, distance + distance.shape[-1], dims)
+
+    with pytest.raises(AssertionError):
+        contract.test_a_tile_of_a_slot_is_the_slot_of_the_tile(case=util.Case("peeks", Peeks()))
+
+
+@pytest.mark.parametrize("spec", [f"{NAME}(power=0.7)", f"{NAME}+rope,nope"])
+def test_it_decodes_as_it_trains(spec):
+    transformer.test_generating_with_a_cache_equals_recomputing(tiny.config(spec))
+
+
+def test_it_trains_on_any_mesh_and_is_evaluated_beyond_its_training_length():
+    training.test_eight_devices_train_as_one_does(NAME)
+    state, losses = training.steps(training.trainer(NAME), 3)
+    assert np.isfinite(losses).all()
+    before = training.start(training.trainer(NAME)).params
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, before)
+    assert moved["blocks"][0]["attention"]["params"]["slope"] > 1e-4
+    text = tiny.tokens(2, 4 * tiny.L + 1)
+    config = EvalConfig(lengths=(tiny.L, 2 * tiny.L), stride=tiny.L, batch_tokens=4 * tiny.L)
+    found = Evaluator(training.trainer(NAME), config).by_length(state.params, text)
+    assert np.isfinite(found["losses"]["sliding"][str(2 * tiny.L)]).all()
+    assert len(pieces(text, tiny.L, "sliding", tiny.L)) == 4
+
+
+def test_it_is_named_checked_and_compared():
+    assert pe_jax.make(NAME, power=1) == Newcomer(1)
+    with pytest.raises(ValueError, match=f"did you mean '{NAME}'"):
+        pe_jax.make("newcomr")
+    with pytest.raises(ValueError, match="power=9: pass"):
+        pe_jax.make(NAME, power=9)
+    config = CompareConfig(
+        encodings=(NAME, f"{NAME}+rope", "rope"), baseline=NAME, optimizer=OptimizerConfig()
+    )
+    config.check()
+    assert list(compare.names(config)) == [NAME, f"{NAME}-rope", "rope"]
+
+
+def test_it_generates():
+    built, _ = tiny.build(tiny.config(NAME))
+    found = generate(built, [[1, 2]], 3, key=jax.random.key(0))
+    assert found.shape == (1, 5)

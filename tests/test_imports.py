@@ -1,0 +1,112 @@
+"""The house: imports point down, floor by floor, and importing pe_jax brings in jax alone."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+FLOORS = (  # what a floor may import besides the standard library, and all that is below it
+    (("pe_jax.encodings", "pe_jax.positions"), ("jax", "numpy")),
+    (("pe_jax.engines",), ()),
+    (("pe_jax.models",), ("flax",)),
+    (
+        ("pe_jax.training",),
+        ("optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "tensorboardX")
+        + ("absl", "humanize"),
+    ),
+    (
+        ("experiments",),
+        ("ml_collections", "scipy", "statsmodels", "matplotlib", "jinja2", "rich", "psutil")
+        + ("markupsafe",),
+    ),
+)
+FILES = sorted([*ROOT.glob("pe_jax/**/*.py"), *ROOT.glob("experiments/**/*.py")])
+
+
+def module(path: pathlib.Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module(path) for path in FILES}
+
+
+def within(name: str, packages) -> bool:
+    return any(name == p or name.startswith(p + ".") for p in packages)
+
+
+def imports(path: pathlib.Path) -> set[str]:
+    """What a file imports at any depth, by full name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}: a relative import; write the full name"
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in whole}
+    return found
+
+
+def floor(name: str) -> int | None:
+    return next((n for n, (own, _) in enumerate(FLOORS) if within(name, own)), None)
+
+
+def allowed(name: str, at: int) -> bool:
+    """Whether a file on floor `at` may import this module."""
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    below = FLOORS[: at + 1]
+    return any(within(name, own) or within(name, libraries) for own, libraries in below)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_imports_point_down(path):
+    at = floor(module(path))
+    if at is None:  # the public face, and nothing but it
+        assert path == ROOT / "pe_jax" / "__init__.py"
+        at = 1
+    wrong = {name for name in imports(path) if not allowed(name, at)}
+    assert not wrong, f"{module(path)} is on floor {at} and imports {sorted(wrong)}"
+
+
+def test_an_arrow_that_points_up_is_seen():
+    assert floor("pe_jax.encodings.rope") == 0 and floor("experiments.train") == 4
+    for name, at in [
+        ("pe_jax.engines.api", 0),
+        ("flax.nnx", 1),
+        ("pe_jax.training.data", 2),
+        ("experiments.launch", 3),
+        ("pe_jax", 0),  # the face is above floor 0: it would be a circle
+        ("torch", 4),
+        ("tensorflow", 4),
+    ]:
+        assert not allowed(name, at), name
+    assert allowed("pe_jax.encodings.base", 1) and allowed("optax", 4) and allowed("math", 0)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_nothing_that_is_loaded_can_run_code(path):
+    tree = ast.parse(path.read_text())
+    assert not imports(path) & {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else None
+            assert name not in ("eval", "exec", "compile", "__import__"), ast.unparse(node)
+            for word in node.keywords:
+                never = isinstance(word.value, ast.Constant) and word.value.value is False
+                assert word.arg != "allow_pickle" or never, ast.unparse(node)
+        if isinstance(node, ast.Attribute):
+            assert node.attr != "import_module", ast.unparse(node)
+
+
+def test_importing_pe_jax_loads_jax_alone():
+    show = "import sys, pe_jax; print(*{name.partition('.')[0] for name in sys.modules})"
+    found = subprocess.run(
+        [sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(found.stdout.split())
+    heavy = {name for _, libraries in FLOORS[2:] for name in libraries} | {"tensorflow", "torch"}
+    assert "pe_jax" in loaded and not loaded & heavy
