@@ -1,7 +1,6 @@
 # Sets itself up on any machine with Python >= 3.11 and make.
 PYTHON ?= python3
 BIN := .venv/bin
-export JAX_PLATFORMS ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo "" || echo cpu)
 
 .PHONY: venv compare smoke test oracles clean
 
