@@ -23,7 +23,7 @@ def lookup(table: jax.Array, positions) -> jax.Array:
       TypeError: positions that are not integers.
     """
     positions = pos.as_positions(positions)
-    length = table.shape[0]
+    table, length = jnp.asarray(table), table.shape[0]
     known = pos.concrete(positions)
     if known is not None and known.size and not 0 <= known.min() <= known.max() < length:
         worst = known.min() if known.min() < 0 else known.max()

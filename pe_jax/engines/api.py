@@ -61,8 +61,10 @@ def attention(
       window: see at most so many tokens back, oneself included.
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory), or None:
         dense for one query or a short sequence (≤ 128) that fits a tile, else tiled.
-      dims: global sizes; None: from q and k, the model width being H·E. Inside shard_map q is a
-        shard, so pass the whole sizes.
+      dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
+        sharded; inside shard_map q must have all its heads (their slopes and tables need them).
+
+    Gradients are first order and reverse mode where the tiled engine runs (a custom VJP).
 
     Returns:
       [*B, T, H, F] in v's dtype. A query that sees nothing gives zeros.
