@@ -90,6 +90,18 @@ def test_all_seeds_share_one_program():
     assert len(set(losses)) == 3 and one.init._cache_size() == 1
 
 
+def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed():
+    mesh = trainer(SPECS["rope"]).mesh
+    one = Trainer(tiny.config("nope", dropout=0.3), OPTIMIZER, STEPS, mesh)
+
+    def loss(step: int, seed: int) -> float:
+        state = start(one)._replace(step=jax.device_put(np.int32(step), one.shardings.step))
+        return float(one.step(state, one.put(tiny.batch()), np.int32(seed))[1]["loss"])
+
+    a, b, c = loss(0, 0), loss(1, 0), loss(0, 1)
+    assert len({a, b, c}) == 3 and loss(0, 0) == a
+
+
 def test_one_batch_is_learned_by_heart():
     one = trainer(SPECS["rope"])
     state, batch, found = one.init(0), one.put(tiny.batch()), []
