@@ -8,8 +8,8 @@ beyond it, sinusoidal positions fail at once, a learned table is not defined, an
 bucketed biases stay flat.
 """
 
-from pe_jax.training.config import CompareConfig
+from pe_jax.training.config import CompareConfig, EvalConfig
 
 
 def get_config() -> CompareConfig:
-    return CompareConfig(batch=16)
+    return CompareConfig(batch=16, steps=500, eval=EvalConfig(windows=12))

@@ -12,7 +12,7 @@ import numpy as np
 from pe_jax.training.config import CompareConfig
 from pe_jax.training.evaluate import Evaluator
 
-STEPS = 10  # training steps a round
+STEPS = 5  # training steps a round
 
 
 def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
