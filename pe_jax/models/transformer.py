@@ -158,7 +158,10 @@ class Attention(nnx.Module):
         dims, width = config.dims, config.width
         self.config, self.encoding, self.dims = config, encoding, dims
         inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        self.q = _linear(config, width, inner, rngs, width**-0.5)
+        # What a scheme does not divide by goes into the queries, as T5 does (1910.10683): every
+        # scheme begins with scores of the same size.
+        fold = min(1.0, dims.head_dim**-0.5 / encoding.scale(dims.head_dim))
+        self.q = _linear(config, width, inner, rngs, fold * width**-0.5)
         self.k = _linear(config, width, kv, rngs, width**-0.5)
         self.v = _linear(config, width, kv, rngs, width**-0.5)
         residual = (2 * config.layers * inner) ** -0.5  # GPT-2's scaling of residual branches
