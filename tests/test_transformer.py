@@ -92,7 +92,7 @@ def test_weights_outside_the_encoding_are_the_same_for_every_scheme():
         fold = {"attention/q/kernel": tiny.config(spec).dims.head_dim ** -0.5} if whole else {}
         for name, x in want.items():
             x = x * fold.get(name, 1.0)
-            np.testing.assert_allclose(other[name], x, 3e-7, err_msg=f"{spec} {name}")
+            np.testing.assert_allclose(other[name], x, 1e-5, 1e-7, err_msg=f"{spec} {name}")
 
 
 @pytest.mark.parametrize(
