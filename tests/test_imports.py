@@ -19,7 +19,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     ),
     (
         ("experiments",),
-        ("ml_collections", "scipy", "statsmodels", "matplotlib", "jinja2", "rich", "psutil")
+        ("ml_collections", "scipy", "statsmodels", "matplotlib", "jinja2", "rich")
         + ("markupsafe",),
     ),
 )
