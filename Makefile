@@ -29,7 +29,7 @@ smoke: .venv/ready
 test: .venv/ready-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pytest -n 2
 
 oracles: .venv/ready-oracles
