@@ -26,5 +26,5 @@ def test_every_file_and_make_target_that_it_names_exists():
     for path in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (root / path).exists(), path
     makefile = (root / "Makefile").read_text()
-    for target in np.unique(re.findall(r"`?make ([a-z]+)", text)):
+    for target in np.unique(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
