@@ -6,7 +6,9 @@ import json
 import os
 import pathlib
 import signal
+from concurrent import futures
 
+import grain
 import jax
 import numpy as np
 import optax
@@ -428,3 +430,17 @@ def test_what_cannot_train_is_refused_before_anything_is_written(
 ):
     refused(change(config, **fields), monkeypatch, capsys, *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_two_runs_of_one_process_can_save_at_once(tmp_path):
+    def saves(name):
+        kept = Checkpoints(tmp_path / name)
+        rows = iter(grain.MapDataset.range(100).to_iter_dataset())
+        for step in range(1, 9):
+            kept.save(step, {"x": np.arange(4.0)}, rows, {"name": name})
+        found = kept.meta(kept.latest() or 0)
+        kept.close()
+        return found["name"]
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(saves, "abcd")) == list("abcd")

@@ -4,6 +4,7 @@ A data iterator's state is a few indices, meaningful only for the same corpus, b
 the configuration is saved beside it and compared before anything is restored.
 """
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import orbax.checkpoint as ocp
 
 # Changing these changes what a step means; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "batch", "model", "optimizer", "corpus")
+# orbax 0.12.8 numbers saves for the whole process: of two at once, one looks for its folder before
+# it is made.
+ONE_AT_A_TIME = threading.Lock()
 
 
 class Checkpoints:
@@ -33,8 +37,9 @@ class Checkpoints:
             data=grain.checkpoint.CheckpointSave(data),
             meta=ocp.args.JsonSave(meta),
         )
-        self.manager.save(step, args=items, force=True)
-        self.manager.wait_until_finished()
+        with ONE_AT_A_TIME:
+            self.manager.save(step, args=items, force=True)
+            self.manager.wait_until_finished()
 
     def meta(self, step: int) -> dict:
         """What was saved beside the state."""
