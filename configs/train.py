@@ -1,9 +1,10 @@
-"""One small byte model on the embedded text: minutes on a laptop core.
+"""One small byte model on the embedded text, 4 layers of width 128, to try the trainer with.
 
     python -m experiments.train --config=configs/train.py --encoding=alibi
     python -m experiments.generate --workdir=runs/train --prompt="def "
 
-Expect a loss near 1.6 nats a byte after 2,000 steps.
+Expect about 3.1 nats a byte after 100 steps and 2.8 after 150. A step takes about half a second on two
+CPU hyperthreads: `--config.steps=300` is enough to see it work.
 """
 
 from pe_jax.models.transformer import ModelConfig
