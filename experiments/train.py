@@ -61,10 +61,10 @@ def prepare(config: Config, vocab: int) -> Trainer:
         raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
     mesh = sharding.make_mesh(config.mesh)
     sharding.check_fits(config.model, config.batch, mesh)
-    limits = [n for e in config.model.pattern if (n := e.limit()) is not None]
-    if min(limits, default=config.length) < config.length:
+    limit = config.model.limit
+    if limit is not None and limit < config.length:
         raise ValueError(
-            f"length={config.length}: {config.model.encoding!r} is defined for {min(limits)}"
+            f"length={config.length}: {config.model.encoding!r} is defined for {limit}"
             " positions; shorten it or lengthen the table"
         )
     return Trainer(dataclasses.replace(config.model), config.optimizer, config.steps, mesh)

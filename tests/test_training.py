@@ -227,9 +227,9 @@ def test_token_losses_equal_numpy_whatever_the_batches(devices):
 
 
 def test_a_limit_is_the_smallest_of_the_pattern():
-    one = trainer("learned(length=12)")
-    assert Evaluator(one, EvalConfig()).limit() == 12
-    assert Evaluator(trainer(SPECS["rope"]), EvalConfig()).limit() is None
+    assert tiny.config("learned(length=12)").limit == 12
+    assert tiny.config("learned(length=12),learned(length=9)+rope").limit == 9
+    assert tiny.config(SPECS["rope"]).limit is None
 
 
 # The program: stopped, resumed, refused, diverged.

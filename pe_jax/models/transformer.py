@@ -86,6 +86,11 @@ class ModelConfig:
         return parse(self.encoding)
 
     @property
+    def limit(self) -> int | None:
+        """The first position that the encodings do not define; None if they define all."""
+        return min((n for e in self.pattern if (n := e.limit()) is not None), default=None)
+
+    @property
     def hidden(self) -> int:
         """Width of the MLP."""
         share = 8 * round(self.width / 3) if self.gated else 4 * self.width
@@ -383,7 +388,7 @@ class Transformer(nnx.Module):
         """
         if not self.config.causal:
             raise ValueError("model.causal=False: only a causal model decodes with a cache")
-        limit = min((n for e in self.encodings if (n := e.limit()) is not None), default=None)
+        limit = self.config.limit
         if limit is not None and capacity > limit:
             raise ValueError(
                 f"capacity={capacity}: {self.config.encoding!r} is defined for {limit} positions"

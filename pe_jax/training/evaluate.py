@@ -72,11 +72,6 @@ class Evaluator:
         losses, right = (np.concatenate([np.asarray(x) for x in part]) for part in zip(*found))  # noqa: B905
         return losses[: len(rows)], right[: len(rows)]
 
-    def limit(self) -> int | None:
-        """The first position that the encoding does not define; None if it defines all."""
-        pattern = self.trainer.config.pattern
-        return min((n for e in pattern if (n := e.limit()) is not None), default=None)
-
     def by_length(self, params: Any, text: np.ndarray) -> dict:
         """Mean loss of each window by protocol and length, and by position at the longest length.
 
@@ -85,7 +80,7 @@ class Evaluator:
           where the encoding is not defined at that length (a learned table that is too short).
         """
         longest, count = self.config.lengths[-1], len(text)
-        limit = self.limit() or longest
+        limit = self.trainer.config.limit or longest
         found: dict = {protocol: {} for protocol in PROTOCOLS}
         by_position = {"length": longest, "loss": None}
         for length in self.config.lengths:
@@ -113,7 +108,7 @@ class Evaluator:
         for length in self.config.lengths:
             key = str(length)
             found["sliding"][key] = found["non-overlapping"][key] = exact[key] = None
-            if length > (self.limit() or length):
+            if length > (self.trainer.config.limit or length):
                 continue
             rows = tasks.examples(task, self.config.windows, tasks.longest(length + 1), seed=0)
             losses, right = self.run(params, rows["tokens"])
