@@ -302,6 +302,20 @@ def test_a_bias_that_decays_does_not_rise_with_the_distance(case):
         assert (np.diff(bias, axis=-1) <= 0).all() and np.isfinite(bias).all()
 
 
+def arithmetic(case) -> bool:
+    return case.encoding.coefficients(util.random_params(case.encoding), DIMS) is not None
+
+
+@each([c for c in util.CASES if arithmetic(c)])
+def test_a_profile_is_the_distance_bias_head_by_head(case):
+    params, away = util.random_params(case.encoding), np.arange(-300, 300, dtype=np.int32)
+    rows = case.encoding.coefficients(params, DIMS)
+    assert rows.dtype == jnp.float32 and rows.shape[0] == H
+    want = case.encoding.distance_bias(params, away, DIMS)
+    for head, row in enumerate(rows):
+        assert_close(case.encoding.profile(list(row), away), want[head], 1e-6)
+
+
 @each(util.SINGLE)
 def test_the_limit_is_where_positions_end(case):
     enc, limit = case.encoding, case.encoding.limit()

@@ -52,3 +52,11 @@ class ALiBi(Encoding):
     def distance_bias(self, params, distance, dims):
         """-m_h·|d|."""
         return bias(distance, dims.heads)
+
+    def coefficients(self, params, dims):
+        """m_h."""
+        return slopes(dims.heads)[:, None]
+
+    def profile(self, coefficients, distance):
+        """-m·|d|."""
+        return -coefficients[0] * jnp.abs(distance).astype(jnp.float32)

@@ -103,6 +103,17 @@ class Encoding:
         """A bias of distances [*n]: float32 [H, *n], or None."""
         return None
 
+    def coefficients(self, params: Params, dims: Dims) -> Any:
+        """Optional, for a `distance_bias` that is plain arithmetic: float32 [H, C], or None.
+
+        Engines then compute the bias in place from `profile` and hold no table of it.
+        """
+        return None
+
+    def profile(self, coefficients: Any, distance: jax.Array) -> jax.Array:
+        """`distance_bias` of one head from its C coefficients, each of a shape that broadcasts."""
+        raise NotImplementedError
+
     def relative_keys(self, params: Params, distance: jax.Array) -> Any:
         """Vectors dotted with q as it was before `rotate_q`: [H or 1, *n, E], or None."""
         return None
@@ -170,10 +181,12 @@ class Sum(Encoding):
         biased = [p for p in self.parts if p.overrides("distance_bias")]
         return bool(biased) and all(p.decays for p in biased)
 
-    def _each(self, params: Params):
+    def _split(self, params: Params) -> list[Params]:
         none = ({},) * len(self.parts)  # `embed` comes before the layers and has `shared` alone
-        each = map(Params, params.shared or none, params.layer or none)
-        return zip(self.parts, each, strict=True)
+        return list(map(Params, params.shared or none, params.layer or none))
+
+    def _each(self, params: Params):
+        return zip(self.parts, self._split(params), strict=True)
 
     def _add(self, slot: str, params: Params, *args) -> Any:
         terms = [getattr(part, slot)(p, *args) for part, p in self._each(params)]
@@ -225,6 +238,22 @@ class Sum(Encoding):
     def distance_bias(self, params, distance, dims):
         """Adds."""
         return self._add("distance_bias", params, distance, dims)
+
+    def _biased(self):
+        """The place of the one part with a `distance_bias`; None where there are more, or none."""
+        found = [i for i, p in enumerate(self.parts) if p.overrides("distance_bias")]
+        return found[0] if len(found) == 1 else None
+
+    def coefficients(self, params, dims):
+        """Those of the one part with a distance bias; None if several have one."""
+        at = self._biased()
+        return None if at is None else self.parts[at].coefficients(self._split(params)[at], dims)
+
+    def profile(self, coefficients, distance):
+        """That of the one part with a distance bias."""
+        at = self._biased()
+        assert at is not None  # or `coefficients` gave None
+        return self.parts[at].profile(coefficients, distance)
 
     def relative_keys(self, params, distance):
         """Adds."""
