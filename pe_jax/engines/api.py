@@ -159,12 +159,13 @@ def attend(
     operands = {name: _heads_first(x) for name, x in operands.items()}
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
     k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg)
-    rules = Rules(encoding, dims, causal, window)
+    aligned = queries == keys and q_index is None and k_index is None and k_segments is None
+    rules = Rules(encoding, dims, causal, window, aligned, contiguous)
     pairs = operands["q"].shape[0] * heads
     if _pick(implementation, pairs, queries, keys) == "dense":
         out = dense.attend(rules, params, operands, q_tokens, k_tokens)
     else:
-        out = tiled.attend(rules, params, operands, q_tokens, k_tokens, contiguous=contiguous)
+        out = tiled.attend(rules, params, operands, q_tokens, k_tokens)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 
 

@@ -33,6 +33,8 @@ class Rules:
     dims: Dims
     causal: bool
     window: int | None
+    aligned: bool = False  # query i and key i are one token, of index i
+    contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
         """Bool [B or 1, 1, T, S]."""

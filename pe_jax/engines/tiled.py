@@ -287,13 +287,9 @@ def attend(
     q: Tokens,
     k: Tokens,
     *,
-    contiguous: bool,
     sizes: tuple[int, int] | None = None,
 ) -> jax.Array:
-    """As `dense.attend`, in blocks of `sizes` (queries, keys), chosen by `block_sizes` if None.
-
-    `contiguous`: whether query i and key i have positions of distance 0, 1, 2, … in order.
-    """
+    """As `dense.attend`, in blocks of `sizes` (queries, keys), chosen by `block_sizes` if None."""
     batch, heads, queries, _ = operands["q"].shape
     keys = operands["k"].shape[2]
     bq, bk = sizes or block_sizes(batch * heads, queries, keys)
@@ -302,9 +298,9 @@ def attend(
     diff: dict = {"queries": {}, "keys": {}}
     for name, x in operands.items():
         diff[side[name]][name] = _pad(x, 2, lengths[side[name]])
-    diff["tables"] = _tables(rules, params, *lengths.values()) if contiguous else {}
+    diff["tables"] = _tables(rules, params, *lengths.values()) if rules.contiguous else {}
     # Where tables stand for the distance slots, parameters enter a tile by `bias` alone.
-    needed = not contiguous or rules.encoding.overrides("bias")
+    needed = not rules.contiguous or rules.encoding.overrides("bias")
     diff["params"] = params if needed else None
     if lengths != {"queries": queries, "keys": keys}:
         q, k = _pad_tokens(q, lengths["queries"]), _pad_tokens(k, lengths["keys"])
