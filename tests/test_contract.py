@@ -17,7 +17,7 @@ from hypothesis import given
 
 import pe_jax
 from pe_jax.encodings.base import DISTANCE_SLOTS
-from pe_jax.engines import cache, tiled
+from pe_jax.engines import cache
 from pe_jax.positions import per_segment
 from tests import util
 from tests.util import DIMS, B, E, H, K, T, assert_close, contiguous
@@ -40,8 +40,7 @@ def each(cases, law: str = ""):
 def many_tiles():
     """Blocks so small that T tokens make many tiles."""
     with pytest.MonkeyPatch.context() as patch:
-        small = lambda _, queries, keys: tuple(map(min, util.BLOCKS, (queries, keys)))  # noqa: E731
-        patch.setattr(tiled, "block_sizes", small)
+        util.small_tiles(patch)
         yield
 
 
@@ -74,18 +73,21 @@ def test_dense_equals_tiled_where_positions_are_contiguous(case, steps, padding)
 
 
 @functools.cache
-def decoder(case, first: int):
+def decoder(case, first: int, contiguous: bool = False, tables: bool = False):
     """The outputs of a prefill of `first` tokens, then of one step for each other token."""
 
     def decode(params, qkv, positions):
-        past = cache.empty(case.encoding, B, T + 2, DIMS)
+        past = cache.empty(case.encoding, B, T + 2, DIMS, params=params if tables else None)
         shared = {"encoding": case.encoding, "params": params, "dims": DIMS}
-        head = [x[:, :first] for x in (*qkv, positions)]
-        out, past = cache.extend(past, *head, **shared)
+
+        def extend(past, qkv, places):
+            return cache.extend(past, *qkv, None if contiguous else places, **shared)
+
+        out, past = extend(past, [x[:, :first] for x in qkv], positions[:, :first])
 
         def step(past, token):
-            q, k, v, place = (x[:, None] for x in token)
-            out, past = cache.extend(past, q, k, v, place, **shared)
+            *qkv, place = (x[:, None] for x in token)
+            out, past = extend(past, qkv, place)
             return past, out[:, 0]
 
         rest = [jnp.moveaxis(x[:, first:], 1, 0) for x in (*qkv, positions)]
@@ -95,16 +97,27 @@ def decoder(case, first: int):
     return util.jit(decode)
 
 
-@each([c for c in util.CASES if c.causal])
-@given(st.data())
-def test_decoding_with_a_cache_equals_dense(case, data):
-    places = data.draw(util.positions(case))
+def decodes(case, places, **how):
+    """Asserts that what is decoded is what dense attention gives."""
     q, k, v = util.inputs()
     params = util.random_params(case.encoding)
     embedded = case.encoding.embed(params, q.reshape(B, T, -1), places)
-    out, length = decoder(case, 4)(params, (np.reshape(embedded, q.shape), k, v), places)
+    run = decoder(case, 4, **how)
+    out, length = run(params, (np.reshape(embedded, q.shape), k, v), places)
     assert length == T
     assert_close(out, util.run(case, "dense", positions=places)[0])
+
+
+@each([c for c in util.CASES if c.causal])
+@given(st.data())
+def test_decoding_with_a_cache_equals_dense(case, data):
+    decodes(case, data.draw(util.positions(case)))
+
+
+@each([c for c in ONE_AXIS if c.causal])
+@pytest.mark.parametrize("tables", (False, True))
+def test_decoding_contiguous_tokens_equals_dense(case, tables):
+    decodes(case, contiguous(B, T), contiguous=True, tables=tables)
 
 
 # What is kept apart stays apart.

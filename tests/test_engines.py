@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pe_jax
-from pe_jax.engines import mask, tiled
-from pe_jax.engines.tiled import shear, unshear
+from pe_jax.engines import mask, plan, terms
+from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.engines.terms import shear
 from pe_jax.positions import per_segment
 from tests import util
 from tests.util import H, K, assert_close, noise
 
 ENGINES = ("dense", "tiled")
+REAL_GROUPS = plan.group_sizes
 WIDTH = 6
 (MIXED,) = pe_jax.parse("deberta(buckets=4,max_distance=7)+rope")
 (VALUES,) = pe_jax.parse("shaw(clip=3)+rope")
@@ -27,9 +29,7 @@ DIMS = pe_jax.Dims(H * WIDTH, H, K, WIDTH)
 
 @pytest.fixture(autouse=True)
 def many_tiles(monkeypatch):
-    monkeypatch.setattr(
-        tiled, "block_sizes", lambda _, queries, keys: (min(4, queries), min(3, keys))
-    )
+    util.small_tiles(monkeypatch, blocks=(4, 3))
 
 
 def operands(batch=(), queries=7, keys=None, v_width=WIDTH):
@@ -167,21 +167,40 @@ def test_positions_restart_in_each_run_of_a_segment(ids):
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 1), (1, 4), (4, 1), (3, 5), (5, 3)])
-def test_shear_takes_diagonals_and_unshear_is_its_transpose(rows, columns):
+def test_shear_takes_diagonals(rows, columns):
     x = noise(2, rows, rows + columns - 1)
     want = [[x[:, r, rows - 1 - r + c] for c in range(columns)] for r in range(rows)]
     np.testing.assert_array_equal(shear(x), np.moveaxis(want, 2, 0))
-    y = noise(2, rows, columns, seed=1)
-    (transposed,) = jax.vjp(shear, x)[1](jnp.asarray(y))
-    np.testing.assert_array_equal(unshear(y), transposed)
 
 
 def test_blocks_fit_the_budget_and_never_exceed_the_lengths(monkeypatch):
     monkeypatch.undo()
     for pairs, queries, keys in [(1, 1, 1), (8, 5000, 300), (512, 4096, 4096), (10**6, 99, 7)]:
-        bq, bk = tiled.block_sizes(pairs, queries, keys)
-        assert 1 <= bq <= queries and 1 <= bk <= keys
-        assert pairs * bq * bk <= tiled.TILE or max(bq, bk) <= tiled.NARROWEST
+        for shape in ((512, 512), (256, 1024)):
+            rows, columns = plan.block_sizes(shape, pairs, queries, keys)
+            assert 1 <= rows <= queries and 1 <= columns <= keys
+            assert pairs * rows * columns <= plan.TILE or max(rows, columns) <= 4 * plan.NARROWEST
+
+
+def test_blocks_waste_little_of_a_length():
+    for length in (513, 600, 1025, 5000):
+        rows, _ = plan.block_sizes((512, 512), 1, length, length)
+        assert -(-length // rows) * rows - length < plan.NARROWEST * -(-length // 512)
+
+
+@given(st.integers(1, 6), st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 4), (6, 2), (12, 4)]))
+def test_groups_share_a_key_head_or_own_several(batch, heads):
+    for area in (16, 2**18, 2**19):
+        b, h = REAL_GROUPS(batch, *heads, area)
+        shared = heads[0] // heads[1]
+        assert batch % b == 0 and heads[0] % h == 0
+        assert shared % h == 0 or h % shared == 0
+        assert b == 1 or h == heads[0]
+
+
+def test_as_many_heads_to_a_tile_as_make_up_its_area():
+    assert REAL_GROUPS(1, 8, 8, 512 * 512)[1] >= 2
+    assert REAL_GROUPS(64, 4, 4, 64 * 64)[0] * 4 * 64 * 64 <= plan.AREA
 
 
 def test_blocks_that_the_mask_empties_are_not_visited():
@@ -191,15 +210,21 @@ def test_blocks_that_the_mask_empties_are_not_visited():
     assert reach(causal=True, window=None, ids=None) == [(0, 2), (0, 3), (0, 4)]
     assert reach(causal=True, window=2, ids=None) == [(0, 2), (1, 3), (2, 4)]
     assert reach(causal=False, window=2, ids=None) == [(0, 2), (1, 3), (2, 4)]
-    assert reach(causal=True, window=None, ids=ids) == [(0, 2), (1, 3), (2, 4)]
+    assert reach(causal=True, window=None, ids=ids) == [(0, 2), (1, 3), None]
 
 
 def reached(index, *, causal, window, ids):
-    """The first key block of each query block, and one past the last; blocks of 4 and 3."""
-    rules = tiled.Rules(pe_jax.Encoding(), DIMS, causal, window)
-    tokens = tiled.Tokens(index, index, ids)
-    plan = tiled._Plan(rules, (4, 3), tokens, tokens)
-    return [(int(a), int(b)) for a, b in zip(plan.first, plan.last, strict=True)]
+    """The first key block of each query block, and one past the last, or None; 4 by 3."""
+    rules = Rules(pe_jax.Encoding(), DIMS, causal, window)
+    tokens = Tokens(index, index, ids)
+    blocks = plan.Plan(rules, terms.Terms(rules, 4, 3, 3), tokens, tokens, 3, 4)
+    visited = []
+    for i in range(3):
+        order = blocks.order(i, None)
+        seen = sorted(int(j) for j in order.tiles[: order.whole + order.partial])
+        assert seen == list(range(seen[0], seen[-1] + 1)) if seen else True
+        visited.append((seen[0], seen[-1] + 1) if seen else None)
+    return visited
 
 
 # Memory.
@@ -235,7 +260,7 @@ def intermediates(jaxpr):
 
 @pytest.mark.parametrize("spec, explicit", LONG)
 def test_memory_grows_with_the_length_and_not_its_square(monkeypatch, spec, explicit):
-    monkeypatch.setattr(tiled, "block_sizes", lambda *_: (64, 64))
+    util.small_tiles(monkeypatch, blocks=(64, 64))
     length = 1024
     once, twice = (step(spec, n, explicit) for n in (length, 2 * length))
     small, large = (s.lower().compile().memory_analysis().temp_size_in_bytes for s in (once, twice))

@@ -46,7 +46,7 @@ def registered():
     """The one line; and the small tiles of the contract."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pe_jax.ENCODINGS, NAME, Newcomer)
-        patch.setattr(contract.tiled, "block_sizes", lambda *_: util.BLOCKS)
+        util.small_tiles(patch)
         yield
 
 

@@ -15,11 +15,12 @@ import numpy as np
 import pe_jax
 from pe_jax import Encoding, Params, Sum
 from pe_jax.encodings.base import DISTANCE_SLOTS, Dims
+from pe_jax.engines import plan, terms
 from pe_jax.positions import per_segment
 
 B, T, H, K, E = 2, 13, 4, 2, 8
 DIMS = Dims(H * E, H, K, E)
-BLOCKS = (4, 3)  # neither divides T, and they differ: 4 × 5 tiles
+BLOCKS = (4, 4)  # T is no multiple of it: 4 × 4 tiles
 
 # Settings under which horizons are reached within T tokens; a scheme not named here has its
 # defaults. `causal` is no field: False makes a case that looks both ways.
@@ -96,6 +97,14 @@ def inputs(length: int = T, kv_heads: int = K) -> tuple[np.ndarray, ...]:
     """q, k, v: [B, T, H, E], then twice [B, T, K, E]."""
     heads = (H, kv_heads, kv_heads)
     return tuple(noise(B, length, n, E, seed=s) for s, n in enumerate(heads))
+
+
+def small_tiles(patch, blocks=BLOCKS, group=(1, 2), sub_blocks=(1, 2)) -> None:
+    """Makes T tokens many tiles, two heads at a time, as thousands of tokens are on a CPU."""
+    patch.setattr(plan, "block_sizes", lambda _, __, *sizes: tuple(map(min, blocks, sizes)))
+    patch.setattr(plan, "alone", lambda: True)
+    patch.setattr(plan, "group_sizes", lambda *_: group)
+    patch.setattr(terms, "SUB_BLOCKS", sub_blocks)
 
 
 def jit(f, **options):

@@ -1,6 +1,8 @@
 """`attention`: any encoding with any engine, in the shapes of `jax.nn.dot_product_attention`."""
 
 import difflib
+import functools
+import logging
 import math
 from typing import Any
 
@@ -11,8 +13,10 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require
 from pe_jax.engines import dense, tiled
 from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.engines.plan import TILE
 
-IMPLEMENTATIONS = ("dense", "tiled")
+IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
+KERNELS = {"gpu": "fused", "tpu": "tpu"}
 SHORT = 128  # up to this length dense was the faster on CPU, if all scores fit one tile
 
 
@@ -59,8 +63,10 @@ def attention(
       k_index: likewise; None: 0 … S - 1.
       causal: whether later tokens (by index) are hidden.
       window: see at most so many tokens back, oneself included.
-      implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory), or None:
-        dense for one query or a short sequence (≤ 128) that fits a tile, else tiled.
+      implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
+        "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
+        or a short sequence (≤ 128) that fits a tile, else the device's kernel where it can run
+        this, else tiled. What was picked is logged once, under "pe_jax".
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -151,6 +157,7 @@ def attend(
         flat = [_flat(x, batch, 1 + (encoding.axes > 1)) for x in positions]
     if not (queries and keys and q.size):
         return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
+    dense.check_values(encoding, params, v.shape[-1])
     operands = {"q": q, "k": k, "v": v}
     if encoding.overrides("relative_keys"):
         operands["q_raw"] = q_raw
@@ -161,23 +168,54 @@ def attend(
     k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     rules = Rules(encoding, dims, causal, window, aligned, contiguous)
-    pairs = operands["q"].shape[0] * heads
-    if _pick(implementation, pairs, queries, keys) == "dense":
-        out = dense.attend(rules, params, operands, q_tokens, k_tokens)
-    else:
-        out = tiled.attend(rules, params, operands, q_tokens, k_tokens)
+    run = _pick(implementation, rules, params, operands, q_tokens, k_tokens)
+    out = run(rules, params, operands, q_tokens, k_tokens)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 
 
-def _pick(implementation: str | None, pairs: int, queries: int, keys: int) -> str:
-    """Dense for one query (a row of scores is O(L) as it is) and where all is one small tile."""
-    if implementation is None:
-        small = max(queries, keys) <= SHORT and pairs * queries * keys <= tiled.TILE
-        return "dense" if queries == 1 or small else "tiled"
-    if implementation not in IMPLEMENTATIONS:
-        near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
-        raise ValueError(f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?")
-    return implementation
+def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tokens):
+    """The engine's `attend`. Logs each choice that it makes by itself, once."""
+    if implementation is not None:
+        if implementation not in IMPLEMENTATIONS:
+            near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
+            raise ValueError(
+                f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?"
+            )
+        return _engine(implementation).attend
+    (batch, heads, queries, _), keys = operands["q"].shape, operands["k"].shape[2]
+    device = jax.default_backend()
+    name = type(rules.encoding).__name__
+    if queries == 1 or (max(queries, keys) <= SHORT and batch * heads * queries * keys <= TILE):
+        _log(logging.INFO, f"{name}: dense for one query, and up to {SHORT} tokens")
+        return dense.attend
+    if device in KERNELS:
+        engine = _engine(KERNELS[device])
+        why = engine.refusal(rules, params, operands, q, k)
+        if jax.device_count() > 1:  # under jit XLA would gather the operands of a kernel
+            why = "several devices, among which XLA cannot divide a kernel"
+        if why is None:
+            _log(logging.INFO, f"{name}: the {KERNELS[device]} kernel")
+            return engine.attend
+        _log(logging.WARNING, f"{name}: tiles of XLA, not the {KERNELS[device]} kernel: {why}")
+        return tiled.attend
+    _log(logging.INFO, f"{name}: tiled")
+    return tiled.attend
+
+
+@functools.cache
+def _log(level: int, text: str) -> None:
+    logging.getLogger("pe_jax").log(level, "attention: %s", text)
+
+
+def _engine(name: str) -> Any:
+    """The module of an engine; kernels are imported when they are used."""
+    if name == "fused":
+        from pe_jax.engines import fused as engine
+    elif name == "tpu":
+        from pe_jax.engines import tpu as engine
+    else:
+        engine = {"dense": dense, "tiled": tiled}[name]
+    return engine
 
 
 def _dims(q: jax.Array, k: jax.Array) -> Dims:

@@ -120,18 +120,23 @@ def scores(rules: Rules, params: Params, terms: Any, operands: dict, q_pos, k_po
     return s
 
 
-def average(terms: Any, weights: jax.Array, v: jax.Array) -> jax.Array:
-    """Weights·v + Σ weights·relative_values: float32 [B, H, T, F] for weights [B, H, T, S]."""
-    out = jnp.einsum(
+def average(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """Weights [B, H, T, S] times vectors [B, K, S, F]: float32 [B, H, T, F]."""
+    return jnp.einsum(
         "bhts,bhsf->bhtf",
         weights.astype(v.dtype),
         repeat_heads(v, weights.shape[1]),
         preferred_element_type=jnp.float32,
     )
-    more = terms.values(weights)
-    if jnp.shape(more)[-1:] not in ((), out.shape[-1:]):
-        raise ValueError(f"v has width {v.shape[-1]}; relative values need {more.shape[-1]}")
-    return out + more
+
+
+def check_values(encoding: Encoding, params: Params, width: int) -> None:
+    """Raises ValueError where v is not as wide as the vectors that the scheme adds to it."""
+    if encoding.overrides("relative_values"):
+        one = jax.ShapeDtypeStruct((1,) * (1 + (encoding.axes > 1)), jnp.int32)
+        need = jax.eval_shape(encoding.relative_values, params, one)
+        if need is not None and need.shape[-1] != width:
+            raise ValueError(f"v has width {width}; relative values need {need.shape[-1]}")
 
 
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
@@ -143,4 +148,5 @@ def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -
     top = jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True))
     e = jnp.where(seen, jnp.exp(s - jnp.where(jnp.isfinite(top), top, 0)), 0)
     total = e.sum(-1, keepdims=True)
-    return average(terms, e / jnp.where(total > 0, total, 1), operands["v"])
+    weights = e / jnp.where(total > 0, total, 1)
+    return average(weights, operands["v"]) + terms.values(weights)

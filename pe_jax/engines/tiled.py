@@ -1,310 +1,269 @@
-"""The tiled engine: the scores of `dense`, block by block, forward and backward, in O(L) memory.
+"""The tiled engine: the scores of `dense`, tile by tile, forward and backward, in O(L) memory.
 
 An online softmax over key blocks (Milakov & Gimelshein, arXiv 1805.02867; FlashAttention, arXiv
-2205.14135), with a custom VJP that recomputes each tile. Two ways to evaluate the distance slots:
+2205.14135), with a custom VJP that recomputes each tile. What a scheme adds to a tile is the
+business of `terms`; which tiles there are, that of `plan`. A row of tiles is visited in two loops:
+first those that the mask leaves whole and that lie beyond the scheme's horizon, then the others.
 
-* contiguous positions: each slot is evaluated once for the T + S - 1 distances that occur; a tile
-  takes a window of them and shears it into place (`Windows`). The gradient comes back the same way,
-  so a table pays for its distances once, not once a pair;
-* any other positions: pair by pair within the tile (`dense.Pairs`).
-
-Blocks that the mask empties are not visited: each query block knows its first and last key block.
+b, h batch and heads of a group, r, c rows and columns of a tile, T queries, S keys, F value width.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import DISTANCE_SLOTS, Params
-from pe_jax.engines.dense import Pairs, Rules, Tokens, average, scores
-
-TILE = 2**21  # scores in a tile (batch and heads included): 8 MB of float32 stays near the cores
-WIDEST, NARROWEST = 512, 64
-LOWEST = -1e30  # below any score; finite, so that differences are never NaN
-
-
-def block_sizes(pairs: int, queries: int, keys: int) -> tuple[int, int]:
-    """Block lengths over queries and keys for `pairs` = batch × heads: the widest that TILE allows.
-
-    512 × 512 was the fastest on CPU where it fits; from there both sides halve down to 64.
-    """
-    size = WIDEST
-    while size > NARROWEST and pairs * min(size, queries) * min(size, keys) > TILE:
-        size //= 2
-    return max(1, min(size, queries)), max(1, min(size, keys))
+from pe_jax.encodings.base import Params
+from pe_jax.engines import plan as plans
+from pe_jax.engines import terms as ways
+from pe_jax.engines.dense import Rules, Tokens, average, repeat_heads
+from pe_jax.engines.plan import LOWEST, Groups, Plan, fit
+from pe_jax.engines.terms import Terms, Tile
 
 
-def shear(x: jax.Array) -> jax.Array:
-    """y[…, r, c] = x[…, r, rows - 1 - r + c]: [..., rows, rows + columns - 1] → [..., r, c].
+class Setup(NamedTuple):
+    """What is static about one call: how the scheme is evaluated, groups, and blocks (nq, nk)."""
 
-    A slice and two reshapes: each row begins one element earlier than the row above.
-    """
-    *lead, rows, width = x.shape
-    if rows == 1:
-        return x
-    flat = x.reshape(*lead, rows * width)[..., rows - 1 : -1]
-    return flat.reshape(*lead, rows, width - 1)[..., : width - rows + 1]
+    terms: Terms
+    groups: Groups
+    blocks: tuple[int, int]
 
 
-def unshear(y: jax.Array) -> jax.Array:
-    """The transpose of `shear`, zeros elsewhere: [..., r, c] → [..., rows, rows + columns - 1]."""
-    *lead, rows, columns = y.shape
-    if rows == 1:
-        return y
-    width = rows + columns - 1
-    wide = _pad(y, y.ndim - 1, width - 1).reshape(*lead, rows * (width - 1))
-    return jnp.pad(wide, [(0, 0)] * len(lead) + [(rows - 1, 1)]).reshape(*lead, rows, width)
+def _cut(leaves: dict, cuts: dict) -> dict:
+    """The part of each leaf that a tile takes."""
+
+    def one(kind, x):
+        if kind not in cuts:
+            return x
+        axis, start, size = cuts[kind]
+        return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+    return {k: jax.tree.map(functools.partial(one, k), leaf) for k, leaf in leaves.items()}
 
 
-class Windows:
-    """The distance slots of a tile, cut from tables over all distances.
+def _add(total: dict, part: dict, cuts: dict) -> dict:
+    """Adds the gradient of a tile's leaves where they were cut."""
 
-    `tables` holds, by slot, the window [H, W] or [H or 1, W, E] of the W = rows + columns - 1
-    distances that occur in the tile, the largest first: that of row r and column c is at
-    rows - 1 - r + c.
-    """
+    def one(kind, t, x):
+        if kind not in cuts:
+            return t + x
+        axis, start, size = cuts[kind]
+        old = jax.lax.dynamic_slice_in_dim(t, start, size, axis)
+        return jax.lax.dynamic_update_slice_in_dim(t, old + x, start, axis)
 
-    def __init__(self, tables: dict, rows: int):
-        self.tables, self.rows = tables, rows
-
-    def bias(self) -> jax.Array | float:
-        """[1, H, T, S]."""
-        table = self.tables.get("distance_bias")
-        if table is None:
-            return 0.0
-        return shear(jnp.repeat(table[:, None], self.rows, axis=1))[None]
-
-    def keys(self, q: jax.Array) -> jax.Array | float:
-        """q·relative_keys: [B, H, T, S]."""
-        table = self.tables.get("relative_keys")
-        if table is None:
-            return 0.0
-        return shear(jnp.matmul(q.astype(jnp.float32), jnp.swapaxes(table, -1, -2)))
-
-    def queries(self, k: jax.Array) -> jax.Array | float:
-        """k·relative_queries: [B, H, T, S]; seen from the keys, the distances run backwards."""
-        table = self.tables.get("relative_queries")
-        if table is None:
-            return 0.0
-        products = jnp.matmul(k.astype(jnp.float32), jnp.swapaxes(table[:, ::-1], -1, -2))
-        return jnp.swapaxes(shear(products), -1, -2)
-
-    def values(self, weights: jax.Array) -> jax.Array | float:
-        """Σ weights·relative_values: [B, H, T, E]."""
-        table = self.tables.get("relative_values")
-        return 0.0 if table is None else jnp.matmul(unshear(weights), table)
+    part = {k: jax.tree.map(functools.partial(one, k), total[k], x) for k, x in part.items()}
+    return {**total, **part}
 
 
-def _pad(x: jax.Array, axis: int, length: int, value=0) -> jax.Array:
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, length - x.shape[axis])
-    return jnp.pad(x, widths, constant_values=value) if length > x.shape[axis] else x
+def _scores(plan: Plan, leaves: dict, tile: Tile, q, k, general: bool):
+    """Scores of a tile after the mask [b, h, r, c], and the pull of what the scheme added."""
+    s = plan.terms.scale * jnp.einsum(
+        "bhre,bhce->bhrc", q, repeat_heads(k, q.shape[1]), preferred_element_type=jnp.float32
+    )
+    near = {kind: x for kind, x in leaves.items() if not kind.startswith("value")}
+    if general:
+        more, pull = jax.vjp(lambda x: plan.terms.near(x, tile), near)
+    else:
+        far = {kind: x for kind, x in near.items() if kind in plan.terms.far_kinds}
+        more, pull = jax.vjp(lambda x: plan.terms.far(x, tile), far)
+    s = s if more is None else s + more
+    if general:
+        s = jnp.where(plan.rules.mask(tile.q, tile.k), s, LOWEST)
+    return s, None if more is None else lambda g: pull(unbroadcast(g, more.shape))[0]
 
 
-def _cut(x: jax.Array, axis: int, start, size: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+def _values(plan: Plan, leaves: dict, tile: Tile, weights, general: bool):
+    """What the weights add to the output beside weights·v, and what pulls its gradient back."""
+    at = plan.terms.values if general else plan.terms.far_values
+    leaves = {kind: x for kind, x in leaves.items() if kind.startswith("value")}
+    return jax.vjp(lambda x, w: at(x, w, tile), leaves, weights)
 
 
-def _accumulate(total: jax.Array, part: jax.Array, axis: int, start) -> jax.Array:
-    old = _cut(total, axis, start, part.shape[axis])
-    return jax.lax.dynamic_update_slice_in_dim(total, old + part, start, axis)
+def unbroadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Sums over the axes along which `shape` was broadcast."""
+    axes = tuple(a for a, n in enumerate(shape) if n == 1 and x.shape[a] > 1)
+    return x.sum(axes, keepdims=True) if axes else x
 
 
-class _Plan:
-    """The blocks of one call: how to cut every operand, and which tiles to visit."""
-
-    def __init__(self, rules: Rules, sizes: tuple[int, int], q: Tokens, k: Tokens):
-        self.rules, self.q, self.k = rules, q, k
-        self.bq, self.bk = sizes
-        self.nq, self.nk = q.index.shape[1] // self.bq, k.index.shape[1] // self.bk
-        self.first, self.last = self._reach()
-
-    def _reach(self):
-        """For each query block, the first key block that it sees any of, and one past the last."""
-        q_lo, q_hi = self._ends(self.q, self.nq)
-        k_lo, k_hi = self._ends(self.k, self.nk)
-        seen = jnp.ones((self.nq, self.nk), bool)
-        if self.rules.causal:
-            seen &= q_hi["index"][:, None] >= k_lo["index"][None]
-        if self.rules.window is not None:
-            seen &= q_lo["index"][:, None] - k_hi["index"][None] < self.rules.window
-            seen &= k_lo["index"][None] - q_hi["index"][:, None] < self.rules.window
-        if self.q.segments is not None:
-            seen &= q_hi["segments"][:, None] >= k_lo["segments"][None]
-            seen &= q_lo["segments"][:, None] <= k_hi["segments"][None]
-        first = jnp.argmax(seen, axis=1)
-        return first, jnp.where(seen.any(1), self.nk - jnp.argmax(seen[:, ::-1], axis=1), 0)
-
-    def _ends(self, tokens: Tokens, blocks: int):
-        named = {"index": tokens.index, "segments": tokens.segments}
-        cut = {n: x.reshape(len(x), blocks, -1) for n, x in named.items() if x is not None}
-        low = {n: x.min((0, 2)) for n, x in cut.items()}
-        return low, {n: x.max((0, 2)) for n, x in cut.items()}
-
-    def tokens(self, tokens: Tokens, block, size: int) -> Tokens:
-        """One block of `tokens`."""
-        return jax.tree.map(lambda x: _cut(x, 1, block * size, size), tokens)
-
-    def window(self, i, j):
-        """Where the distances of tile (i, j) begin in the tables."""
-        return (self.nq - 1 - i) * self.bq + j * self.bk
-
-    def tile(self, diff: dict, i, j) -> dict:
-        """The differentiable operands of tile (i, j)."""
-        width = self.bq + self.bk - 1
-        cuts = {
-            "queries": lambda x: _cut(x, 2, i * self.bq, self.bq),
-            "keys": lambda x: _cut(x, 2, j * self.bk, self.bk),
-            "tables": lambda x: _cut(x, 1, self.window(i, j), width),
-            "params": lambda x: x,
-        }
-        return {name: jax.tree.map(cuts[name], part) for name, part in diff.items()}
-
-    def terms(self, tile: dict, q: Tokens, k: Tokens) -> Any:
-        """What evaluates the distance slots in a tile."""
-        if tile["tables"] or tile["params"] is None:  # without tables: nothing to add
-            return Windows(tile["tables"], self.bq)
-        return Pairs(self.rules, tile["params"], q.positions, k.positions)
-
-    def scores(self, tile: dict, q: Tokens, k: Tokens) -> jax.Array:
-        """Scores before the mask, as `dense.scores` has them."""
-        operands = {**tile["queries"], **tile["keys"]}
-        terms = self.terms(tile, q, k)
-        return scores(self.rules, tile["params"], terms, operands, q.positions, k.positions)
-
-    def average(self, tile: dict, weights, q: Tokens, k: Tokens) -> jax.Array:
-        """Weights·values, as `dense.average` has it."""
-        return average(self.terms(tile, q, k), weights, tile["keys"]["v"])
+def _cut_block(x, i, size: int):
+    return jax.lax.dynamic_slice_in_dim(x, i * size, size, 2)
 
 
-def _shapes(diff: dict):
-    q, v = diff["queries"]["q"], diff["keys"]["v"]
-    return q.shape[0], q.shape[1], v.shape[-1]
+def _join(x):
+    """[blocks, b, h, r, …] → [b, h, T, …]."""
+    x = jnp.moveaxis(x, 0, 2)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
 
 
-def _forward(rules, sizes, diff, q, k):
-    """Output [B, H, T, F] and the logarithm of each row's sum [B, H, T, 1], both float32."""
-    plan = _Plan(rules, sizes, q, k)
-    batch, heads, width = _shapes(diff)
+def _extras(part: dict) -> dict:
+    return {n: part[n] for n in ("q_raw", "k_raw", "tables", "params") if n in part}
 
-    def query_block(i):
-        qt = plan.tokens(q, i, plan.bq)
 
-        def key_block(j, carry):
+def _forward_group(plan: Plan, part: dict):
+    """Output [b, h, T, F] and the logarithm of each row's sum [b, h, T, 1], float32."""
+    q, k, v = part["q"], part["k"], part["v"]
+    batch, heads, _, _ = q.shape
+    leaves, skip = plan.terms.prepare(_extras(part), heads), plan.out_of_reach(part)
+
+    def row(i):
+        qi = _cut_block(q, i, plan.terms.rows)
+
+        def visit(general, j, carry):
             out, top, total = carry
-            tile, kt = plan.tile(diff, i, j), plan.tokens(k, j, plan.bk)
-            seen = rules.mask(qt, kt)
-            s = jnp.where(seen, plan.scores(tile, qt, kt), LOWEST)
-            new_top = jnp.maximum(top, s.max(-1, keepdims=True))
-            p = jnp.where(seen, jnp.exp(s - new_top), 0)
-            fade = jnp.exp(top - new_top)
-            out = out * fade + plan.average(tile, p, qt, kt)
-            return out, new_top, total * fade + p.sum(-1, keepdims=True)
+            tile, cut = plan.tile(i, j), _cut(leaves, plan.terms.cuts(i, j))
+            kj, vj = (_cut_block(x, j, plan.terms.columns) for x in (k, v))
+            s, _ = _scores(plan, cut, tile, qi, kj, general)
+            new = jnp.maximum(top, s.max(-1, keepdims=True))
+            p, fade = jnp.exp(s - new), jnp.exp(top - new)
+            more = average(p, vj)
+            extra, _ = _values(plan, cut, tile, p, general)
+            more = more if extra is None else more + extra
+            return out * fade + more, new, total * fade + p.sum(-1, keepdims=True)
 
-        row = (batch, heads, plan.bq, 1)
-        start = jnp.zeros((*row[:-1], width)), jnp.full(row, LOWEST), jnp.zeros(row)
-        out, top, total = jax.lax.fori_loop(plan.first[i], plan.last[i], key_block, start)
-        # A row that sees nothing gets zeros, and a sum so large that its weights vanish again.
+        one = (batch, heads, plan.terms.rows, 1)
+        # above LOWEST: what the mask hides has weight exp(LOWEST - LOWEST/2) = 0
+        start = jnp.zeros((*one[:3], v.shape[-1])), jnp.full(one, LOWEST / 2), jnp.zeros(one)
+        out, top, total = plan.visit(plan.order(i, skip), visit, start)
         empty = total == 0
         total = jnp.where(empty, 1, total)
+        # A row that sees nothing gets zeros, and a sum so large that its weights vanish again.
         return out / total, jnp.where(empty, -LOWEST, top + jnp.log(total))
 
-    out, lse = jax.lax.map(query_block, jnp.arange(plan.nq))
-    join = lambda x: jnp.moveaxis(x, 0, 2).reshape(batch, heads, -1, x.shape[-1])  # noqa: E731
-    return join(out), join(lse)
+    out, lse = jax.lax.map(row, jnp.arange(plan.nq))
+    return _join(out), _join(lse)
 
 
-def _forward_save(rules, sizes, diff, q, k):
-    out, lse = _forward(rules, sizes, diff, q, k)
-    return out, (diff, q, k, out, lse)
+def _backward_group(plan: Plan, part: dict):
+    """Gradients of `part`, one pass over the tiles; dk and dv grow as [b, k, E, S] (faster)."""
+    q, k, v = part["q"], part["k"], part["v"]
+    batch, heads, _, width = q.shape
+    extras = _extras(part)
+    leaves, pull_prepare = jax.vjp(lambda x: plan.terms.prepare(x, heads), extras)
+    skip, scale = plan.out_of_reach(part), plan.terms.scale
+    inner = (part["d_out"] * part["out"]).sum(-1, keepdims=True)
+
+    def keys(x, y):
+        """X [b, h, r, c], y [b, h, r, E] → [b, k, E, c]: sums over rows and the heads of a key."""
+        x = jnp.einsum("bhrc,bhre->bhec", x.astype(y.dtype), y, preferred_element_type=jnp.float32)
+        return x.reshape(batch, k.shape[1], -1, *x.shape[2:]).sum(2)
+
+    def row(carry, i):
+        rows = (q, part["d_out"], inner, part["lse"])
+        qi, d_i, inner_i, lse_i = (_cut_block(x, i, plan.terms.rows) for x in rows)
+        d_low = d_i.astype(v.dtype)
+
+        def visit(general, j, carry):
+            dq, total = carry
+            tile, cuts = plan.tile(i, j), plan.terms.cuts(i, j)
+            cut = _cut(leaves, cuts)
+            kj, vj = (_cut_block(x, j, plan.terms.columns) for x in (k, v))
+            s, pull_scores = _scores(plan, cut, tile, qi, kj, general)
+            p = jnp.exp(s - lse_i)
+            dp = jnp.einsum(
+                "bhrf,bhcf->bhrc",
+                d_low,
+                repeat_heads(vj, heads),
+                preferred_element_type=jnp.float32,
+            )
+            d_cut = {}
+            extra, pull_values = _values(plan, cut, tile, p, general)
+            if extra is not None:
+                d_cut, more = pull_values(d_i)
+                dp += more
+            ds = p * (dp - inner_i)
+            if pull_scores is not None:
+                d_cut = {**d_cut, **pull_scores(ds)}
+            at = (3, j * plan.terms.columns, plan.terms.columns)
+            main = {"dk": scale * keys(ds, qi), "dv": keys(p, d_low)}
+            total = _add(total, {**main, **d_cut}, {**cuts, "dk": at, "dv": at})
+            return dq + scale * average(ds, kj), total
+
+        start = jnp.zeros((batch, heads, plan.terms.rows, width)), carry
+        dq, carry = plan.visit(plan.order(i, skip), visit, start)
+        return carry, dq
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), leaves)
+    zeros |= {n: jnp.zeros((*x.shape[:2], *x.shape[:1:-1])) for n, x in (("dk", k), ("dv", v))}
+    total, dq = jax.lax.scan(row, zeros, jnp.arange(plan.nq))
+    dk, dv = (jnp.swapaxes(total.pop(name), 2, 3) for name in ("dk", "dv"))
+    total = jax.tree.map(lambda g, x: g.astype(x.dtype), total, leaves)
+    return {"q": _join(dq), "k": dk, "v": dv, **pull_prepare(total)[0]}
 
 
-def _backward(rules, sizes, saved, d_out):
-    """One pass over the tiles; each is recomputed, and its cotangents go back where it was cut."""
-    diff, q, k, out, lse = saved
-    plan = _Plan(rules, sizes, q, k)
-    inner = (d_out * out).sum(-1, keepdims=True)
-    zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, jnp.float32))
+def _each(rules: Rules, setup: Setup, diff: dict, fixed: dict, f) -> dict:
+    """f(plan, part) of every group, put together."""
 
-    def query_block(carry, i):
-        cut = lambda x: _cut(x, 2, i * plan.bq, plan.bq)  # noqa: E731
-        d_o, d_in, row_lse, qt = cut(d_out), cut(inner), cut(lse), plan.tokens(q, i, plan.bq)
+    def one(u):
+        part = setup.groups.cut({**diff, **fixed}, u)
+        plan = Plan(rules, setup.terms, part.pop("q_tokens"), part.pop("k_tokens"), *setup.blocks)
+        return f(plan, part)
 
-        def key_block(j, carry):
-            d_queries, rest = carry
-            tile, kt = plan.tile(diff, i, j), plan.tokens(k, j, plan.bk)
-            s, pull_scores = jax.vjp(lambda t: plan.scores(t, qt, kt), tile)
-            p = jnp.where(rules.mask(qt, kt), jnp.exp(jnp.minimum(s - row_lse, 0)), 0)
-            _, pull_average = jax.vjp(lambda t, w: plan.average(t, w, qt, kt), tile, p)
-            d_values, d_p = pull_average(d_o)
-            (d_scores,) = pull_scores(p * (d_p - d_in))
-            part = jax.tree.map(lambda a, b: a.astype(jnp.float32) + b, d_values, d_scores)
-            starts = {"keys": (2, j * plan.bk), "tables": (1, plan.window(i, j)), "params": (0, 0)}
-            rest = {
-                name: jax.tree.map(
-                    lambda t, p: (t + p) if name == "params" else _accumulate(t, p, *starts[name]),  # noqa: B023
-                    rest[name],
-                    part[name],
-                )
-                for name in rest
-            }
-            return jax.tree.map(jnp.add, d_queries, part["queries"]), rest
+    if setup.groups.count == 1:
+        return one(0)
+    found = jax.lax.map(one, jnp.arange(setup.groups.count))
+    q, v = diff["q"], diff["v"]
+    like = {
+        **diff,
+        "out": jnp.broadcast_to(v[:1, :1, :1], (*q.shape[:3], v.shape[-1])),
+        "lse": q[..., :1],
+    }
+    join = setup.groups.join
+    return {
+        name: jax.tree.map(functools.partial(join, name), x, like[name])
+        for name, x in found.items()
+    }
 
-        start = zeros(jax.tree.map(cut, diff["queries"])), carry
-        d_queries, carry = jax.lax.fori_loop(plan.first[i], plan.last[i], key_block, start)
-        return carry, d_queries
 
-    rest = {name: zeros(diff[name]) for name in ("keys", "tables", "params")}
-    rest, d_queries = jax.lax.scan(query_block, rest, jnp.arange(plan.nq))
-    join = lambda x: jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], -1, x.shape[-1])  # noqa: E731
-    grads = {"queries": jax.tree.map(join, d_queries), **rest}
-    return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, diff), None, None
+def _forward(rules: Rules, setup: Setup, diff: dict, fixed: dict):
+    def one(plan, part):
+        out, lse = _forward_group(plan, part)
+        return {"out": out, "lse": lse}
+
+    found = _each(rules, setup, diff, fixed, one)
+    return found["out"], (diff, fixed, found)
+
+
+def _backward(rules: Rules, setup: Setup, saved, d_out):
+    diff, fixed, found = saved
+    grads = _each(rules, setup, diff, {**fixed, **found, "d_out": d_out}, _backward_group)
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, diff), None
 
 
 _tiled: Any = jax.custom_vjp(lambda *args: _forward(*args)[0], nondiff_argnums=(0, 1))
-_tiled.defvjp(_forward_save, _backward)
+_tiled.defvjp(_forward, _backward)
 
 
-def _tables(rules: Rules, params: Params, queries: int, keys: int) -> dict:
-    """Every distance slot over the distances of contiguous positions, float32, descending."""
-    distance = jnp.arange(queries - 1, -keys, -1, dtype=jnp.int32)
-    enc = rules.encoding
-    found = {
-        slot: getattr(enc, slot)(
-            params, distance, *([rules.dims] if slot == "distance_bias" else [])
-        )
-        for slot in DISTANCE_SLOTS
-    }
-    return {slot: x.astype(jnp.float32) for slot, x in found.items() if x is not None}
+def _sizes(way: type[Terms], q, k) -> tuple[tuple[int, int], Groups]:
+    """Rows and columns of a tile, and the groups."""
+    (batch, heads, queries, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
+    if plans.alone() and way.heads_apart:
+        rows, columns = plans.block_sizes(way.shape, 1, queries, keys)
+        b, h = plans.group_sizes(batch, heads, kv_heads, rows * columns)
+    else:
+        b, h = batch, heads
+        pairs = -(-batch * heads // jax.device_count())
+        rows, columns = plans.block_sizes(way.shape, pairs, queries, keys)
+    return (rows, columns), Groups(batch // b, heads // h, b, h)
 
 
-def attend(
-    rules: Rules,
-    params: Params,
-    operands: dict,
-    q: Tokens,
-    k: Tokens,
-    *,
-    sizes: tuple[int, int] | None = None,
-) -> jax.Array:
-    """As `dense.attend`, in blocks of `sizes` (queries, keys), chosen by `block_sizes` if None."""
-    batch, heads, queries, _ = operands["q"].shape
-    keys = operands["k"].shape[2]
-    bq, bk = sizes or block_sizes(batch * heads, queries, keys)
-    lengths = {"queries": -(-queries // bq) * bq, "keys": -(-keys // bk) * bk}
-    side = {"q": "queries", "q_raw": "queries", "k": "keys", "k_raw": "keys", "v": "keys"}
-    diff: dict = {"queries": {}, "keys": {}}
-    for name, x in operands.items():
-        diff[side[name]][name] = _pad(x, 2, lengths[side[name]])
-    diff["tables"] = _tables(rules, params, *lengths.values()) if rules.contiguous else {}
-    # Where tables stand for the distance slots, parameters enter a tile by `bias` alone.
-    needed = not rules.contiguous or rules.encoding.overrides("bias")
-    diff["params"] = params if needed else None
-    if lengths != {"queries": queries, "keys": keys}:
-        q, k = _pad_tokens(q, lengths["queries"]), _pad_tokens(k, lengths["keys"])
-    return _tiled(rules, (bq, bk), diff, q, k)[:, :, :queries]
+def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
+    """As `dense.attend`, in tiles; gradients reach operands and parameters, not positions."""
+    way = ways.choose(rules, params)
+    queries, keys = operands["q"].shape[2], operands["k"].shape[2]
+    (rows, columns), groups = _sizes(way, operands["q"], operands["k"])
+    blocks = -(-queries // rows), -(-keys // columns)
+    lengths = blocks[0] * rows, blocks[1] * columns
+    terms = way(rules, rows, columns, blocks[0])
+    diff = {n: fit(x, 2, lengths[n[0] != "q"]) for n, x in operands.items()}
+    diff["tables"] = terms.tables(params, *lengths)
+    if not way.heads_apart:
+        diff["params"] = params
+    if lengths != (queries, keys):
+        q, k = _pad_tokens(q, lengths[0]), _pad_tokens(k, lengths[1])
+    reach = Plan(rules, terms, q, k, *blocks).reach(params)
+    fixed = {"q_tokens": q, "k_tokens": k, "reach": reach}
+    return _tiled(rules, Setup(terms, groups, blocks), diff, fixed)[:, :, :queries]
 
 
 def _pad_tokens(tokens: Tokens, length: int) -> Tokens:
@@ -314,4 +273,4 @@ def _pad_tokens(tokens: Tokens, length: int) -> Tokens:
     segments = tokens.segments
     if segments is None:
         segments = jnp.zeros(tokens.index.shape, jnp.int32)
-    return Tokens(last(tokens.positions), last(tokens.index), _pad(segments, 1, length, -1))
+    return Tokens(last(tokens.positions), last(tokens.index), fit(segments, 1, length, -1))

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 import pe_jax
 from pe_jax import Params
 from pe_jax.encodings import alibi, learned
-from pe_jax.engines import cache, tiled
+from pe_jax.engines import cache
 from tests import util
 from tests.util import DIMS, B, E, H, K
 
@@ -249,7 +249,7 @@ def test_an_encoding_from_outside_works_everywhere(monkeypatch, engine):
             far = jnp.cos(self.rate * (q_pos[..., :, None] + 2 * k_pos[..., None, :]))
             return params.layer["gain"][:, None, None] * far[..., None, :, :]
 
-    monkeypatch.setattr(tiled, "block_sizes", lambda *_: (2, 3))
+    util.small_tiles(monkeypatch, blocks=(2, 3))
     monkeypatch.setitem(pe_jax.ENCODINGS, "mine", Mine)
     assert pe_jax.make("mine", rate=0.2) == Mine(0.2)
     refuses(ValueError, "'rat' … 'rate'", pe_jax.make, "mine", rat=1)

@@ -1,0 +1,231 @@
+"""Which tiles the tiled engine visits, in what order, and how large they are.
+
+On CPU a tile holds two heads or more (XLA splits elementwise loops over the leading axes only, so
+one for each core) of 512 × 512 scores, and the heads take turns: what a tile needs stays in the
+caches. On other devices, and on several, a tile holds all heads, so that a sharded batch or head
+axis is never looped over; its sides halve until it fits TILE scores a device.
+
+Rows and columns of tiles are i and j; b, h batch and heads of a group, T queries.
+"""
+
+import dataclasses
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.base import DISTANCE_SLOTS, Params
+from pe_jax.engines.dense import Rules, Tokens, repeat_heads
+from pe_jax.engines.terms import Terms, Tile
+
+TILE = 2**21  # scores in a tile that holds all heads: 8 MB of float32
+AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
+NARROWEST = 64
+LOWEST = -1e30  # below any score; finite, so that differences are never NaN
+NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight below 2⁻⁴³
+
+
+def block_sizes(shape: tuple[int, int], pairs: int, queries: int, keys: int) -> tuple[int, int]:
+    """Rows and columns of a tile of `pairs` = batch × heads, starting from `shape`."""
+    rows, columns = shape
+    while pairs * min(rows, queries) * min(columns, keys) > TILE and max(rows, columns) > NARROWEST:
+        rows, columns = max(rows // 2, 1), max(columns // 2, 1)
+    return _even(queries, rows), _even(keys, columns)
+
+
+def _even(length: int, widest: int) -> int:
+    """A block length that cuts `length` with little to spare, in 64s where there are several."""
+    blocks = -(-length // widest)
+    return length if blocks == 1 else min(widest, -(-length // (blocks * NARROWEST)) * NARROWEST)
+
+
+def group_sizes(batch: int, heads: int, kv_heads: int, area: int) -> tuple[int, int]:
+    """How much of the batch and of the heads one tile of `area` scores a pair takes.
+
+    The heads of a group share one key head, or bring all queries of several.
+    """
+    most = max(AREA // area, min(os.cpu_count() or 1, 8))
+    shared = heads // kv_heads
+    fits = [h for h in range(1, min(heads, most) + 1) if heads % h == 0]
+    h = max(h for h in fits if shared % h == 0 or h % shared == 0)
+    if h < heads:
+        return 1, h
+    return max(b for b in range(1, batch + 1) if batch % b == 0 and b * h <= max(most, h)), h
+
+
+def fit(x: jax.Array, axis: int, length: int, value=0) -> jax.Array:
+    """Cuts or pads one axis of x to `length`."""
+    if x.shape[axis] >= length:
+        return jax.lax.slice_in_dim(x, 0, length, axis=axis)
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, length - x.shape[axis])
+    return jnp.pad(x, widths, constant_values=value)
+
+
+def alone() -> bool:
+    """Whether heads may take turns: on a CPU that is the only device."""
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+class Groups(NamedTuple):
+    """Parts of batch and heads that take turns: how many of each, and how large."""
+
+    batch: int
+    heads: int
+    b: int
+    h: int
+
+    @property
+    def count(self) -> int:
+        """How many groups."""
+        return self.batch * self.heads
+
+    def cut(self, tree: dict, u) -> dict:
+        """Group `u` of operands [B, H or K, …], tables [H or 1, …], tokens [B or 1, …]."""
+        if self.count == 1:
+            return tree
+        at = u // self.heads, u % self.heads
+        total = self.heads * self.h
+
+        def side(x):
+            count = x.shape[1] * self.h // total  # key heads of a group, 0 if it has part of one
+            start = at[1] * self.h * x.shape[1] // total
+            x = jax.lax.dynamic_slice_in_dim(x, at[0] * self.b, self.b, 0)
+            return jax.lax.dynamic_slice_in_dim(x, start, max(count, 1), 1)
+
+        def table(x):
+            return x if len(x) == 1 else jax.lax.dynamic_slice_in_dim(x, at[1] * self.h, self.h, 0)
+
+        def token(x):
+            return x if len(x) == 1 else jax.lax.dynamic_slice_in_dim(x, at[0] * self.b, self.b, 0)
+
+        how = {"tables": table, "reach": table, "q_tokens": token, "k_tokens": token}
+        whole = lambda x: x  # noqa: E731
+        how |= dict.fromkeys(("q", "k", "v", "q_raw", "k_raw", "out", "lse", "d_out"), side)
+        return {name: jax.tree.map(how.get(name, whole), part) for name, part in tree.items()}
+
+    def join(self, name: str, stacked, like) -> jax.Array:
+        """Puts the groups' results [groups, …] together into the shape of `like`."""
+        x = stacked.reshape(self.batch, self.heads, *stacked.shape[1:])
+        if name in ("tables", "params"):
+            x = x.sum(0)
+            apart = name == "tables" and len(like) > 1
+            return x.reshape(like.shape) if apart else x.sum(0)
+        count = like.shape[1] // x.shape[3]  # groups with key heads of their own
+        x = x.reshape(self.batch, count, -1, *x.shape[2:]).sum(2)
+        return jnp.swapaxes(x, 1, 2).reshape(like.shape)
+
+
+class Order(NamedTuple):
+    """The tiles of a row: block columns, first `whole` of them, then `partial`; the rest unseen."""
+
+    tiles: jax.Array
+    whole: jax.Array
+    partial: jax.Array
+
+
+class Ends(NamedTuple):
+    """The smallest and the largest value in each block: [blocks]."""
+
+    low: jax.Array
+    high: jax.Array
+
+
+def _ends(x: jax.Array, blocks: int) -> Ends:
+    x = x.reshape(len(x), blocks, -1)
+    return Ends(x.min((0, 2)), x.max((0, 2)))
+
+
+def skips(rules: Rules) -> bool:
+    """Whether tiles out of reach can be told: a decaying bias alone, each token seeing itself."""
+    enc = rules.encoding
+    slots = [s for s in (*DISTANCE_SLOTS, "bias") if enc.overrides(s)]
+    same = rules.aligned and rules.contiguous
+    return enc.decays and same and slots == ["distance_bias"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The tiles of one group of heads: `rows` × `columns` scores, `nq` × `nk` of them."""
+
+    rules: Rules
+    terms: Terms
+    q: Tokens
+    k: Tokens
+    nq: int
+    nk: int
+
+    def distances(self, i) -> Ends:
+        """The smallest and largest distance in each tile of block row i, if contiguous: [nk]."""
+        corner = i * self.terms.rows - jnp.arange(self.nk) * self.terms.columns
+        return Ends(corner - (self.terms.columns - 1), corner + self.terms.rows - 1)
+
+    def reach(self, params: Params) -> Any:
+        """The most that a tile's bias exceeds that of distance 0 by: [H, nq, nk], or None."""
+        if not skips(self.rules):
+            return None
+        low, high = self.distances(jnp.arange(self.nq)[:, None])
+        nearest = jnp.where(low > 0, low, jnp.minimum(high, 0))
+        bias = lambda d: self.rules.encoding.distance_bias(params, d, self.rules.dims)  # noqa: E731
+        return jax.lax.stop_gradient(bias(nearest) - bias(jnp.zeros((1, 1), jnp.int32)))
+
+    def out_of_reach(self, part: dict) -> Any:
+        """Tiles in which each key is negligible beside the query's own: bool [nq, nk], or None.
+
+        As q·k ≤ |q|·max|k|, each scores 30 or more below the query's own key there.
+        """
+        if part["reach"] is None:
+            return None
+        q, k = (x.astype(jnp.float32) for x in (part["q"], part["k"]))
+        k = fit(repeat_heads(k, q.shape[1]), 2, q.shape[2])
+        longest = jnp.linalg.norm(k, axis=-1).max(-1, keepdims=True)
+        over = self.terms.scale * (jnp.linalg.norm(q, axis=-1) * longest - (q * k).sum(-1))
+        over = over.reshape(*over.shape[:2], self.nq, -1).max((0, 3))
+        return (over[..., None] + part["reach"] < NEGLIGIBLE).all(0)
+
+    def _mask(self, i) -> tuple[jax.Array, jax.Array]:
+        """Of block row i: which tiles show any pair, and which show all, [nk] each."""
+        rules = self.rules
+
+        def pairs(name):
+            q, k = _ends(getattr(self.q, name), self.nq), _ends(getattr(self.k, name), self.nk)
+            return Ends(q.low[i], q.high[i]), k
+
+        q, k = pairs("index")
+        some = whole = jnp.ones(self.nk, bool)
+        if rules.causal:
+            some, whole = some & (q.high >= k.low), whole & (q.low >= k.high)
+        if rules.window is not None:
+            some &= (q.low - k.high < rules.window) & (k.low - q.high < rules.window)
+            whole &= (q.high - k.low < rules.window) & (k.high - q.low < rules.window)
+        if self.q.segments is not None:
+            q, k = pairs("segments")
+            some &= (q.high >= k.low) & (q.low <= k.high) & (q.high >= 0)
+            whole &= (q.low == k.high) & (q.high == k.low) & (q.low >= 0)
+        return some, whole
+
+    def order(self, i, skip) -> Order:
+        """The tiles of block row i; those in `skip` [nq, nk] are left out."""
+        some, whole = self._mask(i)
+        if skip is not None:
+            some &= ~skip[i]
+        beyond = self.terms.beyond(*self.distances(i))
+        whole = whole if beyond is None else whole & beyond
+        kind = jnp.where(some, jnp.where(whole & self.terms.cheap, 0, 1), 2)
+        return Order(jnp.argsort(kind, stable=True), *((kind == n).sum() for n in (0, 1)))
+
+    def visit(self, order: Order, f, carry):
+        """Carry = f(general, tile, carry) for every tile of a row, whole ones first."""
+        end = order.whole + order.partial
+        if self.terms.cheap:
+            carry = jax.lax.fori_loop(
+                0, order.whole, lambda t, c: f(False, order.tiles[t], c), carry
+            )
+        return jax.lax.fori_loop(order.whole, end, lambda t, c: f(True, order.tiles[t], c), carry)
+
+    def tile(self, i, j) -> Tile:
+        """Tile (i, j)."""
+        cut = lambda x, at, size: jax.lax.dynamic_slice_in_dim(x, at * size, size, 1)  # noqa: E731
+        q = jax.tree.map(lambda x: cut(x, i, self.terms.rows), self.q)
+        return Tile(i, j, q, jax.tree.map(lambda x: cut(x, j, self.terms.columns), self.k))
