@@ -217,7 +217,7 @@ def reached(index, *, causal, window, ids):
     """The first key block of each query block, and one past the last, or None; 4 by 3."""
     rules = Rules(pe_jax.Encoding(), DIMS, causal, window)
     tokens = Tokens(index, index, ids)
-    blocks = plan.Plan(rules, terms.Terms(rules, 4, 3, 3), tokens, tokens, 3, 4)
+    blocks = plan.Plan(rules, terms.Terms(rules, 4, 3, 3), 1.0, tokens, tokens, 3, 4)
     visited = []
     for i in range(3):
         order = blocks.order(i, None)

@@ -15,7 +15,7 @@ import numpy as np
 import pe_jax
 from pe_jax import Encoding, Params, Sum
 from pe_jax.encodings.base import DISTANCE_SLOTS, Dims
-from pe_jax.engines import plan, terms
+from pe_jax.engines import bands, plan
 from pe_jax.positions import per_segment
 
 B, T, H, K, E = 2, 13, 4, 2, 8
@@ -104,7 +104,7 @@ def small_tiles(patch, blocks=BLOCKS, group=(1, 2), sub_blocks=(1, 2)) -> None:
     patch.setattr(plan, "block_sizes", lambda _, __, *sizes: tuple(map(min, blocks, sizes)))
     patch.setattr(plan, "alone", lambda: True)
     patch.setattr(plan, "group_sizes", lambda *_: group)
-    patch.setattr(terms, "SUB_BLOCKS", sub_blocks)
+    patch.setattr(bands, "SUB_BLOCKS", sub_blocks)
 
 
 def jit(f, **options):

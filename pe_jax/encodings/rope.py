@@ -57,7 +57,8 @@ def rotate(x: jax.Array, positions, frequencies: jax.Array, layout: str = "half"
         turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels a head"
     )
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    # the barrier keeps XLA from taking every sine again for each head
+    cos, sin = jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
     head, rest = x[..., :turned].astype(jnp.float32), x[..., turned:]
     if layout == "half":
         a, b = jnp.split(head, 2, axis=-1)

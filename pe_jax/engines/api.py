@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require
+from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, is_int, require
 from pe_jax.engines import dense, tiled
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.plan import TILE
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}
-SHORT = 128  # up to this length dense was the faster on CPU, if all scores fit one tile
+SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit one tile …
+SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
 
 
 def attention(
@@ -65,8 +66,8 @@ def attention(
       window: see at most so many tokens back, oneself included.
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
-        or a short sequence (≤ 128) that fits a tile, else the device's kernel where it can run
-        this, else tiled. What was picked is logged once, under "pe_jax".
+        or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
+        kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -182,11 +183,10 @@ def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tok
                 f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?"
             )
         return _engine(implementation).attend
-    (batch, heads, queries, _), keys = operands["q"].shape, operands["k"].shape[2]
-    device = jax.default_backend()
-    name = type(rules.encoding).__name__
-    if queries == 1 or (max(queries, keys) <= SHORT and batch * heads * queries * keys <= TILE):
-        _log(logging.INFO, f"{name}: dense for one query, and up to {SHORT} tokens")
+    device, enc = jax.default_backend(), rules.encoding
+    name = type(enc).__name__
+    if _is_small(enc, operands):
+        _log(logging.INFO, f"{name}: dense, for one query or a short sequence")
         return dense.attend
     if device in KERNELS:
         engine = _engine(KERNELS[device])
@@ -200,6 +200,14 @@ def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tok
         return tiled.attend
     _log(logging.INFO, f"{name}: tiled")
     return tiled.attend
+
+
+def _is_small(encoding: Encoding, operands: dict) -> bool:
+    """Whether all scores at once are no more than the tiled engine would hold."""
+    (batch, heads, queries, _), keys = operands["q"].shape, operands["k"].shape[2]
+    short = SHORTER if any(map(encoding.overrides, DISTANCE_SLOTS[1:])) else SHORT
+    fits = batch * heads * queries * keys <= TILE
+    return queries == 1 or (max(queries, keys) <= short and fits)
 
 
 @functools.cache

@@ -86,6 +86,15 @@ class Pairs:
         return self._contract("relative_values", weights, "bhts,*tse->bhte")
 
 
+def fit(x: jax.Array, axis: int, length: int, value=0) -> jax.Array:
+    """Cuts or pads one axis of x to `length`."""
+    if x.shape[axis] >= length:
+        return jax.lax.slice_in_dim(x, 0, length, axis=axis)
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, length - x.shape[axis])
+    return jnp.pad(x, widths, constant_values=value)
+
+
 def repeat_heads(x: jax.Array, heads: int) -> jax.Array:
     """[B, K, S, E] → [B, H, S, E]."""
     return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)

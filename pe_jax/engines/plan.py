@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import DISTANCE_SLOTS, Params
-from pe_jax.engines.dense import Rules, Tokens, repeat_heads
+from pe_jax.engines.dense import Rules, Tokens, fit, repeat_heads
 from pe_jax.engines.terms import Terms, Tile
 
 TILE = 2**21  # scores in a tile that holds all heads: 8 MB of float32
@@ -54,15 +54,6 @@ def group_sizes(batch: int, heads: int, kv_heads: int, area: int) -> tuple[int, 
     return max(b for b in range(1, batch + 1) if batch % b == 0 and b * h <= max(most, h)), h
 
 
-def fit(x: jax.Array, axis: int, length: int, value=0) -> jax.Array:
-    """Cuts or pads one axis of x to `length`."""
-    if x.shape[axis] >= length:
-        return jax.lax.slice_in_dim(x, 0, length, axis=axis)
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, length - x.shape[axis])
-    return jnp.pad(x, widths, constant_values=value)
-
-
 def alone() -> bool:
     """Whether heads may take turns: on a CPU that is the only device."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
@@ -77,20 +68,20 @@ class Groups(NamedTuple):
     h: int
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """How many groups."""
         return self.batch * self.heads
 
     def cut(self, tree: dict, u) -> dict:
         """Group `u` of operands [B, H or K, …], tables [H or 1, …], tokens [B or 1, …]."""
-        if self.count == 1:
+        if self.total == 1:
             return tree
         at = u // self.heads, u % self.heads
-        total = self.heads * self.h
+        heads = self.heads * self.h
 
         def side(x):
-            count = x.shape[1] * self.h // total  # key heads of a group, 0 if it has part of one
-            start = at[1] * self.h * x.shape[1] // total
+            count = x.shape[1] * self.h // heads  # key heads of a group, 0 if it has part of one
+            start = at[1] * self.h * x.shape[1] // heads
             x = jax.lax.dynamic_slice_in_dim(x, at[0] * self.b, self.b, 0)
             return jax.lax.dynamic_slice_in_dim(x, start, max(count, 1), 1)
 
@@ -133,7 +124,7 @@ class Ends(NamedTuple):
 
 
 def _ends(x: jax.Array, blocks: int) -> Ends:
-    x = x.reshape(len(x), blocks, -1)
+    x = jnp.asarray(x).reshape(len(x), blocks, -1)
     return Ends(x.min((0, 2)), x.max((0, 2)))
 
 
@@ -151,6 +142,7 @@ class Plan:
 
     rules: Rules
     terms: Terms
+    gain: float
     q: Tokens
     k: Tokens
     nq: int
@@ -180,7 +172,7 @@ class Plan:
         q, k = (x.astype(jnp.float32) for x in (part["q"], part["k"]))
         k = fit(repeat_heads(k, q.shape[1]), 2, q.shape[2])
         longest = jnp.linalg.norm(k, axis=-1).max(-1, keepdims=True)
-        over = self.terms.scale * (jnp.linalg.norm(q, axis=-1) * longest - (q * k).sum(-1))
+        over = self.gain * (jnp.linalg.norm(q, axis=-1) * longest - (q * k).sum(-1))
         over = over.reshape(*over.shape[:2], self.nq, -1).max((0, 3))
         return (over[..., None] + part["reach"] < NEGLIGIBLE).all(0)
 

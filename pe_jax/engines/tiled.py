@@ -14,18 +14,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Params
+from pe_jax.encodings.base import DISTANCE_SLOTS, Params
 from pe_jax.engines import plan as plans
-from pe_jax.engines import terms as ways
-from pe_jax.engines.dense import Rules, Tokens, average, repeat_heads
-from pe_jax.engines.plan import LOWEST, Groups, Plan, fit
-from pe_jax.engines.terms import Terms, Tile
+from pe_jax.engines.bands import Bands
+from pe_jax.engines.dense import Rules, Tokens, average, fit, repeat_heads
+from pe_jax.engines.plan import LOWEST, Groups, Plan
+from pe_jax.engines.terms import Pairwise, Profile, Terms, Tile, Windows, alike
 
 
 class Setup(NamedTuple):
-    """What is static about one call: how the scheme is evaluated, groups, and blocks (nq, nk)."""
+    """What is static about one call; `gain` is the factor that q·k still needs."""
 
     terms: Terms
+    gain: float
     groups: Groups
     blocks: tuple[int, int]
 
@@ -56,11 +57,19 @@ def _add(total: dict, part: dict, cuts: dict) -> dict:
     return {**total, **part}
 
 
+def _products(x: jax.Array, turned: jax.Array) -> jax.Array:
+    """Rows [b, h, r, E] times columns [b, k, E, c]: float32 [b, h, r, c]."""
+    return jnp.einsum(
+        "bhre,bhec->bhrc",
+        x,
+        repeat_heads(turned, x.shape[1]),
+        preferred_element_type=jnp.float32,
+    )
+
+
 def _scores(plan: Plan, leaves: dict, tile: Tile, q, k, general: bool):
     """Scores of a tile after the mask [b, h, r, c], and the pull of what the scheme added."""
-    s = plan.terms.scale * jnp.einsum(
-        "bhre,bhce->bhrc", q, repeat_heads(k, q.shape[1]), preferred_element_type=jnp.float32
-    )
+    s = plan.gain * _products(q, k)
     near = {kind: x for kind, x in leaves.items() if not kind.startswith("value")}
     if general:
         more, pull = jax.vjp(lambda x: plan.terms.near(x, tile), near)
@@ -86,8 +95,8 @@ def unbroadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x.sum(axes, keepdims=True) if axes else x
 
 
-def _cut_block(x, i, size: int):
-    return jax.lax.dynamic_slice_in_dim(x, i * size, size, 2)
+def _cut_block(x, i, size: int, axis: int = 2):
+    return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
 
 
 def _join(x):
@@ -105,6 +114,7 @@ def _forward_group(plan: Plan, part: dict):
     q, k, v = part["q"], part["k"], part["v"]
     batch, heads, _, _ = q.shape
     leaves, skip = plan.terms.prepare(_extras(part), heads), plan.out_of_reach(part)
+    turned = jnp.swapaxes(k, 2, 3)  # the faster way to multiply by
 
     def row(i):
         qi = _cut_block(q, i, plan.terms.rows)
@@ -112,11 +122,11 @@ def _forward_group(plan: Plan, part: dict):
         def visit(general, j, carry):
             out, top, total = carry
             tile, cut = plan.tile(i, j), _cut(leaves, plan.terms.cuts(i, j))
-            kj, vj = (_cut_block(x, j, plan.terms.columns) for x in (k, v))
+            kj = _cut_block(turned, j, plan.terms.columns, 3)
             s, _ = _scores(plan, cut, tile, qi, kj, general)
             new = jnp.maximum(top, s.max(-1, keepdims=True))
             p, fade = jnp.exp(s - new), jnp.exp(top - new)
-            more = average(p, vj)
+            more = average(p, _cut_block(v, j, plan.terms.columns))
             extra, _ = _values(plan, cut, tile, p, general)
             more = more if extra is None else more + extra
             return out * fade + more, new, total * fade + p.sum(-1, keepdims=True)
@@ -124,6 +134,7 @@ def _forward_group(plan: Plan, part: dict):
         one = (batch, heads, plan.terms.rows, 1)
         # above LOWEST: what the mask hides has weight exp(LOWEST - LOWEST/2) = 0
         start = jnp.zeros((*one[:3], v.shape[-1])), jnp.full(one, LOWEST / 2), jnp.zeros(one)
+        start = alike(start, part)
         out, top, total = plan.visit(plan.order(i, skip), visit, start)
         empty = total == 0
         total = jnp.where(empty, 1, total)
@@ -140,7 +151,8 @@ def _backward_group(plan: Plan, part: dict):
     batch, heads, _, width = q.shape
     extras = _extras(part)
     leaves, pull_prepare = jax.vjp(lambda x: plan.terms.prepare(x, heads), extras)
-    skip, scale = plan.out_of_reach(part), plan.terms.scale
+    skip = plan.out_of_reach(part)
+    turned = [jnp.swapaxes(x, 2, 3) for x in (k, v)]
     inner = (part["d_out"] * part["out"]).sum(-1, keepdims=True)
 
     def keys(x, y):
@@ -157,15 +169,9 @@ def _backward_group(plan: Plan, part: dict):
             dq, total = carry
             tile, cuts = plan.tile(i, j), plan.terms.cuts(i, j)
             cut = _cut(leaves, cuts)
-            kj, vj = (_cut_block(x, j, plan.terms.columns) for x in (k, v))
+            kj, vj = (_cut_block(x, j, plan.terms.columns, 3) for x in turned)
             s, pull_scores = _scores(plan, cut, tile, qi, kj, general)
-            p = jnp.exp(s - lse_i)
-            dp = jnp.einsum(
-                "bhrf,bhcf->bhrc",
-                d_low,
-                repeat_heads(vj, heads),
-                preferred_element_type=jnp.float32,
-            )
+            p, dp = jnp.exp(s - lse_i), _products(d_low, vj)
             d_cut = {}
             extra, pull_values = _values(plan, cut, tile, p, general)
             if extra is not None:
@@ -175,17 +181,17 @@ def _backward_group(plan: Plan, part: dict):
             if pull_scores is not None:
                 d_cut = {**d_cut, **pull_scores(ds)}
             at = (3, j * plan.terms.columns, plan.terms.columns)
-            main = {"dk": scale * keys(ds, qi), "dv": keys(p, d_low)}
+            main = {"dk": plan.gain * keys(ds, qi), "dv": keys(p, d_low)}
             total = _add(total, {**main, **d_cut}, {**cuts, "dk": at, "dv": at})
-            return dq + scale * average(ds, kj), total
+            return dq + plan.gain * average(ds, _cut_block(k, j, plan.terms.columns)), total
 
-        start = jnp.zeros((batch, heads, plan.terms.rows, width)), carry
+        start = alike(jnp.zeros((batch, heads, plan.terms.rows, width)), part), carry
         dq, carry = plan.visit(plan.order(i, skip), visit, start)
         return carry, dq
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), leaves)
     zeros |= {n: jnp.zeros((*x.shape[:2], *x.shape[:1:-1])) for n, x in (("dk", k), ("dv", v))}
-    total, dq = jax.lax.scan(row, zeros, jnp.arange(plan.nq))
+    total, dq = jax.lax.scan(row, alike(zeros, part), jnp.arange(plan.nq))
     dk, dv = (jnp.swapaxes(total.pop(name), 2, 3) for name in ("dk", "dv"))
     total = jax.tree.map(lambda g, x: g.astype(x.dtype), total, leaves)
     return {"q": _join(dq), "k": dk, "v": dv, **pull_prepare(total)[0]}
@@ -196,12 +202,13 @@ def _each(rules: Rules, setup: Setup, diff: dict, fixed: dict, f) -> dict:
 
     def one(u):
         part = setup.groups.cut({**diff, **fixed}, u)
-        plan = Plan(rules, setup.terms, part.pop("q_tokens"), part.pop("k_tokens"), *setup.blocks)
+        tokens = part.pop("q_tokens"), part.pop("k_tokens")
+        plan = Plan(rules, setup.terms, setup.gain, *tokens, *setup.blocks)
         return f(plan, part)
 
-    if setup.groups.count == 1:
+    if setup.groups.total == 1:
         return one(0)
-    found = jax.lax.map(one, jnp.arange(setup.groups.count))
+    found = jax.lax.map(one, jnp.arange(setup.groups.total))
     q, v = diff["q"], diff["v"]
     like = {
         **diff,
@@ -234,6 +241,21 @@ _tiled: Any = jax.custom_vjp(lambda *args: _forward(*args)[0], nondiff_argnums=(
 _tiled.defvjp(_forward, _backward)
 
 
+def choose(rules: Rules, params: Params) -> type[Terms]:
+    """How the scheme is evaluated in tiles: what it declares and the positions decide."""
+    enc = rules.encoding
+    slots = [s for s in DISTANCE_SLOTS if enc.overrides(s)]
+    if enc.overrides("bias"):
+        return Pairwise
+    if not slots:
+        return Terms
+    if slots == ["distance_bias"] and enc.coefficients(params, rules.dims) is not None:
+        return Profile
+    if not rules.contiguous or enc.axes > 1:
+        return Pairwise
+    return Windows if enc.horizon() is None else Bands
+
+
 def _sizes(way: type[Terms], q, k) -> tuple[tuple[int, int], Groups]:
     """Rows and columns of a tile, and the groups."""
     (batch, heads, queries, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
@@ -249,21 +271,25 @@ def _sizes(way: type[Terms], q, k) -> tuple[tuple[int, int], Groups]:
 
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """As `dense.attend`, in tiles; gradients reach operands and parameters, not positions."""
-    way = ways.choose(rules, params)
+    way = choose(rules, params)
     queries, keys = operands["q"].shape[2], operands["k"].shape[2]
     (rows, columns), groups = _sizes(way, operands["q"], operands["k"])
     blocks = -(-queries // rows), -(-keys // columns)
     lengths = blocks[0] * rows, blocks[1] * columns
     terms = way(rules, rows, columns, blocks[0])
-    diff = {n: fit(x, 2, lengths[n[0] != "q"]) for n, x in operands.items()}
+    diff: dict[str, Any] = {n: fit(x, 2, lengths[n[0] != "q"]) for n, x in operands.items()}
     diff["tables"] = terms.tables(params, *lengths)
     if not way.heads_apart:
         diff["params"] = params
     if lengths != (queries, keys):
         q, k = _pad_tokens(q, lengths[0]), _pad_tokens(k, lengths[1])
-    reach = Plan(rules, terms, q, k, *blocks).reach(params)
+    gain = terms.scale
+    if diff["q"].dtype == jnp.float32:  # in half precision a scaled q would be rounded again
+        diff["q"], gain = gain * diff["q"], 1.0
+    diff = alike(diff, diff)
+    reach = Plan(rules, terms, gain, q, k, *blocks).reach(params)
     fixed = {"q_tokens": q, "k_tokens": k, "reach": reach}
-    return _tiled(rules, Setup(terms, groups, blocks), diff, fixed)[:, :, :queries]
+    return _tiled(rules, Setup(terms, gain, groups, blocks), diff, fixed)[:, :, :queries]
 
 
 def _pad_tokens(tokens: Tokens, length: int) -> Tokens:

@@ -1,0 +1,175 @@
+"""The tiled engine where it is special: bands, tiles out of reach, groups, several devices."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import pe_jax
+from pe_jax.engines import api, bands, plan, terms
+from pe_jax.engines.dense import Rules, Tokens
+from tests import util
+from tests.util import assert_close, noise
+
+HEADS, WIDTH = 4, 8
+DIMS = pe_jax.Dims(HEADS * WIDTH, HEADS, 2, WIDTH)
+LENGTH = 300
+
+
+def outcome(spec: str, engine: str, length: int = LENGTH, size: float = 1.0, **options):
+    """Output and gradients, at two rows of `length` tokens."""
+    (encoding,) = pe_jax.parse(spec)
+    qkv = [size * noise(2, length, n, WIDTH, seed=n) for n in (HEADS, 2, 2)]
+    params = util.random_params(encoding, DIMS)
+
+    def run(params, *qkv):
+        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=engine, **options)
+        out, pull = jax.vjp(lambda p, *x: f(*x, params=p), params, *qkv)
+        return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+
+    return util.jit(run)(params, *qkv)
+
+
+NARROW = ["t5(max_distance=40)", "shaw(clip=16)", "deberta(buckets=None,max_distance=20)"]
+WIDE = ["t5(max_distance=300)", "shaw(clip=90)", "deberta(buckets=None,max_distance=90)"]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", NARROW + WIDE)
+def test_a_band_of_sub_blocks_or_of_whole_tiles_is_the_dense_matrix(monkeypatch, spec, causal):
+    util.small_tiles(monkeypatch, blocks=(128, 128), sub_blocks=(64,))
+    (encoding,) = pe_jax.parse(spec)
+    rules = Rules(encoding, DIMS, causal, None, True, True)
+    assert bands.Bands(rules, 128, 128, 3).wide == (spec in WIDE)
+    got = outcome(spec, "tiled", causal=causal)
+    assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
+
+
+def test_rows_may_share_a_window_in_parts(monkeypatch):
+    util.small_tiles(monkeypatch, blocks=(16, 16))
+    monkeypatch.setattr(terms.Windows, "sub", 4)
+    for spec in ("transformer_xl", "shaw(clip=3)+transformer_xl+alibi"):
+        assert_close(outcome(spec, "tiled", 40), outcome(spec, "dense", 40), 2e-5)
+
+
+def test_tiles_out_of_reach_are_left_out_and_nothing_changes(monkeypatch):
+    util.small_tiles(monkeypatch, blocks=(16, 16), group=(1, 1))
+    skipped = []
+    out_of_reach = plan.Plan.out_of_reach
+
+    def spy(self, part):
+        found = out_of_reach(self, part)
+        jax.debug.callback(lambda x: skipped.append(int(x.sum())), found)
+        return found
+
+    monkeypatch.setattr(plan.Plan, "out_of_reach", spy)
+    for causal in (True, False):
+        skipped.clear()
+        got = outcome("alibi", "tiled", causal=causal, size=0.5)
+        jax.effects_barrier()
+        assert max(skipped) > 10  # of 19 × 19 tiles, for the steepest head
+        assert_close(got, outcome("alibi", "dense", causal=causal, size=0.5))
+
+
+def test_a_key_that_could_matter_is_never_out_of_reach(monkeypatch):
+    """One huge key far back: the bound must see it."""
+    util.small_tiles(monkeypatch, blocks=(16, 16), group=(1, 1))
+    q, k, v = (np.ones((1, 128, 2, WIDTH), np.float32) for _ in range(3))
+    k[:, 3] *= 40
+    v[:, 3] *= 7
+    (encoding,) = pe_jax.parse("alibi")
+    run = functools.partial(pe_jax.attention, q, k, v, encoding=encoding)
+    assert_close(run(implementation="tiled"), run(implementation="dense"))
+    assert run(implementation="dense")[0, -1, 0, 0] > 6
+
+
+@pytest.mark.parametrize("spec", ["t5", "shaw", "transformer_xl"])
+def test_the_same_bits_each_time(monkeypatch, spec):
+    util.small_tiles(monkeypatch, blocks=(16, 16))
+    once, twice = (outcome(spec, "tiled", 60) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, once, twice)
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl"])
+def test_a_batch_divided_by_shard_map_is_the_whole_batch(monkeypatch, spec):
+    util.small_tiles(monkeypatch, blocks=(16, 16))
+    (encoding,) = pe_jax.parse(spec)
+    params = util.random_params(encoding, DIMS)
+    qkv = [jnp.asarray(noise(2, 40, n, WIDTH, seed=n)) for n in (HEADS, 2, 2)]
+
+    def loss(params, *qkv):
+        out = pe_jax.attention(
+            *qkv, encoding=encoding, params=params, dims=DIMS, implementation="tiled"
+        )
+        return (out * out).sum()
+
+    def shard(params, *qkv):
+        return jax.lax.psum(loss(params, *qkv), "data")
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    each = PartitionSpec("data")
+    whole = (PartitionSpec(), each, each, each)
+    divided = jax.shard_map(shard, mesh=mesh, in_specs=whole, out_specs=PartitionSpec())
+    grads = [util.jit(jax.grad(f, argnums=(0, 1, 2, 3)))(params, *qkv) for f in (loss, divided)]
+    assert_close(grads[1], grads[0], 2e-5)
+
+
+def test_half_precision_is_near_full_precision(monkeypatch):
+    util.small_tiles(monkeypatch, blocks=(16, 16))
+    (encoding,) = pe_jax.parse("shaw(clip=3)+t5")
+    params = util.random_params(encoding, DIMS)
+    half = [jnp.asarray(noise(1, 60, n, WIDTH, seed=n), jnp.bfloat16) for n in (HEADS, 2, 2)]
+
+    def grads(*qkv):
+        f = functools.partial(pe_jax.attention, encoding=encoding, implementation="tiled")
+        return jax.grad(lambda p, *x: f(*x, params=p).astype(jnp.float32).sum(), (0, 1, 2, 3))(
+            params, *qkv
+        )
+
+    low, full = util.jit(grads)(*half), util.jit(grads)(*(x.astype(jnp.float32) for x in half))
+    assert [x.dtype for x in low[1:]] == [jnp.bfloat16] * 3
+    assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), low), full, 0.05)
+
+
+# What is picked.
+
+
+def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> list[str]:
+    api._log.cache_clear()
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    (encoding,) = pe_jax.parse(spec)
+    rules = Rules(encoding, DIMS, True, None, True, True)
+    params = util.random_params(encoding, DIMS)
+    q, k = (jnp.zeros((1, n, length, WIDTH)) for n in (HEADS, 2))
+    tokens = Tokens(*(jnp.arange(length)[None],) * 2, None)
+    operands = {"q": q, "k": k, "v": k, "q_raw": q, "k_raw": k}
+    with caplog.at_level(logging.INFO, "pe_jax"):
+        for _ in range(2):  # said once
+            caplog.clear() if not caplog.records else None
+            engine = api._pick(None, rules, params, operands, tokens, tokens)
+    said = [f"{r.levelname}: {r.getMessage()}" for r in caplog.records]
+    return [engine.__module__.rpartition(".")[2], *said]
+
+
+@pytest.mark.parametrize(
+    "spec, length, device, engine, words",
+    [
+        ("rope", 1, "cpu", "dense", "INFO: attention: RoPE: dense"),
+        ("rope", 256, "cpu", "dense", "INFO: attention: RoPE: dense"),
+        ("shaw", 256, "cpu", "tiled", "INFO: attention: Shaw: tiled"),
+        ("rope", 2048, "cpu", "tiled", "INFO: attention: RoPE: tiled"),
+        ("alibi", 2048, "gpu", "fused", "INFO: attention: ALiBi: the fused kernel"),
+        ("transformer_xl", 2048, "gpu", "tiled", "WARNING: attention: TransformerXL: tiles of XLA"),
+        ("t5", 2048, "tpu", "tpu", "INFO: attention: T5: the tpu kernel"),
+        ("shaw", 2048, "tpu", "tiled", "WARNING: attention: Shaw: tiles of XLA, not the tpu"),
+    ],
+)
+def test_what_is_picked_is_said_once(caplog, monkeypatch, spec, length, device, engine, words):
+    name, *said = picked(caplog, monkeypatch, spec, length, device)
+    assert name == engine
+    assert len(said) == 1 and said[0].startswith(words)
