@@ -1,18 +1,14 @@
 """Speed and memory of a training step and of an evaluation, all schemes interleaved.
 
-Round i of every scheme runs next to round i of every other, so that a ratio within a round holds
-while a shared machine changes its pace. Memory is the compiler's figure for the step's temporaries.
+Memory is the compiler's figure for the step's temporaries; see timing.py for the rest.
 """
-
-import time
 
 import jax
 import numpy as np
 
+from experiments import timing
 from pe_jax.training.config import CompareConfig
 from pe_jax.training.evaluate import Evaluator
-
-STEPS = 5  # training steps a round
 
 
 def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
@@ -27,31 +23,18 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
         "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
         "weights": np.ones(shape, np.float32),
     }
-    states, found = {}, {}
+    found, programs = {}, {}
     for name, evaluator in evaluators.items():
-        trainer = evaluator.trainer
-        program = trainer.compile(config.batch, config.length)
-        states[name] = trainer.init(0)
+        memory = evaluator.trainer.compile(config.batch, config.length).memory_analysis()
         found[name] = {
-            "train_ms": [],
-            "eval_ms": [],
-            "train_temp_bytes": program.memory_analysis().temp_size_in_bytes,
-            "compile_seconds": trainer.compile_seconds,
+            "train_temp_bytes": memory.temp_size_in_bytes,
+            "compile_seconds": evaluator.trainer.compile_seconds,
         }
-    for turn in range(config.timing_repeats + 1):
-        for name, evaluator in evaluators.items():
-            trainer = evaluator.trainer
-            state, rows = states[name], trainer.put(batch)
-            begin = time.perf_counter()
-            for _ in range(STEPS):
-                state, _ = trainer.step(state, rows, np.int32(0))
-            jax.block_until_ready(state)
-            middle = time.perf_counter()
-            evaluator.run(state.params, tokens)
-            states[name] = state
-            if turn:  # the first round warms up
-                found[name]["train_ms"].append(1e3 * (middle - begin) / STEPS)
-                found[name]["eval_ms"].append(1e3 * (time.perf_counter() - middle))
+        for what, program in _programs(evaluator, batch).items():
+            jax.block_until_ready(program())  # the first call of each warms up
+            programs[name, what] = program
+    for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
+        found[name][what] = [1e3 * s for s in seconds]
     device = f"{len(jax.devices())} × {jax.devices()[0].device_kind}"
     return {
         "device": device,
@@ -59,3 +42,16 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
         "batch": config.batch,
         "encodings": found,
     }
+
+
+def _programs(evaluator: Evaluator, batch: dict) -> dict:
+    """One training step, and one evaluation of the parameters it has reached."""
+    trainer = evaluator.trainer
+    state, rows = trainer.init(0), trainer.put(batch)
+
+    def step():
+        nonlocal state
+        state, _ = trainer.step(state, rows, np.int32(0))
+        return state
+
+    return {"train_ms": step, "eval_ms": lambda: evaluator.run(state.params, batch["tokens"])}

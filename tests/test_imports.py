@@ -23,6 +23,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
         + ("markupsafe",),
     ),
 )
+OPTIONAL = {"experiments.flex": ("torch",)}  # compared with where it is, needed nowhere
 FILES = sorted([*ROOT.glob("pe_jax/**/*.py"), *ROOT.glob("experiments/**/*.py")])
 
 
@@ -68,8 +69,18 @@ def test_imports_point_down(path):
     if at is None:  # the public face, and nothing but it
         assert path == ROOT / "pe_jax" / "__init__.py"
         at = 1
-    wrong = {name for name in imports(path) if not allowed(name, at)}
+    extra = OPTIONAL.get(module(path), ())
+    wrong = {name for name in imports(path) if not (allowed(name, at) or within(name, extra))}
     assert not wrong, f"{module(path)} is on floor {at} and imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_what_needs_an_optional_library_is_imported_late(path):
+    tree = ast.parse(path.read_text())
+    at_once = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    words = {word for node in at_once for word in ast.unparse(node).replace(",", " ").split()}
+    names = {name.rpartition(".")[2] for name in OPTIONAL} | {*OPTIONAL}
+    assert not words & names
 
 
 def test_an_arrow_that_points_up_is_seen():

@@ -2,7 +2,7 @@
 
 Pre-norm blocks, RMSNorm, gated MLP and tied embedding by default, each an ordinary typed field.
 Layers run under scan over repeats of the encoding pattern, so compile time does not grow with
-depth. Parameters are float32, activations `dtype`.
+depth (except with caches, see `_layers`). Parameters are float32, activations `dtype`.
 B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 """
 
@@ -314,12 +314,13 @@ class Transformer(nnx.Module):
           float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
         """
         tokens = jnp.asarray(tokens)
-        if cache is not None and positions is None:
-            positions = pos.contiguous(tokens.shape[1], cache[0].length[0])[None]
-        elif positions is not None:
+        if positions is not None:
             rows = (*tokens.shape, *jnp.shape(positions)[2:])
             positions = jnp.broadcast_to(jnp.asarray(positions), rows)
-        x = self._embed(tokens, positions, segments)
+        places = positions
+        if cache is not None and positions is None:
+            places = pos.contiguous(tokens.shape[1], cache[0].length)[None]
+        x = self._embed(tokens, places, segments)
         shared = nnx.as_pure(self.shared)
         x, cache = self._layers(x, shared, positions, segments, cache, key)
         x = self.final_norm(x)
@@ -340,7 +341,11 @@ class Transformer(nnx.Module):
         return x
 
     def _layers(self, x, shared, positions, segments, cache, key):
-        """All blocks: a scan over repeats of the pattern."""
+        """All blocks: a scan over repeats of the pattern.
+
+        With caches, one after the other: a scan would copy each of them in and out for each token,
+        which takes many times as long as to attend.
+        """
         split = [nnx.split(block) for block in self.blocks]
         graphs = [graph for graph, _ in split]
 
@@ -356,10 +361,19 @@ class Transformer(nnx.Module):
                 grown.append(past)
             return x, None if layer_caches is None else grown
 
-        repeats = self.config.layers // len(self.blocks)
+        period = len(self.blocks)
+        repeats = self.config.layers // period
         keys = None if key is None else jax.random.split(key, repeats)
-        step = jax.checkpoint(repeat) if self.config.remat else repeat
-        return jax.lax.scan(step, x, ([state for _, state in split], cache, keys))
+        states = [state for _, state in split]
+        if cache is None:
+            step = jax.checkpoint(repeat) if self.config.remat else repeat
+            return jax.lax.scan(step, x, (states, None, keys))
+        longer = []
+        for i in range(repeats):
+            own, own_key = jax.tree.map(lambda a: a[i], (states, keys))  # noqa: B023
+            x, grown = repeat(x, (own, cache[i * period : (i + 1) * period], own_key))
+            longer.extend(grown or ())
+        return x, longer
 
     def check_finite(self, tokens, *, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""
@@ -381,7 +395,7 @@ class Transformer(nnx.Module):
             look(x, f"the output of layer {layer}")
 
     def init_cache(self, batch: int, capacity: int):
-        """Empty caches for `capacity` tokens, one for each place of the pattern, stacked.
+        """Empty caches for `capacity` tokens, one a layer, for the parameters as they are now.
 
         Raises:
           ValueError: the model is not causal, `capacity` is beyond a learned table's length.
@@ -393,7 +407,14 @@ class Transformer(nnx.Module):
             raise ValueError(
                 f"capacity={capacity}: {self.config.encoding!r} is defined for {limit} positions"
             )
-        repeats = self.config.layers // len(self.blocks)
-        dtype = DTYPES[self.config.dtype]
-        one = [caches.empty(e, batch, capacity, self.config.dims, dtype) for e in self.encodings]
-        return jax.tree.map(lambda a: jnp.repeat(a[None], repeats, axis=0), one)
+        dtype, period = DTYPES[self.config.dtype], len(self.blocks)
+
+        def one(layer: int):
+            place = layer % period
+            own = nnx.as_pure(self.blocks[place].attention.params)
+            own = jax.tree.map(lambda a: a[layer // period], own)
+            params = Params(nnx.as_pure(self.shared[self.which[place]]), own)
+            encoding, dims = self.encodings[place], self.config.dims
+            return caches.empty(encoding, batch, capacity, dims, dtype, params)
+
+        return [one(layer) for layer in range(self.config.layers)]

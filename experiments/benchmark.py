@@ -1,0 +1,270 @@
+"""Time and memory of attention with every encoding, beside what else could compute it.
+
+    python -m experiments.benchmark --lengths=4096,8192 --out=runs/benchmark
+
+For each length and mode, all programs are compiled, then timed in turn (see timing.py): the bare
+matmuls, every scheme by our engines, by jax.nn.dot_product_attention with a materialised bias, and
+by PyTorch's FlexAttention where torch is installed. Files in --out: benchmark.csv, benchmark.json
+(versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C writes what is there;
+`python -m experiments.performance` makes a page of it.
+"""
+
+import dataclasses
+import difflib
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import rich.console
+from absl import app, flags, logging
+
+from experiments import launch, performance, plotting, timing, workloads
+from experiments.compare import commit, save_json
+from experiments.timing import NAIVE, OURS, Results, Row
+from experiments.workloads import DENSE, ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
+from pe_jax.encodings.base import is_int, require
+
+PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The flags. Lists may be written with commas at the command line."""
+
+    lengths: tuple[int, ...] = (512, 1024, 4096, 8192)
+    model_lengths: tuple[int, ...] = (1024, 4096)
+    schemes: tuple[str, ...] = SCHEMES
+    modes: tuple[str, ...] = tuple(MODES)
+    engines: tuple[str, ...] = (OURS, DENSE, NAIVE, FLEX)
+    heads: int = 8
+    head_dim: int = 64
+    batch: int = 1
+    dtype: str = "float32"
+    causal: bool = True
+    repeats: int = 5
+    dense_limit: int = 1024
+    naive_limit: int = 4096
+    out: str = "runs/benchmark"
+
+    @property
+    def sizes(self) -> Sizes:
+        """What all programs share."""
+        return Sizes(self.batch, self.heads, self.head_dim, self.dtype, self.causal)
+
+    @property
+    def groups(self) -> list[tuple[int, str]]:
+        """(length, mode) of all that is timed side by side."""
+        modes = [m for m in self.modes if m != "model"]
+        found = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
+        if "model" in self.modes:
+            found += [(n, title) for n in self.model_lengths for title in MODES["model"]]
+        return found
+
+    def check(self) -> None:
+        """Raises ValueError, naming the flag, its value and the fix, before anything compiles."""
+        choices = {"modes": MODES, "engines": ENGINES, "schemes": SCHEMES}
+        for field, known in {**choices, "dtype": ("float32", "bfloat16")}.items():
+            given = getattr(self, field)
+            require(bool(given), field, given, f"choose from {', '.join(known)}")
+            for name in (given,) if isinstance(given, str) else given:
+                near = "".join(difflib.get_close_matches(name, list(known), 1, 0))
+                require(name in known, field, name, f"did you mean {near!r}? {', '.join(known)}")
+        require("nope" in self.schemes, "schemes", self.schemes, "add nope: ratios are to it")
+        for field in ("lengths", "model_lengths"):
+            given = getattr(self, field)
+            fine = bool(given) and all(is_int(n, 2) for n in given)
+            require(fine, field, given, "pass integers of at least 2")
+            require(len({*given}) == len(given), field, given, "pass each length once")
+        for field, low in {"heads": 1, "head_dim": 1, "batch": 1, "repeats": 5}.items():
+            given = getattr(self, field)
+            require(is_int(given, low), field, given, f"pass an integer of at least {low}")
+        decodes = self.causal or "decode" not in self.modes
+        require(decodes, "causal", self.causal, "decoding is causal: take it out of --modes")
+        for name in self.schemes:
+            try:
+                workloads.scheme(name, self.lengths[0]).check(self.sizes.dims)
+            except ValueError as error:
+                raise ValueError(f"schemes={name!r}: {error}") from error
+        for name in ("benchmark.csv", "benchmark.json"):
+            there = (Path(self.out) / name).exists()
+            require(not there, "out", self.out, f"it has a {name} already; choose another folder")
+
+
+def processor() -> str:
+    """The CPU's name, where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def about(settings: Settings) -> dict:
+    """What a reader has to know of the machine and the command."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "command": shlex.join(["python", "-m", "experiments.benchmark", *sys.argv[1:]]),
+        "flags": dataclasses.asdict(settings),
+        "versions": {"python": platform.python_version(), **versions},
+        "commit": commit(),
+        "backend": jax.default_backend(),
+        "device": f"{len(jax.devices())} × {jax.devices()[0].device_kind}",
+        "processor": f"{processor()}, {os.cpu_count()} cores",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def build(
+    planned: list[Planned], length: int, mode: str, stop: launch.Stop
+) -> Iterator[tuple[Row, Program | None]]:
+    """Compiles each program and calls it once; what fails is a row with the reason."""
+    where = f"{length} tokens, {mode}"
+    for i, (scheme, engine, make) in enumerate(planned):
+        if stop.signal is not None:
+            return
+        row, program = Row(length, mode, scheme, engine), None
+        try:
+            program = make()
+            jax.block_until_ready(program.run())
+            temp, seconds, note = program[1:]
+            row = dataclasses.replace(row, temp_bytes=temp, compile_seconds=seconds, note=note)
+            said = f"compiled in {seconds:.1f} s"
+        except Exception as error:  # a compiler or an allocator may raise anything
+            program, row = None, dataclasses.replace(row, note=_reason(error))
+            said = f"not run: {row.note}"
+        logging.info("%s [%d/%d] %s, %s: %s", where, i + 1, len(planned), scheme, engine, said)
+        yield row, program
+
+
+def _reason(error: Exception) -> str:
+    """An error in one short line."""
+    kind = "" if isinstance(error, workloads.Refused) else f"{type(error).__name__}: "
+    return textwrap.shorten(f"{kind}{error}", 160, placeholder=" …")
+
+
+def measure(settings: Settings, length: int, mode: str, stop: launch.Stop) -> list[Row]:
+    """The rows of one length and mode."""
+    limits = {DENSE: settings.dense_limit, NAIVE: settings.naive_limit}
+    names = settings.schemes, settings.engines
+    planned = list(workloads.plan(settings.sizes, length, mode, *names, limits))
+    built = list(build(planned, length, mode, stop))
+    programs = {row.key: program.run for row, program in built if program}
+    begin, logged = time.monotonic(), -1
+
+    def proceed(done: int) -> bool:
+        nonlocal logged
+        if done > logged:
+            spent, text = time.monotonic() - begin, "%d tokens, %s: round %d of %d, after %.0f s"
+            logging.info(text, length, mode, done + 1, settings.repeats, spent)
+            logged = done
+        return stop.signal is None
+
+    times = timing.interleave(programs, settings.repeats, proceed=proceed)
+    rows = []
+    for row, program in built:
+        seconds = tuple(times.get(row.key, ()))
+        note = row.note if seconds or not program else "stopped before it was timed"
+        rows.append(dataclasses.replace(row, seconds=seconds, note=note))
+    return rows
+
+
+def show(*parts: Any) -> None:
+    """Prints tables as wide as they are, wider than a narrow terminal if need be."""
+    console = rich.console.Console()
+    console.width = max(console.width, 130)
+    console.print(*parts, sep="\n")
+
+
+def run(settings: Settings, stop: launch.Stop) -> Results:
+    """Measures all, and writes the rows after each length and mode."""
+    out, rows = Path(settings.out), []
+    for length, mode in settings.groups:
+        rows += measure(settings, length, mode, stop)
+        results = Results(tuple(rows))
+        plotting.write_csv(out / "benchmark.csv", timing.CSV_HEADER, results.csv_rows())
+        show(*performance.terminal(results, length, mode))
+        if stop.signal is not None:
+            break
+    return results
+
+
+def main(settings: Settings) -> None:
+    """Checks, measures, writes."""
+    out = Path(settings.out)
+    with launch.one_line_errors():
+        settings.check()
+        save_json(out / "benchmark.json", about(settings))
+    with launch.Stop() as stop:
+        results = run(settings, stop)
+    show(performance.growth_table(results))
+    svg = plotting.save(performance.figure(results), out)
+    (out / "benchmark.svg").write_text(svg, encoding="utf-8")
+    print(f"Results: {out}")
+    if stop.signal is not None:
+        sys.exit(128 + stop.signal)
+
+
+HELP = {
+    "lengths": "tokens, for all modes but model",
+    "model_lengths": "tokens, for mode model",
+    "schemes": "encodings; alibi_plain skips no tiles, shaw_keys adds no vectors at the values",
+    "modes": f"what is timed: {', '.join(MODES)}",
+    "engines": f"what computes it: {', '.join(ENGINES)}; {OURS} is our own choice of engine",
+    "heads": "of attention",
+    "head_dim": "width of a head",
+    "batch": "sequences at a time",
+    "dtype": "of q, k and v: float32 or bfloat16",
+    "causal": "whether later tokens are hidden",
+    "repeats": "rounds of timing",
+    "dense_limit": f"the greatest length for engine {DENSE}",
+    "naive_limit": f"the greatest length for engine {NAIVE}: it needs gigabytes beyond",
+    "out": "folder of the results",
+}
+
+
+def define() -> None:
+    """A flag for every field of Settings, with its default."""
+    kinds = {int: flags.DEFINE_integer, bool: flags.DEFINE_bool, tuple: flags.DEFINE_list}
+    for field in dataclasses.fields(Settings):
+        default = field.default
+        kind = kinds.get(type(default), flags.DEFINE_string)
+        shown = [str(x) for x in default] if isinstance(default, tuple) else default
+        kind(field.name, shown, HELP[field.name])
+
+
+def parse(argv: list[str]) -> Settings:
+    """The settings that a command line gives; what cannot be read is one line, status 2."""
+    with launch.one_line_errors():
+        try:
+            rest = flags.FLAGS(argv)
+        except flags.Error as error:
+            raise ValueError(str(error)) from error
+        if rest[1:]:
+            raise ValueError(f"{rest[1]!r} is no flag; write --FLAG=VALUE")
+        given = {f.name: getattr(flags.FLAGS, f.name) for f in dataclasses.fields(Settings)}
+        for field in ("lengths", "model_lengths"):
+            words = given[field]
+            fine = all(word.strip().isdecimal() for word in words)
+            require(fine, field, ",".join(words), "pass integers of at least 2, as 512,1024")
+            given[field] = tuple(map(int, words))
+        for field in ("schemes", "modes", "engines"):
+            given[field] = tuple(dict.fromkeys(word.strip() for word in given[field]))
+        return Settings(**given)
+
+
+if __name__ == "__main__":
+    define()
+    launch.quiet_libraries()
+    app.run(main, flags_parser=parse)

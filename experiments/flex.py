@@ -1,0 +1,80 @@
+"""PyTorch's FlexAttention, to compare with: the one module that needs torch, loaded where it is.
+
+Its `score_mod` sees indices only, so it takes schemes that are a bias of the distance and nothing
+else. On CPU it has no backward pass.
+"""
+
+import jax
+import numpy as np
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from pe_jax.encodings.base import Dims, Encoding, Params
+
+
+def device() -> torch.device:
+    """Where torch finds what JAX runs on.
+
+    Raises:
+      ValueError: it does not.
+    """
+    backend = jax.default_backend()
+    if backend == "cpu":
+        return torch.device("cpu")
+    if backend == "gpu" and torch.cuda.is_available():
+        return torch.device("cuda")
+    raise ValueError(f"this torch has no device of JAX's back end {backend!r}")
+
+
+def program(
+    encoding: Encoding,
+    params: Params,
+    operands: list[np.ndarray],
+    dims: Dims,
+    *,
+    dtype: str,
+    causal: bool,
+    backward: bool,
+):
+    """A call without arguments that runs attention, and its gradients, and waits.
+
+    Args:
+      encoding: a bias of the distance, or NoPE.
+      params: its parameters.
+      operands: q, k, v and the cotangent of the output, each [B, L, H, E].
+      dims: the sizes.
+      dtype: of q, k and v.
+      causal: whether later tokens are hidden.
+      backward: whether gradients are computed, for q, k, v and the table of the bias.
+    """
+    place, length = device(), operands[0].shape[1]
+    if backward and place.type == "cpu":
+        raise ValueError("FlexAttention has no backward pass on CPU")
+    to = lambda x: torch.tensor(np.array(x, np.float32), device=place)  # noqa: E731
+    q, k, v, cotangent = (to(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
+    leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
+    bias = encoding.distance_bias(params, np.arange(1 - length, length, dtype=np.int32), dims)
+    bias = None if bias is None else to(bias).requires_grad_(backward and bool(params[0]))
+    mask = None
+    if causal:
+        seen = lambda b, h, i, j: i >= j  # noqa: E731
+        mask = create_block_mask(seen, None, None, length, length, device=place.type)
+
+    def add(score, b, h, i, j):
+        return score + bias[h, i - j + length - 1]
+
+    scale = encoding.scale(dims.head_dim)
+    fast = torch.compile(flex_attention, dynamic=False)
+
+    def call():
+        with torch.set_grad_enabled(backward):
+            score_mod = None if bias is None else add
+            out = fast(*leaves, score_mod=score_mod, block_mask=mask, scale=scale)
+            if backward:
+                wanted = [*leaves, *([bias] if bias is not None and bias.requires_grad else [])]
+                torch.autograd.grad(out, wanted, cotangent)
+        if place.type == "cuda":
+            torch.cuda.synchronize()
+        return np.float32(0) if backward else out
+
+    return call

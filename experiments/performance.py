@@ -1,0 +1,389 @@
+"""Pages of what `experiments.benchmark` measured: tables, a figure, and which targets were reached.
+
+    python -m experiments.performance --runs=runs/benchmark
+
+writes docs/performance.md and docs/figures/performance-NAME.png, one section a folder in --runs.
+Text outside the two marks in the page stays as it is.
+"""
+
+import dataclasses
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+from rich import box
+from rich.table import Table
+
+from experiments import launch
+from experiments.plotting import COLOURS, INK, MUTED, Drawing, apart, log2_axis, styled
+from experiments.timing import CSV_HEADER, NAIVE, OURS, Results, Row
+from experiments.workloads import DENSE, MODES, TILE
+
+BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
+FORWARD, BACKWARD = MODES["forward"] + MODES["backward"]
+BOTH = (FORWARD, BACKWARD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A bound by length on a number of `Results.ratios`, or on "growth" (from a tile's length on).
+
+    No schemes are all of them: then the worst one counts.
+    """
+
+    number: str
+    schemes: tuple[str, ...]
+    modes: tuple[str, ...]
+    bounds: dict[int, float]
+
+
+TARGET_FLAGS = {"heads": 8, "head_dim": 64, "batch": 1, "dtype": "float32", "causal": True}
+GROWTH = 2.1
+TARGETS = (  # on a CPU, with TARGET_FLAGS
+    Target("to_matmuls", ("nope",), (FORWARD,), {4096: 1.20, 8192: 1.20}),
+    Target("to_matmuls", ("nope",), (BACKWARD,), {4096: 1.12, 8192: 1.10}),
+    Target("naive_to_this", (), (FORWARD,), {4096: 5, 8192: 8}),
+    Target("naive_to_this", (), (BACKWARD,), {4096: 7, 8192: 12}),
+    Target("to_none", ("rope",), BOTH, {4096: 1.05, 8192: 1.04}),
+    Target("to_none", ("alibi_plain",), BOTH, {4096: 1.03, 8192: 1.02}),
+    Target("to_none", ("alibi",), BOTH, {4096: 0.80, 8192: 0.55, 16384: 0.42}),
+    Target("to_none", ("t5", "buckets"), BOTH, {4096: 1.08, 8192: 1.05}),
+    Target("to_none", ("shaw",), (BACKWARD,), {4096: 1.15, 8192: 1.10}),
+    Target("to_none", ("deberta",), (BACKWARD,), {4096: 1.30, 8192: 1.20}),
+    Target("to_none", ("transformer_xl",), BOTH, {4096: 1.45, 8192: 1.40}),
+    Target("growth", (), BOTH, {}),
+)
+NUMBERS = {
+    "to_none": "÷ none",
+    "to_matmuls": "÷ matmuls",
+    "naive_to_this": f"{NAIVE} ÷ ours",
+    "growth": "temporaries at 2L ÷ L",
+}
+
+
+def _plain(x: float | None, digits: int = 3) -> str:
+    if x is None:
+        return "–"
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.{digits}g}"
+
+
+def _ratio(x: float | None) -> str:
+    return "–" if x is None else f"{x:.2f}"
+
+
+def _mib(row: Row | None) -> str:
+    return "–" if row is None or row.temp_bytes is None else _plain(row.temp_bytes / 2**20)
+
+
+def _iqr(row: Row) -> float:
+    low, high = np.percentile(row.seconds, (25, 75))
+    return 1e3 * float(high - low)
+
+
+COLUMNS: dict[str, Callable[[Results, Row], str]] = {
+    "scheme": lambda _, r: r.scheme,
+    "engine": lambda _, r: r.engine,
+    "ms min": lambda _, r: _plain(1e3 * min(r.seconds)),
+    "median": lambda _, r: _plain(1e3 * float(np.median(r.seconds))),
+    "IQR": lambda _, r: _plain(_iqr(r), 2),
+    "÷ none": lambda a, r: _ratio(a.ratios(r)["to_none"]),
+    "of minima": lambda a, r: _ratio(a.ratios(r)["to_none_of_minima"]),
+    "÷ matmuls": lambda a, r: _ratio(a.ratios(r)["to_matmuls"]),
+    f"{NAIVE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["naive_to_this"]),
+    "temp MiB": lambda _, r: _mib(r),
+    f"{NAIVE} MiB": lambda a, r: _mib(_naive(a, r)),
+    "compile s": lambda _, r: _plain(r.compile_seconds, 2),
+}
+
+
+def _naive(results: Results, row: Row) -> Row | None:
+    return results.find(row.length, row.mode, row.scheme, NAIVE) if row.engine == OURS else None
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What did not run and what else has to be said, one line a reason."""
+    for note in dict.fromkeys(row.note for row in rows if row.note):
+        said = [row for row in rows if row.note == note]
+        names = ", ".join(f"{row.scheme} ({row.engine})" for row in said)
+        yield f"{names}: {'' if said[0].seconds else 'not run: '}{note}"
+
+
+def terminal(results: Results, length: int, mode: str) -> list[Table | str]:
+    """The table of one length and mode, and its notes."""
+    rows = results.groups().get((length, mode), [])
+    table = Table(title=f"{length} tokens, {mode}", title_justify="left", box=box.SIMPLE_HEAD)
+    columns = [name for name in COLUMNS if name != f"{NAIVE} MiB"]  # it has a row of its own
+    for name in columns:
+        left = name in ("scheme", "engine")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        if row.seconds:
+            table.add_row(*(COLUMNS[name](results, row) for name in columns))
+    return [table, *notes(rows)]
+
+
+GROWTH_HEAD = ("mode", "tokens", "ours, from", "to", f"{NAIVE}, from", "to")
+
+
+def growth_rows(results: Results) -> list[list[str]]:
+    """Temporaries at 2L ÷ at L: the least and the greatest of all schemes."""
+    lines = []
+    for (length, mode), rows in results.groups().items():
+        line = [mode, f"{length} → {2 * length}"]
+        for engine in (OURS, NAIVE):
+            found = [(results.growth(r), r.scheme) for r in rows if r.engine == engine]
+            known = sorted((x, name) for x, name in found if x is not None)
+            line += [f"{x:.2f} ({s})" for x, s in (known[0], known[-1])] if known else ["–"] * 2
+        lines += [line] * (line[2:] != ["–"] * 4)
+    return lines
+
+
+def growth_table(results: Results) -> Table | str:
+    """The same for a terminal."""
+    rows = growth_rows(results)
+    if not rows:
+        return "Temporaries at 2L ÷ at L: no length was run together with its double."
+    title = "Temporaries at 2L ÷ at L"
+    table = Table(*GROWTH_HEAD, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, if there are rows; columns that no row fills are left out."""
+    if not rows:
+        return ""
+    used = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line[i] for i in used)} |" for line in lines)
+
+
+def verdicts(results: Results) -> list[list[str]]:
+    """One line a target, mode and length: what, bound, found, and reached or missed."""
+    ours = dict.fromkeys(r.scheme for r in results.rows if r.engine == OURS)
+    lines = []
+    for target in TARGETS:
+        for mode in target.modes:
+            lengths = sorted({r.length for r in results.rows if r.mode == mode})
+            growth = {n: GROWTH for n in lengths if 2 * n in lengths and n >= TILE}
+            for length, bound in (target.bounds or growth).items():
+                rows = {s: results.find(length, mode, s) for s in target.schemes or ours}
+                found = {s: _number(results, row, target.number) for s, row in rows.items()}
+                names = ", ".join(target.schemes) or "every scheme"
+                where = [f"{names}: {NUMBERS[target.number]}", mode, str(length)]
+                lines.append([*where, *_verdict(found, bound, target.number == "naive_to_this")])
+    return lines
+
+
+def _number(results: Results, row: Row | None, number: str) -> float | None:
+    if row is None:
+        return None
+    return results.growth(row) if number == "growth" else results.ratios(row)[number]
+
+
+def _verdict(found: dict[str, float | None], bound: float, at_least: bool) -> list[str]:
+    """The bound, the worst of what was found, and whether it is within."""
+    text = f"{'≥' if at_least else '≤'} {bound:g}"
+    known = {name: x for name, x in found.items() if x is not None}
+    if not known:
+        return [text, "–", "not run"]
+    worst = (min if at_least else max)(known, key=known.__getitem__)
+    reached = known[worst] >= bound if at_least else known[worst] <= bound
+    shown = f"{known[worst]:.2f}" + f" ({worst})" * (len(found) > 1)
+    missing = [name for name in found if name not in known]
+    mark = "**reached**" if reached else "missed"
+    return [text, shown, mark + f"; not run: {', '.join(missing)}" * bool(missing)]
+
+
+def targets(results: Results, about: dict) -> str:
+    """The table of targets, or why they do not apply."""
+    wrong = [f"{k}={about['flags'][k]}" for k, x in TARGET_FLAGS.items() if about["flags"][k] != x]
+    wrong += [f"a {about['backend']}"] * (about["backend"] != "cpu")
+    if wrong:
+        return f"The targets are for a CPU and the default sizes; this is {', '.join(wrong)}."
+    return markdown(("target", "mode", "length", "bound", "found", ""), verdicts(results))
+
+
+@styled
+def figure(results: Results) -> Drawing:
+    """Left: time ÷ none, forward and with backward. Right: temporaries against length."""
+    drawn = Figure(figsize=(13, 5.2), layout="constrained")
+    FigureCanvasAgg(drawn)
+    forward, backward, memory = drawn.subplots(1, 3, width_ratios=(1, 1, 1.25))
+    lengths = sorted({r.length for r in results.rows if r.mode in BOTH})
+    names = [*dict.fromkeys(r.scheme for r in results.rows if r.engine == OURS and r.mode in BOTH)]
+    names = [name for name in names if name != "nope"]
+    for axes, mode in ((forward, FORWARD), (backward, BACKWARD)):
+        _ratios(axes, results, mode, names, lengths)
+    backward.set_yticklabels([])
+    if handles := forward.get_legend_handles_labels()[0] or backward.get_legend_handles_labels()[0]:
+        drawn.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False)
+    modes = [m for m in (BACKWARD, FORWARD) if any(r.mode == m for r in results.rows)]
+    _temporaries(memory, [r for r in results.rows if modes and r.mode == modes[0]], lengths)
+    memory.set_title(f"Temporaries, {modes[0]}" if modes else "Temporaries")
+    alt = "Time of each scheme as a ratio to no encoding, and temporaries against length"
+    return Drawing("benchmark", drawn, CSV_HEADER, results.csv_rows(), alt)
+
+
+def _ratios(axes: Axes, results: Results, mode: str, names: list[str], lengths) -> None:
+    """One row a scheme, one dot a length, paler where it is shorter."""
+    for i, length in enumerate(lengths):
+        found = [results.find(length, mode, name) for name in names]
+        dots = [(results.ratios(r)["to_none"], y) for y, r in enumerate(found) if r and r.seconds]
+        if dots:
+            shade = (i + 1) / len(lengths)
+            place = 0.7 * (shade - (len(lengths) + 1) / (2 * len(lengths)))
+            x, y = zip(*dots, strict=True)
+            y = np.array(y) + place
+            axes.plot(x, y, "o", ms=5, color=COLOURS[0], alpha=0.25 + 0.75 * shade)
+            axes.lines[-1].set_label(f"{length} tokens")
+    axes.axvline(1, color=MUTED, lw=0.9, zorder=0.5)
+    axes.set_yticks(range(len(names)), names, color=INK, fontsize=9.5)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    low, high = min(low, 0.9), max(high, 1.15)
+    wanted = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80)
+    ticks = [t for t in wanted if low <= t <= high]
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.minorticks_off()
+    axes.set(xlim=(low, high), title=mode[0].upper() + mode[1:], xlabel="time ÷ none")
+    axes.grid(axis="x")
+    axes.tick_params(axis="y", length=0)
+
+
+def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
+    """A line a scheme and engine; the least and the greatest of each engine are named."""
+    ends: dict[tuple[int, float], str] = {}
+    for engine, colour in ((OURS, COLOURS[0]), (NAIVE, COLOURS[1])):
+        last = []
+        for name in dict.fromkeys(r.scheme for r in rows):
+            mine = [r for r in rows if (r.scheme, r.engine) == (name, engine) and r.temp_bytes]
+            points = sorted((r.length, r.temp_bytes / 2**20) for r in mine if r.temp_bytes)
+            if points:
+                axes.plot(*zip(*points, strict=True), "o-", ms=3, lw=1, color=colour, alpha=0.6)
+                last.append((*points[-1], name))
+        longest = sorted(end for end in last if end[0] == max(last)[0])
+        for x, y, name in longest[:1] + longest[1:][-1:]:
+            ends[x, y] = f"{engine}: {name}, {_plain(y)} MiB"
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    if lengths:
+        log2_axis(axes, lengths)
+        axes.set_xlim(lengths[0] / 1.2, lengths[-1] * 1.2)
+    axes.set(xlabel="tokens", ylabel="MiB")
+    _name(axes, ends)
+
+
+def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
+    """Writes each text right of the axes, at the height of its line's end, kept apart."""
+    if not ends:
+        return
+    axes.figure.draw_without_rendering()  # fixes the limits
+    heights = axes.transAxes.inverted().transform(axes.transData.transform([*ends]))[:, 1]
+    for (end, text), place in zip(ends.items(), apart(heights, 0.06, 0.0, 1.0), strict=True):
+        axes.annotate(
+            text,
+            end,
+            (1.03, place),
+            textcoords="axes fraction",
+            color=COLOURS[text.startswith(NAIVE)],
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": MUTED, "lw": 0.6, "relpos": (0, 0.5)},
+        )
+
+
+def section(folder: Path, picture: str) -> str:
+    """One run: machine, command, targets, figure, tables."""
+    about = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
+    results = Results.read(folder / "benchmark.csv")
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    parts = [
+        f"## {about['device']}: {about['processor']}",
+        f"{about['date']}, commit {about['commit']}, {versions}.",
+        f"```bash\n{about['command']}\n```",
+        "### Targets",
+        targets(results, about),
+        f"![Time ÷ none, and temporaries against length]({picture})",
+    ]
+    names = [name for name in COLUMNS if name != "of minima"]
+    for (length, mode), rows in results.groups().items():
+        shown = [r for r in rows if r.seconds and r.engine not in (NAIVE, DENSE)]
+        cells = [[COLUMNS[name](results, row) for name in names] for row in shown]
+        parts += [f"### {length} tokens, {mode}", markdown(names, cells)]
+        parts += ["\n".join(f"- {note}" for note in notes(rows))]
+    growth = growth_rows(results)
+    if growth:
+        parts += ["### Temporaries at 2L ÷ at L", markdown(GROWTH_HEAD, growth)]
+    return "\n\n".join(part for part in parts if part)
+
+
+INTRO = """\
+Made by `{command}`; do not edit between the marks.
+
+One process, all programs of a table in turn, in a new order every round. Times are of a call;
+ratios are medians over rounds of the ratio within a round. *none* is no encoding by our engine;
+*matmuls* is the matmuls of the visible 512 × 512 tiles and nothing else; *jax.nn* is
+`jax.nn.dot_product_attention` with a materialised bias, its making included; *alibi_plain* skips no
+tiles; *shaw_keys* adds no vectors at the values. Forward + backward gives the gradients of q, k, v
+and every parameter. Temporaries are the compiler's count. Sinusoidal and learned positions enter
+before attention: only in models do their rows differ from none by more than noise.
+"""
+
+
+def insert(text: str, body: str) -> str:
+    """The page with what is between its marks replaced; a page without marks begins anew."""
+    if BEGIN not in text or END not in text:
+        text = f"# Performance\n\n{BEGIN}\n{END}\n"
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{body}\n{END}{rest.split(END)[1]}"
+
+
+def write(runs: Sequence[Path], docs: Path, command: str) -> Path:
+    """Writes the page and its figures.
+
+    Raises:
+      ValueError: a folder without results, two folders of one name.
+    """
+    for folder in runs:
+        if not (folder / "benchmark.csv").exists():
+            raise ValueError(f"runs={str(folder)!r}: it has no benchmark.csv; run the benchmark")
+    if len({folder.name for folder in runs}) < len(runs):
+        raise ValueError(f"runs={[*map(str, runs)]}: give each folder a name of its own")
+    (docs / "figures").mkdir(parents=True, exist_ok=True)
+    parts = [INTRO.format(command=command)]
+    for folder in runs:
+        picture = f"figures/performance-{folder.name}.png"
+        parts.append(section(folder, picture))
+        shutil.copy(folder / "benchmark.png", docs / picture)
+    page = docs / "performance.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    page.write_text(insert(text, "\n".join(parts)), encoding="utf-8")
+    return page
+
+
+def main(_: list[str]) -> None:
+    """Writes the page that the flags ask for."""
+    command = shlex.join(["python", "-m", "experiments.performance", *sys.argv[1:]])
+    with launch.one_line_errors():
+        page = write([Path(p) for p in flags.FLAGS.runs], Path(flags.FLAGS.docs), command)
+    print(f"Page: {page}")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("runs", ["runs/benchmark"], "folders that experiments.benchmark filled")
+    flags.DEFINE_string("docs", "docs", "folder of the page")
+    app.run(main)

@@ -1,0 +1,178 @@
+"""Timing of programs that share a machine: in turn, in a new order every round, compared by round.
+
+Round i of every program runs next to round i of every other, so that a ratio within a round holds
+while the machine changes its pace. A `Row` is what was found of one program; `Results` relates
+rows to each other and is what a CSV file holds.
+"""
+
+import csv
+import dataclasses
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+LEAST = 0.02  # seconds: a shorter call is repeated within a sample
+
+
+def _seconds(program: Callable[[], Any], calls: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):  # each call waits, or a device that queues would overlap them
+        jax.block_until_ready(program())
+    return (time.perf_counter() - begin) / calls
+
+
+def interleave(
+    programs: dict[Any, Callable[[], Any]],
+    rounds: int,
+    *,
+    proceed: Callable[[int], bool] = lambda done: True,
+) -> dict[Any, list[float]]:
+    """Seconds a call, one sample a round, of programs that were called once before.
+
+    Args:
+      programs: each is called without arguments and returns what has to be waited for.
+      rounds: how many samples of each.
+      proceed: asked before every sample, with the number of finished rounds; False ends it all, and
+        a round that is not whole is left out.
+    """
+    calls = {name: max(1, math.ceil(LEAST / _seconds(run, 1))) for name, run in programs.items()}
+    order, shuffle = list(programs), random.Random(0).shuffle
+    found: dict[Any, list[float]] = {name: [] for name in programs}
+    for done in range(rounds):
+        shuffle(order)
+        samples = {}
+        for name in order:
+            if not proceed(done):
+                return found
+            samples[name] = _seconds(programs[name], calls[name])
+        for name, seconds in samples.items():
+            found[name].append(seconds)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was found of one program, or why it did not run.
+
+    Attributes:
+      length: tokens.
+      mode: what is timed.
+      scheme: of the encoding, or "matmuls".
+      engine: what computes it.
+      seconds: a call, one sample a round; empty where it did not run.
+      temp_bytes: of temporaries, by the compiler's count; None where it gives none.
+      compile_seconds: None where it did not compile.
+      note: why it did not run, or what is to be known about it.
+    """
+
+    length: int
+    mode: str
+    scheme: str
+    engine: str
+    seconds: tuple[float, ...] = ()
+    temp_bytes: int | None = None
+    compile_seconds: float | None = None
+    note: str = ""
+
+    @property
+    def key(self) -> tuple[int, str, str, str]:
+        """What tells it from every other row."""
+        return self.length, self.mode, self.scheme, self.engine
+
+
+def paired(row: Row | None, base: Row | None) -> float | None:
+    """The median over rounds of the ratio of two rows; None where either did not run."""
+    if row is None or base is None or not (row.seconds and base.seconds):
+        return None
+    return float(np.median(np.divide(row.seconds, base.seconds)))
+
+
+def of_minima(row: Row | None, base: Row | None) -> float | None:
+    """The ratio of the least times."""
+    if row is None or base is None or not (row.seconds and base.seconds):
+        return None
+    return min(row.seconds) / min(base.seconds)
+
+
+OURS, NAIVE, LIMIT = "ours", "jax.nn", "limit"  # engines that others are compared with
+STORED = ("length", "mode", "scheme", "engine", "note", "temp_bytes", "compile_seconds", "ms")
+DERIVED = ("samples", "ms_min", "ms_median", "ms_iqr")
+RATIOS = ("to_none", "to_none_of_minima", "to_matmuls", "naive_to_this", "growth")
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """All rows of a benchmark, in the order in which they were measured."""
+
+    rows: Sequence[Row]
+
+    def find(self, length: int, mode: str, scheme: str, engine: str = OURS) -> Row | None:
+        """The row, if there is one."""
+        key = length, mode, scheme, engine
+        return next((row for row in self.rows if row.key == key), None)
+
+    def groups(self) -> dict[tuple[int, str], list[Row]]:
+        """(length, mode) → the rows that were timed side by side."""
+        found: dict[tuple[int, str], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault((row.length, row.mode), []).append(row)
+        return found
+
+    def ratios(self, row: Row) -> dict[str, float | None]:
+        """By name, the ratios in RATIOS."""
+        none = self.find(row.length, row.mode, "nope")
+        naive = self.find(row.length, row.mode, row.scheme, NAIVE)
+        return {
+            "to_none": paired(row, none),
+            "to_none_of_minima": of_minima(row, none),
+            "to_matmuls": paired(row, self.find(row.length, row.mode, "matmuls", LIMIT)),
+            "naive_to_this": paired(naive, row) if row.engine == OURS else None,
+            "growth": self.growth(row),
+        }
+
+    def growth(self, row: Row) -> float | None:
+        """Temporaries at twice the length ÷ here."""
+        twice = self.find(2 * row.length, *row.key[1:])
+        sizes = row.temp_bytes, twice and twice.temp_bytes
+        return sizes[1] / sizes[0] if all(sizes) else None
+
+    def csv_rows(self) -> list[tuple]:
+        """One line a row, as `CSV_HEADER` names the columns."""
+        lines = []
+        for row in self.rows:
+            ms = [1e3 * s for s in row.seconds]
+            q1, median, q3 = np.percentile(ms, (25, 50, 75)) if ms else (None,) * 3
+            stored = {**dataclasses.asdict(row), "ms": " ".join(f"{x:.6g}" for x in ms)}
+            numbers = (len(ms), min(ms), median, q3 - q1) if ms else (0, None, None, None)
+            lines.append((*(stored[name] for name in STORED), *numbers, *self.ratios(row).values()))
+        return lines
+
+    @classmethod
+    def read(cls, path: Path) -> "Results":
+        """What `csv_rows` were written from; the derived columns are computed anew."""
+        number = lambda text, kind: kind(text) if text else None  # noqa: E731
+        with path.open(encoding="utf-8", newline="") as file:
+            return cls(
+                tuple(
+                    Row(
+                        int(line["length"]),
+                        line["mode"],
+                        line["scheme"],
+                        line["engine"],
+                        tuple(float(x) / 1e3 for x in line["ms"].split()),
+                        number(line["temp_bytes"], int),
+                        number(line["compile_seconds"], float),
+                        line["note"],
+                    )
+                    for line in csv.DictReader(file)
+                )
+            )
+
+
+CSV_HEADER = (*STORED, *DERIVED, *RATIOS)

@@ -1,0 +1,389 @@
+"""What the benchmark times: attention by every engine, its matmuls alone, decoding, a small model.
+
+`plan` lists the programs of one length and mode; each is compiled when it is called. B batch,
+T tokens, H heads, E head width, N = B·H, W = 2T - 1 distances.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from experiments.timing import LIMIT, NAIVE, OURS
+from pe_jax.encodings import ENCODINGS, parse
+from pe_jax.encodings.alibi import ALiBi
+from pe_jax.encodings.base import Dims, Encoding, Params
+from pe_jax.engines import cache as caches
+from pe_jax.engines.api import IMPLEMENTATIONS, attention
+from pe_jax.models.transformer import ModelConfig, Transformer
+from pe_jax.training.step import token_losses
+
+FLEX, DENSE = "flex", "dense"
+ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
+TILE = 512  # side of a tile of the matmul limit
+SPECS = {"learned": "learned(length={length})", "shaw_keys": "shaw(values=False)"}
+PLAIN = "alibi_plain"
+SCHEMES = (*ENCODINGS, "shaw_keys", PLAIN)
+MODES = {  # flag → what is timed, by title
+    "forward": ("forward",),
+    "backward": ("forward + backward",),
+    "decode": ("decoding step",),
+    "model": ("model", "model, remat"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainALiBi(ALiBi):
+    """ALiBi without a promise that it decays, so that no tile is skipped."""
+
+    decays = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What all programs share."""
+
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: str
+    causal: bool
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes that encodings see."""
+        return Dims(self.heads * self.head_dim, self.heads, self.heads, self.head_dim)
+
+
+class Program(NamedTuple):
+    """Something to time: a call without arguments, and what the compiler said."""
+
+    run: Callable[[], Any]
+    temp_bytes: int | None
+    compile_seconds: float
+    note: str = ""
+
+
+class Refused(Exception):
+    """A program that cannot run here, in words."""
+
+
+def scheme(name: str, length: int) -> Encoding:
+    """The encoding that a row's name stands for."""
+    if name == PLAIN:
+        return PlainALiBi()
+    return parse(SPECS.get(name, name).format(length=length))[0]
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Standard normal, float32."""
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+
+
+def free_bytes() -> float:
+    """Memory for one more program: the device's, or the machine's where it says."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    meminfo = Path("/proc/meminfo")
+    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
+    found = [1024 * float(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    return found[0] if found else np.inf
+
+
+def compiled(f: Callable, *args: Any, donate: tuple[int, ...] = ()) -> tuple[Any, Program]:
+    """The compiled function, and a program that calls it with these arguments."""
+    begin = time.perf_counter()
+    call = jax.jit(f, donate_argnums=donate).lower(*args).compile()
+    seconds, memory = time.perf_counter() - begin, call.memory_analysis()
+    if memory is None:
+        return call, Program(lambda: call(*args), None, seconds)
+    need, free = memory.temp_size_in_bytes + memory.output_size_in_bytes, free_bytes()
+    if need > free:  # on CPU the system would end the whole process
+        raise Refused(f"needs {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+    return call, Program(lambda: call(*args), memory.temp_size_in_bytes, seconds)
+
+
+def parameters(encoding: Encoding, dims: Dims) -> Params:
+    """As initialised."""
+    key = jax.random.key(0)
+    return Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
+
+
+def gradient(f: Callable) -> Callable:
+    """(*operands, cotangent) → the gradients of all operands."""
+
+    def run(*args):
+        *operands, cotangent = args
+        inner = lambda xs: jnp.sum(f(*xs).astype(jnp.float32) * cotangent)  # noqa: E731
+        return jax.grad(inner)(tuple(operands))
+
+    return run
+
+
+def relative_shift(x: jax.Array) -> jax.Array:
+    """y[…, i, j] = x[…, i, T - 1 - i + j]: [..., T, W] → [..., T, T], as Transformer-XL does it."""
+    *lead, rows, width = x.shape
+    flat = x.reshape(*lead, rows * width)[..., rows - 1 : -1]
+    return flat.reshape(*lead, rows, width - 1)[..., :rows]
+
+
+def full_bias(encoding: Encoding, params: Params, q, k, dims: Dims) -> jax.Array | None:
+    """Every score term but q·k, for jax.nn: float32 [B or 1, H, T, T], or None.
+
+    The fast way to build it: each slot once for the W distances, then a shift; arithmetic without
+    parameters is written out for all pairs, since XLA can fuse it.
+    """
+    places = jnp.arange(q.shape[1])
+    distance = jnp.arange(q.shape[1] - 1, -q.shape[1], -1)
+    heads_first = lambda x: jnp.swapaxes(x, 1, 2).astype(jnp.float32)  # noqa: E731
+    scale, terms = encoding.scale(dims.head_dim), []
+    if (keys := encoding.relative_keys(params, distance)) is not None:
+        products = jnp.matmul(heads_first(q), jnp.swapaxes(keys, -1, -2))
+        terms.append(scale * relative_shift(products))
+    if (queries := encoding.relative_queries(params, distance)) is not None:
+        products = jnp.matmul(heads_first(k), jnp.swapaxes(queries[:, ::-1], -1, -2))
+        terms.append(scale * jnp.swapaxes(relative_shift(products), -1, -2))
+    if encoding.overrides("distance_bias"):
+        if jax.tree.leaves(params):
+            row = encoding.distance_bias(params, distance, dims)[:, None]
+            terms.append(relative_shift(jnp.repeat(row, q.shape[1], axis=1))[None])
+        else:
+            pairs = places[:, None] - places
+            terms.append(encoding.distance_bias(params, pairs, dims)[None])
+    if encoding.overrides("bias"):
+        terms.append(encoding.bias(params, places[None], places[None], dims))
+    return sum(terms[1:], terms[0]) if terms else None
+
+
+def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
+    """(params, q, k, v) → the output, by one engine."""
+
+    def naive(params, q, k, v):
+        bias = full_bias(encoding, params, q, k, sizes.dims)
+        places = jnp.arange(q.shape[1])
+        return jax.nn.dot_product_attention(
+            encoding.rotate_q(params, q, places),
+            encoding.rotate_k(params, k, places),
+            v,
+            None if bias is None else bias.astype(q.dtype),
+            scale=encoding.scale(sizes.head_dim),
+            is_causal=sizes.causal,
+        )
+
+    def ours(params, q, k, v):
+        implementation = None if engine == OURS else engine
+        given: Any = dict(encoding=encoding, params=params, implementation=implementation)
+        return attention(q, k, v, causal=sizes.causal, **given)
+
+    return naive if engine == NAIVE else ours
+
+
+class Matmuls:
+    """The matmuls of attention's visible tiles and nothing else: no engine can be faster.
+
+    Operands are [N, T, E] with T a multiple of the tile.
+    """
+
+    def __init__(self, length: int, causal: bool):
+        self.side, self.causal = min(TILE, length), causal
+        self.blocks = -(-length // self.side)
+
+    def _cut(self, x, i):
+        return jax.lax.dynamic_slice_in_dim(x, i * self.side, self.side, 1)
+
+    def _add(self, total, j, part):
+        part = self._cut(total, j) + part
+        return jax.lax.dynamic_update_slice_in_dim(total, part, j * self.side, 1)
+
+    def _visit(self, tile, i, start):
+        return jax.lax.fori_loop(0, i + 1 if self.causal else self.blocks, tile, start)
+
+    def forward(self, q, k, v):
+        """q·kᵀ and s·v."""
+
+        def row(i):
+            def tile(j, out):
+                s = _mm("nte,nse->nts", self._cut(q, i), self._cut(k, j)).astype(v.dtype)
+                return out + _mm("nts,nse->nte", s, self._cut(v, j))
+
+            return self._visit(tile, i, jnp.zeros(self._cut(q, i).shape, jnp.float32))
+
+        return jax.lax.map(row, jnp.arange(self.blocks))
+
+    def backward(self, q, k, v, d_out):
+        """q·kᵀ again, sᵀ·d_out, d_out·vᵀ, ds·k, dsᵀ·q."""
+
+        def row(carry, i):
+            q_i, d_i = self._cut(q, i), self._cut(d_out, i)
+
+            def tile(j, carry):
+                d_q, d_k, d_v = carry
+                s = _mm("nte,nse->nts", q_i, self._cut(k, j)).astype(v.dtype)
+                d_s = _mm("nte,nse->nts", d_i, self._cut(v, j)).astype(v.dtype)
+                d_k = self._add(d_k, j, _mm("nts,nte->nse", d_s, q_i))
+                d_v = self._add(d_v, j, _mm("nts,nte->nse", s, d_i))
+                return d_q + _mm("nts,nse->nte", d_s, self._cut(k, j)), d_k, d_v
+
+            zeros = jnp.zeros(q_i.shape, jnp.float32)
+            d_q, *carry = self._visit(tile, i, (zeros, *carry))
+            return tuple(carry), d_q
+
+        zeros = jnp.zeros(k.shape, jnp.float32)
+        return jax.lax.scan(row, (zeros, zeros), jnp.arange(self.blocks))
+
+
+_mm = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def _limit(sizes: Sizes, length: int, backward: bool) -> Program:
+    tiles = Matmuls(length, sizes.causal)
+    shape = sizes.batch * sizes.heads, tiles.blocks * tiles.side, sizes.head_dim
+    operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
+
+    def both(q, k, v, d_out):
+        return tiles.forward(q, k, v), tiles.backward(q, k, v, d_out) if backward else None
+
+    return compiled(both, *operands)[1]
+
+
+def _attention(
+    sizes: Sizes, operands: list, name: str, length: int, engine: str, backward: bool
+) -> Program:
+    encoding = scheme(name, length)
+    f, params = attend(encoding, sizes, engine), parameters(encoding, sizes.dims)
+    if backward:
+        program = compiled(gradient(f), params, *operands)[1]
+    else:
+        program = compiled(f, params, *operands[:3])[1]
+    values = encoding.relative_values(params, jnp.zeros(1, jnp.int32))
+    if engine == NAIVE and values is not None:
+        return program._replace(note="does less: jax.nn takes no vectors at the values")
+    return program
+
+
+def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) -> Program:
+    if importlib.util.find_spec("torch") is None:
+        raise Refused("torch is not installed")
+    from experiments import flex
+
+    encoding, begin = scheme(name, length), time.perf_counter()
+    params = parameters(encoding, sizes.dims)
+    given = dict(dtype=sizes.dtype, causal=sizes.causal, backward=backward)
+    run = flex.program(encoding, params, operands, sizes.dims, **given)
+    run()  # compiles
+    return Program(run, None, time.perf_counter() - begin)
+
+
+def _decode(sizes: Sizes, name: str, length: int) -> Program:
+    """One token with a cache that it fills to `length`; the cache is donated and passed round."""
+    encoding, dims = scheme(name, length), sizes.dims
+    params = parameters(encoding, dims)
+    token = (sizes.batch, 1, sizes.heads, sizes.head_dim)
+    q, k, v = (jnp.asarray(normal(*token, seed=s), sizes.dtype) for s in range(3))
+    extend = functools.partial(caches.extend, encoding=encoding, dims=dims)
+
+    @jax.jit  # nothing but the cache is asked for, so that XLA drops the attention
+    def fill(cache, params):
+        past = (sizes.batch, length - 1, sizes.heads, sizes.head_dim)
+        x = jax.random.normal(jax.random.key(0), past, sizes.dtype)
+        return extend(cache, x, x, x, params=params)[1]
+
+    def step(cache, params, q, k, v):
+        out, longer = extend(cache, q, k, v, params=params)
+        return out, dataclasses.replace(longer, length=cache.length)  # the next call writes there
+
+    empty = caches.empty(encoding, sizes.batch, length, dims, sizes.dtype, params)
+    cache = fill(empty, params)
+    call, program = compiled(step, cache, params, q, k, v, donate=(0,))
+
+    def run():
+        nonlocal cache
+        out, cache = call(cache, params, q, k, v)
+        return out, cache
+
+    return program._replace(run=run)
+
+
+def _model(sizes: Sizes, name: str, length: int, remat: bool) -> Program:
+    """Loss and gradients of a Transformer of 2 layers on random bytes."""
+    if name == PLAIN:
+        raise Refused("a config's string cannot name it")
+    config = ModelConfig(
+        encoding=SPECS.get(name, name).format(length=length),
+        vocab=256,
+        width=sizes.dims.width,
+        heads=sizes.heads,
+        layers=2,
+        dtype=sizes.dtype,
+        causal=sizes.causal,
+        remat=remat,
+    )
+    graph, shapes = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
+    shapes = nnx.as_pure(shapes)
+    params = jax.tree.map(lambda x: jnp.asarray(0.02 * normal(*x.shape), x.dtype), shapes)
+    tokens = np.random.default_rng(0).integers(0, 256, (sizes.batch, length + 1), np.int32)
+
+    def loss(params, tokens):
+        logits = nnx.merge(graph, params)(tokens[:, :-1])
+        return token_losses(logits, tokens[:, 1:]).mean()
+
+    return compiled(jax.value_and_grad(loss), params, tokens)[1]
+
+
+def _biased(encoding: Encoding) -> bool:
+    """Whether the scheme is a bias of the distance, or NoPE: all that a `score_mod` can say."""
+    others = ("embed", "rotate_q", "rotate_k", "relative_keys", "relative_queries", "bias")
+    return not any(map(encoding.overrides, (*others, "relative_values")))
+
+
+Planned = tuple[str, str, Callable[[], Program]]
+
+
+def plan(
+    sizes: Sizes, length: int, mode: str, schemes, engines, limits: dict[str, int]
+) -> Iterator[Planned]:
+    """(scheme, engine, how to compile it), for every row of one length and mode.
+
+    Args:
+      sizes: the sizes.
+      length: T.
+      mode: one of the titles in MODES.
+      schemes: names in SCHEMES.
+      engines: names in ENGINES.
+      limits: by engine, the length beyond which it does not run.
+    """
+    if mode in MODES["decode"] + MODES["model"]:
+        for name in schemes if OURS in engines else ():
+            if mode in MODES["decode"]:
+                yield name, OURS, functools.partial(_decode, sizes, name, length)
+            else:
+                remat = mode == MODES["model"][1]
+                yield name, OURS, functools.partial(_model, sizes, name, length, remat)
+        return
+    backward = mode in MODES["backward"]
+    shape = sizes.batch, length, sizes.heads, sizes.head_dim
+    operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
+    yield "matmuls", LIMIT, functools.partial(_limit, sizes, length, backward)
+    for name in schemes:
+        for engine in engines:
+            if length > limits.get(engine, length):
+                yield name, engine, functools.partial(_too_long, engine, limits[engine])
+            elif engine != FLEX:
+                given = sizes, operands, name, length, engine, backward
+                yield name, engine, functools.partial(_attention, *given)
+            elif _biased(scheme(name, length)) and name != PLAIN:
+                given = sizes, operands, name, length, backward
+                yield name, engine, functools.partial(_flex, *given)
+
+
+def _too_long(engine: str, limit: int) -> Program:
+    raise Refused(f"{engine} was asked for up to length {limit}")

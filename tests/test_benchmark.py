@@ -1,0 +1,257 @@
+"""The benchmark end to end on tiny sizes; what it makes of its numbers, on numbers made up."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+
+from experiments import benchmark, launch, performance, plotting, timing, workloads
+from experiments.timing import Results, Row
+
+FORWARD, BACKWARD = performance.BOTH
+TINY = benchmark.Settings(
+    lengths=(32,), model_lengths=(64,), heads=2, head_dim=8, engines=("ours",)
+)
+MODELS = ("nope", "learned")
+pytestmark = pytest.mark.xdist_group("benchmark")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Folders of three runs, all their rows, and the outputs of every program."""
+    folder, rows, outputs = tmp_path_factory.mktemp("benchmark"), [], {}
+
+    def build(*args, original=benchmark.build):
+        for row, program in original(*args):
+            outputs[row.key] = jax.tree.leaves(program.run()) if program else None
+            yield row, program
+
+    runs = {
+        "backward": {"modes": ("backward",), "engines": ("ours", "jax.nn")},
+        "forward": {"modes": ("forward", "decode")},
+        "model": {"modes": ("model",), "schemes": MODELS},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "LEAST", 0)
+        patch.setattr(benchmark, "build", build)
+        for name, given in runs.items():
+            benchmark.main(dataclasses.replace(TINY, **given, out=str(folder / name)))
+            rows += Results.read(folder / name / "benchmark.csv").rows
+    return folder, Results(tuple(rows)), outputs
+
+
+def test_every_scheme_and_mode_has_its_numbers(measured):
+    _, results, _ = measured
+    wanted = {(32, m, s) for m in (*performance.BOTH, "decoding step") for s in workloads.SCHEMES}
+    wanted |= {(64, m, s) for m in workloads.MODES["model"] for s in MODELS}
+    assert wanted == {row.key[:3] for row in results.rows if row.engine == "ours"}
+    for row in results.rows:
+        assert len(row.seconds) == 5 and 0 < min(row.seconds) and max(row.seconds) < 60, row
+        assert row.temp_bytes > 0 and row.compile_seconds > 0, row
+        assert bool(row.note) == (row.key[2:] == ("shaw", "jax.nn")), row
+        assert results.ratios(row)["to_none"] > 0
+    assert results.find(32, FORWARD, "matmuls", "limit")
+
+
+def test_the_results_are_in_files(measured):
+    folder, results, _ = measured
+    folder /= "backward"
+    about = json.loads((folder / "benchmark.json").read_text())
+    assert about["flags"]["heads"] == 2 and "cpu" in about["device"] and "jax" in about["versions"]
+    assert (folder / "benchmark.png").stat().st_size > 9999
+    assert "<svg" in (folder / "benchmark.svg").read_text()
+    mine = Results([row for row in results.rows if row.mode == BACKWARD])
+    plotting.write_csv(folder / "again.csv", timing.CSV_HEADER, mine.csv_rows())
+    again = Results.read(folder / "again.csv")
+    assert [row.key for row in again.rows] == [row.key for row in mine.rows]
+    for a, b in zip(again.rows, mine.rows, strict=True):
+        assert a.seconds == pytest.approx(b.seconds, rel=1e-5)
+        assert dataclasses.replace(a, seconds=()) == dataclasses.replace(b, seconds=())
+
+
+def test_jax_nn_computes_what_we_compute(measured):
+    """Outputs are the gradients of q, k, v and of every parameter."""
+    for name in workloads.SCHEMES:
+        if name != "shaw":  # jax.nn takes no vectors at the values
+            ours, naive = (measured[2][32, BACKWARD, name, e] for e in ("ours", "jax.nn"))
+            for a, b in zip(ours, naive, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_limit_does_the_matmuls_of_every_visible_tile(monkeypatch, causal):
+    monkeypatch.setattr(workloads, "TILE", 4)
+    q, k, v, d_out = (workloads.normal(2, 8, 3, seed=s) for s in range(4))
+    tiles = workloads.Matmuls(8, causal)
+    out, ((d_k, d_v), d_q) = tiles.forward(q, k, v), tiles.backward(q, k, v, d_out)
+    seen = np.kron(np.tri(2) if causal else np.ones((2, 2)), np.ones((4, 4)))
+    s, d_s = (seen * (a @ b.swapaxes(1, 2)) for a, b in ((q, k), (d_out, v)))
+    join = lambda x: np.moveaxis(np.asarray(x), 0, 1).reshape(2, 8, 3)  # noqa: E731
+    for got, want in ((join(out), s @ v), (join(d_q), d_s @ k)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    for got, want in ((d_k, d_s.swapaxes(1, 2) @ q), (d_v, s.swapaxes(1, 2) @ d_out)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_programs_take_turns_and_a_round_that_is_not_whole_is_left_out(monkeypatch):
+    monkeypatch.setattr(timing, "LEAST", 0)
+    calls: list[str] = []
+    programs = {name: lambda name=name: calls.append(name) for name in "abcd"}
+    found = timing.interleave(programs, 6)
+    rounds = ["".join(calls[i : i + 4]) for i in range(4, len(calls), 4)]
+    assert len(rounds) == 6 and len({*rounds}) > 1
+    assert all(sorted(r) == [*"abcd"] for r in rounds)
+    assert {len(seconds) for seconds in found.values()} == {6}
+    calls.clear()
+    found = timing.interleave(programs, 6, proceed=lambda done: len(calls) < 4 + 2 * 4 + 3)
+    assert {len(seconds) for seconds in found.values()} == {2}
+
+
+def row(scheme, ms, length=4096, mode=FORWARD, engine="ours", temp=2**20) -> Row:
+    return Row(length, mode, scheme, engine, tuple(x / 1e3 for x in ms), temp, 1.0)
+
+
+def test_ratios_are_paired_by_round():
+    none, slow = row("nope", [10, 20, 40]), row("rope", [11, 24, 44], temp=300)
+    naive = row("rope", [33, 96, 88], engine="jax.nn")
+    limit = row("matmuls", [5, 10, 10], engine="limit")
+    twice = row("rope", [1, 1, 1], length=8192, temp=630)
+    results = Results((none, slow, naive, limit, twice))
+    assert results.ratios(slow) == pytest.approx(
+        {
+            "to_none": 1.1,
+            "to_none_of_minima": 1.1,
+            "to_matmuls": 2.4,
+            "naive_to_this": 3,
+            "growth": 2.1,
+        }
+    )
+    assert results.ratios(naive)["naive_to_this"] is None
+    assert results.ratios(twice)["to_none"] is None
+    assert results.ratios(Row(4096, FORWARD, "t5", "ours", note="no"))["to_none"] is None
+
+
+def page_of(folder, rows, **about) -> str:
+    folder.mkdir(exist_ok=True)
+    results = Results(rows)
+    (folder / "benchmark.svg").write_text(plotting.save(performance.figure(results), folder))
+    about = {**benchmark.about(benchmark.Settings()), **about}
+    (folder / "benchmark.json").write_text(json.dumps(about))
+    return performance.write([folder], folder / "docs", "the command").read_text()
+
+
+def test_the_page_marks_targets_as_reached_or_missed(tmp_path):
+    rows = [row("nope", [10] * 5), row("matmuls", [8] * 5, engine="limit")]
+    rows += [row("rope", [10.4] * 5), row("alibi", [9] * 5), row("t5", [10.9] * 5)]
+    rows += [row("nope", [60] * 5, engine="jax.nn"), row("rope", [45] * 5, engine="jax.nn")]
+    rows += [
+        row("nope", [40] * 5, length=8192, temp=2**21),
+        row("rope", [41] * 5, 8192, temp=3 * 10**6),
+    ]
+    text = page_of(tmp_path / "run", rows)
+    assert "Made by `the command`" in text and "python -m experiments.benchmark" in text
+    for line in (
+        "| nope: ÷ matmuls | forward | 4096 | ≤ 1.2 | 1.25 | missed |",
+        "| rope: ÷ none | forward | 4096 | ≤ 1.05 | 1.04 | **reached** |",
+        "| rope: ÷ none | forward | 8192 | ≤ 1.04 | 1.02 | **reached** |",
+        "| rope: ÷ none | forward + backward | 4096 | ≤ 1.05 | – | not run |",
+        "| alibi: ÷ none | forward | 4096 | ≤ 0.8 | 0.90 | missed |",
+        "| t5, buckets: ÷ none | forward | 4096 | ≤ 1.08 | 1.09 (t5) | missed; not run: buckets |",
+        "| every scheme: jax.nn ÷ ours | forward | 4096 | ≥ 5 | 4.33 (rope) "
+        "| missed; not run: alibi, t5 |",
+        "| every scheme: temporaries at 2L ÷ L | forward | 4096 | ≤ 2.1 | 2.86 (rope) "
+        "| missed; not run: alibi, t5 |",
+    ):
+        assert line in text, line
+    assert (tmp_path / "run" / "docs" / "figures" / "performance-run.png").exists()
+
+
+def test_the_page_keeps_what_is_written_around_it_and_judges_no_other_machine(tmp_path):
+    page = tmp_path / "run" / "docs" / "performance.md"
+    first = page_of(tmp_path / "run", [row("nope", [10] * 5)])
+    page.write_text(first.replace("# Performance", "# Ours") + "\nKept.\n")
+    text = page_of(tmp_path / "run", [row("nope", [10] * 5)], backend="gpu")
+    assert text.startswith("# Ours") and text.endswith("Kept.\n") and "a gpu" in text
+    assert "reached" not in text and "missed" not in text
+
+
+def test_what_fails_is_a_row_with_the_reason(monkeypatch, tmp_path):
+    def fails(*_):
+        raise RuntimeError("no\ncompiler")
+
+    monkeypatch.setattr(workloads, "_flex", fails)
+    monkeypatch.setattr(timing, "LEAST", 0)
+    given = {"schemes": ("nope", "rope"), "engines": ("ours", "dense", "flex"), "dense_limit": 16}
+    settings = dataclasses.replace(TINY, **given, modes=("forward",))
+    found = {r.key[2:]: r for r in benchmark.measure(settings, 32, FORWARD, launch.Stop())}
+    assert found["nope", "flex"].note == "RuntimeError: no compiler"
+    assert "up to length 16" in found["rope", "dense"].note and ("rope", "flex") not in found
+    assert [r.note for r in found.values() if r.seconds] == [""] * 3
+    monkeypatch.setattr(workloads, "free_bytes", lambda: 10)
+    (row, *_) = benchmark.measure(settings, 32, FORWARD, launch.Stop())
+    assert not row.seconds and "GiB are free" in row.note
+
+
+def test_a_signal_ends_it_and_what_is_there_is_written(monkeypatch, tmp_path):
+    stop = launch.Stop()
+
+    def interrupted(programs, *_, **__):
+        stop.signal = 2
+        return {next(iter(programs)): [0.001]}
+
+    monkeypatch.setattr(timing, "interleave", interrupted)
+    given = {"schemes": ("nope",), "engines": ("ours",), "out": str(tmp_path)}
+    found = benchmark.run(dataclasses.replace(TINY, **given), stop)
+    first, second = Results.read(tmp_path / "benchmark.csv").rows
+    assert len(found.rows) == 2 and first.seconds == (0.001,) and "stopped" in second.note
+
+
+@pytest.fixture
+def command(capsys):
+    """Command line → the line of its error."""
+    benchmark.define()
+
+    def call(*args: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            benchmark.main(benchmark.parse(["benchmark", *args]))
+        error = capsys.readouterr().err
+        assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+        return error
+
+    yield call
+    for field in dataclasses.fields(benchmark.Settings):
+        delattr(flags.FLAGS, field.name)
+    flags.FLAGS.unparse_flags()
+
+
+@pytest.mark.parametrize(
+    "flag, words",
+    [
+        ("--lengths=4k", "lengths='4k': pass integers of at least 2"),
+        ("--lengths=64,1", "lengths=(64, 1): pass integers of at least 2"),
+        ("--lengths=64,64", "lengths=(64, 64): pass each length once"),
+        ("--schemes=nope,rop", "schemes='rop': did you mean 'rope'?"),
+        ("--schemes=rope", "schemes=('rope',): add nope"),
+        ("--modes=forwards", "modes='forwards': did you mean 'forward'?"),
+        ("--engines=jax", "engines='jax': did you mean 'jax.nn'?"),
+        ("--dtype=bf16", "dtype='bf16': did you mean 'bfloat16'?"),
+        ("--repeats=3", "repeats=3: pass an integer of at least 5"),
+        ("--heads=two", "heads=two"),
+        ("--head_dim=7", "schemes='rope': head_dim=7"),
+        ("--nocausal", "causal=False: decoding is causal: take it out of --modes"),
+        ("--length=64", "Did you mean: lengths"),
+        ("now", "'now' is no flag"),
+    ],
+)
+def test_a_bad_flag_is_one_line(command, tmp_path, flag, words):
+    assert words in command(f"--out={tmp_path / 'run'}", flag)
+    assert not (tmp_path / "run").exists()
+
+
+def test_results_are_not_written_over(command, tmp_path):
+    (tmp_path / "benchmark.csv").write_text("mine")
+    assert "choose another folder" in command(f"--out={tmp_path}")
+    assert (tmp_path / "benchmark.csv").read_text() == "mine"

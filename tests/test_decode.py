@@ -1,0 +1,158 @@
+"""One contiguous token at a time: what a cache holds, what a step reads, what it gives.
+
+S capacity, N tokens, of which the horizons of `util.SMALL` leave most far away.
+"""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings.base import DISTANCE_SLOTS, Encoding
+from pe_jax.engines import cache
+from tests import util
+from tests.util import DIMS, B, E, H, K, assert_close
+
+S, N = 48, 40
+CAUSAL = [c for c in util.CASES if c.causal]
+MIXED = [  # no horizon for the whole; two biases; all at once
+    util.Case(spec, pe_jax.encodings.parse(spec)[0])
+    for spec in ("shaw(clip=3)+alibi", "t5+alibi", "deberta(buckets=None,max_distance=4)+shaw+rope")
+]
+each = pytest.mark.parametrize("case", CAUSAL + MIXED, ids=str)
+
+
+def named(*names):
+    """One case of each scheme, as a parameter."""
+    found = [next(c for c in CAUSAL if c.name.partition("(")[0] == name) for name in names]
+    return pytest.mark.parametrize("case", found, ids=str)
+
+
+def near(case) -> int:
+    """How many distances differ, as the scheme declares it."""
+    horizon = case.encoding.horizon()
+    return S if horizon is None else min(S, horizon[1] + 1)
+
+
+def past(case, dtype=jnp.float32, batch=B):
+    return cache.empty(case.encoding, batch, S, DIMS, dtype, util.random_params(case.encoding))
+
+
+def extend(case, past, qkv, positions=None, window=None):
+    params = util.random_params(case.encoding)
+    shared = {"encoding": case.encoding, "params": params, "dims": DIMS, "window": window}
+    return cache.extend(past, *qkv, positions, **shared)
+
+
+def decode(case, qkv, past, window=None):
+    """Every token by itself."""
+
+    def step(past, token):
+        out, past = extend(case, past, [x[:, None] for x in token], window=window)
+        return past, out[:, 0]
+
+    def run(past, qkv):
+        rows = [jnp.moveaxis(jnp.asarray(x), 1, 0) for x in qkv]
+        return jnp.moveaxis(jax.lax.scan(step, past, rows)[1], 0, 1)
+
+    return util.jit(run)(past, qkv)
+
+
+def whole(case, qkv, window=None):
+    options = {"window": window, "dims": DIMS, "implementation": "dense"}
+    params = util.random_params(case.encoding)
+    return util.jit(
+        lambda qkv: pe_jax.attention(*qkv, encoding=case.encoding, params=params, **options)
+    )(qkv)
+
+
+@each
+def test_a_cache_holds_what_the_scheme_declares(case):
+    enc, found = case.encoding, past(case)
+    queries, n = enc.overrides("relative_queries"), near(case)
+    assert found.k.shape == found.v.shape == (B, K, S, E)
+    assert (found.k_raw is not None) == (queries and enc.overrides("rotate_k"))
+    assert (found.far is not None) == (queries and n < S)
+    assert found.far is None or found.far.shape == (B, H, S)
+    params = util.random_params(enc)
+    placed = {"distance_bias"} if enc.coefficients(params, DIMS) is not None else set()
+    assert set(found.tables) == {s for s in DISTANCE_SLOTS if enc.overrides(s)} - placed
+    for slot, table in found.tables.items():
+        assert table.dtype == jnp.float32 and table.shape[0] in (1, H)
+        assert table.shape[1:] == ((n,) if slot == "distance_bias" else (n, E))
+    assert not cache.empty(enc, B, S, DIMS).tables
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_a_step_makes_nothing_as_large_as_the_keys(case):
+    token = [x[:, :1] for x in util.inputs(N)]
+    program = str(jax.make_jaxpr(lambda past: extend(case, past, token))(past(case)))
+    made = re.findall(r":f32\[([\d,]+)\] = (\w+)", program)
+    assert (f"{B},{H},{S}", "exp") in made
+    large = {name for shape, name in made if np.prod(eval(f"[{shape}]")) >= B * K * S * E}
+    assert large - {"cond", "while"} == {"dynamic_update_slice"}
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA for CPU")
+@named("nope", "shaw", "deberta", "deberta+rope")
+def test_a_step_copies_no_cache(case):
+    """With a batch of one, XLA fuses each write with its readers, and copies the keys for that."""
+    token, given = [x[:1, :1] for x in util.inputs(N)], past(case, batch=1)
+    step = jax.jit(lambda c, token: extend(case, c, token), donate_argnums=0)
+    text = step.lower(given, token).compile().as_text()
+    shape = "[" + ",".join(map(str, given.k.shape)) + "]"
+    assert shape in text
+    assert not [line for line in text.splitlines() if " copy(" in line and shape in line]
+
+
+@each
+@pytest.mark.parametrize("window", (None, 6))
+def test_decoding_equals_attention_far_beyond_the_horizon(case, window):
+    qkv = util.inputs(N)
+    assert_close(decode(case, qkv, past(case), window), whole(case, qkv, window))
+
+
+@named("rope", "t5", "shaw", "deberta", "transformer_xl")
+def test_bfloat16_is_near_float32(case):
+    half = [jnp.asarray(x, jnp.bfloat16) for x in util.inputs(N)]
+    out = decode(case, half, past(case, jnp.bfloat16))
+    assert out.dtype == jnp.bfloat16
+    assert_close(out, whole(case, [x.astype(jnp.float32) for x in half]), 0.05)
+
+
+@named("deberta", "deberta+rope")
+def test_parts_explicit_positions_and_single_tokens_mix(case):
+    def run(past, qkv):
+        at, outs = 0, []
+        for count, explicit in ((1, 0), (5, 0), (1, 1), (1, 0), (20, 1), (1, 0), (11, 0)):
+            part = slice(at, at := at + count)
+            places = util.contiguous(1, N)[:, part] if explicit else None
+            out, past = extend(case, past, [x[:, part] for x in qkv], places)
+            outs.append(out)
+        return jnp.concatenate(outs, axis=1)
+
+    qkv = util.inputs(N)
+    assert_close(util.jit(run)(past(case), qkv), whole(case, qkv))
+
+
+class Grid(Encoding):
+    axes = 2
+
+
+def test_what_is_not_contiguous_or_does_not_fit_is_refused_or_nan():
+    case, token = CAUSAL[0], [x[:, :1] for x in util.inputs(N)]
+    _, held = extend(case, past(case), token, np.full((1, 1), 7))
+    with pytest.raises(ValueError, match="positions are not 0, 1, 2, …: pass positions"):
+        extend(case, held, token)
+    grid = util.Case("grid", Grid())
+    with pytest.raises(ValueError, match="Grid has 2 axes: pass positions"):
+        extend(grid, past(grid), token)
+    places = jnp.broadcast_to(jnp.arange(S), (B, S))
+    full = dataclasses.replace(past(case), length=jnp.int32(S), positions=places)
+    with pytest.raises(ValueError, match="48 of 48 tokens and 1 more do not fit"):
+        extend(case, full, token)
+    assert np.isnan(util.jit(lambda past: extend(case, past, token)[0])(full)).all()
