@@ -78,7 +78,8 @@ def attention(
 
     Raises:
       ValueError: shapes, positions, indices or segments that do not fit together; positions that
-        are missing although T ≠ S; an unknown implementation; parameters that are missing.
+        are missing although T ≠ S; parameters that are missing; an implementation that is unknown,
+        needs another device, or cannot run this call (the message says why).
       TypeError: positions of a dtype that the scheme does not take.
     """
     encoding = encoding or Encoding()
@@ -182,6 +183,10 @@ def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tok
             raise ValueError(
                 f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?"
             )
+        if implementation in KERNELS.values():
+            why = _refusal(implementation, rules, params, operands, q, k)
+            if why is not None:
+                raise ValueError(f"implementation={implementation!r}: {why}; pass 'tiled' or None")
         return _engine(implementation).attend
     device, enc = jax.default_backend(), rules.encoding
     name = type(enc).__name__
@@ -189,17 +194,25 @@ def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tok
         _log(logging.INFO, f"{name}: dense, for one query or a short sequence")
         return dense.attend
     if device in KERNELS:
-        engine = _engine(KERNELS[device])
-        why = engine.refusal(rules, params, operands, q, k)
+        why = _refusal(KERNELS[device], rules, params, operands, q, k)
         if jax.device_count() > 1:  # under jit XLA would gather the operands of a kernel
             why = "several devices, among which XLA cannot divide a kernel"
         if why is None:
             _log(logging.INFO, f"{name}: the {KERNELS[device]} kernel")
-            return engine.attend
+            return _engine(KERNELS[device]).attend
         _log(logging.WARNING, f"{name}: tiles of XLA, not the {KERNELS[device]} kernel: {why}")
         return tiled.attend
     _log(logging.INFO, f"{name}: tiled")
     return tiled.attend
+
+
+def _refusal(name: str, *call) -> str | None:
+    """Why a kernel cannot run here, or cannot run this call; None if it can."""
+    device = jax.default_backend()
+    if KERNELS.get(device) != name:
+        needs = next(d for d, kernel in KERNELS.items() if kernel == name)
+        return f"it needs a {needs.upper()}, this is a {device.upper()}"
+    return _engine(name).refusal(*call)
 
 
 def _is_small(encoding: Encoding, operands: dict) -> bool:

@@ -80,6 +80,8 @@ FAULTS = {
     "no params": (ValueError, "T5 … pe_jax.Params(", dict(encoding=T5, params=None)),
     "params": (TypeError, "params is a dict … pe_jax.Params", dict(encoding=T5, params={})),
     "engine": (ValueError, "'tield' … 'tiled'", dict(implementation="tield")),
+    "GPU": (ValueError, "'fused': it needs a GPU … a CPU … 'tiled'", dict(implementation="fused")),
+    "TPU": (ValueError, "'tpu': it needs a TPU … a CPU … 'tiled'", dict(implementation="tpu")),
     "window 0": (ValueError, "window=0 … at least 1", dict(window=0)),
     "window 1.5": (ValueError, "window=1.5 … integer", dict(window=1.5)),
     "window True": (ValueError, "window=True … integer", dict(window=True)),
