@@ -35,7 +35,8 @@ class Bands(Terms):
         super().__init__(rules, rows, columns, blocks)
         horizon = rules.encoding.horizon()
         assert horizon is not None
-        self.lo, self.hi = horizon
+        most = rows * blocks + columns  # no distance is greater
+        self.lo, self.hi = max(horizon[0], -most), min(horizon[1], most)
         self.two_sided = not (rules.causal and rules.aligned)
         if not self.two_sided:  # distances below 0 are never seen
             self.lo, self.hi = -1, max(self.hi, 1)
@@ -156,7 +157,6 @@ class Bands(Terms):
         bands = [leaves[name] for name in ("row band", "column band") if name in leaves]
         if not bands:
             return None
-
         if self.wide:
             x = self._diagonal(leaves, 0, self._gap(tile))
             return sum(x[1:], x[0])[:, :, 0]
