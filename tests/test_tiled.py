@@ -76,9 +76,9 @@ def test_tiles_out_of_reach_are_left_out_and_nothing_changes(monkeypatch):
 
 
 def test_a_key_that_could_matter_is_never_out_of_reach(monkeypatch):
-    """One huge key far back: the bound must see it."""
+    """One huge key far back, under a slope that would hide any other: the bound must see it."""
     util.small_tiles(monkeypatch, blocks=(16, 16), group=(1, 1))
-    q, k, v = (np.ones((1, 128, 2, WIDTH), np.float32) for _ in range(3))
+    q, k, v = (np.ones((1, 128, 8, WIDTH), np.float32) for _ in range(3))
     k[:, 3] *= 40
     v[:, 3] *= 7
     (encoding,) = pe_jax.parse("alibi")
