@@ -27,7 +27,7 @@ import rich.console
 from absl import app, flags, logging
 
 from experiments import launch, performance, plotting, timing, workloads
-from experiments.compare import commit, save_json
+from experiments.provenance import commit, save_json
 from experiments.timing import NAIVE, OURS, Results, Row
 from experiments.workloads import DENSE, ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
 from pe_jax.encodings.base import is_int, require

@@ -11,9 +11,7 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,6 +25,7 @@ import rich
 from absl import logging
 
 from experiments import launch, report, results, speed
+from experiments.provenance import commit, save_json
 from experiments.train import (
     Diverged,
     Source,
@@ -69,20 +68,6 @@ def names(config: CompareConfig) -> dict[str, str]:
     return dict(zip(found, specs, strict=True))
 
 
-def commit() -> str:
-    """The commit of this checkout, if it is one and git is here."""
-    git = shutil.which("git")
-    if git is None:
-        return "unknown: git is not installed"
-    found = subprocess.run(
-        [git, "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-    )
-    return found.stdout.strip() or "not a git checkout"
-
-
 def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
     """What the report says about the comparison besides its results."""
     name = source.corpus.name
@@ -111,14 +96,6 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         "learning_rate": config.optimizer.learning_rate,
         "note": "A demonstration: one stated learning rate for all schemes.",
     }
-
-
-def save_json(path: Path, value: Any) -> None:
-    """Writes a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    part.replace(path)
 
 
 def save_encoding(folder: Path, trainer: Trainer, params: Any) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.results import Scheme
 
@@ -201,6 +202,7 @@ def dots(axes: Axes, rows: Sequence[tuple[Scheme, float, float, float, str]], ze
     axes.axvline(zero, color=MUTED, lw=0.9, zorder=0.5)
     axes.set_yticks(range(len(rows)), [label(r[0].name) for r in rows], color=INK, fontsize=9.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
