@@ -28,8 +28,8 @@ from absl import app, flags, logging
 
 from experiments import launch, performance, plotting, timing, workloads
 from experiments.provenance import commit, save_json
-from experiments.timing import NAIVE, OURS, Results, Row
-from experiments.workloads import DENSE, ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
+from experiments.timing import DENSE, NAIVE, OURS, Results, Row
+from experiments.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
 from pe_jax.encodings.base import is_int, require
 
 PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")

@@ -25,8 +25,8 @@ from rich.table import Table
 
 from experiments import launch
 from experiments.plotting import COLOURS, INK, MUTED, Drawing, apart, log2_axis, styled
-from experiments.timing import CSV_HEADER, NAIVE, OURS, Results, Row
-from experiments.workloads import DENSE, MODES, TILE
+from experiments.timing import CSV_HEADER, DENSE, NAIVE, OURS, Results, Row
+from experiments.workloads import MODES, TILE
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 FORWARD, BACKWARD = MODES["forward"] + MODES["backward"]
@@ -99,6 +99,7 @@ COLUMNS: dict[str, Callable[[Results, Row], str]] = {
     "of minima": lambda a, r: _ratio(a.ratios(r)["to_none_of_minima"]),
     "÷ matmuls": lambda a, r: _ratio(a.ratios(r)["to_matmuls"]),
     f"{NAIVE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["naive_to_this"]),
+    f"{DENSE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["dense_to_this"]),
     "temp MiB": lambda _, r: _mib(r),
     f"{NAIVE} MiB": lambda a, r: _mib(_naive(a, r)),
     "compile s": lambda _, r: _plain(r.compile_seconds, 2),
@@ -121,13 +122,17 @@ def terminal(results: Results, length: int, mode: str) -> list[Table | str]:
     """The table of one length and mode, and its notes."""
     rows = results.groups().get((length, mode), [])
     table = Table(title=f"{length} tokens, {mode}", title_justify="left", box=box.SIMPLE_HEAD)
-    columns = [name for name in COLUMNS if name != f"{NAIVE} MiB"]  # it has a row of its own
-    for name in columns:
+    columns: list[list[str]] = []
+    shown = [row for row in rows if row.seconds]
+    for name, cell in COLUMNS.items():
+        cells = [cell(results, row) for row in shown]
+        if name == f"{NAIVE} MiB" or all(text == "–" for text in cells):
+            continue  # the one has a row of its own, the other nothing to say
         left = name in ("scheme", "engine")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        if row.seconds:
-            table.add_row(*(COLUMNS[name](results, row) for name in columns))
+        columns.append(cells)
+    for line in zip(*columns, strict=True):
+        table.add_row(*line)
     return [table, *notes(rows)]
 
 
@@ -169,7 +174,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def verdicts(results: Results) -> list[list[str]]:
-    """One line a target, mode and length: what, bound, found, and reached or missed."""
+    """One line a target, mode and length: what, mode, length, bound, found, reached or missed."""
     ours = dict.fromkeys(r.scheme for r in results.rows if r.engine == OURS)
     lines = []
     for target in TARGETS:
@@ -205,13 +210,31 @@ def _verdict(found: dict[str, float | None], bound: float, at_least: bool) -> li
     return [text, shown, mark + f"; not run: {', '.join(missing)}" * bool(missing)]
 
 
-def targets(results: Results, about: dict) -> str:
-    """The table of targets, or why they do not apply."""
-    wrong = [f"{k}={about['flags'][k]}" for k, x in TARGET_FLAGS.items() if about["flags"][k] != x]
-    wrong += [f"a {about['backend']}"] * (about["backend"] != "cpu")
-    if wrong:
-        return f"The targets are for a CPU and the default sizes; this is {', '.join(wrong)}."
-    return markdown(("target", "mode", "length", "bound", "found", ""), verdicts(results))
+def targets(runs: Sequence[tuple[dict, Results]]) -> str:
+    """The table of targets over all runs that they apply to; the first that has a number gives it.
+
+    Ratios stay within a run; growth may compare two, as the compiler counts the same in each.
+    """
+    fits = []
+    for about, results in runs:
+        same = all(about["flags"][flag] == value for flag, value in TARGET_FLAGS.items())
+        fits += [results] * (same and about["backend"] == "cpu")
+    if not fits:
+        return "Targets are for a CPU and the default sizes: none of these runs has both."
+    groups: dict[tuple[int, str], list[Row]] = {}
+    for results in fits:
+        groups = {**results.groups(), **groups}
+    joined = Results([row for rows in groups.values() for row in rows])
+    found: dict[tuple[str, ...], list[str]] = {}
+    for line in (line for results in (*fits, joined) for line in verdicts(results)):
+        name = tuple(line[:3])
+        if found.get(name, line)[4] == "–" or name not in found:
+            found[name] = line
+    lines = sorted(found.values(), key=lambda line: line[4] == "–")
+    known = [line for line in lines if line[4] != "–"]
+    rest = "; ".join(", ".join(line[:3]) for line in lines[len(known) :])
+    table = markdown(("target", "mode", "length", "bound", "found", ""), known)
+    return f"{table}\n\nNot run: {rest}." if rest else table
 
 
 @styled
@@ -306,19 +329,23 @@ def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
         )
 
 
-def section(folder: Path, picture: str) -> str:
-    """One run: machine, command, targets, figure, tables."""
+def read(folder: Path) -> tuple[dict, Results]:
+    """What a run says of itself, and what it found."""
     about = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
-    results = Results.read(folder / "benchmark.csv")
+    return about, Results.read(folder / "benchmark.csv")
+
+
+def section(folder: Path, picture: str | None) -> str:
+    """One run: machine, command, figure, tables."""
+    about, results = read(folder)
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     parts = [
-        f"## {about['device']}: {about['processor']}",
+        f"## {folder.name}: {about['device']}, {about['processor']}",
         f"{about['date']}, commit {about['commit']}, {versions}.",
         f"```bash\n{about['command']}\n```",
-        "### Targets",
-        targets(results, about),
-        f"![Time ÷ none, and temporaries against length]({picture})",
     ]
+    if picture is not None:
+        parts.append(f"![Time ÷ none, and temporaries against length]({picture})")
     names = [name for name in COLUMNS if name != "of minima"]
     for (length, mode), rows in results.groups().items():
         shown = [r for r in rows if r.seconds and r.engine not in (NAIVE, DENSE)]
@@ -364,14 +391,16 @@ def write(runs: Sequence[Path], docs: Path, command: str) -> Path:
     if len({folder.name for folder in runs}) < len(runs):
         raise ValueError(f"runs={[*map(str, runs)]}: give each folder a name of its own")
     (docs / "figures").mkdir(parents=True, exist_ok=True)
-    parts = [INTRO.format(command=command)]
+    parts = [INTRO.format(command=command), "## Targets", targets([*map(read, runs)])]
     for folder in runs:
-        picture = f"figures/performance-{folder.name}.png"
+        drawn = any(row.mode in BOTH for row in read(folder)[1].rows)  # the figure is of these
+        picture = f"figures/performance-{folder.name}.png" if drawn else None
         parts.append(section(folder, picture))
-        shutil.copy(folder / "benchmark.png", docs / picture)
+        if picture is not None:
+            shutil.copy(folder / "benchmark.png", docs / picture)
     page = docs / "performance.md"
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    page.write_text(insert(text, "\n".join(parts)), encoding="utf-8")
+    page.write_text(insert(text, "\n\n".join(parts)), encoding="utf-8")
     return page
 
 

@@ -100,10 +100,10 @@ def of_minima(row: Row | None, base: Row | None) -> float | None:
     return min(row.seconds) / min(base.seconds)
 
 
-OURS, NAIVE, LIMIT = "ours", "jax.nn", "limit"  # engines that others are compared with
+OURS, DENSE, NAIVE, LIMIT = "ours", "dense", "jax.nn", "limit"  # engines that are compared
 STORED = ("length", "mode", "scheme", "engine", "note", "temp_bytes", "compile_seconds", "ms")
 DERIVED = ("samples", "ms_min", "ms_median", "ms_iqr")
-RATIOS = ("to_none", "to_none_of_minima", "to_matmuls", "naive_to_this", "growth")
+RATIOS = ("to_none", "to_none_of_minima", "to_matmuls", "naive_to_this", "dense_to_this", "growth")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,12 +127,13 @@ class Results:
     def ratios(self, row: Row) -> dict[str, float | None]:
         """By name, the ratios in RATIOS."""
         none = self.find(row.length, row.mode, "nope")
-        naive = self.find(row.length, row.mode, row.scheme, NAIVE)
+        beside = lambda engine: self.find(row.length, row.mode, row.scheme, engine)  # noqa: E731
         return {
             "to_none": paired(row, none),
             "to_none_of_minima": of_minima(row, none),
             "to_matmuls": paired(row, self.find(row.length, row.mode, "matmuls", LIMIT)),
-            "naive_to_this": paired(naive, row) if row.engine == OURS else None,
+            "naive_to_this": paired(beside(NAIVE), row) if row.engine == OURS else None,
+            "dense_to_this": paired(beside(DENSE), row) if row.engine == OURS else None,
             "growth": self.growth(row),
         }
 

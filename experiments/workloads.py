@@ -26,7 +26,7 @@ from pe_jax.engines.api import IMPLEMENTATIONS, attention
 from pe_jax.models.transformer import ModelConfig, Transformer
 from pe_jax.training.step import token_losses
 
-FLEX, DENSE = "flex", "dense"
+FLEX = "flex"
 ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
 TILE = 512  # side of a tile of the matmul limit
 SPECS = {"learned": "learned(length={length})", "shaw_keys": "shaw(values=False)"}

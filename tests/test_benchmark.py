@@ -119,13 +119,15 @@ def test_ratios_are_paired_by_round():
     naive = row("rope", [33, 96, 88], engine="jax.nn")
     limit = row("matmuls", [5, 10, 10], engine="limit")
     twice = row("rope", [1, 1, 1], length=8192, temp=630)
-    results = Results((none, slow, naive, limit, twice))
+    dense = row("rope", [22, 24, 88], engine="dense")
+    results = Results((none, slow, naive, limit, twice, dense))
     assert results.ratios(slow) == pytest.approx(
         {
             "to_none": 1.1,
             "to_none_of_minima": 1.1,
             "to_matmuls": 2.4,
             "naive_to_this": 3,
+            "dense_to_this": 2,
             "growth": 2.1,
         }
     )
@@ -157,7 +159,6 @@ def test_the_page_marks_targets_as_reached_or_missed(tmp_path):
         "| nope: ÷ matmuls | forward | 4096 | ≤ 1.2 | 1.25 | missed |",
         "| rope: ÷ none | forward | 4096 | ≤ 1.05 | 1.04 | **reached** |",
         "| rope: ÷ none | forward | 8192 | ≤ 1.04 | 1.02 | **reached** |",
-        "| rope: ÷ none | forward + backward | 4096 | ≤ 1.05 | – | not run |",
         "| alibi: ÷ none | forward | 4096 | ≤ 0.8 | 0.90 | missed |",
         "| t5, buckets: ÷ none | forward | 4096 | ≤ 1.08 | 1.09 (t5) | missed; not run: buckets |",
         "| every scheme: jax.nn ÷ ours | forward | 4096 | ≥ 5 | 4.33 (rope) "
@@ -166,6 +167,9 @@ def test_the_page_marks_targets_as_reached_or_missed(tmp_path):
         "| missed; not run: alibi, t5 |",
     ):
         assert line in text, line
+    not_run = text.partition("Not run: ")[2].partition("\n")[0]
+    assert "rope: ÷ none, forward + backward, 4096" in not_run
+    assert "rope: ÷ none, forward, 4096" not in not_run
     assert (tmp_path / "run" / "docs" / "figures" / "performance-run.png").exists()
 
 
@@ -174,7 +178,7 @@ def test_the_page_keeps_what_is_written_around_it_and_judges_no_other_machine(tm
     first = page_of(tmp_path / "run", [row("nope", [10] * 5)])
     page.write_text(first.replace("# Performance", "# Ours") + "\nKept.\n")
     text = page_of(tmp_path / "run", [row("nope", [10] * 5)], backend="gpu")
-    assert text.startswith("# Ours") and text.endswith("Kept.\n") and "a gpu" in text
+    assert text.startswith("# Ours") and text.endswith("Kept.\n") and "none of these runs" in text
     assert "reached" not in text and "missed" not in text
 
 
