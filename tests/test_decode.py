@@ -42,17 +42,17 @@ def past(case, dtype=jnp.float32, batch=B):
     return cache.empty(case.encoding, batch, S, DIMS, dtype, util.random_params(case.encoding))
 
 
-def extend(case, past, qkv, positions=None, window=None):
+def extend(case, past, qkv, positions=None, **masked):
     params = util.random_params(case.encoding)
-    shared = {"encoding": case.encoding, "params": params, "dims": DIMS, "window": window}
+    shared = {"encoding": case.encoding, "params": params, "dims": DIMS, **masked}
     return cache.extend(past, *qkv, positions, **shared)
 
 
-def decode(case, qkv, past, window=None):
+def decode(case, qkv, past, **masked):
     """Every token by itself."""
 
     def step(past, token):
-        out, past = extend(case, past, [x[:, None] for x in token], window=window)
+        out, past = extend(case, past, [x[:, None] for x in token], **masked)
         return past, out[:, 0]
 
     def run(past, qkv):
@@ -62,8 +62,8 @@ def decode(case, qkv, past, window=None):
     return util.jit(run)(past, qkv)
 
 
-def whole(case, qkv, window=None):
-    options = {"window": window, "dims": DIMS, "implementation": "dense"}
+def whole(case, qkv, **masked):
+    options = {"dims": DIMS, "implementation": "dense", **masked}
     params = util.random_params(case.encoding)
     return util.jit(
         lambda qkv: pe_jax.attention(*qkv, encoding=case.encoding, params=params, **options)
@@ -110,10 +110,18 @@ def test_a_step_copies_no_cache(case):
 
 
 @each
-@pytest.mark.parametrize("window", (None, 6))
-def test_decoding_equals_attention_far_beyond_the_horizon(case, window):
+@pytest.mark.parametrize("masked", ({}, {"window": 6}, {"window": 6, "sinks": 3}), ids=str)
+def test_decoding_equals_attention_far_beyond_the_horizon(case, masked):
     qkv = util.inputs(N)
-    assert_close(decode(case, qkv, past(case), window), whole(case, qkv, window))
+    assert_close(decode(case, qkv, past(case), **masked), whole(case, qkv, **masked))
+
+
+@named("nope", "rope", "t5", "alibi")
+def test_a_window_costs_its_width_and_the_sinks_theirs(case):
+    token, given = [x[:, :1] for x in util.inputs(N)], past(case)
+    step = jax.make_jaxpr(lambda past: extend(case, past, token, window=8, sinks=2))
+    width = 2 + max([8, *(table.shape[1] for table in given.tables.values())])
+    assert width < S and f"f32[{B},{H},{width}] = exp" in str(step(given))
 
 
 @named("rope", "t5", "shaw", "deberta", "transformer_xl")

@@ -36,6 +36,7 @@ def attention(
     k_index: Any = None,
     causal: bool = True,
     window: int | None = None,
+    sinks: int = 0,
     implementation: str | None = None,
     dims: Dims | None = None,
 ) -> jax.Array:
@@ -64,6 +65,9 @@ def attention(
       k_index: likewise; None: 0 … S - 1.
       causal: whether later tokens (by index) are hidden.
       window: see at most so many tokens back, oneself included.
+      sinks: the first so many tokens of each segment (a run of equal ids; without segments, those
+        of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
+        LM-Infinite, arXiv 2308.16137).
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
@@ -111,6 +115,7 @@ def attention(
         k_index=k_index,
         causal=causal,
         window=window,
+        sinks=sinks,
         implementation=implementation,
         dims=dims,
     )
@@ -134,6 +139,7 @@ def attend(
     k_index: Any = None,
     causal: bool = True,
     window: int | None = None,
+    sinks: int = 0,
     implementation: str | None = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
@@ -141,7 +147,7 @@ def attend(
     Takes what `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were
     before the rotation (read only by schemes with relative keys or queries).
     """
-    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    check_window(window, sinks)
     _check_shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)
@@ -167,12 +173,21 @@ def attend(
         operands["k_raw"] = k_raw
     operands = {name: _heads_first(x) for name, x in operands.items()}
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
-    k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg)
+    rank = pos.per_segment(k_seg) if sinks and k_seg is not None else None
+    k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg, rank)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    rules = Rules(encoding, dims, causal, window, aligned, contiguous)
+    rules = Rules(encoding, dims, causal, window, aligned, contiguous, sinks)
     run = _pick(implementation, rules, params, operands, q_tokens, k_tokens)
     out = run(rules, params, operands, q_tokens, k_tokens)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
+
+
+def check_window(window: int | None, sinks: int) -> None:
+    """Raises ValueError where the window or the sinks cannot be."""
+    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    require(is_int(sinks, 0), "sinks", sinks, "pass an integer of at least 0")
+    fix = "pass a window too: without one every token is in sight"
+    require(window is not None or not sinks, "sinks", sinks, fix)
 
 
 def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tokens):

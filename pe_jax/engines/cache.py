@@ -16,7 +16,7 @@ import numpy as np
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require
 from pe_jax.engines import decode
-from pe_jax.engines.api import attend
+from pe_jax.engines.api import attend, check_window
 from pe_jax.engines.dense import Rules
 
 
@@ -150,6 +150,7 @@ def extend(
     params: Params,
     dims: Dims,
     window: int | None = None,
+    sinks: int = 0,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Appends T tokens and attends to the whole past: a prompt, a part of one, or one token.
@@ -165,6 +166,7 @@ def extend(
       params: its parameters.
       dims: the sizes.
       window: as for `attention`.
+      sinks: as for `attention`.
       implementation: as for `attention`; None also allows the short way of one contiguous token.
 
     Returns:
@@ -175,7 +177,7 @@ def extend(
             f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
             f" {dims.heads} heads of {dims.head_dim}"
         )
-    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    check_window(window, sinks)
     start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     positions = _positions(cache, positions, q, encoding)
     cache = append(cache, encoding.rotate_k(params, k, positions), v, k, positions)
@@ -192,7 +194,7 @@ def extend(
         "k_raw": (cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype),
     }
     if short:
-        rules = Rules(encoding, dims, True, window)
+        rules = Rules(encoding, dims, True, window, sinks=sinks)
         rows |= {"q": rotated[:, 0], "q_raw": q[:, 0]}
         rows |= {} if cache.far is None else {"far": cache.far}
         out = decode.attend(rules, params, rows, held, start)[:, None]
@@ -211,6 +213,7 @@ def extend(
         k_index=pos.contiguous(cache.capacity),
         causal=True,
         window=window,
+        sinks=sinks,
         implementation=implementation,
     )
     return out, cache

@@ -54,17 +54,16 @@ def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.
       held: what `tables` gives for S rows.
       at: int32 [].
     """
-    first, operands = _view(rules.window, operands, held, at)
+    places, at_row, operands = _view(rules, operands, held, at)
     q, k, v = (operands[name] for name in "qkv")
     split = len(q), k.shape[1], -1  # [B, K, H/K, …]
     s = jnp.einsum(
         "bkge,bkse->bkgs", q.reshape(*split, q.shape[-1]), k, preferred_element_type=jnp.float32
     ).reshape(*q.shape[:2], -1)
-    s = _scores(rules, s, operands, held, at - first)
-    places = first + jnp.arange(s.shape[-1], dtype=jnp.int32)
+    s = _scores(rules, s, operands, held, at_row)
     seen = places <= at
     if rules.window is not None:
-        seen &= places > at - rules.window
+        seen &= (places > at - rules.window) | (places < rules.sinks)
     s = jnp.where(seen, s + _bias(rules, params, at, places), -jnp.inf)
     weights = jnp.exp(s - s.max(-1, keepdims=True))  # a token sees itself: the maximum is finite
     out = jnp.einsum(
@@ -74,7 +73,7 @@ def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.
         preferred_element_type=jnp.float32,
     ).reshape(*q.shape[:2], -1)
     total = weights.sum(-1, keepdims=True)
-    return (out + _values(weights, total, held, at - first)) / total
+    return (out + _values(weights, total, held, at_row)) / total
 
 
 def _reach(held: dict) -> int:
@@ -82,18 +81,27 @@ def _reach(held: dict) -> int:
     return max((x.shape[1] for x in held.values()), default=1)
 
 
-def _view(window: int | None, operands: dict, held: dict, at):
-    """The first row that may count, and the operands from there on: a window costs its width."""
-    rows = operands["k"].shape[2]
-    size = rows if window is None else min(rows, max(window, _reach(held)))
-    if size == rows:
-        return 0, operands
+def _view(rules: Rules, operands: dict, held: dict, at):
+    """The rows that may count: their places, which of them is row `at`, and the operands there.
+
+    A window costs its width and the sinks theirs. Sinks come first; while the window still holds
+    them, their rows are doubles, which a place beyond every token hides.
+    """
+    rows, sinks = operands["k"].shape[2], rules.sinks
+    size = rows if rules.window is None else max(rules.window, _reach(held))
+    if sinks + size >= rows:
+        return jnp.arange(rows, dtype=jnp.int32), at, operands
     first = jnp.maximum(at - size + 1, 0)
-    cut = {
-        name: jax.lax.dynamic_slice_in_dim(operands[name], first, size, 2)
-        for name in operands.keys() & {"k", "k_raw", "v", "far"}
-    }
-    return first, operands | cut
+
+    def cut(x):
+        x, lead = jax.lax.dynamic_slice_in_dim(x, first, size, 2), x[:, :, :sinks]
+        return jnp.concatenate([lead, x], axis=2) if sinks else x
+
+    kept = {name: cut(operands[name]) for name in operands.keys() & {"k", "k_raw", "v", "far"}}
+    lead = jnp.arange(sinks, dtype=jnp.int32)
+    lead = jnp.where(lead < first, lead, rows)
+    places = jnp.concatenate([lead, first + jnp.arange(size, dtype=jnp.int32)])
+    return places, at - first + sinks, operands | kept
 
 
 def _split(table: jax.Array, heads: int, groups: int) -> jax.Array:

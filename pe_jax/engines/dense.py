@@ -23,6 +23,7 @@ class Tokens:
     positions: jax.Array
     index: jax.Array
     segments: jax.Array | None
+    rank: jax.Array | None = None  # the place within the segment, where there are sinks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +36,25 @@ class Rules:
     window: int | None
     aligned: bool = False  # query i and key i are one token, of index i
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
+    sinks: int = 0
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
         """Bool [B or 1, 1, T, S]."""
         seen = allowed(
-            q.index, k.index, q.segments, k.segments, causal=self.causal, window=self.window
+            q.index,
+            k.index,
+            q.segments,
+            k.segments,
+            causal=self.causal,
+            window=self.window,
+            sinks=self.sinks,
+            k_rank=k.rank,
         )
         return seen[:, None]
+
+    def beyond_kernels(self) -> str | None:
+        """What no kernel knows of this call, in a few words; None where there is nothing."""
+        return "attention sinks" if self.sinks else None
 
 
 def pairwise(rules: Rules, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:

@@ -189,8 +189,12 @@ class Plan:
         if rules.causal:
             some, whole = some & (q.high >= k.low), whole & (q.low >= k.high)
         if rules.window is not None:
-            some &= (q.low - k.high < rules.window) & (k.low - q.high < rules.window)
-            whole &= (q.high - k.low < rules.window) & (k.high - q.low < rules.window)
+            near = (q.low - k.high < rules.window) & (k.low - q.high < rules.window)
+            inside = (q.high - k.low < rules.window) & (k.high - q.low < rules.window)
+            if rules.sinks:
+                rank = _ends(self.k.index if self.k.rank is None else self.k.rank, self.nk)
+                near, inside = near | (rank.low < rules.sinks), inside | (rank.high < rules.sinks)
+            some, whole = some & near, whole & inside
         if self.q.segments is not None:
             q, k = pairs("segments")
             some &= (q.high >= k.low) & (q.low <= k.high) & (q.high >= 0)

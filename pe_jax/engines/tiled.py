@@ -299,4 +299,5 @@ def _pad_tokens(tokens: Tokens, length: int) -> Tokens:
     segments = tokens.segments
     if segments is None:
         segments = jnp.zeros(tokens.index.shape, jnp.int32)
-    return Tokens(last(tokens.positions), last(tokens.index), fit(segments, 1, length, -1))
+    rank = tokens.rank if tokens.rank is None else last(tokens.rank)
+    return Tokens(last(tokens.positions), last(tokens.index), fit(segments, 1, length, -1), rank)
