@@ -81,7 +81,8 @@ def decoder(case, first: int, contiguous: bool = False, tables: bool = False):
         shared = {"encoding": case.encoding, "params": params, "dims": DIMS}
 
         def extend(past, qkv, places):
-            return cache.extend(past, *qkv, None if contiguous else places, **shared)
+            places = None if contiguous else places
+            return cache.extend(past, *qkv, places, x=util.flat(qkv[0]), **shared)
 
         out, past = extend(past, [x[:, :first] for x in qkv], positions[:, :first])
 

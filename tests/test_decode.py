@@ -45,7 +45,7 @@ def past(case, dtype=jnp.float32, batch=B):
 def extend(case, past, qkv, positions=None, **masked):
     params = util.random_params(case.encoding)
     shared = {"encoding": case.encoding, "params": params, "dims": DIMS, **masked}
-    return cache.extend(past, *qkv, positions, **shared)
+    return cache.extend(past, *qkv, positions, x=util.flat(qkv[0]), **shared)
 
 
 def decode(case, qkv, past, **masked):
@@ -65,9 +65,8 @@ def decode(case, qkv, past, **masked):
 def whole(case, qkv, **masked):
     options = {"dims": DIMS, "implementation": "dense", **masked}
     params = util.random_params(case.encoding)
-    return util.jit(
-        lambda qkv: pe_jax.attention(*qkv, encoding=case.encoding, params=params, **options)
-    )(qkv)
+    options |= {"encoding": case.encoding, "params": params}
+    return util.jit(lambda qkv: pe_jax.attention(*qkv, x=util.flat(qkv[0]), **options))(qkv)
 
 
 @each
@@ -78,12 +77,15 @@ def test_a_cache_holds_what_the_scheme_declares(case):
     assert (found.k_raw is not None) == (queries and enc.overrides("rotate_k"))
     assert (found.far is not None) == (queries and n < S)
     assert found.far is None or found.far.shape == (B, H, S)
+    assert (found.state is not None) == enc.overrides("state")
+    assert found.state is None or found.state.shape == (B, H, S, enc.state_width)
     params = util.random_params(enc)
     placed = {"distance_bias"} if enc.coefficients(params, DIMS) is not None else set()
     assert set(found.tables) == {s for s in DISTANCE_SLOTS if enc.overrides(s)} - placed
     for slot, table in found.tables.items():
         assert table.dtype == jnp.float32 and table.shape[0] in (1, H)
-        assert table.shape[1:] == ((n,) if slot == "distance_bias" else (n, E))
+        width = {"distance_bias": (), "relative_state": (enc.state_width,)}.get(slot, (E,))
+        assert table.shape[1:] == (n, *width)
     assert not cache.empty(enc, B, S, DIMS).tables
 
 

@@ -39,6 +39,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
     "alibi": [{}, {"causal": False}],
+    "wavlm": [{"num_buckets": 8, "max_distance": 6}],
 }
 
 
@@ -111,19 +112,27 @@ def jit(f, **options):
     return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0}, **options)
 
 
+def flat(q) -> jax.Array:
+    """[*B, T, H, E] → [*B, T, D]."""
+    return q.reshape(*q.shape[:-2], DIMS.width)
+
+
 def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Array:
-    """Attention, after `embed` has added what it adds, to q, so that this slot takes part too."""
+    """Attention, after `embed` has added what it adds, to q, so that this slot takes part too.
+
+    The layer's input, for schemes that read it, is q again.
+    """
     enc = case.encoding
     if enc.overrides("embed"):
         places = per_segment(segments) if positions is None else positions
-        flat = enc.embed(params, q.reshape(*q.shape[:-2], DIMS.width), places)
-        q = flat.reshape(q.shape)
+        q = enc.embed(params, flat(q), places).reshape(q.shape)
     return pe_jax.attention(
         q,
         k,
         v,
         encoding=enc,
         params=params,
+        x=flat(q),
         q_positions=positions,
         q_segments=segments,
         causal=case.causal,

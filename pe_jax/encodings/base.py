@@ -9,16 +9,25 @@ position, n any shape. `distance = q_pos - k_pos`, everywhere: positive looks ba
 
     score = scale·(rotate_q(q)·rotate_k(k) + q·relative_keys + k·relative_queries)
             + distance_bias + bias                                  (biases in float32)
+            + state of q·relative_state + state_bias                (from the layer's input)
     out   = weights·v + Σ weights·relative_values                   (a fully masked row is 0)
 """
 
 import dataclasses
+import itertools
 import sys
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-DISTANCE_SLOTS = ("distance_bias", "relative_keys", "relative_queries", "relative_values")
+DISTANCE_SLOTS = (
+    "distance_bias",
+    "relative_keys",
+    "relative_queries",
+    "relative_values",
+    "relative_state",
+)
 
 
 class Params(NamedTuple):
@@ -67,6 +76,7 @@ class Encoding:
     axes: ClassVar[int] = 1  # > 1: positions [*B, T, A], distances [*n, A]
     decays: ClassVar[bool] = False  # distance_bias does not rise with |distance|
     real_positions: ClassVar[bool] = False  # float32 positions make sense
+    state_width: ClassVar[int] = 0  # C, the numbers a head that `state` gives a token
 
     def check(self, dims: Dims) -> None:
         """Raises ValueError where the scheme cannot serve these sizes."""
@@ -126,6 +136,31 @@ class Encoding:
         """Vectors averaged with the attention weights: [H or 1, *n, E], or None."""
         return None
 
+    def state(self, params: Params, x: jax.Array, before: Any = None) -> Any:
+        """Numbers of each token, from the layer's input: float32 [*B, T, H, C], or None.
+
+        A cache keeps them beside the keys. They depend on the token and on those before it in the
+        row, whose documents may be several: only differences within one may count.
+
+        Args:
+          params: the scheme's parameters.
+          x: [*B, T, D].
+          before: the state [*B, H, C] of the token before the first, from which a running sum goes
+            on. Zeros at the beginning of a row, as is None.
+        """
+        return None
+
+    def state_bias(self, q_state: list, k_state: list) -> Any:
+        """A bias that is arithmetic on the C numbers of query and key; shapes broadcast: float32.
+
+        Engines compute it in place, pair by pair; all of a pair that is seen must be finite.
+        """
+        raise NotImplementedError
+
+    def relative_state(self, params: Params, distance: jax.Array) -> Any:
+        """Vectors dotted with the query's state: float32 [H or 1, *n, C], or None."""
+        return None
+
     def horizon(self) -> tuple[int, int] | None:
         """(lo, hi): each distance slot is constant for d ≤ lo and for d ≥ hi; None if never."""
         return None
@@ -174,6 +209,11 @@ class Sum(Encoding):
     def real_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether every part takes float32 positions."""
         return all(p.real_positions for p in self.parts)
+
+    @property
+    def state_width(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All parts' numbers, one after the other."""
+        return sum(p.state_width for p in self.parts)
 
     @property
     def decays(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -266,6 +306,41 @@ class Sum(Encoding):
     def relative_values(self, params, distance):
         """Adds."""
         return self._add("relative_values", params, distance)
+
+    def _places(self):
+        """Where each part's numbers lie among the state's: a slice a part."""
+        ends = list(itertools.accumulate(p.state_width for p in self.parts))
+        return [slice(end - p.state_width, end) for p, end in zip(self.parts, ends, strict=True)]
+
+    def state(self, params, x, before=None):
+        """The parts' side by side."""
+        found = [
+            part.state(p, x, None if before is None else before[..., place])
+            for (part, p), place in zip(self._each(params), self._places(), strict=True)
+        ]
+        found = [s for s in found if s is not None]
+        return jnp.concatenate(found, axis=-1) if found else None
+
+    def state_bias(self, q_state, k_state):
+        """Adds."""
+        pairs = zip(self.parts, self._places(), strict=True)
+        pairs = [(part, place) for part, place in pairs if part.overrides("state_bias")]
+        terms = [part.state_bias(q_state[at], k_state[at]) for part, at in pairs]
+        return sum(terms[1:], terms[0])
+
+    def relative_state(self, params, distance):
+        """The parts' side by side; zeros where a part has a state and no vectors."""
+        if not self.overrides("relative_state"):
+            return None
+        found = []
+        for part, p in self._each(params):
+            vectors = part.relative_state(p, distance)
+            if vectors is None:
+                shape = distance.shape[: distance.ndim - (self.axes > 1)]
+                vectors = jnp.zeros((1, *shape, part.state_width))
+            found.append(vectors)
+        heads = max(len(x) for x in found)
+        return jnp.concatenate([jnp.broadcast_to(x, (heads, *x.shape[1:])) for x in found], axis=-1)
 
     def horizon(self):
         """The widest of the parts that look at distances; None if one of them has none."""

@@ -28,6 +28,7 @@ def attention(
     *,
     encoding: Encoding | None = None,
     params: Params | None = None,
+    x: Any = None,
     q_positions: Any = None,
     k_positions: Any = None,
     q_segments: Any = None,
@@ -52,6 +53,8 @@ def attention(
       encoding: the scheme; None is NoPE.
       params: its parameters, `Params(encoding.init_shared(key, dims), encoding.init_layer(…))`;
         may be left out for a scheme that has none.
+      x: [*B, T, D], the layer's input, from which q, k and v were projected; read only by schemes
+        with a state (FoX, CABLE, WavLM), for which T must equal S (else call `attend`).
       q_positions: where the queries stand, integers [T] or [*B, T] (float32 where the scheme
         declares `real_positions`; a trailing axis where it has several). None: contiguous, from 0
         in each segment; then T must equal S. They are constants: the tiled engine passes no
@@ -99,6 +102,12 @@ def attention(
         )
     positions = _both(encoding, q, k, q_positions, k_positions)
     at = positions or (pos.contiguous(q.shape[-3]),) * 2
+    state = None
+    if encoding.overrides("state"):
+        check_input(encoding, x)
+        if x.shape[:-1] != q.shape[:-2]:
+            raise ValueError(f"x has shape {x.shape}; pass {[*q.shape[:-2], dims.width]}")
+        state = encoding.state(params, x)
     return attend(
         encoding.rotate_q(params, q, at[0]),
         encoding.rotate_k(params, k, at[1]),
@@ -107,6 +116,7 @@ def attention(
         params=params,
         q_raw=q,
         k_raw=k,
+        q_state=state,
         q_positions=positions and positions[0],
         k_positions=positions and positions[1],
         q_segments=q_segments,
@@ -131,6 +141,8 @@ def attend(
     dims: Dims,
     q_raw: jax.Array,
     k_raw: jax.Array,
+    q_state: jax.Array | None = None,
+    k_state: jax.Array | None = None,
     q_positions: Any = None,
     k_positions: Any = None,
     q_segments: Any = None,
@@ -145,7 +157,9 @@ def attend(
     """Attention on q and k that are already rotated, as a cache holds them.
 
     Takes what `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were
-    before the rotation (read only by schemes with relative keys or queries).
+    before the rotation (read only by schemes with relative keys or queries). Instead of x it takes
+    `q_state` [*B, T, H, C] and `k_state` [*B, S, H, C], what `encoding.state` gives for the tokens
+    of either side (None: as `q_state`, if T = S).
     """
     check_window(window, sinks)
     _check_shapes(q, k, v)
@@ -171,6 +185,7 @@ def attend(
         operands["q_raw"] = q_raw
     if encoding.overrides("relative_queries"):
         operands["k_raw"] = k_raw
+    operands |= _states(encoding, q_state, k_state, q, k)
     operands = {name: _heads_first(x) for name, x in operands.items()}
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
     rank = pos.per_segment(k_seg) if sinks and k_seg is not None else None
@@ -356,6 +371,30 @@ def _segments(q_segments, k_segments, batch, queries: int, keys: int):
         _check_rows(name, x.shape, [(*batch, length)])
         found.append(x.reshape(math.prod(batch), length))
     return found
+
+
+def check_input(encoding: Encoding, x) -> None:
+    """Raises ValueError where a scheme that reads the layer's input is not given it."""
+    if x is None:
+        name = type(encoding).__name__
+        raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
+
+
+def _states(encoding: Encoding, q_state, k_state, q, k) -> dict[str, jax.Array]:
+    """Checked states of queries and keys, by operand; of keys only where a bias reads them."""
+    if not encoding.overrides("state"):
+        return {}
+    if k_state is None and q.shape[-3] == k.shape[-3]:
+        k_state = q_state
+    found = {"q_state": q_state, "k_state": k_state}
+    for name, state in found.items():
+        side = (q if name == "q_state" else k).shape
+        want = [*side[:-2], q.shape[-2], encoding.state_width]
+        if state is None or list(state.shape) != want:
+            shown = None if state is None else list(state.shape)
+            fix = f"pass {want}, from encoding.state(params, x)"
+            raise ValueError(f"{name} has shape {shown}; {fix}")
+    return found if encoding.overrides("state_bias") else {"q_state": q_state}
 
 
 def _check_rows(name: str, shape, allowed) -> None:

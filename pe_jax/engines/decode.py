@@ -17,7 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params
+from pe_jax.engines import dense
 from pe_jax.engines.dense import Rules
+
+SIDES = {"k", "k_raw", "v", "far", "k_state"}  # operands of S rows
 
 
 def tables(encoding: Encoding, params: Params, dims: Dims, rows: int) -> dict[str, jax.Array]:
@@ -49,8 +52,9 @@ def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.
     Args:
       rules: the scheme, the sizes, the window.
       params: the scheme's parameters (read by `bias` and `coefficients` alone).
-      operands: "q", "q_raw" [B, H, E]; "k", "k_raw" [B, K, S, E]; "v" [B, K, S, F]; and "far"
-        [B, H, S] where the scheme has relative queries and its horizon is within S.
+      operands: "q", "q_raw" [B, H, E]; "k", "k_raw" [B, K, S, E]; "v" [B, K, S, F]; "far"
+        [B, H, S] where the scheme has relative queries and its horizon is within S; "q_state"
+        [B, H, C] and "k_state" [B, H, S, C] where it has a state.
       held: what `tables` gives for S rows.
       at: int32 [].
     """
@@ -64,7 +68,11 @@ def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.
     seen = places <= at
     if rules.window is not None:
         seen &= (places > at - rules.window) | (places < rules.sinks)
-    s = jnp.where(seen, s + _bias(rules, params, at, places), -jnp.inf)
+    s += _bias(rules, params, at, places)
+    if rules.encoding.overrides("state_bias"):
+        states = operands["q_state"][:, :, None], operands["k_state"]
+        s += dense.state_bias(rules.encoding, *states)[:, :, 0]
+    s = jnp.where(seen, s, -jnp.inf)
     weights = jnp.exp(s - s.max(-1, keepdims=True))  # a token sees itself: the maximum is finite
     out = jnp.einsum(
         "bkgs,bksf->bkgf",
@@ -97,7 +105,7 @@ def _view(rules: Rules, operands: dict, held: dict, at):
         x, lead = jax.lax.dynamic_slice_in_dim(x, first, size, 2), x[:, :, :sinks]
         return jnp.concatenate([lead, x], axis=2) if sinks else x
 
-    kept = {name: cut(operands[name]) for name in operands.keys() & {"k", "k_raw", "v", "far"}}
+    kept = {name: cut(operands[name]) for name in operands.keys() & SIDES}
     lead = jnp.arange(sinks, dtype=jnp.int32)
     lead = jnp.where(lead < first, lead, rows)
     places = jnp.concatenate([lead, first + jnp.arange(size, dtype=jnp.int32)])
@@ -138,6 +146,8 @@ def _scores(rules: Rules, s: jax.Array, operands: dict, held: dict, at) -> jax.A
     near = jnp.zeros((1, 1, n))
     if "relative_keys" in held:
         near += scale * _contract("bhe,*ne->bhn", operands["q_raw"], held["relative_keys"])
+    if "relative_state" in held:
+        near += _contract("bhe,*ne->bhn", operands["q_state"], held["relative_state"])
     if "distance_bias" in held:
         near += held["distance_bias"]
     beyond = near[..., :1]

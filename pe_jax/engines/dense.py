@@ -54,6 +54,8 @@ class Rules:
 
     def beyond_kernels(self) -> str | None:
         """What no kernel knows of this call, in a few words; None where there is nothing."""
+        if self.encoding.overrides("state"):
+            return "the scheme reads the layer's input"
         return "attention sinks" if self.sinks else None
 
 
@@ -94,9 +96,20 @@ class Pairs:
         """k·relative_queries: [B, H, T, S]."""
         return self._contract("relative_queries", k, "bhse,*tse->bhts")
 
+    def states(self, q_state: jax.Array) -> jax.Array | float:
+        """q_state·relative_state: [B, H, T, S]."""
+        return self._contract("relative_state", q_state, "bhte,*tse->bhts")
+
     def values(self, weights: jax.Array) -> jax.Array | float:
         """Σ weights·relative_values: [B, H, T, E]."""
         return self._contract("relative_values", weights, "bhts,*tse->bhte")
+
+
+def state_bias(encoding: Encoding, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """The slot for states [B, H, T, C] and [B, H, S, C]: float32 [B, H, T, S]."""
+    numbers = range(encoding.state_width)
+    rows = [q_state[..., :, None, n] for n in numbers]
+    return encoding.state_bias(rows, [k_state[..., None, :, n] for n in numbers])
 
 
 def fit(x: jax.Array, axis: int, length: int, value=0) -> jax.Array:
@@ -121,7 +134,8 @@ def scores(rules: Rules, params: Params, terms: Any, operands: dict, q_pos, k_po
       params: the scheme's parameters (read by `bias` alone).
       terms: evaluates the distance slots (`Pairs` here).
       operands: "q", "k" as rotated; where the scheme has relative keys or queries, also "q_raw",
-        "k_raw" as they were before.
+        "k_raw" as they were before; where it has a state, "q_state" and, for `state_bias`,
+        "k_state".
       q_pos: positions of the queries, for `bias`.
       k_pos: positions of the keys, for `bias`.
     """
@@ -139,6 +153,10 @@ def scores(rules: Rules, params: Params, terms: Any, operands: dict, q_pos, k_po
     s = s * rules.encoding.scale(rules.dims.head_dim) + terms.bias()
     if rules.encoding.overrides("bias"):
         s += rules.encoding.bias(params, q_pos, k_pos, rules.dims)
+    if "q_state" in operands:
+        s += terms.states(operands["q_state"])
+    if "k_state" in operands:
+        s += state_bias(rules.encoding, operands["q_state"], operands["k_state"])
     return s
 
 

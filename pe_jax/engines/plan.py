@@ -93,7 +93,8 @@ class Groups(NamedTuple):
 
         how = {"tables": table, "reach": table, "q_tokens": token, "k_tokens": token}
         whole = lambda x: x  # noqa: E731
-        how |= dict.fromkeys(("q", "k", "v", "q_raw", "k_raw", "out", "lse", "d_out"), side)
+        sides = "q", "k", "v", "q_raw", "k_raw", "q_state", "k_state", "out", "lse", "d_out"
+        how |= dict.fromkeys(sides, side)
         return {name: jax.tree.map(how.get(name, whole), part) for name, part in tree.items()}
 
     def join(self, name: str, stacked, like) -> jax.Array:
@@ -131,7 +132,7 @@ def _ends(x: jax.Array, blocks: int) -> Ends:
 def skips(rules: Rules) -> bool:
     """Whether tiles out of reach can be told: a decaying bias alone, each token seeing itself."""
     enc = rules.encoding
-    slots = [s for s in (*DISTANCE_SLOTS, "bias") if enc.overrides(s)]
+    slots = [s for s in (*DISTANCE_SLOTS, "bias", "state_bias") if enc.overrides(s)]
     same = rules.aligned and rules.contiguous
     return enc.decays and same and slots == ["distance_bias"]
 

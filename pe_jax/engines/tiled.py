@@ -71,11 +71,15 @@ def _scores(plan: Plan, leaves: dict, tile: Tile, q, k, general: bool):
     """Scores of a tile after the mask [b, h, r, c], and the pull of what the scheme added."""
     s = plan.gain * _products(q, k)
     near = {kind: x for kind, x in leaves.items() if not kind.startswith("value")}
-    if general:
-        more, pull = jax.vjp(lambda x: plan.terms.near(x, tile), near)
-    else:
-        far = {kind: x for kind, x in near.items() if kind in plan.terms.far_kinds}
-        more, pull = jax.vjp(lambda x: plan.terms.far(x, tile), far)
+    if not general:
+        near = {kind: x for kind, x in near.items() if kind in plan.terms.far_kinds}
+
+    def added(x):
+        found = (plan.terms.near if general else plan.terms.far)(x, tile), plan.terms.states(x)
+        found = [x for x in found if x is not None]
+        return sum(found[1:], found[0]) if found else None
+
+    more, pull = jax.vjp(added, near)
     s = s if more is None else s + more
     if general:
         s = jnp.where(plan.rules.mask(tile.q, tile.k), s, LOWEST)
@@ -106,7 +110,8 @@ def _join(x):
 
 
 def _extras(part: dict) -> dict:
-    return {n: part[n] for n in ("q_raw", "k_raw", "tables", "params") if n in part}
+    names = "q_raw", "k_raw", "q_state", "k_state", "tables", "params"
+    return {n: part[n] for n in names if n in part}
 
 
 def _forward_group(plan: Plan, part: dict):

@@ -187,6 +187,7 @@ class Attention(nnx.Module):
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         given: Any = dict(
+            x=x,
             encoding=self.encoding,
             params=Params(shared, nnx.as_pure(self.params)),
             dims=self.dims,
