@@ -48,7 +48,10 @@ FIRST = list({type(c.encoding): c for c in reversed(util.SINGLE)}.values())[::-1
 RELATIVE = [c for c in util.CASES if util.is_relative(c.encoding)]
 ONE_AXIS = [c for c in util.CASES if c.encoding.axes == 1]
 ROTATIONS = [
-    c for c in util.SINGLE if c.encoding.overrides("rotate_q") and c.encoding.overrides("rotate_k")
+    c
+    for c in util.SINGLE
+    if c.encoding.overrides("rotate_q") and c.encoding.overrides("rotate_k")
+    if c.encoding.split() is None  # two views are two rotations
 ]
 
 

@@ -73,7 +73,8 @@ def whole(case, qkv, **masked):
 def test_a_cache_holds_what_the_scheme_declares(case):
     enc, found = case.encoding, past(case)
     queries, n = enc.overrides("relative_queries"), near(case)
-    assert found.k.shape == found.v.shape == (B, K, S, E)
+    assert found.v.shape == (B, K, S, E)
+    assert found.k.shape == (B, K, S, E if enc.split() is None else 2 * E)
     assert (found.k_raw is not None) == (queries and enc.overrides("rotate_k"))
     assert (found.far is not None) == (queries and n < S)
     assert found.far is None or found.far.shape == (B, H, S)

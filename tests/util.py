@@ -39,6 +39,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
     "alibi": [{}, {"causal": False}],
+    "rerope": [{"window": 3}],
+    "self_extend": [{"group": 2, "window": 4}],
     "wavlm": [{"num_buckets": 8, "max_distance": 6}],
 }
 
@@ -67,8 +69,8 @@ def _sum(*names: str) -> Case:
 
 
 def is_relative(encoding: Encoding) -> bool:
-    """Whether only distances matter, by the slots that the scheme declares."""
-    return not (encoding.overrides("embed") or encoding.overrides("bias"))
+    """Whether only distances matter, by what the scheme declares."""
+    return not (encoding.overrides("embed") or encoding.overrides("bias") or encoding.anchored)
 
 
 SINGLE = [_single(n, fields) for n in pe_jax.ENCODINGS for fields in SMALL.get(n, [{}])]

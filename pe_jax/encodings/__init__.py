@@ -12,7 +12,9 @@ from pe_jax.encodings.cable import CABLE
 from pe_jax.encodings.deberta import DeBERTa
 from pe_jax.encodings.fox import FoX
 from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.self_extend import SelfExtend
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.encodings.t5 import T5
@@ -34,6 +36,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "fox": FoX,
     "cable": CABLE,
     "wavlm": WavLM,
+    "rerope": ReRoPE,
+    "self_extend": SelfExtend,
 }
 
 __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]

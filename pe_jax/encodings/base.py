@@ -76,6 +76,7 @@ class Encoding:
     axes: ClassVar[int] = 1  # > 1: positions [*B, T, A], distances [*n, A]
     decays: ClassVar[bool] = False  # distance_bias does not rise with |distance|
     real_positions: ClassVar[bool] = False  # float32 positions make sense
+    anchored: ClassVar[bool] = False  # rotated q·k depends on more than the distance
     state_width: ClassVar[int] = 0  # C, the numbers a head that `state` gives a token
 
     def check(self, dims: Dims) -> None:
@@ -100,6 +101,14 @@ class Encoding:
     def rotate_k(self, params: Params, k: jax.Array, positions: jax.Array) -> jax.Array:
         """Maps each key by its position, before it is written to a cache."""
         return k
+
+    def split(self) -> int | None:
+        """The distance from which another view of q and k scores a pair; None: there is one view.
+
+        `rotate_q` and `rotate_k` then give two views side by side, [*B, T, H, 2E]: the first half
+        scores pairs below this distance (the future too), the second half the others.
+        """
+        return None
 
     def scale(self, head_dim: int) -> float:
         """What the dot products are multiplied by; `head_dim` is E before any widening."""
@@ -197,6 +206,13 @@ class Sum(Encoding):
         if len(scales) > 1 or sum(p.scale(64) in scales for p in flat) > 1:
             changed = [type(p).__name__ for p in flat if p.scale(64) in scales]
             raise ValueError(f"Sum: {' and '.join(changed)} each set a scale; keep at most one")
+        views = [i for i, p in enumerate(flat) if p.split() is not None]
+        after = [p for p in flat[views[0] + 1 :] if p.overrides("rotate_q")] if views else []
+        if after:
+            first, then = type(flat[views[0]]).__name__, type(after[0]).__name__
+            raise ValueError(
+                f"Sum: {then} cannot rotate two views; put {first} after it, or leave one"
+            )
         if len({p.axes for p in flat if type(p) is not Encoding}) > 1:
             raise ValueError(f"Sum: axes={[p.axes for p in flat]}; the parts must agree")
 
@@ -209,6 +225,11 @@ class Sum(Encoding):
     def real_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether every part takes float32 positions."""
         return all(p.real_positions for p in self.parts)
+
+    @property
+    def anchored(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether any part is."""
+        return any(p.anchored for p in self.parts)
 
     @property
     def state_width(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -265,6 +286,10 @@ class Sum(Encoding):
         for part, p in self._each(params):
             k = part.rotate_k(p, k, positions)
         return k
+
+    def split(self):
+        """That of the one part with two views."""
+        return next((n for p in self.parts if (n := p.split()) is not None), None)
 
     def scale(self, head_dim):
         """The scale of the one part that changes it."""

@@ -102,6 +102,8 @@ def attention(
         )
     positions = _both(encoding, q, k, q_positions, k_positions)
     at = positions or (pos.contiguous(q.shape[-3]),) * 2
+    if positions is None and encoding.anchored and q_segments is not None:
+        at = (pos.per_segment(q_segments),) * 2
     state = None
     if encoding.overrides("state"):
         check_input(encoding, x)

@@ -61,9 +61,7 @@ def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.
     places, at_row, operands = _view(rules, operands, held, at)
     q, k, v = (operands[name] for name in "qkv")
     split = len(q), k.shape[1], -1  # [B, K, H/K, …]
-    s = jnp.einsum(
-        "bkge,bkse->bkgs", q.reshape(*split, q.shape[-1]), k, preferred_element_type=jnp.float32
-    ).reshape(*q.shape[:2], -1)
+    s = _products(rules.encoding.split(), q, k, at - places)
     s = _scores(rules, s, operands, held, at_row)
     seen = places <= at
     if rules.window is not None:
@@ -82,6 +80,19 @@ def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.
     ).reshape(*q.shape[:2], -1)
     total = weights.sum(-1, keepdims=True)
     return (out + _values(weights, total, held, at_row)) / total
+
+
+def _products(split: int | None, q: jax.Array, k: jax.Array, away: jax.Array) -> jax.Array:
+    """Rotated q [B, H, E] · k [B, K, S, E]: float32 [B, H, S], in the view of each distance [S]."""
+    if split is None:
+        views = q[:, :, None]
+    else:  # the keys are read once, whole, by a query for each view
+        near = jnp.arange(q.shape[-1]) < q.shape[-1] // 2
+        views = jnp.stack([jnp.where(near, q, 0), jnp.where(near, 0, q)], axis=2)
+    rows = views.reshape(len(q), k.shape[1], -1, q.shape[-1])
+    s = jnp.einsum("bkge,bkse->bkgs", rows, k, preferred_element_type=jnp.float32)
+    s = s.reshape(*views.shape[:3], -1)
+    return s[:, :, 0] if split is None else jnp.where(away < split, s[:, :, 0], s[:, :, 1])
 
 
 def _reach(held: dict) -> int:

@@ -56,6 +56,8 @@ class Rules:
         """What no kernel knows of this call, in a few words; None where there is nothing."""
         if self.encoding.overrides("state"):
             return "the scheme reads the layer's input"
+        if self.encoding.split() is not None:
+            return "the scheme has two views of each key"
         return "attention sinks" if self.sinks else None
 
 
@@ -126,6 +128,21 @@ def repeat_heads(x: jax.Array, heads: int) -> jax.Array:
     return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
 
 
+def products(encoding: Encoding, q: jax.Array, k: jax.Array, distance: jax.Array) -> jax.Array:
+    """Rotated q·k: float32 [B, H, T, S], each pair in the view that its distance calls for."""
+
+    def one(q, k):
+        form, k = "bhte,bhse->bhts", repeat_heads(k, q.shape[1])
+        return jnp.einsum(form, q, k, preferred_element_type=jnp.float32)
+
+    split = encoding.split()
+    if split is None:
+        return one(q, k)
+    views = (jnp.split(x, 2, axis=-1) for x in (q, k))
+    near, far = (one(*view) for view in zip(*views, strict=True))
+    return jnp.where(distance[:, None] < split, near, far)
+
+
 def scores(rules: Rules, params: Params, terms: Any, operands: dict, q_pos, k_pos) -> jax.Array:
     """All score terms of a tile before the mask: float32 [B, H, T, S].
 
@@ -139,13 +156,8 @@ def scores(rules: Rules, params: Params, terms: Any, operands: dict, q_pos, k_po
       q_pos: positions of the queries, for `bias`.
       k_pos: positions of the keys, for `bias`.
     """
-    q, heads = operands["q"], operands["q"].shape[1]
-    s = jnp.einsum(
-        "bhte,bhse->bhts",
-        q,
-        repeat_heads(operands["k"], heads),
-        preferred_element_type=jnp.float32,
-    )
+    heads = operands["q"].shape[1]
+    s = products(rules.encoding, operands["q"], operands["k"], terms.distance)
     if "q_raw" in operands:
         s += terms.keys(operands["q_raw"])
     if "k_raw" in operands:

@@ -28,12 +28,13 @@ ROW_SLOTS = ("relative_keys", "relative_state")  # vectors that meet a row
 
 
 class Tile(NamedTuple):
-    """Block row i, block column j, and what is known of their tokens."""
+    """Block row i, block column j, what is known of their tokens, and the view that scores them."""
 
     i: Any
     j: Any
     q: Tokens
     k: Tokens
+    view: Any = 0
 
 
 def shear(x: jax.Array) -> jax.Array:
