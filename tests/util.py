@@ -39,6 +39,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
     "alibi": [{}, {"causal": False}],
+    "cope": [{"positions": 4}],
+    "dape": [{"hidden": 5}],
     "rerope": [{"window": 3}],
     "self_extend": [{"group": 2, "window": 4}],
     "wavlm": [{"num_buckets": 8, "max_distance": 6}],
@@ -144,7 +146,11 @@ def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Ar
 
 @functools.cache
 def compiled(case: Case, engine: str):
-    """(params, qkv, positions or None, segments, cotangent) → output, (d_params, d_q, d_k, d_v)."""
+    """(params, qkv, positions or None, segments, cotangent) → output, (d_params, d_q, d_k, d_v).
+
+    A scheme that only the dense engine can run is run by it.
+    """
+    engine = "dense" if case.encoding.overrides("rescore") else engine
 
     def run(params, qkv, positions, segments, cotangent):
         def f(params, q, k, v):

@@ -9,6 +9,8 @@ from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, Params, Sum
 from pe_jax.encodings.buckets import Buckets, Clipped
 from pe_jax.encodings.cable import CABLE
+from pe_jax.encodings.cope import CoPE
+from pe_jax.encodings.dape import DAPE
 from pe_jax.encodings.deberta import DeBERTa
 from pe_jax.encodings.fox import FoX
 from pe_jax.encodings.learned import Learned
@@ -38,6 +40,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "wavlm": WavLM,
     "rerope": ReRoPE,
     "self_extend": SelfExtend,
+    "cope": CoPE,
+    "dape": DAPE,
 }
 
 __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]

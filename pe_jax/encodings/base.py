@@ -10,6 +10,7 @@ position, n any shape. `distance = q_pos - k_pos`, everywhere: positive looks ba
     score = scale·(rotate_q(q)·rotate_k(k) + q·relative_keys + k·relative_queries)
             + distance_bias + bias                                  (biases in float32)
             + state of q·relative_state + state_bias                (from the layer's input)
+            + rescore                                               (from whole rows of scores)
     out   = weights·v + Σ weights·relative_values                   (a fully masked row is 0)
 """
 
@@ -168,6 +169,21 @@ class Encoding:
 
     def relative_state(self, params: Params, distance: jax.Array) -> Any:
         """Vectors dotted with the query's state: float32 [H or 1, *n, C], or None."""
+        return None
+
+    def rescore(self, params: Params, scores, bias, q, seen, dims: Dims) -> Any:
+        """What whole rows of scores add to themselves: float32 [B, H, T, S], or None.
+
+        Only the dense engine has whole rows: O(T·S) memory.
+
+        Args:
+          params: the scheme's parameters.
+          scores: float32 [B, H, T, S], scaled dot products, without biases.
+          bias: float32 [B, H, T, S], the sum of all biases, which is added too.
+          q: float32 [B, H, T, E], as it was before `rotate_q`, times the scale.
+          seen: bool [B or 1, 1, T, S], what the mask shows.
+          dims: the sizes.
+        """
         return None
 
     def horizon(self) -> tuple[int, int] | None:
@@ -366,6 +382,10 @@ class Sum(Encoding):
             found.append(vectors)
         heads = max(len(x) for x in found)
         return jnp.concatenate([jnp.broadcast_to(x, (heads, *x.shape[1:])) for x in found], axis=-1)
+
+    def rescore(self, params, scores, bias, q, seen, dims):
+        """Adds; each part sees the scores without what the others add."""
+        return self._add("rescore", params, scores, bias, q, seen, dims)
 
     def horizon(self):
         """The widest of the parts that look at distances; None if one of them has none."""

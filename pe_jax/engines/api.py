@@ -75,6 +75,7 @@ def attention(
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
+        Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length.
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -183,7 +184,7 @@ def attend(
         return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
     dense.check_values(encoding, params, v.shape[-1])
     operands = {"q": q, "k": k, "v": v}
-    if encoding.overrides("relative_keys"):
+    if encoding.overrides("relative_keys") or encoding.overrides("rescore"):
         operands["q_raw"] = q_raw
     if encoding.overrides("relative_queries"):
         operands["k_raw"] = k_raw
@@ -209,6 +210,8 @@ def check_window(window: int | None, sinks: int) -> None:
 
 def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tokens):
     """The engine's `attend`. Logs each choice that it makes by itself, once."""
+    if rules.encoding.overrides("rescore") and implementation in (*IMPLEMENTATIONS[1:], None):
+        return _whole_rows(implementation, rules.encoding, operands)
     if implementation is not None:
         if implementation not in IMPLEMENTATIONS:
             near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
@@ -236,6 +239,17 @@ def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tok
         return tiled.attend
     _log(logging.INFO, f"{name}: tiled")
     return tiled.attend
+
+
+def _whole_rows(implementation: str | None, encoding: Encoding, operands: dict):
+    """Dense, for a scheme that no other engine can run."""
+    name = type(encoding).__name__
+    if implementation is not None:
+        fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
+        raise ValueError(f"implementation={implementation!r}: {fix}")
+    if not _is_small(encoding, operands):
+        _log(logging.WARNING, f"{name}: dense, O(L²) memory: it needs whole rows of scores")
+    return dense.attend
 
 
 def _refusal(name: str, *call) -> str | None:

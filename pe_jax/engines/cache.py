@@ -184,7 +184,8 @@ def extend(
             f" {dims.heads} heads of {dims.head_dim}"
         )
     check_window(window, sinks)
-    start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
+    start, alone = cache.length, positions is None and q.shape[1] == 1 and implementation is None
+    short = alone and not encoding.overrides("rescore")
     positions = _positions(cache, positions, q, encoding)
     cache = append(cache, encoding.rotate_k(params, k, positions), v, k, positions)
     held = cache.tables

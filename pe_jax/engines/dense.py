@@ -143,33 +143,38 @@ def products(encoding: Encoding, q: jax.Array, k: jax.Array, distance: jax.Array
     return jnp.where(distance[:, None] < split, near, far)
 
 
-def scores(rules: Rules, params: Params, terms: Any, operands: dict, q_pos, k_pos) -> jax.Array:
+def scores(rules: Rules, params: Params, terms: Any, operands: dict, q: Tokens, k: Tokens, seen):
     """All score terms of a tile before the mask: float32 [B, H, T, S].
 
     Args:
       rules: the scheme and sizes.
-      params: the scheme's parameters (read by `bias` alone).
+      params: the scheme's parameters (read by `bias` and `rescore` alone).
       terms: evaluates the distance slots (`Pairs` here).
       operands: "q", "k" as rotated; where the scheme has relative keys or queries, also "q_raw",
         "k_raw" as they were before; where it has a state, "q_state" and, for `state_bias`,
-        "k_state".
-      q_pos: positions of the queries, for `bias`.
-      k_pos: positions of the keys, for `bias`.
+        "k_state"; for `rescore`, "q_raw".
+      q: the queries' positions, for `bias`.
+      k: the keys'.
+      seen: bool [B or 1, 1, T, S], what the mask shows, for `rescore`.
     """
-    heads = operands["q"].shape[1]
-    s = products(rules.encoding, operands["q"], operands["k"], terms.distance)
+    enc, heads = rules.encoding, operands["q"].shape[1]
+    scale = enc.scale(rules.dims.head_dim)
+    s, bias = products(enc, operands["q"], operands["k"], terms.distance), terms.bias()
     if "q_raw" in operands:
         s += terms.keys(operands["q_raw"])
     if "k_raw" in operands:
         s += terms.queries(repeat_heads(operands["k_raw"], heads))
-    s = s * rules.encoding.scale(rules.dims.head_dim) + terms.bias()
-    if rules.encoding.overrides("bias"):
-        s += rules.encoding.bias(params, q_pos, k_pos, rules.dims)
+    s = s * scale
+    if enc.overrides("bias"):
+        bias += enc.bias(params, q.positions, k.positions, rules.dims)
     if "q_state" in operands:
-        s += terms.states(operands["q_state"])
+        bias += terms.states(operands["q_state"])
     if "k_state" in operands:
-        s += state_bias(rules.encoding, operands["q_state"], operands["k_state"])
-    return s
+        bias += state_bias(enc, operands["q_state"], operands["k_state"])
+    if enc.overrides("rescore"):
+        bias, raw = jnp.broadcast_to(bias, s.shape), operands["q_raw"].astype(jnp.float32)
+        bias += enc.rescore(params, s, bias, scale * raw, seen, rules.dims)
+    return s + bias
 
 
 def average(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -194,8 +199,8 @@ def check_values(encoding: Encoding, params: Params, width: int) -> None:
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """Attention with everything written out; `operands` also holds "v". Float32 [B, H, T, F]."""
     terms = Pairs(rules, params, q.positions, k.positions)
-    s = scores(rules, params, terms, operands, q.positions, k.positions)
     seen = rules.mask(q, k)
+    s = scores(rules, params, terms, operands, q, k, seen)
     s = jnp.where(seen, s, -jnp.inf)
     top = jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True))
     e = jnp.where(seen, jnp.exp(s - jnp.where(jnp.isfinite(top), top, 0)), 0)
