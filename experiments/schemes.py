@@ -23,6 +23,9 @@ ENTERS = {
     "relative_keys": "q · position",
     "relative_queries": "k · position",
     "relative_values": "values",
+    "relative_state": "bias, gated by the input",
+    "state_bias": "bias from the input",
+    "rescore": "whole rows of scores",
 }
 DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
 

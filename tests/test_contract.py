@@ -48,7 +48,10 @@ FIRST = list({type(c.encoding): c for c in reversed(util.SINGLE)}.values())[::-1
 RELATIVE = [c for c in util.CASES if util.is_relative(c.encoding)]
 ONE_AXIS = [c for c in util.CASES if c.encoding.axes == 1]
 ROTATIONS = [
-    c for c in util.SINGLE if c.encoding.overrides("rotate_q") and c.encoding.overrides("rotate_k")
+    c
+    for c in util.SINGLE
+    if c.encoding.overrides("rotate_q") and c.encoding.overrides("rotate_k")
+    if c.encoding.split() is None  # two views are two rotations
 ]
 
 
@@ -81,7 +84,8 @@ def decoder(case, first: int, contiguous: bool = False, tables: bool = False):
         shared = {"encoding": case.encoding, "params": params, "dims": DIMS}
 
         def extend(past, qkv, places):
-            return cache.extend(past, *qkv, None if contiguous else places, **shared)
+            places = None if contiguous else places
+            return cache.extend(past, *qkv, places, x=util.flat(qkv[0]), **shared)
 
         out, past = extend(past, [x[:, :first] for x in qkv], positions[:, :first])
 

@@ -42,17 +42,17 @@ def past(case, dtype=jnp.float32, batch=B):
     return cache.empty(case.encoding, batch, S, DIMS, dtype, util.random_params(case.encoding))
 
 
-def extend(case, past, qkv, positions=None, window=None):
+def extend(case, past, qkv, positions=None, **masked):
     params = util.random_params(case.encoding)
-    shared = {"encoding": case.encoding, "params": params, "dims": DIMS, "window": window}
-    return cache.extend(past, *qkv, positions, **shared)
+    shared = {"encoding": case.encoding, "params": params, "dims": DIMS, **masked}
+    return cache.extend(past, *qkv, positions, x=util.flat(qkv[0]), **shared)
 
 
-def decode(case, qkv, past, window=None):
+def decode(case, qkv, past, **masked):
     """Every token by itself."""
 
     def step(past, token):
-        out, past = extend(case, past, [x[:, None] for x in token], window=window)
+        out, past = extend(case, past, [x[:, None] for x in token], **masked)
         return past, out[:, 0]
 
     def run(past, qkv):
@@ -62,28 +62,31 @@ def decode(case, qkv, past, window=None):
     return util.jit(run)(past, qkv)
 
 
-def whole(case, qkv, window=None):
-    options = {"window": window, "dims": DIMS, "implementation": "dense"}
+def whole(case, qkv, **masked):
+    options = {"dims": DIMS, "implementation": "dense", **masked}
     params = util.random_params(case.encoding)
-    return util.jit(
-        lambda qkv: pe_jax.attention(*qkv, encoding=case.encoding, params=params, **options)
-    )(qkv)
+    options |= {"encoding": case.encoding, "params": params}
+    return util.jit(lambda qkv: pe_jax.attention(*qkv, x=util.flat(qkv[0]), **options))(qkv)
 
 
 @each
 def test_a_cache_holds_what_the_scheme_declares(case):
     enc, found = case.encoding, past(case)
     queries, n = enc.overrides("relative_queries"), near(case)
-    assert found.k.shape == found.v.shape == (B, K, S, E)
+    assert found.v.shape == (B, K, S, E)
+    assert found.k.shape == (B, K, S, E if enc.split() is None else 2 * E)
     assert (found.k_raw is not None) == (queries and enc.overrides("rotate_k"))
     assert (found.far is not None) == (queries and n < S)
     assert found.far is None or found.far.shape == (B, H, S)
+    assert (found.state is not None) == enc.overrides("state")
+    assert found.state is None or found.state.shape == (B, H, S, enc.state_width)
     params = util.random_params(enc)
     placed = {"distance_bias"} if enc.coefficients(params, DIMS) is not None else set()
     assert set(found.tables) == {s for s in DISTANCE_SLOTS if enc.overrides(s)} - placed
     for slot, table in found.tables.items():
         assert table.dtype == jnp.float32 and table.shape[0] in (1, H)
-        assert table.shape[1:] == ((n,) if slot == "distance_bias" else (n, E))
+        width = {"distance_bias": (), "relative_state": (enc.state_width,)}.get(slot, (E,))
+        assert table.shape[1:] == (n, *width)
     assert not cache.empty(enc, B, S, DIMS).tables
 
 
@@ -110,10 +113,18 @@ def test_a_step_copies_no_cache(case):
 
 
 @each
-@pytest.mark.parametrize("window", (None, 6))
-def test_decoding_equals_attention_far_beyond_the_horizon(case, window):
+@pytest.mark.parametrize("masked", ({}, {"window": 6}, {"window": 6, "sinks": 3}), ids=str)
+def test_decoding_equals_attention_far_beyond_the_horizon(case, masked):
     qkv = util.inputs(N)
-    assert_close(decode(case, qkv, past(case), window), whole(case, qkv, window))
+    assert_close(decode(case, qkv, past(case), **masked), whole(case, qkv, **masked))
+
+
+@named("nope", "rope", "t5", "alibi")
+def test_a_window_costs_its_width_and_the_sinks_theirs(case):
+    token, given = [x[:, :1] for x in util.inputs(N)], past(case)
+    step = jax.make_jaxpr(lambda past: extend(case, past, token, window=8, sinks=2))
+    width = 2 + max([8, *(table.shape[1] for table in given.tables.values())])
+    assert width < S and f"f32[{B},{H},{width}] = exp" in str(step(given))
 
 
 @named("rope", "t5", "shaw", "deberta", "transformer_xl")

@@ -82,6 +82,20 @@ CASES = {
         operands((2,), 13),
         {"window": 4, "q_segments": np.asarray([[0] * 6 + [1] * 5 + [-1] * 2, [0] * 13])},
     ),
+    "window and sinks": (operands((2,), 13), {"window": 3, "sinks": 2}),
+    "window and sinks, both ways": (
+        operands((2,), 13),
+        {"window": 2, "sinks": 1, "causal": False},
+    ),
+    "window, sinks and segments": (
+        operands((2,), 13),
+        {
+            "window": 2,
+            "sinks": 2,
+            "q_segments": np.asarray([[0] * 6 + [1] * 5 + [-1] * 2, [0] * 13]),
+        },
+    ),
+    "window, sinks, elsewhere": (operands((2,), 7, 11), {"window": 3, "sinks": 2, **EVERY_OTHER}),
     "shuffled index": (
         operands((2,), 7),
         {
@@ -145,13 +159,15 @@ def test_the_mask_is_the_sentence_that_describes_it(data):
     draw = lambda low: data.draw(st.lists(st.integers(low, 5), min_size=6, max_size=6))  # noqa: E731
     q_index, k_index, q_ids, k_ids = draw(0), draw(0), draw(-1), draw(-1)
     causal, window = data.draw(st.booleans()), data.draw(st.none() | st.integers(1, 7))
+    sinks, rank = data.draw(st.integers(0, 3)), draw(0)
     arrays = map(np.asarray, (q_index, k_index, q_ids, k_ids))
-    got = mask.allowed(*arrays, causal=causal, window=window)
+    options = {"sinks": sinks, "k_rank": np.asarray(rank)}
+    got = mask.allowed(*arrays, causal=causal, window=window, **options)
     for t, s in np.ndindex(6, 6):
         ahead = q_index[t] - k_index[s]
         want = q_ids[t] == k_ids[s] >= 0
         want &= ahead >= 0 or not causal
-        want &= window is None or abs(ahead) < window
+        want &= window is None or abs(ahead) < window or rank[s] < sinks
         assert got[t, s] == want
 
 
@@ -211,6 +227,34 @@ def test_blocks_that_the_mask_empties_are_not_visited():
     assert reach(causal=True, window=2, ids=None) == [(0, 2), (1, 3), (2, 4)]
     assert reach(causal=False, window=2, ids=None) == [(0, 2), (1, 3), (2, 4)]
     assert reach(causal=True, window=None, ids=ids) == [(0, 2), (1, 3), None]
+
+
+def test_a_window_with_sinks_visits_their_tiles_and_its_own():
+    index = np.arange(60, dtype=np.int32)[None]
+    ids = np.where(index < 24, 0, 1)
+    for segments, first in ((None, 0), (ids, 24)):
+        rank = None if segments is None else per_segment(segments)
+        rules = Rules(pe_jax.Encoding(), DIMS, True, 3, sinks=2)
+        q, k = Tokens(index, index, segments), Tokens(index, index, segments, rank)
+        blocks = plan.Plan(rules, terms.Terms(rules, 6, 6, 10), 1.0, q, k, 10, 10)
+        order = blocks.order(9, None)
+        assert sorted(order.tiles[: order.whole + order.partial].tolist()) == [first // 6, 8, 9]
+
+
+def test_streaming_llm_sees_its_sinks_and_its_window():
+    """arXiv 2309.17453, figure 1d; the documents of a packed row each have their own sinks."""
+    q, k, v = operands((1,), 12)
+    ids = np.asarray([[3] * 7 + [5] * 5])
+    eye = np.broadcast_to(np.eye(12, dtype=np.float32)[None, :, None], (1, 12, K, 12))
+    for engine in ENGINES:
+        for segments, starts in ((None, [0] * 12), (ids, [0] * 7 + [7] * 5)):
+            weights = pe_jax.attention(
+                q, k, eye, q_segments=segments, window=3, sinks=2, implementation=engine
+            )
+            for t, start in enumerate(starts):
+                near = {s for s in range(t - 2, t + 1) if s >= start}
+                want = near | {s for s in (start, start + 1) if s <= t}
+                assert set(np.flatnonzero(weights[0, t, 0] > 1e-6)) == want
 
 
 def reached(index, *, causal, window, ids):

@@ -56,6 +56,31 @@ def test_rows_may_share_a_window_in_parts(monkeypatch):
         assert_close(outcome(spec, "tiled", 40), outcome(spec, "dense", 40), 2e-5)
 
 
+@pytest.mark.parametrize("spec", ["alibi+fox", "fox+t5(max_distance=40)", "wavlm+cable+rope"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_states_enter_tiles_of_every_kind(monkeypatch, spec, causal):
+    util.small_tiles(monkeypatch, blocks=(16, 16))
+    options = {"causal": causal, "x": noise(2, 60, HEADS * WIDTH, seed=7)}
+    got, want = (outcome(spec, engine, 60, **options) for engine in ("tiled", "dense"))
+    assert_close(got, want, 2e-5)
+
+
+def test_states_join_the_products_of_windows(monkeypatch):
+    util.small_tiles(monkeypatch, blocks=(16, 16))
+    spec, x = "shaw(clip=3)+wavlm+transformer_xl+fox+alibi", noise(2, 60, HEADS * WIDTH, seed=7)
+    assert_close(outcome(spec, "tiled", 60, x=x), outcome(spec, "dense", 60, x=x), 2e-5)
+
+
+def test_a_tile_is_visited_in_the_views_that_score_any_of_its_pairs():
+    rules = Rules(pe_jax.make("rerope", window=8), DIMS, True, None, True, True)
+    index = np.arange(40, dtype=np.int32)[None]
+    tokens = Tokens(index, index, None)
+    blocks = plan.Plan(rules, terms.Terms(rules, 4, 4, 10), 1.0, tokens, tokens, 10, 10)
+    tiles, whole, partial = blocks.order(9, None)
+    whole, partial = tiles[:whole].tolist(), tiles[whole : whole + partial].tolist()
+    assert sorted(whole) == [8, *range(10, 17)] and sorted(partial) == [7, 9, 17]
+
+
 def test_tiles_out_of_reach_are_left_out_and_nothing_changes(monkeypatch):
     util.small_tiles(monkeypatch, blocks=(16, 16), group=(1, 1))
     skipped = []

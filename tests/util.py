@@ -39,6 +39,11 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
     "alibi": [{}, {"causal": False}],
+    "cope": [{"positions": 4}],
+    "dape": [{"hidden": 5}],
+    "rerope": [{"window": 3}],
+    "self_extend": [{"group": 2, "window": 4}],
+    "wavlm": [{"num_buckets": 8, "max_distance": 6}],
 }
 
 
@@ -66,8 +71,8 @@ def _sum(*names: str) -> Case:
 
 
 def is_relative(encoding: Encoding) -> bool:
-    """Whether only distances matter, by the slots that the scheme declares."""
-    return not (encoding.overrides("embed") or encoding.overrides("bias"))
+    """Whether only distances matter, by what the scheme declares."""
+    return not (encoding.overrides("embed") or encoding.overrides("bias") or encoding.anchored)
 
 
 SINGLE = [_single(n, fields) for n in pe_jax.ENCODINGS for fields in SMALL.get(n, [{}])]
@@ -111,19 +116,27 @@ def jit(f, **options):
     return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0}, **options)
 
 
+def flat(q) -> jax.Array:
+    """[*B, T, H, E] → [*B, T, D]."""
+    return q.reshape(*q.shape[:-2], DIMS.width)
+
+
 def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Array:
-    """Attention, after `embed` has added what it adds, to q, so that this slot takes part too."""
+    """Attention, after `embed` has added what it adds, to q, so that this slot takes part too.
+
+    The layer's input, for schemes that read it, is q again.
+    """
     enc = case.encoding
     if enc.overrides("embed"):
         places = per_segment(segments) if positions is None else positions
-        flat = enc.embed(params, q.reshape(*q.shape[:-2], DIMS.width), places)
-        q = flat.reshape(q.shape)
+        q = enc.embed(params, flat(q), places).reshape(q.shape)
     return pe_jax.attention(
         q,
         k,
         v,
         encoding=enc,
         params=params,
+        x=flat(q),
         q_positions=positions,
         q_segments=segments,
         causal=case.causal,
@@ -133,7 +146,11 @@ def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Ar
 
 @functools.cache
 def compiled(case: Case, engine: str):
-    """(params, qkv, positions or None, segments, cotangent) → output, (d_params, d_q, d_k, d_v)."""
+    """(params, qkv, positions or None, segments, cotangent) → output, (d_params, d_q, d_k, d_v).
+
+    A scheme that only the dense engine can run is run by it.
+    """
+    engine = "dense" if case.encoding.overrides("rescore") else engine
 
     def run(params, qkv, positions, segments, cotangent):
         def f(params, q, k, v):

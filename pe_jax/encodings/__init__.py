@@ -8,13 +8,20 @@ from typing import Any
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, Params, Sum
 from pe_jax.encodings.buckets import Buckets, Clipped
+from pe_jax.encodings.cable import CABLE
+from pe_jax.encodings.cope import CoPE
+from pe_jax.encodings.dape import DAPE
 from pe_jax.encodings.deberta import DeBERTa
+from pe_jax.encodings.fox import FoX
 from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.self_extend import SelfExtend
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.encodings.t5 import T5
 from pe_jax.encodings.transformer_xl import TransformerXL
+from pe_jax.encodings.wavlm import WavLM
 
 ENCODINGS: dict[str, type[Encoding]] = {
     "nope": Encoding,
@@ -28,6 +35,13 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "deberta": DeBERTa,
     "rope": RoPE,
     "alibi": ALiBi,
+    "fox": FoX,
+    "cable": CABLE,
+    "wavlm": WavLM,
+    "rerope": ReRoPE,
+    "self_extend": SelfExtend,
+    "cope": CoPE,
+    "dape": DAPE,
 }
 
 __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]

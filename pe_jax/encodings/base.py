@@ -9,16 +9,26 @@ position, n any shape. `distance = q_pos - k_pos`, everywhere: positive looks ba
 
     score = scale·(rotate_q(q)·rotate_k(k) + q·relative_keys + k·relative_queries)
             + distance_bias + bias                                  (biases in float32)
+            + state of q·relative_state + state_bias                (from the layer's input)
+            + rescore                                               (from whole rows of scores)
     out   = weights·v + Σ weights·relative_values                   (a fully masked row is 0)
 """
 
 import dataclasses
+import itertools
 import sys
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-DISTANCE_SLOTS = ("distance_bias", "relative_keys", "relative_queries", "relative_values")
+DISTANCE_SLOTS = (
+    "distance_bias",
+    "relative_keys",
+    "relative_queries",
+    "relative_values",
+    "relative_state",
+)
 
 
 class Params(NamedTuple):
@@ -67,6 +77,8 @@ class Encoding:
     axes: ClassVar[int] = 1  # > 1: positions [*B, T, A], distances [*n, A]
     decays: ClassVar[bool] = False  # distance_bias does not rise with |distance|
     real_positions: ClassVar[bool] = False  # float32 positions make sense
+    anchored: ClassVar[bool] = False  # rotated q·k depends on more than the distance
+    state_width: ClassVar[int] = 0  # C, the numbers a head that `state` gives a token
 
     def check(self, dims: Dims) -> None:
         """Raises ValueError where the scheme cannot serve these sizes."""
@@ -90,6 +102,14 @@ class Encoding:
     def rotate_k(self, params: Params, k: jax.Array, positions: jax.Array) -> jax.Array:
         """Maps each key by its position, before it is written to a cache."""
         return k
+
+    def split(self) -> int | None:
+        """The distance from which another view of q and k scores a pair; None: there is one view.
+
+        `rotate_q` and `rotate_k` then give two views side by side, [*B, T, H, 2E]: the first half
+        scores pairs below this distance (the future too), the second half the others.
+        """
+        return None
 
     def scale(self, head_dim: int) -> float:
         """What the dot products are multiplied by; `head_dim` is E before any widening."""
@@ -124,6 +144,46 @@ class Encoding:
 
     def relative_values(self, params: Params, distance: jax.Array) -> Any:
         """Vectors averaged with the attention weights: [H or 1, *n, E], or None."""
+        return None
+
+    def state(self, params: Params, x: jax.Array, before: Any = None) -> Any:
+        """Numbers of each token, from the layer's input: float32 [*B, T, H, C], or None.
+
+        A cache keeps them beside the keys. They depend on the token and on those before it in the
+        row, whose documents may be several: only differences within one may count.
+
+        Args:
+          params: the scheme's parameters.
+          x: [*B, T, D].
+          before: the state [*B, H, C] of the token before the first, from which a running sum goes
+            on. Zeros at the beginning of a row, as is None.
+        """
+        return None
+
+    def state_bias(self, q_state: list, k_state: list) -> Any:
+        """A bias that is arithmetic on the C numbers of query and key; shapes broadcast: float32.
+
+        Engines compute it in place, pair by pair; all of a pair that is seen must be finite.
+        """
+        raise NotImplementedError
+
+    def relative_state(self, params: Params, distance: jax.Array) -> Any:
+        """Vectors dotted with the query's state: float32 [H or 1, *n, C], or None."""
+        return None
+
+    def rescore(self, params: Params, scores, bias, q, seen, dims: Dims) -> Any:
+        """What whole rows of scores add to themselves: float32 [B, H, T, S], or None.
+
+        Only the dense engine has whole rows: O(T·S) memory.
+
+        Args:
+          params: the scheme's parameters.
+          scores: float32 [B, H, T, S], scaled dot products, without biases.
+          bias: float32 [B, H, T, S], the sum of all biases, which is added too.
+          q: float32 [B, H, T, E], as it was before `rotate_q`, times the scale.
+          seen: bool [B or 1, 1, T, S], what the mask shows.
+          dims: the sizes.
+        """
         return None
 
     def horizon(self) -> tuple[int, int] | None:
@@ -162,6 +222,13 @@ class Sum(Encoding):
         if len(scales) > 1 or sum(p.scale(64) in scales for p in flat) > 1:
             changed = [type(p).__name__ for p in flat if p.scale(64) in scales]
             raise ValueError(f"Sum: {' and '.join(changed)} each set a scale; keep at most one")
+        views = [i for i, p in enumerate(flat) if p.split() is not None]
+        after = [p for p in flat[views[0] + 1 :] if p.overrides("rotate_q")] if views else []
+        if after:
+            first, then = type(flat[views[0]]).__name__, type(after[0]).__name__
+            raise ValueError(
+                f"Sum: {then} cannot rotate two views; put {first} after it, or leave one"
+            )
         if len({p.axes for p in flat if type(p) is not Encoding}) > 1:
             raise ValueError(f"Sum: axes={[p.axes for p in flat]}; the parts must agree")
 
@@ -174,6 +241,16 @@ class Sum(Encoding):
     def real_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether every part takes float32 positions."""
         return all(p.real_positions for p in self.parts)
+
+    @property
+    def anchored(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether any part is."""
+        return any(p.anchored for p in self.parts)
+
+    @property
+    def state_width(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All parts' numbers, one after the other."""
+        return sum(p.state_width for p in self.parts)
 
     @property
     def decays(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -226,6 +303,10 @@ class Sum(Encoding):
             k = part.rotate_k(p, k, positions)
         return k
 
+    def split(self):
+        """That of the one part with two views."""
+        return next((n for p in self.parts if (n := p.split()) is not None), None)
+
     def scale(self, head_dim):
         """The scale of the one part that changes it."""
         default = head_dim**-0.5
@@ -266,6 +347,45 @@ class Sum(Encoding):
     def relative_values(self, params, distance):
         """Adds."""
         return self._add("relative_values", params, distance)
+
+    def _places(self):
+        """Where each part's numbers lie among the state's: a slice a part."""
+        ends = list(itertools.accumulate(p.state_width for p in self.parts))
+        return [slice(end - p.state_width, end) for p, end in zip(self.parts, ends, strict=True)]
+
+    def state(self, params, x, before=None):
+        """The parts' side by side."""
+        found = [
+            part.state(p, x, None if before is None else before[..., place])
+            for (part, p), place in zip(self._each(params), self._places(), strict=True)
+        ]
+        found = [s for s in found if s is not None]
+        return jnp.concatenate(found, axis=-1) if found else None
+
+    def state_bias(self, q_state, k_state):
+        """Adds."""
+        pairs = zip(self.parts, self._places(), strict=True)
+        pairs = [(part, place) for part, place in pairs if part.overrides("state_bias")]
+        terms = [part.state_bias(q_state[at], k_state[at]) for part, at in pairs]
+        return sum(terms[1:], terms[0])
+
+    def relative_state(self, params, distance):
+        """The parts' side by side; zeros where a part has a state and no vectors."""
+        if not self.overrides("relative_state"):
+            return None
+        found = []
+        for part, p in self._each(params):
+            vectors = part.relative_state(p, distance)
+            if vectors is None:
+                shape = distance.shape[: distance.ndim - (self.axes > 1)]
+                vectors = jnp.zeros((1, *shape, part.state_width))
+            found.append(vectors)
+        heads = max(len(x) for x in found)
+        return jnp.concatenate([jnp.broadcast_to(x, (heads, *x.shape[1:])) for x in found], axis=-1)
+
+    def rescore(self, params, scores, bias, q, seen, dims):
+        """Adds; each part sees the scores without what the others add."""
+        return self._add("rescore", params, scores, bias, q, seen, dims)
 
     def horizon(self):
         """The widest of the parts that look at distances; None if one of them has none."""

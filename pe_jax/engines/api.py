@@ -28,6 +28,7 @@ def attention(
     *,
     encoding: Encoding | None = None,
     params: Params | None = None,
+    x: Any = None,
     q_positions: Any = None,
     k_positions: Any = None,
     q_segments: Any = None,
@@ -36,6 +37,7 @@ def attention(
     k_index: Any = None,
     causal: bool = True,
     window: int | None = None,
+    sinks: int = 0,
     implementation: str | None = None,
     dims: Dims | None = None,
 ) -> jax.Array:
@@ -51,6 +53,8 @@ def attention(
       encoding: the scheme; None is NoPE.
       params: its parameters, `Params(encoding.init_shared(key, dims), encoding.init_layer(…))`;
         may be left out for a scheme that has none.
+      x: [*B, T, D], the layer's input, from which q, k and v were projected; read only by schemes
+        with a state (FoX, CABLE, WavLM), for which T must equal S (else call `attend`).
       q_positions: where the queries stand, integers [T] or [*B, T] (float32 where the scheme
         declares `real_positions`; a trailing axis where it has several). None: contiguous, from 0
         in each segment; then T must equal S. They are constants: the tiled engine passes no
@@ -64,10 +68,14 @@ def attention(
       k_index: likewise; None: 0 … S - 1.
       causal: whether later tokens (by index) are hidden.
       window: see at most so many tokens back, oneself included.
+      sinks: the first so many tokens of each segment (a run of equal ids; without segments, those
+        of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
+        LM-Infinite, arXiv 2308.16137).
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
+        Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length.
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -95,6 +103,14 @@ def attention(
         )
     positions = _both(encoding, q, k, q_positions, k_positions)
     at = positions or (pos.contiguous(q.shape[-3]),) * 2
+    if positions is None and encoding.anchored and q_segments is not None:
+        at = (pos.per_segment(q_segments),) * 2
+    state = None
+    if encoding.overrides("state"):
+        check_input(encoding, x)
+        if x.shape[:-1] != q.shape[:-2]:
+            raise ValueError(f"x has shape {x.shape}; pass {[*q.shape[:-2], dims.width]}")
+        state = encoding.state(params, x)
     return attend(
         encoding.rotate_q(params, q, at[0]),
         encoding.rotate_k(params, k, at[1]),
@@ -103,6 +119,7 @@ def attention(
         params=params,
         q_raw=q,
         k_raw=k,
+        q_state=state,
         q_positions=positions and positions[0],
         k_positions=positions and positions[1],
         q_segments=q_segments,
@@ -111,6 +128,7 @@ def attention(
         k_index=k_index,
         causal=causal,
         window=window,
+        sinks=sinks,
         implementation=implementation,
         dims=dims,
     )
@@ -126,6 +144,8 @@ def attend(
     dims: Dims,
     q_raw: jax.Array,
     k_raw: jax.Array,
+    q_state: jax.Array | None = None,
+    k_state: jax.Array | None = None,
     q_positions: Any = None,
     k_positions: Any = None,
     q_segments: Any = None,
@@ -134,14 +154,17 @@ def attend(
     k_index: Any = None,
     causal: bool = True,
     window: int | None = None,
+    sinks: int = 0,
     implementation: str | None = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
 
     Takes what `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were
-    before the rotation (read only by schemes with relative keys or queries).
+    before the rotation (read only by schemes with relative keys or queries). Instead of x it takes
+    `q_state` [*B, T, H, C] and `k_state` [*B, S, H, C], what `encoding.state` gives for the tokens
+    of either side (None: as `q_state`, if T = S).
     """
-    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    check_window(window, sinks)
     _check_shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)
@@ -161,22 +184,34 @@ def attend(
         return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
     dense.check_values(encoding, params, v.shape[-1])
     operands = {"q": q, "k": k, "v": v}
-    if encoding.overrides("relative_keys"):
+    if encoding.overrides("relative_keys") or encoding.overrides("rescore"):
         operands["q_raw"] = q_raw
     if encoding.overrides("relative_queries"):
         operands["k_raw"] = k_raw
+    operands |= _states(encoding, q_state, k_state, q, k)
     operands = {name: _heads_first(x) for name, x in operands.items()}
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
-    k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg)
+    rank = pos.per_segment(k_seg) if sinks and k_seg is not None else None
+    k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg, rank)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    rules = Rules(encoding, dims, causal, window, aligned, contiguous)
+    rules = Rules(encoding, dims, causal, window, aligned, contiguous, sinks)
     run = _pick(implementation, rules, params, operands, q_tokens, k_tokens)
     out = run(rules, params, operands, q_tokens, k_tokens)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 
 
+def check_window(window: int | None, sinks: int) -> None:
+    """Raises ValueError where the window or the sinks cannot be."""
+    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    require(is_int(sinks, 0), "sinks", sinks, "pass an integer of at least 0")
+    fix = "pass a window too: without one every token is in sight"
+    require(window is not None or not sinks, "sinks", sinks, fix)
+
+
 def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tokens):
     """The engine's `attend`. Logs each choice that it makes by itself, once."""
+    if rules.encoding.overrides("rescore") and implementation in (*IMPLEMENTATIONS[1:], None):
+        return _whole_rows(implementation, rules.encoding, operands)
     if implementation is not None:
         if implementation not in IMPLEMENTATIONS:
             near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
@@ -204,6 +239,17 @@ def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tok
         return tiled.attend
     _log(logging.INFO, f"{name}: tiled")
     return tiled.attend
+
+
+def _whole_rows(implementation: str | None, encoding: Encoding, operands: dict):
+    """Dense, for a scheme that no other engine can run."""
+    name = type(encoding).__name__
+    if implementation is not None:
+        fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
+        raise ValueError(f"implementation={implementation!r}: {fix}")
+    if not _is_small(encoding, operands):
+        _log(logging.WARNING, f"{name}: dense, O(L²) memory: it needs whole rows of scores")
+    return dense.attend
 
 
 def _refusal(name: str, *call) -> str | None:
@@ -341,6 +387,30 @@ def _segments(q_segments, k_segments, batch, queries: int, keys: int):
         _check_rows(name, x.shape, [(*batch, length)])
         found.append(x.reshape(math.prod(batch), length))
     return found
+
+
+def check_input(encoding: Encoding, x) -> None:
+    """Raises ValueError where a scheme that reads the layer's input is not given it."""
+    if x is None:
+        name = type(encoding).__name__
+        raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
+
+
+def _states(encoding: Encoding, q_state, k_state, q, k) -> dict[str, jax.Array]:
+    """Checked states of queries and keys, by operand; of keys only where a bias reads them."""
+    if not encoding.overrides("state"):
+        return {}
+    if k_state is None and q.shape[-3] == k.shape[-3]:
+        k_state = q_state
+    found = {"q_state": q_state, "k_state": k_state}
+    for name, state in found.items():
+        side = (q if name == "q_state" else k).shape
+        want = [*side[:-2], q.shape[-2], encoding.state_width]
+        if state is None or list(state.shape) != want:
+            shown = None if state is None else list(state.shape)
+            fix = f"pass {want}, from encoding.state(params, x)"
+            raise ValueError(f"{name} has shape {shown}; {fix}")
+    return found if encoding.overrides("state_bias") else {"q_state": q_state}
 
 
 def _check_rows(name: str, shape, allowed) -> None:

@@ -12,7 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.engines.dense import repeat_heads
-from pe_jax.engines.terms import Terms, alike, distances, evaluate, products, shear
+from pe_jax.engines.terms import (
+    Terms,
+    alike,
+    distances,
+    evaluate,
+    features,
+    products,
+    shear,
+    vectors,
+)
 
 SUB_BLOCKS = (64, 128, 256)
 
@@ -67,15 +76,15 @@ class Bands(Terms):
     def prepare(self, part, heads):
         """Bands of products, flat; tiles of the bias; the constants of rows and columns."""
         near, far, step = (part["tables"][name] for name in ("near", "far", "step"))
-        leaves: dict = {"whole": {}, "columns": {}, "rows": {}}
+        leaves: dict = {**super().prepare(part, heads), "whole": {}, "columns": {}, "rows": {}}
         whole, rows, columns = leaves["whole"], leaves["rows"], leaves["columns"]
         if "distance_bias" in near:
             leaves["tiles"] = self._tiles(near["distance_bias"])
             whole["bias"] = step["distance_bias"][None, :, None, None]
-        if "relative_keys" in near:
-            q = self.scale * part["q_raw"].astype(jnp.float32)
-            leaves["row band"] = self._band(q, near["relative_keys"])
-            rows["keys"] = products(q, step["relative_keys"][:, None])
+        if (keys := vectors(near, heads)) is not None:
+            q = features(part, near, self.scale)
+            leaves["row band"] = self._band(q, keys)
+            rows["keys"] = products(q, vectors(step, heads)[:, None])
         if "relative_queries" in near:
             k = self.scale * repeat_heads(part["k_raw"], heads).astype(jnp.float32)
             leaves["column band"] = self._band(k, near["relative_queries"][:, ::-1])

@@ -16,7 +16,7 @@ import numpy as np
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require
 from pe_jax.engines import decode
-from pe_jax.engines.api import attend
+from pe_jax.engines.api import attend, check_input, check_window
 from pe_jax.engines.dense import Rules
 
 
@@ -33,6 +33,7 @@ class Cache:
     v: jax.Array
     k_raw: jax.Array | None
     far: jax.Array | None
+    state: jax.Array | None
     tables: dict[str, jax.Array]
     positions: jax.Array
     length: jax.Array
@@ -56,6 +57,7 @@ def empty(
     * k_raw [B, K, S, E], keys as they were: if the scheme rotates keys and has relative queries;
     * far [B, H, S] float32, each key's relative-query term beyond the horizon: if the scheme has
       relative queries and its horizon ends within the capacity;
+    * state [B, H, S, C] float32: if the scheme has one;
     * tables, by slot [H, n] or [H or 1, n, E] float32: distance slots, evaluated once from
       `params` for the n = horizon + 1 (without one, S) distances that occur. They do not follow
       parameters that change later. Without `params` there are none, and each token evaluates
@@ -77,12 +79,14 @@ def empty(
     queries = found.get("relative_queries")
     raw = encoding.overrides("relative_queries") and encoding.overrides("rotate_k")
     beyond = queries is not None and queries.shape[1] < capacity
+    remembered = (batch, dims.heads, capacity, encoding.state_width)
     zeros = lambda width: jnp.zeros((batch, dims.kv_heads, capacity, width), dtype)  # noqa: E731
     return Cache(
         k=zeros(key.shape[-1]),
         v=zeros(dims.head_dim),
         k_raw=zeros(dims.head_dim) if raw else None,
         far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if beyond else None,
+        state=jnp.zeros(remembered, jnp.float32) if encoding.overrides("state") else None,
         tables={} if params is None else decode.tables(encoding, params, dims, capacity),
         positions=jnp.zeros(places, jnp.float32 if encoding.real_positions else jnp.int32),
         length=jnp.zeros((), jnp.int32),
@@ -146,10 +150,12 @@ def extend(
     v: jax.Array,
     positions=None,
     *,
+    x: jax.Array | None = None,
     encoding: Encoding,
     params: Params,
     dims: Dims,
     window: int | None = None,
+    sinks: int = 0,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Appends T tokens and attends to the whole past: a prompt, a part of one, or one token.
@@ -161,10 +167,12 @@ def extend(
       v: [B, T, K, F].
       positions: integers [B or 1, T], where the new tokens stand; None: on from the cache's length,
         the tokens before standing at 0 … length - 1 (what is known to differ is refused).
+      x: [B, T, D], the layer's input, for schemes that read it.
       encoding: the scheme, and so on as for `attention`.
       params: its parameters.
       dims: the sizes.
       window: as for `attention`.
+      sinks: as for `attention`.
       implementation: as for `attention`; None also allows the short way of one contiguous token.
 
     Returns:
@@ -175,8 +183,9 @@ def extend(
             f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
             f" {dims.heads} heads of {dims.head_dim}"
         )
-    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
-    start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
+    check_window(window, sinks)
+    start, alone = cache.length, positions is None and q.shape[1] == 1 and implementation is None
+    short = alone and not encoding.overrides("rescore")
     positions = _positions(cache, positions, q, encoding)
     cache = append(cache, encoding.rotate_k(params, k, positions), v, k, positions)
     held = cache.tables
@@ -185,6 +194,9 @@ def extend(
     if cache.far is not None:
         beyond = decode.far(held["relative_queries"], jnp.swapaxes(k, 1, 2), dims.heads)
         cache = dataclasses.replace(cache, far=_write(cache.far, beyond, start, 2))
+    states = None
+    if cache.state is not None:
+        states, cache = _remember(cache, x, start, encoding, params)
     rotated = encoding.rotate_q(params, q, positions)
     rows = {
         "k": cache.k.astype(q.dtype),
@@ -192,9 +204,11 @@ def extend(
         "k_raw": (cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype),
     }
     if short:
-        rules = Rules(encoding, dims, True, window)
+        rules = Rules(encoding, dims, True, window, sinks=sinks)
         rows |= {"q": rotated[:, 0], "q_raw": q[:, 0]}
         rows |= {} if cache.far is None else {"far": cache.far}
+        if cache.state is not None:
+            rows |= {"q_state": states[:, 0], "k_state": cache.state}
         out = decode.attend(rules, params, rows, held, start)[:, None]
         return out.astype(q.dtype), cache
     # Rows not written yet are later than every query, so the causal mask hides them.
@@ -205,15 +219,27 @@ def extend(
         params=params,
         dims=dims,
         q_raw=q,
+        q_state=states,
+        k_state=None if cache.state is None else jnp.swapaxes(cache.state, 1, 2),
         q_positions=jnp.broadcast_to(positions, (len(q), *positions.shape[1:])),
         k_positions=cache.positions,
         q_index=pos.contiguous(q.shape[1], start),
         k_index=pos.contiguous(cache.capacity),
         causal=True,
         window=window,
+        sinks=sinks,
         implementation=implementation,
     )
     return out, cache
+
+
+def _remember(cache: Cache, x, start, encoding: Encoding, params: Params):
+    """The states [B, T, H, C] of the new tokens, and the cache with them from row `start` on."""
+    check_input(encoding, x)
+    last = jax.lax.dynamic_index_in_dim(cache.state, jnp.maximum(start - 1, 0), 2, keepdims=False)
+    states = encoding.state(params, x, jnp.where(start > 0, last, 0))
+    grown = _write(cache.state, jnp.swapaxes(states, 1, 2), start, 2)
+    return states, dataclasses.replace(cache, state=grown)
 
 
 def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax.Array:

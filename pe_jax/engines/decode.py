@@ -17,7 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params
+from pe_jax.engines import dense
 from pe_jax.engines.dense import Rules
+
+SIDES = {"k", "k_raw", "v", "far", "k_state"}  # operands of S rows
 
 
 def tables(encoding: Encoding, params: Params, dims: Dims, rows: int) -> dict[str, jax.Array]:
@@ -49,23 +52,25 @@ def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.
     Args:
       rules: the scheme, the sizes, the window.
       params: the scheme's parameters (read by `bias` and `coefficients` alone).
-      operands: "q", "q_raw" [B, H, E]; "k", "k_raw" [B, K, S, E]; "v" [B, K, S, F]; and "far"
-        [B, H, S] where the scheme has relative queries and its horizon is within S.
+      operands: "q", "q_raw" [B, H, E]; "k", "k_raw" [B, K, S, E]; "v" [B, K, S, F]; "far"
+        [B, H, S] where the scheme has relative queries and its horizon is within S; "q_state"
+        [B, H, C] and "k_state" [B, H, S, C] where it has a state.
       held: what `tables` gives for S rows.
       at: int32 [].
     """
-    first, operands = _view(rules.window, operands, held, at)
+    places, at_row, operands = _view(rules, operands, held, at)
     q, k, v = (operands[name] for name in "qkv")
     split = len(q), k.shape[1], -1  # [B, K, H/K, …]
-    s = jnp.einsum(
-        "bkge,bkse->bkgs", q.reshape(*split, q.shape[-1]), k, preferred_element_type=jnp.float32
-    ).reshape(*q.shape[:2], -1)
-    s = _scores(rules, s, operands, held, at - first)
-    places = first + jnp.arange(s.shape[-1], dtype=jnp.int32)
+    s = _products(rules.encoding.split(), q, k, at - places)
+    s = _scores(rules, s, operands, held, at_row)
     seen = places <= at
     if rules.window is not None:
-        seen &= places > at - rules.window
-    s = jnp.where(seen, s + _bias(rules, params, at, places), -jnp.inf)
+        seen &= (places > at - rules.window) | (places < rules.sinks)
+    s += _bias(rules, params, at, places)
+    if rules.encoding.overrides("state_bias"):
+        states = operands["q_state"][:, :, None], operands["k_state"]
+        s += dense.state_bias(rules.encoding, *states)[:, :, 0]
+    s = jnp.where(seen, s, -jnp.inf)
     weights = jnp.exp(s - s.max(-1, keepdims=True))  # a token sees itself: the maximum is finite
     out = jnp.einsum(
         "bkgs,bksf->bkgf",
@@ -74,7 +79,20 @@ def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.
         preferred_element_type=jnp.float32,
     ).reshape(*q.shape[:2], -1)
     total = weights.sum(-1, keepdims=True)
-    return (out + _values(weights, total, held, at - first)) / total
+    return (out + _values(weights, total, held, at_row)) / total
+
+
+def _products(split: int | None, q: jax.Array, k: jax.Array, away: jax.Array) -> jax.Array:
+    """Rotated q [B, H, E] · k [B, K, S, E]: float32 [B, H, S], in the view of each distance [S]."""
+    if split is None:
+        views = q[:, :, None]
+    else:  # the keys are read once, whole, by a query for each view
+        near = jnp.arange(q.shape[-1]) < q.shape[-1] // 2
+        views = jnp.stack([jnp.where(near, q, 0), jnp.where(near, 0, q)], axis=2)
+    rows = views.reshape(len(q), k.shape[1], -1, q.shape[-1])
+    s = jnp.einsum("bkge,bkse->bkgs", rows, k, preferred_element_type=jnp.float32)
+    s = s.reshape(*views.shape[:3], -1)
+    return s[:, :, 0] if split is None else jnp.where(away < split, s[:, :, 0], s[:, :, 1])
 
 
 def _reach(held: dict) -> int:
@@ -82,18 +100,27 @@ def _reach(held: dict) -> int:
     return max((x.shape[1] for x in held.values()), default=1)
 
 
-def _view(window: int | None, operands: dict, held: dict, at):
-    """The first row that may count, and the operands from there on: a window costs its width."""
-    rows = operands["k"].shape[2]
-    size = rows if window is None else min(rows, max(window, _reach(held)))
-    if size == rows:
-        return 0, operands
+def _view(rules: Rules, operands: dict, held: dict, at):
+    """The rows that may count: their places, which of them is row `at`, and the operands there.
+
+    A window costs its width and the sinks theirs. Sinks come first; while the window still holds
+    them, their rows are doubles, which a place beyond every token hides.
+    """
+    rows, sinks = operands["k"].shape[2], rules.sinks
+    size = rows if rules.window is None else max(rules.window, _reach(held))
+    if sinks + size >= rows:
+        return jnp.arange(rows, dtype=jnp.int32), at, operands
     first = jnp.maximum(at - size + 1, 0)
-    cut = {
-        name: jax.lax.dynamic_slice_in_dim(operands[name], first, size, 2)
-        for name in operands.keys() & {"k", "k_raw", "v", "far"}
-    }
-    return first, operands | cut
+
+    def cut(x):
+        x, lead = jax.lax.dynamic_slice_in_dim(x, first, size, 2), x[:, :, :sinks]
+        return jnp.concatenate([lead, x], axis=2) if sinks else x
+
+    kept = {name: cut(operands[name]) for name in operands.keys() & SIDES}
+    lead = jnp.arange(sinks, dtype=jnp.int32)
+    lead = jnp.where(lead < first, lead, rows)
+    places = jnp.concatenate([lead, first + jnp.arange(size, dtype=jnp.int32)])
+    return places, at - first + sinks, operands | kept
 
 
 def _split(table: jax.Array, heads: int, groups: int) -> jax.Array:
@@ -130,6 +157,8 @@ def _scores(rules: Rules, s: jax.Array, operands: dict, held: dict, at) -> jax.A
     near = jnp.zeros((1, 1, n))
     if "relative_keys" in held:
         near += scale * _contract("bhe,*ne->bhn", operands["q_raw"], held["relative_keys"])
+    if "relative_state" in held:
+        near += _contract("bhe,*ne->bhn", operands["q_state"], held["relative_state"])
     if "distance_bias" in held:
         near += held["distance_bias"]
     beyond = near[..., :1]

@@ -23,6 +23,7 @@ class Tokens:
     positions: jax.Array
     index: jax.Array
     segments: jax.Array | None
+    rank: jax.Array | None = None  # the place within the segment, where there are sinks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +36,29 @@ class Rules:
     window: int | None
     aligned: bool = False  # query i and key i are one token, of index i
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
+    sinks: int = 0
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
         """Bool [B or 1, 1, T, S]."""
         seen = allowed(
-            q.index, k.index, q.segments, k.segments, causal=self.causal, window=self.window
+            q.index,
+            k.index,
+            q.segments,
+            k.segments,
+            causal=self.causal,
+            window=self.window,
+            sinks=self.sinks,
+            k_rank=k.rank,
         )
         return seen[:, None]
+
+    def beyond_kernels(self) -> str | None:
+        """What no kernel knows of this call, in a few words; None where there is nothing."""
+        if self.encoding.overrides("state"):
+            return "the scheme reads the layer's input"
+        if self.encoding.split() is not None:
+            return "the scheme has two views of each key"
+        return "attention sinks" if self.sinks else None
 
 
 def pairwise(rules: Rules, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
@@ -81,9 +98,20 @@ class Pairs:
         """k·relative_queries: [B, H, T, S]."""
         return self._contract("relative_queries", k, "bhse,*tse->bhts")
 
+    def states(self, q_state: jax.Array) -> jax.Array | float:
+        """q_state·relative_state: [B, H, T, S]."""
+        return self._contract("relative_state", q_state, "bhte,*tse->bhts")
+
     def values(self, weights: jax.Array) -> jax.Array | float:
         """Σ weights·relative_values: [B, H, T, E]."""
         return self._contract("relative_values", weights, "bhts,*tse->bhte")
+
+
+def state_bias(encoding: Encoding, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """The slot for states [B, H, T, C] and [B, H, S, C]: float32 [B, H, T, S]."""
+    numbers = range(encoding.state_width)
+    rows = [q_state[..., :, None, n] for n in numbers]
+    return encoding.state_bias(rows, [k_state[..., None, :, n] for n in numbers])
 
 
 def fit(x: jax.Array, axis: int, length: int, value=0) -> jax.Array:
@@ -100,33 +128,53 @@ def repeat_heads(x: jax.Array, heads: int) -> jax.Array:
     return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
 
 
-def scores(rules: Rules, params: Params, terms: Any, operands: dict, q_pos, k_pos) -> jax.Array:
+def products(encoding: Encoding, q: jax.Array, k: jax.Array, distance: jax.Array) -> jax.Array:
+    """Rotated q·k: float32 [B, H, T, S], each pair in the view that its distance calls for."""
+
+    def one(q, k):
+        form, k = "bhte,bhse->bhts", repeat_heads(k, q.shape[1])
+        return jnp.einsum(form, q, k, preferred_element_type=jnp.float32)
+
+    split = encoding.split()
+    if split is None:
+        return one(q, k)
+    views = (jnp.split(x, 2, axis=-1) for x in (q, k))
+    near, far = (one(*view) for view in zip(*views, strict=True))
+    return jnp.where(distance[:, None] < split, near, far)
+
+
+def scores(rules: Rules, params: Params, terms: Any, operands: dict, q: Tokens, k: Tokens, seen):
     """All score terms of a tile before the mask: float32 [B, H, T, S].
 
     Args:
       rules: the scheme and sizes.
-      params: the scheme's parameters (read by `bias` alone).
+      params: the scheme's parameters (read by `bias` and `rescore` alone).
       terms: evaluates the distance slots (`Pairs` here).
       operands: "q", "k" as rotated; where the scheme has relative keys or queries, also "q_raw",
-        "k_raw" as they were before.
-      q_pos: positions of the queries, for `bias`.
-      k_pos: positions of the keys, for `bias`.
+        "k_raw" as they were before; where it has a state, "q_state" and, for `state_bias`,
+        "k_state"; for `rescore`, "q_raw".
+      q: the queries' positions, for `bias`.
+      k: the keys'.
+      seen: bool [B or 1, 1, T, S], what the mask shows, for `rescore`.
     """
-    q, heads = operands["q"], operands["q"].shape[1]
-    s = jnp.einsum(
-        "bhte,bhse->bhts",
-        q,
-        repeat_heads(operands["k"], heads),
-        preferred_element_type=jnp.float32,
-    )
+    enc, heads = rules.encoding, operands["q"].shape[1]
+    scale = enc.scale(rules.dims.head_dim)
+    s, bias = products(enc, operands["q"], operands["k"], terms.distance), terms.bias()
     if "q_raw" in operands:
         s += terms.keys(operands["q_raw"])
     if "k_raw" in operands:
         s += terms.queries(repeat_heads(operands["k_raw"], heads))
-    s = s * rules.encoding.scale(rules.dims.head_dim) + terms.bias()
-    if rules.encoding.overrides("bias"):
-        s += rules.encoding.bias(params, q_pos, k_pos, rules.dims)
-    return s
+    s = s * scale
+    if enc.overrides("bias"):
+        bias += enc.bias(params, q.positions, k.positions, rules.dims)
+    if "q_state" in operands:
+        bias += terms.states(operands["q_state"])
+    if "k_state" in operands:
+        bias += state_bias(enc, operands["q_state"], operands["k_state"])
+    if enc.overrides("rescore"):
+        bias, raw = jnp.broadcast_to(bias, s.shape), operands["q_raw"].astype(jnp.float32)
+        bias += enc.rescore(params, s, bias, scale * raw, seen, rules.dims)
+    return s + bias
 
 
 def average(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -151,8 +199,8 @@ def check_values(encoding: Encoding, params: Params, width: int) -> None:
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """Attention with everything written out; `operands` also holds "v". Float32 [B, H, T, F]."""
     terms = Pairs(rules, params, q.positions, k.positions)
-    s = scores(rules, params, terms, operands, q.positions, k.positions)
     seen = rules.mask(q, k)
+    s = scores(rules, params, terms, operands, q, k, seen)
     s = jnp.where(seen, s, -jnp.inf)
     top = jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True))
     e = jnp.where(seen, jnp.exp(s - jnp.where(jnp.isfinite(top), top, 0)), 0)

@@ -46,6 +46,8 @@ HALVES = (jnp.bfloat16, jnp.float16)
 
 def refusal(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> str | None:
     """Why the kernels cannot run this call, or None if they can. Arguments as those of `attend`."""
+    if (why := rules.beyond_kernels()) is not None:
+        return why
     enc = rules.encoding
     relative = any(map(enc.overrides, DISTANCE_SLOTS[1:]))
     table = enc.overrides("distance_bias") and enc.coefficients(params, rules.dims) is None

@@ -16,6 +16,8 @@ def allowed(
     *,
     causal: bool = True,
     window: int | None = None,
+    sinks: int = 0,
+    k_rank: jax.Array | None = None,
 ) -> jax.Array:
     """Which keys each query may attend to: bool [*B, T, S].
 
@@ -27,13 +29,20 @@ def allowed(
       causal: whether keys of a later index are hidden.
       window: at most this many keys back, the token itself included (and as many ahead, if not
         causal).
+      sinks: how many keys at the start of each document every window keeps in sight: attention
+        sinks (StreamingLLM, arXiv 2309.17453, §3.2), the Λ-shaped mask of LM-Infinite
+        (arXiv 2308.16137, §4.1).
+      k_rank: int32 [*B, S], the place of each key within its document; None: `k_index`.
     """
     ahead = q_index[..., :, None] - k_index[..., None, :]
     seen = jnp.ones(ahead.shape, bool)
     if causal:
         seen &= ahead >= 0
     if window is not None:
-        seen &= jnp.abs(ahead) < window
+        inside = jnp.abs(ahead) < window
+        if sinks:
+            inside |= (k_index if k_rank is None else k_rank)[..., None, :] < sinks
+        seen &= inside
     if q_segments is not None and k_segments is not None:
         ids = q_segments[..., :, None]
         seen &= (ids == k_segments[..., None, :]) & (ids >= 0)

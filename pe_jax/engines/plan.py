@@ -5,7 +5,9 @@ one for each core) of 512 × 512 scores, and the heads take turns: what a tile n
 caches. On other devices, and on several, a tile holds all heads, so that a sharded batch or head
 axis is never looped over; its sides halve until it fits TILE scores a device.
 
-Rows and columns of tiles are i and j; b, h batch and heads of a group, T queries.
+Rows and columns of tiles are i and j; b, h batch and heads of a group, T queries. Where a scheme
+has two views of q and k, each column of tiles counts twice, once in each view: a tile is visited in
+the views that score any of its pairs. n is a column and its view in one.
 """
 
 import dataclasses
@@ -16,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import DISTANCE_SLOTS, Params
-from pe_jax.engines.dense import Rules, Tokens, fit, repeat_heads
+from pe_jax.engines.dense import Rules, Tokens, fit, pairwise, repeat_heads
 from pe_jax.engines.terms import Terms, Tile
 
 TILE = 2**21  # scores in a tile that holds all heads: 8 MB of float32
@@ -93,7 +95,8 @@ class Groups(NamedTuple):
 
         how = {"tables": table, "reach": table, "q_tokens": token, "k_tokens": token}
         whole = lambda x: x  # noqa: E731
-        how |= dict.fromkeys(("q", "k", "v", "q_raw", "k_raw", "out", "lse", "d_out"), side)
+        sides = "q", "k", "v", "q_raw", "k_raw", "q_state", "k_state", "out", "lse", "d_out"
+        how |= dict.fromkeys(sides, side)
         return {name: jax.tree.map(how.get(name, whole), part) for name, part in tree.items()}
 
     def join(self, name: str, stacked, like) -> jax.Array:
@@ -109,7 +112,7 @@ class Groups(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The tiles of a row: block columns, first `whole` of them, then `partial`; the rest unseen."""
+    """The tiles of a row: their n, first `whole` of them, then `partial`; the rest unseen."""
 
     tiles: jax.Array
     whole: jax.Array
@@ -131,9 +134,9 @@ def _ends(x: jax.Array, blocks: int) -> Ends:
 def skips(rules: Rules) -> bool:
     """Whether tiles out of reach can be told: a decaying bias alone, each token seeing itself."""
     enc = rules.encoding
-    slots = [s for s in (*DISTANCE_SLOTS, "bias") if enc.overrides(s)]
+    slots = [s for s in (*DISTANCE_SLOTS, "bias", "state_bias") if enc.overrides(s)]
     same = rules.aligned and rules.contiguous
-    return enc.decays and same and slots == ["distance_bias"]
+    return enc.decays and same and slots == ["distance_bias"] and enc.split() is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,13 +192,57 @@ class Plan:
         if rules.causal:
             some, whole = some & (q.high >= k.low), whole & (q.low >= k.high)
         if rules.window is not None:
-            some &= (q.low - k.high < rules.window) & (k.low - q.high < rules.window)
-            whole &= (q.high - k.low < rules.window) & (k.high - q.low < rules.window)
+            near = (q.low - k.high < rules.window) & (k.low - q.high < rules.window)
+            inside = (q.high - k.low < rules.window) & (k.high - q.low < rules.window)
+            if rules.sinks:
+                rank = _ends(self.k.index if self.k.rank is None else self.k.rank, self.nk)
+                near, inside = near | (rank.low < rules.sinks), inside | (rank.high < rules.sinks)
+            some, whole = some & near, whole & inside
         if self.q.segments is not None:
             q, k = pairs("segments")
             some &= (q.high >= k.low) & (q.low <= k.high) & (q.high >= 0)
             whole &= (q.low == k.high) & (q.high == k.low) & (q.low >= 0)
         return some, whole
+
+    @property
+    def views(self) -> int:
+        """How many views of q and k there are."""
+        return 1 if self.rules.encoding.split() is None else 2
+
+    def _by_view(self, i, some, whole) -> tuple[jax.Array, jax.Array]:
+        """What `_mask` gives, for either view: [2·nk]."""
+        q, k = _ends(self.q.positions, self.nq), _ends(self.k.positions, self.nk)
+        split = self.rules.encoding.split()
+        near, far = q.low[i] - k.high < split, q.high[i] - k.low >= split
+        some = jnp.concatenate([some & near, some & far])
+        return some, jnp.concatenate([whole & ~far, whole & ~near])
+
+    def mask(self, tile: Tile) -> jax.Array:
+        """Which pairs of a tile its view scores: bool [b or 1, 1, r, c]."""
+        seen = self.rules.mask(tile.q, tile.k)
+        if self.views == 1:
+            return seen
+        distance = pairwise(self.rules, tile.q.positions, tile.k.positions)
+        return seen & ((distance >= self.rules.encoding.split()) == (tile.view == 1))[:, None]
+
+    def columns(self, k: jax.Array) -> jax.Array:
+        """Keys [b, k, S, E] in the order of n: the near views, then the far ones."""
+        return k if self.views == 1 else jnp.concatenate(jnp.split(k, 2, axis=-1), axis=2)
+
+    def uncolumns(self, k: jax.Array) -> jax.Array:
+        """The inverse of `columns`."""
+        return k if self.views == 1 else jnp.concatenate(jnp.split(k, 2, axis=2), axis=-1)
+
+    def half(self, q: jax.Array, view) -> jax.Array:
+        """One view of queries [b, h, r, E]."""
+        size = q.shape[-1] // self.views
+        return q if self.views == 1 else jax.lax.dynamic_slice_in_dim(q, view * size, size, 3)
+
+    def unhalf(self, q: jax.Array, view) -> jax.Array:
+        """The inverse of `half`, with zeros in the other view."""
+        if self.views == 1:
+            return q
+        return jnp.concatenate([jnp.where(view == n, q, 0) for n in range(2)], axis=-1)
 
     def order(self, i, skip) -> Order:
         """The tiles of block row i; those in `skip` [nq, nk] are left out."""
@@ -204,11 +251,13 @@ class Plan:
             some &= ~skip[i]
         beyond = self.terms.beyond(*self.distances(i))
         whole = whole if beyond is None else whole & beyond
+        if self.views > 1:
+            some, whole = self._by_view(i, some, whole)
         kind = jnp.where(some, jnp.where(whole & self.terms.cheap, 0, 1), 2)
         return Order(jnp.argsort(kind, stable=True), *((kind == n).sum() for n in (0, 1)))
 
     def visit(self, order: Order, f, carry):
-        """Carry = f(general, tile, carry) for every tile of a row, whole ones first."""
+        """Carry = f(general, n, carry) for every tile of a row, whole ones first."""
         end = order.whole + order.partial
         if self.terms.cheap:
             carry = jax.lax.fori_loop(
@@ -216,8 +265,9 @@ class Plan:
             )
         return jax.lax.fori_loop(order.whole, end, lambda t, c: f(True, order.tiles[t], c), carry)
 
-    def tile(self, i, j) -> Tile:
-        """Tile (i, j)."""
+    def tile(self, i, n) -> Tile:
+        """Tile (i, n)."""
+        view, j = (0, n) if self.views == 1 else (n // self.nk, n % self.nk)
         cut = lambda x, at, size: jax.lax.dynamic_slice_in_dim(x, at * size, size, 1)  # noqa: E731
         q = jax.tree.map(lambda x: cut(x, i, self.terms.rows), self.q)
-        return Tile(i, j, q, jax.tree.map(lambda x: cut(x, j, self.terms.columns), self.k))
+        return Tile(i, j, q, jax.tree.map(lambda x: cut(x, j, self.terms.columns), self.k), view)

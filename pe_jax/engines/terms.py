@@ -24,14 +24,17 @@ from pe_jax.encodings.base import DISTANCE_SLOTS, Params
 from pe_jax.engines import dense
 from pe_jax.engines.dense import Rules, Tokens, repeat_heads
 
+ROW_SLOTS = ("relative_keys", "relative_state")  # vectors that meet a row
+
 
 class Tile(NamedTuple):
-    """Block row i, block column j, and what is known of their tokens."""
+    """Block row i, block column j, what is known of their tokens, and the view that scores them."""
 
     i: Any
     j: Any
     q: Tokens
     k: Tokens
+    view: Any = 0
 
 
 def shear(x: jax.Array) -> jax.Array:
@@ -78,6 +81,24 @@ def distances(rows: int, columns: int, gap) -> jax.Array:
     return gap + jnp.arange(rows)[:, None] - jnp.arange(columns)[None]
 
 
+def features(part: dict, tables: dict, scale: float) -> jax.Array:
+    """What the `vectors` of a row are dotted with: scaled q, the state; float32 [b, h, T, E]."""
+    found = []
+    if "relative_keys" in tables:
+        found.append(scale * part["q_raw"].astype(jnp.float32))
+    if "relative_state" in tables:
+        found.append(part["q_state"])
+    return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
+
+
+def vectors(tables: dict, heads: int) -> jax.Array | None:
+    """Of the slots whose vectors meet a row's `features`: [h or 1, …, E]; None without any."""
+    found = [tables[slot] for slot in ROW_SLOTS if slot in tables]
+    if len(found) < 2:
+        return found[0] if found else None
+    return jnp.concatenate([jnp.broadcast_to(x, (heads, *x.shape[1:])) for x in found], axis=-1)
+
+
 def alike(tree, like):
     """`tree` typed as varying over the mesh axes that `like` varies over (inside shard_map)."""
     axes = frozenset().union(*(jax.typeof(x).mat.varying for x in jax.tree.leaves(like)))
@@ -90,12 +111,12 @@ def alike(tree, like):
 
 
 class Terms:
-    """Nothing beside q·k, and what the four ways share."""
+    """Nothing beside q·k, and what the four ways share: the bias of states."""
 
     shape = (512, 512)  # rows and columns of a tile, where it is free to choose
     heads_apart = True  # a tile may hold some of the heads
     cheap = True  # worth a second copy in the program, for tiles that the mask leaves whole
-    far_kinds: tuple[str, ...] = ("whole", "rows", "columns")
+    far_kinds: tuple[str, ...] = ("whole", "rows", "columns", "state rows", "state columns")
 
     def __init__(self, rules: Rules, rows: int, columns: int, blocks: int):
         self.rules, self.rows, self.columns, self.blocks = rules, rows, columns, blocks
@@ -106,26 +127,33 @@ class Terms:
         return {}
 
     def prepare(self, part: dict, heads: int) -> dict:
-        """What a group of `heads` has of "q_raw", "k_raw", "tables", "params" → leaves by kind.
+        """What a group of `heads` has of the operands, "tables", "params" → leaves by kind.
 
         `values` gets the kinds that begin with "value", `near` the others, `far` those that it
         names in `far_kinds`.
         """
-        return {}
+        if "k_state" not in part:
+            return {}
+        return {"state rows": part["q_state"], "state columns": part["k_state"]}
 
     def cuts(self, i, j) -> dict:
         """Kind → (axis, start, size) in tile (i, j); a kind that is not named is taken whole."""
-        return {
-            "rows": (2, i * self.rows, self.rows),
-            "columns": (2, j * self.columns, self.columns),
-        }
+        rows, columns = (2, i * self.rows, self.rows), (2, j * self.columns, self.columns)
+        return {"rows": rows, "columns": columns, "state rows": rows, "state columns": columns}
 
     def beyond(self, low: jax.Array, high: jax.Array) -> jax.Array | None:
         """Whether a tile with distances from `low` to `high` is wholly beyond the horizon."""
         return None
 
+    def states(self, leaves: dict) -> Any:
+        """The bias of a tile's states: float32 [b, h, r, c], or None."""
+        if "state rows" not in leaves:
+            return None
+        states = leaves["state rows"], leaves["state columns"]
+        return dense.state_bias(self.rules.encoding, *states)
+
     def near(self, leaves: dict, tile: Tile) -> Any:
-        """What the scores of a tile get: float32 [b or 1, h, r, c], or None."""
+        """What else the scores of a tile get: float32 [b or 1, h, r, c], or None."""
         return None
 
     def far(self, leaves: dict, tile: Tile) -> Any:
@@ -150,7 +178,8 @@ class Profile(Terms):
 
     def prepare(self, part, heads):
         """The coefficients, [C, h, 1, 1]."""
-        return {"whole": jnp.moveaxis(part["tables"]["coefficients"], 1, 0)[..., None, None]}
+        rows = jnp.moveaxis(part["tables"]["coefficients"], 1, 0)[..., None, None]
+        return {**super().prepare(part, heads), "whole": rows}
 
     def near(self, leaves, tile):
         """The profile of every pair."""
@@ -165,10 +194,11 @@ class Pairwise(Terms):
     cheap = False
 
     def prepare(self, part, heads):
-        """The vectors before rotation, and the parameters."""
-        raw = {"rows": "q_raw", "columns": "k_raw"}
-        found = {kind: part[name] for kind, name in raw.items() if name in part}
-        return {**found, "whole": part["params"], "value whole": part["params"]}
+        """The vectors before rotation, the states, and the parameters."""
+        raw = {"rows": ("q_raw", "q_state"), "columns": ("k_raw",)}
+        found = {kind: {n: part[n] for n in names if n in part} for kind, names in raw.items()}
+        found |= {"whole": part["params"], "value whole": part["params"]}
+        return {**super().prepare(part, heads), **found}
 
     def _pairs(self, params, tile):
         return dense.Pairs(self.rules, params, tile.q.positions, tile.k.positions)
@@ -176,12 +206,14 @@ class Pairwise(Terms):
     def near(self, leaves, tile):
         """Every score term."""
         terms, enc = self._pairs(leaves["whole"], tile), self.rules.encoding
-        s = terms.bias()
-        if "rows" in leaves:
-            s += self.scale * terms.keys(leaves["rows"])
-        if "columns" in leaves:
-            columns = repeat_heads(leaves["columns"], self.rules.dims.heads)
+        s, rows = terms.bias(), leaves["rows"]
+        if "q_raw" in rows:
+            s += self.scale * terms.keys(rows["q_raw"])
+        if "k_raw" in leaves["columns"]:
+            columns = repeat_heads(leaves["columns"]["k_raw"], self.rules.dims.heads)
             s += self.scale * terms.queries(columns)
+        if "q_state" in rows:
+            s += terms.states(rows["q_state"])
         if enc.overrides("bias"):
             at = tile.q.positions, tile.k.positions
             s += enc.bias(leaves["whole"], *at, self.rules.dims)
@@ -208,11 +240,11 @@ class Windows(Terms):
 
     def prepare(self, part, heads):
         """A bias becomes one more channel of the vectors dotted with q, where q has a 1."""
-        tables, leaves = dict(part["tables"]), {}
-        bias, keys = (tables.pop(slot, None) for slot in ("distance_bias", "relative_keys"))
+        tables, leaves = dict(part["tables"]), super().prepare(part, heads)
+        bias, keys = tables.pop("distance_bias", None), vectors(tables, heads)
         if keys is not None:
-            leaves["rows"] = self.scale * part["q_raw"].astype(jnp.float32)
-            tables["keys"] = keys
+            leaves["rows"] = features(part, tables, self.scale)
+            tables = {s: x for s, x in tables.items() if s not in ROW_SLOTS} | {"keys": keys}
         if bias is not None:
             one = jnp.ones((1, 1, self.rows * self.blocks, 1), jnp.float32)
             bias = bias[..., None]

@@ -71,14 +71,18 @@ def _scores(plan: Plan, leaves: dict, tile: Tile, q, k, general: bool):
     """Scores of a tile after the mask [b, h, r, c], and the pull of what the scheme added."""
     s = plan.gain * _products(q, k)
     near = {kind: x for kind, x in leaves.items() if not kind.startswith("value")}
-    if general:
-        more, pull = jax.vjp(lambda x: plan.terms.near(x, tile), near)
-    else:
-        far = {kind: x for kind, x in near.items() if kind in plan.terms.far_kinds}
-        more, pull = jax.vjp(lambda x: plan.terms.far(x, tile), far)
+    if not general:
+        near = {kind: x for kind, x in near.items() if kind in plan.terms.far_kinds}
+
+    def added(x):
+        found = (plan.terms.near if general else plan.terms.far)(x, tile), plan.terms.states(x)
+        found = [x for x in found if x is not None]
+        return sum(found[1:], found[0]) if found else None
+
+    more, pull = jax.vjp(added, near)
     s = s if more is None else s + more
     if general:
-        s = jnp.where(plan.rules.mask(tile.q, tile.k), s, LOWEST)
+        s = jnp.where(plan.mask(tile), s, LOWEST)
     return s, None if more is None else lambda g: pull(unbroadcast(g, more.shape))[0]
 
 
@@ -106,12 +110,13 @@ def _join(x):
 
 
 def _extras(part: dict) -> dict:
-    return {n: part[n] for n in ("q_raw", "k_raw", "tables", "params") if n in part}
+    names = "q_raw", "k_raw", "q_state", "k_state", "tables", "params"
+    return {n: part[n] for n in names if n in part}
 
 
 def _forward_group(plan: Plan, part: dict):
     """Output [b, h, T, F] and the logarithm of each row's sum [b, h, T, 1], float32."""
-    q, k, v = part["q"], part["k"], part["v"]
+    q, k, v = part["q"], plan.columns(part["k"]), part["v"]
     batch, heads, _, _ = q.shape
     leaves, skip = plan.terms.prepare(_extras(part), heads), plan.out_of_reach(part)
     turned = jnp.swapaxes(k, 2, 3)  # the faster way to multiply by
@@ -119,11 +124,12 @@ def _forward_group(plan: Plan, part: dict):
     def row(i):
         qi = _cut_block(q, i, plan.terms.rows)
 
-        def visit(general, j, carry):
+        def visit(general, n, carry):
             out, top, total = carry
-            tile, cut = plan.tile(i, j), _cut(leaves, plan.terms.cuts(i, j))
-            kj = _cut_block(turned, j, plan.terms.columns, 3)
-            s, _ = _scores(plan, cut, tile, qi, kj, general)
+            tile = plan.tile(i, n)
+            j, cut = tile.j, _cut(leaves, plan.terms.cuts(i, tile.j))
+            kn = _cut_block(turned, n, plan.terms.columns, 3)
+            s, _ = _scores(plan, cut, tile, plan.half(qi, tile.view), kn, general)
             new = jnp.maximum(top, s.max(-1, keepdims=True))
             p, fade = jnp.exp(s - new), jnp.exp(top - new)
             more = average(p, _cut_block(v, j, plan.terms.columns))
@@ -147,12 +153,12 @@ def _forward_group(plan: Plan, part: dict):
 
 def _backward_group(plan: Plan, part: dict):
     """Gradients of `part`, one pass over the tiles; dk and dv grow as [b, k, E, S] (faster)."""
-    q, k, v = part["q"], part["k"], part["v"]
+    q, k, v = part["q"], plan.columns(part["k"]), part["v"]
     batch, heads, _, width = q.shape
     extras = _extras(part)
     leaves, pull_prepare = jax.vjp(lambda x: plan.terms.prepare(x, heads), extras)
     skip = plan.out_of_reach(part)
-    turned = [jnp.swapaxes(x, 2, 3) for x in (k, v)]
+    turned, columns = [jnp.swapaxes(x, 2, 3) for x in (k, v)], plan.terms.columns
     inner = (part["d_out"] * part["out"]).sum(-1, keepdims=True)
 
     def keys(x, y):
@@ -165,12 +171,13 @@ def _backward_group(plan: Plan, part: dict):
         qi, d_i, inner_i, lse_i = (_cut_block(x, i, plan.terms.rows) for x in rows)
         d_low = d_i.astype(v.dtype)
 
-        def visit(general, j, carry):
+        def visit(general, n, carry):
             dq, total = carry
-            tile, cuts = plan.tile(i, j), plan.terms.cuts(i, j)
+            tile = plan.tile(i, n)
+            j, cuts, qn = tile.j, plan.terms.cuts(i, tile.j), plan.half(qi, tile.view)
             cut = _cut(leaves, cuts)
-            kj, vj = (_cut_block(x, j, plan.terms.columns, 3) for x in turned)
-            s, pull_scores = _scores(plan, cut, tile, qi, kj, general)
+            kn, vj = (_cut_block(x, m, columns, 3) for x, m in zip(turned, (n, j), strict=True))
+            s, pull_scores = _scores(plan, cut, tile, qn, kn, general)
             p, dp = jnp.exp(s - lse_i), _products(d_low, vj)
             d_cut = {}
             extra, pull_values = _values(plan, cut, tile, p, general)
@@ -180,10 +187,11 @@ def _backward_group(plan: Plan, part: dict):
             ds = p * (dp - inner_i)
             if pull_scores is not None:
                 d_cut = {**d_cut, **pull_scores(ds)}
-            at = (3, j * plan.terms.columns, plan.terms.columns)
-            main = {"dk": plan.gain * keys(ds, qi), "dv": keys(p, d_low)}
-            total = _add(total, {**main, **d_cut}, {**cuts, "dk": at, "dv": at})
-            return dq + plan.gain * average(ds, _cut_block(k, j, plan.terms.columns)), total
+            at = {"dk": (3, n * columns, columns), "dv": (3, j * columns, columns)}
+            main = {"dk": plan.gain * keys(ds, qn), "dv": keys(p, d_low)}
+            total = _add(total, {**main, **d_cut}, {**cuts, **at})
+            dqn = plan.gain * average(ds, _cut_block(k, n, columns))
+            return dq + plan.unhalf(dqn, tile.view), total
 
         start = alike(jnp.zeros((batch, heads, plan.terms.rows, width)), part), carry
         dq, carry = plan.visit(plan.order(i, skip), visit, start)
@@ -194,7 +202,7 @@ def _backward_group(plan: Plan, part: dict):
     total, dq = jax.lax.scan(row, alike(zeros, part), jnp.arange(plan.nq))
     dk, dv = (jnp.swapaxes(total.pop(name), 2, 3) for name in ("dk", "dv"))
     total = jax.tree.map(lambda g, x: g.astype(x.dtype), total, leaves)
-    return {"q": _join(dq), "k": dk, "v": dv, **pull_prepare(total)[0]}
+    return {"q": _join(dq), "k": plan.uncolumns(dk), "v": dv, **pull_prepare(total)[0]}
 
 
 def _each(rules: Rules, setup: Setup, diff: dict, fixed: dict, f) -> dict:
@@ -299,4 +307,5 @@ def _pad_tokens(tokens: Tokens, length: int) -> Tokens:
     segments = tokens.segments
     if segments is None:
         segments = jnp.zeros(tokens.index.shape, jnp.int32)
-    return Tokens(last(tokens.positions), last(tokens.index), fit(segments, 1, length, -1))
+    rank = tokens.rank if tokens.rank is None else last(tokens.rank)
+    return Tokens(last(tokens.positions), last(tokens.index), fit(segments, 1, length, -1), rank)

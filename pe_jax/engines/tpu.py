@@ -42,6 +42,8 @@ ALONG_QUERIES = ("q", "d_out", "lse", "inner", "q_ids", "bias")  # … of a key 
 
 def refusal(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> str | None:
     """Why this engine cannot run the call, in a few words; None where it can."""
+    if (why := rules.beyond_kernels()) is not None:
+        return why
     if used := [slot for slot in SLOTS if rules.encoding.overrides(slot)]:
         return f"the scheme uses {' and '.join(used)}"
     if not rules.aligned:

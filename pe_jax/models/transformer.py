@@ -48,6 +48,7 @@ class ModelConfig:
       dropout: rate on the output of each block's two halves, in training.
       causal: whether tokens see their past alone (a decoder) or all (an encoder).
       window: sliding window of attention; 0 is none.
+      sinks: first tokens of each document that stay in sight beyond the window.
       dtype: of the activations, "float32" or "bfloat16".
       remat: whether blocks are recomputed in the backward pass, which saves memory.
       attention: engine: "auto", "dense" or "tiled".
@@ -70,6 +71,7 @@ class ModelConfig:
     dropout: float = 0.0
     causal: bool = True
     window: int = 0
+    sinks: int = 0
     dtype: str = "float32"
     remat: bool = False
     attention: str = "auto"
@@ -105,8 +107,9 @@ class ModelConfig:
 
         for field in ("width", "layers", "heads"):
             need(is_int(getattr(self, field), 1), field, "pass an integer of at least 1")
-        for field in ("vocab", "kv_heads", "head_dim", "mlp_width", "window"):
+        for field in ("vocab", "kv_heads", "head_dim", "mlp_width", "window", "sinks"):
             need(is_int(getattr(self, field), 0), field, "pass an integer of at least 0")
+        need(bool(self.window) or not self.sinks, "sinks", "set model.window too")
         choices = {
             "activation": ACTIVATIONS,
             "norm": NORMS,
@@ -184,10 +187,12 @@ class Attention(nnx.Module):
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         given: Any = dict(
+            x=x,
             encoding=self.encoding,
             params=Params(shared, nnx.as_pure(self.params)),
             dims=self.dims,
             window=self.config.window or None,
+            sinks=self.config.sinks,
             implementation=None if self.config.attention == "auto" else self.config.attention,
         )
         if cache is None:

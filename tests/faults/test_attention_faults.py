@@ -19,6 +19,7 @@ from tests.util import DIMS, B, E, H, K
 T = 5
 Q, K_, V = util.inputs(T)
 ROPE, T5, SHAW = (pe_jax.make(name) for name in ("rope", "t5", "shaw"))
+FOX, X = pe_jax.make("fox"), Q.reshape(B, T, H * E)
 NO_PARAMS = Params({}, {})
 
 
@@ -77,6 +78,19 @@ FAULTS = {
     "integers": (TypeError, "v has dtype int32 … float32", dict(v=np.ones(V.shape, np.int32))),
     "dims": (ValueError, "4 heads of 8 … 8 of 4", dict(dims=pe_jax.Dims(32, 8, 2, 4))),
     "a name": (TypeError, "encoding='rope' … pe_jax.make", dict(encoding="rope")),
+    "no input": (ValueError, "x=None: FoX reads … pass x=", dict(encoding=FOX)),
+    "another input": (
+        ValueError,
+        "x has shape (2, 4, 32) … [2, 5, 32]",
+        dict(encoding=FOX, x=X[:, 1:]),
+    ),
+    "rows in tiles": (
+        ValueError,
+        "implementation='tiled' … CoPE needs whole rows … 'dense'",
+        dict(encoding=pe_jax.make("cope"), implementation="tiled"),
+    ),
+    "sinks alone": (ValueError, "sinks=2: pass a window", dict(sinks=2)),
+    "negative sinks": (ValueError, "sinks=-1 … at least 0", dict(window=2, sinks=-1)),
     "no params": (ValueError, "T5 … pe_jax.Params(", dict(encoding=T5, params=None)),
     "params": (TypeError, "params is a dict … pe_jax.Params", dict(encoding=T5, params={})),
     "engine": (ValueError, "'tield' … 'tiled'", dict(implementation="tield")),

@@ -98,6 +98,16 @@ CASES = {
     "alibi_bloom": ([{"heads": 4}, {"heads": 6}], {"heads": st.integers(1, 20)}),
     "alibi_mpt": ([{"heads": 4}, {"heads": 6}], {"heads": st.integers(1, 20)}),
 }
+CASES |= {
+    "wavlm_attention": (
+        [{"heads": 2, "num_buckets": 8, "max_distance": 9}],
+        {
+            "heads": st.sampled_from([1, 3]),
+            "num_buckets": st.sampled_from([8, 32, 320]),
+            "max_distance": st.sampled_from([120, 800]),
+        },
+    ),
+}
 GOLDEN = [
     (f"{case}-{number}", case, settings)
     for case, (stored, _) in CASES.items()

@@ -22,6 +22,7 @@ from transformers.models.roformer import modeling_roformer
 from transformers.models.t5 import modeling_t5
 from transformers.models.vits import modeling_vits
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
+from transformers.models.wavlm import modeling_wavlm
 from transformers.models.xlnet import modeling_xlnet
 
 from tests.oracles.replay import Record
@@ -296,6 +297,20 @@ def alibi_mpt(rng, length, heads):
     return inputs, {"weights": probabilities, "output": _split(out, heads)}
 
 
+def wavlm_attention(rng, length, heads, num_buckets, max_distance):
+    width = heads * HEAD_DIM
+    module = modeling_wavlm.WavLMAttention(width, heads, 0.0, num_buckets, max_distance)
+    _fill(module, rng, width)
+    _identity(module.out_proj)
+    x = _normal(rng, BATCH, length, width)
+    out, _, bias = module(x)
+    inputs = {name: _split(getattr(module, f"{name}_proj")(x), heads) for name in "qkv"}
+    inputs |= {"x": x, "table": module.rel_attn_embed.weight}
+    inputs |= {"weight": module.gru_rel_pos_linear.weight, "bias": module.gru_rel_pos_linear.bias}
+    inputs["scale"] = module.gru_rel_pos_const.flatten()
+    return inputs, {"bias": bias[:heads], "output": _split(out, heads)}
+
+
 ORACLES = {
     "nope_sdpa": nope_sdpa,
     "sinusoidal_marian": sinusoidal_marian,
@@ -314,4 +329,5 @@ ORACLES = {
     "rope_roformer": rope_roformer,
     "alibi_bloom": alibi_bloom,
     "alibi_mpt": alibi_mpt,
+    "wavlm_attention": wavlm_attention,
 }

@@ -70,12 +70,13 @@ def compare(record: Record, implementation: str = "dense") -> dict[str, float]:
 
 
 @functools.partial(jax.jit, static_argnames=("encoding", "causal", "implementation"))
-def _attention(q, k, v, positions, encoding, params, causal, implementation):
+def _attention(q, k, v, x, positions, encoding, params, causal, implementation):
     queries, keys = positions
     return pe_jax.attention(
         *(q, k, v),
         encoding=encoding,
         params=params,
+        x=x,
         q_positions=queries,
         k_positions=keys,
         q_index=queries,
@@ -91,7 +92,7 @@ def attend(inputs, encoding, implementation, *, params=((), ()), causal=False, v
     keys = np.arange(k.shape[1])
     params = pe_jax.Params(*jax.tree.map(jnp.asarray, tuple(params)))
     places = keys[keys.size - q.shape[1] :], keys
-    return _attention(q, k, v, places, encoding, params, causal, implementation)
+    return _attention(q, k, v, inputs.get("x"), places, encoding, params, causal, implementation)
 
 
 def weights(inputs, encoding, implementation, **options):
@@ -198,6 +199,18 @@ def alibi(settings, inputs, implementation):
     return both(inputs, pe_jax.make("alibi"), implementation, causal=True)
 
 
+def wavlm(settings, inputs, implementation):
+    fields = {name: settings[name] for name in ("num_buckets", "max_distance")}
+    layer = {name: inputs[name] for name in ("weight", "bias", "scale")}
+    encoding, params = pe_jax.make("wavlm", **fields), ({"table": inputs["table"].T}, layer)
+    place = np.arange(inputs["q"].shape[1])
+    found = jax.tree.map(jnp.asarray, pe_jax.Params(*params))
+    return {
+        "bias": encoding.relative_state(found, place[:, None] - place[None])[..., 0],
+        "output": attend(inputs, encoding, implementation, params=params),
+    }
+
+
 OURS = {
     "nope_sdpa": nope,
     "sinusoidal_marian": sinusoid,
@@ -216,4 +229,5 @@ OURS = {
     "rope_roformer": rotary_function,
     "alibi_bloom": alibi,
     "alibi_mpt": alibi,
+    "wavlm_attention": wavlm,
 }

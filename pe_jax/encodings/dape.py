@@ -1,0 +1,57 @@
+"""DAPE, data-adaptive positional encoding: Zheng et al., arXiv 2405.14722, §3 (eq. 3).
+
+    score = A + B + f([A, B]),      f = W₂ LeakyReLU(W₁ · + b₁) + b₂, over the heads of one pair
+
+A = q·k/sqrt(E), B a bias of positions. DAPE has none of its own: sum it with one, as `alibi+dape`;
+alone it is the paper's DAPE without positions, whose B is 0. (The paper was first called CAPE.)
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.base import Encoding, is_int, require
+
+
+def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:
+    """f([A, B]): float32 [B, H, T, S].
+
+    Args:
+      scores: A, float32 [B, H, T, S].
+      bias: B, likewise.
+      w1: [2H, M].
+      b1: [M].
+      w2: [M, H].
+      b2: [H].
+    """
+    both = jnp.concatenate([scores, bias], axis=1)
+    hidden = jax.nn.leaky_relu(jnp.einsum("bgts,gm->bmts", both, w1) + b1[:, None, None])
+    return jnp.einsum("bmts,mh->bhts", hidden, w2) + b2[:, None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DAPE(Encoding):
+    """Adds what a network over the heads makes of scores and biases; `hidden` is its width."""
+
+    hidden: int = 32
+
+    def __post_init__(self):
+        require(is_int(self.hidden, 1), "hidden", self.hidden, "pass an integer of at least 1")
+
+    def init_layer(self, key, dims):
+        """W₁ [2H, M], b₁ [M], W₂ [M, H], b₂ [H]: uniform within ±1/sqrt(rows), as the authors'."""
+        keys, sizes = jax.random.split(key, 4), (2 * dims.heads, self.hidden, dims.heads)
+
+        def uniform(key, rows, *shape):
+            return jax.random.uniform(key, shape, jnp.float32, -(rows**-0.5), rows**-0.5)
+
+        found = {}
+        for n, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
+            found[f"w{n}"] = uniform(keys[2 * n - 2], rows, rows, columns)
+            found[f"b{n}"] = uniform(keys[2 * n - 1], rows, columns)
+        return found
+
+    def rescore(self, params, scores, bias, q, seen, dims):
+        """f([A, B])."""
+        return adapt(scores, bias, **params.layer)

@@ -1,0 +1,65 @@
+"""FoX, the Forgetting Transformer: Lin et al., arXiv 2503.02130, §3.
+
+    f_t = sigmoid(w_h·x_t + b_h)                        a forget gate for each token and head
+    score_ij = q_i·k_j/sqrt(E) + Σ_{l = j+1 … i} log f_l
+
+ALiBi whose distances are counted by the data. With c the running sum of log f, the bias is
+c_i - c_j. Without a causal mask it is the same sum over the tokens between, -|c_i - c_j|; the paper
+is causal only. The gate reads x, the layer's normalised input, in float32.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import running
+from pe_jax.encodings.base import Encoding, is_real, require
+
+
+def project(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    """w_h·x_t + b_h in float32: [*B, T, H] for x [*B, T, D], weight [D, H] and bias [H]."""
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.matmul(x.astype(jnp.float32), weight, precision=exact) + bias
+
+
+def log_forget(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    """Log sigmoid(w_h·x_t + b_h), at most 0: float32 [*B, T, H]; arguments as for `project`."""
+    return jax.nn.log_sigmoid(project(x, weight, bias))
+
+
+def forgetting(log_gates: jax.Array) -> jax.Array:
+    """Σ_{l = j+1 … i} log f_l, for i < j over the tokens between: float32 [*B, H, T, T].
+
+    Args:
+      log_gates: float32 [*B, T, H], as `log_forget` gives them.
+    """
+    sums = jnp.moveaxis(running.total(log_gates), -2, -3)  # [*B, H, T, 2]
+    rows, columns = ([x[..., 0], x[..., 1]] for x in (sums[..., None, :], sums[..., None, :, :]))
+    return -jnp.abs(running.difference(rows, columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class FoX(Encoding):
+    """Tokens fade by forget gates that each token and head computes from the layer's input."""
+
+    stddev: float = 0.02
+
+    state_width = running.WIDTH
+
+    def __post_init__(self):
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def init_layer(self, key, dims):
+        """Weight [D, H], bias [H] of zeros: gates begin near 1/2."""
+        shape = (dims.width, dims.heads)
+        weight = self.stddev * jax.random.normal(key, shape, jnp.float32)
+        return {"weight": weight, "bias": jnp.zeros(dims.heads, jnp.float32)}
+
+    def state(self, params, x, before=None):
+        """c_t, the running sum of log f."""
+        return running.total(log_forget(x, **params.layer), before)
+
+    def state_bias(self, q_state, k_state):
+        """-|c_i - c_j|."""
+        return -jnp.abs(running.difference(q_state, k_state))

@@ -1,0 +1,58 @@
+"""Running sums over tokens whose differences keep their precision, however long the row.
+
+A float32 sum that has reached 10⁵ is known to 0.004 only, and so would be the bias of two
+neighbours, the difference of two such sums. Each sum is therefore held as two float32 numbers, the
+rounded sum and what it rounded off (Dekker's and Knuth's exact addition), so that the error of a
+difference is relative to the difference, not to the sums.
+"""
+
+import jax
+import jax.numpy as jnp
+
+WIDTH = 2  # numbers a sum
+
+
+def _exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The rounded a + b, and what was rounded off (Knuth, TAOCP vol. 2, §4.2.2, theorem B)."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
+def _add(x: tuple, y: tuple) -> tuple:
+    """The sum of two pairs, again as a pair."""
+    high, rest = _exactly(x[0], y[0])
+    rest += x[1] + y[1]
+    total = high + rest
+    return total, rest - (total - high)
+
+
+@jax.custom_jvp
+def _sums(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.lax.associative_scan(_add, (steps, jnp.zeros_like(steps)), axis=-2)
+
+
+@_sums.defjvp
+def _(primals, tangents):
+    found, moved = _sums(*primals), jnp.cumsum(tangents[0], axis=-2)
+    return found, (moved, jnp.zeros_like(moved))
+
+
+def total(steps: jax.Array, before: jax.Array | None = None) -> jax.Array:
+    """The sum of the steps up to each token, itself included, for `difference`: [*B, T, H, 2].
+
+    Args:
+      steps: float32 [*B, T, H], what each token adds.
+      before: [*B, H, 2], the sum up to the token before the first; None: 0.
+    """
+    if not steps.size:
+        return jnp.zeros((*steps.shape, WIDTH))
+    sums = _sums(steps)
+    if before is not None:
+        sums = _add((before[..., None, :, 0], before[..., None, :, 1]), sums)
+    return jnp.stack(sums, axis=-1)
+
+
+def difference(q_state: list, k_state: list) -> jax.Array:
+    """The sum at the query minus that at the key: the steps of the tokens from there to here."""
+    return (q_state[0] - k_state[0]) + (q_state[1] - k_state[1])

@@ -1,0 +1,54 @@
+"""Self-Extend: Jin et al., "LLM Maybe LongLM", arXiv 2401.01325, §3.2 (eq. 3, 4).
+
+RoPE (arXiv 2104.09864) with far positions in groups of G, so that a model trained on L tokens reads
+(L - w)·G + w of them without training:
+
+    distance' = distance                                     for distance < w (neighbours)
+                ⌊i/G⌋ + w - ⌊w/G⌋ - ⌊j/G⌋                    from w on
+
+The shift w - ⌊w/G⌋ of the queries joins the two. Each token is rotated twice, once for each line.
+Which tokens share a group depends on where they stand: shifting all by a multiple of G changes
+nothing, any other shift does.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from pe_jax.encodings.base import is_int, require
+from pe_jax.encodings.rerope import rotate_twice
+from pe_jax.encodings.rope import RoPE
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfExtend(RoPE):
+    """RoPE among the `window` nearest tokens, positions in groups of `group` beyond."""
+
+    group: int = 8
+    window: int = 1024
+
+    real_positions = False
+    anchored = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        for field in ("group", "window"):
+            value = getattr(self, field)
+            require(is_int(value, 1), field, value, "pass an integer of at least 1")
+
+    def split(self):
+        """The window."""
+        return self.window
+
+    def _rotate(self, x, positions, shift: int):
+        positions = jnp.asarray(positions)
+        far = jnp.floor_divide(positions, self.group) + shift
+        return rotate_twice(x, positions, far, self._frequencies(x.shape[-1]), self.layout)
+
+    def rotate_q(self, params, q, positions):
+        """At m, and at ⌊m/G⌋ + w - ⌊w/G⌋."""
+        return self._rotate(q, positions, self.window - self.window // self.group)
+
+    def rotate_k(self, params, k, positions):
+        """At n, and at ⌊n/G⌋."""
+        return self._rotate(k, positions, 0)

@@ -1,0 +1,84 @@
+"""DAPE against arXiv 2405.14722, §3."""
+
+import jax
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import alibi
+from tests import test_contract as contract
+from tests import util
+from tests.encodings.common import (
+    DIMS,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    attend,
+    check_attention,
+    qkv,
+    random_params,
+    softmax,
+)
+
+DAPE = pe_jax.make("dape", hidden=5)
+
+
+def network(x, layer):
+    """Equation 3's f on [A, B] of one pair."""
+    hidden = x @ layer["w1"] + layer["b1"]
+    return np.where(hidden > 0, hidden, 0.01 * hidden) @ layer["w2"] + layer["b2"]
+
+
+@pytest.mark.parametrize("spec", ["alibi+dape(hidden=5)", "dape(hidden=5)"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_and_biases_of_all_heads_are_mixed_pair_by_pair(spec, causal):
+    (encoding,) = pe_jax.parse(spec)
+    params = random_params(encoding)
+    layer = params.layer[1] if spec.startswith("alibi") else params.layer
+    layer = {name: np.asarray(x, np.float64) for name, x in layer.items()}
+    all_q, all_k, _ = (x.astype(np.float64) for x in qkv())
+    away = np.abs(np.arange(LENGTH)[:, None] - np.arange(LENGTH))
+    slopes = np.asarray(alibi.slopes(HEADS), np.float64) * spec.startswith("alibi")
+
+    def output(q, k, v, head):
+        scores = np.zeros((LENGTH, LENGTH))
+        for i, j in np.ndindex(LENGTH, LENGTH):
+            a = (all_q[i] * all_k[j]).sum(-1) / np.sqrt(HEAD_DIM)
+            b = -slopes * away[i, j]
+            scores[i, j] = (a + b + network(np.concatenate([a, b]), layer))[head]
+        return softmax(scores, causal) @ v
+
+    check_attention(encoding, params, output, causal)
+
+
+def test_a_network_that_says_nothing_leaves_the_bias_below():
+    q, k, v = qkv()
+    (both,) = pe_jax.parse("alibi+dape(hidden=5)")
+    params = jax.tree.map(np.zeros_like, random_params(both))
+    below = attend(q, k, v, pe_jax.make("alibi"))
+    np.testing.assert_allclose(attend(q, k, v, both, params), below, atol=1e-6)
+
+
+def test_with_a_bias_below_it_decodes_and_keeps_documents_apart():
+    case = util.Case("alibi+dape", pe_jax.parse("alibi+dape(hidden=5)")[0])
+    contract.decodes(case, util.contiguous(util.B, util.T), contiguous=True)
+    contract.test_packed_equals_separate.hypothesis.inner_test(case, cut=5, how="dense")
+
+
+def test_it_begins_as_the_authors_layers_do():
+    layer = DAPE.init_layer(jax.random.key(0), DIMS)
+    assert {name: x.shape for name, x in layer.items()} == {
+        "w1": (2 * HEADS, 5),
+        "b1": (5,),
+        "w2": (5, HEADS),
+        "b2": (HEADS,),
+    }
+    for name, x in layer.items():
+        most = (2 * HEADS if name[1] == "1" else 5) ** -0.5
+        assert most / 3 < np.abs(x).max() <= most
+
+
+@pytest.mark.parametrize("hidden", [0, 2.5, True])
+def test_a_width_that_cannot_be_is_refused(hidden):
+    with pytest.raises(ValueError, match="hidden"):
+        pe_jax.make("dape", hidden=hidden)

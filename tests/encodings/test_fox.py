@@ -1,0 +1,136 @@
+"""FoX against arXiv 2503.02130, §3, and the running sums that it and CABLE stand on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import fox, running
+from tests.encodings.common import (
+    DIMS,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    WIDTH,
+    attend,
+    check_attention,
+    qkv,
+    random_params,
+)
+
+FOX = pe_jax.make("fox")
+X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
+
+
+def gates(params, head):
+    """f_t of one head: float64 [T]."""
+    weight, bias = (np.asarray(params.layer[n], np.float64) for n in ("weight", "bias"))
+    return 1 / (1 + np.exp(-(X.astype(np.float64) @ weight[:, head] + bias[head])))
+
+
+def test_each_weight_fades_by_the_product_of_the_gates_between():
+    """Equation 2: unnormalised weights exp(q·k)·Π f, never a logarithm."""
+    params = random_params(FOX)
+
+    def output(q, k, v, head):
+        f, weights = gates(params, head), np.zeros((LENGTH, LENGTH))
+        for i in range(LENGTH):
+            for j in range(i + 1):
+                weights[i, j] = np.exp(q[i] @ k[j] / np.sqrt(HEAD_DIM)) * np.prod(f[j + 1 : i + 1])
+        return weights / weights.sum(-1, keepdims=True) @ v
+
+    check_attention(FOX, params, output, causal=True, x=X)
+
+
+def test_the_bias_alone_is_the_sum_of_logarithms_between():
+    params = random_params(FOX)
+    found = fox.forgetting(fox.log_forget(X, **params.layer))
+    for head in range(HEADS):
+        logs = np.log(gates(params, head))
+        for i, j in np.ndindex(LENGTH, LENGTH):
+            first, last = sorted((i, j))
+            np.testing.assert_allclose(
+                found[head, i, j], logs[first + 1 : last + 1].sum(), atol=1e-5
+            )
+
+
+def test_a_token_forgets_what_came_before_it_and_not_itself():
+    """The gate of the query's own token counts, the key's own does not."""
+    params = random_params(FOX)
+    log_gates = jnp.asarray([0.0, -1, -10, -100])[:, None]
+    np.testing.assert_allclose(fox.forgetting(log_gates)[0, 3], [-111, -110, -100, 0])
+    assert FOX.state(params, X).shape == (LENGTH, HEADS, FOX.state_width)
+
+
+@jax.jit
+def neighbours(steps):
+    """Running sums, and each one's distance from the sum before."""
+    state = running.total(steps)
+    one, other = ([x[..., n] for n in range(2)] for x in (state[1:], state[:-1]))
+    return state, running.difference(one, other)
+
+
+def test_differences_of_long_sums_keep_their_precision():
+    steps = np.random.default_rng(0).uniform(-9, 0, (2**16, 1)).astype(np.float32)
+    state, between = neighbours(steps)
+    exact = np.cumsum(steps.astype(np.float64), axis=0)
+    assert np.abs(exact).max() > 2e5
+    np.testing.assert_allclose(np.asarray(state, np.float64).sum(-1), exact, rtol=1e-12)
+    np.testing.assert_allclose(between, steps[1:], rtol=2e-7)
+    plain = np.diff(np.asarray(jnp.cumsum(steps, axis=0)), axis=0)
+    assert np.abs(plain - steps[1:]).max() > 0.01  # what a plain sum would have given
+
+
+def test_a_sum_goes_on_from_where_it_was():
+    steps = np.random.default_rng(0).uniform(-9, 0, (2, 40, 3)).astype(np.float32)
+    whole, first = running.total(steps), running.total(steps[:, :25])
+    rest = running.total(steps[:, 25:], first[:, -1])
+    for got, want in ((first, whole[:, :25]), (rest, whole[:, 25:])):
+        np.testing.assert_allclose(got.astype(np.float64).sum(-1), want.sum(-1), rtol=1e-6)
+    assert running.total(steps[:, :0]).shape == (2, 0, 3, 2)
+
+
+def test_the_gradient_of_a_sum_reaches_each_step_before_it():
+    steps = np.random.default_rng(0).uniform(-9, 0, (6, 1)).astype(np.float32)
+    weights = np.arange(1, 7, dtype=np.float32)[:, None]
+
+    def loss(steps):
+        state = running.total(steps)
+        return (weights * running.difference([state[..., 0], state[..., 1]], [0, 0])).sum()
+
+    np.testing.assert_allclose(jax.grad(loss)(steps), np.cumsum(weights[::-1], axis=0)[::-1])
+    forward = jax.jvp(loss, (steps,), (np.ones_like(steps),))[1]
+    np.testing.assert_allclose(forward, (weights * np.arange(1, 7)[:, None]).sum())
+
+
+def test_a_packed_document_does_not_feel_how_much_the_one_before_forgot():
+    q, k, v = qkv()
+    params = random_params(FOX)
+    ids, loud = np.repeat([0, 1], [4, LENGTH - 4]), X.copy()
+    loud[:4] *= 1e6
+    together, other = (
+        attend(q, k, v, FOX, params, x=x, q_segments=ids, k_segments=ids) for x in (X, loud)
+    )
+    np.testing.assert_allclose(together[4:], other[4:], atol=1e-5)
+    alone = attend(q[4:], k[4:], v[4:], FOX, params, x=X[4:])
+    np.testing.assert_allclose(other[4:], alone, atol=1e-5)
+
+
+def test_attend_takes_the_states_of_either_side():
+    q, k, v = qkv()
+    params, last = random_params(FOX), slice(LENGTH - 3, None)
+    state = FOX.state(params, X)
+    given = {"encoding": FOX, "params": params, "dims": DIMS, "k_raw": k, "k_state": state}
+    given |= {"q_raw": q[last], "q_index": np.arange(LENGTH)[last], "k_index": np.arange(LENGTH)}
+    given |= {"q_positions": np.arange(LENGTH)[last], "k_positions": np.arange(LENGTH)}
+    got = pe_jax.attend(q[last], k, v, q_state=state[last], **given)
+    np.testing.assert_allclose(got, attend(q, k, v, FOX, params, x=X)[last], atol=1e-6)
+    with pytest.raises(ValueError, match=r"q_state has shape None; pass \[3, 2, 2\]"):
+        pe_jax.attend(q[last], k, v, **given)
+
+
+@pytest.mark.parametrize("stddev", [-1, float("nan"), "0.1"])
+def test_a_spread_that_cannot_be_is_refused(stddev):
+    with pytest.raises(ValueError, match="stddev"):
+        pe_jax.make("fox", stddev=stddev)

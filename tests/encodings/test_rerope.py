@@ -1,0 +1,96 @@
+"""ReRoPE against the pairwise formula, and LM-Infinite (arXiv 2308.16137) put together from it."""
+
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import rerope
+from tests.encodings.common import (
+    HEAD_DIM,
+    LENGTH,
+    NONE,
+    attend,
+    check_attention,
+    qkv,
+    softmax,
+)
+
+WINDOW = 4
+
+
+def turned(q, k, distance):
+    """RoPE's q·k/sqrt(E) at any distances [T, S], pair by pair, as complex numbers (half layout)."""
+    half = HEAD_DIM // 2
+    theta = 10000.0 ** (-2 * np.arange(half) / HEAD_DIM)
+    q, k = (x[:, :half] + 1j * x[:, half:] for x in (q, k))
+    pairs = q[:, None] * k[None].conj() * np.exp(1j * distance[..., None] * theta)
+    return pairs.sum(-1).real / np.sqrt(HEAD_DIM)
+
+
+def away(length=LENGTH):
+    return np.arange(length)[:, None] - np.arange(length)
+
+
+def test_distances_stop_at_the_window():
+    encoding = pe_jax.make("rerope", window=WINDOW)
+
+    def output(q, k, v, head):
+        return softmax(turned(q, k, np.minimum(away(), WINDOW)), True) @ v
+
+    check_attention(encoding, NONE, output, causal=True)
+
+
+def test_keys_ahead_keep_their_distance():
+    encoding = pe_jax.make("rerope", window=WINDOW)
+
+    def output(q, k, v, head):
+        return softmax(turned(q, k, np.minimum(away(), WINDOW)), False) @ v
+
+    check_attention(encoding, NONE, output, causal=False)
+
+
+def test_a_window_beyond_the_sequence_is_rope():
+    q, k, v = qkv()
+    wide, rope = pe_jax.make("rerope", window=LENGTH), pe_jax.make("rope")
+    np.testing.assert_allclose(attend(q, k, v, wide, NONE), attend(q, k, v, rope, NONE), atol=1e-6)
+    narrow = pe_jax.make("rerope", window=1)
+    assert np.abs(attend(q, k, v, narrow, NONE) - attend(q, k, v, rope, NONE)).max() > 0.05
+
+
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_with_a_window_and_sinks_it_is_lm_infinite(implementation):
+    """Equation 3: the Λ-shaped mask, and no distance above the length of training."""
+    encoding, sinks = pe_jax.make("rerope", window=WINDOW), 2
+    q, k, v = qkv()
+    options = {"window": WINDOW, "sinks": sinks, "implementation": implementation}
+    got = pe_jax.attention(q, k, v, encoding=encoding, **options)
+    seen = (away() >= 0) & ((away() < WINDOW) | (np.arange(LENGTH) < sinks))
+    for head in range(q.shape[1]):
+        one, two, three = (x[:, head].astype(np.float64) for x in (q, k, v))
+        scores = turned(one, two, np.minimum(away(), WINDOW))
+        want = softmax(np.where(seen, scores, -np.inf), True) @ three
+        np.testing.assert_allclose(got[:, head], want, atol=1e-5)
+
+
+def test_each_token_is_rotated_twice_and_a_cache_holds_both():
+    encoding = pe_jax.make("rerope", window=WINDOW)
+    q, k, _ = qkv()
+    places = np.arange(LENGTH)
+    near, far = np.split(encoding.rotate_k(NONE, k, places), 2, axis=-1)
+    np.testing.assert_array_equal(far, k)
+    assert rerope.rotate_twice(q, places, places, np.ones(3)).shape == (LENGTH, 2, 2 * HEAD_DIM)
+    dims = pe_jax.Dims(2 * HEAD_DIM, 2, 2, HEAD_DIM)
+    past = pe_jax.engines.cache.empty(encoding, 1, 5, dims)
+    assert past.k.shape == (1, 2, 5, 2 * HEAD_DIM) and past.v.shape == (1, 2, 5, HEAD_DIM)
+
+
+def test_what_rotates_one_view_comes_before_it_or_not_at_all():
+    assert pe_jax.parse("rope+rerope")[0].split() == 512
+    with pytest.raises(ValueError, match="RoPE cannot rotate two views; put ReRoPE after it"):
+        pe_jax.parse("rerope+rope")
+
+
+@pytest.mark.parametrize("window", [0, -1, 1.5, True])
+def test_a_window_that_cannot_be_is_refused(window):
+    with pytest.raises(ValueError, match="window"):
+        pe_jax.make("rerope", window=window)

@@ -1,0 +1,66 @@
+"""Self-Extend against arXiv 2401.01325, §3.2."""
+
+import numpy as np
+import pytest
+
+import pe_jax
+from tests import util
+from tests.encodings.common import LENGTH, NONE, attend, check_attention, qkv, softmax
+from tests.encodings.test_rerope import away, turned
+
+
+def positions(length, group, window):
+    """The relative position of each pair, as a merge of two matrices."""
+    place = np.arange(length)
+    grouped = place // group
+    shift = window - window // group
+    return np.where(away(length) < window, away(length), grouped[:, None] + shift - grouped)
+
+
+@pytest.mark.parametrize("group, window", [(2, 4), (3, 4), (3, 1), (1, 3)])
+def test_near_pairs_keep_their_distance_and_far_ones_are_grouped(group, window):
+    encoding = pe_jax.make("self_extend", group=group, window=window)
+
+    def output(q, k, v, head):
+        return softmax(turned(q, k, positions(LENGTH, group, window)), True) @ v
+
+    check_attention(encoding, NONE, output, causal=True)
+
+
+def test_a_model_of_seven_positions_reads_ten():
+    """(L - w)·G + w tokens for L = 7, w = 4, G = 2: no relative position reaches L."""
+    found = positions(10, 2, 4)
+    np.testing.assert_array_equal(found[9], [6, 6, 5, 5, 4, 4, 3, 2, 1, 0])
+    assert found.max() == 6 and positions(11, 2, 4).max() == 7
+
+
+def test_groups_of_one_are_rope():
+    q, k, v = qkv()
+    one, rope = pe_jax.make("self_extend", group=1, window=3), pe_jax.make("rope")
+    np.testing.assert_allclose(attend(q, k, v, one, NONE), attend(q, k, v, rope, NONE), atol=1e-6)
+
+
+def test_only_shifts_by_whole_groups_change_nothing():
+    encoding = pe_jax.make("self_extend", group=3, window=2)
+    q, k, v = qkv()
+    here, same, other = (
+        attend(q, k, v, encoding, NONE, q_positions=np.arange(LENGTH) + shift)
+        for shift in (0, 300, 301)
+    )
+    np.testing.assert_allclose(here, same, atol=1e-4)
+    assert np.abs(here - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_groups_begin_anew_in_each_packed_document(implementation):
+    case = util.Case("self_extend", pe_jax.make("self_extend", group=3, window=2))
+    ids = np.repeat([[0, 1]], [4, 9], axis=1).repeat(2, axis=0).astype(np.int32)
+    places = np.asarray(util.per_segment(ids))
+    got = util.run(case, implementation, segments=ids)
+    util.assert_close(got, util.run(case, implementation, positions=places, segments=ids))
+
+
+@pytest.mark.parametrize("fields", [{"group": 0}, {"window": 0}, {"group": 2.0}])
+def test_sizes_that_cannot_be_are_refused(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        pe_jax.make("self_extend", **fields)

@@ -1,0 +1,71 @@
+"""WavLM's gated bias against the released code's formula; tests/oracles has the code itself."""
+
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import wavlm
+from tests import util
+from tests.encodings.common import (
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    WIDTH,
+    check_attention,
+    random_params,
+    softmax,
+)
+
+SMALL = {"num_buckets": 8, "max_distance": 6}
+X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_table_is_gated_by_the_heads_slice_of_the_input():
+    encoding = pe_jax.make("wavlm", **SMALL)
+    params = random_params(encoding)
+    table = np.asarray(params.shared["table"], np.float64)
+    weight, bias, scale = (
+        np.asarray(params.layer[n], np.float64) for n in ("weight", "bias", "scale")
+    )
+    t5 = pe_jax.encodings.t5.bucket(
+        np.arange(LENGTH)[:, None] - np.arange(LENGTH), 8, 6, bidirectional=True
+    )
+
+    def output(q, k, v, head):
+        own = X[:, head * HEAD_DIM : (head + 1) * HEAD_DIM].astype(np.float64)
+        rows = own @ weight.T + bias
+        a, b = sigmoid(rows[:, :4].sum(-1)), sigmoid(rows[:, 4:].sum(-1))
+        gates = a * (b * scale[head] - 1) + 2
+        scores = q @ k.T / np.sqrt(HEAD_DIM) + gates[:, None] * table[head][np.asarray(t5)]
+        return softmax(scores, False) @ v
+
+    check_attention(encoding, params, output, causal=False, x=X)
+
+
+def test_a_gate_is_between_one_and_two_plus_what_the_scale_allows():
+    params = random_params(pe_jax.make("wavlm"))
+    layer = params.layer | {"scale": np.asarray([0.0, 1.0], np.float32)}
+    found = np.asarray(wavlm.gate(50 * X, **layer))
+    assert found.shape == (LENGTH, HEADS) and (found >= 1).all() and (found <= 2).all()
+    assert found.min() < 1.1 and found.max() > 1.9
+
+
+def test_the_defaults_are_the_released_models():
+    encoding = pe_jax.make("wavlm")
+    assert random_params(encoding).shared["table"].shape == (HEADS, 320)
+    assert encoding.horizon() == (-778, 778) and encoding.scale(64) == 1 / 8
+
+
+def test_tiles_of_an_encoder_equal_the_dense_matrix(monkeypatch):
+    util.small_tiles(monkeypatch)
+    case = util.Case("wavlm both ways", pe_jax.make("wavlm", **SMALL), causal=False)
+    util.assert_close(util.run(case, "tiled"), util.run(case, "dense"))
+
+
+def test_heads_that_are_no_slices_of_the_width_are_refused():
+    with pytest.raises(ValueError, match="width=12: WavLM gives each of 2 heads 4 channels"):
+        pe_jax.make("wavlm").check(pe_jax.Dims(12, 2, 2, 4))
