@@ -38,6 +38,7 @@ def _checked(positions) -> jax.Array:
 def angles(positions, frequencies) -> jax.Array:
     """Position × frequency in float32: [..., dim/2] for positions [...], any float frequencies.
 
+    Positions [..., A] of several axes take frequencies [A, dim/2]: the angles of the axes add.
     Errs by at most 2⁻²³·|position| radians (frequencies ≤ 1): 1e-4 at 1,000, 0.12 at 10⁶; the
     libraries that rotate by float32 frequencies do the same sum and get the same bits.
 
@@ -45,7 +46,8 @@ def angles(positions, frequencies) -> jax.Array:
       TypeError: half-precision positions.
       ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24).
     """
-    return _checked(positions).astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    angle = _checked(positions).astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    return angle.sum(-2) if np.ndim(frequencies) == 2 else angle
 
 
 def exact_angles(positions, frequencies: np.ndarray) -> jax.Array:
