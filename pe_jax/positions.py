@@ -110,6 +110,19 @@ def _sizes(name: str, sizes) -> None:
         raise ValueError(f"{name}={tuple(sizes)}: pass integers of at least 1")
 
 
+def on_axes(positions, count: int) -> list[jax.Array]:
+    """The positions on each of `count` axes, integers or float32: [...] each from [..., count].
+
+    Raises:
+      ValueError: another number of axes, and what `as_positions` raises.
+      TypeError: half-precision positions.
+    """
+    positions = as_positions(positions, real=True)
+    if positions.shape[-1:] != (count,):
+        raise ValueError(f"positions has shape {list(positions.shape)}; pass [..., {count}]")
+    return [positions[..., axis] for axis in range(count)]
+
+
 def as_positions(positions, *, real: bool = False, name: str = "positions") -> jax.Array:
     """Positions (or distances) as int32, or as float32 where `real` allows it.
 

@@ -7,18 +7,19 @@ from typing import Any
 
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.alibi_2d import ALiBi2D
-from pe_jax.encodings.axial import Learned2D, Sinusoidal2D
 from pe_jax.encodings.base import Dims, Encoding, Params, Sum
 from pe_jax.encodings.buckets import Buckets, Clipped
 from pe_jax.encodings.cpb import CPB
 from pe_jax.encodings.deberta import DeBERTa
 from pe_jax.encodings.layoutlmv3 import LayoutLMv3
 from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.learned_2d import Learned2D
 from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.rope_2d import RoPE2D
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
+from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
 from pe_jax.encodings.swin import Swin
 from pe_jax.encodings.t5 import T5
 from pe_jax.encodings.transformer_xl import TransformerXL

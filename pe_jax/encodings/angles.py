@@ -44,10 +44,15 @@ def angles(positions, frequencies) -> jax.Array:
 
     Raises:
       TypeError: half-precision positions.
-      ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24).
+      ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24);
+        positions and frequencies of different axes.
     """
-    angle = _checked(positions).astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
-    return angle.sum(-2) if np.ndim(frequencies) == 2 else angle
+    positions, axes = _checked(positions), np.ndim(frequencies) == 2
+    if axes and positions.shape[-2:-1] != np.shape(frequencies)[:1]:
+        shape, count = list(positions.shape[:-1]), len(frequencies)
+        raise ValueError(f"positions has shape {shape}; pass {count} axes last: [..., {count}]")
+    angle = positions.astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    return angle.sum(-2) if axes else angle
 
 
 def exact_angles(positions, frequencies: np.ndarray) -> jax.Array:

@@ -41,17 +41,16 @@ def softmax(scores, causal):
 
 
 @functools.partial(jax.jit, static_argnames=("encoding", "causal"))
-def attend(q, k, v, encoding=None, params=None, causal=True):
+def attend(q, k, v, encoding=None, params=None, causal=True, positions=None):
     """The dense engine; test_contract.py holds the others to it."""
-    return pe_jax.attention(
-        q, k, v, encoding=encoding, params=params, causal=causal, implementation="dense"
-    )
+    options = {"encoding": encoding, "params": params, "causal": causal, "q_positions": positions}
+    return pe_jax.attention(q, k, v, implementation="dense", **options)
 
 
-def check_attention(encoding, params, output, causal):
+def check_attention(encoding, params, output, causal, positions=None):
     """Compares our attention with `output(q, k, v, head) -> float64 [T, E]` written by the test."""
     q, k, v = qkv()
-    ours = attend(q, k, v, encoding=encoding, params=params, causal=causal)
+    ours = attend(q, k, v, encoding=encoding, params=params, causal=causal, positions=positions)
     for h in range(HEADS):
         want = output(*(x[:, h].astype(np.float64) for x in (q, k, v)), h)
         np.testing.assert_allclose(ours[:, h], want, rtol=0, atol=1e-5)
