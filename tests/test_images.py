@@ -29,9 +29,8 @@ def drawn(kind, seed=0):
 
 def red_and_blue(pixels):
     """Which pixels are of the red disc, which of the blue: bool [2, B, H, W]."""
-    return (
-        np.stack([pixels[..., 0] - pixels[..., 1:].max(-1), pixels[..., 2] - pixels[..., 0]]) > 1.8
-    )
+    others = [pixels[..., [1, 2]], pixels[..., [0, 1]]]
+    return np.stack([pixels[..., 2 * n] - x.max(-1) for n, x in enumerate(others)]) > 2
 
 
 def centres(pixels):
@@ -140,7 +139,7 @@ def settings(folder, **fields) -> ImagesConfig:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Stopped in its first run, continued with one seed, then with two: folder, times of writing."""
+    """Stopped in its first run, continued with one seed, then with two: folder, when written."""
     folder = tmp_path_factory.mktemp("images")
     real = images.draw
 

@@ -26,10 +26,7 @@ CHANCE = 1 / CLASSES
 CHANNELS = 3
 RADIUS = 2.0
 MARGIN = 2.5  # of a disc's centre from the edge
-NEAR = (
-    9.5,
-    12.0,
-)  # distances of the centres: so far apart, no patch of 4 units holds parts of both
+NEAR = (9.5, 12.0)  # between centres: far enough that no patch of 4 units holds parts of both
 FAR = 16.0
 SPREAD = 0.7  # the furthest pair, as a part of the side
 LEANING = jnp.pi / 5  # a direction holds angles this far to either side
