@@ -119,7 +119,7 @@ def on_axes(positions, count: int) -> list[jax.Array]:
     """
     positions = as_positions(positions, real=True)
     if positions.shape[-1:] != (count,):
-        raise ValueError(f"positions has shape {list(positions.shape)}; pass [..., {count}]")
+        raise ValueError(f"positions has shape {list(positions.shape)}; pass {count} axes last")
     return [positions[..., axis] for axis in range(count)]
 
 

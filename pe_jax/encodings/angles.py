@@ -50,7 +50,7 @@ def angles(positions, frequencies) -> jax.Array:
     positions, axes = _checked(positions), np.ndim(frequencies) == 2
     if axes and positions.shape[-2:-1] != np.shape(frequencies)[:1]:
         shape, count = list(positions.shape[:-1]), len(frequencies)
-        raise ValueError(f"positions has shape {shape}; pass {count} axes last: [..., {count}]")
+        raise ValueError(f"positions has shape {shape}; pass {count} axes last")
     angle = positions.astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return angle.sum(-2) if axes else angle
 

@@ -71,6 +71,13 @@ def test_on_one_row_it_is_rope_of_the_columns_and_other_channels_pass(layout):
     np.testing.assert_array_equal(ours[..., rest], x[..., rest])
 
 
+def test_positions_of_another_number_of_axes_are_refused():
+    x = np.ones((5, 1, 8), np.float32)
+    for places in (np.arange(5), np.zeros((5, 3), int)):
+        with pytest.raises(ValueError, match="positions has shape .*; pass 2 axes last"):
+            rope.rotate(x, places, rope_2d.frequencies((4, 4)))
+
+
 def test_rows_and_columns_are_not_confused_and_a_prefix_is_not_turned():
     x, encoding = np.ones((3, 1, 8), np.float32), pe_jax.make("rope_2d")
     ours = np.asarray(encoding.rotate_q(NONE, x, np.array([[0, 0], [2, 0], [0, 2]])))[:, 0]
