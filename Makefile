@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv compare smoke test oracles clean
+.PHONY: venv compare smoke images test oracles clean
 
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
@@ -26,6 +26,9 @@ compare: .venv/ready
 
 smoke: .venv/ready  # compiling is most of it: without the optimiser it takes half as long
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m experiments.compare --config=configs/smoke.py
+
+images: .venv/ready
+	$(BIN)/python -m experiments.images --config=configs/images.py
 
 test: .venv/ready-test
 	$(BIN)/ruff check

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import logging as std_logging
 import os
 import signal
@@ -30,12 +31,13 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(2)
 
 
-def run(main: Callable[[Any], None], default: str) -> None:
+def run(main: Callable[[Any], None], default: str, kind: type = configs.CompareConfig) -> None:
     """Parses the command line, checks the config and calls `main(config)`.
 
     Args:
       main: the program.
       default: the config file that `--config` has if it is not given.
+      kind: whose fields errors name.
     """
     flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
     quiet_libraries()
@@ -44,9 +46,10 @@ def run(main: Callable[[Any], None], default: str) -> None:
             "config", default, "a file with get_config()", lock_config=False
         )
     except KeyError as error:  # it reads the overrides of the default file at once
-        _explain_unknown(sys.argv, error)
+        _explain_unknown(kind(), sys.argv, error)
         sys.exit(2)
-    app.run(lambda rest: _start(main, rest[1:]), flags_parser=_parse)
+    parse = functools.partial(_parse, kind())
+    app.run(lambda rest: _start(main, rest[1:]), flags_parser=parse)
 
 
 def quiet_libraries() -> None:
@@ -71,24 +74,24 @@ def _start(main: Callable[[Any], None], rest: Sequence[str]) -> None:
     main(config)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def _parse(known: Any, argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong name or type is one line that names the nearest or the range."""
     try:
         return flags.FLAGS(argv)
     except KeyError as error:
-        _explain_unknown(argv, error)
+        _explain_unknown(known, argv, error)
     except flags.UnrecognizedFlagError as error:
         print(f"error: {error}", file=sys.stderr)
     except flags.Error as error:
         name = str(error).partition("--config.")[2].partition("=")[0]
-        field = configs.find(configs.CompareConfig(), name)
+        field = configs.find(known, name)
         need = f"; pass {field.metadata['need']}" if field and "need" in field.metadata else ""
         print(f"error: {' '.join(str(error).split())}{need}", file=sys.stderr)
     sys.exit(2)
 
 
-def _explain_unknown(argv: Sequence[str], error: KeyError) -> None:
-    known = configs.paths(configs.CompareConfig())
+def _explain_unknown(config: Any, argv: Sequence[str], error: KeyError) -> None:
+    known = configs.paths(config)
     for argument in argv:
         name = argument.removeprefix("--config.").partition("=")[0]
         if argument.startswith("--config.") and name not in known:

@@ -348,14 +348,16 @@ def test_the_limit_is_where_positions_end(case):
         return all(np.isfinite(x).all() for x in jax.tree.leaves(used(np.int32(place))))
 
     assert finite(0) and finite(2**24 - 1 if limit is None else limit - 1)
-    if limit is not None:
-        assert not finite(limit) and not finite(-1)
+    if limit is not None:  # of distances, as many are defined on either side
+        below = -limit if util.is_relative(enc) else -1
+        assert not finite(limit) and not finite(below)
 
 
 @each([c for c in util.SINGLE if c.encoding.real_positions])
 def test_whole_float32_positions_are_integers(case):
     params, q = util.random_params(case.encoding), util.noise(T, H, E)
-    places = np.arange(-3, T - 3, dtype=np.int32)
+    first = -3 if case.encoding.limit() is None else 0
+    places = util.spread(case, np.arange(first, T + first, dtype=np.int32))
     args = [x.astype(t) for t in (np.int32, np.float32) for x in (places, places[::-1])]
     ints, reals = util.jit(
         lambda a, b, c, d: [slots(case, params, q, q, *x) for x in ((a, b), (c, d))]

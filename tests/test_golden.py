@@ -8,6 +8,7 @@ from tests.oracles import replay
 from tests.oracles.cases import GOLDEN
 
 NO_ORACLE = {"buckets", "clipped"}  # np.digitize and the paper's clip: tests/encodings/test_buckets
+NO_ORACLE |= {"alibi_2d"}  # math.dist: tests/encodings/test_alibi_2d
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in GOLDEN])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from pe_jax import positions as pos
 from pe_jax.models import transformer
 from pe_jax.models.generate import generate, sample
 from pe_jax.models.transformer import Transformer
@@ -290,6 +291,29 @@ def test_generate_refuses_before_it_compiles(fields, words, monkeypatch):
 def test_no_new_tokens_give_the_prompt():
     built, _ = tiny.build(MODELS["rope"])
     np.testing.assert_array_equal(generate(built, [[3, 1]], 0, temperature=0), [[3, 1]])
+
+
+@pytest.mark.parametrize("spec", ["mrope", "learned_2d+rope_2d"])
+def test_positions_of_several_axes_are_read_at_once_as_token_by_token(spec):
+    built, _ = tiny.build(tiny.config(spec, head_dim=8))
+    places = pos.multimodal([3, (2, 3), 1, 2])[None, :, -built.encodings[0].axes :]
+    rows = tiny.tokens(2, L)
+    want = jax.jit(lambda: built(rows, positions=places))()
+    assert np.abs(want - jax.jit(lambda: built(rows, positions=places[:, ::-1]))()).max() > 0.01
+    step = jax.jit(lambda cache, tokens, at: built(tokens, positions=at, cache=cache))
+    first, cache = step(built.init_cache(2, L), rows[:, :9], places[:, :9])
+    found = [first]
+    for t in range(9, L):
+        logits, cache = step(cache, rows[:, t : t + 1], places[:, t : t + 1])
+        found.append(logits)
+    assert_close(jnp.concatenate(found, axis=1), want)
+    with pytest.raises(ValueError, match="axes"):
+        built(rows)
+
+
+def test_a_table_of_places_says_nothing_of_the_number_of_tokens():
+    assert tiny.config("swin(height=2,width=2)").limit is None
+    assert tiny.config("learned(length=9),nope").limit == 9
 
 
 def test_an_encoder_has_no_cache():

@@ -44,6 +44,12 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "rerope": [{"window": 3}],
     "self_extend": [{"group": 2, "window": 4}],
     "wavlm": [{"num_buckets": 8, "max_distance": 6}],
+    "learned_2d": [{"height": 40, "width": 41}],
+    "rope_2d": [{"channels": (2, 6), "causal": False}],
+    "mrope": [{"interleaved": True}],
+    "swin": [{"height": 14, "width": 15}],
+    "cpb": [{"hidden": 5, "causal": False}],
+    "layoutlmv3": [{"num_buckets": 4, "max_distance": 5, "spatial_buckets": 6}],
 }
 
 
@@ -189,13 +195,16 @@ def contiguous(*shape: int) -> np.ndarray:
 
 
 def spread(case: Case, places: np.ndarray) -> np.ndarray:
-    """Positions for a scheme of several axes: each axis runs slower than the one before."""
+    """Positions of contiguous tokens on several axes: each runs slower than the one before."""
     axes = case.encoding.axes
     return places if axes == 1 else np.stack([places // (a + 1) for a in range(axes)], axis=-1)
 
 
 def positions(case: Case, shape=(B, T), reach: int = 2**22):
-    """Positions that the scheme allows: small and repeated, far and negative, shuffled."""
+    """Positions that the scheme allows: small and repeated, far and negative, shuffled.
+
+    Each axis is drawn by itself; shape does not count it.
+    """
     limit = case.encoding.limit()
     low, high = (-reach, reach) if limit is None else (0, limit - 1)
     ints = functools.partial(hnp.arrays, np.int32)
@@ -204,8 +213,10 @@ def positions(case: Case, shape=(B, T), reach: int = 2**22):
     shuffled = st.permutations(range(shape[-1])).map(
         lambda p: np.tile(np.int32(p), (*shape[:-1], 1))
     )
-    drawn = near | far | shuffled
-    return drawn.map(lambda x: spread(case, x))
+    drawn, axes = near | far | shuffled, case.encoding.axes
+    if axes == 1:
+        return drawn
+    return st.tuples(*[drawn] * axes).map(lambda each: np.stack(each, axis=-1))
 
 
 def segments(shape=(B, T)):

@@ -6,19 +6,27 @@ import difflib
 from typing import Any
 
 from pe_jax.encodings.alibi import ALiBi
+from pe_jax.encodings.alibi_2d import ALiBi2D
 from pe_jax.encodings.base import Dims, Encoding, Params, Sum
 from pe_jax.encodings.buckets import Buckets, Clipped
 from pe_jax.encodings.cable import CABLE
 from pe_jax.encodings.cope import CoPE
+from pe_jax.encodings.cpb import CPB
 from pe_jax.encodings.dape import DAPE
 from pe_jax.encodings.deberta import DeBERTa
 from pe_jax.encodings.fox import FoX
+from pe_jax.encodings.layoutlmv3 import LayoutLMv3
 from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.learned_2d import Learned2D
+from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.rope_2d import RoPE2D
 from pe_jax.encodings.self_extend import SelfExtend
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
+from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
+from pe_jax.encodings.swin import Swin
 from pe_jax.encodings.t5 import T5
 from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.wavlm import WavLM
@@ -42,6 +50,14 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "self_extend": SelfExtend,
     "cope": CoPE,
     "dape": DAPE,
+    "sinusoidal_2d": Sinusoidal2D,
+    "learned_2d": Learned2D,
+    "rope_2d": RoPE2D,
+    "mrope": MRoPE,
+    "swin": Swin,
+    "cpb": CPB,
+    "layoutlmv3": LayoutLMv3,
+    "alibi_2d": ALiBi2D,
 }
 
 __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]

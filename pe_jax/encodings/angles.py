@@ -38,14 +38,21 @@ def _checked(positions) -> jax.Array:
 def angles(positions, frequencies) -> jax.Array:
     """Position × frequency in float32: [..., dim/2] for positions [...], any float frequencies.
 
+    Positions [..., A] of several axes take frequencies [A, dim/2]: the angles of the axes add.
     Errs by at most 2⁻²³·|position| radians (frequencies ≤ 1): 1e-4 at 1,000, 0.12 at 10⁶; the
     libraries that rotate by float32 frequencies do the same sum and get the same bits.
 
     Raises:
       TypeError: half-precision positions.
-      ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24).
+      ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24);
+        positions and frequencies of different axes.
     """
-    return _checked(positions).astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    positions, axes = _checked(positions), np.ndim(frequencies) == 2
+    if axes and positions.shape[-2:-1] != np.shape(frequencies)[:1]:
+        shape, count = list(positions.shape[:-1]), len(frequencies)
+        raise ValueError(f"positions has shape {shape}; pass {count} axes last")
+    angle = positions.astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    return angle.sum(-2) if axes else angle
 
 
 def exact_angles(positions, frequencies: np.ndarray) -> jax.Array:

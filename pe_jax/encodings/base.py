@@ -195,7 +195,11 @@ class Encoding:
         return None
 
     def limit(self) -> int | None:
-        """Positions from here on are not defined (a learned table's length); None if all are."""
+        """Positions from here on are not defined (a learned table's length); None if all are.
+
+        Of several axes: the least size, so that (n, …, n) is not defined. A table of distances is
+        defined for distances below it on either side.
+        """
         return None
 
     def overrides(self, slot: str) -> bool:

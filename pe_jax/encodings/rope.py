@@ -40,8 +40,8 @@ def rotate(x: jax.Array, positions, frequencies: jax.Array, layout: str = "half"
 
     Args:
       x: [..., T, H, E].
-      positions: integers or float32 [T] or [..., T], any sign.
-      frequencies: [F], 2F ≤ E.
+      positions: integers or float32 [T] or [..., T], any sign; of A axes [T, A] or [..., T, A].
+      frequencies: [F], 2F ≤ E; for positions of A axes [A, F]: the angles of the axes add.
       layout: "half" or "interleaved".
 
     Returns:

@@ -89,8 +89,12 @@ class ModelConfig:
 
     @property
     def limit(self) -> int | None:
-        """The first position that the encodings do not define; None if they define all."""
-        return min((n for e in self.pattern if (n := e.limit()) is not None), default=None)
+        """The first token that the encodings do not define; None if they define all.
+
+        Encodings of several axes limit positions, which say nothing of the number of tokens.
+        """
+        limits = [e.limit() for e in self.pattern if e.axes == 1]
+        return min((n for n in limits if n is not None), default=None)
 
     @property
     def hidden(self) -> int:
@@ -250,33 +254,18 @@ class Block(nnx.Module):
         return jnp.where(keep, x / (1 - self.dropout), 0).astype(x.dtype)
 
 
-class Transformer(nnx.Module):
-    """Tokens to logits. Make it with `Transformer(config, rngs=nnx.Rngs(seed))`.
+class Stack(nnx.Module):
+    """The layers of a model, what they share, and the norm after them: all but input and output.
 
-    Raises:
-      ValueError: a field of `config` that cannot be, before anything compiles.
+    Weights are drawn from `weights` and `encodings` by number, so that drawing more for one scheme
+    than for another leaves every other weight as it was. Numbers 0 and 1 of `weights` are left to
+    the input and the output.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        config.check()
-        if not config.vocab:
-            raise ValueError("model.vocab=0: pass the number of token ids (257 for bytes)")
+    def __init__(self, config: ModelConfig, weights: jax.Array, encodings: jax.Array):
         self.config = dataclasses.replace(config)
         pattern, dims = config.pattern, config.dims
-        # Keys come from the stream's seed by name, so that drawing more for one scheme than for
-        # another leaves every other weight as it was.
-        weights, encodings = rngs.params(), rngs.encoding()
-        self.embed = nnx.Embed(
-            config.vocab,
-            config.width,
-            embedding_init=nnx.initializers.normal(config.width**-0.5),
-            dtype=DTYPES[config.dtype],
-            rngs=nnx.Rngs(jax.random.fold_in(weights, 0)),
-        )
         self.final_norm = _norm(config, config.width, nnx.Rngs(0))
-        if not config.tied:
-            head = nnx.Rngs(jax.random.fold_in(weights, 1))
-            self.head = _linear(config, config.width, config.vocab, head, config.width**-0.5)
         # one set of shared parameters for each distinct encoding
         distinct = list(dict.fromkeys(pattern))
         self.which = tuple(distinct.index(e) for e in pattern)
@@ -304,43 +293,12 @@ class Transformer(nnx.Module):
         """The pattern of encodings."""
         return self.config.pattern
 
-    def __call__(self, tokens, *, positions=None, segments=None, cache=None, key=None):
-        """Logits of the next token (of each token, if not causal).
+    def _project(self, inputs: int, outputs: int, key: jax.Array) -> Linear:
+        """A projection at the input or output."""
+        return _linear(self.config, inputs, outputs, nnx.Rngs(key), inputs**-0.5)
 
-        Args:
-          tokens: int32 [B, T].
-          positions: integers [B or 1, T], or None: contiguous from 0 in each segment (the fast
-            path), or from the cache's length on.
-          segments: int32 [B, T] or None: documents packed into a row; tokens see only their own.
-          cache: from `init_cache`, or None.
-          key: drives dropout; None is none.
-
-        Returns:
-          float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
-        """
-        tokens = jnp.asarray(tokens)
-        if positions is not None:
-            rows = (*tokens.shape, *jnp.shape(positions)[2:])
-            positions = jnp.broadcast_to(jnp.asarray(positions), rows)
-        places = positions
-        if cache is not None and positions is None:
-            places = pos.contiguous(tokens.shape[1], cache[0].length)[None]
-        x = self._embed(tokens, places, segments)
-        shared = nnx.as_pure(self.shared)
-        x, cache = self._layers(x, shared, positions, segments, cache, key)
-        x = self.final_norm(x)
-        # a tied table has the scale of an input; as an output it begins near a uniform guess (T5)
-        tied = self.config.tied
-        logits = self.embed.attend(x * self.config.width**-0.5) if tied else self.head(x)
-        logits = logits.astype(jnp.float32)
-        return logits if cache is None else (logits, cache)
-
-    def _embed(self, tokens, positions, segments):
-        """Token embeddings of unit variance, with the positions that the schemes add."""
-        x = self.embed(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
-        if positions is None:
-            positions = pos.contiguous(tokens.shape[1])[None]
-            positions = positions if segments is None else pos.per_segment(segments)
+    def _place(self, x, positions):
+        """The input with the positions that the schemes add."""
         for encoding, shared in zip(dict.fromkeys(self.encodings), self.shared, strict=True):
             x = encoding.embed(Params(nnx.as_pure(shared), {}), x, positions)
         return x
@@ -379,6 +337,69 @@ class Transformer(nnx.Module):
             x, grown = repeat(x, (own, cache[i * period : (i + 1) * period], own_key))
             longer.extend(grown or ())
         return x, longer
+
+
+class Transformer(Stack):
+    """Tokens to logits. Make it with `Transformer(config, rngs=nnx.Rngs(seed))`.
+
+    Raises:
+      ValueError: a field of `config` that cannot be, before anything compiles.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        config.check()
+        if not config.vocab:
+            raise ValueError("model.vocab=0: pass the number of token ids (257 for bytes)")
+        weights = rngs.params()
+        super().__init__(config, weights, rngs.encoding())
+        self.embed = nnx.Embed(
+            config.vocab,
+            config.width,
+            embedding_init=nnx.initializers.normal(config.width**-0.5),
+            dtype=DTYPES[config.dtype],
+            rngs=nnx.Rngs(jax.random.fold_in(weights, 0)),
+        )
+        if not config.tied:
+            self.head = self._project(config.width, config.vocab, jax.random.fold_in(weights, 1))
+
+    def __call__(self, tokens, *, positions=None, segments=None, cache=None, key=None):
+        """Logits of the next token (of each token, if not causal).
+
+        Args:
+          tokens: int32 [B, T].
+          positions: integers [B or 1, T], with a trailing axis where the encoding has several; or
+            None: contiguous from 0 in each segment (the fast path), or from the cache's length on.
+          segments: int32 [B, T] or None: documents packed into a row; tokens see only their own.
+          cache: from `init_cache`, or None.
+          key: drives dropout; None is none.
+
+        Returns:
+          float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
+        """
+        tokens = jnp.asarray(tokens)
+        if positions is not None:
+            rows = (*tokens.shape, *jnp.shape(positions)[2:])
+            positions = jnp.broadcast_to(jnp.asarray(positions), rows)
+        places = positions
+        if cache is not None and positions is None:
+            places = pos.contiguous(tokens.shape[1], cache[0].length)[None]
+        x = self._embed(tokens, places, segments)
+        shared = nnx.as_pure(self.shared)
+        x, cache = self._layers(x, shared, positions, segments, cache, key)
+        x = self.final_norm(x)
+        # a tied table has the scale of an input; as an output it begins near a uniform guess (T5)
+        tied = self.config.tied
+        logits = self.embed.attend(x * self.config.width**-0.5) if tied else self.head(x)
+        logits = logits.astype(jnp.float32)
+        return logits if cache is None else (logits, cache)
+
+    def _embed(self, tokens, positions, segments):
+        """Token embeddings of unit variance, with the positions that the schemes add."""
+        x = self.embed(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
+        if positions is None:
+            positions = pos.contiguous(tokens.shape[1])[None]
+            positions = positions if segments is None else pos.per_segment(segments)
+        return self._place(x, positions)
 
     def check_finite(self, tokens, *, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""

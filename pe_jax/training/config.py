@@ -133,6 +133,7 @@ class Config:
         self.model.check()
         if not self.model.causal:
             raise ValueError("model.causal=False: next-token training needs a causal model")
+        _check_text(self.model)
         if self.optimizer.warmup > self.steps:
             raise ValueError(
                 f"optimizer.warmup={self.optimizer.warmup}: must be in [0, steps={self.steps}]"
@@ -190,13 +191,117 @@ class CompareConfig(Config):
         super().check()
         specs = self.specs()
         for spec in specs:
-            dataclasses.replace(self.model, encoding=spec).check()
+            model = dataclasses.replace(self.model, encoding=spec)
+            model.check()
+            _check_text(model)
         if len(set(specs)) < len(specs):
             raise ValueError(f"encodings={self.encodings}: name each once")
 
     def specs(self) -> list[str]:
         """The encodings with the training length filled in."""
         return [spec.replace("{length}", str(self.length)) for spec in self.encodings]
+
+
+def _check_text(model: ModelConfig) -> None:
+    if any(encoding.axes > 1 for encoding in model.pattern):
+        raise ValueError(
+            f"model.encoding={model.encoding!r}: places tokens on several axes, text has one;"
+            " configs/images.py compares encodings on images"
+        )
+
+
+CONVENTIONS = ("index", "normalized", "resized")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ImagesConfig:
+    """A comparison on images: every encoding with every seed, at the training size and larger.
+
+    Attributes:
+      workdir: where results go; made absolute at the start.
+      encodings: as `model.encoding` takes them; `{side}` stands for the patches along a side of a
+        training image. `@normalized` or `@resized` behind one says what positions it gets instead
+        of the patches' indices (`positions.grid`, `positions.resized`); an encoding of one axis
+        gets the patches row by row.
+      seed: of the first run, and of the images to test on.
+      seeds: how many; run k has seed `seed` + k.
+      sides: of the images in pixels, ascending: trained at the first, tested at all.
+      patch: side of a patch in pixels.
+      batch: images in a step.
+      steps: optimizer steps.
+      test: images of each size to test on.
+      log_every: steps between lines of the log.
+      workers: encodings trained side by side; 0 is one a CPU core, or one on an accelerator.
+    """
+
+    workdir: str = _field("runs/images", "a path", bool)
+    encodings: tuple[str, ...] = _field(
+        (
+            "nope",
+            "sinusoidal_2d",
+            "learned_2d(height={side},width={side})",
+            "learned_2d(height={side},width={side})@resized",
+            "rope_2d(base=100.0)",
+            "rope_2d(base=100.0,normalized=True)@normalized",
+            "swin(height={side},width={side})",
+            "cpb(height={side},width={side},hidden=64)",
+            "alibi_2d",
+        ),
+        "at least one encoding",
+        lambda v: len(v) > 0,
+    )
+    seed: int = _field(0, "an integer in [0, 2^31)", lambda v: 0 <= v < 2**31)
+    seeds: int = _int(3, 1)
+    sides: tuple[int, ...] = _field(
+        (32, 48, 64),
+        "ascending integers of at least 24",
+        lambda v: (
+            len(v) > 0
+            and all(type(n) is int and n >= 24 for n in v)
+            and all(a < b for a, b in zip(v, v[1:], strict=False))
+        ),
+    )
+    patch: int = _int(4, 1)
+    batch: int = _int(32, 1)
+    steps: int = _int(600, 1)
+    test: int = _int(1024, 1)
+    log_every: int = _int(100, 1)
+    workers: int = _int(0, 0)
+    model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+    def check(self) -> None:
+        """Raises ValueError naming the field, its value and the range it must lie in."""
+        _check(self, "")
+        if self.model.causal:
+            raise ValueError("model.causal=True: pass False, every patch sees all others")
+        if any(side % self.patch for side in self.sides):
+            raise ValueError(f"sides={self.sides}: must be multiples of patch={self.patch}")
+        if self.optimizer.warmup > self.steps:
+            raise ValueError(
+                f"optimizer.warmup={self.optimizer.warmup}: must be in [0, steps={self.steps}]"
+            )
+        for spec, convention in self.entries():
+            if convention not in CONVENTIONS:
+                raise ValueError(f"encodings: {spec}@{convention}: choose one of {CONVENTIONS}")
+            model = dataclasses.replace(self.model, encoding=spec)
+            model.check()
+            for encoding in model.pattern:
+                several = encoding.axes == 2 and (convention == "index" or encoding.real_positions)
+                if not several and not (encoding.axes == 1 and convention == "index"):
+                    raise ValueError(
+                        f"encodings: {spec}@{convention}: an image has two axes; normalized and"
+                        " resized positions are real numbers, which not every encoding takes"
+                    )
+        if len(set(self.entries())) < len(self.encodings):
+            raise ValueError(f"encodings={self.encodings}: name each once")
+
+    def entries(self) -> list[tuple[str, str]]:
+        """(encoding, convention of its positions), with the training size filled in."""
+        side = str(self.sides[0] // self.patch)
+        split = [entry.replace("{side}", side).partition("@") for entry in self.encodings]
+        return [(spec, convention or "index") for spec, _, convention in split]
 
 
 def _check(config: Any, path: str) -> None:

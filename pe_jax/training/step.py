@@ -80,7 +80,7 @@ class Trainer:
         self.dropout, self.compile_seconds = model.dropout > 0, None
 
         def params(seed):
-            return nnx.split(Transformer(model, rngs=nnx.Rngs(jax.random.key(seed))))
+            return nnx.split(self.build(nnx.Rngs(jax.random.key(seed))))
 
         self.graph, shapes = nnx.eval_shape(lambda: params(0))
         shapes = nnx.as_pure(shapes)
@@ -106,6 +106,14 @@ class Trainer:
             donate_argnums=0,
         )
 
+    def build(self, rngs: nnx.Rngs) -> Any:
+        """A new model; with `loss`, what a trainer of another kind of model overrides."""
+        return Transformer(self.config, rngs=rngs)
+
+    def loss(self, model: Any, batch: dict, key: jax.Array | None) -> jax.Array:
+        """What is minimised, of one batch."""
+        return mean_loss(model, batch, key)
+
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
         if self.compile_seconds is not None:
@@ -119,7 +127,7 @@ class Trainer:
         self.compile_seconds = time.monotonic() - begin
         return self.step
 
-    def model(self, params: Any) -> Transformer:
+    def model(self, params: Any) -> Any:
         """The model with these parameters."""
         return nnx.merge(self.graph, params)
 
@@ -131,7 +139,7 @@ class Trainer:
     def _step(self, state: State, batch: dict, seed: jax.Array):
         key = jax.random.fold_in(jax.random.key(seed), state.step) if self.dropout else None
         loss, grads = jax.value_and_grad(
-            lambda params: mean_loss(nnx.merge(self.graph, params), batch, key)
+            lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
         )(state.params)
         norm = optax.tree.norm(grads)
         updates, opt_state = self.tx.update(grads, state.opt_state, state.params)

@@ -94,6 +94,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarni
         (["causal=False"], ("model.causal=False", "needs a causal model")),
         (["vocab=100"], ("model.vocab=100", "at least 257")),
         (["encoding=learned(length=7)"], ("length=8", "is defined for 7 positions")),
+        (["encoding=alibi_2d"], ("model.encoding='alibi_2d'", "several axes, text has one")),
         (["layers=1.5"], ("model.layers=1.5", "int()")),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

@@ -10,13 +10,18 @@ from pe_jax.encodings import ENCODINGS, alibi, deberta, learned, rope, sinusoida
 from tests.encodings.common import DIMS, NONE, qkv, random_params
 
 PLACES = np.arange(qkv()[0].shape[0], dtype=np.int32)
+WIDE = pe_jax.Dims(16, 2, 2, 8)  # two axes rotate four channels at once
 
 
 def attend(encoding, params=None, **options):
-    """Our attention on 11 tokens, two heads of 6."""
-    params = params or random_params(encoding)
+    """Our attention on 11 tokens, two heads of 8; positions are the same on every axis."""
+    params = params or random_params(encoding, WIDE)
+    if encoding.axes > 1:
+        at = options["q_positions"]
+        options["q_positions"] = np.stack([at] * encoding.axes, axis=-1)
+    q, k, v = np.random.default_rng(0).standard_normal((3, len(PLACES), 2, 8), np.float32)
     return pe_jax.attention(
-        *qkv(), encoding=encoding, params=params, implementation="dense", **options
+        q, k, v, encoding=encoding, params=params, implementation="dense", **options
     )
 
 
@@ -52,6 +57,29 @@ FIELDS = [
     ("rope", "base", [1, 0, -1e4, np.nan, np.inf], "above 1"),
     ("rope", "fraction", [0, -0.5, 1.5, np.nan, "0.5"], "(0, 1]"),
     ("rope", "layout", ["neox", 3], "half"),
+    ("sinusoidal_2d", "base", [1, np.nan], "above 1"),
+    ("sinusoidal_2d", "layout", ["mae"], "concatenated"),
+    ("learned_2d", "height", [0, 2.0, None], "at least 1"),
+    ("learned_2d", "combine", ["add", None], "concatenate"),
+    ("learned_2d", "stddev", [-1], ">= 0"),
+    ("rope_2d", "base", [1, np.inf], "above 1"),
+    ("rope_2d", "channels", [(3, 4), (4,), (0, 4), (4.0, 4), 4], "two even numbers"),
+    ("rope_2d", "spectrum", ["split"], "alternating"),
+    ("rope_2d", "normalized", ["no", 1], "True or False"),
+    ("rope_2d", "layout", ["neox"], "half"),
+    ("mrope", "base", [0], "above 1"),
+    ("mrope", "sections", [(2, 1), (0, 1, 1), (1, 1, 1.0), 4, "abc"], "time, row, column"),
+    ("mrope", "interleaved", [1], "True or False"),
+    ("swin", "width", [0, 7.0], "at least 1"),
+    ("swin", "stddev", [np.nan], ">= 0"),
+    ("cpb", "height", [1, 0, 8.0], "at least 2"),
+    ("cpb", "hidden", [0], "at least 1"),
+    ("cpb", "stddev", [-1], ">= 0"),
+    ("layoutlmv3", "num_buckets", [7, 2, 0], "even integer"),
+    ("layoutlmv3", "max_distance", [8, 128.0], "must exceed the 8 exact buckets"),
+    ("layoutlmv3", "spatial_buckets", [7, None], "even integer"),
+    ("layoutlmv3", "spatial_distance", [16], "must exceed the 16 exact buckets"),
+    ("layoutlmv3", "stddev", [-1], ">= 0"),
 ]
 
 
@@ -90,6 +118,22 @@ def test_rope_refuses_widths_that_leave_an_odd_channel(fraction, head_dim):
     refused(lambda: encoding.check(dims), *words, "even")
     x = jnp.zeros((3, 2, head_dim))
     refused(lambda: pe_jax.attention(x, x, x, encoding=encoding), *words, "even")
+
+
+@pytest.mark.parametrize(
+    "name, fields, dims, words",
+    [
+        ("rope_2d", {}, (12, 2, 2, 6), ("head_dim=6", "multiple of 4")),
+        ("rope_2d", {"channels": (4, 6)}, (16, 2, 2, 8), ("channels=(4, 6)", "the head's 8")),
+        ("rope_2d", {"channels": (2, 6), "spectrum": "alternating"}, (16, 2, 2, 8), ("channels",)),
+        ("mrope", {}, (8, 2, 2, 4), ("head_dim=4", "at least 6")),
+        ("mrope", {"sections": (2, 2, 2)}, (16, 2, 2, 8), ("sections=(2, 2, 2)", "8 channels")),
+        ("sinusoidal_2d", {}, (6, 1, 1, 6), ("width=6", "multiple of 4")),
+        ("learned_2d", {}, (7, 1, 1, 7), ("width=7", "even")),
+    ],
+)
+def test_schemes_of_several_axes_refuse_widths_that_do_not_divide(name, fields, dims, words):
+    refused(lambda: pe_jax.make(name, **fields).check(pe_jax.Dims(*dims)), *words)
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "transformer_xl"])
@@ -207,7 +251,8 @@ def test_float_positions_that_are_whole_give_what_integers_give(name):
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_small_integer_positions_are_widened_before_they_are_subtracted(name):
-    encoding, places = pe_jax.make(name), PLACES * 12
+    window = {"height": 128, "width": 128} if name == "swin" else {}
+    encoding, places = pe_jax.make(name, **window), PLACES * 12
     want = attend(encoding, q_positions=places)
     for dtype in (np.int8, np.uint8):
         np.testing.assert_array_equal(attend(encoding, q_positions=places.astype(dtype)), want)

@@ -2,6 +2,24 @@
 
 from hypothesis import strategies as st
 
+SIDES, WINDOWS = st.integers(1, 9), st.integers(2, 7)
+ROTARY_2D = {"head_dim": st.sampled_from([4, 64]), "base": st.sampled_from([100.0, 1e4])}
+ROTARY_3D = {
+    "sections": st.sampled_from([[4, 2, 2], [24, 20, 20], [1, 1, 1]]),
+    "base": st.sampled_from([1e4, 5e6]),
+}
+SPANS = (  # a video of more frames than rows or columns: ours follows the paper, theirs does not
+    st.tuples(st.integers(1, 5))
+    | st.tuples(SIDES, SIDES)
+    | st.tuples(SIDES, SIDES, SIDES).filter(lambda s: s[0] <= max(s[1:]))
+).map(list)
+
+
+def apart(spans) -> bool:
+    """Whether no two images or two videos touch: theirs tells spans apart by the kind of token."""
+    return all(len(a) != len(b) for a, b in zip(spans, spans[1:], strict=False))
+
+
 CASES = {
     # case: (settings of its golden files, hypothesis strategies of each setting)
     "nope_sdpa": (
@@ -97,6 +115,67 @@ CASES = {
     "rope_roformer": ([{"layout": "interleaved"}], {"layout": st.just("interleaved")}),
     "alibi_bloom": ([{"heads": 4}, {"heads": 6}], {"heads": st.integers(1, 20)}),
     "alibi_mpt": ([{"heads": 4}, {"heads": 6}], {"heads": st.integers(1, 20)}),
+    "sinusoidal_2d_mae": (
+        [{"height": 3, "width": 5, "dim": 16}],
+        {"height": SIDES, "width": SIDES, "dim": st.sampled_from([4, 64, 512])},
+    ),
+    "learned_2d_interpolate": (
+        [{"height": 3, "width": 4, "to": [5, 8]}],
+        {"height": SIDES, "width": SIDES, "to": st.tuples(SIDES, SIDES).map(list)},
+    ),
+    "rope_2d_qwen2_vl": (
+        [{"head_dim": 8, "base": 1e4, "spectrum": "shared"}],
+        {**ROTARY_2D, "spectrum": st.just("shared")},
+    ),
+    "rope_2d_pixtral": (
+        [{"head_dim": 8, "base": 1e4, "spectrum": "alternating"}],
+        {**ROTARY_2D, "spectrum": st.just("alternating")},
+    ),
+    "rope_2d_dinov3": (
+        [{"height": 3, "width": 4, "prefix": 2, "base": 100.0}],
+        {
+            "height": SIDES,
+            "width": SIDES,
+            "prefix": st.sampled_from([0, 1, 5]),
+            "base": st.sampled_from([100.0, 1e4]),
+        },
+    ),
+    "mrope_qwen2_vl": (
+        [{"sections": [2, 3, 3], "base": 1e6, "interleaved": False}],
+        {**ROTARY_3D, "interleaved": st.just(False)},
+    ),
+    "mrope_qwen3_vl": (
+        [{"sections": [3, 3, 2], "base": 5e6, "interleaved": True}],
+        {**ROTARY_3D, "interleaved": st.just(True)},
+    ),
+    "mrope_positions": (
+        [{"spans": [[3], [2, 3], [2], [2, 3, 4], [1], [1, 5]]}],
+        {"spans": st.lists(SPANS, min_size=1).filter(apart)},
+    ),
+    "swin_bias": (
+        [{"heads": 2, "height": 2, "width": 3}],
+        {"heads": st.integers(1, 4), "height": SIDES, "width": SIDES},
+    ),
+    "cpb_swinv2": (
+        [
+            {"heads": 2, "window": [2, 3], "trained": [2, 3]},
+            {"heads": 2, "window": [3, 4], "trained": [2, 3]},
+        ],
+        {
+            "heads": st.integers(1, 4),
+            "window": st.tuples(WINDOWS, WINDOWS).map(list),
+            "trained": st.tuples(WINDOWS, WINDOWS).map(list),
+        },
+    ),
+    "layoutlmv3_attention": (
+        [{"num_buckets": 32, "max_distance": 128, "spatial_buckets": 64, "spatial_distance": 256}],
+        {
+            "num_buckets": st.sampled_from([8, 32]),
+            "max_distance": st.sampled_from([20, 128]),
+            "spatial_buckets": st.sampled_from([16, 64]),
+            "spatial_distance": st.sampled_from([100, 256]),
+        },
+    ),
 }
 CASES |= {
     "wavlm_attention": (

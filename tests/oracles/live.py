@@ -6,20 +6,32 @@ projections are set to the identity, so that what comes out is the attention its
 B batch, T queries, S keys, H heads, E head width, D = H·E.
 """
 
+import functools
+import types
+from math import prod
+
 import numpy as np
 import torch
 import transformers
 from torch import nn
 from transformers.models.bloom import modeling_bloom
 from transformers.models.deberta_v2 import modeling_deberta_v2
+from transformers.models.dinov3_vit import modeling_dinov3_vit
 from transformers.models.fsmt import modeling_fsmt
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
+from transformers.models.layoutlmv3 import modeling_layoutlmv3
 from transformers.models.llama import modeling_llama
 from transformers.models.marian import modeling_marian
 from transformers.models.mpt import modeling_mpt
+from transformers.models.pixtral import modeling_pixtral
+from transformers.models.qwen2_vl import modeling_qwen2_vl
+from transformers.models.qwen3_vl import modeling_qwen3_vl
 from transformers.models.roformer import modeling_roformer
+from transformers.models.swin import modeling_swin
+from transformers.models.swinv2 import modeling_swinv2
 from transformers.models.t5 import modeling_t5
+from transformers.models.vit_mae import modeling_vit_mae
 from transformers.models.vits import modeling_vits
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
 from transformers.models.wavlm import modeling_wavlm
@@ -311,6 +323,158 @@ def wavlm_attention(rng, length, heads, num_buckets, max_distance):
     return inputs, {"bias": bias[:heads], "output": _split(out, heads)}
 
 
+def sinusoidal_2d_mae(rng, length, height, width, dim):
+    table = modeling_vit_mae.build_2d_sinusoidal_position_embedding(height, width, dim)
+    return {}, {"table": table}
+
+
+def learned_2d_interpolate(rng, length, height, width, to):
+    """The table of every place, and the same resized as images are."""
+    rows, columns = _normal(rng, height, 4), _normal(rng, width, 4)
+    table = torch.cat(
+        [rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)], dim=-1
+    )
+    resized = nn.functional.interpolate(
+        table.permute(2, 0, 1)[None], size=tuple(to), mode="bilinear", align_corners=False
+    )
+    flat = resized[0].permute(1, 2, 0).flatten(0, 1)
+    return {"rows": rows, "columns": columns}, {"table": table.flatten(0, 1), "resized": flat}
+
+
+def _rotary_axes(rng, length, dim, axes):
+    """As `_rotary`, with positions on several axes."""
+    inputs = _rotary(rng, length, dim)
+    inputs["positions"] = torch.stack([_places(rng, length) for _ in range(axes)], dim=-1)
+    return inputs
+
+
+def rope_2d_qwen2_vl(rng, length, head_dim, base, spectrum):
+    inputs = _rotary_axes(rng, length, head_dim, 2)
+    config = transformers.models.qwen2_vl.Qwen2VLVisionConfig(embed_dim=2 * head_dim, num_heads=2)
+    config.rope_parameters = {"rope_type": "axial", "rope_theta": base}
+    module = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)
+    table = module(inputs["q"], inputs["positions"])
+    turn = modeling_qwen2_vl.apply_rotary_pos_emb_vision
+    q, k = turn(inputs["q"], inputs["k"], *table)
+    return inputs, {"q": q, "k": k}
+
+
+def rope_2d_pixtral(rng, length, head_dim, base, spectrum):
+    inputs = _rotary_axes(rng, length, head_dim, 2)
+    config = transformers.PixtralVisionConfig(hidden_size=2 * head_dim, num_attention_heads=2)
+    config.rope_parameters = {"rope_type": "axial", "rope_theta": base}
+    module = modeling_pixtral.PixtralVisionRotaryEmbedding(config)
+    table = module(inputs["q"], inputs["positions"])
+    turn = modeling_pixtral.apply_rotary_pos_emb
+    q, k = turn(inputs["q"], inputs["k"], *table, unsqueeze_dim=1)
+    return inputs, {"q": q, "k": k}
+
+
+def rope_2d_dinov3(rng, length, height, width, prefix, base):
+    """An image of height × width patches after `prefix` tokens, which are not turned."""
+    inputs = _rotary(rng, prefix + height * width)
+    del inputs["positions"]
+    config = transformers.DINOv3ViTConfig(
+        hidden_size=2 * HEAD_DIM, num_attention_heads=2, patch_size=1, rope_theta=base
+    )
+    module = modeling_dinov3_vit.DINOv3ViTRopePositionEmbedding(config).eval()
+    cos, sin = module(torch.zeros(1, 3, height, width))
+    first = (inputs[name].transpose(1, 2) for name in ("q", "k"))
+    q, k = modeling_dinov3_vit.apply_rotary_pos_emb(*first, cos, sin)
+    return inputs, {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
+
+
+def _mrope(rng, length, kind, config, sections, base, turn):
+    inputs = _rotary_axes(rng, length, 2 * sum(sections), 3)
+    config = config(hidden_size=4 * sum(sections), num_attention_heads=2)
+    config.head_dim = 2 * sum(sections)
+    config.rope_parameters = {
+        "rope_type": "default",
+        "rope_theta": base,
+        "mrope_section": sections,
+    }
+    table = kind(config)(inputs["q"], inputs["positions"].T[:, None])
+    q, k = turn(inputs["q"], inputs["k"], *table, unsqueeze_dim=2)
+    return inputs, {"q": q, "k": k}
+
+
+def mrope_qwen2_vl(rng, length, sections, base, interleaved):
+    kind, turn = modeling_qwen2_vl.Qwen2VLRotaryEmbedding, modeling_qwen2_vl.apply_rotary_pos_emb
+    config = transformers.models.qwen2_vl.Qwen2VLTextConfig
+    return _mrope(rng, length, kind, config, sections, base, turn)
+
+
+def mrope_qwen3_vl(rng, length, sections, base, interleaved):
+    kind, turn = (
+        modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding,
+        modeling_qwen3_vl.apply_rotary_pos_emb,
+    )
+    config = transformers.models.qwen3_vl.Qwen3VLTextConfig
+    return _mrope(rng, length, kind, config, sections, base, turn)
+
+
+def mrope_positions(rng, length, spans):
+    """`get_rope_index` of a model of which it reads one number."""
+    model = modeling_qwen2_vl.Qwen2VLModel
+    vision = types.SimpleNamespace(spatial_merge_size=1)
+    stub = types.SimpleNamespace(config=types.SimpleNamespace(vision_config=vision))
+    stub.get_vision_position_ids = functools.partial(model.get_vision_position_ids, stub)
+    kinds = [len(span) - 1 for span in spans]  # text 0, image 1, video 2
+    tokens = torch.tensor([k for k, s in zip(kinds, spans, strict=True) for _ in range(prod(s))])
+    grids = [torch.tensor([[1] * (3 - len(s)) + s for s in spans if len(s) == n]) for n in (2, 3)]
+    found, _ = model.get_rope_index(stub, tokens[None], tokens[None].int(), *grids)
+    return {}, {"positions": found[:, 0].T.to(torch.int32)}
+
+
+def swin_bias(rng, length, heads, height, width):
+    module = modeling_swin.SwinRelativePositionBias(heads, (height, width))
+    _fill(module, rng, 0)
+    return {"table": module.relative_position_bias_table}, {"bias": module()[0]}
+
+
+def cpb_swinv2(rng, length, heads, window, trained):
+    """Queries of zero, so that the weights are those of the bias alone, without their cosines."""
+    config = transformers.Swinv2Config()
+    kind = modeling_swinv2.Swinv2SelfAttention
+    module = kind(config, heads * HEAD_DIM, heads, window, trained)
+    _fill(module, rng, 0)
+    module.query.weight.zero_()
+    module.query.bias.zero_()
+    first, _, second = module.continuous_position_bias_mlp
+    second.weight.mul_(0.1)  # away from the sigmoid's flat ends
+    x = _normal(rng, BATCH, window[0] * window[1], heads * HEAD_DIM)
+    _, probabilities = module(x, output_attentions=True)
+    inputs = {"w1": first.weight.T, "b1": first.bias, "w2": second.weight.T}
+    zero, k = torch.zeros_like(x), module.key(x)
+    return inputs | {"q": _split(zero, heads), "k": _split(k, heads)}, {"weights": probabilities}
+
+
+def layoutlmv3_attention(rng, length, num_buckets, max_distance, spatial_buckets, spatial_distance):
+    config = transformers.LayoutLMv3Config(
+        hidden_size=2 * HEAD_DIM,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=1,
+        rel_pos_bins=num_buckets,
+        max_rel_pos=max_distance,
+        rel_2d_pos_bins=spatial_buckets,
+        max_rel_2d_pos=spatial_distance,
+    )
+    encoder = _fill(modeling_layoutlmv3.LayoutLMv3Encoder(config), rng, 2 * HEAD_DIM)
+    module = encoder.layer[0].attention.self
+    x = _normal(rng, BATCH, length, 2 * HEAD_DIM)
+    boxes = torch.from_numpy(rng.integers(0, 1001, (BATCH, length, 4)))
+    index = torch.arange(length)[None]
+    biases = encoder._cal_1d_pos_emb(index), encoder._cal_2d_pos_emb(boxes)
+    out, probabilities = module(x, None, *biases)
+    parts = {"q": "query", "k": "key", "v": "value"}
+    inputs = {n: _split(getattr(module, p)(x), 2) for n, p in parts.items()}
+    names = {"index": "rel_pos_bias", "x": "rel_pos_x_bias", "y": "rel_pos_y_bias"}
+    inputs |= {n: getattr(encoder, p).weight for n, p in names.items()}
+    inputs["positions"] = torch.stack([index[0], boxes[0, :, 0], boxes[0, :, 3]], dim=-1)
+    return inputs, {"weights": probabilities, "output": _split(out, 2)}
+
+
 ORACLES = {
     "nope_sdpa": nope_sdpa,
     "sinusoidal_marian": sinusoidal_marian,
@@ -330,4 +494,15 @@ ORACLES = {
     "alibi_bloom": alibi_bloom,
     "alibi_mpt": alibi_mpt,
     "wavlm_attention": wavlm_attention,
+    "sinusoidal_2d_mae": sinusoidal_2d_mae,
+    "learned_2d_interpolate": learned_2d_interpolate,
+    "rope_2d_qwen2_vl": rope_2d_qwen2_vl,
+    "rope_2d_pixtral": rope_2d_pixtral,
+    "rope_2d_dinov3": rope_2d_dinov3,
+    "mrope_qwen2_vl": mrope_qwen2_vl,
+    "mrope_qwen3_vl": mrope_qwen3_vl,
+    "mrope_positions": mrope_positions,
+    "swin_bias": swin_bias,
+    "cpb_swinv2": cpb_swinv2,
+    "layoutlmv3_attention": layoutlmv3_attention,
 }

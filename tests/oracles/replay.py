@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pe_jax
-from pe_jax.encodings import deberta, learned, rope, sinusoidal, t5
+from pe_jax import positions
+from pe_jax.encodings import deberta, learned, rope, sinusoidal, sinusoidal_2d, swin, t5
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TOLERANCE = 1e-5  # float32, outputs of order 1, positions below 256
@@ -86,11 +87,22 @@ def _attention(q, k, v, x, positions, encoding, params, causal, implementation):
     )
 
 
-def attend(inputs, encoding, implementation, *, params=((), ()), causal=False, v=None):
-    """Our attention on an oracle's q, k, v [B, T or S, H, E]; the queries are the last tokens."""
+@functools.partial(jax.jit, static_argnames=("encoding", "implementation"))
+def _anywhere(q, k, v, at, encoding, params, implementation):
+    given = {"encoding": encoding, "params": params, "implementation": implementation}
+    return pe_jax.attention(q, k, v, q_positions=at, causal=False, **given)
+
+
+def attend(inputs, encoding, implementation, *, params=((), ()), causal=False, v=None, at=None):
+    """Our attention on an oracle's q, k, v [B, T or S, H, E]; the queries are the last tokens.
+
+    `at` are the positions of all tokens, where they are not 0, 1, 2, …; then no token is hidden.
+    """
     q, k, v = inputs["q"], inputs["k"], inputs["v"] if v is None else v
-    keys = np.arange(k.shape[1])
     params = pe_jax.Params(*jax.tree.map(jnp.asarray, tuple(params)))
+    if at is not None:
+        return _anywhere(q, k, v, at, encoding, params, implementation)
+    keys = np.arange(k.shape[1])
     places = keys[keys.size - q.shape[1] :], keys
     return _attention(q, k, v, inputs.get("x"), places, encoding, params, causal, implementation)
 
@@ -211,6 +223,66 @@ def wavlm(settings, inputs, implementation):
     }
 
 
+def axial_sinusoid(settings, inputs, implementation):
+    grid = positions.grid(settings["height"], settings["width"])
+    return {"table": sinusoidal_2d.sinusoid_2d(grid, settings["dim"])}
+
+
+def learned_2d(settings, inputs, implementation):
+    size = settings["height"], settings["width"]
+    encoding = pe_jax.make("learned_2d", height=size[0], width=size[1])
+    params = pe_jax.Params({name: jnp.asarray(x) for name, x in inputs.items()}, {})
+    places = {"table": positions.grid(*size), "resized": positions.resized(*settings["to"], size)}
+    return {n: encoding.embed(params, jnp.zeros((len(p), 8)), p) for n, p in places.items()}
+
+
+def rotary_2d(settings, inputs, implementation):
+    fields = {name: settings[name] for name in ("base", "spectrum")}
+    return _rotated(pe_jax.make("rope_2d", **fields), inputs, inputs["positions"])
+
+
+def rotary_pixels(settings, inputs, implementation):
+    size, prefix = (settings["height"], settings["width"]), settings["prefix"]
+    grid = positions.grid(*size, normalized=True, prefix=prefix)
+    encoding = pe_jax.make("rope_2d", base=settings["base"], normalized=True)
+    return _rotated(encoding, inputs, grid)
+
+
+def rotary_3d(settings, inputs, implementation):
+    return _rotated(pe_jax.make("mrope", **settings), inputs, inputs["positions"])
+
+
+def _rotated(encoding, inputs, places):
+    slots = {"q": encoding.rotate_q, "k": encoding.rotate_k}
+    return {n: f(pe_jax.Params({}, {}), jnp.asarray(inputs[n]), places) for n, f in slots.items()}
+
+
+def multimodal(settings, inputs, implementation):
+    spans = [span[0] if len(span) == 1 else tuple(span) for span in settings["spans"]]
+    return {"positions": positions.multimodal(spans)}
+
+
+def swin_bias(settings, inputs, implementation):
+    """Theirs is the same table, a column a head."""
+    size = settings["height"], settings["width"]
+    grid = positions.grid(*size)
+    return {"bias": swin.lookup(inputs["table"].T, grid[:, None] - grid[None], *size)}
+
+
+def cpb(settings, inputs, implementation):
+    height, width = settings["trained"]
+    encoding = pe_jax.make("cpb", height=height, width=width)
+    layer = {name: inputs[name] for name in ("w1", "b1", "w2")}
+    options = {"params": ({}, layer), "at": positions.grid(*settings["window"])}
+    return {"weights": weights(inputs, encoding, implementation, **options)}
+
+
+def layoutlmv3(settings, inputs, implementation):
+    tables = {name: inputs[name] for name in ("index", "x", "y")}
+    options = {"params": (tables, {}), "at": inputs["positions"]}
+    return both(inputs, pe_jax.make("layoutlmv3", **settings), implementation, **options)
+
+
 OURS = {
     "nope_sdpa": nope,
     "sinusoidal_marian": sinusoid,
@@ -230,4 +302,15 @@ OURS = {
     "alibi_bloom": alibi,
     "alibi_mpt": alibi,
     "wavlm_attention": wavlm,
+    "sinusoidal_2d_mae": axial_sinusoid,
+    "learned_2d_interpolate": learned_2d,
+    "rope_2d_qwen2_vl": rotary_2d,
+    "rope_2d_pixtral": rotary_2d,
+    "rope_2d_dinov3": rotary_pixels,
+    "mrope_qwen2_vl": rotary_3d,
+    "mrope_qwen3_vl": rotary_3d,
+    "mrope_positions": multimodal,
+    "swin_bias": swin_bias,
+    "cpb_swinv2": cpb,
+    "layoutlmv3_attention": layoutlmv3,
 }

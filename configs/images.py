@@ -1,0 +1,15 @@
+"""Nine encodings on images: trained at 32 × 32 pixels, tested there and on larger ones.
+
+    make images
+    python -m experiments.images --config=configs/images.py
+
+The task (pe_jax/training/images.py): where is the blue disc as seen from the red one, and is it
+near or far? Eight classes, chance 0.125. Larger images are a wider view of the same discs, or a
+finer view of the same scenes.
+"""
+
+from pe_jax.training.config import ImagesConfig
+
+
+def get_config() -> ImagesConfig:
+    return ImagesConfig()

@@ -1,0 +1,275 @@
+"""Encodings on images: trained at one size, tested at that and at larger ones, in two ways.
+
+    python -m experiments.images --config=configs/images.py
+
+Prints accuracies over seeds and writes results.json, accuracy.csv and accuracy.png into the
+workdir. Interrupted, the same command goes on where it was, run by run.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+import time
+from concurrent import futures
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+import rich
+import rich.table
+from absl import logging
+
+from experiments import launch, plotting
+from experiments.compare import commit, save_json, slug
+from experiments.results import Scheme
+from pe_jax import positions as pos
+from pe_jax.models.vit import ViT
+from pe_jax.training import images, sharding
+from pe_jax.training.checkpoint import check_same
+from pe_jax.training.config import ImagesConfig
+from pe_jax.training.step import Trainer
+
+BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
+HEADER = ("encoding", "positions", "view", "side", "seed", "accuracy")
+ROWS = 256  # images in a forward pass of the test
+
+
+class View(NamedTuple):
+    """Images of one size: "trained", "wider" or "finer"."""
+
+    kind: str
+    side: int
+    zoom: float
+
+    @property
+    def name(self) -> str:
+        """As a column's title."""
+        return f"{self.kind} {self.side}"
+
+
+def views(config: ImagesConfig) -> list[View]:
+    """The training size, then the larger ones as a wider and as a finer view."""
+    first, *larger = config.sides
+    wider = [View("wider", side, 1.0) for side in larger]
+    return [View("trained", first, 1.0), *wider, *(View("finer", s, s / first) for s in larger)]
+
+
+class Classifier(Trainer):
+    """Trains a ViT on images of one size; `logits` answers at any."""
+
+    def __init__(self, config: ImagesConfig, spec: str, places: np.ndarray, mesh):
+        self.patch, self.places = config.patch, places
+        model = dataclasses.replace(config.model, encoding=spec)
+        super().__init__(model, config.optimizer, config.steps, mesh)
+        self.logits = jax.jit(lambda params, x, places: self.model(params)(x, positions=places))
+
+    def build(self, rngs):
+        """A ViT."""
+        return ViT(self.config, self.patch, images.CHANNELS, images.CLASSES, rngs=rngs)
+
+    def loss(self, model, batch, key):
+        """Mean cross entropy."""
+        logits = model(batch["images"], positions=self.places, key=key)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
+
+
+def places(trainer_axes: int, convention: str, side: int, trained: int) -> np.ndarray:
+    """Positions of side × side patches; `trained` patches a side were trained on."""
+    if trainer_axes == 1:
+        return np.arange(side * side, dtype=np.int32)
+    if convention == "resized":
+        return np.asarray(pos.resized(side, side, (trained, trained)))
+    return np.asarray(pos.grid(side, side, normalized=convention == "normalized"))
+
+
+def answer(config: ImagesConfig, trainer: Classifier, convention: str, params, test: dict) -> dict:
+    """Accuracy by view; None where the encoding is not defined there."""
+    found: dict[str, float | None] = {}
+    pattern = trainer.config.pattern
+    axes = max(e.axes for e in pattern)
+    limits = [n for e in pattern if (n := e.limit()) is not None]
+    for view, (pixels, labels) in test.items():
+        side, trained = view.side // config.patch, config.sides[0] // config.patch
+        furthest = side * side if axes == 1 else side
+        if convention == "index" and limits and furthest > min(limits):
+            found[view.name] = None
+            continue
+        at = places(axes, convention, side, trained)
+        parts = [pixels[i : i + ROWS] for i in range(0, len(pixels), ROWS)]
+        logits = np.concatenate([np.asarray(trainer.logits(params, x, at)) for x in parts])
+        if not np.isfinite(logits).all():
+            raise ValueError(f"{trainer.config.encoding}: {view.name}: logits are not finite")
+        found[view.name] = float((logits.argmax(-1) == labels).mean())
+    return found
+
+
+def one(config: ImagesConfig, trainer: Classifier, conventions, seed: int, test, stop) -> dict:
+    """Trains once; accuracies by convention of the positions. Empty if a signal came."""
+    begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
+    draw = functools.partial(images.draw, count=config.batch, side=config.sides[0])
+    state = trainer.init(seed)
+    loss: float = np.nan
+    for step in range(config.steps):
+        batch = dict(zip(("images", "labels"), draw(jax.random.fold_in(keys, step)), strict=True))
+        state, values = trainer.step(state, batch, np.int32(seed))
+        if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
+            loss = float(values["loss"])
+            spec = trainer.config.encoding
+            logging.info("%s seed %d: step %d, loss %.4f", spec, seed, step + 1, loss)
+            if not np.isfinite(loss):
+                return {"status": "diverged", "step": step + 1}
+        if stop.signal is not None:
+            return {}
+    accuracy = {c: answer(config, trainer, c, state.params, test) for c in conventions}
+    seconds = time.monotonic() - begin
+    return {"status": "ok", "loss": loss, "accuracy": accuracy, "seconds": seconds}
+
+
+def run(config: ImagesConfig, stop: launch.Stop) -> dict:
+    """Every run that is missing, encodings side by side: (spec, normalized) → seed → what it gave.
+
+    Conventions that differ only in larger images share their training.
+    """
+    mesh, test = sharding.make_mesh(config.mesh), {}
+    sharding.check_fits(config.model, config.batch, mesh)
+    for number, view in enumerate(views(config)):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), number)
+        test[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for spec, convention in config.entries():
+        groups.setdefault((spec, convention == "normalized"), []).append(convention)
+
+    def seeds(item) -> dict:
+        (spec, normalized), conventions = item
+        trained = config.sides[0] // config.patch
+        axes = max(e.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
+        at = places(axes, "normalized" if normalized else "index", trained, trained)
+        trainer, found = None, {}
+        for seed in range(config.seed, config.seed + config.seeds):
+            name = "-".join([slug(spec), *conventions])
+            path = Path(config.workdir) / "runs" / name / f"seed{seed}.json"
+            if not path.exists():
+                trainer = trainer or Classifier(config, spec, at, mesh)
+                given = one(config, trainer, conventions, seed, test, stop)
+                if not given:
+                    return found
+                save_json(path, given)
+            found[seed] = json.loads(path.read_text())
+        return found
+
+    workers = config.workers or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1)
+    with futures.ThreadPoolExecutor(workers) as pool:
+        return dict(zip(groups, pool.map(seeds, groups.items()), strict=True))
+
+
+def title(spec: str, convention: str, entries) -> str:
+    """An encoding's name with its positions, and its fields where the name is not enough."""
+    short = lambda s: s.partition("(")[0] if s.count("(") == 1 else s  # noqa: E731
+    alone = [short(s) for s, c in entries if c == convention].count(short(spec)) == 1
+    name = short(spec) if alone else spec
+    return name if convention == "index" else f"{name}, {convention}"
+
+
+def collect(config: ImagesConfig, runs: dict) -> list[dict]:
+    """One entry an encoding and convention: accuracies by view and seed."""
+    found, entries = [], config.entries()
+    for spec, convention in entries:
+        by_seed = runs[spec, convention == "normalized"]
+        accuracy = {
+            view.name: {
+                seed: run["accuracy"][convention][view.name] if run["status"] == "ok" else None
+                for seed, run in by_seed.items()
+            }
+            for view in views(config)
+        }
+        status = {seed: run["status"] for seed, run in by_seed.items()}
+        name = title(spec, convention, entries)
+        found.append({"name": name, "spec": spec, "positions": convention, "status": status})
+        found[-1]["accuracy"] = accuracy
+    return found
+
+
+def cell(entry: dict, view: View) -> str:
+    """Mean ± standard deviation over seeds, or in words why there is no number."""
+    if any(status != "ok" for status in entry["status"].values()):
+        return "diverged"
+    values = [*entry["accuracy"][view.name].values()]
+    if None in values:
+        return "not defined"
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
+
+
+def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
+    """Accuracy of each encoding in each view."""
+    caption = f"Chance is {images.CHANCE:g}. Mean ± standard deviation over {config.seeds} seeds."
+    shown = rich.table.Table("encoding", title="Accuracy", caption=caption)
+    for view in views(config):
+        shown.add_column(view.name, justify="right")
+    for entry in entries:
+        shown.add_row(entry["name"], *(cell(entry, view) for view in views(config)))
+    return shown
+
+
+@plotting.styled
+def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
+    """Accuracy against the side of the image: the wider views above, the finer below."""
+    drawn, all_axes = plotting.canvas(6.4, 7.6, 2)
+    for axes, kind in zip(all_axes, ("wider", "finer"), strict=True):
+        ends = []
+        for index, entry in enumerate(entries):
+            scheme, points = Scheme(entry["name"], entry["spec"], index, {}), []
+            for view in views(config):
+                values = [*entry["accuracy"][view.name].values()]
+                if view.kind in ("trained", kind) and None not in values:
+                    points.append((view.side, float(np.mean(values))))
+            if points:
+                axes.plot(
+                    *zip(*points, strict=True), lw=1.7, ms=5, mec="white", **plotting.look(scheme)
+                )
+                ends.append((scheme, *points[-1]))
+        axes.axhline(images.CHANCE, color=plotting.MUTED, lw=0.9, zorder=0.5)
+        axes.set(xlabel="side of the image (pixels)", ylabel="accuracy", ylim=(0, 1.02))
+        axes.set(title=f"A {kind} view", xticks=config.sides)
+        plotting.mark_training(axes, config.sides[0])
+        plotting.name_lines(axes, ends)
+    alt = "Accuracy of each encoding against the side of the image, wider and finer views"
+    return plotting.Drawing("accuracy", drawn, HEADER, rows, alt)
+
+
+def main(config: ImagesConfig) -> None:
+    """Runs what is missing, then shows and writes what was found."""
+    workdir = Path(config.workdir)
+    now = json.loads(json.dumps(dataclasses.asdict(config)))
+    with launch.one_line_errors():
+        if (workdir / "config.json").exists():
+            check_same(json.loads((workdir / "config.json").read_text()), now, BINDING)
+        save_json(workdir / "config.json", now)
+    with launch.Stop() as stop:
+        with launch.one_line_errors():
+            runs = run(config, stop)
+        if stop.signal is not None:
+            logging.info("Stopped; the same command continues here.")
+            sys.exit(128 + stop.signal)
+    entries = collect(config, runs)
+    save_json(
+        workdir / "results.json",
+        {"chance": images.CHANCE, "commit": commit(), "config": now, "encodings": entries},
+    )
+    rows = [
+        (e["name"], e["positions"], view.kind, view.side, seed, value)
+        for e in entries
+        for view in views(config)
+        for seed, value in e["accuracy"][view.name].items()
+    ]
+    plotting.save(figure(config, entries, rows), workdir)
+    rich.print(table(config, entries))
+    print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")
+
+
+if __name__ == "__main__":
+    launch.run(main, "configs/images.py", ImagesConfig)

@@ -1,0 +1,40 @@
+"""ALiBi on two axes: Fuller et al., "CROMA", arXiv 2311.00566, §3.
+
+    softmax(q·k/sqrt(E) - m_h·sqrt(dr² + dc²)),      m_h as in ALiBi
+
+The Euclidean distance of two patches in the place of the number of tokens between them. It is the
+same in all directions: what is left of a patch and what is right of it look alike.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings.alibi import slopes
+from pe_jax.encodings.base import Encoding
+
+
+def bias(distance, num_heads: int) -> jax.Array:
+    """-m_h·‖distance‖: float32 [H, *n] for distances [*n, A], integer or float32.
+
+    Raises:
+      ValueError: `num_heads` is not a positive integer.
+      TypeError: half-precision distances.
+    """
+    distance = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)
+    far = jnp.sqrt(jnp.square(distance).sum(-1))
+    return -slopes(num_heads).reshape(-1, *(1,) * far.ndim) * far
+
+
+@dataclasses.dataclass(frozen=True)
+class ALiBi2D(Encoding):
+    """Subtracts a penalty that grows with the distance between two places, fixed for each head."""
+
+    axes = 2
+    real_positions = True
+
+    def distance_bias(self, params, distance, dims):
+        """-m_h·‖d‖."""
+        return bias(distance, dims.heads)

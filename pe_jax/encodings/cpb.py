@@ -1,0 +1,88 @@
+"""Continuous position bias: Liu et al., "Swin Transformer V2", arXiv 2111.09883, §3.3, eq. 3–4.
+
+    score = q·k/sqrt(E) + 16·sigmoid(MLP(d̂)),      d̂ = sign(d)·log2(1 + |8d/(window - 1)|)/log2(8)
+
+for the distance d of each axis, query - key as in the released code, from which the 8, the 16 and
+the sigmoid are. (There the scores are cosines times a learned scale: that is another part of the
+paper, and the bias does not depend on it.) The window is the one trained on; beyond it the same
+function goes on.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+
+def log_spaced(distance, window: tuple[int, ...]) -> jax.Array:
+    """d̂ of each axis: float32 [*n, A]; the window's edge is log2(9)/3 = 1.06.
+
+    Args:
+      distance: query - key, integers or float32 [*n, A].
+      window: patches along each axis where the bias was trained; at least 2.
+
+    Raises:
+      TypeError: half-precision distances.
+    """
+    distance = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)
+    wide = distance * jnp.asarray(8 / (np.array(window) - 1), jnp.float32)
+    return jnp.sign(wide) * jnp.log1p(jnp.abs(wide)) * np.float32(1 / np.log(8))
+
+
+def bias(distance, window: tuple[int, ...], w1, b1, w2) -> jax.Array:
+    """16·sigmoid(relu(d̂·w1 + b1)·w2): float32 [H, *n] for distances [*n, A].
+
+    Args:
+      distance: as for `log_spaced`.
+      window: likewise.
+      w1: [A, N].
+      b1: [N].
+      w2: [N, H].
+    """
+    at = log_spaced(distance, window)
+    # so few products that a matmul, which TF32 would round, is no faster
+    hidden = sum(at[..., a, None] * w1[a] for a in range(len(window))) + b1
+    precise = jax.lax.Precision.HIGHEST
+    logits = jnp.einsum("...n,nh->h...", jax.nn.relu(hidden), w2, precision=precise)
+    return 16 * jax.nn.sigmoid(logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class CPB(Encoding):
+    """A bias from a small network of the log-spaced distance, in every layer.
+
+    It is evaluated for each pair: N·T·S products a layer, which is much where N = `hidden` exceeds
+    the model's width.
+    """
+
+    height: int = 8
+    width: int = 8
+    hidden: int = 512
+    stddev: float = 0.02
+
+    axes = 2
+    real_positions = True
+
+    def __post_init__(self):
+        for field, low in {"height": 2, "width": 2, "hidden": 1}.items():
+            value = getattr(self, field)
+            require(is_int(value, low), field, value, f"pass an integer of at least {low}")
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def init_layer(self, key, dims):
+        """w1 [2, N], b1 [N], w2 [N, H]."""
+        first, second = jax.random.split(key)
+        draw = lambda key, *shape: self.stddev * jax.random.normal(key, shape, jnp.float32)  # noqa: E731
+        return {
+            "w1": draw(first, 2, self.hidden),
+            "b1": jnp.zeros(self.hidden),
+            "w2": draw(second, self.hidden, dims.heads),
+        }
+
+    def distance_bias(self, params, distance, dims):
+        """16·sigmoid(MLP(d̂))."""
+        return bias(distance, (self.height, self.width), **params.layer)

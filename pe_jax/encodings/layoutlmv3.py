@@ -1,0 +1,78 @@
+"""Buckets of index and place: Huang et al., "LayoutLMv3", arXiv 2204.08387, §2.1.
+
+    score = (q·k + a[h, bucket(d_index)] + x[h, bucket(d_x)] + y[h, bucket(d_y)]) / sqrt(E)
+
+T5's two-sided buckets of the token's index and of the left and lower edge of its box on the page
+(the released code's choice of edges), three tables for all layers. The released code divides the
+biases, too, by sqrt(E), and takes key - query; here distance = query - key.
+"""
+
+import dataclasses
+
+import jax
+
+from pe_jax import positions as pos
+from pe_jax.encodings import t5
+from pe_jax.encodings.base import Encoding, is_real, require
+
+TABLES = ("index", "x", "y")
+
+
+def bias(tables, distance, reaches) -> jax.Array:
+    """The sum over axes of table[h, bucket(d)]: [H, *n] for distances [*n, A].
+
+    Args:
+      tables: one an axis, [H, buckets], an even number of them.
+      distance: query - key, integers [*n, A].
+      reaches: for each axis, from which distance on all share a bucket.
+
+    Raises:
+      ValueError: as `t5.bucket`.
+      TypeError: distances that are not integers.
+    """
+    distance = pos.as_positions(distance, name="distance")
+    found = []
+    for axis, (table, reach) in enumerate(zip(tables, reaches, strict=True)):
+        bucket = t5.bucket(distance[..., axis], table.shape[1], reach, bidirectional=True)
+        found.append(table[:, bucket])
+    return sum(found[1:], found[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutLMv3(Encoding):
+    """Biases of three bucketed distances; positions are (index, x, y), in thousandths of a page."""
+
+    num_buckets: int = 32
+    max_distance: int = 128
+    spatial_buckets: int = 64
+    spatial_distance: int = 256
+    stddev: float = 0.02
+
+    axes = 3
+
+    def __post_init__(self):
+        for buckets, reach in (
+            ("num_buckets", "max_distance"),
+            ("spatial_buckets", "spatial_distance"),
+        ):
+            try:
+                t5.T5(getattr(self, buckets), getattr(self, reach), bidirectional=True)
+            except ValueError as error:
+                text = str(error).replace("num_buckets", buckets).replace("max_distance", reach)
+                raise ValueError(text) from None
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def init_shared(self, key, dims):
+        """Tables: index [H, num_buckets], x and y [H, spatial_buckets]."""
+        sizes = (self.num_buckets, self.spatial_buckets, self.spatial_buckets)
+        keys = jax.random.split(key, 3)
+        return {
+            name: self.stddev * jax.random.normal(k, (dims.heads, n), "float32")
+            for name, k, n in zip(TABLES, keys, sizes, strict=True)
+        }
+
+    def distance_bias(self, params, distance, dims):
+        """The sum of three, scaled as the dot product is."""
+        reaches = (self.max_distance, self.spatial_distance, self.spatial_distance)
+        tables = [params.shared[name] for name in TABLES]
+        return self.scale(dims.head_dim) * bias(tables, distance, reaches)

@@ -1,0 +1,87 @@
+"""Learned positions on two axes: Dosovitskiy et al., "ViT", arXiv 2010.11929, App. D.4.
+
+    x ← x + [rows[r] ‖ columns[c]]          (factorised, arXiv 2307.06304:  rows[r] + columns[c])
+
+A table is defined at real positions between its places too, by linear interpolation, which is how
+a table is resized to a larger image: at `positions.resized`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings import learned
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+COMBINE = ("concatenate", "sum")
+
+
+def between(table: jax.Array, positions) -> jax.Array:
+    """`learned.lookup`, at float32 positions linear between two rows: [..., D] for a table [L, D].
+
+    Raises:
+      ValueError: a known position outside [0, L - 1]. Under a trace such rows are NaN.
+      TypeError: half-precision positions.
+    """
+    positions = pos.as_positions(positions, real=True)
+    if jnp.issubdtype(positions.dtype, jnp.integer):
+        return learned.lookup(table, positions)
+    below, above = (f(positions).astype(jnp.int32) for f in (jnp.floor, jnp.ceil))
+    low, high = learned.lookup(table, below), learned.lookup(table, above)
+    return low + (positions - below)[..., None] * (high - low)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned2D(Encoding):
+    """Adds a learned vector of the row and one of the column.
+
+    `combine` "concatenate" gives each half of the channels (ViT); "sum" adds two of the full width.
+    """
+
+    height: int = 16
+    width: int = 16
+    combine: str = "concatenate"
+    stddev: float = 0.02
+
+    axes = 2
+    real_positions = True
+
+    def __post_init__(self):
+        for field in ("height", "width"):
+            value = getattr(self, field)
+            require(is_int(value, 1), field, value, "pass an integer of at least 1")
+        require(self.combine in COMBINE, "combine", self.combine, f"choose one of {COMBINE}")
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def check(self, dims):
+        """Halves need an even model width."""
+        ok = self.combine == "sum" or dims.width % 2 == 0
+        require(ok, "width", dims.width, "concatenated halves need an even model width")
+
+    def init_shared(self, key, dims):
+        """Tables: rows [height, D/2 or D], columns [width, D/2 or D]."""
+        each = dims.width // 2 if self.combine == "concatenate" else dims.width
+        keys = jax.random.split(key)
+        return {
+            name: self.stddev * jax.random.normal(k, (length, each), jnp.float32)
+            for name, k, length in zip(
+                ("rows", "columns"), keys, (self.height, self.width), strict=True
+            )
+        }
+
+    def embed(self, params, x, positions):
+        """X + the vectors of row and column."""
+        row, column = (
+            between(params.shared[name], place)
+            for name, place in zip(("rows", "columns"), pos.on_axes(positions, 2), strict=True)
+        )
+        whole = (
+            jnp.concatenate([row, column], -1) if self.combine == "concatenate" else row + column
+        )
+        return x + whole.astype(x.dtype)
+
+    def limit(self):
+        """The shorter table's length."""
+        return min(self.height, self.width)

@@ -1,0 +1,105 @@
+"""M-RoPE, on time, row and column: Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1.
+
+    angle_i = position[axis(i)] · θ_i,      θ_i = base^(-2i/E),  i < E/2
+
+One series of frequencies; each belongs to one axis. Qwen2-VL gives the axes consecutive sections;
+Qwen3-VL (arXiv 2511.21631) interleaves them: time, row, column in turn for as long as rows and
+columns have some left, then time. Text stands at the same place on all axes, and there M-RoPE is
+RoPE. `positions.multimodal` makes the positions of a sequence of text, images and videos.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.encodings import angles, rope
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+
+
+def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
+    """The axis that each frequency belongs to: int [F], F = sum(sections).
+
+    Args:
+      sections: how many frequencies time, row and column have.
+      interleaved: Qwen3-VL's order, else Qwen2-VL's.
+
+    Raises:
+      ValueError: not three positive integers; interleaved, sections that cannot take turns.
+    """
+    ok = len(sections) == 3 and all(is_int(n, 1) for n in sections)
+    require(ok, "sections", sections, "pass three integers of at least 1: time, row, column")
+    if not interleaved:
+        return np.repeat(np.arange(3), sections)
+    found = np.zeros(sum(sections), int)
+    for axis in (1, 2):
+        found[axis : 3 * sections[axis] : 3] = axis
+    fits = np.bincount(found, minlength=3).tolist() == list(sections)
+    require(fits, "sections", sections, "interleaved rows and columns may not outnumber time")
+    return found
+
+
+def frequencies(
+    dim: int, sections: Sequence[int], base: float = 1e6, interleaved: bool = False
+) -> jax.Array:
+    """Radians per position of each axis, for `rope.rotate`: float32 [3, dim/2].
+
+    Args:
+      dim: even number of channels to rotate.
+      sections: frequencies of time, row and column; their sum is dim/2.
+      base: > 1.
+      interleaved: see `axis_of`.
+
+    Raises:
+      ValueError: odd `dim`, `base` ≤ 1, sections that do not fit.
+    """
+    theta, axis = angles.geometric(dim, base), axis_of(sections, interleaved)
+    ok = len(axis) == len(theta)
+    require(ok, "sections", tuple(sections), f"their sum must be half of {dim} channels")
+    return jnp.asarray(np.where(axis == np.arange(3)[:, None], theta, 0), jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class MRoPE(Encoding):
+    """Rotates q and k by time, row and column.
+
+    `sections` None divides the head in the proportion of Qwen2-VL's (16, 24, 24) or, interleaved,
+    of Qwen3-VL's (24, 20, 20).
+    """
+
+    base: float = 1e6
+    sections: tuple[int, int, int] | None = None
+    interleaved: bool = False
+
+    axes = 3
+    real_positions = True
+
+    def __post_init__(self):
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        require_bool("interleaved", self.interleaved)
+        if self.sections is not None:
+            ok = isinstance(self.sections, tuple)
+            require(ok, "sections", self.sections, "pass a tuple (time, row, column), or None")
+            axis_of(self.sections, self.interleaved)
+
+    def check(self, dims):
+        """The head must be even, and as wide as the sections say."""
+        self._frequencies(dims.head_dim)
+
+    def _frequencies(self, head_dim: int) -> jax.Array:
+        fix = "M-RoPE rotates pairs on three axes: use an even head width of at least 6"
+        require(head_dim % 2 == 0 and head_dim >= 6, "head_dim", head_dim, fix)
+        pairs = head_dim // 2
+        each = max(1, (20 if self.interleaved else 24) * pairs // 64)
+        sections = self.sections or (pairs - 2 * each, each, each)
+        return frequencies(head_dim, sections, self.base, self.interleaved)
+
+    def rotate_q(self, params, q, positions):
+        """R_(time, row, column) q."""
+        return rope.rotate(q, positions, self._frequencies(q.shape[-1]))
+
+    def rotate_k(self, params, k, positions):
+        """R_(time, row, column) k."""
+        return rope.rotate(k, positions, self._frequencies(k.shape[-1]))

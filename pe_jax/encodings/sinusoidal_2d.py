@@ -1,0 +1,65 @@
+"""Sinusoids on two axes: He et al., "Masked Autoencoders…", arXiv 2111.06377, App. A.1.
+
+    x ← x + [sinusoid(row) ‖ sinusoid(column)]
+
+Half of the channels for each axis, in it all sines and then all cosines, at the frequencies of
+"Attention Is All You Need" over that half. MAE's released weights have the columns first: swap the
+halves of its table.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax import positions as pos
+from pe_jax.encodings import sinusoidal
+from pe_jax.encodings.base import Encoding, is_real, require
+
+
+def sinusoid_2d(positions, dim: int, base: float = 1e4, layout: str = "concatenated") -> jax.Array:
+    """`sinusoidal.sinusoid` of each axis, side by side: float32 [..., dim] for [..., A].
+
+    Args:
+      positions: integers or float32 [..., A].
+      dim: channels, a multiple of 2A.
+      base: > 1.
+      layout: within each axis; "concatenated" is MAE's.
+
+    Raises:
+      ValueError: `dim` that leaves an axis an odd number of channels, and what `sinusoid` raises.
+      TypeError: half-precision positions.
+    """
+    places = pos.on_axes(positions, np.shape(positions)[-1])
+    fix = f"pass a multiple of {2 * len(places)}"
+    require(dim % (2 * len(places)) == 0, "dim", dim, fix)
+    each = dim // len(places)
+    tables = [sinusoidal.sinusoid(place, each, base, layout) for place in places]
+    return jnp.concatenate(tables, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinusoidal2D(Encoding):
+    """Adds sinusoids of the row and of the column, half of the channels each."""
+
+    base: float = 1e4
+    layout: str = "concatenated"
+
+    axes = 2
+    real_positions = True
+
+    def __post_init__(self):
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        known = sinusoidal.LAYOUTS
+        require(self.layout in known, "layout", self.layout, f"choose one of {known}")
+
+    def check(self, dims):
+        """Two halves of sine and cosine."""
+        fix = "two axes of sine and cosine need a multiple of 4"
+        require(dims.width % 4 == 0, "width", dims.width, fix)
+
+    def embed(self, params, x, positions):
+        """X + [sinusoid(row) ‖ sinusoid(column)]."""
+        pos.on_axes(positions, 2)
+        return x + sinusoid_2d(positions, x.shape[-1], self.base, self.layout).astype(x.dtype)

@@ -1,0 +1,37 @@
+"""ALiBi on two axes: the Euclidean distance times ALiBi's slopes."""
+
+import math
+
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import positions as pos
+from pe_jax.encodings import alibi, alibi_2d
+from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
+
+PLACES = np.asarray(pos.grid(3, 4))[:LENGTH]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_lose_the_slope_times_the_distance(causal):
+    slopes = [2**-4, 2**-8]  # two heads
+
+    def output(q, k, v, head):
+        far = [[math.dist(a, b) for b in PLACES.tolist()] for a in PLACES.tolist()]
+        return softmax(q @ k.T / math.sqrt(HEAD_DIM) - slopes[head] * np.array(far), causal) @ v
+
+    check_attention(pe_jax.make("alibi_2d"), NONE, output, causal, q_positions=PLACES)
+
+
+def test_the_distance_is_that_of_a_straight_line_and_the_same_in_all_directions():
+    distance = np.array([[3, 4], [-3, 4], [4, -3], [5, 0], [0, -5]])
+    np.testing.assert_allclose(alibi_2d.bias(distance, 1), np.full((1, 5), -5 * 2**-8), rtol=1e-6)
+
+
+def test_along_a_line_it_is_alibi_and_far_distances_do_not_overflow():
+    d = np.array([0, 1, -7, 2**20, -(2**24) + 1])
+    ours = alibi_2d.bias(np.stack([np.zeros_like(d), d], -1), 6)
+    np.testing.assert_allclose(ours, alibi.bias(d, 6), rtol=1e-6)
+    half = alibi_2d.bias(np.float32([[0.3, 0.4]]), 1)
+    np.testing.assert_allclose(half, [[-0.5 * 2**-8]], rtol=1e-6)

@@ -1,0 +1,68 @@
+"""Positions on grids: row by row, in two conventions, resized, and of text, images and videos."""
+
+import jax
+import numpy as np
+import pytest
+
+from pe_jax import positions as pos
+
+
+def test_a_grid_runs_row_by_row_with_the_row_first():
+    ours = pos.grid(2, 3)
+    assert ours.dtype == np.int32
+    np.testing.assert_array_equal(ours, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]])
+
+
+def test_normalized_are_the_centres_on_an_image_from_minus_1_to_1_whatever_the_size():
+    ours = np.asarray(pos.grid(2, 4, normalized=True))
+    assert ours.dtype == np.float32
+    np.testing.assert_array_equal(ours[:4, 1], [-0.75, -0.25, 0.25, 0.75])
+    np.testing.assert_array_equal(ours[:, 0], [-0.5] * 4 + [0.5] * 4)
+    large = np.asarray(pos.grid(16, 32, normalized=True))
+    np.testing.assert_allclose(large.reshape(2, 8, 4, 8, 2).mean((1, 3)).reshape(-1, 2), ours)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_prefix_stands_at_the_origin_in_front(normalized):
+    ours = pos.grid(2, 2, normalized=normalized, prefix=3)
+    np.testing.assert_array_equal(ours[:3], np.zeros((3, 2)))
+    np.testing.assert_array_equal(ours[3:], pos.grid(2, 2, normalized=normalized))
+
+
+@pytest.mark.parametrize("size, to", [((5, 7), (5, 7)), ((6, 9), (3, 5)), ((4, 4), (2, 3))])
+def test_a_table_read_at_resized_positions_is_the_table_resized(size, to):
+    table = np.random.default_rng(0).standard_normal(to).astype("f")
+    want = jax.image.resize(table, size, "bilinear")
+    at = np.asarray(pos.resized(*size, to))
+    low, high = np.floor(at).astype(int), np.ceil(at).astype(int)
+    r, c = (at - low).T
+    got = (1 - r) * (1 - c) * table[low[:, 0], low[:, 1]] + r * c * table[high[:, 0], high[:, 1]]
+    got += r * (1 - c) * table[high[:, 0], low[:, 1]] + (1 - r) * c * table[low[:, 0], high[:, 1]]
+    np.testing.assert_allclose(got.reshape(size), want, atol=1e-6)
+
+
+def test_text_images_and_videos_follow_each_other_as_in_the_paper():
+    ours = np.asarray(pos.multimodal([2, (2, 3), 1, (3, 1, 2), 2]))
+    assert ours.dtype == np.int32
+    image = [[2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4]]
+    video = [[6, 6, 6], [6, 6, 7], [7, 6, 6], [7, 6, 7], [8, 6, 6], [8, 6, 7]]
+    text = [[0] * 3, [1] * 3, *image, [5] * 3, *video, [9] * 3, [10] * 3]
+    np.testing.assert_array_equal(ours, text)
+    assert pos.multimodal([]).shape == (0, 3)
+    np.testing.assert_array_equal(pos.multimodal([(1, 2, 3)]), pos.multimodal([(2, 3)]))
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: pos.grid(0, 3), r"height, width=\(0, 3\)"),
+        (lambda: pos.grid(2, 2.5), "at least 1"),
+        (lambda: pos.grid(2, 2, prefix=-1), "prefix=-1"),
+        (lambda: pos.resized(2, 2, (2, 0)), r"to=\(2, 0\)"),
+        (lambda: pos.multimodal([3, (0, 2)]), r"spans=\(0, 2\)"),
+        (lambda: pos.multimodal([(1, 2, 3, 4)]), r"pass n, \(height, width\)"),
+    ],
+)
+def test_sizes_that_cannot_be_are_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -1,0 +1,75 @@
+"""M-RoPE: each frequency turns by time, row or column; a text, an image and a video together."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import positions as pos
+from pe_jax.encodings import mrope, rope
+from pe_jax.engines import cache
+from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
+
+MIXED = np.asarray(pos.multimodal([2, (2, 2), 1, (2, 1, 2)]))  # 11 tokens
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_turn_by_the_distance_on_the_axis_of_each_frequency(causal):
+    encoding = pe_jax.make("mrope", base=1e4, sections=(1, 1, 1))
+
+    def output(q, k, v, head):
+        scores = np.empty((LENGTH, LENGTH))
+        for m, n in np.ndindex(LENGTH, LENGTH):
+            total = 0.0
+            for i in range(3):  # frequency i belongs to axis i; pairs (i, i + 3)
+                angle = (MIXED[n, i] - MIXED[m, i]) * 1e4 ** (-2 * i / HEAD_DIM)
+                c, s = math.cos(angle), math.sin(angle)
+                a, b = k[n, i] * c - k[n, i + 3] * s, k[n, i + 3] * c + k[n, i] * s
+                total += q[m, i] * a + q[m, i + 3] * b
+            scores[m, n] = total / math.sqrt(HEAD_DIM)
+        return softmax(scores, causal) @ v
+
+    check_attention(encoding, NONE, output, causal, MIXED)
+
+
+def test_sections_are_consecutive_in_qwen2_and_take_turns_in_qwen3():
+    np.testing.assert_array_equal(mrope.axis_of((1, 2, 3)), [0, 1, 1, 2, 2, 2])
+    np.testing.assert_array_equal(mrope.axis_of((4, 2, 2), True), [0, 1, 2, 0, 1, 2, 0, 0])
+    np.testing.assert_array_equal(mrope.axis_of((4, 3, 1), True), [0, 1, 2, 0, 1, 0, 0, 1])
+    with pytest.raises(ValueError, match="sections=.1, 3, 3.: interleaved"):
+        mrope.axis_of((1, 3, 3), True)
+
+
+@pytest.mark.parametrize("interleaved, sections", [(False, (16, 24, 24)), (True, (24, 20, 20))])
+def test_sections_are_by_default_those_of_the_released_models(interleaved, sections):
+    at_128 = pe_jax.make("mrope", interleaved=interleaved)._frequencies(128)
+    want = mrope.frequencies(128, sections, 1e6, interleaved)
+    np.testing.assert_array_equal(at_128, want)
+    assert (np.count_nonzero(want, axis=1) == sections).all()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_on_text_it_is_rope(interleaved):
+    x = np.random.default_rng(0).standard_normal((9, 2, 16)).astype("f")
+    encoding = pe_jax.make("mrope", interleaved=interleaved)
+    ours = encoding.rotate_q(NONE, x, pos.multimodal([9]))
+    plain = rope.rotate(x, np.arange(9), rope.frequencies(16, 1e6))
+    np.testing.assert_array_equal(ours, plain)
+
+
+def test_a_sequence_of_text_image_and_video_decodes_as_it_is_read():
+    dims, encoding = pe_jax.Dims(16, 2, 1, 8), pe_jax.make("mrope")
+    places = pos.multimodal([3, (2, 3), 2, (2, 2, 2), 2])[None]
+    length = places.shape[1]
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, length, h, 8)).astype("f") for h in (2, 1, 1))
+    want = pe_jax.attention(q, k, v, encoding=encoding, q_positions=places)
+    shared = {"encoding": encoding, "params": NONE, "dims": dims}
+    step = jax.jit(lambda past, at, *qkv: cache.extend(past, *qkv, at, **shared))
+    past, at = cache.empty(encoding, 1, length, dims), 0
+    for count in (9, *[1] * (length - 9)):  # text and image at once, then token by token
+        part = slice(at, at := at + count)
+        out, past = step(past, places[:, part], q[:, part], k[:, part], v[:, part])
+        np.testing.assert_allclose(out, want[:, part], atol=2e-6)

@@ -1,0 +1,86 @@
+"""Axial RoPE: rows and columns turn channels of their own, in float64."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import positions as pos
+from pe_jax.encodings import rope, rope_2d
+from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
+
+PLACES = np.asarray(pos.grid(3, 4))[:LENGTH]
+
+
+def turned(x, place, channels, base=1e4, unit=1.0):
+    """Pair i of the half layout turns by its axis' position times base^(-2i/channels)."""
+    angle = [
+        unit * p * base ** (-2 * i / n)
+        for p, n in zip(place, channels, strict=True)
+        for i in range(n // 2)
+    ]
+    out, pairs = x.copy(), len(angle)
+    for i, a in enumerate(angle):
+        first, second = x[i], x[i + pairs]
+        out[i] = first * math.cos(a) - second * math.sin(a)
+        out[i + pairs] = second * math.cos(a) + first * math.sin(a)
+    return out
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_and_columns_turn_their_own_channels(causal):
+    channels = (2, 4)
+    encoding = pe_jax.make("rope_2d", channels=channels)
+
+    def output(q, k, v, head):
+        q, k = ([turned(x, p, channels) for x, p in zip(y, PLACES, strict=True)] for y in (q, k))
+        return softmax(np.array(q) @ np.array(k).T / math.sqrt(HEAD_DIM), causal) @ v
+
+    check_attention(encoding, NONE, output, causal, PLACES)
+
+
+def test_normalized_positions_are_multiplied_by_two_pi():
+    x = np.random.default_rng(0).standard_normal((6, 1, 8))
+    places = np.asarray(pos.grid(2, 3, normalized=True))
+    encoding = pe_jax.make("rope_2d", normalized=True, base=100.0)
+    ours = encoding.rotate_q(NONE, jnp.asarray(x, jnp.float32), places)
+    want = [turned(y, p, (4, 4), 100.0, 2 * np.pi) for y, p in zip(x[:, 0], places, strict=True)]
+    np.testing.assert_allclose(ours[:, 0], want, atol=1e-5)
+
+
+def test_alternating_deals_one_series_to_rows_and_columns_in_turn():
+    ours = np.asarray(rope_2d.frequencies((4, 4), 1e4, "alternating"))
+    whole = 1e4 ** (-np.arange(0, 8, 2) / 8)
+    np.testing.assert_allclose(ours, [[*whole[::2], 0, 0], [0, 0, *whole[1::2]]], rtol=1e-6)
+    shared = np.asarray(rope_2d.frequencies((4, 4)))
+    np.testing.assert_allclose(shared, [[1, 0.01, 0, 0], [0, 0, 1, 0.01]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", rope.LAYOUTS)
+def test_on_one_row_it_is_rope_of_the_columns_and_other_channels_pass(layout):
+    x = np.random.default_rng(0).standard_normal((5, 2, 16)).astype("f")
+    encoding = pe_jax.make("rope_2d", channels=(4, 8), layout=layout)
+    along = np.stack([np.zeros(5, int), np.arange(5)], axis=-1)
+    ours = np.asarray(encoding.rotate_k(NONE, x, along))
+    pairs = {"half": [2, 3, 4, 5, 8, 9, 10, 11], "interleaved": range(4, 12)}[layout]
+    narrow = rope.rotate(x[..., list(pairs)], np.arange(5), rope.frequencies(8), layout)
+    np.testing.assert_array_equal(ours[..., list(pairs)], narrow)
+    rest = [c for c in range(16) if c not in pairs]
+    np.testing.assert_array_equal(ours[..., rest], x[..., rest])
+
+
+def test_positions_of_another_number_of_axes_are_refused():
+    x = np.ones((5, 1, 8), np.float32)
+    for places in (np.arange(5), np.zeros((5, 3), int)):
+        with pytest.raises(ValueError, match="positions has shape .*; pass 2 axes last"):
+            rope.rotate(x, places, rope_2d.frequencies((4, 4)))
+
+
+def test_rows_and_columns_are_not_confused_and_a_prefix_is_not_turned():
+    x, encoding = np.ones((3, 1, 8), np.float32), pe_jax.make("rope_2d")
+    ours = np.asarray(encoding.rotate_q(NONE, x, np.array([[0, 0], [2, 0], [0, 2]])))[:, 0]
+    np.testing.assert_array_equal(ours[0], x[0, 0])
+    assert (ours[1] != 1).tolist() == [True, True, False, False] * 2
+    assert (ours[2] != 1).tolist() == [False, False, True, True] * 2

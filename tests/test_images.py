@@ -1,0 +1,224 @@
+"""Images: what the labels say is what is drawn; a ViT sees it; the comparison end to end."""
+
+import csv
+import json
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from experiments import images as program
+from pe_jax import positions as pos
+from pe_jax.models import vit
+from pe_jax.models.transformer import ModelConfig
+from pe_jax.training import images
+from pe_jax.training.config import ImagesConfig, OptimizerConfig
+
+COUNT = 64
+VIEWS = {"trained": (32, 1.0), "wider": (64, 1.0), "finer": (64, 2.0)}
+
+
+def drawn(kind, seed=0):
+    return [np.asarray(x) for x in images.draw(jax.random.key(seed), COUNT, *VIEWS[kind])]
+
+
+def red_and_blue(pixels):
+    """Which pixels are of the red disc, which of the blue: bool [2, B, H, W]."""
+    others = [pixels[..., [1, 2]], pixels[..., [0, 1]]]
+    return np.stack([pixels[..., 2 * n] - x.max(-1) for n, x in enumerate(others)]) > 2
+
+
+def centres(pixels):
+    """Centres of the red and the blue disc in pixels: [2, B, 2]."""
+    inside, at = red_and_blue(pixels), np.arange(pixels.shape[1]) + 0.5
+    row = (inside.sum(3) * at).sum(2) / inside.sum((2, 3))
+    return np.stack([row, (inside.sum(2) * at).sum(2) / inside.sum((2, 3))], axis=-1)
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_the_label_is_where_the_blue_disc_is_seen_from_the_red_one(kind):
+    pixels, labels = drawn(kind)
+    red, blue = centres(pixels)
+    row, column = (blue - red).T / VIEWS[kind][1]
+    far = np.hypot(row, column) > 14
+    direction = np.where(
+        abs(column) > abs(row), np.where(column > 0, 0, 2), np.where(row > 0, 1, 3)
+    )
+    np.testing.assert_array_equal(labels, direction + 4 * far)
+    assert set(labels.tolist()) == set(range(images.CLASSES))
+
+
+def test_a_wider_view_has_pairs_further_apart_and_a_finer_one_the_same_in_more_pixels():
+    apart = {kind: np.linalg.norm(np.subtract(*centres(drawn(kind)[0])), axis=-1) for kind in VIEWS}
+    assert apart["trained"].max() < 23.5 < 40 < apart["wider"].max() < 46
+    assert apart["wider"].min() < 12
+    np.testing.assert_allclose(apart["finer"], 2 * apart["trained"], atol=1.5)
+    np.testing.assert_array_equal(drawn("trained")[0], drawn("trained")[0])
+    assert (drawn("trained", 1)[0] != drawn("trained")[0]).any()
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_no_patch_shows_both_discs(kind):
+    inside = red_and_blue(drawn(kind)[0])
+    both = inside.reshape(2, COUNT, inside.shape[2] // 4, 4, -1, 4).any((3, 5)).all(0)
+    assert not both.any()
+
+
+def test_a_view_without_room_is_refused():
+    with pytest.raises(ValueError, match="side=32, zoom=2.0: pass side/zoom of at least 24"):
+        images.draw(jax.random.key(0), 1, 32, 2.0)
+
+
+def model(encoding, **fields):
+    config = ModelConfig(encoding=encoding, width=16, layers=2, heads=2, causal=False, **fields)
+    return vit.ViT(config, 2, 3, 5, rngs=nnx.Rngs(0))
+
+
+def test_patches_are_in_the_order_of_the_grid():
+    rows, columns = np.meshgrid(np.arange(4), np.arange(6), indexing="ij")
+    cut = vit.patches(jnp.stack([rows, columns], -1)[None], 2)[0].reshape(6, 4, 2)
+    np.testing.assert_array_equal(cut.min(1) // 2, pos.grid(2, 3))
+    with pytest.raises(ValueError, match="images of 4 × 6: the sides must be multiples of 4"):
+        vit.patches(jnp.zeros((1, 4, 6, 1)), 4)
+
+
+def test_an_encoder_knows_of_places_what_its_encoding_tells_it():
+    pixels = np.random.default_rng(0).standard_normal((3, 4, 6, 3)).astype("f")
+    places = np.asarray(pos.grid(2, 3))
+    answers = {}
+    for spec in ("nope", "rope_2d(channels=(4,4))", "sinusoidal_2d"):
+        run, at = jax.jit(model(spec)), places[:, 0] if spec == "nope" else places
+        answers[spec] = [run(pixels, positions=p) for p in (at, at + 7, at[::-1])]
+        assert answers[spec][0].shape == (3, 5) and answers[spec][0].dtype == jnp.float32
+    same = {
+        spec: [np.allclose(first, x, atol=1e-4) for x in rest]
+        for spec, (first, *rest) in answers.items()
+    }
+    assert same == {
+        "nope": [True, True],
+        "rope_2d(channels=(4,4))": [True, False],
+        "sinusoidal_2d": [False, False],
+    }
+
+
+@pytest.mark.parametrize(
+    "fields, patch, words",
+    [({"causal": True}, 2, "model.causal=True: pass False"), ({}, 0, "patch=0: pass an integer")],
+)
+def test_a_vit_that_cannot_be_is_refused(fields, patch, words):
+    config = ModelConfig(encoding="nope", **{"causal": False, **fields})
+    with pytest.raises(ValueError, match=words):
+        vit.ViT(config, patch, 3, 5, rngs=nnx.Rngs(0))
+
+
+LEARNED = "learned_2d(height={side},width={side})"
+
+
+def settings(folder, **fields) -> ImagesConfig:
+    given = {
+        "workdir": str(folder),
+        "encodings": ("nope", LEARNED, LEARNED + "@resized"),
+        "seeds": 1,
+        "sides": (24, 48),
+        "patch": 8,
+        "batch": 8,
+        "steps": 3,
+        "test": 16,
+        "log_every": 2,
+        "workers": 1,
+        "model": ModelConfig(width=16, layers=1, heads=2, causal=False),
+        "optimizer": OptimizerConfig(warmup=1),
+    }
+    return ImagesConfig(**{**given, **fields})
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Stopped in its first run, continued with one seed, then with two: folder, when written."""
+    folder = tmp_path_factory.mktemp("images")
+    real = images.draw
+
+    def draw(*args, **kwargs):
+        if kwargs.get("count") == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)  # Python handles it in the main thread
+        return real(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(images, "draw", draw)
+        program.main(settings(folder))
+    assert end.value.code == 128 + signal.SIGTERM and not (folder / "runs").exists()
+    program.main(settings(folder))
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("seed*.json")}
+    program.main(settings(folder, seeds=2))
+    return folder, before
+
+
+def test_it_goes_on_where_it_was_and_trains_once_for_positions_that_differ_later(compared):
+    folder, before = compared
+    assert len(before) == 2  # learned_2d was trained once for both of its entries
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert len(list(folder.rglob("seed*.json"))) == 4
+    with pytest.raises(SystemExit) as end:
+        program.main(settings(folder, steps=4))
+    assert end.value.code == 2
+
+
+def test_a_table_is_not_defined_on_a_larger_image_unless_it_is_resized(compared):
+    folder, _ = compared
+    found = {e["name"]: e for e in json.loads((folder / "results.json").read_text())["encodings"]}
+    assert list(found) == ["nope", "learned_2d", "learned_2d, resized"]
+    table, resized = (found[name]["accuracy"] for name in ("learned_2d", "learned_2d, resized"))
+    assert [*table] == ["trained 24", "wider 48", "finer 48"]
+    assert table["trained 24"] == resized["trained 24"]
+    assert {*table["wider 48"].values(), *table["finer 48"].values()} == {None}
+    assert all(0 <= x <= 1 for x in resized["wider 48"].values())
+    config = settings(folder, seeds=2)
+    cells = [program.cell(found["learned_2d"], view) for view in program.views(config)]
+    assert cells[1:] == ["not defined"] * 2 and " ± " in cells[0]
+    with (folder / "accuracy.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 3 * 2
+    assert [r["accuracy"] for r in rows if r["encoding"] == "learned_2d"][2:] == [""] * 4
+    assert (folder / "accuracy.png").stat().st_size > 1000
+
+
+def test_a_run_that_diverged_is_words_not_a_number(compared):
+    config = settings(compared[0])
+    bad = {0: {"status": "diverged", "step": 2}}
+    good = {0: {"status": "ok", "accuracy": {"index": dict.fromkeys(map(str, range(3)), 0.5)}}}
+    good[0]["accuracy"]["index"] = {view.name: 0.5 for view in program.views(config)}
+    learned = (config.entries()[1][0], False)
+    good[0]["accuracy"]["resized"] = good[0]["accuracy"]["index"]
+    entries = program.collect(config, {("nope", False): bad, learned: good})
+    cells = [[program.cell(e, view) for view in program.views(config)] for e in entries]
+    assert cells == [["diverged"] * 3, ["0.500"] * 3, ["0.500"] * 3]
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"encodings": ("mrope",)}, "mrope@index: an image has two axes"),
+        ({"encodings": ("rope",)}, ""),
+        ({"encodings": ("rope@normalized",)}, "rope@normalized: an image has two axes"),
+        ({"encodings": ("swin@resized",)}, "not every encoding takes"),
+        ({"encodings": ("rope_2d@pixels",)}, "rope_2d@pixels: choose one of"),
+        ({"encodings": ("nope", "nope")}, "name each once"),
+        ({"encodings": ("rope2d",)}, "did you mean 'rope_2d'"),
+        ({"sides": (32, 24)}, "sides=(32, 24): pass ascending integers of at least 24"),
+        ({"sides": (24, 44)}, "sides=(24, 44): must be multiples of patch=8"),
+        ({"model": ModelConfig()}, "model.causal=True: pass False"),
+        ({"optimizer": OptimizerConfig(warmup=9)}, "optimizer.warmup=9: must be in [0, steps=3]"),
+    ],
+)
+def test_a_configuration_that_cannot_be_names_the_field_and_the_fix(tmp_path, fields, words):
+    if not words:
+        return settings(tmp_path, **fields).check()
+    with pytest.raises(ValueError) as info:
+        settings(tmp_path, **fields).check()
+    assert words in str(info.value) and "\n" not in str(info.value)
