@@ -31,7 +31,7 @@ ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
 TILE = 512  # side of a tile of the matmul limit
 SPECS = {"learned": "learned(length={length})", "shaw_keys": "shaw(values=False)"}
 PLAIN = "alibi_plain"
-SCHEMES = (*ENCODINGS, "shaw_keys", PLAIN)
+SCHEMES = (*(n for n, kind in ENCODINGS.items() if kind.axes == 1), "shaw_keys", PLAIN)
 MODES = {  # flag → what is timed, by title
     "forward": ("forward",),
     "backward": ("forward + backward",),

@@ -20,11 +20,11 @@ L, R, V = 12, 8, 20
 
 
 def _spec(name: str) -> str:
-    fields = SMALL.get(name, [{}])[0]
+    fields = {f: x for f, x in SMALL.get(name, [{}])[0].items() if f != "causal"}
     return f"{name}({', '.join(f'{field}={value!r}' for field, value in fields.items())})"
 
 
-SPECS = {name: _spec(name) for name in pe_jax.ENCODINGS}
+SPECS = {name: _spec(name) for name, kind in pe_jax.ENCODINGS.items() if kind.axes == 1}
 
 
 def config(encoding: str = "rope", **fields) -> ModelConfig:

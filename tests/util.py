@@ -39,6 +39,11 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
     "alibi": [{}, {"causal": False}],
+    "kerple": [{"kind": "power"}],
+    "sandwich": [{"width": 16}],
+    "fire": [{"width": 5, "length": 64.0}],
+    "tupe": [{"length": 40}],
+    "bipe": [{"length": 40}],
 }
 
 

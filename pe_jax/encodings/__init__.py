@@ -7,14 +7,19 @@ from typing import Any
 
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, Params, Sum
+from pe_jax.encodings.bipe import BiPE
 from pe_jax.encodings.buckets import Buckets, Clipped
 from pe_jax.encodings.deberta import DeBERTa
+from pe_jax.encodings.fire import FIRE
+from pe_jax.encodings.kerple import KERPLE
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.sandwich import Sandwich
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.encodings.t5 import T5
 from pe_jax.encodings.transformer_xl import TransformerXL
+from pe_jax.encodings.tupe import TUPE
 
 ENCODINGS: dict[str, type[Encoding]] = {
     "nope": Encoding,
@@ -28,6 +33,11 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "deberta": DeBERTa,
     "rope": RoPE,
     "alibi": ALiBi,
+    "kerple": KERPLE,
+    "sandwich": Sandwich,
+    "fire": FIRE,
+    "tupe": TUPE,
+    "bipe": BiPE,
 }
 
 __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]

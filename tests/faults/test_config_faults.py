@@ -121,6 +121,11 @@ def test_a_bad_model_is_refused(command, capfd, tmp_path, args, words):
             ["batch=12"],
             ("batch=12", "mesh.data*mesh.fsdp=8", "multiple of 8", "[1, 2, 3, 4, 6, 12]"),
         ),
+        (["positions=randomized(maximum=7)"], ("positions=", "at least length=8")),
+        (
+            ["positions=shape(maximum=9)", "model.encoding=learned(length=16)"],
+            ("length=8", "is defined for 16 positions", "shape(maximum=9) has 17"),
+        ),
         # 9
         (["modle.width=32"], ("--config.modle.width", "did you mean --config.model.width?")),
         (["model.widht=32"], ("--config.model.widht", "did you mean --config.model.width?")),

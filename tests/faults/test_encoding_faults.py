@@ -6,17 +6,22 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import ENCODINGS, alibi, deberta, learned, rope, sinusoidal, t5
+from pe_jax.encodings import ENCODINGS, alibi, deberta, learned, rope, sandwich, sinusoidal, t5
 from tests.encodings.common import DIMS, NONE, qkv, random_params
 
 PLACES = np.arange(qkv()[0].shape[0], dtype=np.int32)
+WIDE = pe_jax.Dims(16, 2, 2, 8)  # two axes rotate four channels at once
 
 
 def attend(encoding, params=None, **options):
-    """Our attention on 11 tokens, two heads of 6."""
-    params = params or random_params(encoding)
+    """Our attention on 11 tokens, two heads of 8; positions are the same on every axis."""
+    params = params or random_params(encoding, WIDE)
+    if encoding.axes > 1:
+        at = options["q_positions"]
+        options["q_positions"] = np.stack([at] * encoding.axes, axis=-1)
+    q, k, v = np.random.default_rng(0).standard_normal((3, len(PLACES), 2, 8), np.float32)
     return pe_jax.attention(
-        *qkv(), encoding=encoding, params=params, implementation="dense", **options
+        q, k, v, encoding=encoding, params=params, implementation="dense", **options
     )
 
 
@@ -52,6 +57,20 @@ FIELDS = [
     ("rope", "base", [1, 0, -1e4, np.nan, np.inf], "above 1"),
     ("rope", "fraction", [0, -0.5, 1.5, np.nan, "0.5"], "(0, 1]"),
     ("rope", "layout", ["neox", 3], "half"),
+    ("kerple", "kind", ["logarithm", None, 2], "log, power"),
+    ("sandwich", "width", [0, 127, 128.0], "even integer"),
+    ("sandwich", "base", [1, np.nan], "above 1"),
+    ("fire", "width", [0, 32.0], "at least 1"),
+    ("fire", "c", [0, -0.1, np.inf], "positive"),
+    ("fire", "length", [0, -512, np.nan, "512"], "positive"),
+    ("fire", "shared", ["no", 1], "True or False"),
+    ("tupe", "length", [0, 5.0], "at least 1"),
+    ("tupe", "reset", ["no", 0], "True or False"),
+    ("tupe", "stddev", [-1, np.nan], ">= 0"),
+    ("bipe", "relative", ["t5", None], "rope or alibi"),
+    ("bipe", "absolute", ["alibi", 3], "learned or sinusoidal"),
+    ("bipe", "length", [0, 1.5], "at least 1"),
+    ("bipe", "base", [1, np.inf], "above 1"),
 ]
 
 
@@ -78,6 +97,8 @@ def test_free_functions_check_too():
     refused(lambda: rope.rotate(qkv()[0], PLACES, rope.frequencies(8)), "frequencies=4", "6 chan")
     refused(lambda: rope.rotate(qkv()[0], PLACES, rope.frequencies(6), "x"), "layout='x'", "half")
     refused(lambda: alibi.slopes(0), "num_heads=0", "at least 1")
+    refused(lambda: sandwich.bias(PLACES, 0), "num_heads=0", "at least 1")
+    refused(lambda: sandwich.bias(PLACES, 2, 7), "dim=7", "even")
     refused(lambda: deberta.bucket(PLACES, 128, 65), "max_distance=65", "by at least 2")
 
 
@@ -221,7 +242,7 @@ def test_positions_that_float32_cannot_hold_are_refused_by_angles(start):
     refused(lambda: sinusoidal.sinusoid(far, 8), "is not exact", "2**24")
 
 
-@pytest.mark.parametrize("name", ["shaw", "t5", "buckets", "clipped", "deberta", "alibi"])
+@pytest.mark.parametrize("name", ["shaw", "t5", "buckets", "clipped", "deberta", "alibi", "kerple"])
 def test_positions_that_float32_cannot_hold_are_exact_for_distances(name):
     encoding = pe_jax.make(name)
     far = attend(encoding, q_positions=2**30 - 100 + PLACES)
