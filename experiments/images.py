@@ -64,7 +64,7 @@ class Classifier(Trainer):
     def __init__(self, config: ImagesConfig, spec: str, places: np.ndarray, mesh):
         self.patch, self.places = config.patch, places
         model = dataclasses.replace(config.model, encoding=spec)
-        super().__init__(model, config.optimizer, config.steps, mesh)
+        super().__init__(model, config.optimizer, config.steps, mesh, positions=None)
         self.logits = jax.jit(lambda params, x, places: self.model(params)(x, positions=places))
 
     def build(self, rngs):
@@ -73,7 +73,8 @@ class Classifier(Trainer):
 
     def loss(self, model, batch, key):
         """Mean cross entropy."""
-        logits = model(batch["images"], positions=self.places, key=key)
+        drop = key if self.dropout else None
+        logits = model(batch["images"], positions=self.places, key=drop)
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
 

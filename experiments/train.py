@@ -20,7 +20,7 @@ import numpy as np
 from absl import logging
 
 from experiments import launch
-from pe_jax.training import data, sharding, tasks, tokenizer
+from pe_jax.training import data, placement, sharding, tasks, tokenizer
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import Config
 from pe_jax.training.evaluate import Evaluator, windows
@@ -61,13 +61,16 @@ def prepare(config: Config, vocab: int) -> Trainer:
         raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
     mesh = sharding.make_mesh(config.mesh)
     sharding.check_fits(config.model, config.batch, mesh)
-    limit = config.model.limit
-    if limit is not None and limit < config.length:
+    pattern = config.model.pattern
+    places, limit = placement.choose(config.positions, pattern), placement.limit(pattern)
+    if not places.fits(config.length, limit):
         raise ValueError(
-            f"length={config.length}: {config.model.encoding!r} is defined for {limit}"
-            " positions; shorten it or lengthen the table"
+            f"length={config.length}: {config.model.encoding!r} is defined for {limit} positions,"
+            f" {config.positions} has {places.reach(config.length)};"
+            " shorten them or lengthen the table"
         )
-    return Trainer(dataclasses.replace(config.model), config.optimizer, config.steps, mesh)
+    model = dataclasses.replace(config.model)
+    return Trainer(model, config.optimizer, config.steps, mesh, config.positions)
 
 
 def batches(config: Config, source: Source):
@@ -145,7 +148,9 @@ def _check_finite(found: dict, trainer: Trainer, state: State, batch: dict, step
     where = "the gradient"
     try:
         model = trainer.model(state.params)
-        model.check_finite(batch["tokens"][:, :-1], segments=batch["segments"][:, :-1])
+        rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
+        places = trainer.positions.test(jax.random.key(0), *rows)
+        model.check_finite(rows[0], positions=places, segments=rows[1])
     except FloatingPointError as error:
         where = str(error)
     raise Diverged(f"loss {found['loss']} by step {step}: {where}; nothing was saved")

@@ -1,7 +1,9 @@
 """Where a token is: positions, and the checks that every scheme makes of them.
 
 Positions say where a token is; what it may see is decided by token indices and segments
-(`pe_jax.engines.mask`), never by positions, which may repeat or run backwards.
+(`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. So the schemes that
+change the positions themselves are functions here, and combine with every encoding: `randomized`,
+`shifted`, `cape` draw from a key, `bilevel` counts in the text.
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
 """
 
@@ -9,6 +11,8 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+
+from pe_jax.encodings.base import is_int, is_real, require
 
 EXACT = 2**24  # float32 holds every integer up to here; beyond, neighbouring positions collide
 
@@ -27,10 +31,129 @@ def per_segment(segments) -> jax.Array:
     """Positions that restart at 0 in each run of equal segment ids: int32 [*B, T]."""
     segments = jnp.asarray(segments)
     index = jnp.broadcast_to(contiguous(segments.shape[-1]), segments.shape)
-    begins = jnp.concatenate(
+    return index - jax.lax.cummax(jnp.where(_begins(segments), index, 0), axis=segments.ndim - 1)
+
+
+def _begins(segments: jax.Array) -> jax.Array:
+    """Whether a run of equal ids begins there, except the first: bool [*B, T]."""
+    return jnp.concatenate(
         [jnp.zeros_like(segments[..., :1], bool), segments[..., 1:] != segments[..., :-1]], axis=-1
     )
-    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=segments.ndim - 1)
+
+
+def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.Array:
+    """`length` of the positions 0 … maximum - 1, drawn without replacement, in order: int32 [T].
+
+    Ruoss et al., "Randomized Positional Encodings", arXiv 2305.16843, §3: every set is as likely as
+    any other. Long sequences then hold no position that short ones have not trained.
+
+    Args:
+      key: PRNG key of this sequence; `jax.vmap` over keys draws a batch.
+      length: T.
+      maximum: N, at least as long as any sequence to come.
+      segments: ids [T] of documents packed into the sequence: each gets a set of its own, as likely
+        as any other; the sets of one sequence do not meet.
+
+    Raises:
+      ValueError: `maximum` is below `length`, or either is not an integer of at least 0.
+    """
+    require(is_int(length, 0), "length", length, "pass an integer of at least 0")
+    require(is_int(maximum, length), "maximum", maximum, f"pass at least the length {length}")
+    drawn = jax.random.permutation(key, maximum)[:length].astype(jnp.int32)
+    if segments is None:
+        return jnp.sort(drawn)
+    runs = jnp.cumsum(_begins(jnp.asarray(segments)), dtype=jnp.int32)
+    return jax.lax.sort((runs, drawn), num_keys=2)[1]  # in order within each run
+
+
+def shifted(key: jax.Array, positions, maximum: int) -> jax.Array:
+    """All positions, moved by one k drawn uniformly from 0 … maximum (inclusive); same shape.
+
+    SHAPE: Kiyono et al., arXiv 2109.05644, §3 (there maximum K = 500). Distances stay as they are.
+
+    Raises:
+      ValueError: `maximum` is not an integer of at least 0.
+    """
+    require(is_int(maximum, 0), "maximum", maximum, "pass an integer of at least 0")
+    positions = as_positions(positions, real=True)
+    return positions + jax.random.randint(key, (), 0, maximum + 1).astype(positions.dtype)
+
+
+def cape(
+    key: jax.Array,
+    positions,
+    global_shift: float = 5.0,
+    local_shift: float = 0.5,
+    scaling: float = 1.03,
+) -> jax.Array:
+    """λ·(p_i + Δ + ε_i): float32, the shape of `positions`.
+
+    CAPE: Likhomanenko et al., arXiv 2106.03143, §3.1. One Δ ~ U(-global_shift, global_shift) and
+    one ln λ ~ U(-ln scaling, ln scaling) for all positions, ε_i ~ U(-local_shift, local_shift) for
+    each. Up to 0.5, neighbours keep their order. The defaults are the paper's for text; for sound
+    and images it also centres the positions first.
+
+    Raises:
+      ValueError: a negative shift, or `scaling` below 1, or a value that is not finite.
+    """
+    check_cape(global_shift, local_shift, scaling)
+    positions = as_positions(positions, real=True).astype(jnp.float32)
+    keys = jax.random.split(key, 3)
+
+    def uniform(key, reach, shape=()):
+        return jax.random.uniform(key, shape, jnp.float32, -reach, reach)
+
+    near = positions + uniform(keys[0], global_shift)
+    near += uniform(keys[1], local_shift, positions.shape)
+    return jnp.exp(uniform(keys[2], float(np.log(scaling)))) * near
+
+
+def check_cape(global_shift: float, local_shift: float, scaling: float) -> None:
+    """Raises ValueError for a negative shift, a scaling below 1, or what is not finite."""
+    for name, value, low in (
+        ("global_shift", global_shift, 0),
+        ("local_shift", local_shift, 0),
+        ("scaling", scaling, 1),
+    ):
+        ok = is_real(value) and value >= low
+        require(ok, name, value, f"pass a finite number of at least {low}")
+
+
+def bilevel(tokens, separators, segments=None, longest: int | None = None) -> jax.Array:
+    """(index of the piece of text, place inside it) of each token: int32 [*B, T, 2].
+
+    BiPE: He et al., arXiv 2401.16421, §3.1. A separator (a full stop, a line break) is the last
+    token of its piece. Both numbers begin at 0.
+
+    Args:
+      tokens: ids [*B, T].
+      separators: the ids that end a piece.
+      segments: ids [*B, T] of documents packed into a row: both numbers restart with each.
+      longest: places from longest - 1 on are all longest - 1, as in the authors' code, for a table
+        of `longest` places. None: no end.
+
+    Raises:
+      ValueError: no separator, or `longest` is not a positive integer.
+    """
+    check_bilevel(separators, longest)
+    tokens = jnp.asarray(tokens)
+    ended = jnp.isin(tokens, jnp.asarray(separators, tokens.dtype))
+    new = jnp.concatenate([jnp.zeros_like(ended[..., :1]), ended[..., :-1]], axis=-1)
+    document = jnp.zeros_like(ended) if segments is None else _begins(jnp.asarray(segments))
+    count = jnp.cumsum(new & ~document, axis=-1, dtype=jnp.int32)
+    before = jax.lax.cummax(jnp.where(document, count, 0), axis=tokens.ndim - 1)
+    place = per_segment(jnp.cumsum(new | document, axis=-1, dtype=jnp.int32))
+    place = place if longest is None else jnp.minimum(place, longest - 1)
+    return jnp.stack([count - before, place], axis=-1)
+
+
+def check_bilevel(separators, longest: int | None) -> None:
+    """Raises ValueError where there is no separator, or `longest` is no positive integer."""
+    ok = isinstance(separators, tuple | list) and len(separators) > 0
+    ok = ok and all(is_int(s, 0) for s in separators)
+    require(ok, "separators", separators, "pass the token ids that end a piece of text")
+    ok = longest is None or is_int(longest, 1)
+    require(ok, "longest", longest, "pass an integer of at least 1, or None")
 
 
 def grid(height: int, width: int, *, normalized: bool = False, prefix: int = 0) -> jax.Array:

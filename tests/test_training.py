@@ -31,11 +31,11 @@ OPTIMIZER = OptimizerConfig(warmup=1, learning_rate=0.01)
 
 
 @functools.cache
-def trainer(spec: str, devices: int = 1) -> Trainer:
+def trainer(spec: str, devices: int = 1, positions: str = "contiguous") -> Trainer:
     """The program of a tiny model on one device, or on all eight."""
     config = MeshConfig(data=1) if devices == 1 else MeshConfig(data=2, fsdp=2, model=2)
     mesh = sharding.make_mesh(config, jax.devices()[:devices])
-    return Trainer(tiny.config(spec), OPTIMIZER, STEPS, mesh)
+    return Trainer(tiny.config(spec), OPTIMIZER, STEPS, mesh, positions)
 
 
 def start(trainer: Trainer) -> State:
@@ -287,8 +287,12 @@ def losses(config: Config) -> list[tuple[int, float]]:
 
 
 # 42, 50, 51
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_resumes_bitwise(config, monkeypatch, number, status, tmp_path):
+@pytest.mark.parametrize(
+    "number, status, positions",
+    [(signal.SIGINT, 130, "contiguous"), (signal.SIGTERM, 143, "randomized(maximum=40)")],
+)
+def test_a_stopped_run_resumes_bitwise(config, monkeypatch, number, status, positions, tmp_path):
+    config = change(config, positions=positions)
     straight = dataclasses.replace(config, workdir=str(tmp_path / "straight"))
     want = main(straight, monkeypatch)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
@@ -348,6 +352,7 @@ def test_a_run_with_other_settings_is_refused(config, monkeypatch, capsys, tmp_p
     no(change(config, seed=1), "seed=1", made + "0")
     no(change(config, batch=16), "batch=16", made + "8")
     no(change(config, length=8), "length=8", made + "12")
+    no(change(config, positions="shape(maximum=9)"), "positions=", made + "'contiguous'")
     no(change(config, model={"width": 8}), "model.width=8", made + "16")
     no(change(config, model={"dtype": "bfloat16"}), "model.dtype=", made + "'float32'")
     no(change(config, optimizer={"b1": 0.5}), "optimizer.b1=0.5", made + "0.9")

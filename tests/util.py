@@ -50,6 +50,11 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "swin": [{"height": 14, "width": 15}],
     "cpb": [{"hidden": 5, "causal": False}],
     "layoutlmv3": [{"num_buckets": 4, "max_distance": 5, "spatial_buckets": 6}],
+    "kerple": [{"kind": "power"}],
+    "sandwich": [{"width": 16}],
+    "fire": [{"width": 5, "length": 64.0}],
+    "tupe": [{"length": 40}],
+    "bipe": [{"length": 40}],
 }
 
 

@@ -8,13 +8,16 @@ from typing import Any
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.alibi_2d import ALiBi2D
 from pe_jax.encodings.base import Dims, Encoding, Params, Sum
+from pe_jax.encodings.bipe import BiPE
 from pe_jax.encodings.buckets import Buckets, Clipped
 from pe_jax.encodings.cable import CABLE
 from pe_jax.encodings.cope import CoPE
 from pe_jax.encodings.cpb import CPB
 from pe_jax.encodings.dape import DAPE
 from pe_jax.encodings.deberta import DeBERTa
+from pe_jax.encodings.fire import FIRE
 from pe_jax.encodings.fox import FoX
+from pe_jax.encodings.kerple import KERPLE
 from pe_jax.encodings.layoutlmv3 import LayoutLMv3
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.learned_2d import Learned2D
@@ -22,6 +25,7 @@ from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.rope_2d import RoPE2D
+from pe_jax.encodings.sandwich import Sandwich
 from pe_jax.encodings.self_extend import SelfExtend
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
@@ -29,6 +33,7 @@ from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
 from pe_jax.encodings.swin import Swin
 from pe_jax.encodings.t5 import T5
 from pe_jax.encodings.transformer_xl import TransformerXL
+from pe_jax.encodings.tupe import TUPE
 from pe_jax.encodings.wavlm import WavLM
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -58,6 +63,11 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "cpb": CPB,
     "layoutlmv3": LayoutLMv3,
     "alibi_2d": ALiBi2D,
+    "kerple": KERPLE,
+    "sandwich": Sandwich,
+    "fire": FIRE,
+    "tupe": TUPE,
+    "bipe": BiPE,
 }
 
 __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]

@@ -401,7 +401,7 @@ class Transformer(Stack):
             positions = positions if segments is None else pos.per_segment(segments)
         return self._place(x, positions)
 
-    def check_finite(self, tokens, *, segments=None) -> None:
+    def check_finite(self, tokens, *, positions=None, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""
 
         def look(x, what: str):
@@ -410,14 +410,14 @@ class Transformer(Stack):
 
         for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(self, nnx.Param)):
             look(leaf, f"parameter {jax.tree_util.keystr(path)}")
-        x = self._embed(tokens, None, segments)
+        x = self._embed(tokens, positions, segments)
         look(x, "the embedding")
         shared = nnx.as_pure(self.shared)
         for layer in range(self.config.layers):
             place = layer % len(self.blocks)
             graph, state = nnx.split(self.blocks[place])
             block = nnx.merge(graph, jax.tree.map(lambda a: a[layer // len(self.blocks)], state))  # noqa: B023
-            x, _ = block(x, shared[self.which[place]], None, segments, None, None)
+            x, _ = block(x, shared[self.which[place]], positions, segments, None, None)
             look(x, f"the output of layer {layer}")
 
     def init_cache(self, batch: int, capacity: int):

@@ -13,7 +13,8 @@ import jax
 import orbax.checkpoint as ocp
 
 # Changing these changes what a step means; steps, logging, mesh and evaluation may differ.
-BINDING = ("seed", "data", "tokenizer", "length", "batch", "model", "optimizer", "corpus")
+BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
+BINDING += ("optimizer", "corpus")
 # orbax 0.12.8 numbers saves for the whole process: of two at once, one looks for its folder before
 # it is made.
 ONE_AT_A_TIME = threading.Lock()

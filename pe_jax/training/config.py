@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pe_jax.models.transformer import ModelConfig
+from pe_jax.training import placement
 
 
 def _field(default: Any, need: str, ok: Callable[[Any], bool]) -> Any:
@@ -107,6 +108,8 @@ class Config:
       data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`.
       tokenizer: `bytes` or `bpe:PATH`.
       length: tokens in a row.
+      positions: where they stand: `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`,
+        `cape(local_shift=0.5)` or `bilevel(separators=(46, 10))`; see `placement`.
       batch: rows in a step, over all devices.
       steps: optimizer steps.
       log_every: steps between lines of metrics.
@@ -118,6 +121,7 @@ class Config:
     data: str = _field("embedded", "a source", bool)
     tokenizer: str = _field("bytes", "a tokenizer", bool)
     length: int = _int(64, 1)
+    positions: str = _field("contiguous", "a scheme of positions", bool)
     batch: int = _int(32, 1)
     steps: int = _int(600, 1)
     log_every: int = _int(50, 1)
@@ -130,10 +134,14 @@ class Config:
     def check(self) -> None:
         """Raises ValueError naming the field, its value and the range it must lie in."""
         _check(self, "")
-        self.model.check()
+        for model in self.models():
+            model.check()
+            if placement.choose(self.positions, model.pattern).reach(self.length) is None:
+                raise ValueError(
+                    f"positions={self.positions!r}: maximum must be at least length={self.length}"
+                )
         if not self.model.causal:
             raise ValueError("model.causal=False: next-token training needs a causal model")
-        _check_text(self.model)
         if self.optimizer.warmup > self.steps:
             raise ValueError(
                 f"optimizer.warmup={self.optimizer.warmup}: must be in [0, steps={self.steps}]"
@@ -142,6 +150,10 @@ class Config:
             shortest = self.eval.lengths[0]
             divisors = [n for n in range(1, shortest + 1) if shortest % n == 0]
             raise ValueError(f"eval.stride={self.eval.stride}: must be one of {divisors}")
+
+    def models(self) -> list[ModelConfig]:
+        """Every model that is trained."""
+        return [self.model]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -187,27 +199,19 @@ class CompareConfig(Config):
     timing_repeats: int = _int(7, 5)
 
     def check(self) -> None:
-        """Checks every encoding as `Config.check` does, and that none is named twice."""
+        """Checks every model as `Config.check` does, and that no encoding is named twice."""
         super().check()
         specs = self.specs()
-        for spec in specs:
-            model = dataclasses.replace(self.model, encoding=spec)
-            model.check()
-            _check_text(model)
         if len(set(specs)) < len(specs):
             raise ValueError(f"encodings={self.encodings}: name each once")
+
+    def models(self) -> list[ModelConfig]:
+        """One with each encoding."""
+        return [dataclasses.replace(self.model, encoding=spec) for spec in self.specs()]
 
     def specs(self) -> list[str]:
         """The encodings with the training length filled in."""
         return [spec.replace("{length}", str(self.length)) for spec in self.encodings]
-
-
-def _check_text(model: ModelConfig) -> None:
-    if any(encoding.axes > 1 for encoding in model.pattern):
-        raise ValueError(
-            f"model.encoding={model.encoding!r}: places tokens on several axes, text has one;"
-            " configs/images.py compares encodings on images"
-        )
 
 
 CONVENTIONS = ("index", "normalized", "resized")

@@ -14,10 +14,11 @@ W windows, M longest length, n context length, s stride.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pe_jax.training import data, tasks
+from pe_jax.training import data, placement, tasks
 from pe_jax.training.config import EvalConfig
 from pe_jax.training.step import Trainer, token_losses
 
@@ -50,12 +51,14 @@ class Evaluator:
         self.trainer, self.config = trainer, config
         whole = NamedSharding(trainer.mesh, PartitionSpec())
 
-        def losses(params, tokens):
-            logits: Any = trainer.model(params)(tokens[:, :-1])
+        def losses(params, tokens, block):
+            key, read = jax.random.fold_in(jax.random.key(0), block), tokens[:, :-1]
+            places = trainer.positions.test(key, read, jnp.zeros_like(read))
+            logits: Any = trainer.model(params)(read, positions=places)
             right = logits.argmax(-1) == tokens[:, 1:]
             return token_losses(logits, tokens[:, 1:]), right
 
-        shardings = (trainer.shardings.params, trainer.batch_sharding)
+        shardings = (trainer.shardings.params, trainer.batch_sharding, whole)
         self.losses = jax.jit(losses, in_shardings=shardings, out_shardings=whole)
 
     def run(self, params: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -68,24 +71,29 @@ class Evaluator:
         size = max(1, self.config.batch_tokens // length // parts) * parts
         filler = np.repeat(rows[-1:], -len(rows) % size, axis=0)
         blocks = np.concatenate([rows, filler]).reshape(-1, size, length + 1)
-        found = [self.losses(params, block) for block in blocks]
+        found = [self.losses(params, block, np.int32(n)) for n, block in enumerate(blocks)]
         losses, right = (np.concatenate([np.asarray(x) for x in part]) for part in zip(*found))  # noqa: B905
         return losses[: len(rows)], right[: len(rows)]
+
+    def defined(self, length: int) -> bool:
+        """Whether so many tokens have positions, and the encodings define them."""
+        limit = placement.limit(self.trainer.config.pattern)
+        return self.trainer.positions.fits(length, limit, testing=True)
 
     def by_length(self, params: Any, text: np.ndarray) -> dict:
         """Mean loss of each window by protocol and length, and by position at the longest length.
 
         Returns:
           {"losses": {protocol: {str(n): [W floats]}}, "by_position": {"length", "loss"}}; None
-          where the encoding is not defined at that length (a learned table that is too short).
+          where the encoding is not defined at that length (a learned table that is too short), or
+          no positions are (`randomized` with a smaller maximum).
         """
         longest, count = self.config.lengths[-1], len(text)
-        limit = self.trainer.config.limit or longest
         found: dict = {protocol: {} for protocol in PROTOCOLS}
         by_position = {"length": longest, "loss": None}
         for length in self.config.lengths:
             for protocol in PROTOCOLS:
-                if length > limit:
+                if not self.defined(length):
                     found[protocol][str(length)] = None
                     continue
                 stride = min(self.config.stride, length)
@@ -108,7 +116,7 @@ class Evaluator:
         for length in self.config.lengths:
             key = str(length)
             found["sliding"][key] = found["non-overlapping"][key] = exact[key] = None
-            if length > (self.trainer.config.limit or length):
+            if not self.defined(length):
                 continue
             rows = tasks.examples(task, self.config.windows, tasks.longest(length + 1), seed=0)
             losses, right = self.run(params, rows["tokens"])

@@ -14,8 +14,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pe_jax.models.transformer import ModelConfig, Transformer
-from pe_jax.training import sharding
+from pe_jax.training import placement, sharding
 from pe_jax.training.config import OptimizerConfig
+
+PLACES = 2**31  # folded into a step's key for its positions; dropout splits the key itself
 
 
 class State(NamedTuple):
@@ -53,9 +55,12 @@ def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
 
 
-def mean_loss(model: Transformer, batch: dict, key: jax.Array | None) -> jax.Array:
+def mean_loss(
+    model: Transformer, batch: dict, key: jax.Array | None, positions: jax.Array | None = None
+) -> jax.Array:
     """Weighted mean loss of a packed batch, as `data.train_iterator` gives it."""
-    logits = model(batch["tokens"][:, :-1], segments=batch["segments"][:, :-1], key=key)
+    tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]
+    logits = model(tokens, positions=positions, segments=segments, key=key)
     losses = token_losses(logits, batch["tokens"][:, 1:])
     weights = batch["weights"][:, 1:]
     # Padding may hold anything: keep it out of the sum, not only at weight 0.
@@ -69,14 +74,23 @@ class Trainer:
     Attributes:
       config: the model's.
       mesh: the devices.
+      positions: where tokens stand, in training and in tests; None for models of something else.
       shapes: of the parameters.
       init: seed → State, already sharded.
       step: (State, batch, seed) → (State, metrics); donates the state. After a loss that is not
         finite, the state stays as it is and all losses are NaN.
     """
 
-    def __init__(self, model: ModelConfig, config: OptimizerConfig, steps: int, mesh: Mesh):
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: OptimizerConfig,
+        steps: int,
+        mesh: Mesh,
+        positions: str | None = "contiguous",
+    ):
         self.config, self.mesh, self.tx = model, mesh, optimizer(config, steps)
+        self.positions: Any = positions and placement.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
 
         def params(seed):
@@ -110,9 +124,11 @@ class Trainer:
         """A new model; with `loss`, what a trainer of another kind of model overrides."""
         return Transformer(self.config, rngs=rngs)
 
-    def loss(self, model: Any, batch: dict, key: jax.Array | None) -> jax.Array:
-        """What is minimised, of one batch."""
-        return mean_loss(model, batch, key)
+    def loss(self, model: Any, batch: dict, key: jax.Array) -> jax.Array:
+        """What is minimised, of one batch; `key` is the step's."""
+        rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
+        places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
+        return mean_loss(model, batch, key if self.dropout else None, places)
 
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
@@ -137,7 +153,7 @@ class Trainer:
         return jax.tree.map(place, batch)
 
     def _step(self, state: State, batch: dict, seed: jax.Array):
-        key = jax.random.fold_in(jax.random.key(seed), state.step) if self.dropout else None
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
         loss, grads = jax.value_and_grad(
             lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
         )(state.params)

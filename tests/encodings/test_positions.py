@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pe_jax
 from pe_jax import positions as pos
+from tests.encodings.common import HEAD_DIM, HEADS, LENGTH, WIDTH, qkv, random_params, softmax
+from tests.encodings.test_t5 import paper_bucket
 
 _per_segment = jax.jit(pos.per_segment)
 
@@ -72,3 +75,139 @@ def test_check_exact_refuses_what_float32_merges(value):
     pos.check_exact(np.zeros(0, np.int32))
     with pytest.raises(ValueError, match=f"positions: {value} is not exact in float32"):
         pos.check_exact(np.array([5, value], np.int32))
+
+
+# Schemes that change the positions.
+
+KEYS = jax.random.split(jax.random.key(5), 6000)
+
+
+def shares(rows) -> np.ndarray:
+    """How often each distinct row occurs."""
+    return np.unique(np.asarray(rows), axis=0, return_counts=True)[1] / len(rows)
+
+
+def test_randomized_positions_are_any_ordered_set_as_likely_as_another():
+    drawn = np.asarray(jax.vmap(lambda k: pos.randomized(k, 2, 5))(KEYS))
+    assert drawn.dtype == np.int32 and drawn.min() == 0 and drawn.max() == 4
+    assert (np.diff(drawn) > 0).all()
+    assert len(shares(drawn)) == 10  # 5 over 2
+    np.testing.assert_allclose(shares(drawn), 0.1, atol=0.02)
+    np.testing.assert_array_equal(pos.randomized(KEYS[0], 7, 7), range(7))
+    assert pos.randomized(KEYS[0], 0, 7).shape == (0,)
+    np.testing.assert_array_equal(pos.randomized(KEYS[1], 3, 99), pos.randomized(KEYS[1], 3, 99))
+
+
+def test_each_segment_has_a_randomized_set_of_its_own_as_if_it_were_alone():
+    ids = np.array([4, 4, 1])
+    drawn = np.asarray(jax.vmap(lambda k: pos.randomized(k, 3, 5, ids))(KEYS))
+    assert (drawn[:, 0] < drawn[:, 1]).all()
+    assert len(shares(drawn[:, :2])) == 10 and len(shares(drawn[:, 2:])) == 5
+    np.testing.assert_allclose(shares(drawn[:, :2]), 0.1, atol=0.02)
+    np.testing.assert_allclose(shares(drawn[:, 2:]), 0.2, atol=0.02)
+
+
+def test_a_shift_is_one_for_all_and_each_is_as_likely_up_to_the_maximum_included():
+    places = np.int32([0, 1, 5, -2])
+    drawn = np.asarray(jax.vmap(lambda k: pos.shifted(k, places, 3))(KEYS)) - places
+    assert drawn.dtype == np.int32 and (drawn == drawn[:, :1]).all()
+    assert set(drawn[:, 0]) == {0, 1, 2, 3}
+    np.testing.assert_allclose(shares(drawn), 0.25, atol=0.03)
+    np.testing.assert_array_equal(pos.shifted(KEYS[0], places, 0), places)
+
+
+def test_cape_scales_what_it_has_shifted_once_and_each_token_apart():
+    places = np.arange(40)
+    fields = {"global_shift": 3.0, "local_shift": 0.5, "scaling": 1.2}
+    drawn = np.asarray(jax.vmap(lambda k: pos.cape(k, places, **fields))(KEYS), np.float64)
+    assert drawn.dtype == np.float64 and (np.diff(drawn) > 0).all()  # neighbours keep their order
+    scale, shift = np.polynomial.polynomial.polyfit(places, drawn.T, 1)[::-1]
+    shift = shift / scale
+    # within what the local shifts leave uncertain in a line through 40 points
+    for found, reach, slack in ((np.log(scale), np.log(1.2), 0.02), (shift, 3.0, 0.4)):
+        ordered = np.sort(found)
+        assert abs(ordered[0] + reach) < slack and abs(ordered[-1] - reach) < slack
+        even = reach * (2 * (np.arange(len(found)) + 0.5) / len(found) - 1)
+        np.testing.assert_allclose(ordered, even, atol=slack)
+    lone = {"global_shift": 0, "scaling": 1}
+    local = jax.vmap(lambda k: pos.cape(k, places, **lone))(KEYS) - places
+    assert local.dtype == np.float32 and 0.49 < np.abs(local).max() <= 0.5 + 1e-5
+    assert np.abs(np.corrcoef(local[:, 0], local[:, 1])[0, 1]) < 0.05
+    np.testing.assert_array_equal(pos.cape(KEYS[0], places, 0, 0, 1), places.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda k: pos.randomized(k, 8, 7), ("maximum=7", "at least the length 8")),
+        (lambda k: pos.randomized(k, 8, 9.0), ("maximum=9.0", "at least the length 8")),
+        (lambda k: pos.randomized(k, -1, 9), ("length=-1", "at least 0")),
+        (lambda k: pos.shifted(k, [0], -1), ("maximum=-1", "at least 0")),
+        (lambda k: pos.cape(k, [0], global_shift=-1), ("global_shift=-1", "at least 0")),
+        (lambda k: pos.cape(k, [0], local_shift=np.nan), ("local_shift=nan", "at least 0")),
+        (lambda k: pos.cape(k, [0], scaling=0.9), ("scaling=0.9", "at least 1")),
+        (lambda k: pos.bilevel([1], ()), ("separators=()", "token ids")),
+        (lambda k: pos.bilevel([1], (1,), longest=0), ("longest=0", "at least 1, or None")),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call, words):
+    with pytest.raises(ValueError) as info:
+        call(KEYS[0])
+    assert all(word in str(info.value) for word in words) and "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("spec", ["t5", "shaw", "alibi", "kerple", "sandwich", "transformer_xl"])
+def test_a_relative_scheme_does_not_notice_shape(spec):
+    encoding, places = pe_jax.make(spec), np.arange(LENGTH)
+    params = random_params(encoding)
+
+    def run(places):
+        given = {"params": params, "q_positions": places, "implementation": "dense"}
+        return pe_jax.attention(*qkv(), encoding=encoding, **given)
+
+    np.testing.assert_allclose(run(pos.shifted(KEYS[3], places, 500)), run(places), atol=2e-6)
+
+
+def test_a_shift_beyond_a_learned_table_is_not_clamped():
+    encoding = pe_jax.make("learned", length=LENGTH + 3)
+    params, x = random_params(encoding), np.zeros((LENGTH, WIDTH), np.float32)
+
+    def added(key):
+        return encoding.embed(params, x, pos.shifted(key, np.arange(LENGTH), 9))
+
+    shifts = jax.vmap(lambda k: pos.shifted(k, 0, 9))(KEYS[:50])
+    last = np.asarray(jax.jit(jax.vmap(added))(KEYS[:50]))[:, -1, 0]
+    np.testing.assert_array_equal(np.isnan(last), np.asarray(shifts) > 3)
+    assert 0 < np.isnan(last).sum() < 50
+
+
+@pytest.mark.parametrize(
+    "spec, row",
+    [
+        ("clipped(clip=9)", lambda d: int(np.clip(d, -9, 9)) + 9),
+        ("t5(num_buckets=8, max_distance=30, bidirectional=True)", None),
+        ("shaw(clip=9)", lambda d: int(np.clip(d, -9, 9)) + 9),
+    ],
+)
+def test_randomized_distances_reach_the_negative_side_of_tables(spec, row):
+    """A gather that is clamped to row 0 from below would hide that there is no such side."""
+    (encoding,) = pe_jax.parse(spec)
+    row = row or (lambda d: paper_bucket(d, 8, 30, True))
+    params, places = random_params(encoding), np.asarray(pos.randomized(KEYS[2], LENGTH, 60))
+    own = {n: np.asarray(x, np.float64) for n, x in (params.shared or params.layer).items()}
+    rows = np.array([[row(int(i - j)) for j in places] for i in places])
+    assert len(set(rows[np.triu_indices(LENGTH, 1)])) > 2  # keys to the right have several
+
+    def output(q, k, v, head):
+        if "table" in own:
+            scale = encoding.scale(HEAD_DIM)
+            return softmax(scale * q @ k.T + own["table"][head][rows], False) @ v
+        keys, values = own["keys"][0][rows], own["values"][0][rows]
+        weights = softmax(np.einsum("te,tse->ts", q, k + keys) / HEAD_DIM**0.5, False)
+        return np.einsum("ts,tse->te", weights, v + values)
+
+    given = {"params": params, "q_positions": places, "causal": False, "implementation": "dense"}
+    ours = pe_jax.attention(*qkv(), encoding=encoding, **given)
+    for head in range(HEADS):
+        want = output(*(x[:, head].astype(np.float64) for x in qkv()), head)
+        np.testing.assert_allclose(ours[:, head], want, rtol=0, atol=1e-5)

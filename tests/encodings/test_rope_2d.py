@@ -38,7 +38,7 @@ def test_rows_and_columns_turn_their_own_channels(causal):
         q, k = ([turned(x, p, channels) for x, p in zip(y, PLACES, strict=True)] for y in (q, k))
         return softmax(np.array(q) @ np.array(k).T / math.sqrt(HEAD_DIM), causal) @ v
 
-    check_attention(encoding, NONE, output, causal, PLACES)
+    check_attention(encoding, NONE, output, causal, q_positions=PLACES)
 
 
 def test_normalized_positions_are_multiplied_by_two_pi():

@@ -94,7 +94,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarni
         (["causal=False"], ("model.causal=False", "needs a causal model")),
         (["vocab=100"], ("model.vocab=100", "at least 257")),
         (["encoding=learned(length=7)"], ("length=8", "is defined for 7 positions")),
-        (["encoding=alibi_2d"], ("model.encoding='alibi_2d'", "several axes, text has one")),
+        (["encoding=alibi_2d"], ("positions='contiguous'", "ALiBi2D takes 2", "configs/images.py")),
         (["layers=1.5"], ("model.layers=1.5", "int()")),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
@@ -121,6 +121,11 @@ def test_a_bad_model_is_refused(command, capfd, tmp_path, args, words):
         (
             ["batch=12"],
             ("batch=12", "mesh.data*mesh.fsdp=8", "multiple of 8", "[1, 2, 3, 4, 6, 12]"),
+        ),
+        (["positions=randomized(maximum=7)"], ("positions=", "at least length=8")),
+        (
+            ["positions=shape(maximum=9)", "model.encoding=learned(length=16)"],
+            ("length=8", "is defined for 16 positions", "shape(maximum=9) has 17"),
         ),
         # 9
         (["modle.width=32"], ("--config.modle.width", "did you mean --config.model.width?")),

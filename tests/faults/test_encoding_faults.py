@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import ENCODINGS, alibi, deberta, learned, rope, sinusoidal, t5
+from pe_jax.encodings import ENCODINGS, alibi, deberta, learned, rope, sandwich, sinusoidal, t5
 from tests.encodings.common import DIMS, NONE, qkv, random_params
 
 PLACES = np.arange(qkv()[0].shape[0], dtype=np.int32)
@@ -80,6 +80,20 @@ FIELDS = [
     ("layoutlmv3", "spatial_buckets", [7, None], "even integer"),
     ("layoutlmv3", "spatial_distance", [16], "must exceed the 16 exact buckets"),
     ("layoutlmv3", "stddev", [-1], ">= 0"),
+    ("kerple", "kind", ["logarithm", None, 2], "log, power"),
+    ("sandwich", "width", [0, 127, 128.0], "even integer"),
+    ("sandwich", "base", [1, np.nan], "above 1"),
+    ("fire", "width", [0, 32.0], "at least 1"),
+    ("fire", "c", [0, -0.1, np.inf], "positive"),
+    ("fire", "length", [0, -512, np.nan, "512"], "positive"),
+    ("fire", "shared", ["no", 1], "True or False"),
+    ("tupe", "length", [0, 5.0], "at least 1"),
+    ("tupe", "reset", ["no", 0], "True or False"),
+    ("tupe", "stddev", [-1, np.nan], ">= 0"),
+    ("bipe", "relative", ["t5", None], "rope or alibi"),
+    ("bipe", "absolute", ["alibi", 3], "learned or sinusoidal"),
+    ("bipe", "length", [0, 1.5], "at least 1"),
+    ("bipe", "base", [1, np.inf], "above 1"),
 ]
 
 
@@ -106,6 +120,8 @@ def test_free_functions_check_too():
     refused(lambda: rope.rotate(qkv()[0], PLACES, rope.frequencies(8)), "frequencies=4", "6 chan")
     refused(lambda: rope.rotate(qkv()[0], PLACES, rope.frequencies(6), "x"), "layout='x'", "half")
     refused(lambda: alibi.slopes(0), "num_heads=0", "at least 1")
+    refused(lambda: sandwich.bias(PLACES, 0), "num_heads=0", "at least 1")
+    refused(lambda: sandwich.bias(PLACES, 2, 7), "dim=7", "even")
     refused(lambda: deberta.bucket(PLACES, 128, 65), "max_distance=65", "by at least 2")
 
 
@@ -266,7 +282,7 @@ def test_positions_that_float32_cannot_hold_are_refused_by_angles(start):
     refused(lambda: sinusoidal.sinusoid(far, 8), "is not exact", "2**24")
 
 
-@pytest.mark.parametrize("name", ["shaw", "t5", "buckets", "clipped", "deberta", "alibi"])
+@pytest.mark.parametrize("name", ["shaw", "t5", "buckets", "clipped", "deberta", "alibi", "kerple"])
 def test_positions_that_float32_cannot_hold_are_exact_for_distances(name):
     encoding = pe_jax.make(name)
     far = attend(encoding, q_positions=2**30 - 100 + PLACES)

@@ -1,0 +1,91 @@
+"""FIRE: Li et al., "Functional Interpolation for Relative Positions", arXiv 2310.04418, §3.
+
+    b(i, j) = f(ψ(|i - j|) / (ψ(max(|L|, i)) + ε)),    ψ(x) = ln(|c|·x + 1),    ε = 1e-6
+
+f is a perceptron from one number to the H heads, through `width` ReLU units; c and the threshold L
+are learned. As i ≥ |i - j| under a causal mask, f sees [0, 1] only, at any length. L is a constant,
+`length`, times a learned multiplier that begins at 1 (the code in the paper's appendix). Each layer
+has all this of its own; with `shared`, the model has it once (the paper's FIRE-S).
+
+The absolute values make both logarithms finite whatever is learned; a key to the right (no causal
+mask) is taken by its distance, as in the authors' code. Weights begin uniform in ±1/sqrt(fan-in).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+
+EPSILON = 1e-6
+
+
+def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
+    """ψ(|i - j|)/(ψ(max(|L|, i)) + ε): float32 [*B, T, S], in [0, 1] where 0 ≤ j ≤ i.
+
+    Args:
+      q_pos: positions i of the queries, integer or float32 [*B, T].
+      k_pos: positions j of the keys [*B, S].
+      c: scale of the logarithm, a scalar; its sign does not count.
+      threshold: L, a scalar; its sign does not count. Rows before it are normalised as row L.
+
+    Raises:
+      TypeError: half-precision positions.
+    """
+    q_pos, k_pos = (pos.as_positions(x, real=True) for x in (q_pos, k_pos))
+    distance = jnp.abs(q_pos[..., :, None] - k_pos[..., None, :]).astype(jnp.float32)
+    whole = jnp.maximum(q_pos.astype(jnp.float32), jnp.abs(threshold))[..., None]
+    c = jnp.abs(c)
+    return jnp.log1p(c * distance) / (jnp.log1p(c * whole) + EPSILON)
+
+
+@dataclasses.dataclass(frozen=True)
+class FIRE(Encoding):
+    """A learned function of the distance, in parts of the query's own position."""
+
+    width: int = 32
+    c: float = 0.1
+    length: float = 512.0
+    shared: bool = False
+
+    real_positions = True
+
+    def __post_init__(self):
+        require(is_int(self.width, 1), "width", self.width, "pass an integer of at least 1")
+        for field in ("c", "length"):
+            value = getattr(self, field)
+            require(is_real(value) and value > 0, field, value, "pass a positive number")
+        require_bool("shared", self.shared)
+
+    def _init(self, key, dims):
+        def uniform(key, fan_in, *shape):
+            return jax.random.uniform(key, shape, jnp.float32, -1, 1) * fan_in**-0.5
+
+        keys, width = jax.random.split(key, 4), self.width
+        return {
+            "c": jnp.float32(self.c),
+            "multiplier": jnp.float32(1),
+            "w1": uniform(keys[0], 1, width),
+            "b1": uniform(keys[1], 1, width),
+            "w2": uniform(keys[2], width, width, dims.heads),
+            "b2": uniform(keys[3], width, dims.heads),
+        }
+
+    def init_shared(self, key, dims):
+        """All of it, if `shared`."""
+        return self._init(key, dims) if self.shared else {}
+
+    def init_layer(self, key, dims):
+        """C and the multiplier of L; w1, b1 [width]; w2 [width, H], b2 [H]; unless `shared`."""
+        return {} if self.shared else self._init(key, dims)
+
+    def bias(self, params, q_pos, k_pos, dims):
+        """F(ψ(|i - j|)/ψ(max(L, i)))."""
+        own = params.shared if self.shared else params.layer
+        x = interpolate(q_pos, k_pos, own["c"], own["multiplier"] * self.length)
+        hidden = jax.nn.relu(x[..., None] * own["w1"] + own["b1"])
+        exact = jax.lax.Precision.HIGHEST
+        found = jnp.einsum("...tsw,wh->...hts", hidden, own["w2"], precision=exact)
+        return found + own["b2"][:, None, None]

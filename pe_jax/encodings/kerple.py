@@ -1,0 +1,88 @@
+"""KERPLE: Chi et al., "Kernelized Relative Positional Embedding", arXiv 2205.09921, §4.
+
+    logarithmic    b = -r₁·ln(1 + r₂·|d|)         r₁, r₂ > 0
+    power          b = -r₁·|d|^r₂                 r₁ > 0, 0 < r₂ ≤ 2
+
+Both are conditionally positive definite kernels of the distance d. r₁ and r₂ are learned, one each
+a head and layer; they begin as in the authors' code (p ~ U(0, 2), a ~ U(0, 1)), whose names are:
+p·ln(1 + a·|d|) and a·|d|^p.
+
+After every step the authors put a parameter that left its range back to the nearest bound (0.01;
+also 2 for the power). A pure function cannot, so it reads the bound instead and passes the gradient
+to the parameter as if it were there: what has left the range can come back.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, require
+
+KINDS = ("log", "power")
+LEAST = 1e-2  # of p and a, in the authors' code
+
+
+def _reach(distance) -> jax.Array:
+    distance = pos.as_positions(distance, real=True, name="distance")
+    return jnp.abs(distance).astype(jnp.float32)
+
+
+def logarithmic(distance, p, a) -> jax.Array:
+    """-p·ln(1 + a·|d|): float32, of the shape to which distances, p and a broadcast.
+
+    Raises:
+      TypeError: half-precision distances.
+    """
+    return -p * jnp.log1p(a * _reach(distance))
+
+
+def power(distance, p, a) -> jax.Array:
+    """-a·|d|^p: float32, of the shape to which distances, p and a broadcast.
+
+    Raises:
+      TypeError: half-precision distances.
+    """
+    reach = _reach(distance)
+    # d|d|^p/dp = |d|^p·ln|d|, which is 0·(-inf) at 0
+    return -a * jnp.where(reach > 0, jnp.where(reach > 0, reach, 1) ** p, 0)
+
+
+def within(x: jax.Array, low: float, high: float = jnp.inf) -> jax.Array:
+    """`clip(x, low, high)`, whose gradient passes to x on either side of the bounds too."""
+    still = jax.lax.stop_gradient
+    return still(jnp.clip(x, low, high)) + (x - still(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class KERPLE(Encoding):
+    """Subtracts a learned logarithm of the distance (`kind="log"`), or a power of it ("power")."""
+
+    kind: str = "log"
+
+    decays = True
+    real_positions = True
+
+    def __post_init__(self):
+        require(self.kind in KINDS, "kind", self.kind, f"choose one of {', '.join(KINDS)}")
+
+    def init_layer(self, key, dims):
+        """P and a, [H] each: U(0, 2) and U(0, 1)."""
+        p, a = jax.random.uniform(key, (2, dims.heads), jnp.float32)
+        return {"p": 2 * p, "a": a}
+
+    def coefficients(self, params, dims):
+        """P and a, within their ranges."""
+        p = within(params.layer["p"], LEAST, 2.0 if self.kind == "power" else jnp.inf)
+        return jnp.stack([p, within(params.layer["a"], LEAST)], axis=-1)
+
+    def profile(self, coefficients, distance):
+        """The bias of one head."""
+        p, a = coefficients
+        return {"log": logarithmic, "power": power}[self.kind](distance, p, a)
+
+    def distance_bias(self, params, distance, dims):
+        """The bias of all heads."""
+        rows = self.coefficients(params, dims).T
+        return self.profile(rows.reshape(*rows.shape, *(1,) * jnp.ndim(distance)), distance)

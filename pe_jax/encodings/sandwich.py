@@ -1,0 +1,58 @@
+"""Sandwich: Chi et al., "Dissecting Transformer Length Extrapolation…", arXiv 2212.10356.
+
+    b_h(d) = (H/8h) · Σ_i cos(d·w_i),    w_i = base^(-2i/d̄),  i = 0 … d̄/2 - 1,   h = 1 … H
+
+The sum is the dot product of two sinusoidal encodings of width d̄ = 128, the only hyperparameter;
+8h/H is the paper's compression ratio, so that heads look ever less at the distance. Added after the
+1/sqrt(E) scaling, as ALiBi's bias is; nothing is learned. Falling on the whole, like a logarithm,
+it is a sum of waves: it also rises, so `decays` would not be true of it.
+
+NVIDIA's NeMo takes i = 1 … d̄/2, and subtracts d̄/2 from the sum (which no softmax notices).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.encodings import angles
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+
+def bias(distance, num_heads: int, width: int = 128, base: float = 1e4) -> jax.Array:
+    """Σ_i cos(d·w_i)/(8h/H): float32 [H, *n] for distances [*n] (integer or float32).
+
+    Args:
+      distance: `q_pos - k_pos`, any shape.
+      num_heads: H.
+      width: d̄, an even number: twice as many waves as are summed.
+      base: > 1.
+
+    Raises:
+      ValueError: `num_heads` not positive; odd `width`; `base` ≤ 1; |distance| ≥ 2**24.
+      TypeError: half-precision distances.
+    """
+    require(is_int(num_heads, 1), "num_heads", num_heads, "pass an integer of at least 1")
+    waves = jnp.cos(angles.exact_angles(distance, angles.geometric(width, base))).sum(-1)
+    gain = num_heads / (8 * np.arange(1, num_heads + 1))
+    return jnp.asarray(gain, jnp.float32).reshape(-1, *(1,) * waves.ndim) * waves
+
+
+@dataclasses.dataclass(frozen=True)
+class Sandwich(Encoding):
+    """Adds the dot product of two sinusoidal encodings, at a strength fixed for each head."""
+
+    width: int = 128
+    base: float = 1e4
+
+    real_positions = True
+
+    def __post_init__(self):
+        ok = is_int(self.width, 2) and self.width % 2 == 0
+        require(ok, "width", self.width, "pass an even integer of at least 2")
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+
+    def distance_bias(self, params, distance, dims):
+        """Σ_i cos(d·w_i)/(8h/H)."""
+        return bias(distance, dims.heads, self.width, self.base)

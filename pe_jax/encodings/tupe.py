@@ -1,0 +1,95 @@
+"""TUPE: Ke et al., "Rethinking Positional Encoding in Language Pre-training", arXiv 2006.15595.
+
+    score_ij = (q_i·k_j + (p_i U_Q)·(p_j U_K))/sqrt(2E)        (§3.1; its second half is b_ij)
+    reset(b, i, j) = θ₁ if i = 0,   θ₂ if j = 0 < i,   b_ij otherwise           (§3.2)
+
+Positions speak to positions and words to words: p, U_Q, U_K and θ are shared by all layers, and no
+position is added to the words. Position 0 is [CLS], which stands nowhere: θ₁ is its bias to all
+others, θ₂ theirs to it (one each a head). A model without [CLS] may set `reset=False`.
+
+The equations are followed; the released code puts a layer norm on p and has biases in U. Instead p
+begins as such a norm leaves it, N(0, 1), so that both halves of the score begin at the same size.
+TUPE-R adds T5's bidirectional bias. T5 has a scale of its own (none), so it is not `tupe+t5` but
+T5's buckets as edges: `tupe+buckets(edges=…, directional=True)`, the edges being
+`t5.thresholds(16, 128) - 1`. The sum adds that bias to θ, too.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+from pe_jax.encodings.learned import lookup
+
+
+def correlation(q_p, k_p, u_q: jax.Array, u_k: jax.Array) -> jax.Array:
+    """(p_i U_Q)·(p_j U_K)/sqrt(2E): float32 [*B, H, T, S].
+
+    Args:
+      q_p: position vectors p_i of the queries, [*B, T, D].
+      k_p: those of the keys, [*B, S, D].
+      u_q: U_Q [D, H, E].
+      u_k: U_K [D, H, E].
+    """
+    # One product of four: for one query the vectors of the keys need not be projected.
+    form, exact = "...td,dhe,fhe,...sf->...hts", jax.lax.Precision.HIGHEST
+    found = jnp.einsum(form, q_p, u_q, u_k, k_p, precision=exact, optimize="optimal")
+    return (2 * u_q.shape[-1]) ** -0.5 * found
+
+
+def reset(bias: jax.Array, q_pos, k_pos, first: jax.Array, to_first: jax.Array) -> jax.Array:
+    """θ₁ in the rows of position 0, θ₂ in its columns: [*B, H, T, S] as `bias`; NaN stays.
+
+    Args:
+      bias: [*B, H, T, S].
+      q_pos: [*B, T].
+      k_pos: [*B, S].
+      first: θ₁ [H].
+      to_first: θ₂ [H].
+    """
+    one, two = first[:, None, None], to_first[:, None, None]
+    rows, columns = (q_pos == 0)[..., None, :, None], (k_pos == 0)[..., None, None, :]
+    return jnp.where(jnp.isnan(bias), bias, jnp.where(rows, one, jnp.where(columns, two, bias)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TUPE(Encoding):
+    """Correlates learned positions with each other, apart from the words, once for all layers."""
+
+    length: int = 512
+    reset: bool = True
+    stddev: float = 1.0
+
+    def __post_init__(self):
+        require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
+        require_bool("reset", self.reset)
+        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+
+    def init_shared(self, key, dims):
+        """P [length, D]; U_Q, U_K [D, H, E]; θ₁, θ₂ [H], zero at first."""
+        keys, shape = jax.random.split(key, 3), (dims.width, dims.heads, dims.head_dim)
+        own = {
+            "table": self.stddev * jax.random.normal(keys[0], (self.length, dims.width)),
+            "u_q": dims.width**-0.5 * jax.random.normal(keys[1], shape),
+            "u_k": dims.width**-0.5 * jax.random.normal(keys[2], shape),
+        }
+        zeros = jnp.zeros(dims.heads, jnp.float32)
+        return own | ({"first": zeros, "to_first": zeros} if self.reset else {})
+
+    def scale(self, head_dim):
+        """(2E)^-½, as two terms are added."""
+        return (2 * head_dim) ** -0.5
+
+    def bias(self, params, q_pos, k_pos, dims):
+        """(p_i U_Q)·(p_j U_K)/sqrt(2E), reset."""
+        own = params.shared
+        q_p, k_p = (lookup(own["table"], x) for x in (q_pos, k_pos))
+        found = correlation(q_p, k_p, own["u_q"], own["u_k"])
+        if not self.reset:
+            return found
+        return reset(found, jnp.asarray(q_pos), jnp.asarray(k_pos), own["first"], own["to_first"])
+
+    def limit(self):
+        """The table's length."""
+        return self.length

@@ -1,0 +1,134 @@
+"""BiPE against §3 of arXiv 2401.16421, in float64."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pe_jax
+from pe_jax import positions as pos
+from tests.encodings.common import (
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    WIDTH,
+    attend,
+    qkv,
+    random_params,
+    softmax,
+)
+
+END, DOT = 10, 46
+
+
+def paper_positions(tokens, documents):
+    """(number of ended pieces before, tokens of this piece before), counted one by one."""
+    found = []
+    for t, token in enumerate(tokens):
+        if t == 0 or documents[t] != documents[t - 1]:
+            piece, place = 0, 0
+        found.append((piece, place))
+        place += 1
+        if token in (END, DOT):
+            piece, place = piece + 1, 0
+    return found
+
+
+_bilevel = jax.jit(lambda tokens, ids: pos.bilevel(tokens, (DOT, END), ids))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from([1, 2, DOT, END]), min_size=24, max_size=24),
+    st.lists(st.integers(0, 5), min_size=24, max_size=24),
+)
+def test_pieces_and_places_are_counted_as_one_would(tokens, steps):
+    ids = np.cumsum(np.array(steps) == 0)
+    tokens, ids = (np.int32(x).reshape(2, 12) for x in (tokens, ids))
+    want = [paper_positions(row, own) for row, own in zip(tokens.tolist(), ids, strict=True)]
+    np.testing.assert_array_equal(_bilevel(tokens, ids), want)
+    alone = [paper_positions(row, [0] * 12) for row in tokens.tolist()]
+    np.testing.assert_array_equal(pos.bilevel(tokens, [DOT, END]), alone)
+
+
+def test_a_separator_ends_its_piece_and_longest_holds_the_place():
+    tokens = np.array([5, 6, DOT, DOT, 7, 8, 9])
+    places = np.asarray(pos.bilevel(tokens, (DOT,)))
+    assert places[:, 0].tolist() == [0, 0, 0, 1, 2, 2, 2]
+    assert places[:, 1].tolist() == [0, 1, 2, 0, 0, 1, 2]
+    assert pos.bilevel(tokens, (DOT,), longest=2)[:, 1].tolist() == [0, 1, 1, 0, 0, 1, 1]
+    assert pos.bilevel(tokens[:0], (DOT,)).shape == (0, 2)
+
+
+def rotation(angle_count, position):
+    """The block-diagonal matrix of RoPE, half layout: channel i turns with i + E/2."""
+    matrix = np.eye(HEAD_DIM)
+    for i in range(angle_count):
+        angle = position * 1e4 ** (-2 * i / HEAD_DIM)
+        at = np.ix_([i, i + angle_count], [i, i + angle_count])
+        matrix[at] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    return matrix
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("relative", ["rope", "alibi"])
+def test_scores_look_at_the_pieces_alone(relative, causal):
+    encoding = pe_jax.make("bipe", relative=relative, length=8)
+    params = random_params(encoding)
+    tokens = [1, DOT, 2, 3, DOT, DOT, 4, 5, 6, DOT, 7]
+    places = np.array(paper_positions(tokens, [0] * LENGTH), np.int32)
+    q, k, v = qkv()
+    ours = pe_jax.attention(
+        *(q, k, v),
+        encoding=encoding,
+        params=params,
+        q_positions=places,
+        causal=causal,
+        implementation="dense",
+    )
+    for head in range(HEADS):
+        qh, kh, vh = (x[:, head].astype(np.float64) for x in (q, k, v))
+        scores = np.empty((LENGTH, LENGTH))
+        for m, (i, _) in enumerate(places.tolist()):
+            for n, (j, _) in enumerate(places.tolist()):
+                turn = rotation(HEAD_DIM // 2, j - i) if relative == "rope" else np.eye(HEAD_DIM)
+                scores[m, n] = qh[m] @ turn @ kh[n] / math.sqrt(HEAD_DIM)
+                if relative == "alibi":
+                    scores[m, n] -= 2.0 ** (-8 * (head + 1) / HEADS) * abs(i - j)
+        np.testing.assert_allclose(ours[:, head], softmax(scores, causal) @ vh, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("absolute", ["learned", "sinusoidal"])
+def test_the_place_inside_a_piece_is_added_to_the_input(absolute):
+    encoding = pe_jax.make("bipe", absolute=absolute, length=8)
+    params, x = random_params(encoding), np.zeros((3, WIDTH), np.float32)
+    places = np.int32([[9, 0], [9, 7], [0, 7]])
+    added = np.asarray(encoding.embed(params, x, places))
+    if absolute == "learned":
+        np.testing.assert_array_equal(added, np.asarray(params.shared["table"])[[0, 7, 7]])
+        outside = np.array([[0, 8]])
+        with pytest.raises(ValueError, match="8 is outside the learned table of length 8"):
+            encoding.embed(params, x[:1], outside)
+        assert np.isnan(jax.jit(encoding.embed)(params, x[:1], outside)).all()
+    else:
+        angle = places[:, 1:] * 1e4 ** (-np.arange(0, WIDTH, 2) / WIDTH)
+        np.testing.assert_allclose(added[:, 0::2], np.sin(angle), atol=1e-6)
+        np.testing.assert_allclose(added[:, 1::2], np.cos(angle), atol=1e-6)
+    assert encoding.limit() == (8 if absolute == "learned" else None)
+
+
+@pytest.mark.parametrize("relative, used", [("rope", True), ("alibi", False)])
+def test_it_uses_the_slots_of_its_halves_alone(relative, used):
+    encoding = pe_jax.make("bipe", relative=relative)
+    assert encoding.overrides("embed")
+    assert encoding.overrides("rotate_q") == encoding.overrides("rotate_k") == used
+    assert encoding.overrides("distance_bias") != used
+
+
+def test_it_wants_both_numbers_of_a_position():
+    encoding = pe_jax.make("bipe")
+    with pytest.raises(ValueError, match=r"BiPE has 2 axes: pass q_positions"):
+        attend(*qkv(), encoding=encoding, params=random_params(encoding))

@@ -1,0 +1,85 @@
+"""FIRE against §3 of arXiv 2310.04418, in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import fire
+from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, check_attention, random_params, softmax
+
+
+def paper(own, i, j, length, head):
+    """f(ψ(i - j)/ψ(max(L, i))), f a perceptron with one hidden layer of ReLU units."""
+    c, threshold = abs(float(own["c"])), abs(float(own["multiplier"]) * length)
+    psi = lambda x: math.log(c * x + 1)  # noqa: E731
+    x = psi(abs(i - j)) / (psi(max(threshold, i)) + 1e-6)
+    w1, b1, w2, b2 = (np.asarray(own[n], np.float64) for n in ("w1", "b1", "w2", "b2"))
+    return np.maximum(x * w1 + b1, 0) @ w2[:, head] + b2[head]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [4.0, 512.0])
+def test_scores_are_the_papers(shared, causal, length):
+    encoding = pe_jax.make("fire", width=7, length=length, shared=shared)
+    params = random_params(encoding)
+    own = params.shared if shared else params.layer
+    assert own and not (params.layer if shared else params.shared)
+
+    def output(q, k, v, head):
+        scores = q @ k.T / math.sqrt(HEAD_DIM)
+        for i in range(LENGTH):
+            for j in range(LENGTH):
+                scores[i, j] += paper(own, i, j, length, head)
+        return softmax(scores, causal) @ v
+
+    check_attention(encoding, params, output, causal)
+
+
+def test_the_past_is_seen_as_parts_of_one_at_any_length():
+    i = np.array([0, 1, 5, 100, 10**6])
+    x = np.asarray(fire.interpolate(i, i, 0.1, 50.0))
+    past = i[:, None] >= i
+    assert (x[past] >= 0).all() and (x[past] <= 1).all() and not np.diag(x).any()
+    # beyond the threshold the first token is always at 1; before it, never
+    np.testing.assert_allclose(x[3:, 0], 1, atol=1e-5)
+    assert x[2, 0] < 0.3
+
+
+def test_it_depends_on_the_query_s_own_position_from_the_threshold_on():
+    at = lambda i, j: float(fire.interpolate(np.array([i]), np.array([j]), 0.1, 50.0)[0, 0])  # noqa: E731
+    assert at(10, 7) == at(40, 37) > at(100, 97) > at(1000, 997)
+
+
+@pytest.mark.parametrize("change", [{}, {"c": 0.0}, {"multiplier": 0.0}, {"c": 0.0, "w1": 0.0}])
+def test_gradients_are_finite_at_distance_0_at_position_0_and_where_c_or_l_vanish(change):
+    encoding = pe_jax.make("fire", width=5)
+    own = encoding.init_layer(jax.random.key(0), DIMS)
+    own |= {name: jnp.full_like(own[name], value) for name, value in change.items()}
+    places = np.int32([0, 0, 1, 9])
+
+    def total(own):
+        return encoding.bias(pe_jax.Params({}, own), places, places, DIMS).sum()
+
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.jit(jax.grad(total))(own)))
+
+
+def test_c_and_the_threshold_are_learned_and_their_signs_do_not_count():
+    encoding = pe_jax.make("fire", width=5)
+    own = encoding.init_layer(jax.random.key(0), DIMS)
+    assert (float(own["c"]), float(own["multiplier"])) == (np.float32(0.1), 1)
+    assert own["w1"].shape == own["b1"].shape == (5,) and np.abs(own["w1"]).max() <= 1
+    assert own["w2"].shape == (5, 2) and np.abs(own["w2"]).max() <= 5**-0.5
+    places = np.arange(9)
+
+    def bias(own):
+        return encoding.bias(pe_jax.Params({}, own), places, places, DIMS)
+
+    turned = own | {name: -own[name] for name in ("c", "multiplier")}
+    np.testing.assert_array_equal(bias(turned), bias(own))
+    slopes = jax.grad(lambda own: jnp.square(bias(own)).sum())(own)
+    assert slopes["c"] != 0 and slopes["multiplier"] != 0

@@ -1,0 +1,61 @@
+"""Sandwich against arXiv 2212.10356, in float64: the dot product of two sinusoids."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pe_jax
+from pe_jax.encodings import sandwich
+from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
+
+
+def sinusoid(position, width, base=1e4):
+    """§3.5 of arXiv 1706.03762: sin and cos of position/base^(2i/d̄)."""
+    angle = [position / base ** (2 * i / width) for i in range(width // 2)]
+    return np.array([math.sin(x) for x in angle] + [math.cos(x) for x in angle])
+
+
+def paper(m, n, head, heads, width=128):
+    """p_m·p_n over the compression ratio 8h/H, h = 1 … H."""
+    return sinusoid(m, width) @ sinusoid(n, width) / (8 * (head + 1) / heads)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_are_the_papers(causal):
+    def output(q, k, v, head):
+        scores = q @ k.T / math.sqrt(HEAD_DIM)
+        for m in range(LENGTH):
+            for n in range(LENGTH):
+                scores[m, n] += paper(m + 50, n + 50, head, 2)  # only the distance counts
+        return softmax(scores, causal) @ v
+
+    check_attention(pe_jax.make("sandwich"), NONE, output, causal)
+
+
+_bias = jax.jit(lambda d: sandwich.bias(d, 3, 10))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(-(2**23), 2**23))
+def test_far_distances_are_as_exact_as_near_ones(distance):
+    want = [sum(math.cos(distance * 1e4 ** (-2 * i / 10)) for i in range(5)) * 3 / 8]
+    want = [want[0] / h for h in (1, 2, 3)]
+    np.testing.assert_allclose(_bias(np.int32([distance]))[:, 0], want, atol=5e-6)
+
+
+def test_distance_0_is_half_the_width_over_the_ratio_and_both_sides_are_alike():
+    bias = np.asarray(sandwich.bias(np.arange(-300, 301), 8))
+    np.testing.assert_allclose(bias[:, 300], 64 / np.arange(1, 9), rtol=1e-6)
+    np.testing.assert_array_equal(bias, bias[:, ::-1])
+    assert bias.dtype == np.float32
+
+
+def test_it_falls_on_the_whole_but_not_always_so_it_does_not_declare_that_it_decays():
+    bias = np.asarray(sandwich.bias(np.arange(4096), 8))[0]
+    means = [bias[a : 2 * a].mean() for a in (1, 4, 16, 64, 256, 1024)]
+    assert (np.diff(means) < -3).all()  # about as much for each factor: a logarithm
+    assert (np.diff(bias) > 0).any() and not pe_jax.make("sandwich").decays
