@@ -4,6 +4,7 @@ import difflib
 import functools
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ def attention(
     k_index: Any = None,
     causal: bool = True,
     window: int | None = None,
-    implementation: str | None = None,
+    implementation: str | Callable | None = None,
     dims: Dims | None = None,
 ) -> jax.Array:
     """Attention with a positional encoding; rotates q and k, then calls `attend`.
@@ -68,6 +69,7 @@ def attention(
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
+        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`.
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -134,7 +136,7 @@ def attend(
     k_index: Any = None,
     causal: bool = True,
     window: int | None = None,
-    implementation: str | None = None,
+    implementation: str | Callable | None = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
 
@@ -175,8 +177,10 @@ def attend(
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 
 
-def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tokens):
+def _pick(implementation, rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens):
     """The engine's `attend`. Logs each choice that it makes by itself, once."""
+    if callable(implementation):
+        return implementation
     if implementation is not None:
         if implementation not in IMPLEMENTATIONS:
             near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
