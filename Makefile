@@ -37,7 +37,7 @@ test: .venv/ready-test
 	$(BIN)/pytest -n 2
 
 oracles: .venv/ready-oracles
-	$(BIN)/pytest -n 2 -m oracles tests/oracles
+	$(BIN)/pytest -n 2 -m oracles tests/oracles tests/test_examples.py
 
 clean:
 	rm -rf .venv runs .jax_cache .pytest_cache .ruff_cache .hypothesis

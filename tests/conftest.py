@@ -28,3 +28,12 @@ def text_dir():
     if not folder.is_dir():
         pytest.skip(f"no real text: PE_JAX_DATA is not set and {beside.name}/ is not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def oracles(request):
+    """Skips what runs torch and transformers unless it is asked for, or where they are missing."""
+    if "oracles" not in request.config.getoption("markexpr"):
+        pytest.skip("torch and transformers take minutes: pytest -m oracles")
+    for library in ("torch", "transformers"):
+        pytest.importorskip(library, reason=f"{library} is missing: install the extra `oracles`")

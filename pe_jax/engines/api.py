@@ -4,6 +4,7 @@ import difflib
 import functools
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ def attention(
     causal: bool = True,
     window: int | None = None,
     sinks: int = 0,
-    implementation: str | None = None,
+    implementation: str | Callable | None = None,
     dims: Dims | None = None,
 ) -> jax.Array:
     """Attention with a positional encoding; rotates q and k, then calls `attend`.
@@ -76,6 +77,7 @@ def attention(
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length.
+        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`.
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -155,7 +157,7 @@ def attend(
     causal: bool = True,
     window: int | None = None,
     sinks: int = 0,
-    implementation: str | None = None,
+    implementation: str | Callable | None = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
 
@@ -208,8 +210,10 @@ def check_window(window: int | None, sinks: int) -> None:
     require(window is not None or not sinks, "sinks", sinks, fix)
 
 
-def _pick(implementation: str | None, rules, params, operands, q: Tokens, k: Tokens):
+def _pick(implementation, rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens):
     """The engine's `attend`. Logs each choice that it makes by itself, once."""
+    if callable(implementation):
+        return implementation
     if rules.encoding.overrides("rescore") and implementation in (*IMPLEMENTATIONS[1:], None):
         return _whole_rows(implementation, rules.encoding, operands)
     if implementation is not None:

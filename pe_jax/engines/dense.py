@@ -6,6 +6,7 @@ with a trailing axis A where the scheme has more than one.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -196,14 +197,31 @@ def check_values(encoding: Encoding, params: Params, width: int) -> None:
             raise ValueError(f"v has width {width}; relative values need {need.shape[-1]}")
 
 
-def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
-    """Attention with everything written out; `operands` also holds "v". Float32 [B, H, T, F]."""
+def attend(
+    rules: Rules,
+    params: Params,
+    operands: dict,
+    q: Tokens,
+    k: Tokens,
+    *,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    change: Callable[[jax.Array], jax.Array] | None = None,
+) -> jax.Array:
+    """Attention with everything written out; `operands` also holds "v". Float32 [B, H, T, F].
+
+    Only this engine takes what has no form but that of a matrix, of a shape that broadcasts to
+    [B, H, T, S]: `mask` (bool) hides more than `rules` do, `bias` is added to the scores. `change`
+    maps the weights [B, H, T, S] before they average the values: dropout.
+    """
     terms = Pairs(rules, params, q.positions, k.positions)
-    seen = rules.mask(q, k)
+    seen = rules.mask(q, k) if mask is None else rules.mask(q, k) & mask
     s = scores(rules, params, terms, operands, q, k, seen)
+    s = s if bias is None else s + bias
     s = jnp.where(seen, s, -jnp.inf)
     top = jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True))
     e = jnp.where(seen, jnp.exp(s - jnp.where(jnp.isfinite(top), top, 0)), 0)
     total = e.sum(-1, keepdims=True)
     weights = e / jnp.where(total > 0, total, 1)
+    weights = weights if change is None else change(weights)
     return average(weights, operands["v"]) + terms.values(weights)

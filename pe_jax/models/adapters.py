@@ -1,0 +1,255 @@
+"""Any encoding inside stock Flax attention: what to pass as its `attention_fn`.
+
+    fn = adapters.attention_fn(encoding, params, causal=True)
+    nn.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)           # Linen
+    nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=…)   # NNX
+
+Parameters train if they are the model's own. In NNX they are, if the leaves are `nnx.Param`, for
+what `attention_fn` returns is a module: `params = jax.tree.map(nnx.Param, params)`; layers given
+the same `shared` Params share it. In Linen the module around the stock one declares them:
+
+    shared = self.param("shared", encoding.init_shared, dims)  # once a model: hand it to the layers
+    layer = self.param("layer", encoding.init_layer, dims)
+    fn = adapters.attention_fn(encoding, pe_jax.Params(shared, layer), causal=True)
+
+`examples/linen.py` and `examples/nnx.py` train both.
+B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width.
+"""
+
+import contextlib
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import nnx
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, Params, is_int, require, require_bool
+from pe_jax.engines import dense
+from pe_jax.engines.api import attention
+
+
+def attention_fn(
+    encoding: Encoding,
+    params: Params | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    segments: Any = None,
+    positions: Any = None,
+    q_positions: Any = None,
+    embedded: bool = False,
+) -> "AttentionFn":
+    """A function that stock Linen and NNX attention take as `attention_fn`.
+
+    A mask that the module passes is honoured exactly, by the dense engine: it is a matrix, O(T·S),
+    before we see it. Without one memory is O(L): say `causal`, `window` or `segments` here instead.
+    A query that sees nothing gives zeros (stock: the mean of all values).
+
+    Decoding with the module's own cache needs no setting: a step is one query, several keys and the
+    mask that the module makes, and its place is that of the last key in it. (A mask of one's own
+    must not hide the newest token in all rows of a batch.) That cache holds keys as they were, so
+    each step rotates all of them: exact, but slower than `pe_jax.engines.cache`, which holds them
+    rotated.
+
+    Args:
+      encoding: the scheme, from `pe_jax.make` or `pe_jax.parse`.
+      params: its parameters, `Params(shared, layer)`, of arrays or of `nnx.Param`; None if it has
+        none.
+      causal: whether later tokens are hidden. The module's own default is that they are not.
+      window: see at most so many tokens back (and ahead, if not causal), oneself included.
+      segments: integers [*B, S], for packed documents: tokens see their own segment only.
+      positions: where the tokens stand, [S] or [*B, S] (with a trailing axis where the scheme has
+        several); None: contiguous from 0.
+      q_positions: those of the queries, where they are other tokens (attention across sequences).
+      embedded: says that `encoding.embed` is called on the input of the first layer, for a scheme
+        that adds to it: an `attention_fn` is given q, k and v alone and cannot.
+
+    Raises:
+      ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; a scheme
+        of several axes without `positions`.
+      TypeError: what is no encoding, or no `Params`.
+    """
+    if not isinstance(encoding, Encoding):
+        raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives")
+    if not isinstance(params, Params | None):
+        raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
+    require_bool("causal", causal)
+    require_bool("embedded", embedded)
+    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    if encoding.overrides("embed") and not embedded:
+        raise ValueError(
+            f"encoding={encoding!r}: it adds to the input of the first layer, which no attention_fn"
+            " sees; call x = encoding.embed(params, x, positions) there, then pass embedded=True"
+        )
+    if encoding.axes > 1 and positions is None:
+        name, axes = type(encoding).__name__, encoding.axes
+        raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
+    return AttentionFn(encoding, params, causal, window, segments, positions, q_positions)
+
+
+class AttentionFn(nnx.Module):
+    """What `attention_fn` returns; called by the stock modules as they call their own."""
+
+    def __init__(self, encoding, params, causal, window, segments, positions, q_positions):
+        self.encoding, self.causal, self.window = encoding, causal, window
+        self.params = nnx.data(params)
+        self.segments = nnx.data(segments)
+        self.positions = nnx.data(positions)
+        self.q_positions = nnx.data(q_positions)
+
+    def __call__(
+        self,
+        query,
+        key,
+        value,
+        bias=None,
+        mask=None,
+        broadcast_dropout=True,
+        dropout_rng=None,
+        dropout_rate=0.0,
+        deterministic=False,
+        dtype=None,
+        precision=None,
+        module=None,
+        is_causal=False,
+        qk_attn_weights_einsum=None,
+        attn_weights_value_einsum=None,
+    ) -> jax.Array:
+        """The arguments of `nn.dot_product_attention` and `nnx.dot_product_attention`.
+
+        (Linen passes what it finds in this signature.) Softmax is float32 in any dtype. `precision`
+        holds for this call; what the tiled engine does backward follows
+        `jax.default_matmul_precision`.
+
+        Args:
+          query: [*B, T, H, E].
+          key: [*B, S, K, E].
+          value: [*B, S, K, E].
+          bias: added to the scores; its shape broadcasts to [*B, H, T, S].
+          mask: booleans, or zeros and ones, likewise: False is hidden.
+          broadcast_dropout: whether all rows and heads lose the same weights.
+          dropout_rng: a key, if weights are to be dropped.
+          dropout_rate: the fraction of weights that is dropped.
+          deterministic: whether none is dropped after all.
+          dtype: what q, k and v are computed in; None: their common dtype.
+          precision: of the matmuls: None, a `jax.lax.Precision` or its name.
+          module: sows the attention weights, if given.
+          is_causal: as the setting `causal`, for this call.
+          qk_attn_weights_einsum: refused: scores are not one einsum here.
+          attn_weights_value_einsum: refused likewise.
+
+        Returns:
+          [*B, T, H, E] in the computing dtype.
+
+        Raises:
+          ValueError: shapes that do not fit; an additive mask; queries that are neither the keys'
+            tokens nor the last of them, without `q_positions`; dropout without a key; an einsum.
+        """
+        for name, einsum in (
+            ("qk_attn_weights_einsum", qk_attn_weights_einsum),
+            ("attn_weights_value_einsum", attn_weights_value_einsum),
+        ):
+            require(einsum is None, name, einsum, "scores are not one einsum here: leave it out")
+        q, k, v = nn.dtypes.promote_dtype(query, key, value, dtype=dtype)
+        shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
+        places = self._places(shape, mask, self.causal or is_causal)
+        dropped = dropout_rate > 0 and not deterministic
+        if dropped and dropout_rng is None:
+            raise ValueError("dropout_rng=None: dropping weights needs a key; or set deterministic")
+
+        def change(weights):
+            if module is not None:
+                kind = "intermediates" if isinstance(module, nn.Module) else nnx.Intermediate
+                module.sow(kind, "attention_weights", weights.reshape(shape))
+            if not dropped:
+                return weights
+            kept = weights.shape[-2:] if broadcast_dropout else weights.shape
+            keep = jax.random.bernoulli(dropout_rng, 1 - dropout_rate, kept)
+            return jnp.where(keep, weights / (1 - dropout_rate), 0)
+
+        engine = None
+        if mask is not None or bias is not None or module is not None or dropped:
+            mask = None if mask is None else _flat("mask", _booleans(mask), shape)
+            bias = None if bias is None else _flat("bias", bias, shape)
+            engine = functools.partial(dense.attend, mask=mask, bias=bias, change=change)
+        with _precision(precision):
+            return attention(
+                q,
+                k,
+                v,
+                encoding=self.encoding,
+                params=nnx.as_pure(self.params),
+                window=self.window,
+                implementation=engine,
+                **places,
+            )
+
+    def _places(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
+        """Positions, indices and segments of the tokens, as `attention` takes them."""
+        queries, keys = shape[-2:]
+        given, segments = self.positions, self.segments
+        if queries == keys:
+            own = given if self.q_positions is None else self.q_positions
+            other = own if given is None else given
+            found = {"q_positions": own, "k_positions": other, "q_segments": segments}
+            return found | {"causal": causal}
+        if self.q_positions is not None and given is not None:
+            fix = "the queries are other tokens than the keys: pass a mask"
+            require(not causal, "causal", causal, fix)
+            require(self.window is None, "window", self.window, fix)
+            require(segments is None, "segments", "…", fix)
+            found = {"q_positions": self.q_positions, "k_positions": given}
+            return found | {"causal": False}
+        if queries != 1 or mask is None:
+            raise ValueError(
+                f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
+                " of decoding is one query, with the mask that the module makes)"
+            )
+        index = pos.contiguous(keys)
+        seen = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
+        at = jnp.max(jnp.where(seen, index, 0))[None]
+        if given is None:
+            given = index if segments is None else pos.per_segment(segments)
+        given = jnp.asarray(given)
+        own = jnp.take(given, at, axis=given.ndim - 1 - (self.encoding.axes > 1))
+        found = {"q_positions": own, "k_positions": given, "q_index": at, "k_index": index}
+        if segments is not None:
+            segments = jnp.asarray(segments)
+            found |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
+        return found | {"causal": causal}
+
+
+def _booleans(mask) -> jax.Array:
+    """The mask as booleans. Zero means hidden: the contrary of an additive mask."""
+    known = pos.concrete(mask)
+    if known is not None and not np.isin(known, (0, 1)).all():
+        worst = known[~np.isin(known, (0, 1))].flat[0]
+        raise ValueError(f"mask holds {worst}: pass booleans; an additive mask is a bias")
+    return jnp.asarray(mask).astype(bool)
+
+
+def _flat(name: str, x, shape: tuple[int, ...]) -> jax.Array:
+    """A matrix that broadcasts to `shape` [*B, H, T, S], with one axis B: [B, H or 1, …]."""
+    x = jnp.asarray(x)
+    fits = x.ndim <= len(shape) and all(
+        n in (1, m) for n, m in zip(x.shape[::-1], shape[::-1], strict=False)
+    )
+    require(fits, name, x.shape, f"pass a shape that broadcasts to {shape}")
+    x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
+    whole = jnp.broadcast_to(x, (*shape[:-3], *x.shape[-3:]))
+    return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])
+
+
+def _precision(precision) -> Any:
+    """The context in which matmuls have this precision."""
+    if precision is None:
+        return contextlib.nullcontext()
+    name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision
+    fix = "pass None, a jax.lax.Precision or its name"
+    require(isinstance(name, str), "precision", precision, fix)
+    return jax.default_matmul_precision(name)

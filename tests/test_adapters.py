@@ -1,0 +1,425 @@
+"""The adapter inside stock Flax attention: what it computes, what it passes on, what it refuses."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import pe_jax
+from pe_jax import Encoding, Params
+from pe_jax.models import adapters
+from tests import util
+from tests.util import DIMS, SINGLE, SUMS, B, E, H, K, T, assert_close, noise
+
+D = DIMS.width
+X = noise(B, T, D)
+NONE = Params({}, {})
+
+
+def adapter(case, params=None, **options):
+    params = util.random_params(case.encoding) if params is None else params
+    if case.encoding.axes > 1:
+        options.setdefault("positions", util.spread(case, util.contiguous(T)))
+    return adapters.attention_fn(case.encoding, params, embedded=True, **options)
+
+
+def of_linen(fn, **options):
+    return nn.MultiHeadDotProductAttention(num_heads=H, attention_fn=fn, **options)
+
+
+def of_nnx(fn, **options):
+    options = {"decode": False, "num_kv_heads": K, "rngs": nnx.Rngs(0)} | options
+    return nnx.MultiHeadAttention(H, D, attention_fn=fn, **options)
+
+
+@functools.cache
+def weights(kv_heads=H):
+    """Weights of a stock module of either kind: {name: {kernel, bias}}."""
+    count = {"query": H, "key": kv_heads, "value": kv_heads}
+    shapes = {name: ((D, n, E), (n, E)) for name, n in count.items()} | {"out": ((H, E, D), (D,))}
+    return {
+        name: {"kernel": 0.3 * noise(*kernel, seed=i), "bias": 0.3 * noise(*bias, seed=i)}
+        for i, (name, (kernel, bias)) in enumerate(shapes.items())
+    }
+
+
+def by_hand(x, attend, kv_heads=H):
+    """The stock module's projections, with `attend` between them."""
+    w = weights(kv_heads)
+    q, k, v = (
+        jnp.einsum("btd,dhe->bthe", x, w[name]["kernel"]) + w[name]["bias"]
+        for name in ("query", "key", "value")
+    )
+    return jnp.einsum("bthe,hed->btd", attend(q, k, v), w["out"]["kernel"]) + w["out"]["bias"]
+
+
+def fill(module):
+    """Gives an NNX module the weights that `by_hand` takes."""
+    for name, leaves in weights(module.num_kv_heads).items():
+        for leaf, value in leaves.items():
+            getattr(getattr(module, name), leaf)[...] = jnp.asarray(value)
+    return module
+
+
+def wanted(case, **options):
+    """`pe_jax.attention` on the same parameters, dense."""
+    several = case.encoding.axes > 1
+    return functools.partial(
+        pe_jax.attention,
+        encoding=case.encoding,
+        params=util.random_params(case.encoding),
+        q_positions=util.spread(case, util.contiguous(T)) if several else None,
+        implementation="dense",
+        **options,
+    )
+
+
+def by_steps_nnx(module, x):
+    """Decodes with the cache of an NNX module, one token at a time."""
+    module.init_cache(x.shape)
+    graph, state = nnx.split(module)
+
+    def step(state, token):
+        module = nnx.merge(graph, state)
+        out = module(token[:, None], decode=True)
+        return nnx.state(module), out[:, 0]
+
+    _, out = jax.lax.scan(step, state, jnp.swapaxes(x, 0, 1))
+    return jnp.swapaxes(out, 0, 1)
+
+
+def by_steps_linen(module, variables, x):
+    """Decodes with the cache of a Linen module, one token at a time."""
+    cache = module.init(jax.random.key(0), x)["cache"]
+
+    def step(cache, token):
+        out, new = module.apply(variables | {"cache": cache}, token[:, None], mutable=["cache"])
+        return new["cache"], out[:, 0]
+
+    _, out = jax.lax.scan(step, cache, jnp.swapaxes(x, 0, 1))
+    return jnp.swapaxes(out, 0, 1)
+
+
+@pytest.mark.parametrize("case", SINGLE, ids=str)
+def test_in_nnx_it_is_attention_and_decoding_equals_the_full_pass(case):
+    def run(x):
+        full = fill(of_nnx(adapter(case, causal=case.causal)))(x)
+        past = full if case.causal else fill(of_nnx(adapter(case, causal=True)))(x)
+        return full, past, by_steps_nnx(fill(of_nnx(adapter(case))), x)
+
+    full, past, steps = util.jit(run)(X)
+    assert_close(full, by_hand(X, wanted(case, causal=case.causal), K))
+    assert_close(steps, past)
+
+
+@pytest.mark.parametrize("case", SUMS, ids=str)
+def test_in_linen_it_is_attention_and_decoding_equals_the_full_pass(case):
+    """Sums take every slot through it; what it does with a slot is the same in Linen and NNX."""
+
+    def run(x):
+        variables = {"params": weights()}
+        full = of_linen(adapter(case, causal=True)).apply(variables, x)
+        return full, by_steps_linen(of_linen(adapter(case), decode=True), variables, x)
+
+    full, steps = util.jit(run)(X)
+    assert_close(full, by_hand(X, wanted(case, causal=True)))
+    assert_close(steps, full)
+
+
+def called(fn, *args, **kwargs):
+    """fn(*args, **kwargs), compiled; arrays all of them."""
+    return util.jit(lambda args, kwargs: fn(*args, **kwargs))(args, kwargs)
+
+
+MASK = np.random.default_rng(0).random((B, H, T, T)) < 0.5
+MASK |= np.eye(T, dtype=bool)  # stock averages all values where a query sees nothing
+OPTIONS = [
+    {},
+    {"dtype": jnp.bfloat16},
+    {"normalize_qk": True, "precision": jax.lax.Precision.HIGHEST},
+    {"dropout_rate": 0.4, "deterministic": False},
+    {"dropout_rate": 0.4, "deterministic": False, "broadcast_dropout": False},
+    {"dropout_rate": 0.4, "deterministic": True},
+]
+
+
+def assert_same(ours, stock):
+    assert ours.dtype == stock.dtype
+    assert_close(ours, stock, tol=2e-2 if ours.dtype == jnp.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, mask",
+    [(o, MASK) for o in OPTIONS] + [({}, None), ({}, MASK[:1, :1].astype(np.float32))],
+    ids=str,
+)
+def test_without_an_encoding_it_is_linens_own_attention(options, mask):
+    def run(x, mask):
+        for fn in (adapters.attention_fn(Encoding()), nn.dot_product_attention):
+            module = of_linen(fn, **options)
+            scale = {"scale": jnp.ones(E)}
+            norms = {"query_ln": scale, "key_ln": scale} if module.normalize_qk else {}
+            rngs = {"dropout": jax.random.key(1)}
+            yield module.apply({"params": weights() | norms}, x, mask=mask, rngs=rngs)
+
+    assert_same(*util.jit(lambda *args: tuple(run(*args)))(X, mask))
+
+
+@pytest.mark.parametrize("options", [o for o in OPTIONS if "normalize_qk" not in o], ids=str)
+def test_without_an_encoding_it_is_nnxs_own_attention(options):
+    def run(x, causal):
+        for fn in (adapters.attention_fn(Encoding()), nnx.dot_product_attention):
+            module = fill(of_nnx(fn, rngs=nnx.Rngs(0, dropout=1), num_kv_heads=H, **options))
+            yield module(x, mask=MASK, is_causal=causal)
+
+    for causal in (False, True):
+        assert_same(*util.jit(lambda x: tuple(run(x, causal)))(X))  # noqa: B023
+
+
+def test_the_weights_are_sown_as_stock_does():
+    found = []
+    for fn in (adapters.attention_fn(Encoding()), nn.dot_product_attention):
+        module = of_linen(fn)
+        out = module.apply({"params": weights()}, X, sow_weights=True, mutable=["intermediates"])
+        found.append(out)
+    assert_close(*found)
+    found = []
+    for fn in (adapters.attention_fn(Encoding()), nnx.dot_product_attention):
+        run = nnx.capture(fill(of_nnx(fn)), nnx.Intermediate)
+        found.append(run(X, sow_weights=True)[1]["attention_weights"][...][0])
+    assert_close(*found)
+
+
+def test_stock_modules_know_no_argument_that_it_would_miss():
+    """Linen drops what it does not find in the signature, without a word."""
+    ours = set(inspect.signature(adapters.attention_fn(Encoding())).parameters)
+    linens = set(inspect.signature(nn.dot_product_attention).parameters)
+    # its softmax is float32 anyway; the modules do not pass the other
+    assert linens - ours == {"force_fp32_for_softmax", "einsum_dot_general"}
+    assert set(inspect.signature(nnx.dot_product_attention).parameters) - ours == {"promote_dtype"}
+    stock = list(inspect.signature(nn.dot_product_attention).parameters)[:12]
+    assert list(inspect.signature(adapters.attention_fn(Encoding())).parameters)[:12] == stock
+
+
+def heads():
+    return tuple(noise(B, T, H, E, seed=i) for i in range(3))
+
+
+@pytest.mark.parametrize(
+    "mask", [MASK, MASK[0, :1], MASK[0, 0], None], ids=["BHTS", "1TS", "TS", ""]
+)
+def test_any_mask_and_bias_are_honoured_beside_an_encoding(mask):
+    """ALiBi with them is stock attention with ALiBi's matrix among the biases."""
+    bias, place = noise(B, 1, T, T, seed=5), np.arange(T)
+    far = pe_jax.make("alibi").distance_bias(NONE, place[:, None] - place, DIMS)
+    fn = adapters.attention_fn(pe_jax.make("alibi"), NONE)
+    got = called(fn, *heads(), bias=bias, mask=mask)
+    stock = called(nn.dot_product_attention, *heads(), bias=bias + far, mask=mask)
+    assert_close(got, stock)
+
+
+def test_several_batch_axes_and_none_are_as_one():
+    fn = adapters.attention_fn(pe_jax.make("alibi"))
+    q, k, v = (np.stack([x, x + 1]) for x in heads())
+    mask = np.stack([MASK, ~MASK])
+    got = called(fn, q, k, v, mask=mask)
+    none = util.jit(lambda *args: fn(*args[:3], mask=args[3]))
+    for i, j in np.ndindex(2, B):
+        assert_close(got[i, j], none(q[i, j], k[i, j], v[i, j], mask[i, j]))
+
+
+def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients():
+    fn = adapters.attention_fn(pe_jax.make("rope"))
+    mask = MASK.copy()
+    mask[0, :, 3] = False
+    assert not np.asarray(called(fn, *heads(), mask=mask)[0, 3]).any()
+    grads = util.jit(jax.grad(lambda args: (fn(*args, mask=mask) ** 2).sum()))(heads())
+    assert all(np.isfinite(g).all() for g in grads)
+
+
+def test_segments_and_window_are_the_masks_that_they_stand_for():
+    segments = np.repeat([[0, 1, 2], [0, 0, 1]], [5, 5, 3], axis=1)
+    same = segments[:, :, None] == segments[:, None]
+    far = np.arange(T)[:, None] - np.arange(T)
+    encoding = pe_jax.make("rope")
+    make = functools.partial(adapters.attention_fn, encoding)
+    seen = (same & (far >= 0) & (far < 4))[:, None]
+    plain = called(make(causal=True, window=4, segments=segments), *heads())
+    assert_close(plain, called(make(), *heads(), mask=seen))
+
+
+def test_a_step_stands_where_the_newest_key_of_its_mask_does():
+    """Old keys may be hidden (padding on the left), and the newest one in some rows."""
+    encoding = pe_jax.parse("t5+rope")[0]
+    fn = adapters.attention_fn(encoding, util.random_params(encoding))
+    run = util.jit(lambda *args: fn(*args[:3], mask=args[3]))
+    q, k, v = heads()
+    for at in (0, 5, T - 1):
+        mask = np.broadcast_to(np.arange(T) <= at, (B, 1, 1, T)).copy()
+        mask[0, ..., : at // 2] = False
+        mask[1, ..., at] = at == 0
+        whole = np.ones((B, 1, T, T), bool) & mask
+        want = run(q, k, v, whole)[:, at : at + 1]
+        assert_close(run(q[:, at : at + 1], k, v, mask), want)
+
+
+def test_a_step_keeps_to_positions_segments_window_and_cause():
+    positions, segments = np.arange(T)[::-1] * 3, np.repeat([[0, 1]] * B, [4, T - 4], axis=1)
+    for settings in ({"positions": positions}, {"segments": segments}, {"window": 3}):
+        fn = adapters.attention_fn(pe_jax.make("rope"), causal=True, **settings)
+        (q, k, v), at = heads(), 6
+        full = called(fn, q, k, v)
+        step = called(fn, q[:, at : at + 1], k, v, mask=(np.arange(T) <= at)[None, None, None])
+        assert_close(step, full[:, at : at + 1])
+
+
+def test_queries_of_another_sequence_have_positions_of_their_own():
+    q, k, v = heads()
+    q, places = q[:, :5], (np.arange(5) * 2, np.arange(T))
+    fn = adapters.attention_fn(pe_jax.make("rope"), positions=places[1], q_positions=places[0])
+    direct = pe_jax.attention(
+        *(q, k, v),
+        encoding=pe_jax.make("rope"),
+        q_positions=places[0],
+        k_positions=places[1],
+        causal=False,
+    )
+    assert_close(called(fn, q, k, v), direct)
+
+
+LEARNED = ("t5", "shaw", "transformer_xl", "deberta")
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_linen_holds_the_parameters_and_gradients_reach_them(name):
+    encoding = pe_jax.make(name, **util.SMALL.get(name, [{}])[0])
+
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            shared = self.param("shared", encoding.init_shared, DIMS)
+            layer = self.param("layer", encoding.init_layer, DIMS)
+            fn = adapters.attention_fn(encoding, Params(shared, layer), causal=True)
+            return of_linen(fn)(x)
+
+    variables = Layer().init(jax.random.key(0), X)
+    variables["params"].update(zip(("shared", "layer"), util.random_params(encoding), strict=True))
+    loss = util.jit(jax.grad(lambda v: (Layer().apply(v, X) ** 2).sum()))
+    grads = loss(variables)["params"]
+    leaves = jax.tree.leaves([grads["shared"], grads["layer"]])
+    assert leaves and all(np.abs(g).max() > 0 for g in leaves)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_nnx_holds_the_parameters_and_gradients_reach_them(name):
+    encoding = pe_jax.make(name, **util.SMALL.get(name, [{}])[0])
+    own = jax.tree.map(nnx.Param, util.random_params(encoding))
+    other = own._replace(layer=jax.tree.map(nnx.Param, util.random_params(encoding, seed=2).layer))
+    fns = [adapters.attention_fn(encoding, p, causal=True) for p in (own, other)]
+    stack = nnx.List([of_nnx(fn) for fn in fns])
+
+    @nnx.jit
+    def grads(stack, x):
+        return nnx.grad(lambda s: (s[1](s[0](x)) ** 2).sum())(stack)
+
+    found = nnx.to_flat_state(grads(stack, X))
+    of_encoding = {path: g[...] for path, g in found if "attention_fn" in path}
+    shared = [path for path in of_encoding if "shared" in path]
+    assert len(shared) == len(jax.tree.leaves(own.shared))  # one table for both layers
+    assert of_encoding and all(np.abs(g).max() > 0 for g in of_encoding.values())
+
+
+def test_without_a_mask_memory_is_linear():
+    fn = adapters.attention_fn(pe_jax.make("alibi"), causal=True)
+    x = jax.ShapeDtypeStruct((1, 4096, 1, 8), jnp.float32)
+    compiled = jax.jit(fn).lower(x, x, x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4096**2
+
+
+ROPE = pe_jax.make("rope")
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (
+            lambda: adapters.attention_fn("rope"),
+            TypeError,
+            "encoding='rope': pass what pe_jax.make",
+        ),
+        (
+            lambda: adapters.attention_fn(ROPE, {}),
+            TypeError,
+            "params is a dict; pass pe_jax.Params",
+        ),
+        (lambda: adapters.attention_fn(ROPE, window=0), ValueError, "window=0: pass an integer"),
+        (lambda: adapters.attention_fn(ROPE, causal="no"), ValueError, "causal='no': pass True"),
+        (
+            lambda: adapters.attention_fn(pe_jax.parse("sinusoidal+rope")[0]),
+            ValueError,
+            r"adds to the input of the first layer.*x = encoding.embed\(params, x, positions\)",
+        ),
+        (
+            lambda: adapters.attention_fn(ROPE)(*heads(), mask=np.where(MASK, 0, -1e9)),
+            ValueError,
+            "mask holds -1000000000.0: pass booleans; an additive mask is a bias",
+        ),
+        (
+            lambda: adapters.attention_fn(ROPE)(*heads(), mask=MASK[:, :3]),
+            ValueError,
+            r"mask=\(2, 3, 13, 13\): pass a shape that broadcasts to \(2, 4, 13, 13\)",
+        ),
+        (
+            lambda: adapters.attention_fn(ROPE)(heads()[0][:, :3], *heads()[1:]),
+            ValueError,
+            "q has 3 tokens and k has 13: pass positions and q_positions",
+        ),
+        (
+            lambda: adapters.attention_fn(
+                ROPE, causal=True, positions=np.arange(T), q_positions=np.arange(3)
+            )(heads()[0][:, :3], *heads()[1:]),
+            ValueError,
+            "causal=True: the queries are other tokens than the keys: pass a mask",
+        ),
+        (
+            lambda: adapters.attention_fn(ROPE)(*heads(), dropout_rate=0.1),
+            ValueError,
+            "dropout_rng=None: dropping weights needs a key",
+        ),
+        (
+            lambda: adapters.attention_fn(ROPE)(*heads(), precision=3),
+            ValueError,
+            "precision=3: pass None, a jax.lax.Precision or its name",
+        ),
+        (
+            lambda: of_linen(
+                adapters.attention_fn(ROPE),
+                qk_attn_weights_einsum_cls=lambda: jnp.einsum,
+                attn_weights_value_einsum_cls=lambda: jnp.einsum,
+            ).init(jax.random.key(0), X),
+            ValueError,
+            "qk_attn_weights_einsum=.*scores are not one einsum here: leave it out",
+        ),
+        (
+            lambda: adapters.attention_fn(pe_jax.make("t5"))(*heads()),
+            ValueError,
+            "params=None, but T5 has parameters",
+        ),
+    ],
+)
+def test_what_cannot_work_says_why(make, error, message):
+    with pytest.raises(error, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_precision_is_that_of_the_module():
+    fn = adapters.attention_fn(ROPE)
+    for given in (None, "highest", jax.lax.Precision.HIGHEST):
+        program = jax.make_jaxpr(functools.partial(fn, precision=given))(*heads())
+        assert ("Precision.HIGHEST" in str(program)) == (given is not None)
