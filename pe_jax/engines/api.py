@@ -142,6 +142,8 @@ def attend(
     before the rotation (read only by schemes with relative keys or queries).
     """
     require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    fix = f"{type(encoding).__name__} is for causal attention alone"
+    require(causal or not encoding.causal_only, "causal", causal, fix)
     _check_shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)

@@ -128,6 +128,8 @@ class ModelConfig:
                 encoding.check(self.dims)
         except ValueError as error:
             raise ValueError(f"model.encoding={self.encoding!r}: {error}") from error
+        both_ways = not any(encoding.causal_only for encoding in pattern)
+        need(self.causal or both_ways, "causal", f"{self.encoding!r} is for causal attention alone")
         multiple = f"must be a multiple of the pattern's length {len(pattern)}"
         need(self.layers % len(pattern) == 0, "layers", multiple)
 
@@ -297,7 +299,21 @@ class Transformer(nnx.Module):
     @property
     def encodings(self) -> tuple[Encoding, ...]:
         """The pattern of encodings."""
-        return self.config.pattern
+        return tuple(block.attention.encoding for block in self.blocks)
+
+    def at_length(self, length: int) -> "Transformer":
+        """This model, with the same parameters, for sequences of `length` tokens.
+
+        It is another one only where an encoding depends on the length (`Encoding.at_length`), as
+        Dynamic NTK and LongRoPE do.
+        """
+        pattern = tuple(encoding.at_length(length) for encoding in self.encodings)
+        if pattern == self.encodings:
+            return self
+        other = nnx.merge(*nnx.split(self))
+        for block, encoding in zip(other.blocks, pattern, strict=True):
+            block.attention.encoding = encoding
+        return other
 
     def __call__(self, tokens, *, positions=None, segments=None, cache=None, key=None):
         """Logits of the next token (of each token, if not causal).
@@ -336,7 +352,8 @@ class Transformer(nnx.Module):
         if positions is None:
             positions = pos.contiguous(tokens.shape[1])[None]
             positions = positions if segments is None else pos.per_segment(segments)
-        for encoding, shared in zip(dict.fromkeys(self.encodings), self.shared, strict=True):
+        for index, shared in enumerate(self.shared):
+            encoding = self.encodings[self.which.index(index)]
             x = encoding.embed(Params(nnx.as_pure(shared), {}), x, positions)
         return x
 

@@ -51,7 +51,8 @@ class Evaluator:
         whole = NamedSharding(trainer.mesh, PartitionSpec())
 
         def losses(params, tokens):
-            logits: Any = trainer.model(params)(tokens[:, :-1])
+            model = trainer.model(params).at_length(tokens.shape[1] - 1)
+            logits: Any = model(tokens[:, :-1])
             right = logits.argmax(-1) == tokens[:, 1:]
             return token_losses(logits, tokens[:, 1:]), right
 

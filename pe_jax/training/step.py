@@ -55,6 +55,7 @@ def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
 
 def mean_loss(model: Transformer, batch: dict, key: jax.Array | None) -> jax.Array:
     """Weighted mean loss of a packed batch, as `data.train_iterator` gives it."""
+    model = model.at_length(batch["tokens"].shape[1] - 1)
     logits = model(batch["tokens"][:, :-1], segments=batch["segments"][:, :-1], key=key)
     losses = token_losses(logits, batch["tokens"][:, 1:])
     weights = batch["weights"][:, 1:]
