@@ -24,10 +24,7 @@ from tests.util import DIMS, B, E, H, K, T, assert_close, contiguous
 
 # law → scheme → reason
 EXEMPT: dict[str, dict[str, str]] = {
-    "shift": {
-        "xpos": "its positions end on both sides; test_xpos shifts within them",
-        "temperature": "it depends on where the query stands",
-    },
+    "shift": {"xpos": "its positions end on both sides; test_xpos shifts within them"},
     "rotation": {"xpos": "it scales besides: norms change with the position"},
 }
 

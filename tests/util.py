@@ -68,8 +68,9 @@ def _sum(*names: str) -> Case:
 
 
 def is_relative(encoding: Encoding) -> bool:
-    """Whether only distances matter, by the slots that the scheme declares."""
-    return not (encoding.overrides("embed") or encoding.overrides("bias"))
+    """Whether only distances matter, by what the scheme declares."""
+    slots = encoding.overrides("embed") or encoding.overrides("bias")
+    return not (slots or encoding.absolute)
 
 
 SINGLE = [_single(n, fields) for n in pe_jax.ENCODINGS for fields in SMALL.get(n, [{}])]

@@ -68,6 +68,7 @@ class Encoding:
     decays: ClassVar[bool] = False  # distance_bias does not rise with |distance|
     real_positions: ClassVar[bool] = False  # float32 positions make sense
     causal_only: ClassVar[bool] = False  # keys ahead of the query (distance < 0) make no sense
+    absolute: ClassVar[bool] = False  # a rotation depends on more than distances
     adds_to_q: ClassVar[bool] = False  # rotate_q adds: in a sum, it must come before rotations
 
     def check(self, dims: Dims) -> None:
@@ -195,6 +196,11 @@ class Sum(Encoding):
     def causal_only(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether a part is for causal attention alone."""
         return any(p.causal_only for p in self.parts)
+
+    @property
+    def absolute(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether a part's rotation depends on more than distances."""
+        return any(p.absolute for p in self.parts)
 
     @property
     def decays(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -44,6 +44,8 @@ class Temperature(Encoding):
     floor_scale: int = 8192
     offset: int = 1
 
+    absolute = True
+
     def __post_init__(self):
         require(is_real(self.attn_scale), "attn_scale", self.attn_scale, "pass a finite number")
         fix = "pass an integer of at least 1, in tokens"

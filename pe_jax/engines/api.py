@@ -95,6 +95,10 @@ def attention(
         )
     positions = _both(encoding, q, k, q_positions, k_positions)
     at = positions or (pos.contiguous(q.shape[-3]),) * 2
+    if positions is None and encoding.absolute and q_segments is not None:
+        batch = q.shape[:-3]
+        ids = _segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
+        at = [pos.per_segment(x).reshape(*batch, -1) for x in ids]
     return attend(
         encoding.rotate_q(params, q, at[0]),
         encoding.rotate_k(params, k, at[1]),
