@@ -38,6 +38,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"buckets": 4, "max_distance": 7, "causal": False},
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
+    "xpos": [{"scale_base": 8}],
+    "temperature": [{"floor_scale": 4, "attn_scale": 0.5}],
     "alibi": [{}, {"causal": False}],
     "cope": [{"positions": 4}],
     "dape": [{"hidden": 5}],
@@ -219,6 +221,8 @@ def positions(case: Case, shape=(B, T), reach: int = 2**22):
         lambda p: np.tile(np.int32(p), (*shape[:-1], 1))
     )
     drawn, axes = near | far | shuffled, case.encoding.axes
+    if case.encoding.causal_only:  # no position runs backwards
+        drawn = drawn.map(lambda x: np.sort(x, axis=-1))
     if axes == 1:
         return drawn
     return st.tuples(*[drawn] * axes).map(lambda each: np.stack(each, axis=-1))

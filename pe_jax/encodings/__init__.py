@@ -25,6 +25,7 @@ from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.rope_2d import RoPE2D
+from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.encodings.sandwich import Sandwich
 from pe_jax.encodings.self_extend import SelfExtend
 from pe_jax.encodings.shaw import Shaw
@@ -32,9 +33,11 @@ from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
 from pe_jax.encodings.swin import Swin
 from pe_jax.encodings.t5 import T5
+from pe_jax.encodings.temperature import Temperature
 from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.tupe import TUPE
 from pe_jax.encodings.wavlm import WavLM
+from pe_jax.encodings.xpos import XPos
 
 ENCODINGS: dict[str, type[Encoding]] = {
     "nope": Encoding,
@@ -47,6 +50,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "clipped": Clipped,
     "deberta": DeBERTa,
     "rope": RoPE,
+    "xpos": XPos,
+    "temperature": Temperature,
     "alibi": ALiBi,
     "fox": FoX,
     "cable": CABLE,
@@ -88,17 +93,44 @@ def make(name: str, **fields: Any) -> Encoding:
     Raises:
       ValueError: unknown name or field (naming the nearest), or a value out of range.
     """
-    if name not in ENCODINGS:
-        raise ValueError(f"encoding {name!r} is unknown; {_nearest(name, ENCODINGS)}")
-    cls = ENCODINGS[name]
-    known = [f.name for f in dataclasses.fields(cls)]
+    return _make("encoding", ENCODINGS, name, fields)
+
+
+def _make(kind: str, table: dict[str, type], name: str, fields: dict[str, Any]) -> Any:
+    if name not in table:
+        raise ValueError(f"{kind} {name!r} is unknown; {_nearest(name, table)}")
+    known = {f.name: f.default for f in dataclasses.fields(table[name])}
     for field in fields:
         if field not in known:
-            raise ValueError(f"encoding {name!r} has no field {field!r}; {_nearest(field, known)}")
+            raise ValueError(f"{kind} {name!r} has no field {field!r}; {_nearest(field, known)}")
+    needed = [f for f, default in known.items() if default is dataclasses.MISSING]
+    if needed := [f for f in needed if f not in fields]:
+        raise ValueError(f"{kind} {name!r} needs {', '.join(needed)}")
     try:
-        return cls(**{field: _tuples(value) for field, value in fields.items()})
+        return table[name](**{field: _tuples(value) for field, value in fields.items()})
     except (ValueError, TypeError) as error:
-        raise ValueError(f"encoding {name!r}: {error}") from error
+        raise ValueError(f"{kind} {name!r}: {error}") from error
+
+
+def _fields(keywords: list[ast.keyword], name: str, spec: str) -> dict[str, Any]:
+    """Values of `field=value, …`: literals, or scalings as `yarn(factor=4, …)`."""
+    fields = {}
+    for keyword in keywords:
+        match keyword.value:
+            case ast.Call(func=ast.Name(id=inner), args=[], keywords=more):
+                try:
+                    value = _make("scaling", SCALINGS, inner, _fields(more, inner, spec))
+                except ValueError as error:
+                    raise ValueError(f"encoding {spec!r}: {error}") from error
+            case node:
+                try:
+                    value = ast.literal_eval(node)
+                except ValueError:
+                    raise ValueError(
+                        f"encoding {spec!r}: fields of {name!r} must be literals"
+                    ) from None
+        fields[str(keyword.arg)] = value
+    return fields
 
 
 def _build(node: ast.expr, spec: str) -> tuple[Encoding, ...]:
@@ -107,13 +139,7 @@ def _build(node: ast.expr, spec: str) -> tuple[Encoding, ...]:
         case ast.Name(id=name):
             return (make(name),)
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
-            try:
-                fields = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
-            except ValueError:
-                raise ValueError(
-                    f"encoding {spec!r}: fields of {name!r} must be literals"
-                ) from None
-            return (make(name, **fields),)
+            return (make(name, **_fields(keywords, name, spec)),)
         case ast.Tuple(elts=parts):
             return tuple(enc for part in parts for enc in _build(part, spec))
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
@@ -130,6 +156,9 @@ def _build(node: ast.expr, spec: str) -> tuple[Encoding, ...]:
 
 def parse(spec: str) -> tuple[Encoding, ...]:
     """Reads `rope(base=5e5)`, a sum `t5+rope`, or a pattern over layers `rope*3,nope`.
+
+    A scaling of RoPE is written as the others are: `rope(scaling=yarn(factor=4,
+    original_length=2048))`; the names are those of `rope_scaling.SCALINGS`.
 
     Returns:
       The pattern: one encoding a layer, to be repeated over the depth.

@@ -77,11 +77,21 @@ class Encoding:
     axes: ClassVar[int] = 1  # > 1: positions [*B, T, A], distances [*n, A]
     decays: ClassVar[bool] = False  # distance_bias does not rise with |distance|
     real_positions: ClassVar[bool] = False  # float32 positions make sense
+    causal_only: ClassVar[bool] = False  # keys ahead of the query (distance < 0) make no sense
     anchored: ClassVar[bool] = False  # rotated q·k depends on more than the distance
+    adds_to_q: ClassVar[bool] = False  # rotate_q adds: in a sum, it must come before rotations
     state_width: ClassVar[int] = 0  # C, the numbers a head that `state` gives a token
 
     def check(self, dims: Dims) -> None:
         """Raises ValueError where the scheme cannot serve these sizes."""
+
+    def at_length(self, length: int) -> "Encoding":
+        """The scheme for sequences of `length` tokens, where it depends on that; else itself.
+
+        Generation asks for prompt + new tokens once, for prefill and decoding alike: what is in a
+        cache stays valid. Evaluation asks for the length that it evaluates.
+        """
+        return self
 
     def init_shared(self, key: jax.Array, dims: Dims) -> Any:
         """Parameters that the whole model shares (float32)."""
@@ -211,8 +221,9 @@ class Encoding:
 class Sum(Encoding):
     """Several encodings at once, as `t5+rope`: biases add, `embed` and rotations chain in order.
 
-    Order matters where a part adds before a rotation (Transformer-XL before RoPE). Parameters are
-    tuples, one entry a part. At most one part may change the scale: otherwise ValueError.
+    Order matters where a part adds to the queries (Transformer-XL): it comes before those that
+    rotate, or the sum would not be relative. Parameters are tuples, one entry a part. At most one
+    part may change the scale. ValueError otherwise.
     """
 
     parts: tuple[Encoding, ...] = ()
@@ -235,6 +246,11 @@ class Sum(Encoding):
             )
         if len({p.axes for p in flat if type(p) is not Encoding}) > 1:
             raise ValueError(f"Sum: axes={[p.axes for p in flat]}; the parts must agree")
+        for i, part in enumerate(flat):
+            turns = [p for p in flat[:i] if p.overrides("rotate_q") and not p.adds_to_q]
+            if part.adds_to_q and turns:
+                late, early = type(part).__name__, type(turns[0]).__name__
+                raise ValueError(f"Sum: {late} adds to the queries; put it before {early}")
 
     @property
     def axes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -250,6 +266,11 @@ class Sum(Encoding):
     def anchored(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether any part is."""
         return any(p.anchored for p in self.parts)
+
+    @property
+    def causal_only(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether a part is for causal attention alone."""
+        return any(p.causal_only for p in self.parts)
 
     @property
     def state_width(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -278,6 +299,10 @@ class Sum(Encoding):
         """Checks every part."""
         for part in self.parts:
             part.check(dims)
+
+    def at_length(self, length):
+        """Every part at that length."""
+        return Sum(tuple(part.at_length(length) for part in self.parts))
 
     def init_shared(self, key, dims):
         """A tuple, one entry a part."""

@@ -5,7 +5,9 @@ the distance alone:    (R_m q)·(R_n k) = q·R_{n-m} k,        frequency θ_i = 
 
 Two layouts of the pairs are in use and do not mix: "half" pairs channel i with i + d/2 (Llama,
 GPT-NeoX); "interleaved" pairs 2i with 2i + 1 (the paper, GPT-J). Base 1e4 is the paper's, 5e5 that
-of Llama 2 Long (arXiv 2309.16039), 1e6 that of Code Llama (arXiv 2308.12950).
+of Llama 2 Long (arXiv 2309.16039), 1e6 that of Code Llama (arXiv 2308.12950). Gemma 3 has two
+(arXiv 2503.19786, §2.1): the pattern `rope(base=1e4)*5,rope(base=1e6)`, five local layers and a
+global one. `rope_scaling` has what stretches the frequencies for longer contexts.
 """
 
 import dataclasses
@@ -16,6 +18,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import angles
 from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.scaling import Scaling
 
 LAYOUTS = ("half", "interleaved")
 
@@ -26,16 +29,27 @@ def frequencies(dim: int, base: float = 1e4, scaling: Callable | None = None) ->
     Args:
       dim: even number of channels to rotate.
       base: > 1.
-      scaling: a function from frequencies (NumPy float64 [dim/2]) to frequencies, if any.
+      scaling: one of `rope_scaling`, or any function from frequencies (NumPy float64 [dim/2]) to
+        frequencies.
 
     Raises:
-      ValueError: odd `dim`; `base` ≤ 1.
+      ValueError: odd `dim`; `base` ≤ 1; a scaling that does not fit `dim`.
     """
     theta = angles.geometric(dim, base)
-    return jnp.asarray(theta if scaling is None else scaling(theta), jnp.float32)
+    if isinstance(scaling, Scaling):
+        theta = scaling(theta, base)
+    elif scaling is not None:
+        theta = scaling(theta)
+    return jnp.asarray(theta, jnp.float32)
 
 
-def rotate(x: jax.Array, positions, frequencies: jax.Array, layout: str = "half") -> jax.Array:
+def rotate(
+    x: jax.Array,
+    positions,
+    frequencies: jax.Array,
+    layout: str = "half",
+    attention_factor: float = 1.0,
+) -> jax.Array:
     """Rotates the first 2·len(frequencies) channels of each head; the others pass unchanged.
 
     Args:
@@ -43,6 +57,7 @@ def rotate(x: jax.Array, positions, frequencies: jax.Array, layout: str = "half"
       positions: integers or float32 [T] or [..., T], any sign; of A axes [T, A] or [..., T, A].
       frequencies: [F], 2F ≤ E; for positions of A axes [A, F]: the angles of the axes add.
       layout: "half" or "interleaved".
+      attention_factor: multiplies what is rotated (YaRN and LongRoPE have one).
 
     Returns:
       As x, in x's dtype (the angles and the rotation are float32).
@@ -58,7 +73,8 @@ def rotate(x: jax.Array, positions, frequencies: jax.Array, layout: str = "half"
     )
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
     # the barrier keeps XLA from taking every sine again for each head
-    cos, sin = jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
+    waves = (attention_factor * jnp.cos(angle), attention_factor * jnp.sin(angle))
+    cos, sin = jax.lax.optimization_barrier(waves)
     head, rest = x[..., :turned].astype(jnp.float32), x[..., turned:]
     if layout == "half":
         a, b = jnp.split(head, 2, axis=-1)
@@ -71,11 +87,16 @@ def rotate(x: jax.Array, positions, frequencies: jax.Array, layout: str = "half"
 
 @dataclasses.dataclass(frozen=True)
 class RoPE(Encoding):
-    """Rotates q and k. `fraction` < 1 rotates only that part of each head (partial rotary)."""
+    """Rotates q and k. `fraction` < 1 rotates only that part of each head (partial rotary).
+
+    `scaling` (one of `rope_scaling`) acts on the frequencies of the part that is rotated, and its
+    attention factor multiplies that part.
+    """
 
     base: float = 1e4
     fraction: float = 1.0
     layout: str = "half"
+    scaling: Scaling | None = None
 
     real_positions = True
 
@@ -84,9 +105,21 @@ class RoPE(Encoding):
         ok = is_real(self.fraction) and 0 < self.fraction <= 1
         require(ok, "fraction", self.fraction, "pass a number in (0, 1]")
         require(self.layout in LAYOUTS, "layout", self.layout, f"choose one of {LAYOUTS}")
+        ok = self.scaling is None or isinstance(self.scaling, Scaling)
+        require(ok, "scaling", self.scaling, "pass a scaling of rope_scaling, as yarn(…), or None")
 
-    def _frequencies(self, head_dim: int) -> jax.Array:
-        return frequencies(self._rotary_dim(head_dim), self.base)
+    @property
+    def attention_factor(self) -> float:
+        """What q and k are each multiplied by where they are rotated: 1 without a scaling."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
+
+    def frequencies(self, head_dim: int) -> jax.Array:
+        """Those of a head: float32 [n/2], n the channels of the E = `head_dim` that are rotated.
+
+        Raises:
+          ValueError: n is odd; the scaling does not fit it.
+        """
+        return frequencies(self._rotary_dim(head_dim), self.base, self.scaling)
 
     def _rotary_dim(self, head_dim: int) -> int:
         turned = round(head_dim * self.fraction, 6)
@@ -98,13 +131,23 @@ class RoPE(Encoding):
         return int(turned)
 
     def check(self, dims):
-        """The rotated part of a head must be even."""
-        self._rotary_dim(dims.head_dim)
+        """The rotated part of a head must be even, and fit the scaling."""
+        self.frequencies(dims.head_dim)
+
+    def at_length(self, length):
+        """With the scaling of that length."""
+        if self.scaling is None:
+            return self
+        return dataclasses.replace(self, scaling=self.scaling.at_length(length))
 
     def rotate_q(self, params, q, positions):
         """R_m q."""
-        return rotate(q, positions, self._frequencies(q.shape[-1]), self.layout)
+        return self._rotate(q, positions)
 
     def rotate_k(self, params, k, positions):
         """R_n k."""
-        return rotate(k, positions, self._frequencies(k.shape[-1]), self.layout)
+        return self._rotate(k, positions)
+
+    def _rotate(self, x, positions):
+        theta = self.frequencies(x.shape[-1])
+        return rotate(x, positions, theta, self.layout, self.attention_factor)

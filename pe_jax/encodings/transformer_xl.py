@@ -34,6 +34,7 @@ class TransformerXL(Encoding):
     base: float = 1e4
 
     real_positions = True
+    adds_to_q = True
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")

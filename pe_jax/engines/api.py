@@ -106,7 +106,9 @@ def attention(
     positions = _both(encoding, q, k, q_positions, k_positions)
     at = positions or (pos.contiguous(q.shape[-3]),) * 2
     if positions is None and encoding.anchored and q_segments is not None:
-        at = (pos.per_segment(q_segments),) * 2
+        batch = q.shape[:-3]
+        ids = _segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
+        at = [pos.per_segment(rows).reshape(*batch, -1) for rows in ids]
     state = None
     if encoding.overrides("state"):
         check_input(encoding, x)
@@ -167,6 +169,8 @@ def attend(
     of either side (None: as `q_state`, if T = S).
     """
     check_window(window, sinks)
+    fix = f"{type(encoding).__name__} is for causal attention alone"
+    require(causal or not encoding.causal_only, "causal", causal, fix)
     _check_shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)

@@ -34,6 +34,9 @@ def generate(
 ) -> jax.Array:
     """Continues a prompt.
 
+    Encodings that depend on the length (Dynamic NTK, LongRoPE) are set for T + N tokens, so that
+    what is in the cache stays valid.
+
     Args:
       model: a causal Transformer.
       prompt: int32 [B, T], T ≥ 1.
@@ -69,6 +72,7 @@ def generate(
     if key is None:
         require(temperature == 0, "key", key, "pass jax.random.key(seed), or temperature=0")
         key = jax.random.key(0)
+    model = model.at_length(total)
     cache = model.init_cache(prompt.shape[0], capacity)
     graph, state = nnx.split(model)
     return _run(graph, state, prompt, cache, key, new_tokens, float(temperature), top_k)

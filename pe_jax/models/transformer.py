@@ -135,6 +135,8 @@ class ModelConfig:
                 encoding.check(self.dims)
         except ValueError as error:
             raise ValueError(f"model.encoding={self.encoding!r}: {error}") from error
+        both_ways = not any(encoding.causal_only for encoding in pattern)
+        need(self.causal or both_ways, "causal", f"{self.encoding!r} is for causal attention alone")
         multiple = f"must be a multiple of the pattern's length {len(pattern)}"
         need(self.layers % len(pattern) == 0, "layers", multiple)
 
@@ -291,7 +293,21 @@ class Stack(nnx.Module):
     @property
     def encodings(self) -> tuple[Encoding, ...]:
         """The pattern of encodings."""
-        return self.config.pattern
+        return tuple(block.attention.encoding for block in self.blocks)
+
+    def at_length(self, length: int) -> "Transformer":
+        """This model, with the same parameters, for sequences of `length` tokens.
+
+        It is another one only where an encoding depends on the length (`Encoding.at_length`), as
+        Dynamic NTK and LongRoPE do.
+        """
+        pattern = tuple(encoding.at_length(length) for encoding in self.encodings)
+        if pattern == self.encodings:
+            return self
+        other = nnx.merge(*nnx.split(self))
+        for block, encoding in zip(other.blocks, pattern, strict=True):
+            block.attention.encoding = encoding
+        return other
 
     def _project(self, inputs: int, outputs: int, key: jax.Array) -> Linear:
         """A projection at the input or output."""
@@ -299,7 +315,8 @@ class Stack(nnx.Module):
 
     def _place(self, x, positions):
         """The input with the positions that the schemes add."""
-        for encoding, shared in zip(dict.fromkeys(self.encodings), self.shared, strict=True):
+        for index, shared in enumerate(self.shared):
+            encoding = self.encodings[self.which.index(index)]
             x = encoding.embed(Params(nnx.as_pure(shared), {}), x, positions)
         return x
 

@@ -54,7 +54,8 @@ class Evaluator:
         def losses(params, tokens, block):
             key, read = jax.random.fold_in(jax.random.key(0), block), tokens[:, :-1]
             places = trainer.positions.test(key, read, jnp.zeros_like(read))
-            logits: Any = trainer.model(params)(read, positions=places)
+            model = trainer.model(params).at_length(read.shape[1])
+            logits: Any = model(read, positions=places)
             right = logits.argmax(-1) == tokens[:, 1:]
             return token_losses(logits, tokens[:, 1:]), right
 

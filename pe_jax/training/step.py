@@ -60,6 +60,7 @@ def mean_loss(
 ) -> jax.Array:
     """Weighted mean loss of a packed batch, as `data.train_iterator` gives it."""
     tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]
+    model = model.at_length(tokens.shape[1])
     logits = model(tokens, positions=positions, segments=segments, key=key)
     losses = token_losses(logits, batch["tokens"][:, 1:])
     weights = batch["weights"][:, 1:]

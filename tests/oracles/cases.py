@@ -20,6 +20,33 @@ def apart(spans) -> bool:
     return all(len(a) != len(b) for a, b in zip(spans, spans[1:], strict=False))
 
 
+def _scaling(kind: str, required: dict, head_dim=None, **optional):
+    """Settings of a rope_type: rope_parameters and what a config has besides."""
+    if head_dim is None:
+        head_dim = st.sampled_from([8, 16, 96, 128])
+    required = {"rope_type": st.just(kind), "rope_theta": st.sampled_from(BASES), **required}
+    return {
+        "head_dim": head_dim,
+        "longest": st.sampled_from([4096, 16384, 131072]),
+        "target": st.sampled_from([1, 4095, 4096, 4097]) | st.integers(2, 200_000),
+        "parameters": st.fixed_dictionaries(required, optional=optional),
+    }
+
+
+def _stored(target: int = 8192, head_dim: int = 16, **parameters) -> dict:
+    parameters = {"rope_theta": 1e4, **parameters}
+    return {"head_dim": head_dim, "longest": 4096, "target": target, "parameters": parameters}
+
+
+BASES = [100.0, 1e4, 5e5, 1e7]
+FACTORS = st.sampled_from([0.5, 1.0, 4.0, 32.0]) | st.floats(0.25, 64)
+PARTIAL = st.sampled_from([0.5, 0.75, 1.0, 0.8])  # 0.8: 6, 12, 76 and 102 channels
+ORIGINAL = st.sampled_from([2048, 4096, 8192])
+LIST = st.lists(st.floats(1, 64), min_size=8, max_size=8)
+LONG = {"short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.1, 2.6, 3.2], "long_factor": [*range(1, 9)]}
+LONG |= {"rope_type": "longrope", "original_max_position_embeddings": 2048}
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 2048}
+MSCALE = st.sampled_from([None, 0, 0.707, 1.0, 2])
 CASES = {
     # case: (settings of its golden files, hypothesis strategies of each setting)
     "nope_sdpa": (
@@ -113,6 +140,88 @@ CASES = {
     ),
     "rope_gptj": ([{"layout": "interleaved"}], {"layout": st.just("interleaved")}),
     "rope_roformer": ([{"layout": "interleaved"}], {"layout": st.just("interleaved")}),
+    "rope_linear": (
+        [_stored(rope_type="linear", factor=4.0, partial_rotary_factor=0.5)],
+        _scaling("linear", {"factor": FACTORS}, partial_rotary_factor=PARTIAL),
+    ),
+    "rope_dynamic": (
+        [_stored(target=n, rope_type="dynamic", factor=2.0) for n in (4096, 10_000)],
+        _scaling("dynamic", {"factor": FACTORS}, partial_rotary_factor=PARTIAL),
+    ),
+    "rope_yarn": (
+        [
+            _stored(**YARN, factor=4.0),
+            _stored(**YARN, factor=40.0, mscale=0.707, mscale_all_dim=1.0, truncate=False),
+        ],
+        _scaling(
+            "yarn",
+            {"factor": FACTORS, "original_max_position_embeddings": ORIGINAL},
+            beta_fast=st.sampled_from([None, 0, 8, 32.0, 64]),
+            beta_slow=st.sampled_from([None, 0, 0.5, 1, 8]),
+            mscale=MSCALE,
+            mscale_all_dim=MSCALE,
+            truncate=st.booleans(),
+            attention_factor=st.sampled_from([None, 0.0, 1.0, 1.3]),
+            partial_rotary_factor=PARTIAL,
+        ),
+    ),
+    "rope_llama3": (
+        [
+            _stored(
+                rope_type="llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=2048,
+            )
+        ],
+        _scaling(
+            "llama3",
+            {
+                "factor": FACTORS,
+                "low_freq_factor": st.sampled_from([0.5, 1.0, 2]),
+                "high_freq_factor": st.sampled_from([2, 4.0, 32]),
+                "original_max_position_embeddings": ORIGINAL,
+            },
+            partial_rotary_factor=PARTIAL,
+        ),
+    ),
+    "rope_longrope": (
+        [_stored(target=n, **LONG) for n in (2048, 2049)],
+        _scaling(
+            "longrope",
+            {
+                "short_factor": LIST,
+                "long_factor": LIST,
+                "original_max_position_embeddings": ORIGINAL,
+            },
+            head_dim=st.just(16),
+            factor=st.none() | FACTORS,
+            attention_factor=st.sampled_from([None, 0.0, 1.0, 1.19]),
+        ),
+    ),
+    "rope_proportional": (
+        [_stored(rope_type="proportional", partial_rotary_factor=0.25, factor=2.0)],
+        _scaling("proportional", {}, partial_rotary_factor=st.floats(0, 1), factor=FACTORS),
+    ),
+    "rope_hunyuan": (
+        [{"head_dim": 16, "alpha": 1000.0}],
+        {"head_dim": st.sampled_from([4, 16, 128]), "alpha": st.floats(0.5, 1000)},
+    ),
+    "rope_gemma3": ([{"factor": None}], {"factor": st.none() | FACTORS}),
+    "nope_smollm3": ([{"layer": 2}, {"layer": 3}], {"layer": st.integers(0, 7)}),
+    "temperature_llama4": (
+        [{"layer": n, "attn_scale": 0.5, "floor_scale": 4} for n in (2, 3)],
+        {
+            "layer": st.integers(0, 7),
+            "attn_scale": st.sampled_from([0.1, 0.5]),
+            "floor_scale": st.sampled_from([1, 3, 7, 8192]),
+        },
+    ),
+    "temperature_ministral3": (
+        [{"beta": 0.5, "original": 4}],
+        {"beta": st.sampled_from([0.1, 0.5]), "original": st.sampled_from([3, 7, 16384])},
+    ),
     "alibi_bloom": ([{"heads": 4}, {"heads": 6}], {"heads": st.integers(1, 20)}),
     "alibi_mpt": ([{"heads": 4}, {"heads": 6}], {"heads": st.integers(1, 20)}),
     "sinusoidal_2d_mae": (

@@ -7,6 +7,7 @@ B batch, T queries, S keys, H heads, E head width, D = H·E.
 """
 
 import functools
+import inspect
 import types
 from math import prod
 
@@ -14,20 +15,26 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom import modeling_bloom
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.dinov3_vit import modeling_dinov3_vit
 from transformers.models.fsmt import modeling_fsmt
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
+from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
 from transformers.models.layoutlmv3 import modeling_layoutlmv3
 from transformers.models.llama import modeling_llama
+from transformers.models.llama4 import modeling_llama4
 from transformers.models.marian import modeling_marian
+from transformers.models.ministral3 import modeling_ministral3
 from transformers.models.mpt import modeling_mpt
 from transformers.models.pixtral import modeling_pixtral
 from transformers.models.qwen2_vl import modeling_qwen2_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 from transformers.models.roformer import modeling_roformer
+from transformers.models.smollm3 import modeling_smollm3
 from transformers.models.swin import modeling_swin
 from transformers.models.swinv2 import modeling_swinv2
 from transformers.models.t5 import modeling_t5
@@ -278,6 +285,126 @@ def rope_roformer(rng, length, layout):
     return inputs, {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
 
 
+def _log(theta: torch.Tensor) -> torch.Tensor:
+    """Frequencies as logarithms: their errors are then relative. 0 becomes -69."""
+    return torch.log(theta.double() + 1e-30)
+
+
+def rope_scaled(rng, length, head_dim, longest, target, parameters):
+    """Frequencies for sequences of `target` tokens, and what cos and sin make of q and k."""
+    config = transformers.GPTNeoXConfig(
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        max_position_embeddings=longest,
+        rope_parameters={"partial_rotary_factor": 1.0, **parameters},
+    )
+    theta, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, seq_len=target)
+    inputs = _rotary(rng, length, head_dim)
+    inputs["positions"] = inputs["positions"] % 32  # float32 frequencies err by 10⁻⁷ of an angle
+    module = modeling_gpt_neox.GPTNeoXRotaryEmbedding(config)
+    module.inv_freq, module.attention_scaling = nn.Buffer(theta), factor
+    forward = inspect.unwrap(type(module).forward)  # without its own choice of frequencies
+    table = forward(module, inputs["q"], inputs["positions"][None])
+    q, k = modeling_gpt_neox.apply_rotary_pos_emb(inputs["q"], inputs["k"], *table, unsqueeze_dim=2)
+    outputs = {"log_theta": _log(theta), "attention_factor": torch.tensor(factor)}
+    return inputs, outputs | {"q": q, "k": k}
+
+
+def rope_hunyuan(rng, length, head_dim, alpha):
+    """NTK-aware, under the name "dynamic" with an alpha; YaRN's keys are there and not read."""
+    config = transformers.HunYuanDenseV1Config(
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        rope_parameters={
+            "rope_type": "dynamic",
+            "rope_theta": 1e4,
+            "factor": 1.0,
+            "alpha": alpha,
+            "beta_fast": 32,
+            "mscale": 1.0,
+        },
+    )
+    module = modeling_hunyuan_v1_dense.HunYuanDenseV1RotaryEmbedding(config)
+    return {}, {"log_theta": _log(module.inv_freq)}
+
+
+def rope_gemma3(rng, length, factor):
+    """Two bases: of sliding and of full attention (which the larger models scale linearly)."""
+    inputs = _rotary(rng, length)
+    scaling = {"rope_type": "linear", "factor": factor} if factor else {"rope_type": "default"}
+    config = transformers.Gemma3TextConfig(
+        hidden_size=2 * HEAD_DIM,
+        num_attention_heads=2,
+        head_dim=HEAD_DIM,
+        num_hidden_layers=6,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {**scaling, "rope_theta": 1e6},
+        },
+    )
+    module = modeling_gemma3.Gemma3RotaryEmbedding(config)
+    inputs["positions"] = inputs["positions"] % 32
+    outputs = {}
+    for layer, kind in enumerate(config.layer_types):
+        table = module(inputs["q"], inputs["positions"][None], kind)
+        turn = modeling_gemma3.apply_rotary_pos_emb
+        q, k = turn(inputs["q"], inputs["k"], *table, unsqueeze_dim=2)
+        outputs |= {f"q{layer}": q, f"k{layer}": k}
+    return inputs, outputs
+
+
+def _causal(length: int) -> torch.Tensor:
+    ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return torch.zeros(1, 1, length, length).masked_fill(ahead, torch.finfo(torch.float32).min)
+
+
+def _decoder_layer(rng, length, module, rotary, **more):
+    """One layer's attention, on its q, k, v before the encoding."""
+    _fill(module, rng, 2 * HEAD_DIM)
+    _identity(module.o_proj)
+    x = _normal(rng, BATCH, length, 2 * HEAD_DIM)
+    table = rotary(x, torch.arange(length)[None])
+    out, probabilities = module(x, table, _causal(length), **more)
+    inputs = {name: _split(getattr(module, f"{name}_proj")(x), 2) for name in "qkv"}
+    return inputs, {"weights": probabilities, "output": _split(out, 2)}
+
+
+DECODER = {
+    "hidden_size": 2 * HEAD_DIM,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": HEAD_DIM,
+    "num_hidden_layers": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "attn_implementation": "eager",
+}
+
+
+def nope_smollm3(rng, length, layer):
+    config = transformers.SmolLM3Config(**DECODER)
+    module = modeling_smollm3.SmolLM3Attention(config, layer)
+    return _decoder_layer(rng, length, module, modeling_smollm3.SmolLM3RotaryEmbedding(config))
+
+
+def temperature_llama4(rng, length, layer, attn_scale, floor_scale):
+    tuning = {"attn_temperature_tuning": True, "attn_scale": attn_scale, "floor_scale": floor_scale}
+    config = transformers.Llama4TextConfig(**DECODER, **tuning, use_qk_norm=False)
+    module = modeling_llama4.Llama4TextAttention(config, layer)
+    return _decoder_layer(rng, length, module, modeling_llama4.Llama4TextRotaryEmbedding(config))
+
+
+def temperature_ministral3(rng, length, beta, original):
+    """It reads the length of its temperature from the settings of RoPE."""
+    more = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": original}
+    parameters = {**DECODER["rope_parameters"], **more}
+    config = transformers.Ministral3Config(**{**DECODER, "rope_parameters": parameters})
+    module = modeling_ministral3.Ministral3Attention(config, 0)
+    rotary = modeling_ministral3.Ministral3RotaryEmbedding(config)
+    places = torch.arange(length)[None]
+    return _decoder_layer(rng, length, module, rotary, position_ids=places)
+
+
 def alibi_bloom(rng, length, heads):
     """Their bias is m·key: under a causal mask the same as -m·distance."""
     config = transformers.BloomConfig(hidden_size=heads * HEAD_DIM, n_head=heads)
@@ -491,6 +618,17 @@ ORACLES = {
     "rope_gpt_neox_partial": rope_gpt_neox_partial,
     "rope_gptj": rope_gptj,
     "rope_roformer": rope_roformer,
+    "rope_linear": rope_scaled,
+    "rope_dynamic": rope_scaled,
+    "rope_yarn": rope_scaled,
+    "rope_llama3": rope_scaled,
+    "rope_longrope": rope_scaled,
+    "rope_proportional": rope_scaled,
+    "rope_hunyuan": rope_hunyuan,
+    "rope_gemma3": rope_gemma3,
+    "nope_smollm3": nope_smollm3,
+    "temperature_llama4": temperature_llama4,
+    "temperature_ministral3": temperature_ministral3,
     "alibi_bloom": alibi_bloom,
     "alibi_mpt": alibi_mpt,
     "wavlm_attention": wavlm_attention,

@@ -16,7 +16,16 @@ import numpy as np
 
 import pe_jax
 from pe_jax import positions
-from pe_jax.encodings import deberta, learned, rope, sinusoidal, sinusoidal_2d, swin, t5
+from pe_jax.encodings import (
+    deberta,
+    learned,
+    rope,
+    rope_scaling,
+    sinusoidal,
+    sinusoidal_2d,
+    swin,
+    t5,
+)
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TOLERANCE = 1e-5  # float32, outputs of order 1, positions below 256
@@ -207,6 +216,59 @@ def rotary_function(settings, inputs, implementation):
     return {name: turn(jnp.asarray(inputs[name]), places) for name in ("q", "k")}
 
 
+def _log(theta) -> np.ndarray:
+    return np.log(np.asarray(theta, np.float64) + 1e-30)
+
+
+def rope_scaled(settings, inputs, implementation):
+    head_dim, longest = settings["head_dim"], settings["longest"]
+    found = rope_scaling.from_hf(
+        settings["parameters"], head_dim=head_dim, max_position_embeddings=longest
+    ).at_length(settings["target"])
+    none, places = pe_jax.Params({}, {}), inputs["positions"]
+    return {
+        "log_theta": _log(found.frequencies(head_dim)),
+        "attention_factor": np.float32(found.attention_factor),
+        "q": found.rotate_q(none, jnp.asarray(inputs["q"]), places),
+        "k": found.rotate_k(none, jnp.asarray(inputs["k"]), places),
+    }
+
+
+def rope_hunyuan(settings, inputs, implementation):
+    theta = rope.frequencies(settings["head_dim"], 1e4, rope_scaling.NTK(settings["alpha"]))
+    parameters = {"type": "dynamic", "factor": 1.0, "alpha": settings["alpha"], "beta_fast": 32}
+    read = rope_scaling.from_hf(parameters, head_dim=settings["head_dim"])
+    np.testing.assert_array_equal(read.frequencies(settings["head_dim"]), theta)
+    return {"log_theta": _log(theta)}
+
+
+def rope_gemma3(settings, inputs, implementation):
+    factor = settings["factor"]
+    scaling = f", scaling=linear(factor={factor})" if factor else ""
+    pattern = pe_jax.parse(f"rope(base=1e4)*5,rope(base=1e6{scaling})")
+    none, places = pe_jax.Params({}, {}), inputs["positions"]
+    q, k = (jnp.asarray(inputs[name]) for name in "qk")
+    outputs = {f"q{i}": enc.rotate_q(none, q, places) for i, enc in enumerate(pattern)}
+    return outputs | {f"k{i}": enc.rotate_k(none, k, places) for i, enc in enumerate(pattern)}
+
+
+def smollm3(settings, inputs, implementation):
+    pattern = pe_jax.parse("rope*3,nope")
+    return both(inputs, pattern[settings["layer"] % 4], implementation, causal=True)
+
+
+def llama4(settings, inputs, implementation):
+    scales = f"attn_scale={settings['attn_scale']}, floor_scale={settings['floor_scale']}"
+    pattern = pe_jax.parse(f"rope(layout='interleaved')*3,temperature({scales})")
+    return both(inputs, pattern[settings["layer"] % 4], implementation, causal=True)
+
+
+def ministral3(settings, inputs, implementation):
+    scales = f"attn_scale={settings['beta']}, floor_scale={settings['original']}, offset=0"
+    encoding = pe_jax.parse(f"rope+temperature({scales})")[0]
+    return both(inputs, encoding, implementation, causal=True, params=((), ()))
+
+
 def alibi(settings, inputs, implementation):
     return both(inputs, pe_jax.make("alibi"), implementation, causal=True)
 
@@ -299,6 +361,17 @@ OURS = {
     "rope_gpt_neox_partial": rotary,
     "rope_gptj": rotary_function,
     "rope_roformer": rotary_function,
+    "rope_linear": rope_scaled,
+    "rope_dynamic": rope_scaled,
+    "rope_yarn": rope_scaled,
+    "rope_llama3": rope_scaled,
+    "rope_longrope": rope_scaled,
+    "rope_proportional": rope_scaled,
+    "rope_hunyuan": rope_hunyuan,
+    "rope_gemma3": rope_gemma3,
+    "nope_smollm3": smollm3,
+    "temperature_llama4": llama4,
+    "temperature_ministral3": ministral3,
     "alibi_bloom": alibi,
     "alibi_mpt": alibi,
     "wavlm_attention": wavlm,

@@ -1,0 +1,64 @@
+"""LongRoPE: Ding et al., arXiv 2402.13753, §3.2; with two lists of factors as Phi-3 ships it.
+
+    θ'_i = θ_i / factor_i,      q and k each × sqrt(1 + ln s/ln L₀)
+
+The factors were found by search: one list for contexts up to the original length L₀, one beyond.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from pe_jax.encodings.base import is_real, require
+from pe_jax.encodings.scaling import Scaling, gain, tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRoPE(Scaling):
+    """A factor for each frequency: `short_factor` up to `original_length`, `long_factor` beyond.
+
+    `length` (None: short) decides. `attention_factor` None is sqrt(1 + ln s/ln L₀) at all lengths,
+    s = `factor` being the extended context over the original one; s ≤ 1 gives 1.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_length: int
+    length: int | None = None
+    factor: float | None = None
+    attention_factor: Any = None
+
+    def __post_init__(self):
+        for field in ("short_factor", "long_factor"):
+            value = getattr(self, field)
+            ok = isinstance(value, list | tuple) and all(is_real(x) and x > 0 for x in value)
+            require(ok, field, value, "pass a list of numbers above 0, one a frequency")
+            object.__setattr__(self, field, tuple(value))
+        tokens(2, original_length=self.original_length)
+        if self.length is not None:
+            tokens(length=self.length)
+        if self.attention_factor is None:
+            factor: Any = self.factor
+            ok = is_real(factor) and factor > 0
+            fix = "pass the extended context over the original one, or an attention_factor"
+            require(ok, "factor", factor, fix)
+            log = math.log(max(factor, 1))
+            found = math.sqrt(1 + log / math.log(self.original_length))
+            object.__setattr__(self, "attention_factor", found)
+        gain(self.attention_factor)
+
+    def __call__(self, theta, base=None):
+        """θ_i / factor_i."""
+        theta = np.asarray(theta, np.float64)
+        beyond = self.length is not None and self.length > self.original_length
+        for field in ("short_factor", "long_factor"):
+            count = len(getattr(self, field))
+            fix = f"{theta.size} frequencies are rotated; pass a factor for each"
+            require(count == theta.size, f"len({field})", count, fix)
+        return theta / np.asarray(self.long_factor if beyond else self.short_factor, np.float64)
+
+    def at_length(self, length):
+        """With `length` replaced."""
+        return dataclasses.replace(self, length=length)

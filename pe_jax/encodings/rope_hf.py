@@ -1,0 +1,126 @@
+"""The RoPE settings of a Hugging Face config in our names; for `rope_scaling.from_hf`.
+
+Two dialects are read: `rope_parameters` (transformers 5: the base and the partial factor inside)
+and the older `rope_scaling` ("type" or "rope_type", the rest in the config itself). A key that is
+None counts as absent. What transformers passes over with a warning is an error here.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pe_jax.encodings.base import is_int, is_real, require
+
+COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+COMMON += ("original_max_position_embeddings", "max_position_embeddings")
+YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+TYPES: dict[str, tuple[str, ...]] = {  # rope_type → keys besides the common ones
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", "alpha"),
+    "yarn": ("factor", "attention_factor", "truncate", *YARN),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor", "factor", "attention_factor"),
+    "proportional": ("factor",),
+}
+NEEDED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+ELSEWHERE = {
+    "mrope_section": "M-RoPE has positions of several axes, which RoPE has not",
+    "llama_4_scaling_beta": "this scales queries, not frequencies: leave it out here and add"
+    " temperature(attn_scale=beta, floor_scale=original length, offset=0) to the RoPE",
+}
+
+
+def _nearest(name: str, known) -> str:
+    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
+    return "".join(f"did you mean {c!r}? " for c in close) + f"known: {', '.join(known)}"
+
+
+def _type(given: dict[str, Any]) -> str:
+    name = str(given.get("rope_type", given.get("type", "default")))
+    name = {"su": "longrope"}.get(name, name)  # what Phi-3 called it first
+    if name == "mrope":
+        raise ValueError(f"rope_type={name!r}: {ELSEWHERE['mrope_section']}")
+    if name not in TYPES:
+        raise ValueError(f"rope_type={name!r} is unknown; {_nearest(name, TYPES)}")
+    return name
+
+
+def _check_keys(given: dict[str, Any], name: str) -> None:
+    known = COMMON + TYPES[name]
+    known += YARN if "alpha" in given else ()  # HunYuan writes them; nothing reads them
+    for key, value in given.items():
+        if key in ELSEWHERE:
+            raise ValueError(f"{key}={value!r}: {ELSEWHERE[key]}")
+        if key not in known:
+            raise ValueError(f"{key}={value!r}: {name!r} has no such key; {_nearest(key, known)}")
+    for key in () if given.get("alpha") else NEEDED.get(name, ()):
+        if key not in given:
+            raise ValueError(f"{key} is missing: {name!r} needs it")
+
+
+def _dynamic(fields: dict[str, Any], longest: Any, original: Any) -> tuple[str, dict[str, Any]]:
+    if fields.get("alpha"):  # HunYuan: a fixed stretch
+        return "ntk", {"factor": fields["alpha"]}
+    require(longest is not None, "max_position_embeddings", longest, "'dynamic' scales from it")
+    fix = f"'dynamic' scales from max_position_embeddings={longest!r}; leave the other out"
+    require(original in (None, longest), "original_max_position_embeddings", original, fix)
+    return "dynamic_ntk", {"factor": fields["factor"], "original_length": longest}
+
+
+def _lengths(fields: dict[str, Any], longest: Any, original: Any) -> dict[str, Any]:
+    original = longest if original is None else original
+    fix = "pass it: the dict has no original_max_position_embeddings"
+    require(original is not None, "max_position_embeddings", longest, fix)
+    ratio = None if longest is None else longest / original
+    return {"factor": ratio, "original_length": original, **fields}
+
+
+def read(
+    rope_parameters: Mapping[str, Any] | None,
+    *,
+    head_dim: int,
+    rope_theta: float | None,
+    partial_rotary_factor: float | None,
+    max_position_embeddings: int | None,
+    original_max_position_embeddings: int | None,
+) -> tuple[float, float, str | None, dict[str, Any]]:
+    """(base, fraction, name of the scaling or None, its fields); see `rope_scaling.from_hf`."""
+    require(is_int(head_dim, 1), "head_dim", head_dim, "pass the width of a head")
+    given = {key: value for key, value in (rope_parameters or {}).items() if value is not None}
+    layers = [key for key, value in given.items() if isinstance(value, Mapping)]
+    if layers:
+        fix = f"pass one of them, as rope_parameters[{layers[0]!r}]"
+        raise ValueError(f"rope_parameters has settings for {', '.join(layers)}: {fix}")
+    name = _type(given)
+    _check_keys(given, name)
+
+    def either(first: Any, second: Any, default: Any = None) -> Any:
+        return next((x for x in (first, second) if x is not None), default)
+
+    base = either(given.get("rope_theta"), rope_theta, 1e4)
+    partial = either(given.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
+    key = "max_position_embeddings"
+    longest = either(max_position_embeddings, given.get(key))
+    original = either(original_max_position_embeddings, given.get(f"original_{key}"))
+    for field, value in ((key, longest), (f"original_{key}", original)):
+        require(value is None or is_int(value, 1), field, value, "pass a number of tokens")
+    ok = is_real(partial) and 0 <= partial <= 1
+    require(ok, "partial_rotary_factor", partial, "pass a number in [0, 1]")
+
+    fraction = int(head_dim * partial) / head_dim
+    fields = {k: given[k] for k in TYPES[name] if given.get(k) or (k in given and k not in YARN)}
+    if name == "default":
+        return base, fraction, None, {}
+    if name == "proportional":
+        return base, 1.0, name, {"fraction": partial, **fields}
+    if name == "dynamic":
+        return base, fraction, *_dynamic(fields, longest, original)
+    if name != "linear":
+        fields = _lengths(fields, longest, original)
+    return base, fraction, name, fields

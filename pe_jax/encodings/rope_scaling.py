@@ -1,0 +1,197 @@
+"""RoPE for longer contexts: functions from frequencies to frequencies, θ_i = base^(-2i/d) at first.
+
+    Linear        θ_i / s                        position interpolation, arXiv 2306.15595, eq. 4
+    NTK           base → base·s^(d/(d-2))        "NTK-aware": arXiv 2309.00071, def. 1
+    DynamicNTK    NTK with s·L/L₀ - (s - 1)      arXiv 2309.00071, §3.3, as in the code of its day
+    YaRN          fast θ kept, slow θ_i/s        `yarn`
+    Llama3        likewise, with other bounds    the released code of Llama 3.1
+    LongRoPE      θ_i / factor_i, searched       `longrope`
+    Proportional  slow θ = 0                     p-RoPE, arXiv 2410.06205, §6
+
+L₀ is `original_length`, the context trained on, and L the one at hand. All is float64 on the host.
+What the papers leave open (bounds, lengths that decide) is as in Hugging Face transformers.
+`RoPE(scaling=YaRN(4.0, 2048))`, in a config `rope(scaling=yarn(factor=4, original_length=2048))`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pe_jax.encodings import rope_hf
+from pe_jax.encodings.base import is_real, require
+from pe_jax.encodings.longrope import LongRoPE
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.scaling import Scaling, positive, tokens
+from pe_jax.encodings.yarn import YaRN
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Scaling):
+    """Position interpolation: all frequencies divided by `factor`."""
+
+    factor: float
+
+    def __post_init__(self):
+        positive(factor=self.factor)
+
+    def __call__(self, theta, base=None):
+        """θ_i / s."""
+        return np.asarray(theta, np.float64) / self.factor
+
+
+def _rebased(theta: np.ndarray, growth: float) -> np.ndarray:
+    """θ of the base·growth^(d/(d-2)): the fastest stays, the slowest is divided by `growth`."""
+    theta = np.asarray(theta, np.float64)
+    dim = 2 * theta.size
+    require(dim > 2, "dim", dim, "NTK needs at least 4 rotated channels")
+    return theta * growth ** (-np.arange(0, dim, 2) / (dim - 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class NTK(Scaling):
+    """NTK-aware: a larger base, by which the slowest frequency is divided by `factor`."""
+
+    factor: float
+
+    def __post_init__(self):
+        positive(factor=self.factor)
+
+    def __call__(self, theta, base=None):
+        """θ_i · s^(-2i/(d-2))."""
+        return _rebased(theta, self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicNTK(Scaling):
+    """NTK-aware, as far as `length` asks for it; at most `original_length` (or None): unscaled."""
+
+    factor: float
+    original_length: int
+    length: int | None = None
+
+    def __post_init__(self):
+        positive(factor=self.factor)
+        tokens(original_length=self.original_length)
+        if self.length is not None:
+            tokens(length=self.length)
+
+    def __call__(self, theta, base=None):
+        """NTK by s·L/L₀ - (s - 1), for L of at least L₀."""
+        length = max(self.length or 0, self.original_length)
+        growth = self.factor * length / self.original_length - (self.factor - 1)
+        return _rebased(theta, growth)
+
+    def at_length(self, length):
+        """With `length` replaced."""
+        return dataclasses.replace(self, length=length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3(Scaling):
+    """Waves that turn `high_freq_factor` times within `original_length` stay; a blend below that.
+
+    Those that turn fewer than `low_freq_factor` times are divided by `factor`. The defaults are
+    those of Llama 3.1 (factor 8), which Llama 3.2 shares (factor 32).
+    """
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_length: int = 8192
+
+    def __post_init__(self):
+        low, high = self.low_freq_factor, self.high_freq_factor
+        positive(factor=self.factor, low_freq_factor=low, high_freq_factor=high)
+        fix = f"must be at least low_freq_factor={low!r}"
+        require(high >= low, "high_freq_factor", high, fix)
+        tokens(original_length=self.original_length)
+
+    def __call__(self, theta, base=None):
+        """keep·θ + (1 - keep)·θ/s."""
+        theta = np.asarray(theta, np.float64)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        turns = self.original_length * theta / (2 * math.pi)
+        keep = np.clip((turns - low) / (high - low), 0, 1) if high > low else turns >= low
+        return keep * theta + (1 - keep) * theta / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Proportional(Scaling):
+    """p-RoPE: the fastest `fraction` of all frequencies stay (divided by `factor`), others are 0.
+
+    Unlike `RoPE.fraction`, which spreads all frequencies over the channels that it rotates.
+    """
+
+    fraction: float
+    factor: float = 1.0
+
+    def __post_init__(self):
+        ok = is_real(self.fraction) and 0 <= self.fraction <= 1
+        require(ok, "fraction", self.fraction, "pass a number in [0, 1]")
+        positive(factor=self.factor)
+
+    def __call__(self, theta, base=None):
+        """θ_i / s for i < fraction·d/2, else 0."""
+        theta = np.asarray(theta, np.float64)
+        kept = int(self.fraction * 2 * theta.size // 2)
+        return np.where(np.arange(theta.size) < kept, theta / self.factor, 0.0)
+
+
+SCALINGS: dict[str, type[Scaling]] = {
+    "linear": Linear,
+    "ntk": NTK,
+    "dynamic_ntk": DynamicNTK,
+    "yarn": YaRN,
+    "llama3": Llama3,
+    "longrope": LongRoPE,
+    "proportional": Proportional,
+}
+
+
+def from_hf(
+    rope_parameters: Mapping[str, Any] | None,
+    *,
+    head_dim: int,
+    max_position_embeddings: int | None = None,
+    rope_theta: float | None = None,
+    partial_rotary_factor: float | None = None,
+    original_max_position_embeddings: int | None = None,
+) -> RoPE:
+    """RoPE as a Hugging Face config describes it.
+
+    What the dict leaves out is taken from the arguments, which are named as the config's own
+    fields: older configs keep the base and the partial factor there. The result is an encoding;
+    `.frequencies(head_dim)` and `.attention_factor` are what a borrower of functions needs.
+
+    Args:
+      rope_parameters: `config.rope_parameters`, or `config.rope_scaling` of an older one (None:
+        plain RoPE). Where layer types have their own (Gemma 3), pass one of them.
+      head_dim: E.
+      max_position_embeddings: the length that "dynamic" scales from, and that others fall back to.
+      rope_theta: the base, unless the dict has one. Neither: 1e4.
+      partial_rotary_factor: unless the dict has one. int(E · factor) channels are rotated.
+      original_max_position_embeddings: of the config itself; goes before the dict's, as theirs.
+
+    Returns:
+      A `RoPE` in layout "half"; the dict does not say where a model interleaves (GPT-J, GLM,
+      DeepSeek): `dataclasses.replace(found, layout="interleaved")`.
+
+    Raises:
+      ValueError: an unknown type or key (naming the nearest), a key that is missing, a value out of
+        range, an odd number of rotated channels, M-RoPE, a dict of dicts.
+    """
+    base, fraction, name, fields = rope_hf.read(
+        rope_parameters,
+        head_dim=head_dim,
+        rope_theta=rope_theta,
+        partial_rotary_factor=partial_rotary_factor,
+        max_position_embeddings=max_position_embeddings,
+        original_max_position_embeddings=original_max_position_embeddings,
+    )
+    scaling = None if name is None else SCALINGS[name](**fields)
+    found = RoPE(base, fraction, scaling=scaling)
+    found.frequencies(head_dim)  # raises what this head width cannot have
+    return found

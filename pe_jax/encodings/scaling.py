@@ -1,0 +1,44 @@
+"""What all scalings of RoPE share: `rope_scaling` has the scalings themselves."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from pe_jax.encodings.base import is_int, is_real, require
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """Frequencies to frequencies, for contexts longer than those trained on; hashable.
+
+    `attention_factor` multiplies q and k each, where they are rotated.
+    """
+
+    attention_factor = 1.0
+
+    def __call__(self, theta: np.ndarray, base: float | None = None) -> np.ndarray:
+        """The scaled frequencies: float64 [dim/2] for θ = angles.geometric(dim, base)."""
+        raise NotImplementedError
+
+    def at_length(self, length: int) -> "Scaling":
+        """The scaling for sequences of `length` tokens, where it depends on that; else itself."""
+        return self
+
+
+def positive(**fields: Any) -> None:
+    """Raises ValueError unless every field is a number above 0."""
+    for field, value in fields.items():
+        require(is_real(value) and value > 0, field, value, "pass a number above 0")
+
+
+def tokens(least: int = 1, **fields: Any) -> None:
+    """Raises ValueError unless every field is a number of tokens."""
+    for field, value in fields.items():
+        require(is_int(value, least), field, value, f"pass an integer of at least {least}")
+
+
+def gain(value: Any) -> None:
+    """Raises ValueError unless it can be an attention factor."""
+    ok = is_real(value) and value >= 0
+    require(ok, "attention_factor", value, "pass a number of at least 0, or None for the paper's")

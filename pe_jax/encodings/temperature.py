@@ -1,0 +1,58 @@
+"""Attention temperature by position: Llama 4, on layers without RoPE (after arXiv 2501.19399).
+
+    q ← q · (1 + a·ln(1 + floor((position + 1)/f)))
+
+Where softmax runs over many keys it flattens; queries far out are made sharper. Llama 4 has three
+layers with RoPE to one without: `rope(layout='interleaved')*3,temperature`. SmolLM3 leaves RoPE out
+of every fourth layer too, without a temperature: `rope*3,nope`. Ministral 3 counts from `offset` 0
+and has RoPE in the same layer: `rope+temperature(floor_scale=16384, offset=0)`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+
+def temperature(
+    positions, attn_scale: float = 0.1, floor_scale: int = 8192, offset: int = 1
+) -> jax.Array:
+    """1 + a·ln(1 + floor((position + offset)/f)), 1 before 0: float32, the shape of `positions`.
+
+    Args:
+      positions: integers of any shape.
+      attn_scale: a.
+      floor_scale: f, in tokens: queries before it keep their size.
+      offset: what is added to the position: 1 in Llama 4, 0 in Ministral 3.
+
+    Raises:
+      TypeError: positions that are not integers.
+    """
+    positions = pos.as_positions(positions)
+    steps = positions // floor_scale + (positions % floor_scale + offset) // floor_scale
+    return 1 + attn_scale * jnp.log1p(jnp.maximum(steps, 0).astype(jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Temperature(Encoding):
+    """Sharpens the queries that come late; keys stay as they are."""
+
+    attn_scale: float = 0.1
+    floor_scale: int = 8192
+    offset: int = 1
+
+    anchored = True
+
+    def __post_init__(self):
+        require(is_real(self.attn_scale), "attn_scale", self.attn_scale, "pass a finite number")
+        fix = "pass an integer of at least 1, in tokens"
+        require(is_int(self.floor_scale, 1), "floor_scale", self.floor_scale, fix)
+        require(is_int(self.offset, 0), "offset", self.offset, "pass an integer of at least 0")
+
+    def rotate_q(self, params, q, positions):
+        """Q · temperature(position)."""
+        found = temperature(positions, self.attn_scale, self.floor_scale, self.offset)
+        return (q * found[..., None, None]).astype(q.dtype)

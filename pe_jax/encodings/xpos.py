@@ -1,0 +1,95 @@
+"""xPos: Sun et al., "A Length-Extrapolatable Transformer", arXiv 2212.10554, §2.2 and algorithm 1.
+
+    (ζ^(m/512) R_m q)·(ζ^(-n/512) R_n k) = Σ_i ζ_i^((m-n)/512) · (pair i of RoPE's product)
+    ζ_i = (i/(d/2) + γ)/(1 + γ),    γ = 0.4
+
+A decay for each pair, faster for the faster ones, and no bias: it all is in q and k. The paper
+attends in blocks beyond its training length; `window` does the like.
+
+The origin is fixed at position 0 (the authors' code takes the middle of the sequence), so that keys
+in a cache stay valid. Keys grow as 3.5^(n/512) and queries shrink: float32 and bfloat16 hold that
+for 0 ≤ position < 55·512 = 28,160, float16 for some 3,500. Outside, positions are an error where
+they are known and NaN under a trace. A key ahead of its query grows without a bound: causal only,
+and positions may not run backwards.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax import positions as pos
+from pe_jax.encodings import rope
+from pe_jax.encodings.base import Encoding, is_int, is_real, require
+
+GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30: what remains to the largest float is for the values
+
+
+def zeta(dim: int) -> np.ndarray:
+    """ζ_i: float64 [dim/2] in (0, 1)."""
+    return (np.arange(0, dim, 2) / dim + GAMMA) / (1 + GAMMA)
+
+
+def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
+    """ζ_i^(position/scale_base): float32 [..., dim/2] for integer positions [...].
+
+    Errs by at most one part in 10⁵. Queries are multiplied by it, keys divided.
+
+    Raises:
+      ValueError: a known position outside [0, 55·scale_base). Under a trace such rows are NaN.
+      TypeError: positions that are not integers.
+    """
+    positions, limit = pos.as_positions(positions), REACH * scale_base
+    known = pos.concrete(positions)
+    if known is not None and known.size and not 0 <= known.min() <= known.max() < limit:
+        worst = known.min() if known.min() < 0 else known.max()
+        raise ValueError(
+            f"positions: {worst} is outside [0, {limit}), where xPos fits float32;"
+            " raise scale_base or keep positions inside"
+        )
+    inside = jnp.where((positions >= 0) & (positions < limit), positions, jnp.nan)
+    rate = jnp.asarray(np.log(zeta(dim)) / scale_base, jnp.float32)
+    return jnp.exp(inside.astype(jnp.float32)[..., None] * rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class XPos(Encoding):
+    """RoPE with a decay: each pair's product shrinks with the distance at a rate of its own."""
+
+    base: float = 1e4
+    scale_base: int = 512
+    layout: str = "interleaved"
+
+    causal_only = True
+
+    def __post_init__(self):
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        fix = "pass an integer of at least 1, in tokens"
+        require(is_int(self.scale_base, 1), "scale_base", self.scale_base, fix)
+        require(self.layout in rope.LAYOUTS, "layout", self.layout, f"one of {rope.LAYOUTS}")
+
+    def check(self, dims):
+        """The head width must be even."""
+        fix = "xPos rotates pairs: use an even head width"
+        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+
+    def rotate_q(self, params, q, positions):
+        """ζ^(m/512) R_m q."""
+        return self._rotate(q, positions, 1)
+
+    def rotate_k(self, params, k, positions):
+        """ζ^(-n/512) R_n k."""
+        return self._rotate(k, positions, -1)
+
+    def _rotate(self, x, positions, sign: int):
+        dim = x.shape[-1]
+        theta = rope.frequencies(dim, self.base)
+        size = growth(positions, dim, self.scale_base)[..., None, :] ** sign
+        turned = rope.rotate(x.astype(jnp.float32), positions, theta, self.layout)
+        both = jnp.tile(size, 2) if self.layout == "half" else jnp.repeat(size, 2, axis=-1)
+        return (turned * both).astype(x.dtype)
+
+    def limit(self):
+        """Where float32 ends."""
+        return REACH * self.scale_base
