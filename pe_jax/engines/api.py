@@ -218,23 +218,27 @@ def _pick(implementation, rules: Rules, params: Params, operands: dict, q: Token
     """The engine's `attend`. Logs each choice that it makes by itself, once."""
     if callable(implementation):
         return implementation
-    if rules.encoding.overrides("rescore") and implementation in (*IMPLEMENTATIONS[1:], None):
-        return _whole_rows(implementation, rules.encoding, operands)
+    device, enc = jax.default_backend(), rules.encoding
+    name, whole = type(enc).__name__, enc.overrides("rescore")
     if implementation is not None:
         if implementation not in IMPLEMENTATIONS:
             near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
             raise ValueError(
                 f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?"
             )
+        if whole and implementation != "dense":
+            fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
+            raise ValueError(f"implementation={implementation!r}: {fix}")
         if implementation in KERNELS.values():
             why = _refusal(implementation, rules, params, operands, q, k)
             if why is not None:
                 raise ValueError(f"implementation={implementation!r}: {why}; pass 'tiled' or None")
         return _engine(implementation).attend
-    device, enc = jax.default_backend(), rules.encoding
-    name = type(enc).__name__
     if _is_small(enc, operands):
         _log(logging.INFO, f"{name}: dense, for one query or a short sequence")
+        return dense.attend
+    if whole:
+        _log(logging.WARNING, f"{name}: dense, O(L²) memory: it needs whole rows of scores")
         return dense.attend
     if device in KERNELS:
         why = _refusal(KERNELS[device], rules, params, operands, q, k)
@@ -247,17 +251,6 @@ def _pick(implementation, rules: Rules, params: Params, operands: dict, q: Token
         return tiled.attend
     _log(logging.INFO, f"{name}: tiled")
     return tiled.attend
-
-
-def _whole_rows(implementation: str | None, encoding: Encoding, operands: dict):
-    """Dense, for a scheme that no other engine can run."""
-    name = type(encoding).__name__
-    if implementation is not None:
-        fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
-        raise ValueError(f"implementation={implementation!r}: {fix}")
-    if not _is_small(encoding, operands):
-        _log(logging.WARNING, f"{name}: dense, O(L²) memory: it needs whole rows of scores")
-    return dense.attend
 
 
 def _refusal(name: str, *call) -> str | None:

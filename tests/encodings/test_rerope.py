@@ -19,7 +19,7 @@ WINDOW = 4
 
 
 def turned(q, k, distance):
-    """RoPE's q·k/sqrt(E) at any distances [T, S], pair by pair, in complex numbers (half)."""
+    """RoPE's q·k/sqrt(E) at any distances [T, S], pair by pair, in complex numbers."""
     half = HEAD_DIM // 2
     theta = 10000.0 ** (-2 * np.arange(half) / HEAD_DIM)
     q, k = (x[:, :half] + 1j * x[:, half:] for x in (q, k))
