@@ -153,6 +153,8 @@ def run(config: ImagesConfig, stop: launch.Stop) -> dict:
         for seed in range(config.seed, config.seed + config.seeds):
             name = "-".join([slug(spec), *conventions])
             path = Path(config.workdir) / "runs" / name / f"seed{seed}.json"
+            if stop.signal is not None:
+                return found
             if not path.exists():
                 trainer = trainer or Classifier(config, spec, at, mesh)
                 given = one(config, trainer, conventions, seed, test, stop)

@@ -79,7 +79,8 @@ __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]
 
 
 def _nearest(name: str, names) -> str:
-    close = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.4)
+    longer = [n for n in names if name and n.startswith(name.lower())]
+    close = longer[:1] or difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.4)
     return "".join(f"did you mean {c!r}? " for c in close) + f"known: {', '.join(names)}"
 
 
