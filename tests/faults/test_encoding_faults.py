@@ -52,6 +52,13 @@ FIELDS = [
     ("rope", "base", [1, 0, -1e4, np.nan, np.inf], "above 1"),
     ("rope", "fraction", [0, -0.5, 1.5, np.nan, "0.5"], "(0, 1]"),
     ("rope", "layout", ["neox", 3], "half"),
+    ("rope", "scaling", ["yarn", 4.0, len], "rope_scaling"),
+    ("xpos", "base", [1, np.nan], "above 1"),
+    ("xpos", "scale_base", [0, 512.0], "at least 1"),
+    ("xpos", "layout", ["neox"], "half"),
+    ("temperature", "attn_scale", [np.inf, "0.1"], "finite"),
+    ("temperature", "floor_scale", [0, 8192.0], "at least 1"),
+    ("temperature", "offset", [-1, 0.5], "at least 0"),
 ]
 
 
