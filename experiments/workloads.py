@@ -30,6 +30,7 @@ FLEX = "flex"
 ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
 TILE = 512  # side of a tile of the matmul limit
 SPECS = {"learned": "learned(length={length})", "shaw_keys": "shaw(values=False)"}
+SPECS["xpos"] = "xpos(scale_base={length})"  # with 512 its positions end at 28,160
 PLAIN = "alibi_plain"
 SCHEMES = (*(n for n, kind in ENCODINGS.items() if kind.axes == 1), "shaw_keys", PLAIN)
 MODES = {  # flag → what is timed, by title

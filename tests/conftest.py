@@ -37,3 +37,10 @@ def oracles(request):
         pytest.skip("torch and transformers take minutes: pytest -m oracles")
     for library in ("torch", "transformers"):
         pytest.importorskip(library, reason=f"{library} is missing: install the extra `oracles`")
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Compiled programs are kept for one group of tests: a process may map only so many of them."""
+    group = lambda i: i and ([m.args for m in i.iter_markers("xdist_group")], i.path)  # noqa: E731
+    if group(item) != group(nextitem):
+        jax.clear_caches()

@@ -7,8 +7,9 @@ from pe_jax import ENCODINGS
 from tests.oracles import replay
 from tests.oracles.cases import GOLDEN
 
-NO_ORACLE = {"buckets", "clipped"}  # np.digitize and the paper's clip: tests/encodings/test_buckets
-NO_ORACLE |= {"alibi_2d"}  # math.dist: tests/encodings/test_alibi_2d
+# np.digitize and the paper's clip (tests/encodings/test_buckets), math.dist (test_alibi_2d), the
+# paper (test_xpos)
+NO_ORACLE = {"buckets", "clipped", "alibi_2d", "xpos"}
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in GOLDEN])

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental import topologies
 
 import pe_jax
+from experiments.workloads import SPECS
 from pe_jax.engines import dense, tiled, tpu, tpu_kernels
 from pe_jax.engines.dense import Rules, Tokens
 from tests import util
@@ -235,8 +236,7 @@ def main(name: str, *lengths: str) -> None:
     """Prints the temporaries of forward and backward at each length, as JSON."""
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
-    limit = pe_jax.make(name).limit()
-    spec = name if limit is None else f"{name}(length={max(map(int, lengths))})"
+    spec = SPECS.get(name, name).format(length=max(map(int, lengths)))
     sizes = []
     for gradient in (False, True):
         traced = [lowered(spec, int(n), gradient, device) for n in lengths]

@@ -23,7 +23,14 @@ from pe_jax.encodings.base import is_int, require
 from pe_jax.encodings.rope import RoPE, rotate
 
 
-def rotate_twice(x: jax.Array, near, far, frequencies: jax.Array, layout: str = "half"):
+def rotate_twice(
+    x: jax.Array,
+    near,
+    far,
+    frequencies: jax.Array,
+    layout: str = "half",
+    attention_factor: float = 1.0,
+) -> jax.Array:
     """Two rotations of x [..., T, H, E] side by side: [..., T, H, 2E].
 
     Args:
@@ -32,8 +39,10 @@ def rotate_twice(x: jax.Array, near, far, frequencies: jax.Array, layout: str = 
       far: those of the second; [1] for all tokens alike.
       frequencies: as for `rope.rotate`, which also says what is raised.
       layout: likewise.
+      attention_factor: likewise.
     """
-    return jnp.concatenate([rotate(x, at, frequencies, layout) for at in (near, far)], axis=-1)
+    how = frequencies, layout, attention_factor
+    return jnp.concatenate([rotate(x, at, *how) for at in (near, far)], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +59,14 @@ class ReRoPE(RoPE):
         """The window."""
         return self.window
 
+    def _twice(self, x, near, far):
+        how = self.frequencies(x.shape[-1]), self.layout, self.attention_factor
+        return rotate_twice(x, near, far, *how)
+
     def rotate_q(self, params, q, positions):
         """R_m q, and R_w q."""
-        far = jnp.asarray([self.window], jnp.int32)
-        return rotate_twice(q, positions, far, self._frequencies(q.shape[-1]), self.layout)
+        return self._twice(q, positions, jnp.asarray([self.window], jnp.int32))
 
     def rotate_k(self, params, k, positions):
-        """R_n k, and k as it is."""
-        return jnp.concatenate([super().rotate_k(params, k, positions), k], axis=-1)
+        """R_n k, and R_0 k."""
+        return self._twice(k, positions, jnp.zeros(1, jnp.int32))

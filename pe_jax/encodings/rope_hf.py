@@ -81,6 +81,20 @@ def _lengths(fields: dict[str, Any], longest: Any, original: Any) -> dict[str, A
     return {"factor": ratio, "original_length": original, **fields}
 
 
+def _first(*values: Any) -> Any:
+    return next((x for x in values if x is not None), None)
+
+
+def _fraction(name: str, head_dim: int, partial: Any) -> float:
+    ok = is_real(partial) and 0 <= partial <= 1
+    require(ok, "partial_rotary_factor", partial, "pass a number in [0, 1]")
+    turned = head_dim if name == "proportional" else int(head_dim * partial)
+    fix = f"it leaves {turned} of {head_dim} channels to rotate; an even number is needed"
+    ok = turned == head_dim or (turned > 0 and turned % 2 == 0)
+    require(ok, "partial_rotary_factor", partial, fix)
+    return turned / head_dim
+
+
 def read(
     rope_parameters: Mapping[str, Any] | None,
     *,
@@ -100,25 +114,20 @@ def read(
     name = _type(given)
     _check_keys(given, name)
 
-    def either(first: Any, second: Any, default: Any = None) -> Any:
-        return next((x for x in (first, second) if x is not None), default)
-
-    base = either(given.get("rope_theta"), rope_theta, 1e4)
-    partial = either(given.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
+    base = _first(given.get("rope_theta"), rope_theta, 1e4)
+    partial = _first(given.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
     key = "max_position_embeddings"
-    longest = either(max_position_embeddings, given.get(key))
-    original = either(original_max_position_embeddings, given.get(f"original_{key}"))
+    longest = _first(max_position_embeddings, given.get(key))
+    original = _first(original_max_position_embeddings, given.get(f"original_{key}"))
     for field, value in ((key, longest), (f"original_{key}", original)):
         require(value is None or is_int(value, 1), field, value, "pass a number of tokens")
-    ok = is_real(partial) and 0 <= partial <= 1
-    require(ok, "partial_rotary_factor", partial, "pass a number in [0, 1]")
-
-    fraction = int(head_dim * partial) / head_dim
-    fields = {k: given[k] for k in TYPES[name] if given.get(k) or (k in given and k not in YARN)}
+    fraction = _fraction(name, head_dim, partial)
+    fields = {key: given[key] for key in TYPES[name] if key in given}
+    fields = {k: v for k, v in fields.items() if v or k not in YARN}  # 0 counts as absent there
     if name == "default":
         return base, fraction, None, {}
     if name == "proportional":
-        return base, 1.0, name, {"fraction": partial, **fields}
+        return base, fraction, name, {"fraction": partial, **fields}
     if name == "dynamic":
         return base, fraction, *_dynamic(fields, longest, original)
     if name != "linear":

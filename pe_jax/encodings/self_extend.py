@@ -16,12 +16,11 @@ import dataclasses
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import is_int, require
-from pe_jax.encodings.rerope import rotate_twice
-from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.rerope import ReRoPE
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfExtend(RoPE):
+class SelfExtend(ReRoPE):
     """RoPE among the `window` nearest tokens, positions in groups of `group` beyond."""
 
     group: int = 8
@@ -32,23 +31,16 @@ class SelfExtend(RoPE):
 
     def __post_init__(self):
         super().__post_init__()
-        for field in ("group", "window"):
-            value = getattr(self, field)
-            require(is_int(value, 1), field, value, "pass an integer of at least 1")
+        require(is_int(self.group, 1), "group", self.group, "pass an integer of at least 1")
 
-    def split(self):
-        """The window."""
-        return self.window
-
-    def _rotate(self, x, positions, shift: int):
+    def _shifted(self, x, positions, shift: int):
         positions = jnp.asarray(positions)
-        far = jnp.floor_divide(positions, self.group) + shift
-        return rotate_twice(x, positions, far, self._frequencies(x.shape[-1]), self.layout)
+        return self._twice(x, positions, jnp.floor_divide(positions, self.group) + shift)
 
     def rotate_q(self, params, q, positions):
         """At m, and at ⌊m/G⌋ + w - ⌊w/G⌋."""
-        return self._rotate(q, positions, self.window - self.window // self.group)
+        return self._shifted(q, positions, self.window - self.window // self.group)
 
     def rotate_k(self, params, k, positions):
         """At n, and at ⌊n/G⌋."""
-        return self._rotate(k, positions, 0)
+        return self._shifted(k, positions, 0)

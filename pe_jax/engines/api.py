@@ -88,8 +88,9 @@ def attention(
 
     Raises:
       ValueError: shapes, positions, indices or segments that do not fit together; positions that
-        are missing although T ≠ S; parameters that are missing; an implementation that is unknown,
-        needs another device, or cannot run this call (the message says why).
+        are missing although T ≠ S; parameters that are missing; causal=False for a scheme that is
+        causal alone; an implementation that is unknown, needs another device, or cannot run this
+        call (the message says why).
       TypeError: positions of a dtype that the scheme does not take.
     """
     encoding = encoding or Encoding()

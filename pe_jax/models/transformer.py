@@ -31,7 +31,8 @@ class ModelConfig:
     """The Transformer's sizes and choices.
 
     Attributes:
-      encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`.
+      encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`
+        (Gemma 3: `rope(base=1e4)*5,rope(base=1e6)`).
       vocab: number of token ids; 0 takes the tokenizer's.
       width: D.
       layers: N, a multiple of the pattern's length.

@@ -94,6 +94,13 @@ FIELDS = [
     ("bipe", "absolute", ["alibi", 3], "learned or sinusoidal"),
     ("bipe", "length", [0, 1.5], "at least 1"),
     ("bipe", "base", [1, np.inf], "above 1"),
+    ("rope", "scaling", ["yarn", 4.0, len], "rope_scaling"),
+    ("xpos", "base", [1, np.nan], "above 1"),
+    ("xpos", "scale_base", [0, 512.0], "at least 1"),
+    ("xpos", "layout", ["neox"], "half"),
+    ("temperature", "attn_scale", [np.inf, "0.1"], "finite"),
+    ("temperature", "floor_scale", [0, 8192.0], "at least 1"),
+    ("temperature", "offset", [-1, 0.5], "at least 0"),
 ]
 
 

@@ -1,0 +1,373 @@
+"""RoPE for longer contexts, from the papers; tests/oracles has each against other people's code."""
+
+import dataclasses
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import angles, rope, rope_scaling
+from pe_jax.encodings.rope_scaling import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    YaRN,
+)
+from tests.encodings.common import NONE
+from tests.faults.test_encoding_faults import refused
+
+DIM, BASE, LENGTH = 64, 1e4, 2048
+THETA = angles.geometric(DIM, BASE)
+LISTS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+
+
+def turns(theta, length=LENGTH):
+    """How often each wave turns within the original length."""
+    return length * np.asarray(theta) / (2 * math.pi)
+
+
+def test_interpolated_positions_are_positions_divided():
+    x = np.random.default_rng(0).standard_normal((9, 2, DIM), np.float32)
+    scaled = rope.rotate(x, np.arange(9), rope.frequencies(DIM, BASE, Linear(4.0)))
+    divided = rope.rotate(x, np.arange(9, dtype=np.float32) / 4, rope.frequencies(DIM, BASE))
+    np.testing.assert_allclose(scaled, divided, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize("dim, base", [(4, 1e4), (64, 5e5), (128, 1e2)])
+def test_ntk_is_rope_with_the_base_of_definition_1(factor, dim, base):
+    larger = base * factor ** (dim / (dim - 2))
+    want = [1 / larger ** (2 * i / dim) for i in range(dim // 2)]
+    got = NTK(factor)(angles.geometric(dim, base))
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    np.testing.assert_allclose(got[[0, -1]] * [1, factor], angles.geometric(dim, base)[[0, -1]])
+
+
+def test_dynamic_ntk_waits_for_the_length_then_grows_with_it():
+    for length in (None, 1, LENGTH - 1, LENGTH):
+        np.testing.assert_array_equal(DynamicNTK(4.0, LENGTH, length)(THETA), THETA)
+    for times in (2, 3):
+        want = NTK(4.0 * times - 3.0)(THETA)
+        np.testing.assert_allclose(DynamicNTK(4.0, LENGTH, times * LENGTH)(THETA), want)
+
+
+def test_yarn_keeps_waves_that_turn_often_and_divides_those_that_do_not_turn():
+    """§3.2 and §3.4 with the paper's α = 1 and β = 32 for Llama."""
+    found = YaRN(16.0, LENGTH, truncate=False)
+    ratio, often = found(THETA, BASE) / THETA, turns(THETA)
+    np.testing.assert_allclose(ratio[often > 32], 1)
+    np.testing.assert_allclose(ratio[often < 1], 1 / 16)
+    assert (np.diff(ratio) <= 0).all() and ((ratio > 1 / 16) & (ratio < 1)).sum() > 5
+    assert found.attention_factor == 0.1 * math.log(16) + 1
+
+
+def test_yarns_ramp_lies_between_whole_channels_unless_it_is_not_truncated():
+    """c(r) = d·ln(L₀/(2πr))/(2·ln base) is 8.064 for 32 turns and 20.105 for one."""
+    for truncate, low, high in ((True, 8, 21), (False, 8.0640, 20.1052)):
+        ramp = np.clip((np.arange(32) - low) / (high - low), 0, 1)
+        got = YaRN(4.0, LENGTH, truncate=truncate)(THETA, BASE)
+        np.testing.assert_allclose(got, THETA * (1 - ramp) + THETA / 4 * ramp, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fields, want",
+    [
+        ({"factor": 0.5}, 1.0),
+        ({"factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.5}, 1.0),
+        ({"factor": 40.0}, 0.1 * math.log(40) + 1),
+        ({"factor": 40.0, "mscale": 0.707}, 0.1 * math.log(40) + 1),
+        ({"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.0}, 0.1 * math.log(40) + 1),
+        ({"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+        (
+            {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0},
+            (0.0707 * math.log(40) + 1) / (0.1 * math.log(40) + 1),
+        ),
+        ({"factor": 40.0, "attention_factor": 0.9, "mscale": 1.0, "mscale_all_dim": 2.0}, 0.9),
+    ],
+)
+def test_yarns_attention_factor(fields, want):
+    assert YaRN(original_length=LENGTH, **fields).attention_factor == pytest.approx(want, abs=1e-15)
+
+
+def test_yarn_has_no_singularity_and_needs_the_base_of_one_frequency_alone():
+    for fields in ({"beta_fast": 4, "beta_slow": 4, "truncate": False}, {"original_length": 3}):
+        assert np.isfinite(
+            YaRN(**{"factor": 4.0, "original_length": LENGTH, **fields})(THETA)
+        ).all()
+    yarn = YaRN(4.0, LENGTH)
+    np.testing.assert_allclose(yarn(THETA), yarn(THETA, BASE), rtol=1e-12)
+    assert rope.frequencies(2, BASE, yarn) == 1
+    refused(lambda: yarn(np.ones(1)), "base=None", "pass it")
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_keeps_divides_and_blends_by_wavelength(factor):
+    """Wavelengths under 8192/4 stay, those over 8192 are divided, as in the released code."""
+    theta = angles.geometric(128, 5e5)
+    ratio, often = Llama3(factor)(theta) / theta, turns(theta, 8192)
+    np.testing.assert_allclose(ratio[often > 4], 1)
+    np.testing.assert_allclose(ratio[often < 1], 1 / factor)
+    between = (often > 1) & (often < 4)
+    smooth = (often[between] - 1) / 3
+    assert between.sum() >= 5
+    np.testing.assert_allclose(ratio[between], (1 - smooth) / factor + smooth)
+    step = Llama3(factor, 4.0, 4.0)(theta) / theta
+    np.testing.assert_allclose(step, np.where(often >= 4, 1, 1 / factor))
+
+
+def test_longrope_is_short_up_to_the_original_length_and_one_gain_at_all_lengths():
+    found = LongRoPE(**LISTS, original_length=4096, factor=32.0)
+    assert found.attention_factor == math.sqrt(1 + math.log(32) / math.log(4096))
+    for length, factor in ((None, 1), (1, 1), (4096, 1), (4097, 2), (131072, 2)):
+        there = found if length is None else found.at_length(length)
+        np.testing.assert_array_equal(there(THETA), THETA / factor)
+        assert there.attention_factor == found.attention_factor
+    assert LongRoPE(**LISTS, original_length=4096, factor=0.5).attention_factor == 1
+    assert LongRoPE(**LISTS, original_length=4096, attention_factor=1.2).attention_factor == 1.2
+
+
+def test_p_rope_keeps_fast_frequencies_where_a_fraction_spreads_them():
+    kept = Proportional(0.25)(THETA)
+    np.testing.assert_array_equal(kept, np.where(np.arange(32) < 8, THETA, 0))
+    narrow = pe_jax.make("rope", fraction=0.25).frequencies(DIM)
+    assert narrow.shape == (8,) and not np.allclose(narrow[1:], kept[1:8])
+    np.testing.assert_array_equal(Proportional(1.0, 2.0)(THETA), THETA / 2)
+    assert not Proportional(0)(THETA).any()
+
+
+@pytest.mark.parametrize("layout", rope.LAYOUTS)
+def test_the_attention_factor_multiplies_what_is_rotated_of_q_and_of_k(layout):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 16)), jnp.float32)
+    yarn = YaRN(4.0, LENGTH, attention_factor=1.5)
+    plain = dataclasses.replace(yarn, attention_factor=1.0)
+    ours, other = (
+        pe_jax.make("rope", fraction=0.5, layout=layout, scaling=s) for s in (yarn, plain)
+    )
+    for slot in ("rotate_q", "rotate_k"):
+        got, want = (getattr(e, slot)(NONE, x, np.arange(5)) for e in (ours, other))
+        np.testing.assert_allclose(got[..., :8], 1.5 * want[..., :8], rtol=1e-6)
+        np.testing.assert_array_equal(got[..., 8:], x[..., 8:])
+
+
+def test_any_function_of_frequencies_is_a_scaling_of_the_free_function():
+    halved = rope.frequencies(8, scaling=lambda theta: theta / 2)
+    np.testing.assert_array_equal(halved, rope.frequencies(8) / 2)
+    refused(lambda: pe_jax.make("rope", scaling=np.sqrt), "scaling=", "rope_scaling")
+
+
+SPECS = {
+    "linear(factor=4)": Linear(4),
+    "ntk(factor=2.5)": NTK(2.5),
+    "dynamic_ntk(factor=2, original_length=128, length=512)": DynamicNTK(2, 128, 512),
+    "yarn(factor=4, original_length=2048)": YaRN(4, 2048),
+    "yarn(factor=4,original_length=9,truncate=False,mscale=None)": YaRN(4, 9, truncate=False),
+    "llama3(factor=32)": Llama3(32),
+    "longrope(short_factor=[1, 2], long_factor=(2, 3), original_length=8, factor=4)": LongRoPE(
+        (1, 2), (2, 3), 8, factor=4
+    ),
+    "proportional(fraction=0.25)": Proportional(0.25),
+}
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_a_scaling_is_written_in_a_config_and_read_back_from_its_metadata(text):
+    config = {"encoding": f"(t5+rope(base=5e5, scaling={text}))*2,nope"}
+    first, second, last = pe_jax.parse(json.loads(json.dumps(config))["encoding"])
+    want = pe_jax.Sum((pe_jax.make("t5"), pe_jax.make("rope", base=5e5, scaling=SPECS[text])))
+    assert first == second == want and hash(first) == hash(want) and last == pe_jax.make("nope")
+    assert {type(s) for s in SPECS.values()} == set(rope_scaling.SCALINGS.values())
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("yran(factor=4)", ("scaling 'yran' is unknown", "did you mean 'yarn'")),
+        ("yarn(facter=4)", ("scaling 'yarn' has no field 'facter'", "did you mean 'factor'")),
+        ("yarn(factor=4)", ("scaling 'yarn' needs original_length",)),
+        ("linear(4)", ("fields of 'rope' must be literals",)),
+        ("linear(factor=x)", ("fields of 'linear' must be literals",)),
+        ("'linear'", ("scaling='linear'", "rope_scaling")),
+    ],
+)
+def test_what_is_no_scaling_is_an_error(text, words):
+    refused(lambda: pe_jax.parse(f"rope(scaling={text})"), *words)
+
+
+BAD = [
+    (Linear, {"factor": 0}, "factor=0: pass a number above 0"),
+    (NTK, {"factor": math.nan}, "factor=nan"),
+    (DynamicNTK, {"factor": 2, "original_length": 2.5}, "original_length=2.5: pass an integer"),
+    (DynamicNTK, {"factor": 2, "original_length": 8, "length": 0}, "length=0"),
+    (YaRN, {"factor": 2, "original_length": 8, "beta_fast": 0.5}, "at least beta_slow=1.0"),
+    (YaRN, {"factor": 2, "original_length": 8, "truncate": "no"}, "True or False"),
+    (YaRN, {"factor": 2, "original_length": 8, "mscale": -1}, "mscale=-1"),
+    (YaRN, {"factor": 2, "original_length": 8, "attention_factor": -1}, "attention_factor=-1"),
+    (Llama3, {"factor": 2, "low_freq_factor": 8.0}, "high_freq_factor=4.0: must be at least"),
+    (LongRoPE, {**LISTS, "original_length": 8}, "factor=None: pass the extended context"),
+    (LongRoPE, {**LISTS, "original_length": 8, "long_factor": [0.0]}, "long_factor=[0.0]"),
+    (LongRoPE, {**LISTS, "original_length": 1, "factor": 2}, "original_length=1"),
+    (Proportional, {"fraction": 1.5}, "fraction=1.5"),
+]
+
+
+@pytest.mark.parametrize("kind, fields, words", BAD)
+def test_a_bad_value_of_a_scaling_names_field_value_and_fix(kind, fields, words):
+    refused(lambda: kind(**fields), words)
+
+
+def test_a_scaling_that_does_not_fit_the_head_is_refused_before_anything_runs():
+    dims = pe_jax.Dims(32, 2, 2, 16)
+    six = LongRoPE([1.0] * 6, [2.0] * 6, 8, factor=2)
+    refused(lambda: pe_jax.make("rope", scaling=six).check(dims), "len(short_factor)=6", "8 freq")
+    pe_jax.make("rope", scaling=six, fraction=0.75).check(dims)
+    two = pe_jax.make("rope", scaling=NTK(2.0), fraction=0.125)
+    refused(lambda: two.check(dims), "dim=2", "at least 4")
+
+
+def test_at_length_reaches_scalings_through_rope_and_sums():
+    (whole,) = pe_jax.parse("t5+rope(scaling=dynamic_ntk(factor=2, original_length=128))")
+    dynamic = DynamicNTK(2, 128)
+    assert whole.at_length(512).parts[1].scaling == dataclasses.replace(dynamic, length=512)
+    assert whole.at_length(512).at_length(256) == whole.at_length(256)
+    for spec in ("t5", "rope", "rope(scaling=linear(factor=2))", "shaw+rope"):
+        (same,) = pe_jax.parse(spec)
+        assert same.at_length(512) == same
+
+
+def test_a_part_that_adds_to_queries_comes_before_those_that_rotate():
+    for spec in ("rope+transformer_xl", "t5+xpos+transformer_xl"):
+        refused(
+            lambda s=spec: pe_jax.parse(s), "TransformerXL adds to the queries", "put it before"
+        )
+    assert len(pe_jax.parse("t5+transformer_xl+rope")[0].parts) == 3
+
+
+# Hugging Face's dialects.
+
+HF = [
+    (None, {}, pe_jax.make("rope")),
+    ({}, {"rope_theta": 5e5}, pe_jax.make("rope", base=5e5)),
+    (
+        {"rope_type": "default", "rope_theta": 1e6},
+        {"rope_theta": 1e4},
+        pe_jax.make("rope", base=1e6),
+    ),
+    (
+        {"type": "linear", "factor": 2.0},
+        {"partial_rotary_factor": 0.5},
+        pe_jax.make("rope", fraction=0.5, scaling=Linear(2.0)),
+    ),
+    (
+        {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.4},  # 24 of 60
+        {"head_dim": 60},
+        pe_jax.make("rope", fraction=24 / 60, scaling=Linear(2.0)),
+    ),
+    (
+        {"type": "dynamic", "factor": 2.0},
+        {"max_position_embeddings": 2048},
+        pe_jax.make("rope", scaling=DynamicNTK(2.0, 2048)),
+    ),
+    (
+        {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_slow": 1, "mscale": 1.0},
+        {},
+        pe_jax.make("rope", scaling=NTK(1000.0)),
+    ),
+    (  # DeepSeek-V3
+        {
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        {"max_position_embeddings": 163840},
+        pe_jax.make("rope", scaling=YaRN(40, 4096, 32, 1, 1.0, 1.0)),
+    ),
+    (  # a factor that is the ratio, an original length beside the dict, zeros that mean "default"
+        {"rope_type": "yarn", "factor": None, "beta_fast": 0, "truncate": False},
+        {"max_position_embeddings": 8192, "original_max_position_embeddings": 2048},
+        pe_jax.make("rope", scaling=YaRN(4.0, 2048, truncate=False)),
+    ),
+    (
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {"rope_theta": 5e5},
+        pe_jax.make("rope", base=5e5, scaling=Llama3(8.0)),
+    ),
+    (  # Phi-3: the config's own original length goes before the dict's
+        {"type": "su", **LISTS, "original_max_position_embeddings": 2048},
+        {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096},
+        pe_jax.make("rope", scaling=LongRoPE(**LISTS, original_length=4096, factor=32.0)),
+    ),
+    (
+        {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        {},
+        pe_jax.make("rope", base=1e6, scaling=Proportional(0.25)),
+    ),
+]
+
+
+@pytest.mark.parametrize("parameters, more, want", HF)
+def test_what_a_hugging_face_config_says_is_read(parameters, more, want):
+    before = json.dumps(parameters)
+    found = rope_scaling.from_hf(parameters, **{"head_dim": DIM, **more})
+    assert found == want and json.dumps(parameters) == before
+    assert found.frequencies(more.get("head_dim", DIM)).dtype == jnp.float32
+
+
+GEMMA = {"full_attention": {"rope_type": "default"}, "sliding_attention": None}
+REFUSED = [
+    ({"rope_type": "yarm", "factor": 2.0}, {}, ("rope_type='yarm' is unknown", "'yarn'")),
+    ({"rope_type": "linear", "facter": 2.0}, {}, ("facter=2.0", "did you mean 'factor'")),
+    ({"rope_type": "linear", "factor": 2.0, "beta_fast": 9}, {}, ("'linear' has no such key",)),
+    ({"rope_type": "default", "factor": 2.0}, {}, ("'default' has no such key",)),
+    ({"rope_type": "linear"}, {}, ("factor is missing: 'linear' needs it",)),
+    ({"rope_type": "llama3", "factor": 2.0}, {}, ("low_freq_factor is missing",)),
+    ({"rope_type": "dynamic", "factor": 2.0}, {}, ("max_position_embeddings=None",)),
+    (
+        {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 9},
+        {"max_position_embeddings": 8},
+        ("original_max_position_embeddings=9", "scales from max_position_embeddings=8"),
+    ),
+    ({"rope_type": "yarn", "factor": 2.0}, {}, ("max_position_embeddings=None: pass it",)),
+    (
+        {"rope_type": "yarn", "original_max_position_embeddings": 8},
+        {},
+        ("factor=None: pass a number above 0",),
+    ),
+    ({"type": "mrope", "mrope_section": [16, 24, 24]}, {}, ("mrope", "M-RoPE")),
+    ({"rope_type": "default", "mrope_section": [16, 24, 24]}, {}, ("mrope_section=", "M-RoPE")),
+    (
+        {"rope_type": "default", "llama_4_scaling_beta": 0.1},
+        {},
+        ("llama_4_scaling_beta=0.1", "temperature(attn_scale=beta"),
+    ),
+    (GEMMA, {}, ("settings for full_attention", "rope_parameters['full_attention']")),
+    ({"partial_rotary_factor": 0.8}, {}, ("partial_rotary_factor=0.8", "51 of 64", "even")),
+    ({"partial_rotary_factor": 1.5}, {}, ("partial_rotary_factor=1.5",)),
+    ({}, {"head_dim": 7}, ("head_dim=7", "even")),
+    ({"rope_theta": 1}, {}, ("base=1: pass a number above 1",)),
+    (
+        {"type": "longrope", **LISTS, "original_max_position_embeddings": 9},
+        {"head_dim": 32, "max_position_embeddings": 18},
+        ("len(short_factor)=32", "16 frequencies"),
+    ),
+]
+
+
+@pytest.mark.parametrize("parameters, more, words", REFUSED)
+def test_what_cannot_be_read_of_a_config_is_an_error(parameters, more, words):
+    refused(lambda: rope_scaling.from_hf(parameters, **{"head_dim": DIM, **more}), *words)

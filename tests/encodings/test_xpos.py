@@ -1,0 +1,108 @@
+"""xPos against §2.2 and algorithm 1 of arXiv 2212.10554, in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import xpos
+from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, qkv, softmax
+from tests.faults.test_encoding_faults import refused
+
+
+def paper_zeta(i, dim):
+    """Algorithm 1 with γ = 0.4, i from 0 to dim/2 - 1."""
+    return (i / (dim / 2) + 0.4) / (1 + 0.4)
+
+
+def paper_score(q, k, distance, dim, scale_base):
+    """Each pair of channels as a complex number: its part of RoPE's product, times its decay."""
+    score = 0.0
+    for i in range(dim // 2):
+        a, b = complex(*q[2 * i : 2 * i + 2]), complex(*k[2 * i : 2 * i + 2])
+        angle = distance * 10000 ** (-2 * i / dim)
+        turned = a * complex(math.cos(angle), math.sin(angle)) * b.conjugate()
+        score += turned.real * paper_zeta(i, dim) ** (distance / scale_base)
+    return score
+
+
+def halves(x):
+    """The layout "half", put in the paper's order."""
+    return x.reshape(2, -1).T.ravel()
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("scale_base", [4, 512])
+def test_scores_are_those_of_the_paper(layout, scale_base):
+    order = halves if layout == "half" else np.asarray
+
+    def output(q, k, v, head):
+        scores = np.full((LENGTH, LENGTH), -np.inf)
+        for m in range(LENGTH):
+            for n in range(m + 1):
+                pair = order(q[m]), order(k[n])
+                scores[m, n] = paper_score(*pair, m - n, HEAD_DIM, scale_base)
+        return softmax(scores / math.sqrt(HEAD_DIM), True) @ v
+
+    encoding = pe_jax.make("xpos", scale_base=scale_base, layout=layout)
+    check_attention(encoding, NONE, output, True)
+
+
+def test_zeta_begins_at_two_sevenths_and_fast_pairs_fade_first():
+    np.testing.assert_allclose(xpos.zeta(64), [paper_zeta(i, 64) for i in range(32)], rtol=1e-12)
+    assert xpos.zeta(64)[0] == pytest.approx(2 / 7) and (np.diff(xpos.zeta(64)) > 0).all()
+
+
+def test_a_query_shrinks_as_its_key_grows_and_float32_holds_both_up_to_the_limit():
+    encoding = pe_jax.make("xpos")
+    last = encoding.limit() - 1
+    assert last == 28_159
+    x, at = jnp.ones((1, 1, 64)), np.array([last])
+    q, k = encoding.rotate_q(NONE, x, at)[0, 0], encoding.rotate_k(NONE, x, at)[0, 0]
+    size = lambda y: np.hypot(*np.asarray(y, np.float64).reshape(-1, 2).T) / math.sqrt(2)  # noqa: E731
+    want = xpos.zeta(64) ** (last / 512)
+    np.testing.assert_allclose(size(q), want, rtol=2e-5)
+    np.testing.assert_allclose(size(k), 1 / want, rtol=2e-5)
+    half = encoding.rotate_k(NONE, x.astype(jnp.bfloat16), at)
+    assert half.dtype == jnp.bfloat16 and np.isfinite(half.astype(jnp.float32)).all()
+
+
+@pytest.mark.parametrize("shift", [1, 100, 20_000])
+def test_scores_depend_on_the_distance_alone_wherever_the_tokens_stand(shift):
+    encoding = pe_jax.make("xpos", base=1e2)
+    q, k, _ = qkv()
+    products = jax.jit(
+        lambda at: jnp.einsum(
+            "the,she->hts", encoding.rotate_q(NONE, q, at), encoding.rotate_k(NONE, k, at)
+        )
+    )
+    places = np.arange(LENGTH)
+    here, there = products(places), products(places + shift)
+    # an angle errs by 2⁻²³ of its position: 2.4e-3 at 20,000
+    np.testing.assert_allclose(there, here, atol=1e-4 + 2e-6 * shift)
+
+
+@pytest.mark.parametrize("places", [[-1, 0], [0, 28_160], [0, 2**24]])
+def test_positions_out_of_reach_are_an_error_or_nan_under_a_trace(places):
+    encoding, x = pe_jax.make("xpos"), jnp.ones((2, 1, 8))
+    places = np.array(places, np.int32)
+    for slot in (encoding.rotate_q, encoding.rotate_k):
+        refused(lambda s=slot: s(NONE, x, places), "outside [0, 28160)", "scale_base")
+        traced = jax.jit(slot)(NONE, x, places)
+        np.testing.assert_array_equal(np.isnan(traced[:, 0, 0]), (places < 0) | (places > 28_159))
+
+
+def test_it_is_causal_alone_and_says_so_before_anything_runs():
+    q, k, v = qkv()
+    for encoding in (pe_jax.make("xpos"), pe_jax.parse("t5+xpos")[0]):
+        assert encoding.causal_only
+        refused(
+            lambda e=encoding: pe_jax.attention(
+                q, k, v, encoding=e, params=pe_jax.Params(((), ()), ((), ())), causal=False
+            ),
+            *("causal=False", "for causal attention alone"),
+        )
+    refused(lambda: pe_jax.make("xpos").check(pe_jax.Dims(10, 2, 2, 5)), "head_dim=5", "even")
