@@ -17,6 +17,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -28,6 +29,9 @@ COLOURS = (
     *("#5c8a3a", "#d17a22", "#3d3d8f", "#7a4b2a"),
 )
 MARKERS = "os^DvPX<>phd"
+RISING = LinearSegmentedColormap.from_list("rising", ["#f1f4f7", "#6f9bc0", "#0b3c5d"])
+FALLING = RISING.reversed()
+SIGNED = LinearSegmentedColormap.from_list("signed", ["#b0523a", "#f6f4f1", "#0b3c5d"])
 STYLE = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.5,
@@ -101,11 +105,13 @@ def look(scheme: Scheme) -> dict[str, str]:
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
 
 
-def canvas(width: float = 5.2, height: float = 4.2, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with axes below each other, without global state."""
+def canvas(
+    width: float = 5.2, height: float = 4.2, rows: int = 1, columns: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """A figure with its axes, row by row, without global state."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(np.atleast_1d(figure.subplots(rows, 1)))
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def styled(draw: Callable) -> Callable:
@@ -180,6 +186,31 @@ def mark_training(axes: Axes, length: float) -> None:
         fontsize=8.5,
         va="top",
     )
+
+
+def heat(axes: Axes, values: np.ndarray, unit: str = "") -> None:
+    """A map of numbers, NaN left out, with a colour bar if they have a unit.
+
+    Pale is 0 where both signs occur, else the least or the most.
+    """
+    low, high = np.nanmin(values), np.nanmax(values)
+    scale = {"cmap": RISING, "vmin": low, "vmax": high}
+    if low < 0 < high:
+        top = max(-low, high)
+        scale = {"cmap": SIGNED, "vmin": -top, "vmax": top}
+    elif high <= 0:
+        scale["cmap"] = FALLING
+    if low == high:  # a constant: 0 is pale, anything else is dark
+        scale |= {"vmin": min(low, 0) - (low == 0), "vmax": max(high, 0) + (high == 0)}
+        scale["cmap"] = SIGNED if low == 0 else scale["cmap"]
+    image = axes.imshow(values, interpolation="nearest", **scale)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    if unit:
+        bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.03, aspect=24)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=8)
+        bar.set_label(unit, fontsize=8.5)
 
 
 def log2_axis(axes: Axes, ticks: Sequence[float]) -> None:

@@ -12,15 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 
 from experiments import plotting
 from experiments.results import Results, Scheme
 from pe_jax.encodings import Dims, Encoding, Params, parse
 
-RISING = LinearSegmentedColormap.from_list("rising", ["#f1f4f7", "#6f9bc0", "#0b3c5d"])
-FALLING = RISING.reversed()
-SIGNED = LinearSegmentedColormap.from_list("signed", ["#b0523a", "#f6f4f1", "#0b3c5d"])
 LINES = ("#0b3c5d", "#c8553d", "#2a9d8f")
 HEADER = ("panel", "series", "query_or_distance", "key", "value")
 
@@ -126,25 +122,8 @@ BARE = Panel((), "nothing but the causal mask", mask)
 def _heat(axes: Axes, panel: Panel, values: np.ndarray) -> list[tuple]:
     """A query × key map, the lower triangle; returns its data."""
     seen = np.tril(np.ones_like(values, bool))
-    low, high = values[seen].min(), values[seen].max()
-    scale = {"cmap": RISING, "vmin": low, "vmax": high}
-    if low < 0 < high:
-        top = max(-low, high)
-        scale = {"cmap": SIGNED, "vmin": -top, "vmax": top}
-    elif high <= 0:
-        scale["cmap"] = FALLING
-    if low == high:  # a constant: 0 is pale, anything else is dark
-        scale |= {"vmin": min(low, 0) - (low == 0), "vmax": max(high, 0) + (high == 0)}
-        scale["cmap"] = SIGNED if low == 0 else scale["cmap"]
-    image = axes.imshow(np.where(seen, values, np.nan), interpolation="nearest", **scale)
+    plotting.heat(axes, np.where(seen, values, np.nan), panel.unit)
     axes.set(xlabel="key", ylabel="query")
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    if panel.unit:
-        bar = axes.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.03, aspect=24)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelsize=8)
-        bar.set_label(panel.unit, fontsize=8.5)
     mean = "query × key"
     return [(panel.title, mean, i, j, values[i, j]) for i, j in zip(*np.nonzero(seen), strict=True)]
 

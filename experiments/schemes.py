@@ -1,69 +1,83 @@
-"""The table of schemes in README.md, from the code.
+"""README's table of schemes, docs/encodings.md and its pictures, from the code.
 
-`python -m experiments.schemes` writes it there.
+`python -m experiments.schemes` writes all three. Every word about a scheme comes from its
+docstrings, its tests and what it declares; `facts` reads them.
 """
 
+import argparse
+import dataclasses
 import inspect
 import re
-from pathlib import Path
+import textwrap
 
-import jax
+from experiments import facts, sketches
+from pe_jax import ENCODINGS, Encoding
+from pe_jax.encodings.rope_scaling import SCALINGS
 
-from pe_jax.encodings import ENCODINGS
-from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding
-
-README = Path(__file__).parents[1] / "README.md"
+README, PAGE = facts.ROOT / "README.md", facts.ROOT / "docs" / "encodings.md"
+FIGURES = facts.ROOT / "docs" / "figures" / "encodings"
 BEGIN, END = "<!-- schemes: begin -->", "<!-- schemes: end -->"
-ENTERS = {
-    "embed": "input",
-    "rotate_q": "queries",
-    "rotate_k": "keys",
-    "bias": "bias",
-    "distance_bias": "bias",
-    "relative_keys": "q · position",
-    "relative_queries": "k · position",
-    "relative_values": "values",
-    "relative_state": "bias, gated by the input",
-    "state_bias": "bias from the input",
-    "rescore": "whole rows of scores",
-}
-DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
+HEAD = ("scheme", "paper", "enters at", "parameters", "beyond training", "engines", "oracle")
+INTRO = """\
+# The encodings, one by one
+
+*Written by `python -m experiments.schemes` from docstrings, tests and what each scheme declares.*
+
+Each section has the equation, the pictures of what it adds, what to mind (where the paper, its
+released code and this one differ), what it is held to, and the lines that import it.
+Everywhere `distance = q_pos - k_pos`: positive looks back. Where positions enter and what that
+costs is in [README's table](../README.md#schemes); [WORKSPACE.md](../WORKSPACE.md) says how to add
+a scheme.
+
+**How to read the pictures.** They are no drawings of formulas: `attention` ran with the scheme and
+without any, and the difference of the scores is drawn, before softmax. Left, all tokens are the
+same, so that position alone counts: what the last query adds to its score of a key so far back, a
+line for each of four heads; for schemes of two or three axes, what the patch in the middle of an
+image adds to its scores of all others, the mean of the heads. Right, the tokens are random: what is
+added to the score of each query and key, the mean of the heads (for images 7 × 7 patches in a row).
+Parameters are as drawn at first; those that begin at zero are given random values, or nothing would
+show: a learned scheme is noise before it learns, and its picture is of where that noise is shared.
+What is added to values (Shaw) does not show in scores.
+"""
 
 
-def _size(init) -> int:
-    shapes = jax.eval_shape(lambda key: init(key, DIMS), jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+# README
 
 
-def _beyond(scheme: Encoding) -> str:
-    """What the scheme's own declarations say of distances it was not trained on."""
-    if scheme.limit() is not None:
-        return f"not defined from {scheme.limit()}"
-    if any(map(scheme.overrides, DISTANCE_SLOTS)) and scheme.horizon() is not None:
-        return f"constant from {scheme.horizon()[1]}"
-    return "decays" if scheme.decays else "defined everywhere"
+def _oracle(name: str) -> str:
+    """The libraries of the scheme's oracles, the first by name."""
+    found = list(dict.fromkeys(library for library, _ in facts.oracles()[name]))
+    return (found[0] + f" +{len(found) - 1}" * (len(found) > 1)) if found else "NumPy"
+
+
+def _arxiv(number: str) -> str:
+    return f"[{number}](https://arxiv.org/abs/{number})"
 
 
 def row(name: str, kind: type[Encoding]) -> list[str]:
     """One line of the table."""
     scheme = kind()
-    lines = (kind.__doc__ or "") + (inspect.getdoc(inspect.getmodule(kind)) or "")
-    paper = re.findall(r"\b(\d{4}\.\d{5})\b", lines)[0]
-    enters = dict.fromkeys(where for slot, where in ENTERS.items() if scheme.overrides(slot))
+    model, layer = facts.sizes(scheme)
+    every = set.intersection(*(set(facts.engines(other)) for other in ENCODINGS))
+    engines = [engine for engine in facts.engines(name) if engine not in every]
     return [
-        f"`{name}`",
-        f"[{paper}](https://arxiv.org/abs/{paper})",
-        ", ".join(enters) or "nowhere",
-        f"{_size(scheme.init_shared):,} + {_size(scheme.init_layer):,}",
-        _beyond(scheme),
+        f"[`{name}`](docs/encodings.md#{name})",
+        _arxiv(facts.paper(kind)),
+        facts.enters(scheme),
+        f"{model:,} + {layer:,}",
+        facts.beyond(scheme),
+        ", ".join(engines) or "–",
+        _oracle(name),
     ]
 
 
 def table() -> str:
-    """The table in Markdown."""
-    head = ["scheme", "arXiv", "enters at", "parameters: model + layer", "far distances"]
-    rows = [head, ["---"] * len(head), *(row(n, k) for n, k in ENCODINGS.items())]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    """The table in Markdown, and what is true of all its rows."""
+    rows = [HEAD, ["---"] * len(HEAD), *(row(n, k) for n, k in ENCODINGS.items())]
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    every = [e for e in facts.ENGINES if all(e in facts.engines(name) for name in ENCODINGS)]
+    note = f"\nAll {len(ENCODINGS)} run `{'` and `'.join(every)}`; *engines* has the others."
+    return "\n".join([*lines, note])
 
 
 def insert(text: str) -> str:
@@ -72,5 +86,136 @@ def insert(text: str) -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
 
 
+# docs/encodings.md
+
+
+def _prose(text: str) -> str:
+    """Words of a docstring in Markdown: arXiv numbers become links."""
+    pieces = re.split(r"(`[^`]*`)", text)
+    for i in range(0, len(pieces), 2):
+        plain = re.sub(r"([*_\[\]|])", r"\\\1", pieces[i]).replace("<", "&lt;")
+        pieces[i] = re.sub(r"\b(\d{4}\.\d{5})\b", lambda m: _arxiv(m[1]), plain)
+    return "".join(pieces)
+
+
+def _docstring(thing) -> tuple[str, list[str]]:
+    """(the first line, the rest in Markdown): indented lines are code, the others prose."""
+    first, _, rest = (inspect.getdoc(thing) or "").partition("\n")
+    blocks: list[str] = []
+    for lines in re.findall(r"(?:^ {4}.*\n?|^\n(?= {4}))+|(?:^(?! {4}).*\n?)+", rest + "\n", re.M):
+        code = lines.lstrip("\n").startswith("    ")
+        text = textwrap.dedent(lines.strip("\n")).rstrip()
+        if text.strip():
+            blocks.append(f"```text\n{text}\n```" if code else _prose(text.strip("\n")))
+    return first, blocks
+
+
+def _borrowed(kind: type[Encoding]) -> str:
+    """The import line of the scheme's module, with what is in it."""
+    module = inspect.getmodule(kind)
+    assert module is not None
+    name = module.__name__.rpartition(".")[2]
+    free = [
+        f
+        for f, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+        # what answers with numbers; the others only check
+        if not f.startswith("_") and value.__annotations__.get("return") not in (None, bool)
+    ]
+    used = ", ".join(f"{name}.{f}" for f in [*free, kind.__name__])
+    return f"from pe_jax.encodings import {name}  # {used}"
+
+
+def config(name: str, kind: type) -> str:
+    """The scheme as a config writes it, with every field at its default."""
+    fields = [f for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING]
+    return f"{name}({', '.join(f'{f.name}={f.default!r}' for f in fields)})" if fields else name
+
+
+def _held(name: str) -> str:
+    """Oracles, and the claims of the tests, folded."""
+    path = facts.tests(name)
+    file = path.relative_to(facts.ROOT).as_posix()
+    claims = facts.claims(path)
+    oracles = [
+        f"`{what}` ({'PyTorch' if library == 'torch' else f'transformers, {library}'})"
+        for library, what in facts.oracles()[name]
+    ]
+    others = f", and the answers of {', '.join(oracles)}" if oracles else ""
+    lines = [
+        f"**Held to** the paper in float64 NumPy ([{path.name}](../{file})){others}.",
+        "",
+        f"<details><summary>What its {len(claims)} tests claim</summary>",
+        "",
+        *(f"- {claim}" for claim in claims),
+        "",
+        "</details>",
+    ]
+    return "\n".join(lines)
+
+
+def section(name: str, kind: type[Encoding]) -> str:
+    """All about one scheme."""
+    title, blocks = _docstring(inspect.getmodule(kind))
+    what = inspect.getdoc(kind) or ""
+    drawn = sketches.spec(name)
+    alt = f"What {name} adds to the scores"
+    model, layer = facts.sizes(kind())
+    parts = [
+        f"## {name}",
+        _prose(what),
+        f"*{_prose(title)}*",
+        *blocks,
+        f"![{alt}](figures/encodings/{name}.png)",
+        *([f"Drawn as `{drawn}`, to be seen within so few tokens."] if drawn != name else []),
+        f"Enters at: {facts.enters(kind())}. Parameters: {model:,} + {layer:,}. Beyond the training"
+        f" length: {facts.beyond(kind())}. Runs: {', '.join(facts.engines(name))}.",
+        _held(name),
+        f"```python\n{_borrowed(kind)}\nencoding = pe_jax.make({name!r})\n```",
+        f"In a config: `{config(name, kind)}`",
+    ]
+    return "\n\n".join(parts)
+
+
+def _scalings() -> str:
+    """The scalings of RoPE, which are fields of it and not schemes."""
+    parts = ["## Scalings of rope"]
+    modules = dict.fromkeys(inspect.getmodule(kind) for kind in SCALINGS.values())
+    for module in modules:
+        title, blocks = _docstring(module)
+        parts += [f"*{_prose(title)}*", *blocks]
+    lines = []
+    for name, kind in SCALINGS.items():
+        fields = [
+            f.name + (f"={f.default!r}" if f.default is not dataclasses.MISSING else "=…")
+            for f in dataclasses.fields(kind)
+        ]
+        first = _prose((inspect.getdoc(kind) or "").partition("\n")[0])
+        lines.append(f"- `{name}({', '.join(fields)})`: {first}")
+    return "\n\n".join([*parts, "\n".join(lines)])
+
+
+def page() -> str:
+    """docs/encodings.md."""
+    links = " · ".join(f"[{name}](#{name})" for name in ENCODINGS)
+    scalings = "[scalings of rope](#scalings-of-rope)"
+    sections = [section(name, kind) for name, kind in ENCODINGS.items()]
+    return "\n\n".join([INTRO.strip(), f"{links} · {scalings}", *sections, _scalings()]) + "\n"
+
+
+def main() -> None:
+    """Writes README's table, the page and the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text-only", action="store_true", help="leave the pictures as they are")
+    README.write_text(insert(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+    if parser.parse_args().text_only:
+        return
+    for name in ENCODINGS:
+        sketches.draw(name, FIGURES)
+    for path in {*FIGURES.glob("*.png")} - {FIGURES / f"{name}.png" for name in ENCODINGS}:
+        path.unlink()
+
+
 if __name__ == "__main__":
-    README.write_text(insert(README.read_text()))
+    main()

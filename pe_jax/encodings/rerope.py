@@ -1,6 +1,8 @@
 """ReRoPE: Su, "Rectified Rotary Position Embeddings" (2023, kexue.fm/archives/9708, no paper).
 
-RoPE (arXiv 2104.09864) whose distances stop growing:    distance' = min(distance, window)
+RoPE (arXiv 2104.09864) whose distances stop growing,
+
+    distance' = min(distance, window)
 
 so that no distance is met that was not trained. Rotations are of tokens, not of pairs, so each
 token is rotated twice. Below the window, as in RoPE; from there on, every query as if it stood at

@@ -1,7 +1,9 @@
 """Rotary position embedding: Su et al., "RoFormer", arXiv 2104.09864, §3.2 (eq. 13–16, 34).
 
+    (R_m q)·(R_n k) = q·R_{n-m} k,      pair i turns by θ_i = base^(-2i/d) a position
+
 Each pair of channels of q and k turns by position × frequency, so that a dot product depends on
-the distance alone:    (R_m q)·(R_n k) = q·R_{n-m} k,        frequency θ_i = base^(-2i/d).
+the distance alone.
 
 Two layouts of the pairs are in use and do not mix: "half" pairs channel i with i + d/2 (Llama,
 GPT-NeoX); "interleaved" pairs 2i with 2i + 1 (the paper, GPT-J). Base 1e4 is the paper's, 5e5 that

@@ -59,6 +59,8 @@ class Rules:
             return "the scheme reads the layer's input"
         if self.encoding.split() is not None:
             return "the scheme has two views of each key"
+        if self.encoding.overrides("rescore"):
+            return "the scheme needs whole rows of scores"
         return "attention sinks" if self.sinks else None
 
 

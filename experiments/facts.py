@@ -1,0 +1,216 @@
+"""What the code says of a scheme: sizes, slots, reach, engines, claims of its tests, oracles.
+
+Nothing is listed by hand. Engines are asked whether they run a call; tests and oracles are read
+from their sources with `ast`, so that neither pytest nor PyTorch is needed.
+"""
+
+import ast
+import functools
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import pe_jax
+from pe_jax import ENCODINGS, Dims, Encoding, Params
+from pe_jax.encodings.base import DISTANCE_SLOTS
+from pe_jax.engines import cache, fused, tpu
+
+ROOT = Path(__file__).parents[1]
+DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
+TOKENS = 4096  # of the call that engines are asked about
+ENTERS = {
+    "embed": "input",
+    "rotate_q": "queries",
+    "rotate_k": "keys",
+    "bias": "bias",
+    "distance_bias": "bias",
+    "relative_keys": "q · position",
+    "relative_queries": "k · position",
+    "relative_values": "values",
+    "relative_state": "bias, gated by the input",
+    "state_bias": "bias from the input",
+    "rescore": "whole rows of scores",
+}
+
+
+def enters(scheme: Encoding) -> str:
+    """Where positions come in."""
+    used = dict.fromkeys(where for slot, where in ENTERS.items() if scheme.overrides(slot))
+    return ", ".join(used) or "nowhere"
+
+
+def sizes(scheme: Encoding) -> tuple[int, int]:
+    """Numbers of parameters for `DIMS`: of the model, and of each layer."""
+
+    def count(init) -> int:
+        shapes = jax.eval_shape(lambda key: init(key, DIMS), jax.random.key(0))
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+    return count(scheme.init_shared), count(scheme.init_layer)
+
+
+def beyond(scheme: Encoding) -> str:
+    """What the scheme's own declarations say of distances it was not trained on."""
+    if scheme.limit() is not None:
+        return f"not defined from {scheme.limit():,}"
+    if any(map(scheme.overrides, DISTANCE_SLOTS)) and scheme.horizon() is not None:
+        return f"constant from {scheme.horizon()[1]:,}"
+    if scheme.split() is not None:
+        return f"second view from {scheme.split():,}"
+    return "decays" if scheme.decays else "defined"
+
+
+def paper(kind: type[Encoding]) -> str:
+    """The arXiv number that its docstrings name first."""
+    lines = (kind.__doc__ or "") + (inspect.getdoc(inspect.getmodule(kind)) or "")
+    return re.findall(r"\b(\d{4}\.\d{5})\b", lines)[0]
+
+
+# Engines.
+
+
+def _call(scheme: Encoding, queries: int) -> tuple[Params, dict[str, Any]]:
+    """Abstract parameters and operands of a causal call, bfloat16, contiguous if it can be."""
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    heads = shape((1, queries, DIMS.heads, DIMS.head_dim))
+    operands = dict.fromkeys(("q", "k", "v"), heads) | {"x": shape((1, queries, DIMS.width))}
+    if scheme.axes > 1:
+        operands["positions"] = jax.ShapeDtypeStruct((1, queries, scheme.axes), jnp.int32)
+    init = lambda key: Params(scheme.init_shared(key, DIMS), scheme.init_layer(key, DIMS))  # noqa: E731
+    return jax.eval_shape(init, jax.random.key(0)), operands
+
+
+def _attention(scheme: Encoding, implementation: Any) -> None:
+    """Traces a call. Raises ValueError where the engine cannot run it."""
+    params, operands = _call(scheme, TOKENS)
+
+    def run(params, q, k, v, x, positions=None):
+        return pe_jax.attention(
+            *(q, k, v),
+            encoding=scheme,
+            params=params,
+            x=x,
+            q_positions=positions,
+            implementation=implementation,
+        )
+
+    jax.eval_shape(run, params, **operands)
+
+
+def _kernel(engine):
+    """An engine that only asks a kernel whether it would run the call."""
+
+    def ask(*call):
+        why = engine.refusal(*call)
+        if why is not None:
+            raise ValueError(why)
+        return call[2]["v"]
+
+    return ask
+
+
+def _decode(scheme: Encoding) -> None:
+    """Traces one token after a cache. Raises ValueError where the scheme cannot."""
+    params, operands = _call(scheme, 1)
+
+    def run(params, q, k, v, x, positions=None):
+        past = cache.empty(scheme, 1, TOKENS, DIMS)
+        shared = {"encoding": scheme, "params": params, "dims": DIMS}
+        return cache.extend(past, q, k, v, positions, x=x, **shared)
+
+    jax.eval_shape(run, params, **operands)
+
+
+ENGINES = {
+    "dense": functools.partial(_attention, implementation="dense"),
+    "tiled": functools.partial(_attention, implementation="tiled"),
+    "fused": functools.partial(_attention, implementation=_kernel(fused)),
+    "tpu": functools.partial(_attention, implementation=_kernel(tpu)),
+    "decode": _decode,
+}
+
+
+@functools.cache
+def engines(name: str) -> tuple[str, ...]:
+    """The engines that run the scheme with its defaults; what they are asked, `ENGINES` says."""
+    found = []
+    for engine, ask in ENGINES.items():
+        try:
+            ask(ENCODINGS[name]())
+        except ValueError:
+            continue
+        found.append(engine)
+    return tuple(found)
+
+
+# Tests and oracles.
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _functions(path: Path) -> list[ast.FunctionDef]:
+    return [node for node in _tree(path).body if isinstance(node, ast.FunctionDef)]
+
+
+def tests(name: str) -> Path:
+    """The file of tests that is the scheme's own, or else its module's."""
+    module = ENCODINGS[name].__module__.rpartition(".")[2]
+    files = [ROOT / "tests" / "encodings" / f"test_{stem}.py" for stem in (name, module)]
+    return next(path for path in files if path.is_file())
+
+
+def claims(path: Path) -> list[str]:
+    """What the tests of a file claim, as sentences."""
+    names = [f.name for f in _functions(path) if f.name.startswith("test_")]
+    words = [name.removeprefix("test_").replace("_", " ") for name in names]
+    return [text[0].upper() + text[1:] for text in words]
+
+
+def case_of(case: str) -> str:
+    """The scheme that a case of tests/oracles is for."""
+    return max((n for n in ENCODINGS if f"{case}_".startswith(f"{n}_")), key=len)
+
+
+def _names(function: ast.FunctionDef, sources: dict[str, str]) -> list[tuple[str, str]]:
+    """(library, what it runs of that library), as they come in the source."""
+    found = []
+    for node in ast.walk(function):
+        match node:
+            case ast.Attribute(value=ast.Name(id=base), attr=attr) if base.startswith("modeling_"):
+                found.append((node.lineno, node.col_offset, base.removeprefix("modeling_"), attr))
+            case ast.Attribute(value=ast.Attribute(attr="functional"), attr=attr):
+                found.append((node.lineno, node.col_offset, "torch", attr))
+            case ast.Name(id=base) if base.isupper() and base in sources:
+                found.append((node.lineno, node.col_offset, "transformers", base))
+    return [(library, attr) for *_, library, attr in sorted(found)]
+
+
+@functools.cache
+def oracles() -> dict[str, list[tuple[str, str]]]:
+    """Scheme → what its cases run of other people's code: (model or library, class or function).
+
+    The first name that the function of each case takes from a library; what takes none compares
+    with PyTorch's own indexing.
+    """
+    tree = _tree(ROOT / "tests" / "oracles" / "live.py")
+    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+    sources = {a.asname or a.name: n.module or "" for n in imports for a in n.names}
+    functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
+    cases: Any = next(
+        n.value
+        for n in tree.body
+        if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "ORACLES"
+    )
+    found: dict[str, list[tuple[str, str]]] = {name: [] for name in ENCODINGS}
+    for key, value in zip(cases.keys, cases.values, strict=True):
+        used = _names(functions[value.id], sources) or [("torch", "indexing")]
+        kept = found[case_of(key.value)]
+        kept += [used[0]] if used[0] not in kept else []
+    return found

@@ -1,0 +1,154 @@
+"""A picture of each scheme: what it adds to the scores, taken from attention itself.
+
+One experiment for all: an engine that returns the scores is passed to `attention`, and the scores
+of the same tokens without any encoding are subtracted. No scheme is known by name. q, k and the
+layer's input are the tokens' vectors themselves, after `embed`.
+"""
+
+import functools
+import io
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+from PIL import Image
+
+import pe_jax
+from experiments import plotting
+from pe_jax import Dims, Encoding, Params, positions
+from pe_jax.engines import dense
+
+DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
+REACH, TOKENS = 128, 48  # tokens of the curve, of the map
+SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
+SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")
+COLOURS = 48  # of a file
+UNIT = "added to the score"
+# Settings under which what a scheme does can be seen within so few tokens.
+DRAWN = {
+    "xpos": "xpos(scale_base=64)",
+    "temperature": "temperature(floor_scale=16)",
+    "rerope": "rerope(window=32)",
+    "self_extend": "self_extend(group=8,window=32)",
+    "dape": "alibi+dape",
+}
+
+
+def spec(name: str) -> str:
+    """The scheme as it is drawn, as a config would write it."""
+    return DRAWN.get(name, name)
+
+
+def _params(encoding: Encoding) -> Params:
+    """Fresh parameters; those that begin at zero, which would show nothing, as N(0, 1/4)."""
+
+    def fill(number: int, leaf: jax.Array) -> jax.Array:
+        draw = np.random.default_rng([1, number]).normal(scale=0.5, size=leaf.shape)
+        return leaf if leaf.any() else jnp.asarray(draw, leaf.dtype)
+
+    shared, layer = jax.random.split(jax.random.key(0))
+    fresh = Params(encoding.init_shared(shared, DIMS), encoding.init_layer(layer, DIMS))
+    leaves, tree = jax.tree.flatten(fresh)
+    return jax.tree.unflatten(tree, [fill(n, leaf) for n, leaf in enumerate(leaves)])
+
+
+def _scores(rules, params, operands, q, k) -> jax.Array:
+    """An engine that stops at the scores: [B, H, T, S], where attention gives an output."""
+    terms = dense.Pairs(rules, params, q.positions, k.positions)
+    seen = rules.mask(q, k)
+    return jnp.where(seen, dense.scores(rules, params, terms, operands, q, k, seen), jnp.nan)
+
+
+def _look(encoding: Encoding, params: Params, x: jax.Array, places: jax.Array, causal: bool):
+    """Scores [H, T, T] of tokens x [T, D] that stand at `places`."""
+    x = encoding.embed(params, x[None], places[None])
+    heads = x.reshape(*x.shape[:-1], DIMS.heads, DIMS.head_dim)
+    call = functools.partial(pe_jax.attention, heads, heads, heads, x=x, causal=causal)
+    found = call(
+        encoding=encoding, params=params, q_positions=places, dims=DIMS, implementation=_scores
+    )
+    return jnp.swapaxes(found[0], 0, 1)  # attention has put the heads last but one
+
+
+def added(encoding: Encoding, x: jax.Array, places: jax.Array, causal: bool = True) -> np.ndarray:
+    """What the scheme adds to each score, NaN where the mask hides it: [H, T, T].
+
+    A scale of its own is not what it adds: the scores without it are scaled alike.
+    """
+    here = _look(encoding, _params(encoding), x, places, causal)
+    bare = _look(Encoding(), Params({}, {}), x, positions.contiguous(len(x)), causal)
+    return np.asarray(here - bare * (encoding.scale(DIMS.head_dim) * DIMS.head_dim**0.5))
+
+
+def _grid(side: int, axes: int) -> jax.Array:
+    """Places of side × side patches: the last two axes, and 0 on any before them."""
+    rest = jnp.zeros((side * side, axes - 2), jnp.int32)
+    return jnp.concatenate([rest, positions.grid(side, side)], axis=-1)
+
+
+def _tokens(count: int) -> jax.Array:
+    """Random vectors [count, D], fixed."""
+    draws = np.random.default_rng(0).standard_normal((count, DIMS.width))
+    return jnp.asarray(draws, jnp.float32)
+
+
+def _repeated(count: int) -> jax.Array:
+    return jnp.broadcast_to(_tokens(1), (count, DIMS.width))
+
+
+def _curves(axes: Axes, encoding: Encoding) -> None:
+    """What is added to the scores of the last token, by distance, one line a head."""
+    found = added(encoding, _repeated(REACH), positions.contiguous(REACH))[:, -1, ::-1]
+    for head, (values, shade) in enumerate(zip(found, SHADES, strict=True)):
+        axes.plot(values, lw=1.3, color=shade, label=f"head {head + 1}", alpha=0.9)
+    if np.ptp(found) < 1e-3:  # nothing but rounding
+        axes.set_ylim(-1, 1)
+    axes.set(xlabel="distance", ylabel=UNIT, xlim=(0, REACH - 1))
+    axes.set_title("One token, repeated", fontsize=10)
+
+
+def _patches(axes: Axes, encoding: Encoding) -> None:
+    """What is added to the scores of the patch in the middle: the mean of the heads."""
+    places = _grid(SIDE, encoding.axes)
+    found = added(encoding, _repeated(SIDE * SIDE), places, causal=False)
+    plotting.heat(axes, found[:, SIDE * SIDE // 2].mean(0).reshape(SIDE, SIDE), UNIT)
+    axes.set(xticks=[0, SIDE // 2, SIDE - 1], yticks=[0, SIDE // 2, SIDE - 1])
+    axes.set(xlabel="column of the key", ylabel="row of the key")
+    axes.set_title("One patch, repeated", fontsize=10)
+
+
+def _map(axes: Axes, encoding: Encoding) -> None:
+    """What is added to the scores of random tokens: the mean of the heads."""
+    if encoding.axes == 1:
+        found = added(encoding, _tokens(TOKENS), positions.contiguous(TOKENS))
+    else:
+        places = _grid(SMALL, encoding.axes)
+        found = added(encoding, _tokens(SMALL * SMALL), places, causal=False)
+    values = found.mean(0)
+    plotting.heat(axes, np.where(np.abs(values) < 1e-4, 0, values), UNIT)
+    axes.set(xlabel="key", ylabel="query")
+    axes.set_title("Random tokens", fontsize=10)
+
+
+@plotting.styled
+def draw(name: str, folder: Path) -> None:
+    """Writes NAME.png: left a token that repeats, right random ones.
+
+    With one axis, the left panel has a line for each of four heads; with more, a map from the patch
+    in the middle of an image.
+    """
+    encoding = pe_jax.parse(spec(name))[0]
+    figure, (left, right) = plotting.canvas(6.6, 2.6, 1, columns=2)
+    (_curves if encoding.axes == 1 else _patches)(left, encoding)
+    _map(right, encoding)
+    for axes in (left, right):
+        axes.tick_params(labelsize=8)
+        axes.xaxis.label.set_size(9)
+        axes.yaxis.label.set_size(9)
+    folder.mkdir(parents=True, exist_ok=True)
+    full = io.BytesIO()
+    figure.savefig(full, dpi=100)
+    small = Image.open(full).convert("RGB").quantize(COLOURS)  # a third of the bytes
+    small.save(folder / f"{name}.png", optimize=True)
