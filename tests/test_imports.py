@@ -4,6 +4,7 @@ import ast
 import pathlib
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -119,6 +120,21 @@ def test_nothing_that_is_loaded_can_run_code(path):
                 assert word.arg != "allow_pickle" or never, ast.unparse(node)
         if isinstance(node, ast.Attribute):
             assert node.attr != "import_module", ast.unparse(node)
+
+
+def test_checking_every_scheme_leaves_jax_free_to_join_other_hosts():
+    show = """
+        import jax, pe_jax
+        for name in pe_jax.ENCODINGS:
+            pe_jax.make(name).check(pe_jax.Dims(512, 8, 8, 64))
+        try:
+            jax.distributed.initialize()  # a RuntimeError, had anything been computed
+        except ValueError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(show)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "coordinator_address should be defined" in found.stdout, found.stderr[-500:]
 
 
 def test_importing_pe_jax_loads_jax_alone():
