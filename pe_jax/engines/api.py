@@ -177,7 +177,7 @@ def attend(
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 
 
-def _pick(implementation, rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens):
+def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Callable:
     """The engine's `attend`. Logs each choice that it makes by itself, once."""
     if callable(implementation):
         return implementation
