@@ -93,6 +93,8 @@ def test_a_cache_holds_what_the_scheme_declares(case):
 @pytest.mark.parametrize("case", CAUSAL, ids=str)
 def test_a_step_makes_nothing_as_large_as_the_keys(case):
     token = [x[:, :1] for x in util.inputs(N)]
+    if case.encoding.overrides("rescore") or case.encoding.overrides("bias"):
+        pytest.skip("whole rows of scores, or a bias of every row's own position, made anew")
     program = str(jax.make_jaxpr(lambda past: extend(case, past, token))(past(case)))
     made = re.findall(r":f32\[([\d,]+)\] = (\w+)", program)
     assert (f"{B},{H},{S}", "exp") in made

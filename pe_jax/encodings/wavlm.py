@@ -29,7 +29,7 @@ def gate(x: jax.Array, weight: jax.Array, bias: jax.Array, scale: jax.Array) -> 
       bias: [8].
       scale: s, [H].
     """
-    heads = x.reshape(*x.shape[:-1], len(scale), -1).astype(jnp.float32)
+    heads = x.reshape(*x.shape[:-1], len(scale), weight.shape[-1]).astype(jnp.float32)
     rows = jnp.einsum("...e,re->...r", heads, weight, precision=jax.lax.Precision.HIGHEST) + bias
     sums = rows.reshape(*rows.shape[:-1], 2, ROWS // 2).sum(-1)
     a, b = jnp.moveaxis(jax.nn.sigmoid(sums), -1, 0)

@@ -72,8 +72,8 @@ def attention_fn(
         given q, k and v alone and cannot.
 
     Raises:
-      ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; a scheme
-        of several axes without `positions`.
+      ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; one that
+        reads the layer's input; a scheme of several axes without `positions`.
       TypeError: what is no encoding, or no `Params`.
     """
     if not isinstance(encoding, Encoding):
@@ -87,6 +87,11 @@ def attention_fn(
         raise ValueError(
             f"encoding={encoding!r}: it adds to the input of the first layer, which no attention_fn"
             " sees; call x = encoding.embed(params, x, positions) there, then pass embedded=True"
+        )
+    if encoding.overrides("state"):
+        raise ValueError(
+            f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
+            " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
         )
     if encoding.axes > 1 and positions is None:
         name, axes = type(encoding).__name__, encoding.axes
