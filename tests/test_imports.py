@@ -137,11 +137,11 @@ def test_checking_every_scheme_leaves_jax_free_to_join_other_hosts():
     assert "coordinator_address should be defined" in found.stdout, found.stderr[-500:]
 
 
-def test_importing_pe_jax_loads_jax_alone():
-    show = "import sys, pe_jax; print(*{name.partition('.')[0] for name in sys.modules})"
+def test_importing_pe_jax_loads_jax_alone_and_no_engine_before_it_is_used():
+    show = "import sys, pe_jax.encodings; print(*sys.modules); pe_jax.attention"
     found = subprocess.run(
         [sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = set(found.stdout.split())
     heavy = {name for _, libraries in FLOORS[2:5] for name in libraries} | {"tensorflow", "torch"}
-    assert "pe_jax" in loaded and not loaded & heavy
+    assert "pe_jax.encodings.rope" in loaded and not loaded & {*heavy, "pe_jax.engines"}
