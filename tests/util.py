@@ -137,8 +137,7 @@ def flat(q) -> jax.Array:
 def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Array:
     """Attention, after `embed` has added what it adds, to q, so that this slot takes part too.
 
-    The layer's input, for schemes that read it, is q again. A scheme that only the dense engine can
-    run is run by it.
+    The layer's input, for schemes that read it, is q again. What needs whole rows runs dense.
     """
     enc = case.encoding
     if enc.overrides("rescore"):

@@ -1,4 +1,4 @@
-"""WavLM's gated relative bias: Chen et al., arXiv 2110.13900, §3.1 (from Chi et al., 2106.16138).
+"""WavLM's gated relative bias: Chen et al., arXiv 2110.13900, §III-A (from Chi et al., 2106.16138).
 
     score_ij = q_i·k_j/sqrt(E) + g_i·table[h, bucket(i - j)]
     a, b = sigmoid(u·x_i), sigmoid(w·x_i);    g_i = a·(s_h·b - 1) + 2
@@ -29,7 +29,7 @@ def gate(x: jax.Array, weight: jax.Array, bias: jax.Array, scale: jax.Array) -> 
       bias: [8].
       scale: s, [H].
     """
-    heads = x.reshape(*x.shape[:-1], len(scale), weight.shape[-1]).astype(jnp.float32)
+    heads = x.reshape(*x.shape[:-1], *scale.shape, weight.shape[1]).astype(jnp.float32)
     rows = jnp.einsum("...e,re->...r", heads, weight, precision=jax.lax.Precision.HIGHEST) + bias
     sums = rows.reshape(*rows.shape[:-1], 2, ROWS // 2).sum(-1)
     a, b = jnp.moveaxis(jax.nn.sigmoid(sums), -1, 0)
