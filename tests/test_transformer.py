@@ -65,7 +65,7 @@ def test_generating_sets_lengths_once_so_that_the_cache_equals_recomputing():
 
     there, here = recompute(params)
     np.testing.assert_array_equal(found[:, 3:], np.argmax(there, axis=-1)[:, 2:-1])
-    assert np.abs(there - here).max() > 0.1  # the length matters
+    assert np.abs(there - here).max() > 0.01  # the length matters
     assert built.encodings == model.pattern  # and the model is as it was
     assert built.at_length(L).at_length(9).encodings == built.at_length(9).encodings
     rope, _ = tiny.build(tiny.config("rope,t5"))
