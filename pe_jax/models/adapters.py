@@ -117,12 +117,12 @@ class AttentionFn(nnx.Module):
         bias=None,
         mask=None,
         broadcast_dropout=True,
-        dropout_rng=None,
+        dropout_rng: Any = None,
         dropout_rate=0.0,
         deterministic=False,
         dtype=None,
         precision=None,
-        module=None,
+        module: Any = None,
         is_causal=False,
         qk_attn_weights_einsum=None,
         attn_weights_value_einsum=None,
@@ -225,7 +225,7 @@ class AttentionFn(nnx.Module):
         if segments is not None:
             segments = jnp.asarray(segments)
             found |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
-        return found | {"causal": causal}
+        return found | {"causal": True}  # no key after it is in the mask
 
 
 def _booleans(mask) -> jax.Array:
