@@ -249,7 +249,7 @@ def _flat(name: str, x, shape: tuple[int, ...]) -> jax.Array:
     return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])
 
 
-def _drop(key: jax.Array, rate: float, broadcast: bool, weights: jax.Array) -> jax.Array:
+def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Array:
     """Dropout of weights [B, H, T, S], with the same draws as Flax."""
     shape = weights.shape[-2:] if broadcast else weights.shape
     return jnp.where(jax.random.bernoulli(key, 1 - rate, shape), weights / (1 - rate), 0)
