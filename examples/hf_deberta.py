@@ -7,6 +7,7 @@ apart, about 1e-6; stops above 1e-4. Needs torch and transformers (the extra `or
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +16,15 @@ import transformers  # pyright: ignore[reportMissingImports]
 import pe_jax
 from examples import hf
 
-CONFIG = transformers.DebertaV2Config(
+FIELDS: Any = {
     **{"vocab_size": 99, "hidden_size": 48, "intermediate_size": 96},
-    **{"num_hidden_layers": 2, "num_attention_heads": 4},
-    relative_attention=True,
-    position_buckets=16,
-    max_relative_positions=64,
-    share_att_key=True,  # these four as in DeBERTa-v3
-    pos_att_type=["p2c", "c2p"],
-    norm_rel_ebd="layer_norm",
-    position_biased_input=False,
-)
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "relative_attention": True},
+    **{"position_buckets": 16, "max_relative_positions": 64},
+    # as in DeBERTa-v3:
+    **{"share_att_key": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm"},
+    "position_biased_input": False,
+}
+CONFIG = transformers.DebertaV2Config(**FIELDS)
 ENCODING = pe_jax.make("deberta", buckets=16, max_distance=64)
 
 

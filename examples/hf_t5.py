@@ -7,6 +7,7 @@ apart, about 1e-6; stops above 1e-4. Needs torch and transformers (the extra `or
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import transformers  # pyright: ignore[reportMissingImports]
 import pe_jax
 from examples import hf
 
-SIZES = {"d_model": 48, "d_kv": 16, "d_ff": 96, "num_heads": 4, "num_layers": 2}
+SIZES: Any = {"d_model": 48, "d_kv": 16, "d_ff": 96, "num_heads": 4, "num_layers": 2}
 CONFIG = transformers.T5Config(vocab_size=99, **SIZES)
 
 

@@ -2,9 +2,11 @@
 
     python -m examples.linen
 
-prints the loss before and after 100 steps: about 2.2, then below 0.1. A guess among the eight
-tokens costs 2.08, and without an encoding it stays near that.
+prints the loss before and after 100 steps: about 2.7, then below 0.1. A guess among the eight
+tokens costs 2.08.
 """
+
+from typing import Any
 
 import jax
 import optax
@@ -41,8 +43,9 @@ def train(encoding: pe_jax.Encoding, steps: int = 100) -> tuple[float, float]:
     tokens = jax.random.randint(jax.random.key(0), (steps, 16, LENGTH), 0, VOCAB)
 
     def loss(variables, tokens):
-        logits = model.apply(variables, tokens)[:, BACK:]
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, :-BACK]).mean()
+        logits: Any = model.apply(variables, tokens)
+        each = optax.softmax_cross_entropy_with_integer_labels
+        return each(logits[:, BACK:], tokens[:, :-BACK]).mean()
 
     def step(carry, tokens):
         variables, state = carry

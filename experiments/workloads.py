@@ -1,6 +1,7 @@
 """What the benchmark times: attention by every engine, its matmuls alone, decoding, a small model.
 
-`plan` lists the programs of one length and mode; each is compiled when it is called. B batch,
+`plan` lists the programs of one length and mode; each is compiled when it is called. The layer's
+input, for schemes that read it, is q. B batch,
 T tokens, H heads, E head width, N = B·H, W = 2T - 1 distances.
 """
 
@@ -23,6 +24,7 @@ from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.engines import cache as caches
 from pe_jax.engines.api import IMPLEMENTATIONS, attention
+from pe_jax.engines.dense import state_bias
 from pe_jax.models.transformer import ModelConfig, Transformer
 from pe_jax.training.step import token_losses
 
@@ -137,6 +139,11 @@ def relative_shift(x: jax.Array) -> jax.Array:
     return flat.reshape(*lead, rows, width - 1)[..., :rows]
 
 
+def flat(q: jax.Array) -> jax.Array:
+    """[B, T, H, E] → [B, T, D]."""
+    return q.reshape(*q.shape[:2], -1)
+
+
 def full_bias(encoding: Encoding, params: Params, q, k, dims: Dims) -> jax.Array | None:
     """Every score term but q·k, for jax.nn: float32 [B or 1, H, T, T], or None.
 
@@ -162,6 +169,12 @@ def full_bias(encoding: Encoding, params: Params, q, k, dims: Dims) -> jax.Array
             terms.append(encoding.distance_bias(params, pairs, dims)[None])
     if encoding.overrides("bias"):
         terms.append(encoding.bias(params, places[None], places[None], dims))
+    if encoding.overrides("state"):
+        state = heads_first(encoding.state(params, flat(q)))
+        if (vectors := encoding.relative_state(params, distance)) is not None:
+            terms.append(relative_shift(jnp.matmul(state, jnp.swapaxes(vectors, -1, -2))))
+        if encoding.overrides("state_bias"):
+            terms.append(state_bias(encoding, state, state))
     return sum(terms[1:], terms[0]) if terms else None
 
 
@@ -183,7 +196,7 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
     def ours(params, q, k, v):
         implementation = None if engine == OURS else engine
         given: Any = dict(encoding=encoding, params=params, implementation=implementation)
-        return attention(q, k, v, causal=sizes.causal, **given)
+        return attention(q, k, v, x=flat(q), causal=sizes.causal, **given)
 
     return naive if engine == NAIVE else ours
 
@@ -302,10 +315,10 @@ def _decode(sizes: Sizes, name: str, length: int) -> Program:
     def fill(cache, params):
         past = (sizes.batch, length - 1, sizes.heads, sizes.head_dim)
         x = jax.random.normal(jax.random.key(0), past, sizes.dtype)
-        return extend(cache, x, x, x, params=params)[1]
+        return extend(cache, x, x, x, x=flat(x), params=params)[1]
 
     def step(cache, params, q, k, v):
-        out, longer = extend(cache, q, k, v, params=params)
+        out, longer = extend(cache, q, k, v, x=flat(q), params=params)
         return out, dataclasses.replace(longer, length=cache.length)  # the next call writes there
 
     empty = caches.empty(encoding, sizes.batch, length, dims, sizes.dtype, params)
@@ -349,7 +362,13 @@ def _model(sizes: Sizes, name: str, length: int, remat: bool) -> Program:
 def _biased(encoding: Encoding) -> bool:
     """Whether the scheme is a bias of the distance, or NoPE: all that a `score_mod` can say."""
     others = ("embed", "rotate_q", "rotate_k", "relative_keys", "relative_queries", "bias")
-    return not any(map(encoding.overrides, (*others, "relative_values")))
+    others += ("relative_values", "state", "rescore")
+    return not any(map(encoding.overrides, others))
+
+
+def _additive(encoding: Encoding) -> bool:
+    """Whether the scores are one product and a bias: all that jax.nn can be given."""
+    return encoding.split() is None and not encoding.overrides("rescore")
 
 
 Planned = tuple[str, str, Callable[[], Program]]
@@ -384,6 +403,8 @@ def plan(
         for engine in engines:
             if length > limits.get(engine, length):
                 yield name, engine, functools.partial(_too_long, engine, limits[engine])
+            elif engine == NAIVE and not _additive(scheme(name, length)):
+                continue
             elif engine != FLEX:
                 given = sizes, operands, name, length, engine, backward
                 yield name, engine, functools.partial(_attention, *given)

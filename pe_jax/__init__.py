@@ -1,7 +1,11 @@
 """Positional encodings as pure functions, and one attention that runs any of them."""
 
+from typing import TYPE_CHECKING, Any
+
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
-from pe_jax.engines.api import attend, attention
+
+if TYPE_CHECKING:
+    from pe_jax.engines.api import attend, attention
 
 __all__ = [
     "ENCODINGS",
@@ -14,3 +18,13 @@ __all__ = [
     "make",
     "parse",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the engines when they are first asked for: an encoding alone does without."""
+    if name in ("attend", "attention"):
+        from pe_jax.engines import api
+
+        globals().update(attend=api.attend, attention=api.attention)
+        return globals()[name]
+    raise AttributeError(f"module 'pe_jax' has no attribute {name!r}")

@@ -4,6 +4,7 @@ import ast
 import pathlib
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -121,11 +122,26 @@ def test_nothing_that_is_loaded_can_run_code(path):
             assert node.attr != "import_module", ast.unparse(node)
 
 
-def test_importing_pe_jax_loads_jax_alone():
-    show = "import sys, pe_jax; print(*{name.partition('.')[0] for name in sys.modules})"
+def test_checking_every_scheme_leaves_jax_free_to_join_other_hosts():
+    show = """
+        import jax, pe_jax
+        for name in pe_jax.ENCODINGS:
+            pe_jax.make(name).check(pe_jax.Dims(512, 8, 8, 64))
+        try:
+            jax.distributed.initialize()  # a RuntimeError, had anything been computed
+        except ValueError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(show)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "coordinator_address should be defined" in found.stdout, found.stderr[-500:]
+
+
+def test_importing_pe_jax_loads_jax_alone_and_no_engine_before_it_is_used():
+    show = "import sys, pe_jax.encodings; print(*sys.modules); pe_jax.attention"
     found = subprocess.run(
         [sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = set(found.stdout.split())
-    heavy = {name for _, libraries in FLOORS[2:] for name in libraries} | {"tensorflow", "torch"}
-    assert "pe_jax" in loaded and not loaded & heavy
+    heavy = {name for _, libraries in FLOORS[2:5] for name in libraries} | {"tensorflow", "torch"}
+    assert "pe_jax.encodings.rope" in loaded and not loaded & {*heavy, "pe_jax.engines"}

@@ -151,7 +151,7 @@ def test_tests_draw_where_the_paper_does_and_have_no_number_beyond_the_maximum()
         ("cape(local_shift='a')", ("local_shift='a'", "at least 0")),
         ("bilevel(separators=())", ("separators=()", "token ids")),
         ("bilevel(longest=0)", ("longest=0", "at least 1")),
-        ("bilevel", ("gives positions of 2 axes, RoPE takes 1", "another encoding")),
+        ("bilevel", ("gives positions of 2 axes, RoPE takes 1", "configs/images.py")),
     ],
 )
 def test_a_bad_scheme_is_refused_with_its_fix(spec, words):

@@ -114,6 +114,9 @@ def call(engine, rules, tokens, params, q, k, v, **options):
         operands["q_raw"] = q
     if rules.encoding.overrides("relative_queries"):
         operands["k_raw"] = k
+    if rules.encoding.overrides("state"):
+        state = rules.encoding.state(params, turn(q).reshape(*turn(q).shape[:2], -1))
+        operands |= {"q_state": turn(state), "k_state": turn(state)}
     if engine is tpu and tpu.refusal(rules, params, operands, tokens, tokens):
         engine, options = tiled, {}
     return engine.attend(rules, params, operands, tokens, tokens, **options)
@@ -215,11 +218,16 @@ def test_the_kernels_lower_for_a_tpu(spec):
 HOST = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1"}
 HOST |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}  # several at once may compile
 LENGTHS = (16384, 32768)
+TILED = [  # whole rows of scores are dense; several axes need positions of their own
+    name
+    for name, scheme in pe_jax.ENCODINGS.items()
+    if scheme.axes == 1 and not scheme().overrides("rescore")
+]
 NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v5e, not counted
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n, kind in pe_jax.ENCODINGS.items() if kind.axes == 1])
+@pytest.mark.parametrize("name", TILED)
 def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("no libtpu here: pip install 'jax[tpu]'")

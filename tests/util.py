@@ -137,9 +137,11 @@ def flat(q) -> jax.Array:
 def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Array:
     """Attention, after `embed` has added what it adds, to q, so that this slot takes part too.
 
-    The layer's input, for schemes that read it, is q again.
+    The layer's input, for schemes that read it, is q again. What needs whole rows runs dense.
     """
     enc = case.encoding
+    if enc.overrides("rescore"):
+        options["implementation"] = "dense"
     if enc.overrides("embed"):
         places = per_segment(segments) if positions is None else positions
         q = enc.embed(params, flat(q), places).reshape(q.shape)
@@ -159,11 +161,7 @@ def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Ar
 
 @functools.cache
 def compiled(case: Case, engine: str):
-    """(params, qkv, positions or None, segments, cotangent) → output, (d_params, d_q, d_k, d_v).
-
-    A scheme that only the dense engine can run is run by it.
-    """
-    engine = "dense" if case.encoding.overrides("rescore") else engine
+    """(params, qkv, positions or None, segments, cotangent) → output, (d_params, d_q, d_k, d_v)."""
 
     def run(params, qkv, positions, segments, cotangent):
         def f(params, q, k, v):

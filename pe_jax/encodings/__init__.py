@@ -81,7 +81,7 @@ __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]
 def _nearest(name: str, names) -> str:
     longer = [n for n in names if name and n.startswith(name.lower())]
     close = longer[:1] or difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.4)
-    return "".join(f"did you mean {c!r}? " for c in close) + f"known: {', '.join(names)}"
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
 def _tuples(value: Any) -> Any:

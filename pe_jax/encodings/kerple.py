@@ -49,7 +49,7 @@ def power(distance, p, a) -> jax.Array:
     return -a * jnp.where(reach > 0, jnp.where(reach > 0, reach, 1) ** p, 0)
 
 
-def within(x: jax.Array, low: float, high: float = jnp.inf) -> jax.Array:
+def _within(x: jax.Array, low: float, high: float = jnp.inf) -> jax.Array:
     """`clip(x, low, high)`, whose gradient passes to x on either side of the bounds too."""
     still = jax.lax.stop_gradient
     return still(jnp.clip(x, low, high)) + (x - still(x))
@@ -74,8 +74,8 @@ class KERPLE(Encoding):
 
     def coefficients(self, params, dims):
         """P and a, within their ranges."""
-        p = within(params.layer["p"], LEAST, 2.0 if self.kind == "power" else jnp.inf)
-        return jnp.stack([p, within(params.layer["a"], LEAST)], axis=-1)
+        p = _within(params.layer["p"], LEAST, 2.0 if self.kind == "power" else jnp.inf)
+        return jnp.stack([p, _within(params.layer["a"], LEAST)], axis=-1)
 
     def profile(self, coefficients, distance):
         """The bias of one head."""

@@ -86,15 +86,20 @@ class MRoPE(Encoding):
 
     def check(self, dims):
         """The head must be even, and as wide as the sections say."""
-        self._frequencies(dims.head_dim)
+        self._sections(dims.head_dim)
 
-    def _frequencies(self, head_dim: int) -> jax.Array:
+    def _sections(self, head_dim: int) -> tuple[int, int, int]:
         fix = "M-RoPE rotates pairs on three axes: use an even head width of at least 6"
         require(head_dim % 2 == 0 and head_dim >= 6, "head_dim", head_dim, fix)
         pairs = head_dim // 2
         each = max(1, (20 if self.interleaved else 24) * pairs // 64)
         sections = self.sections or (pairs - 2 * each, each, each)
-        return frequencies(head_dim, sections, self.base, self.interleaved)
+        ok = sum(sections) == pairs
+        require(ok, "sections", sections, f"their sum must be half of {head_dim} channels")
+        return sections
+
+    def _frequencies(self, head_dim: int) -> jax.Array:
+        return frequencies(head_dim, self._sections(head_dim), self.base, self.interleaved)
 
     def rotate_q(self, params, q, positions):
         """R_(time, row, column) q."""

@@ -10,7 +10,7 @@ token is rotated twice. Below the window, as in RoPE; from there on, every query
 them as if they were behind, which no causal mask shows. His factor log n on long queries is left
 out.
 
-The ceiling of LM-Infinite (arXiv 2308.16137, §4.2) is the same function: with L the length of
+The ceiling of LM-Infinite (arXiv 2308.16137) is the same function: with L the length of
 training, `attention(encoding=ReRoPE(window=L), window=L, sinks=n)` is that paper, its ceiling felt
 by the n first tokens alone. StreamingLLM (arXiv 2309.17453) numbers the tokens in its cache, so
 that sink j is L + n - 1 - j away and not L.

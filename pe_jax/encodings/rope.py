@@ -134,7 +134,9 @@ class RoPE(Encoding):
 
     def check(self, dims):
         """The rotated part of a head must be even, and fit the scaling."""
-        self.frequencies(dims.head_dim)
+        theta = angles.geometric(self._rotary_dim(dims.head_dim), self.base)
+        if self.scaling is not None:
+            self.scaling(theta, self.base)
 
     def at_length(self, length):
         """With the scaling of that length."""

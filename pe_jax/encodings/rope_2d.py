@@ -82,20 +82,26 @@ class RoPE2D(Encoding):
         )
         require(ok, "channels", given, "pass two even numbers (rows, columns), or None for halves")
         require(self.spectrum in SPECTRA, "spectrum", self.spectrum, f"choose one of {SPECTRA}")
+        same = self.spectrum == "shared" or given is None or given[0] == given[1]
+        require(same, "channels", given, "alternating frequencies need as many for each axis")
         require_bool("normalized", self.normalized)
         require(self.layout in layouts, "layout", self.layout, f"choose one of {layouts}")
 
     def check(self, dims):
         """The channels must fit the head; halves of it must be even."""
-        self._frequencies(dims.head_dim)
+        self._channels(dims.head_dim)
 
-    def _frequencies(self, head_dim: int) -> jax.Array:
+    def _channels(self, head_dim: int) -> tuple[int, int]:
         if self.channels is None:
             fix = "two axes rotate pairs: use a multiple of 4, or set channels"
             require(head_dim % 4 == 0, "head_dim", head_dim, fix)
-        channels = self.channels or (head_dim // 2,) * 2
-        fits = sum(channels) <= head_dim
-        require(fits, "channels", channels, f"their sum exceeds the head's {head_dim}")
+        rows, columns = self.channels or (head_dim // 2,) * 2
+        fix = f"their sum exceeds the head's {head_dim}"
+        require(rows + columns <= head_dim, "channels", (rows, columns), fix)
+        return rows, columns
+
+    def _frequencies(self, head_dim: int) -> jax.Array:
+        channels = self._channels(head_dim)
         return frequencies(channels, self.base, self.spectrum, self.normalized)
 
     def rotate_q(self, params, q, positions):

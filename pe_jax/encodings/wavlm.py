@@ -1,4 +1,4 @@
-"""WavLM's gated relative bias: Chen et al., arXiv 2110.13900, §3.1 (from Chi et al., 2106.16138).
+"""WavLM's gated relative bias: Chen et al., arXiv 2110.13900, §III-A (from Chi et al., 2106.16138).
 
     score_ij = q_i·k_j/sqrt(E) + g_i·table[h, bucket(i - j)]
     a, b = sigmoid(u·x_i), sigmoid(w·x_i);    g_i = a·(s_h·b - 1) + 2
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding, require
-from pe_jax.encodings.t5 import T5
+from pe_jax.encodings.t5 import T5, bucket
 
 ROWS = 8  # of the projection: four for each gate
 
@@ -29,7 +29,7 @@ def gate(x: jax.Array, weight: jax.Array, bias: jax.Array, scale: jax.Array) -> 
       bias: [8].
       scale: s, [H].
     """
-    heads = x.reshape(*x.shape[:-1], len(scale), -1).astype(jnp.float32)
+    heads = x.reshape(*x.shape[:-1], *scale.shape, weight.shape[1]).astype(jnp.float32)
     rows = jnp.einsum("...e,re->...r", heads, weight, precision=jax.lax.Precision.HIGHEST) + bias
     sums = rows.reshape(*rows.shape[:-1], 2, ROWS // 2).sum(-1)
     a, b = jnp.moveaxis(jax.nn.sigmoid(sums), -1, 0)
@@ -65,4 +65,5 @@ class WavLM(T5):
 
     def relative_state(self, params, distance):
         """The entry of the table, as a vector of one number."""
-        return super().distance_bias(params, distance, None)[..., None]
+        index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
+        return params.shared["table"][:, index, None]

@@ -215,7 +215,7 @@ def check_window(window: int | None, sinks: int) -> None:
     require(window is not None or not sinks, "sinks", sinks, fix)
 
 
-def _pick(implementation, rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens):
+def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Callable:
     """The engine's `attend`. Logs each choice that it makes by itself, once."""
     if callable(implementation):
         return implementation

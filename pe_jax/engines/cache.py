@@ -8,6 +8,7 @@ B batch, S capacity, K key heads, H query heads, E width of keys, F width of val
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -194,9 +195,10 @@ def extend(
     if cache.far is not None:
         beyond = decode.far(held["relative_queries"], jnp.swapaxes(k, 1, 2), dims.heads)
         cache = dataclasses.replace(cache, far=_write(cache.far, beyond, start, 2))
-    states = None
+    states: Any = None
     if cache.state is not None:
-        states, cache = _remember(cache, x, start, encoding, params)
+        states, grown = _remember(cache.state, x, start, encoding, params)
+        cache = dataclasses.replace(cache, state=grown)
     rotated = encoding.rotate_q(params, q, positions)
     rows = {
         "k": cache.k.astype(q.dtype),
@@ -233,13 +235,12 @@ def extend(
     return out, cache
 
 
-def _remember(cache: Cache, x, start, encoding: Encoding, params: Params):
-    """The states [B, T, H, C] of the new tokens, and the cache with them from row `start` on."""
+def _remember(held: jax.Array, x, start, encoding: Encoding, params: Params):
+    """The states [B, T, H, C] of the new tokens, and those held with them from row `start` on."""
     check_input(encoding, x)
-    last = jax.lax.dynamic_index_in_dim(cache.state, jnp.maximum(start - 1, 0), 2, keepdims=False)
+    last = jax.lax.dynamic_index_in_dim(held, jnp.maximum(start - 1, 0), 2, keepdims=False)
     states = encoding.state(params, x, jnp.where(start > 0, last, 0))
-    grown = _write(cache.state, jnp.swapaxes(states, 1, 2), start, 2)
-    return states, dataclasses.replace(cache, state=grown)
+    return states, _write(held, jnp.swapaxes(states, 1, 2), start, 2)
 
 
 def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax.Array:

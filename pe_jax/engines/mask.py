@@ -31,7 +31,7 @@ def allowed(
         causal).
       sinks: how many keys at the start of each document every window keeps in sight: attention
         sinks (StreamingLLM, arXiv 2309.17453, §3.2), the Λ-shaped mask of LM-Infinite
-        (arXiv 2308.16137, §4.1).
+        (arXiv 2308.16137).
       k_rank: int32 [*B, S], the place of each key within its document; None: `k_index`.
     """
     ahead = q_index[..., :, None] - k_index[..., None, :]

@@ -212,18 +212,18 @@ class Plan:
     def _by_view(self, i, some, whole) -> tuple[jax.Array, jax.Array]:
         """What `_mask` gives, for either view: [2·nk]."""
         q, k = _ends(self.q.positions, self.nq), _ends(self.k.positions, self.nk)
-        split = self.rules.encoding.split()
+        split: Any = self.rules.encoding.split()
         near, far = q.low[i] - k.high < split, q.high[i] - k.low >= split
         some = jnp.concatenate([some & near, some & far])
         return some, jnp.concatenate([whole & ~far, whole & ~near])
 
     def mask(self, tile: Tile) -> jax.Array:
         """Which pairs of a tile its view scores: bool [b or 1, 1, r, c]."""
-        seen = self.rules.mask(tile.q, tile.k)
-        if self.views == 1:
+        seen, split = self.rules.mask(tile.q, tile.k), self.rules.encoding.split()
+        if split is None:
             return seen
         distance = pairwise(self.rules, tile.q.positions, tile.k.positions)
-        return seen & ((distance >= self.rules.encoding.split()) == (tile.view == 1))[:, None]
+        return seen & ((distance >= split) == (tile.view == 1))[:, None]
 
     def columns(self, k: jax.Array) -> jax.Array:
         """Keys [b, k, S, E] in the order of n: the near views, then the far ones."""

@@ -91,7 +91,7 @@ def features(part: dict, tables: dict, scale: float) -> jax.Array:
     return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
 
 
-def vectors(tables: dict, heads: int) -> jax.Array | None:
+def vectors(tables: dict, heads: int) -> Any:
     """Of the slots whose vectors meet a row's `features`: [h or 1, …, E]; None without any."""
     found = [tables[slot] for slot in ROW_SLOTS if slot in tables]
     if len(found) < 2:

@@ -74,7 +74,7 @@ def _scores(plan: Plan, leaves: dict, tile: Tile, q, k, general: bool):
     if not general:
         near = {kind: x for kind, x in near.items() if kind in plan.terms.far_kinds}
 
-    def added(x):
+    def added(x) -> Any:
         found = (plan.terms.near if general else plan.terms.far)(x, tile), plan.terms.states(x)
         found = [x for x in found if x is not None]
         return sum(found[1:], found[0]) if found else None

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import nnx
+from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding, Params, is_int, require, require_bool
@@ -67,11 +68,12 @@ def attention_fn(
         several); None: contiguous from 0.
       q_positions: those of the queries, where they are other tokens (attention across sequences).
       embedded: says that `encoding.embed` is called on the input of the first layer, for a scheme
-        that adds to it: an `attention_fn` is given q, k and v alone and cannot.
+        that adds to it (when decoding, with the new token's own position): an `attention_fn` is
+        given q, k and v alone and cannot.
 
     Raises:
-      ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; a scheme
-        of several axes without `positions`.
+      ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; one that
+        reads the layer's input; a scheme of several axes without `positions`.
       TypeError: what is no encoding, or no `Params`.
     """
     if not isinstance(encoding, Encoding):
@@ -85,6 +87,11 @@ def attention_fn(
         raise ValueError(
             f"encoding={encoding!r}: it adds to the input of the first layer, which no attention_fn"
             " sees; call x = encoding.embed(params, x, positions) there, then pass embedded=True"
+        )
+    if encoding.overrides("state"):
+        raise ValueError(
+            f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
+            " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
         )
     if encoding.axes > 1 and positions is None:
         name, axes = type(encoding).__name__, encoding.axes
@@ -110,12 +117,12 @@ class AttentionFn(nnx.Module):
         bias=None,
         mask=None,
         broadcast_dropout=True,
-        dropout_rng=None,
+        dropout_rng: Any = None,
         dropout_rate=0.0,
         deterministic=False,
         dtype=None,
         precision=None,
-        module=None,
+        module: Any = None,
         is_causal=False,
         qk_attn_weights_einsum=None,
         attn_weights_value_einsum=None,
@@ -155,25 +162,22 @@ class AttentionFn(nnx.Module):
             ("attn_weights_value_einsum", attn_weights_value_einsum),
         ):
             require(einsum is None, name, einsum, "scores are not one einsum here: leave it out")
-        q, k, v = nn.dtypes.promote_dtype(query, key, value, dtype=dtype)
+        q, k, v = promote_dtype(query, key, value, dtype=dtype)
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
         places = self._places(shape, mask, self.causal or is_causal)
-        dropped = dropout_rate > 0 and not deterministic
-        if dropped and dropout_rng is None:
-            raise ValueError("dropout_rng=None: dropping weights needs a key; or set deterministic")
+        drop = None
+        if dropout_rate > 0 and not deterministic:
+            require(dropout_rng is not None, "dropout_rng", None, "pass a key, to drop weights by")
+            drop = functools.partial(_drop, dropout_rng, dropout_rate, broadcast_dropout)
 
         def change(weights):
             if module is not None:
-                kind = "intermediates" if isinstance(module, nn.Module) else nnx.Intermediate
+                kind: Any = "intermediates" if isinstance(module, nn.Module) else nnx.Intermediate
                 module.sow(kind, "attention_weights", weights.reshape(shape))
-            if not dropped:
-                return weights
-            kept = weights.shape[-2:] if broadcast_dropout else weights.shape
-            keep = jax.random.bernoulli(dropout_rng, 1 - dropout_rate, kept)
-            return jnp.where(keep, weights / (1 - dropout_rate), 0)
+            return weights if drop is None else drop(weights)
 
         engine = None
-        if mask is not None or bias is not None or module is not None or dropped:
+        if mask is not None or bias is not None or module is not None or drop is not None:
             mask = None if mask is None else _flat("mask", _booleans(mask), shape)
             bias = None if bias is None else _flat("bias", bias, shape)
             engine = functools.partial(dense.attend, mask=mask, bias=bias, change=change)
@@ -221,7 +225,7 @@ class AttentionFn(nnx.Module):
         if segments is not None:
             segments = jnp.asarray(segments)
             found |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
-        return found | {"causal": causal}
+        return found | {"causal": True}  # no key after it is in the mask
 
 
 def _booleans(mask) -> jax.Array:
@@ -243,6 +247,12 @@ def _flat(name: str, x, shape: tuple[int, ...]) -> jax.Array:
     x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
     whole = jnp.broadcast_to(x, (*shape[:-3], *x.shape[-3:]))
     return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])
+
+
+def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Array:
+    """Dropout of weights [B, H, T, S], with the same draws as Flax."""
+    shape = weights.shape[-2:] if broadcast else weights.shape
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, shape), weights / (1 - rate), 0)
 
 
 def _precision(precision) -> Any:

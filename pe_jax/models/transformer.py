@@ -9,7 +9,7 @@ B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 import dataclasses
 import difflib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -296,7 +296,7 @@ class Stack(nnx.Module):
         """The pattern of encodings."""
         return tuple(block.attention.encoding for block in self.blocks)
 
-    def at_length(self, length: int) -> "Transformer":
+    def at_length(self, length: int) -> Self:
         """This model, with the same parameters, for sequences of `length` tokens.
 
         It is another one only where an encoding depends on the length (`Encoding.at_length`), as

@@ -164,7 +164,8 @@ def parse(spec: str) -> Contiguous:
             case ast.Name(id=name):
                 fields = {}
             case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
-                fields = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
+                given = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
+                fields = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
             case _:
                 raise ValueError
     except (SyntaxError, ValueError):

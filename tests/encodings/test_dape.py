@@ -24,7 +24,7 @@ DAPE = pe_jax.make("dape", hidden=5)
 
 
 def network(x, layer):
-    """Equation 3's f on [A, B] of one pair."""
+    """The paper's f on [A, B] of one pair."""
     hidden = x @ layer["w1"] + layer["b1"]
     return np.where(hidden > 0, hidden, 0.01 * hidden) @ layer["w2"] + layer["b2"]
 

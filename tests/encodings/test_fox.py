@@ -30,7 +30,7 @@ def gates(params, head):
 
 
 def test_each_weight_fades_by_the_product_of_the_gates_between():
-    """Equation 2: unnormalised weights exp(q·k)·Π f, never a logarithm."""
+    """Unnormalised weights exp(q·k)·Π f, never a logarithm."""
     params = random_params(FOX)
 
     def output(q, k, v, head):

@@ -31,7 +31,7 @@ def test_scores_turn_by_the_distance_on_the_axis_of_each_frequency(causal):
             scores[m, n] = total / math.sqrt(HEAD_DIM)
         return softmax(scores, causal) @ v
 
-    check_attention(encoding, NONE, output, causal, MIXED)
+    check_attention(encoding, NONE, output, causal, q_positions=MIXED)
 
 
 def test_sections_are_consecutive_in_qwen2_and_take_turns_in_qwen3():

@@ -59,7 +59,7 @@ def test_a_window_beyond_the_sequence_is_rope():
 
 @pytest.mark.parametrize("implementation", ["dense", "tiled"])
 def test_with_a_window_and_sinks_it_is_lm_infinite(implementation):
-    """Equation 3: the Λ-shaped mask, and no distance above the length of training."""
+    """The Λ-shaped mask, and no distance above the length of training."""
     encoding, sinks = pe_jax.make("rerope", window=WINDOW), 2
     q, k, v = qkv()
     options = {"window": WINDOW, "sinks": sinks, "implementation": implementation}

@@ -1,4 +1,4 @@
-"""Self-Extend against arXiv 2401.01325, §3.2."""
+"""Self-Extend against arXiv 2401.01325, §3."""
 
 import numpy as np
 import pytest

@@ -91,6 +91,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarni
         (["dropout=nan"], ("model.dropout=nan", "[0, 1)")),
         (["dropout=1"], ("model.dropout=1", "[0, 1)")),
         (["window=-1"], ("model.window=-1", "at least 0")),
+        (["sinks=2"], ("model.sinks=2", "set model.window too")),
         (["causal=False"], ("model.causal=False", "needs a causal model")),
         (["vocab=100"], ("model.vocab=100", "at least 257")),
         (["encoding=learned(length=7)"], ("length=8", "is defined for 7 positions")),
