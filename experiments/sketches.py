@@ -77,7 +77,8 @@ def added(encoding: Encoding, x: jax.Array, places: jax.Array, causal: bool = Tr
 
     A scale of its own is not what it adds: the scores without it are scaled alike.
     """
-    here = _look(encoding, _params(encoding), x, places, causal)
+    # traced, so that pairs beyond a window are NaN: whole rows are looked at, one of them is shown
+    here = jax.jit(lambda *given: _look(encoding, *given, causal))(_params(encoding), x, places)
     bare = _look(Encoding(), Params({}, {}), x, positions.contiguous(len(x)), causal)
     return np.asarray(here - bare * (encoding.scale(DIMS.head_dim) * DIMS.head_dim**0.5))
 
