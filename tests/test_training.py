@@ -232,18 +232,18 @@ def test_token_losses_equal_numpy_whatever_the_batches(devices):
 
 def test_rows_are_trained_on_and_evaluated_at_their_own_length():
     """Where a scheme depends on the length; a row of L tokens is then what `length=L` makes it."""
-    spec = "rope(scaling=dynamic_ntk(factor=8, original_length=4{}))"
+    spec = "rope(base=2, scaling=dynamic_ntk(factor=8, original_length=4{}))"
     free, fixed = (trainer(spec.format(more)) for more in ("", f", length={L}"))
     params, rows = tiny.like(free.shapes), tiny.tokens(4, L + 1)
     losses, plain = (
         Evaluator(one, EvalConfig(batch_tokens=4 * L)).run(params, rows)[0]
-        for one in (free, trainer(SPECS["rope"]))
+        for one in (free, trainer("rope(base=2)"))
     )
     logits = np.asarray(tiny.forward(fixed.config)(params, rows[:, :-1], np.zeros((4, L), int)))
     own = np.take_along_axis(logits, rows[:, 1:, None], -1)[..., 0]
     assert_close(losses, logsumexp(logits, axis=-1) - own, 1e-6)
-    assert np.abs(losses - plain).max() > 5e-5  # of 1e-6 that losses are known to
-    assert steps(free)[1] == steps(fixed)[1] != steps(trainer(SPECS["rope"]))[1]
+    assert np.abs(losses - plain).max() > 1e-3
+    assert steps(free)[1] == steps(fixed)[1] != steps(trainer("rope(base=2)"))[1]
 
 
 def test_a_limit_is_the_smallest_of_the_pattern():

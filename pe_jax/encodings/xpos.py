@@ -1,4 +1,4 @@
-"""xPos: Sun et al., "A Length-Extrapolatable Transformer", arXiv 2212.10554, §2.2 and algorithm 1.
+"""xPos: Sun et al., "A Length-Extrapolatable Transformer", arXiv 2212.10554, algorithm 1.
 
     (ζ^(m/512) R_m q)·(ζ^(-n/512) R_n k) = Σ_i ζ_i^((m-n)/512) · (pair i of RoPE's product)
     ζ_i = (i/(d/2) + γ)/(1 + γ),    γ = 0.4

@@ -1,4 +1,4 @@
-"""xPos against §2.2 and algorithm 1 of arXiv 2212.10554, in float64."""
+"""xPos against algorithm 1 of arXiv 2212.10554, in float64."""
 
 import math
 
