@@ -29,7 +29,8 @@ from pe_jax.training.step import token_losses
 FLEX, DENSE = "flex", "dense"
 ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
 TILE = 512  # side of a tile of the matmul limit
-SPECS = {"learned": "learned(length={length})", "shaw_keys": "shaw(values=False)"}
+SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
+SPECS["shaw_keys"] = "shaw(values=False)"
 PLAIN = "alibi_plain"
 SCHEMES = (*(n for n, kind in ENCODINGS.items() if kind.axes == 1), "shaw_keys", PLAIN)
 MODES = {  # flag → what is timed, by title
