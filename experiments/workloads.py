@@ -31,8 +31,9 @@ from pe_jax.training.step import token_losses
 FLEX = "flex"
 ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
 TILE = 512  # side of a tile of the matmul limit
-SPECS = {"learned": "learned(length={length})", "shaw_keys": "shaw(values=False)"}
+SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 SPECS["xpos"] = "xpos(scale_base={length})"  # with 512 its positions end at 28,160
+SPECS["shaw_keys"] = "shaw(values=False)"
 PLAIN = "alibi_plain"
 SCHEMES = (*(n for n, kind in ENCODINGS.items() if kind.axes == 1), "shaw_keys", PLAIN)
 MODES = {  # flag → what is timed, by title

@@ -45,7 +45,7 @@ def power(distance, p, a) -> jax.Array:
       TypeError: half-precision distances.
     """
     reach = _reach(distance)
-    # d|d|^p/dp = |d|^p·ln|d|, which is 0·(-inf) at 0
+    # ∂|d|^p/∂p = |d|^p·ln|d| is 0·(-inf) at 0: no power of 0 is ever taken
     return -a * jnp.where(reach > 0, jnp.where(reach > 0, reach, 1) ** p, 0)
 
 
