@@ -160,10 +160,17 @@ def _functions(path: Path) -> list[ast.FunctionDef]:
 
 
 def tests(name: str) -> Path:
-    """The file of tests that is the scheme's own, or else its module's."""
+    """The file of tests that is the scheme's own, or else its module's.
+
+    Raises:
+      FileNotFoundError: there is neither.
+    """
     module = ENCODINGS[name].__module__.rpartition(".")[2]
     files = [ROOT / "tests" / "encodings" / f"test_{stem}.py" for stem in (name, module)]
-    return next(path for path in files if path.is_file())
+    found = [path for path in files if path.is_file()]
+    if not found:
+        raise FileNotFoundError(f"{name} has no tests: write {files[0].relative_to(ROOT)}")
+    return found[0]
 
 
 def claims(path: Path) -> list[str]:

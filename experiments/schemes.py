@@ -26,8 +26,9 @@ INTRO = """\
 Each section has the equation, the pictures of what it adds, what to mind (where the paper, its
 released code and this one differ), what it is held to, and the lines that import it.
 Everywhere `distance = q_pos - k_pos`: positive looks back. Where positions enter and what that
-costs is in [README's table](../README.md#schemes); [WORKSPACE.md](../WORKSPACE.md) says how to add
-a scheme.
+costs is in [README's table](../README.md#schemes), whose words are used here too; parameters are
+those of the model + of each layer, for width 512 and 8 heads of 64.
+[WORKSPACE.md](../WORKSPACE.md) says how to add a scheme.
 
 **How to read the pictures.** They are no drawings of formulas: `attention` ran with the scheme and
 without any, and the difference of the scores is drawn, before softmax. Left, all tokens are the
@@ -110,7 +111,7 @@ def _docstring(thing) -> tuple[str, list[str]]:
     return first, blocks
 
 
-def _borrowed(kind: type[Encoding]) -> str:
+def borrowed(kind: type[Encoding]) -> str:
     """The import line of the scheme's module, with what is in it."""
     module = inspect.getmodule(kind)
     assert module is not None
@@ -165,14 +166,14 @@ def section(name: str, kind: type[Encoding]) -> str:
         f"## {name}",
         _prose(what),
         f"*{_prose(title)}*",
-        *blocks,
         f"![{alt}](figures/encodings/{name}.png)",
-        *([f"Drawn as `{drawn}`, to be seen within so few tokens."] if drawn != name else []),
-        f"Enters at: {facts.enters(kind())}. Parameters: {model:,} + {layer:,}. Beyond the training"
-        f" length: {facts.beyond(kind())}. Runs: {', '.join(facts.engines(name))}.",
+        *([f"Drawn as `{drawn}`, so that it can be seen."] if drawn != name else []),
+        *blocks,
+        f"**Enters at** {facts.enters(kind())} · **parameters** {model:,} + {layer:,} · **beyond"
+        f" training** {facts.beyond(kind())} · **runs** {', '.join(facts.engines(name))}",
         _held(name),
-        f"```python\n{_borrowed(kind)}\nencoding = pe_jax.make({name!r})\n```",
-        f"In a config: `{config(name, kind)}`",
+        f"```python\n{borrowed(kind)}\n```",
+        f"In a config, or for `pe_jax.parse`: `{config(name, kind)}`",
     ]
     return "\n\n".join(parts)
 

@@ -21,7 +21,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (
         ("experiments",),
         ("ml_collections", "scipy", "statsmodels", "matplotlib", "jinja2", "rich")
-        + ("markupsafe",),
+        + ("markupsafe", "PIL"),  # what jinja2 and matplotlib bring with them
     ),
     (("examples",), ("pe_jax",)),  # the public face too
 )

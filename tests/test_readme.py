@@ -1,17 +1,102 @@
-"""The README says what the code says."""
+"""README and docs/encodings.md say what the code says."""
 
 import re
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 
-from experiments import schemes
+import pe_jax
+from experiments import facts, schemes, sketches
+from pe_jax import positions
+from pe_jax.encodings import alibi, rope
+from tests.oracles.cases import CASES, GOLDEN
 
 
 def test_the_table_of_schemes_is_the_generated_one():
-    text = schemes.README.read_text()
+    text = schemes.README.read_text(encoding="utf-8")
     assert schemes.insert(text) == text, "run python -m experiments.schemes"
+
+
+def test_the_page_of_encodings_is_the_generated_one():
+    text = schemes.PAGE.read_text(encoding="utf-8")
+    assert schemes.page() == text, "run python -m experiments.schemes"
+
+
+def test_a_scheme_that_is_new_is_missed(monkeypatch):
+    monkeypatch.setitem(pe_jax.ENCODINGS, "rope_again", rope.RoPE)
+    text = schemes.README.read_text(encoding="utf-8")
+    assert "| [`rope_again`](docs/encodings.md#rope_again) |" in schemes.insert(text)
+    assert "\n## rope_again\n" in schemes.page()
+
+
+def test_each_scheme_has_a_picture_and_none_is_left_over():
+    files = {path.stem: path.stat().st_size for path in schemes.FIGURES.iterdir()}
+    assert files.keys() == pe_jax.ENCODINGS.keys(), "run python -m experiments.schemes"
+    assert max(files.values()) < 25_000
+    links = re.findall(r"!\[[^]]*\]\(([^)]+)\)", schemes.PAGE.read_text(encoding="utf-8"))
+    assert len(links) == len(files)
+    assert all((schemes.PAGE.parent / link).is_file() for link in links)
+
+
+def test_the_page_shows_an_equation_and_tests_of_each_scheme():
+    for name, kind in pe_jax.ENCODINGS.items():
+        assert "```text" in schemes.section(name, kind), f"{name}: indent the equation"
+        assert facts.claims(facts.tests(name)), name
+
+
+@pytest.mark.parametrize("name", pe_jax.ENCODINGS)
+def test_imports_and_config_strings_of_the_page_are_those_of_the_scheme(name):
+    kind = pe_jax.ENCODINGS[name]
+    line, _, used = schemes.borrowed(kind).partition("  # ")
+    space: dict = {}
+    exec(line, space)
+    assert [eval(thing, space) for thing in used.split(", ")][-1] is kind
+    assert pe_jax.parse(schemes.config(name, kind)) == (kind(),)
+
+
+def test_engines_are_those_that_run_the_scheme():
+    everywhere = ("dense", "tiled", "fused", "tpu", "decode")
+    found = {name: facts.engines(name) for name in ("alibi", "shaw", "fox", "rope_2d", "cope")}
+    assert found == {
+        "alibi": everywhere,
+        "shaw": ("dense", "tiled", "fused", "decode"),
+        "fox": ("dense", "tiled", "decode"),
+        "rope_2d": ("dense", "tiled", "tpu", "decode"),
+        "cope": ("dense", "decode"),
+    }
+
+
+def test_oracles_are_those_of_the_cases():
+    compared = {facts.case_of(case) for _, case, _ in GOLDEN}
+    assert compared == {name for name, found in facts.oracles().items() if found}
+    assert facts.case_of("rope_2d_pixtral") == "rope_2d" and facts.case_of("rope_yarn") == "rope"
+    assert all(facts.case_of(case) for case in CASES)
+    assert facts.oracles()["t5"] == [("t5", "T5Attention")]
+    assert ("llama", "LlamaRotaryEmbedding") in facts.oracles()["rope"]
+
+
+def test_a_picture_shows_what_attention_adds():
+    x, places = sketches._tokens(9), positions.contiguous(9)
+    distance = np.subtract.outer(np.arange(9), np.arange(9))
+    seen = distance >= 0
+    found = sketches.added(pe_jax.make("alibi"), x, places)
+    want = np.where(seen, alibi.bias(distance, sketches.DIMS.heads), np.nan)
+    np.testing.assert_allclose(found, want, atol=1e-5)
+    assert not np.abs(sketches.added(pe_jax.make("nope"), x, places)[:, seen]).any()
+    heads = np.asarray(x).reshape(9, 4, 64)
+    turned = np.asarray(rope.rotate(heads, places, rope.frequencies(64)))
+    scores = [np.einsum("the,she->hts", y, y) / 8 for y in (turned, heads)]
+    found = sketches.added(pe_jax.make("rope"), x, places)
+    np.testing.assert_allclose(found[:, seen], (scores[0] - scores[1])[:, seen], atol=1e-4)
+
+
+def test_a_picture_drawn_again_has_the_same_bytes(tmp_path):
+    for folder in ("one", "two"):
+        sketches.draw("alibi", tmp_path / folder)
+    one, two = ((tmp_path / folder / "alibi.png").read_bytes() for folder in ("one", "two"))
+    assert one == two
 
 
 def test_the_import_example_runs_as_written():
