@@ -47,7 +47,7 @@ What is added to values (Shaw) does not show in scores.
 
 def _oracle(name: str) -> str:
     """The libraries of the scheme's oracles, the first by name."""
-    found = list(dict.fromkeys(library for library, _ in facts.oracles()[name]))
+    found = list(dict.fromkeys(library for library, _ in facts.oracles().get(name, [])))
     return (found[0] + f" +{len(found) - 1}" * (len(found) > 1)) if found else "NumPy"
 
 
@@ -140,7 +140,7 @@ def _held(name: str) -> str:
     claims = facts.claims(path)
     oracles = [
         f"`{what}` ({'PyTorch' if library == 'torch' else f'transformers, {library}'})"
-        for library, what in facts.oracles()[name]
+        for library, what in facts.oracles().get(name, [])
     ]
     others = f", and the answers of {', '.join(oracles)}" if oracles else ""
     lines = [
