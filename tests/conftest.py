@@ -3,6 +3,7 @@ import pathlib
 
 import hypothesis
 import jax
+import numpy as np
 import pytest
 
 # The tests compile much and run little; eight devices are for the meshes of test_training.
@@ -40,7 +41,15 @@ def oracles(request):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Compiled programs are kept for one group of tests: a process may map only so many of them."""
+    """Drops compiled programs between groups of tests: a worker would grow to several GB."""
     group = lambda i: i and ([m.args for m in i.iter_markers("xdist_group")], i.path)  # noqa: E731
-    if group(item) != group(nextitem):
+    if group(item) != group(nextitem) and _resident() > 3 * 2**30:
         jax.clear_caches()
+
+
+def _resident() -> float:
+    """Bytes of memory that this process holds; where the system does not say, more than any."""
+    said = pathlib.Path("/proc/self/statm")
+    return (
+        int(said.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if said.exists() else np.inf
+    )

@@ -60,11 +60,7 @@ def steps(trainer: Trainer, count: int = 1, batch=None) -> tuple[State, list[lis
 # One program on any mesh.
 
 
-# Each kind of parameter, slot and engine: a compilation for eight devices takes seconds.
-SHARDED = "nope learned shaw transformer_xl t5 deberta rope alibi kerple tupe fox wavlm rerope dape"
-
-
-@pytest.mark.parametrize("spec", [*map(SPECS.get, SHARDED.split()), "t5+rope,nope"])
+@pytest.mark.parametrize("spec", [*SPECS.values(), "t5+rope,nope"])
 def test_eight_devices_train_as_one_does(spec):
     state, got = steps(trainer(spec, 8), 4)
     _, want = steps(trainer(spec), 4)
