@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import pe_jax
 from pe_jax.models.transformer import ModelConfig, Transformer
 from pe_jax.training.sharding import path_name
 from tests.util import SMALL, noise
