@@ -20,10 +20,11 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     ),
     (
         ("experiments",),
-        ("ml_collections", "scipy", "statsmodels", "matplotlib", "jinja2", "rich")
+        ("pe_jax",)  # the public face too
+        + ("ml_collections", "scipy", "statsmodels", "matplotlib", "jinja2", "rich")
         + ("markupsafe", "PIL"),  # what jinja2 and matplotlib bring with them
     ),
-    (("examples",), ("pe_jax",)),  # the public face too
+    (("examples",), ()),
 )
 OPTIONAL = {  # compared with where it is, needed nowhere
     "experiments.flex": ("torch",),
