@@ -60,7 +60,7 @@ def steps(trainer: Trainer, count: int = 1, batch=None) -> tuple[State, list[lis
 # One program on any mesh.
 
 
-@pytest.mark.parametrize("spec", [*SPECS.values(), "t5+rope,nope"])
+@tiny.few("learned transformer_xl fox two", {**SPECS, "two": "t5+rope,nope"})
 def test_eight_devices_train_as_one_does(spec):
     state, got = steps(trainer(spec, 8), 4)
     _, want = steps(trainer(spec), 4)

@@ -37,14 +37,17 @@ MODELS = {name: tiny.config(spec) for name, spec in SPECS.items()} | {
 each = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
-@each
-def test_generating_with_a_cache_equals_recomputing(model):
-    built, params = tiny.build(model)
+ODD = "tupe fox rerope dape t5+rope shaw,learned(length=40) all_other_choices"
+
+
+@tiny.few(ODD, {name.replace(" ", "_"): model for name, model in MODELS.items()})
+def test_generating_with_a_cache_equals_recomputing(spec):
+    built, params = tiny.build(spec)
     prompt = tiny.tokens(R, 3)
     found = np.asarray(generate(built, prompt, L - 3, temperature=0))
     np.testing.assert_array_equal(found[:, :3], prompt)
     assert len(np.unique(found[:, 3:])) > 4  # a model that repeats itself would show nothing
-    logits = tiny.forward(model)(params, found, np.zeros((R, L), np.int32))
+    logits = tiny.forward(spec)(params, found, np.zeros((R, L), np.int32))
     np.testing.assert_array_equal(found[:, 3:], np.argmax(logits, axis=-1)[:, 2:-1])
 
 

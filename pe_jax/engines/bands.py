@@ -26,6 +26,26 @@ from pe_jax.engines.terms import (
 SUB_BLOCKS = (64, 128, 256)
 
 
+def linear_switch(which, branches, operand, default):
+    """branches[which](operand), `default` (zeros) beyond them; each branch is linear.
+
+    Its gradient is a switch of the transposed branches. The gradient of `jax.lax.switch` would
+    trace each of them several times over and keep residuals that no linear function has.
+    """
+    bare = jax.tree.map(jnp.zeros_like, operand)
+
+    @jax.custom_vjp
+    def run(which, operand):
+        return jax.lax.switch(which, [*branches, lambda _: default], operand)
+
+    def backward(which, g):
+        turned = [lambda g, f=f: jax.linear_transpose(f, operand)(g)[0] for f in branches]
+        return None, linear_switch(which, turned, g, bare)
+
+    run.defvjp(lambda which, operand: (run(which, operand), which), backward)
+    return run(which, operand)
+
+
 class Bands(Terms):
     """A band of n distances around the diagonal, and a constant on either side of it.
 
@@ -185,9 +205,9 @@ class Bands(Terms):
 
         zeros = jnp.zeros((*bands[0].shape[:2], self.rows, self.columns), jnp.float32)
         zeros = alike(zeros, bands)
-        branches = [functools.partial(at, gap) for gap in self.gaps] + [lambda _: zeros]
+        branches = [functools.partial(at, gap) for gap in self.gaps]
         which = self.cuts(tile.i, tile.j)["tiles"][1]
-        return jax.lax.switch(which, branches, leaves)
+        return linear_switch(which, branches, leaves, zeros)
 
     def _diagonal(self, leaves, offset: int, gap):
         """What each band has for sub-blocks `gap` from the diagonal: [b, h, blocks, m, m]."""
