@@ -19,6 +19,7 @@ from tests import tiny
 from tests.test_training import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
 
 NAMES, SEEDS, STEPS = ("nope", "learned"), (5, 6), 3
+pytestmark = pytest.mark.xdist_group("compare")
 
 
 def settings(folder) -> CompareConfig:

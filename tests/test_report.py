@@ -18,6 +18,7 @@ DIMS = {"width": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
 GROWTH = {"nope": 0.25, "sinusoidal": 0.9, "learned": 0, "t5": 0.02, "rope": 0.3, "alibi": -0.03}
 DRAWN = (*GROWTH, "shaw", "transformer_xl", "buckets", "deberta")
 HOSTILE = r"<script>$\frac{&[red]"
+pytestmark = pytest.mark.xdist_group("report")
 
 
 def manifest(names, seeds=SEEDS, **fields):

@@ -28,6 +28,7 @@ from tests.util import assert_close
 
 STEPS = 150
 OPTIMIZER = OptimizerConfig(warmup=1, learning_rate=0.01)
+pytestmark = pytest.mark.xdist_group("training")  # they share programs
 
 
 @functools.cache

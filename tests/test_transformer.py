@@ -32,15 +32,17 @@ OTHER = {  # every choice that is not the default
 MODELS = {name: tiny.config(spec) for name, spec in SPECS.items()} | {
     "t5+rope": tiny.config("t5+rope"),
     "shaw,learned(length=40)": tiny.config("shaw,learned(length=40)"),
-    "all other choices": tiny.config("transformer_xl*2,rope", layers=6, **OTHER),
+    "others": tiny.config("transformer_xl*2,rope", layers=6, **OTHER),
 }
-each = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+each = pytest.mark.parametrize(
+    "model", [pytest.param(m, id=n, marks=pytest.mark.xdist_group(n)) for n, m in MODELS.items()]
+)
 
 
-ODD = "tupe fox rerope dape t5+rope shaw,learned(length=40) all_other_choices"
+ODD = "tupe fox rerope dape t5+rope shaw,learned(length=40) others"
 
 
-@tiny.few(ODD, {name.replace(" ", "_"): model for name, model in MODELS.items()})
+@tiny.few(ODD, MODELS)
 def test_generating_with_a_cache_equals_recomputing(spec):
     built, params = tiny.build(spec)
     prompt = tiny.tokens(R, 3)

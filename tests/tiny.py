@@ -33,8 +33,10 @@ SPECS = {name: _spec(name) for name in KINDS.split()}
 def few(names: str, specs: dict):
     """Parametrises `spec` over the values; those not named are left to `pytest -m slow`."""
     assert {*names.split()} <= {*specs}
-    marks = {name: () if name in names.split() else pytest.mark.slow for name in specs}
-    params = [pytest.param(spec, id=name, marks=marks[name]) for name, spec in specs.items()]
+    params = []
+    for name, spec in specs.items():
+        marks = [pytest.mark.xdist_group(name)] + [pytest.mark.slow] * (name not in names.split())
+        params.append(pytest.param(spec, id=name, marks=marks))
     return pytest.mark.parametrize("spec", params)
 
 
