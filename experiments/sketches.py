@@ -24,7 +24,7 @@ DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
 SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
 SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")
-COLOURS = 48  # of a file
+COLOURS = 96  # of a file: with fewer, thin lines take each other's
 UNIT = "added to the score"
 # Settings under which what a scheme does can be seen within so few tokens.
 DRAWN = {

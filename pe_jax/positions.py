@@ -44,8 +44,8 @@ def _begins(segments: jax.Array) -> jax.Array:
 def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.Array:
     """`length` of the positions 0 … maximum - 1, drawn without replacement, in order: int32 [T].
 
-    Ruoss et al., "Randomized Positional Encodings", arXiv 2305.16843, §3: every set is as likely as
-    any other. Long sequences then hold no position that short ones have not trained.
+    Ruoss et al., "Randomized Positional Encodings", arXiv 2305.16843: every set is as likely as any
+    other. Long sequences then hold no position that short ones have not trained.
 
     Args:
       key: PRNG key of this sequence; `jax.vmap` over keys draws a batch.
@@ -69,7 +69,7 @@ def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.
 def shifted(key: jax.Array, positions, maximum: int) -> jax.Array:
     """All positions, moved by one k drawn uniformly from 0 … maximum (inclusive); same shape.
 
-    SHAPE: Kiyono et al., arXiv 2109.05644, §3 (there maximum K = 500). Distances stay as they are.
+    SHAPE: Kiyono et al., arXiv 2109.05644 (there maximum K = 500). Distances stay as they are.
 
     Raises:
       ValueError: `maximum` is not an integer of at least 0.
@@ -88,7 +88,7 @@ def cape(
 ) -> jax.Array:
     """λ·(p_i + Δ + ε_i): float32, the shape of `positions`.
 
-    CAPE: Likhomanenko et al., arXiv 2106.03143, §3.1. One Δ ~ U(-global_shift, global_shift) and
+    CAPE: Likhomanenko et al., arXiv 2106.03143. One Δ ~ U(-global_shift, global_shift) and
     one ln λ ~ U(-ln scaling, ln scaling) for all positions, ε_i ~ U(-local_shift, local_shift) for
     each. Up to 0.5, neighbours keep their order. The defaults are the paper's for text; for sound
     and images it also centres the positions first.
@@ -122,7 +122,7 @@ def check_cape(global_shift: float, local_shift: float, scaling: float) -> None:
 def bilevel(tokens, separators, segments=None, longest: int | None = None) -> jax.Array:
     """(index of the piece of text, place inside it) of each token: int32 [*B, T, 2].
 
-    BiPE: He et al., arXiv 2401.16421, §3.1. A separator (a full stop, a line break) is the last
+    BiPE: He et al., arXiv 2401.16421. A separator (a full stop, a line break) is the last
     token of its piece. Both numbers begin at 0.
 
     Args:

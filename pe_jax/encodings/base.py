@@ -1,6 +1,6 @@
 """The slots: every place where a position can enter a Transformer, each doing nothing by default.
 
-`Encoding` as it stands is NoPE (no positional encoding; Kazemnejad et al., arXiv 2305.19466, §2).
+`Encoding` as it stands is NoPE (no positional encoding; Kazemnejad et al., arXiv 2305.19466).
 A scheme is a frozen dataclass that overrides the slots it needs; its parameters are a pytree kept
 apart from it, so that the scheme itself can be a static argument of jit.
 

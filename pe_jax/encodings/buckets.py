@@ -83,7 +83,7 @@ class _Table(Encoding):
 
 @dataclasses.dataclass(frozen=True)
 class Buckets(_Table):
-    """One scalar a head and group of distances, the groups given by `edges`."""
+    """One scalar a head and group of distances, given by `edges` (as T5, arXiv 1910.10683)."""
 
     edges: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128)
     directional: bool = False
@@ -106,7 +106,7 @@ class Buckets(_Table):
 
 @dataclasses.dataclass(frozen=True)
 class Clipped(_Table):
-    """One scalar a head and distance, clipped to ±clip."""
+    """One scalar a head and distance, clipped to ±clip (as Shaw et al., arXiv 1803.02155)."""
 
     clip: int = 64
 

@@ -1,4 +1,4 @@
-"""Axial 2-D RoPE: rows turn some channels, columns the others (Heo et al., arXiv 2403.13298, §3).
+"""Axial 2-D RoPE: rows turn some channels, columns the others (Heo et al., arXiv 2403.13298).
 
     angle_i = row · θ_i for the first pairs, column · θ_i for the rest,    θ_i = base^(-2i/channels)
 

@@ -1,4 +1,4 @@
-"""WavLM's gated relative bias: Chen et al., arXiv 2110.13900, §III-A (from Chi et al., 2106.16138).
+"""WavLM's gated relative bias: Chen et al., arXiv 2110.13900 (from Chi et al., 2106.16138).
 
     score_ij = q_i·k_j/sqrt(E) + g_i·table[h, bucket(i - j)]
     a, b = sigmoid(u·x_i), sigmoid(w·x_i);    g_i = a·(s_h·b - 1) + 2
