@@ -191,7 +191,7 @@ class Encoding:
           scores: float32 [B, H, T, S], scaled dot products, without biases.
           bias: float32 [B, H, T, S], the sum of all biases, which is added too.
           q: float32 [B, H, T, E], as it was before `rotate_q`, times the scale.
-          seen: bool [B or 1, 1, T, S], what the mask shows.
+          seen: bool [B or 1, H or 1, T, S], what the mask shows: an adapter's may differ by head.
           dims: the sizes.
         """
         return None
@@ -200,8 +200,12 @@ class Encoding:
         """(lo, hi): each distance slot is constant for d ≤ lo and for d ≥ hi; None if never."""
         return None
 
-    def features(self, params: Params, q, k, q_pos, k_pos) -> Any:
-        """Optional and exact: (q', k') whose dot product stands for all other score terms."""
+    def factors(self, params: Params, q_pos: jax.Array, k_pos: jax.Array, dims: Dims) -> Any:
+        """Optional, for a `bias` that is a product of what queries and keys have; or None.
+
+        float32 [*B, H, T, C] and [*B, H, S, C], whose dot products over C are the `bias`. The tiled
+        engine then multiplies tiles of them and makes no bias pair by pair.
+        """
         return None
 
     def limit(self) -> int | None:
@@ -344,6 +348,14 @@ class Sum(Encoding):
     def bias(self, params, q_pos, k_pos, dims):
         """Adds."""
         return self._add("bias", params, q_pos, k_pos, dims)
+
+    def factors(self, params, q_pos, k_pos, dims):
+        """The parts' side by side; None if one of them has a bias without."""
+        biased = [(part, p) for part, p in self._each(params) if part.overrides("bias")]
+        found = [part.factors(p, q_pos, k_pos, dims) for part, p in biased]
+        if not found or any(pair is None for pair in found):
+            return None
+        return tuple(jnp.concatenate(side, axis=-1) for side in zip(*found, strict=True))
 
     def distance_bias(self, params, distance, dims):
         """Adds."""

@@ -90,6 +90,23 @@ class TUPE(Encoding):
             return found
         return reset(found, jnp.asarray(q_pos), jnp.asarray(k_pos), own["first"], own["to_first"])
 
+    def factors(self, params, q_pos, k_pos, dims):
+        """p_i U_Q/sqrt(2E) and p_j U_K; of position 0, zeros, and θ in two channels more."""
+        own, form, exact = params.shared, "...td,dhe->...hte", jax.lax.Precision.HIGHEST
+        left, right = (
+            jnp.einsum(form, lookup(own["table"], at), own[u], precision=exact)
+            for at, u in ((q_pos, "u_q"), (k_pos, "u_k"))
+        )
+        left = self.scale(dims.head_dim) * left
+        if not self.reset:
+            return left, right
+        one, two = own["first"][:, None, None], own["to_first"][:, None, None]
+        row, column = (jnp.asarray(at == 0)[..., None, :, None] for at in (q_pos, k_pos))
+        left = [jnp.where(row, 0, left), jnp.where(row, one, 0), jnp.where(row, 0, two)]
+        ones = jnp.ones((*right.shape[:-1], 1))
+        right = [jnp.where(column, 0, right), ones, column * ones]
+        return jnp.concatenate(left, axis=-1), jnp.concatenate(right, axis=-1)
+
     def limit(self):
         """The table's length."""
         return self.length
