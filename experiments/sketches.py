@@ -24,7 +24,7 @@ DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
 SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
 SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")
-COLOURS = 96  # of a file: with fewer, thin lines take each other's
+COLOURS = 64  # of a file
 UNIT = "added to the score"
 # Settings under which what a scheme does can be seen within so few tokens.
 DRAWN = {
@@ -103,7 +103,7 @@ def _curves(axes: Axes, encoding: Encoding) -> None:
     """What is added to the scores of the last token, by distance, one line a head."""
     found = added(encoding, _repeated(REACH), positions.contiguous(REACH))[:, -1, ::-1]
     for head, (values, shade) in enumerate(zip(found, SHADES, strict=True)):
-        axes.plot(values, lw=1.3, color=shade, label=f"head {head + 1}", alpha=0.9)
+        axes.plot(values, lw=1.3, color=shade, label=f"head {head + 1}")
     if np.ptp(found) < 1e-3:  # nothing but rounding
         axes.set_ylim(-1, 1)
     axes.set(xlabel="distance", ylabel=UNIT, xlim=(0, REACH - 1))
@@ -133,6 +133,16 @@ def _map(axes: Axes, encoding: Encoding) -> None:
     axes.set_title("Random tokens", fontsize=10)
 
 
+def _few_colours(full: Image.Image) -> Image.Image:
+    """The picture in COLOURS colours, a third of the bytes; those of thin lines are among them."""
+    lines = [int(shade[at : at + 2], 16) for shade in SHADES for at in (1, 3, 5)]
+    most = full.quantize(COLOURS - len(SHADES)).getpalette() or []
+    entries = lines + most[: 3 * (COLOURS - len(SHADES))]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette((entries * 256)[: 3 * 256])  # or the rest would be black
+    return full.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
 @plotting.styled
 def draw(name: str, folder: Path) -> None:
     """Writes NAME.png: left a token that repeats, right random ones.
@@ -151,5 +161,5 @@ def draw(name: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     full = io.BytesIO()
     figure.savefig(full, dpi=100)
-    small = Image.open(full).convert("RGB").quantize(COLOURS)  # a third of the bytes
+    small = _few_colours(Image.open(full).convert("RGB"))
     small.save(folder / f"{name}.png", optimize=True)

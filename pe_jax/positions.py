@@ -23,7 +23,13 @@ def concrete(x) -> np.ndarray | None:
 
 
 def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
-    """`offset, offset + 1, …`: int32 [length]. Decoding passes the number of tokens before."""
+    """`offset, offset + 1, …`: int32 [length]. Decoding passes the number of tokens before.
+
+    Raises:
+      ValueError: `length` is not an integer of at least 0.
+    """
+    wrong = isinstance(length, float) or (isinstance(length, int) and length < 0)
+    require(not wrong, "length", length, "pass an integer of at least 0")
     return jnp.arange(length, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
 
 
@@ -134,9 +140,10 @@ def bilevel(tokens, separators, segments=None, longest: int | None = None) -> ja
 
     Raises:
       ValueError: no separator, or `longest` is not a positive integer.
+      TypeError: tokens that are not integers.
     """
     check_bilevel(separators, longest)
-    tokens = jnp.asarray(tokens)
+    tokens = as_positions(tokens, name="tokens")
     ended = jnp.isin(tokens, jnp.asarray(separators, tokens.dtype))
     new = jnp.concatenate([jnp.zeros_like(ended[..., :1]), ended[..., :-1]], axis=-1)
     document = jnp.zeros_like(ended) if segments is None else _begins(jnp.asarray(segments))
@@ -241,9 +248,14 @@ def on_axes(positions, count: int) -> list[jax.Array]:
       TypeError: half-precision positions.
     """
     positions = as_positions(positions, real=True)
-    if positions.shape[-1:] != (count,):
-        raise ValueError(f"positions has shape {list(positions.shape)}; pass {count} axes last")
+    check_axes(positions, count)
     return [positions[..., axis] for axis in range(count)]
+
+
+def check_axes(positions: jax.Array, count: int, name: str = "positions") -> None:
+    """Raises ValueError unless the last axis has this size."""
+    if positions.shape[-1:] != (count,):
+        raise ValueError(f"{name} has shape {list(positions.shape)}; pass {count} axes last")
 
 
 def as_positions(positions, *, real: bool = False, name: str = "positions") -> jax.Array:
@@ -282,7 +294,8 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
         check_exact(positions, name)
         return jnp.asarray(positions, jnp.float32)
     allowed = "integers or float32" if real else "integers"
-    raise TypeError(f"{name} has dtype {dtype}; pass {allowed} (half precision merges positions)")
+    note = " (half precision merges positions)" * (dtype in (jnp.float16, jnp.bfloat16))
+    raise TypeError(f"{name} has dtype {dtype}; pass {allowed}{note}")
 
 
 def check_exact(positions, name: str = "positions") -> None:

@@ -70,6 +70,11 @@ def require_bool(field: str, value: Any) -> None:
     require(isinstance(value, bool), field, value, "pass True or False")
 
 
+def require_rows(table: Any, axis: int, rows: int) -> None:
+    """Raises ValueError unless the table has these rows: another index would be clamped."""
+    require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Encoding:
     """No positional encoding: a causal mask alone (arXiv 2305.19466). Also the base of all."""
@@ -233,6 +238,9 @@ class Sum(Encoding):
     parts: tuple[Encoding, ...] = ()
 
     def __post_init__(self):
+        for part in self.parts:
+            if not isinstance(part, Encoding):
+                raise TypeError(f"Sum: {part!r} is no encoding; pass what pe_jax.make gives")
         flat = [
             p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))
         ]

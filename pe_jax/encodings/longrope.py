@@ -36,6 +36,7 @@ class LongRoPE(Scaling):
     def __post_init__(self):
         for field in ("short_factor", "long_factor"):
             value = getattr(self, field)
+            value = value.tolist() if isinstance(value, np.ndarray) else value
             ok = isinstance(value, list | tuple) and all(is_real(x) and x > 0 for x in value)
             require(ok, field, value, "pass a list of numbers above 0, one a frequency")
             object.__setattr__(self, field, tuple(value))

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax.encodings import angles
 from pe_jax.encodings.base import Encoding, is_real, require
@@ -42,6 +43,8 @@ def frequencies(dim: int, base: float = 1e4, scaling: Callable | None = None) ->
     if isinstance(scaling, Scaling):
         theta = scaling(theta, base)
     elif scaling is not None:
+        ok = callable(scaling) and not isinstance(scaling, type)
+        require(ok, "scaling", scaling, "pass one of rope_scaling, as YaRN(4.0, 2048), or None")
         theta = scaling(theta)
     return jnp.asarray(theta, jnp.float32)
 
@@ -67,15 +70,20 @@ def rotate(
       As x, in x's dtype (the angles and the rotation are float32).
 
     Raises:
-      ValueError: unknown layout, 2F > E, |position| ≥ 2**24.
+      ValueError: unknown layout, 2F > E, |position| ≥ 2**24, positions for other tokens.
       TypeError: half-precision positions.
     """
     require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
-    turned = 2 * frequencies.shape[-1]
+    turned = 2 * np.shape(frequencies)[-1]
     require(
         turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels a head"
     )
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
+    at, tokens = angle.shape[:-2], x.shape[:-2]
+    ok = x.ndim > 2 and len(at) <= len(tokens)
+    ok = ok and all(n in (1, m) for n, m in zip(at[::-1], tokens[::-1], strict=False))
+    if not ok:
+        raise ValueError(f"positions of shape {at} do not fit x {x.shape}; pass [T] or [..., T]")
     # the barrier keeps XLA from taking every sine again for each head
     waves = (attention_factor * jnp.cos(angle), attention_factor * jnp.sin(angle))
     cos, sin = jax.lax.optimization_barrier(waves)

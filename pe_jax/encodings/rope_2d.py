@@ -42,6 +42,8 @@ def frequencies(
         "alternating" with different numbers of channels.
     """
     require(spectrum in SPECTRA, "spectrum", spectrum, f"choose one of {', '.join(SPECTRA)}")
+    ok = isinstance(channels, Sequence) and len(channels) > 0
+    require(ok, "channels", channels, "pass an even number of channels for each axis")
     if spectrum == "alternating":
         same = len(set(channels)) == 1
         require(same, "channels", channels, "alternating frequencies need as many for each axis")

@@ -4,7 +4,8 @@
     reset(b, i, j) = θ₁ if i = 0,   θ₂ if j = 0 < i,   b_ij otherwise           (§3.2)
 
 Positions speak to positions and words to words: p, U_Q, U_K and θ are shared by all layers, and no
-position is added to the words. Position 0 is [CLS], which stands nowhere: θ₁ is its bias to all
+position is added to the words. (p_i U_Q)·(p_j U_K) is a product of what each token has: tiles of
+scores multiply it as they do q·k. Position 0 is [CLS], which stands nowhere: θ₁ is its bias to all
 others, θ₂ theirs to it (one each a head). A model without [CLS] may set `reset=False`.
 
 The equations are followed; the released code puts a layer norm on p and has biases in U. Instead p
