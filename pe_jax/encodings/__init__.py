@@ -82,7 +82,7 @@ __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]
 
 def _nearest(name: str, names) -> str:
     longer = [n for n in names if name and n.startswith(name.lower())]
-    close = longer[:1] or difflib.get_close_matches(name.lower(), list(names), n=1)
+    close = longer[:1] or difflib.get_close_matches(name.lower(), list(names), 1, 0.65)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(names)}" if names else "it has none"
@@ -125,7 +125,7 @@ def _make(kind: str, table: dict[str, type], name: str, fields: dict[str, Any]) 
         raise ValueError(f"{kind} {name!r}: {error}") from error
 
 
-def _fields(keywords: list[ast.keyword], name: str, spec: str) -> dict[str, Any]:
+def _fields(keywords: list[ast.keyword], spec: str) -> dict[str, Any]:
     """Values of `field=value, …`: literals, or scalings as `yarn(factor=4, …)`."""
     fields = {}
     for keyword in keywords:
@@ -135,8 +135,9 @@ def _fields(keywords: list[ast.keyword], name: str, spec: str) -> dict[str, Any]
             raise ValueError(f"encoding {spec!r}: cannot read {shown!r}; {fix}")
         match keyword.value:
             case ast.Call(func=ast.Name(id=inner), args=[], keywords=more):
+                given = _fields(more, spec)
                 try:
-                    value = _make("scaling", SCALINGS, inner, _fields(more, inner, spec))
+                    value = _make("scaling", SCALINGS, inner, given)
                 except ValueError as error:
                     raise ValueError(f"encoding {spec!r}: {error}") from error
             case node:
@@ -155,7 +156,7 @@ def _build(node: ast.expr, spec: str) -> tuple[Encoding, ...]:
         case ast.Name(id=name):
             return (make(name),)
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
-            return (make(name, **_fields(keywords, name, spec)),)
+            return (make(name, **_fields(keywords, spec)),)
         case ast.Tuple(elts=parts):
             return tuple(enc for part in parts for enc in _build(part, spec))
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
