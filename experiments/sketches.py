@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
-from PIL import Image
+from PIL import Image, ImageColor
 
 import pe_jax
 from experiments import plotting
@@ -25,6 +25,7 @@ REACH, TOKENS = 128, 48  # tokens of the curve, of the map
 SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
 SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")
 COLOURS = 64  # of a file
+NEAR = 16  # of 255: what counts as the same colour
 UNIT = "added to the score"
 # Settings under which what a scheme does can be seen within so few tokens.
 DRAWN = {
@@ -134,13 +135,16 @@ def _map(axes: Axes, encoding: Encoding) -> None:
 
 
 def _few_colours(full: Image.Image) -> Image.Image:
-    """The picture in COLOURS colours, a third of the bytes; those of thin lines are among them."""
-    lines = [int(shade[at : at + 2], 16) for shade in SHADES for at in (1, 3, 5)]
-    most = full.quantize(COLOURS - len(SHADES)).getpalette() or []
-    entries = lines + most[: 3 * (COLOURS - len(SHADES))]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette((entries * 256)[: 3 * 256])  # or the rest would be black
-    return full.quantize(palette=palette, dither=Image.Dither.NONE)
+    """The picture in COLOURS colours, a third of the bytes; white and those of thin lines stay."""
+    kept = np.array([ImageColor.getrgb(colour) for colour in ("white", *SHADES)])
+    small = full.quantize(COLOURS - len(kept))
+    palette = (small.getpalette() or [])[: 3 * (COLOURS - len(kept))]
+    pixels, index = np.asarray(full, int), np.array(small)
+    for n, colour in enumerate(kept, start=len(palette) // 3):
+        index[np.abs(pixels - colour).max(-1) < NEAR] = n
+    found = Image.fromarray(index)
+    found.putpalette(palette + kept.ravel().tolist())
+    return found
 
 
 @plotting.styled

@@ -155,14 +155,14 @@ class Terms:
 
     def brought(self, leaves: dict) -> Any:
         """The biases of a tile's states and factors: float32 [b, h, r, c], or None."""
-        rows, columns = leaves.get("factor rows"), leaves.get("factor columns")
-        exact = jax.lax.Precision.HIGHEST
-        found = None if rows is None else jnp.matmul(rows, columns, precision=exact)
-        if "state rows" not in leaves:
-            return found
-        states = leaves["state rows"], leaves["state columns"]
-        more = dense.state_bias(self.rules.encoding, *states)
-        return more if found is None else more + found
+        found = []
+        if "state rows" in leaves:
+            states = leaves["state rows"], leaves["state columns"]
+            found.append(dense.state_bias(self.rules.encoding, *states))
+        if "factor rows" in leaves:
+            factors = leaves["factor rows"], leaves["factor columns"]
+            found.append(jnp.matmul(*factors, precision=jax.lax.Precision.HIGHEST))
+        return sum(found[1:], found[0]) if found else None
 
     def near(self, leaves: dict, tile: Tile) -> Any:
         """What else the scores of a tile get: float32 [b or 1, h, r, c], or None."""

@@ -285,12 +285,13 @@ def _sizes(way: type[Terms], q, k) -> tuple[tuple[int, int], Groups]:
 
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """As `dense.attend`, in tiles; gradients reach operands and parameters, not positions."""
-    factors = rules.encoding.factors(params, q.positions, k.positions, rules.dims)
+    factors: Any = rules.encoding.factors(params, q.positions, k.positions, rules.dims)
     way = choose(rules, params, factors is not None)
     batch, _, queries, _ = operands["q"].shape
     keys = operands["k"].shape[2]
-    for name, x in zip(("q_factor", "k_factor"), factors or (), strict=False):
-        operands = operands | {name: jnp.broadcast_to(x, (batch, *x.shape[1:]))}
+    if factors is not None:
+        left, right = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in factors)
+        operands = operands | {"q_factor": left, "k_factor": right}
     (rows, columns), groups = _sizes(way, operands["q"], operands["k"])
     blocks = -(-queries // rows), -(-keys // columns)
     lengths = blocks[0] * rows, blocks[1] * columns
