@@ -25,7 +25,7 @@ REACH, TOKENS = 128, 48  # tokens of the curve, of the map
 SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
 SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")
 COLOURS = 64  # of a file
-NEAR = 16  # of 255: what counts as the same colour
+NEAR = 16  # of 255: what counts as the colour of a line
 UNIT = "added to the score"
 # Settings under which what a scheme does can be seen within so few tokens.
 DRAWN = {
@@ -140,8 +140,9 @@ def _few_colours(full: Image.Image) -> Image.Image:
     small = full.quantize(COLOURS - len(kept))
     palette = (small.getpalette() or [])[: 3 * (COLOURS - len(kept))]
     pixels, index = np.asarray(full, int), np.array(small)
-    for n, colour in enumerate(kept, start=len(palette) // 3):
-        index[np.abs(pixels - colour).max(-1) < NEAR] = n
+    for n, colour in enumerate(kept):
+        off = np.abs(pixels - colour).max(-1)
+        index[off < (NEAR if n else 1)] = len(palette) // 3 + n  # what is nearly white is not
     found = Image.fromarray(index)
     found.putpalette(palette + kept.ravel().tolist())
     return found
