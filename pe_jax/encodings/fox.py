@@ -1,4 +1,4 @@
-"""FoX, the Forgetting Transformer: Lin et al., arXiv 2503.02130, §3.
+"""FoX, the Forgetting Transformer: Lin et al., arXiv 2503.02130.
 
     f_t = sigmoid(w_h·x_t + b_h)                        a forget gate for each token and head
     score_ij = q_i·k_j/sqrt(E) + Σ_{l = j+1 … i} log f_l

@@ -27,10 +27,11 @@ def bias(tables, distance, reaches) -> jax.Array:
       reaches: for each axis, from which distance on all share a bucket.
 
     Raises:
-      ValueError: as `t5.bucket`.
+      ValueError: as `t5.bucket`; another number of axes than tables.
       TypeError: distances that are not integers.
     """
     distance = pos.as_positions(distance, name="distance")
+    pos.check_axes(distance, len(tables), "distance")
     found = []
     for axis, (table, reach) in enumerate(zip(tables, reaches, strict=True)):
         bucket = t5.bucket(distance[..., axis], table.shape[1], reach, bidirectional=True)

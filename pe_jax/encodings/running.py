@@ -13,7 +13,7 @@ WIDTH = 2  # numbers a sum
 
 
 def _exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The rounded a + b, and what was rounded off (Knuth, TAOCP vol. 2, §4.2.2, theorem B)."""
+    """The rounded a + b, and what was rounded off (Knuth, TAOCP, vol. 2)."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool, require_rows
 
 
 @functools.cache
@@ -99,6 +99,7 @@ class T5(Encoding):
 
     def distance_bias(self, params, distance, dims):
         """table[h, bucket(d)]."""
+        require_rows(params.shared["table"], 1, self.num_buckets)
         index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
         return params.shared["table"][:, index]
 

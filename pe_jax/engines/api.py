@@ -11,13 +11,22 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, is_int, require
+from pe_jax.encodings.base import (
+    DISTANCE_SLOTS,
+    Dims,
+    Encoding,
+    Params,
+    is_int,
+    require,
+    require_bool,
+)
 from pe_jax.engines import dense, tiled
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.plan import TILE
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}
+DRAW = "pass pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))"
 SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit one tile …
 SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
 
@@ -91,11 +100,14 @@ def attention(
         are missing although T ≠ S; parameters that are missing; causal=False for a scheme that is
         causal alone; an implementation that is unknown, needs another device, or cannot run this
         call (the message says why).
-      TypeError: positions of a dtype that the scheme does not take.
+      TypeError: positions of a dtype that the scheme does not take; q, k or v that is no array.
     """
     encoding = encoding or Encoding()
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives, or None")
+    for name, array in {"q": q, "k": k, "v": v}.items():
+        if not hasattr(array, "ndim"):
+            raise TypeError(f"{name} is a {type(array).__name__}; pass an array")
     dims = dims or _dims(q, k)
     encoding.check(dims)
     params = _params(encoding, params, dims)
@@ -105,6 +117,7 @@ def attention(
             f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
         )
     positions = _both(encoding, q, k, q_positions, k_positions)
+    _check_names(encoding, params, dims)
     at = positions or (pos.contiguous(q.shape[-3]),) * 2
     if positions is None and encoding.anchored and q_segments is not None:
         batch = q.shape[:-3]
@@ -170,6 +183,7 @@ def attend(
     of either side (None: as `q_state`, if T = S).
     """
     check_window(window, sinks)
+    require_bool("causal", causal)
     fix = f"{type(encoding).__name__} is for causal attention alone"
     require(causal or not encoding.causal_only, "causal", causal, fix)
     _check_shapes(q, k, v)
@@ -301,17 +315,32 @@ def _params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
                 f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)"
             )
         return params
+    empty = _shapes(encoding, dims)
+    if jax.tree.leaves(empty):
+        raise ValueError(f"params=None, but {type(encoding).__name__} has parameters; {DRAW}")
+    return empty
+
+
+@functools.cache
+def _shapes(encoding: Encoding, dims: Dims) -> Params:
+    """The parameters' shapes."""
     key = jax.random.key(0)
-    empty = jax.eval_shape(
+    return jax.eval_shape(
         lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
     )
-    if jax.tree.leaves(empty):
-        name = type(encoding).__name__
-        raise ValueError(
-            f"params=None, but {name} has parameters; pass"
-            " pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))"
-        )
-    return empty
+
+
+def _names(tree: Any) -> set[str]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths}
+
+
+def _check_names(encoding: Encoding, params: Params, dims: Dims) -> None:
+    """Raises ValueError where a parameter is missing. Shapes are free: a table may be cut."""
+    for side, want, given in zip(Params._fields, _shapes(encoding, dims), params, strict=True):
+        if missing := sorted(_names(want) - _names(given)):
+            name = type(encoding).__name__
+            raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
 
 
 def _check_shapes(q, k, v) -> None:

@@ -158,7 +158,7 @@ def scores(rules: Rules, params: Params, terms: Any, operands: dict, q: Tokens, 
         "k_state"; for `rescore`, "q_raw".
       q: the queries' positions, for `bias`.
       k: the keys'.
-      seen: bool [B or 1, 1, T, S], what the mask shows, for `rescore`.
+      seen: bool [B or 1, H or 1, T, S], what the mask shows, for `rescore`.
     """
     enc, heads = rules.encoding, operands["q"].shape[1]
     scale = enc.scale(rules.dims.head_dim)

@@ -95,7 +95,8 @@ class Groups(NamedTuple):
 
         how = {"tables": table, "reach": table, "q_tokens": token, "k_tokens": token}
         whole = lambda x: x  # noqa: E731
-        sides = "q", "k", "v", "q_raw", "k_raw", "q_state", "k_state", "out", "lse", "d_out"
+        sides = ["q", "k", "v", "out", "lse", "d_out"]
+        sides += [f"{side}_{what}" for side in "qk" for what in ("raw", "state", "factor")]
         how |= dict.fromkeys(sides, side)
         return {name: jax.tree.map(how.get(name, whole), part) for name, part in tree.items()}
 

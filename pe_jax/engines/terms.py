@@ -7,6 +7,8 @@
   it from tables over all of them, multiplies, and shears the products into place.
 * `Pairwise`: any positions, any axes, a `bias` of absolute positions: evaluated pair by pair.
 
+To each belongs what tokens bring along: their states, and the `factors` of a bias that has some.
+
 `prepare` is a differentiable function from the operands of a group of heads to leaves, arrays by
 kind. `cuts` says where tile (i, j) cuts the leaves of each kind; the gradient of a tile is added
 back where it was cut and, at the end, goes back through `prepare`.
@@ -25,6 +27,7 @@ from pe_jax.engines import dense
 from pe_jax.engines.dense import Rules, Tokens, repeat_heads
 
 ROW_SLOTS = ("relative_keys", "relative_state")  # vectors that meet a row
+BROUGHT = ("state rows", "state columns", "factor rows", "factor columns")  # kinds of leaves
 
 
 class Tile(NamedTuple):
@@ -111,12 +114,12 @@ def alike(tree, like):
 
 
 class Terms:
-    """Nothing beside q·k, and what the four ways share: the bias of states."""
+    """Nothing beside q·k, and what the four ways share: the biases of states and of factors."""
 
     shape = (512, 512)  # rows and columns of a tile, where it is free to choose
     heads_apart = True  # a tile may hold some of the heads
     cheap = True  # worth a second copy in the program, for tiles that the mask leaves whole
-    far_kinds: tuple[str, ...] = ("whole", "rows", "columns", "state rows", "state columns")
+    far_kinds: tuple[str, ...] = ("whole", "rows", "columns") + BROUGHT
 
     def __init__(self, rules: Rules, rows: int, columns: int, blocks: int):
         self.rules, self.rows, self.columns, self.blocks = rules, rows, columns, blocks
@@ -132,25 +135,34 @@ class Terms:
         `values` gets the kinds that begin with "value", `near` the others, `far` those that it
         names in `far_kinds`.
         """
-        if "k_state" not in part:
-            return {}
-        return {"state rows": part["q_state"], "state columns": part["k_state"]}
+        leaves = {}
+        if "k_state" in part:
+            leaves |= {"state rows": part["q_state"], "state columns": part["k_state"]}
+        if "k_factor" in part:
+            columns = jnp.swapaxes(part["k_factor"], 2, 3)  # the faster way to multiply by
+            leaves |= {"factor rows": part["q_factor"], "factor columns": columns}
+        return leaves
 
     def cuts(self, i, j) -> dict:
         """Kind → (axis, start, size) in tile (i, j); a kind that is not named is taken whole."""
         rows, columns = (2, i * self.rows, self.rows), (2, j * self.columns, self.columns)
-        return {"rows": rows, "columns": columns, "state rows": rows, "state columns": columns}
+        found = {"rows": rows, "columns": columns, "state rows": rows, "state columns": columns}
+        return found | {"factor rows": rows, "factor columns": (3, *columns[1:])}
 
     def beyond(self, low: jax.Array, high: jax.Array) -> jax.Array | None:
         """Whether a tile with distances from `low` to `high` is wholly beyond the horizon."""
         return None
 
-    def states(self, leaves: dict) -> Any:
-        """The bias of a tile's states: float32 [b, h, r, c], or None."""
-        if "state rows" not in leaves:
-            return None
-        states = leaves["state rows"], leaves["state columns"]
-        return dense.state_bias(self.rules.encoding, *states)
+    def brought(self, leaves: dict) -> Any:
+        """The biases of a tile's states and factors: float32 [b, h, r, c], or None."""
+        found = []
+        if "state rows" in leaves:
+            states = leaves["state rows"], leaves["state columns"]
+            found.append(dense.state_bias(self.rules.encoding, *states))
+        if "factor rows" in leaves:
+            factors = leaves["factor rows"], leaves["factor columns"]
+            found.append(jnp.matmul(*factors, precision=jax.lax.Precision.HIGHEST))
+        return sum(found[1:], found[0]) if found else None
 
     def near(self, leaves: dict, tile: Tile) -> Any:
         """What else the scores of a tile get: float32 [b or 1, h, r, c], or None."""
@@ -214,7 +226,7 @@ class Pairwise(Terms):
             s += self.scale * terms.queries(columns)
         if "q_state" in rows:
             s += terms.states(rows["q_state"])
-        if enc.overrides("bias"):
+        if enc.overrides("bias") and "factor rows" not in leaves:
             at = tile.q.positions, tile.k.positions
             s += enc.bias(leaves["whole"], *at, self.rules.dims)
         return s

@@ -75,7 +75,7 @@ def _scores(plan: Plan, leaves: dict, tile: Tile, q, k, general: bool):
         near = {kind: x for kind, x in near.items() if kind in plan.terms.far_kinds}
 
     def added(x) -> Any:
-        found = (plan.terms.near if general else plan.terms.far)(x, tile), plan.terms.states(x)
+        found = (plan.terms.near if general else plan.terms.far)(x, tile), plan.terms.brought(x)
         found = [x for x in found if x is not None]
         return sum(found[1:], found[0]) if found else None
 
@@ -110,7 +110,7 @@ def _join(x):
 
 
 def _extras(part: dict) -> dict:
-    names = "q_raw", "k_raw", "q_state", "k_state", "tables", "params"
+    names = "q_raw", "k_raw", "q_state", "k_state", "q_factor", "k_factor", "tables", "params"
     return {n: part[n] for n in names if n in part}
 
 
@@ -249,11 +249,17 @@ _tiled: Any = jax.custom_vjp(lambda *args: _forward(*args)[0], nondiff_argnums=(
 _tiled.defvjp(_forward, _backward)
 
 
-def choose(rules: Rules, params: Params) -> type[Terms]:
-    """How the scheme is evaluated in tiles: what it declares and the positions decide."""
+def choose(rules: Rules, params: Params, factored: bool = False) -> type[Terms]:
+    """How the scheme is evaluated in tiles: what it declares and the positions decide.
+
+    Args:
+      rules: the scheme and the mask.
+      params: the scheme's parameters.
+      factored: whether its bias of absolute positions, if it has one, comes as factors.
+    """
     enc = rules.encoding
     slots = [s for s in DISTANCE_SLOTS if enc.overrides(s)]
-    if enc.overrides("bias"):
+    if enc.overrides("bias") and not factored:
         return Pairwise
     if not slots:
         return Terms
@@ -279,8 +285,13 @@ def _sizes(way: type[Terms], q, k) -> tuple[tuple[int, int], Groups]:
 
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """As `dense.attend`, in tiles; gradients reach operands and parameters, not positions."""
-    way = choose(rules, params)
-    queries, keys = operands["q"].shape[2], operands["k"].shape[2]
+    factors: Any = rules.encoding.factors(params, q.positions, k.positions, rules.dims)
+    way = choose(rules, params, factors is not None)
+    batch, _, queries, _ = operands["q"].shape
+    keys = operands["k"].shape[2]
+    if factors is not None:
+        left, right = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in factors)
+        operands = operands | {"q_factor": left, "k_factor": right}
     (rows, columns), groups = _sizes(way, operands["q"], operands["k"])
     blocks = -(-queries // rows), -(-keys // columns)
     lengths = blocks[0] * rows, blocks[1] * columns
