@@ -243,8 +243,8 @@ class ImagesConfig:
         (
             "nope",
             "sinusoidal_2d",
-            "learned_2d(height={side},width={side})",
-            "learned_2d(height={side},width={side})@resized",
+            "learned_2d(height={side},width={side},stddev=0.5)",
+            "learned_2d(height={side},width={side},stddev=0.5)@resized",
             "rope_2d(base=100.0)",
             "rope_2d(base=100.0,normalized=True)@normalized",
             "swin(height={side},width={side})",
@@ -267,7 +267,7 @@ class ImagesConfig:
     )
     patch: int = _int(4, 1)
     batch: int = _int(32, 1)
-    steps: int = _int(600, 1)
+    steps: int = _int(1_500, 1)
     test: int = _int(1024, 1)
     log_every: int = _int(100, 1)
     workers: int = _int(0, 0)
