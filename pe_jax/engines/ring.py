@@ -118,8 +118,9 @@ class Call(NamedTuple):
         def spec(path, x):
             if path[0].key == "params":
                 return PartitionSpec()
-            rows = ring.batch if ring.batch and x.shape[0] > 1 else None
-            return PartitionSpec(rows, *((None,) * (path[0].key != "tokens")), ring.axis)
+            if path[0].key == "tokens":
+                return PartitionSpec(None if len(x) == 1 else ring.batch, ring.axis)
+            return PartitionSpec(ring.batch, None, ring.axis)
 
         specs = functools.partial(jax.tree.map_with_path, spec)
         names = {ring.axis, *ring.batch}
@@ -186,8 +187,12 @@ class Hop:
             grads = {name: x.astype(jnp.float32) for name, x in grads.items()}
             return {"params": params, **dict(zip(("stays", "travels"), _apart(grads), strict=True))}
 
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(f))
-        return self.unless_hidden(f, nothing)
+        sides = {n: x for n, x in self.diff.items() if n not in ("tables", "params")}
+        sides = _apart({name: jnp.zeros(x.shape) for name, x in sides.items()})
+        params = jax.tree.map(jnp.zeros_like, self.given["params"])
+        return self.unless_hidden(
+            f, {"params": params, **dict(zip(("stays", "travels"), sides, strict=True))}
+        )
 
 
 def _apart(named: dict) -> tuple[dict, dict]:
