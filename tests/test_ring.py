@@ -96,7 +96,7 @@ def marked(case: Case):
     return pytest.param(case, id=case.name, marks=() if fast else SLOW)
 
 
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_a_ring_is_one_device_forward_and_backward(tiles, case):
     """Packed rows, grouped heads, padding: the last device sees nothing of any."""
     check(case, Ring(mesh(seq=4), balanced=case.causal), ids=IDS)
