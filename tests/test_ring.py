@@ -27,6 +27,7 @@ IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1
 CASES = [c for c in SINGLE + SUMS if not c.encoding.overrides("rescore")]
 KINDS = "learned shaw transformer_xl t5 deberta alibi tupe fox wavlm rerope".split()
 SLOW = pytest.mark.slow
+T5 = "t5(num_buckets=6,max_distance=9)"
 
 
 @functools.cache
@@ -112,15 +113,13 @@ def test_a_ring_takes_positions_that_are_not_contiguous(tiles, case):
 @SLOW
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("devices", [1, 2, 8])
-@pytest.mark.parametrize(
-    "spec", ["t5(num_buckets=6,max_distance=9)", "transformer_xl", "shaw(clip=3)+fox+rope"]
-)
+@pytest.mark.parametrize("spec", [T5, "transformer_xl", "shaw(clip=3)+fox+rope"])
 def test_on_any_number_of_devices(tiles, spec, devices, causal):
     for balanced in (True, False):
         check(case_of(spec, causal), Ring(mesh(seq=devices), balanced=balanced))
 
 
-WINDOWED = ["t5(num_buckets=6,max_distance=9)", "nope", "alibi", "transformer_xl", "rerope"]
+WINDOWED = [T5, "nope", "alibi", "transformer_xl", "rerope"]
 WINDOWS = [{"window": 14, "sinks": 2}, {"window": 8}, {"window": 1}]
 
 
@@ -140,10 +139,10 @@ def test_windows_and_sinks(tiles, spec, balanced, window):
 def test_blocks_that_do_not_fill_their_tiles(tiles, monkeypatch):
     """Six tokens a block in tiles of four: bands do not fit, and tokens are padded."""
     monkeypatch.setattr(plan, "block_sizes", lambda *_: (4, 4))
-    check(case_of("t5(num_buckets=6,max_distance=9)+shaw(clip=3)"), Ring(mesh(seq=4)))
+    check(case_of(f"{T5}+shaw(clip=3)"), Ring(mesh(seq=4)))
 
 
-@pytest.mark.parametrize("spec", ["shaw(clip=3)+t5(num_buckets=6,max_distance=9)"])
+@pytest.mark.parametrize("spec", [f"shaw(clip=3)+{T5}"])
 def test_rows_and_heads_are_shared_too(tiles, spec):
     axes = mesh(data=2, seq=2, model=2)
     check(case_of(spec), Ring(axes, batch=("data",)), ids=IDS)
@@ -269,7 +268,7 @@ def trained(spec: str, **axes: int) -> Trainer:
 @pytest.mark.parametrize(
     "spec, axes",
     [
-        ("fox+t5(num_buckets=6,max_distance=9)", {"data": 2, "seq": 2, "model": 2}),
+        (f"fox+{T5}", {"data": 2, "seq": 2, "model": 2}),
         pytest.param("learned(length=40)+rope", {"data": 2, "fsdp": 2, "seq": 2}, marks=SLOW),
         pytest.param("transformer_xl", {"seq": 2, "model": 2}, marks=SLOW),
         pytest.param({"encoding": "rope,nope", "window": 5}, {"seq": 4}, marks=SLOW),
@@ -288,7 +287,7 @@ def test_a_ring_is_evaluated_as_one_device_is():
     rows = tiny.tokens(2, 9)
     found = []
     for axes in ({"data": 1}, {"seq": 4}):
-        one = trained("t5(num_buckets=6,max_distance=9)", **axes)
+        one = trained(T5, **axes)
         params = jax.device_put(tiny.like(one.shapes), one.shardings.params)
         found.append(Evaluator(one, config).run(params, rows))
     assert_close(found[1], found[0])
