@@ -219,7 +219,11 @@ def sends(own: Ring, **options) -> int:
         for eqn in jaxpr.eqns:
             total += times * (eqn.primitive.name == "ppermute")
             more = times * eqn.params.get("length", 1)
-            total += sum(count(inner, more) for inner in jax.core.jaxprs_in_params(eqn.params))
+            leaves = jax.tree.leaves(
+                tuple(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+            )
+            inner = [getattr(x, "jaxpr", x) for x in leaves]
+            total += sum(count(x, more) for x in inner if hasattr(x, "eqns"))
         return total
 
     return count(jax.make_jaxpr(jax.grad(f))(q).jaxpr, 1)
@@ -323,7 +327,8 @@ def test_a_call_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="q_index='given': leave it out"):
         attend(q[:2], q[:2], q[:2], q_index=np.arange(16))
     with pytest.raises(ValueError, match="16 queries and 8 keys"):
-        attend(q[:2], q[:2, :8], q[:2, :8])
+        places = {"q_positions": np.arange(16), "k_positions": np.arange(8)}
+        attend(q[:2], q[:2, :8], q[:2, :8], **places)
     cope = pe_jax.make("cope")
     with pytest.raises(ValueError, match="CoPE needs whole rows of scores: leave out the ring"):
         attend(q[:2], q[:2], q[:2], encoding=cope, params=util.random_params(cope))
