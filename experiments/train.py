@@ -60,7 +60,8 @@ def prepare(config: Config, vocab: int) -> Trainer:
     if config.model.vocab < vocab:
         raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
     mesh = sharding.make_mesh(config.mesh)
-    sharding.check_fits(config.model, config.batch, mesh)
+    lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
+    sharding.check_fits(config.model, config.batch, mesh, lengths)
     pattern = config.model.pattern
     places, limit = placement.choose(config.positions, pattern), placement.limit(pattern)
     if not places.fits(config.length, limit):

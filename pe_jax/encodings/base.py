@@ -175,6 +175,17 @@ class Encoding:
         """
         return None
 
+    def state_after(self, before: jax.Array, state: jax.Array) -> jax.Array:
+        """What `state` would have given for tokens after one of state `before`, not the first.
+
+        For schemes whose state sums over tokens, so that parts of a row are summed side by side.
+
+        Args:
+          before: float32 [..., H, C]; zeros at the beginning of a row.
+          state: float32 [..., T, H, C], from `state(params, x)`.
+        """
+        return state
+
     def state_bias(self, q_state: list, k_state: list) -> Any:
         """A bias that is arithmetic on the C numbers of query and key; shapes broadcast: float32.
 
@@ -410,6 +421,12 @@ class Sum(Encoding):
         ]
         found = [s for s in found if s is not None]
         return jnp.concatenate(found, axis=-1) if found else None
+
+    def state_after(self, before, state):
+        """Each part's."""
+        pairs = zip(self.parts, self._places(), strict=True)
+        found = [part.state_after(before[..., at], state[..., at]) for part, at in pairs]
+        return jnp.concatenate(found, axis=-1)
 
     def state_bias(self, q_state, k_state):
         """Adds."""

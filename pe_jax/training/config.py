@@ -61,11 +61,13 @@ class MeshConfig:
     Attributes:
       data: replicas of the model, each with its part of the batch.
       fsdp: parameters and batch are split over these.
+      seq: the tokens of a row are split over these; attention goes round them (`engines.ring`).
       model: heads and hidden units are split over these.
     """
 
     data: int = _field(-1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
     fsdp: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
+    seq: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
     model: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
 
 

@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.models.transformer import ModelConfig, Transformer
 from pe_jax.training import placement, sharding
 from pe_jax.training.config import OptimizerConfig
@@ -56,14 +57,24 @@ def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
 
 
 def mean_loss(
-    model: Transformer, batch: dict, key: jax.Array | None, positions: jax.Array | None = None
+    model: Transformer,
+    batch: dict,
+    key: jax.Array | None,
+    positions: jax.Array | None = None,
+    layout: InOrder = IN_ORDER,
 ) -> jax.Array:
-    """Weighted mean loss of a packed batch, as `data.train_iterator` gives it."""
-    tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]
-    model = model.at_length(tokens.shape[1])
-    logits = model(tokens, positions=positions, segments=segments, key=key)
-    losses = token_losses(logits, batch["tokens"][:, 1:])
-    weights = batch["weights"][:, 1:]
+    """Weighted mean loss of a packed batch, as `data.train_iterator` gives it.
+
+    Rows come in order, and are laid out here once for all that follows: the loss is a sum, to which
+    the order of the tokens is nothing.
+    """
+    read = {"tokens": batch["tokens"], "segments": batch["segments"]}
+    read = {name: layout.spread(x[:, :-1]) for name, x in read.items()}
+    places = None if positions is None else layout.spread(positions)
+    model = model.at_length(read["tokens"].shape[1])
+    logits = model(**read, positions=places, key=key, layout=layout)
+    losses = token_losses(logits, layout.spread(batch["tokens"][:, 1:]))
+    weights = layout.spread(batch["weights"][:, 1:])
     # Padding may hold anything: keep it out of the sum, not only at weight 0.
     total = jnp.where(weights > 0, losses * weights, 0).sum()
     return total / jnp.maximum(weights.sum(), 1)
@@ -75,6 +86,7 @@ class Trainer:
     Attributes:
       config: the model's.
       mesh: the devices.
+      layout: of the tokens of a row among them.
       positions: where tokens stand, in training and in tests; None for models of something else.
       shapes: of the parameters.
       init: seed → State, already sharded.
@@ -91,6 +103,7 @@ class Trainer:
         positions: str | None = "contiguous",
     ):
         self.config, self.mesh, self.tx = model, mesh, optimizer(config, steps)
+        self.layout = sharding.layout(model, mesh)
         self.positions: Any = positions and placement.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
 
@@ -129,7 +142,7 @@ class Trainer:
         """What is minimised, of one batch; `key` is the step's."""
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
         places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
-        return mean_loss(model, batch, key if self.dropout else None, places)
+        return mean_loss(model, batch, key if self.dropout else None, places, self.layout)
 
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
