@@ -88,6 +88,11 @@ def check(case: Case, own: Ring, **given) -> None:
     assert_close(outcome(case, own, **given), outcome(case, None, **given), 2e-5)
 
 
+SHARED = [  # by each way to evaluate a scheme
+    pytest.param(spec, marks=SLOW)
+    for spec in ("alibi", "transformer_xl", "tupe(length=40)+rope", "wavlm+fox", "self_extend")
+]
+
 # Every scheme.
 
 
@@ -142,10 +147,10 @@ def test_blocks_that_do_not_fill_their_tiles(tiles, monkeypatch):
     check(case_of(f"{T5}+shaw(clip=3)"), Ring(mesh(seq=4)))
 
 
-@pytest.mark.parametrize("spec", [f"shaw(clip=3)+{T5}"])
+@pytest.mark.parametrize("spec", [f"shaw(clip=3)+{T5}", *SHARED])
 def test_rows_and_heads_are_shared_too(tiles, spec):
     axes = mesh(data=2, seq=2, model=2)
-    check(case_of(spec), Ring(axes, batch=("data",)), ids=IDS)
+    check(case_of(spec), Ring(axes, batch=("data",), heads="model"), ids=IDS)
 
 
 def test_half_precision_is_near_full_precision(tiles):
@@ -254,7 +259,7 @@ def temporaries(devices: int, spec: str = "rope", length: int = 4096, width: int
 
 def test_memory_falls_with_the_number_of_devices(monkeypatch):
     monkeypatch.setattr(plan, "block_sizes", lambda *_: (64, 64))
-    assert temporaries(8) < 0.35 * temporaries(2)
+    assert temporaries(8) < 0.6 * temporaries(4)
 
 
 # The model and its training.
@@ -332,5 +337,5 @@ def test_a_call_that_does_not_fit_is_refused():
     cope = pe_jax.make("cope")
     with pytest.raises(ValueError, match="CoPE needs whole rows of scores: leave out the ring"):
         attend(q[:2], q[:2], q[:2], encoding=cope, params=util.random_params(cope))
-    with pytest.raises(ValueError, match="axis='rows': use"):
+    with pytest.raises(ValueError, match="mesh axis='rows': use"):
         Ring(mesh(seq=4), axis="rows")

@@ -60,8 +60,8 @@ class Bands(Terms):
     what a row reads beyond its n products is masked.
     """
 
-    def __init__(self, rules, rows, columns, blocks, runs=1, longest=0):
-        super().__init__(rules, rows, columns, blocks, runs, longest)
+    def __init__(self, rules, rows, columns, blocks, runs=1, longest=0, share=None):
+        super().__init__(rules, rows, columns, blocks, runs, longest, share)
         horizon = rules.encoding.horizon()
         assert horizon is not None
         self.lo, self.hi = max(horizon[0], -self.longest), min(horizon[1], self.longest)

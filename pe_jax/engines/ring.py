@@ -41,23 +41,30 @@ class Ring(Dealt):
     Tokens, segments, positions, q, k and v are to lie as `spread` lays them.
 
     Attributes:
-      mesh: the devices; the axes that are not named here may share the heads.
+      mesh: the devices.
       axis: the mesh axis that shares the tokens of a row.
       batch: mesh axes that share the rows.
+      heads: the mesh axis that shares the heads, or None.
       balanced: whether a device holds a block from either half of a row, for causal attention.
     """
 
     mesh: Mesh
     axis: str = "seq"
     batch: tuple[str, ...] = ()
+    heads: str | None = None
     balanced: bool = True
 
     def __post_init__(self):
-        for axis in (self.axis, *self.batch):
+        for axis in self.axes:
             names = self.mesh.axis_names
-            require(axis in names, "axis" if axis == self.axis else "batch", axis, f"use {names}")
+            require(axis in names, "mesh axis", axis, f"use {names}")
         auto = all(kind == AxisType.Auto for kind in self.mesh.axis_types)
         require(auto, "mesh", self.mesh, "make its axes Auto (jax.make_mesh(…, axis_types=…))")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All that are named."""
+        return self.axis, *self.batch, *((self.heads,) if self.heads else ())
 
     @property
     def devices(self) -> int:
@@ -110,8 +117,8 @@ class Call(NamedTuple):
     def shard(self, f, given: dict, found: dict):
         """f(given) on each device: "params" whole, tokens [B or 1, T], the rest [B, H, T, …] cut.
 
-        Mesh axes other than the ring's and the batch's stay with the compiler, which shares the
-        heads: slopes and tables are of all heads here.
+        Nothing is left to the compiler: of the heads, which it could share too, the TPU's gathers
+        all on each device.
         """
         ring = self.ring
 
@@ -120,11 +127,10 @@ class Call(NamedTuple):
                 return PartitionSpec()
             if path[0].key == "tokens":
                 return PartitionSpec(None if len(x) == 1 else ring.batch, ring.axis)
-            return PartitionSpec(ring.batch, None, ring.axis)
+            return PartitionSpec(ring.batch, ring.heads, ring.axis)
 
         specs = functools.partial(jax.tree.map_with_path, spec)
-        names = {ring.axis, *ring.batch}
-        how = {"in_specs": (specs(given),), "out_specs": specs(found), "axis_names": names}
+        how = {"in_specs": (specs(given),), "out_specs": specs(found)}
         return jax.shard_map(f, mesh=ring.mesh, **how)(given)
 
 
@@ -152,14 +158,14 @@ class Hop:
         q, k = tokens["q"], tokens["k"]
         self.plan = plan = Plan(call.rules, setup.terms, setup.gain, q, k, *setup.blocks)
         corners = plan.corners() if call.rules.contiguous else None
-        tables, self.pull = jax.vjp(
-            lambda p: setup.terms.tables(p, *setup.lengths, corners), params
-        )
+        own = functools.partial(jax.tree.map, setup.terms.own)
+        tables = lambda p: own(setup.terms.tables(p, *setup.lengths, corners))  # noqa: E731
+        tables, self.pull = jax.vjp(tables, params)
         self.diff = {**given["sides"], **visiting["sides"], "tables": tables}
         if not setup.terms.heads_apart:
             self.diff["params"] = params
         self.fixed = {"q_tokens": q, "k_tokens": k, "own": given["own"]}
-        self.fixed["reach"] = plan.reach(params)
+        self.fixed["reach"] = own(plan.reach(params))
 
     def unless_hidden(self, f, nothing):
         """f(); or `nothing`, typed alike, where the mask hides the whole hop."""
@@ -251,7 +257,7 @@ def _backward(call: Call, saved, d_out):
         grads["travels"] = alike(jax.tree.map(jnp.zeros_like, home), home)
         grads = _round(call, own, visit, grads)
         home = _add(home, call.send(grads["travels"], -call.hops)) if call.hops else home
-        params = jax.lax.psum(grads["params"], (call.ring.axis, *call.ring.batch))
+        params = jax.lax.psum(grads["params"], call.ring.axes)
         return {"params": params, "sides": {**grads["stays"], **home}}
 
     grads = call.shard(device, {**diff, **fixed, "found": found, "d_out": d_out}, diff)
@@ -272,13 +278,10 @@ def attend(
         the devices.
     """
     batch, _, length, _ = operands["q"].shape
-    devices = math.prod(ring.mesh.shape[axis] for axis in ring.batch)
-    cuts = Cuts(
-        parts=len(ring.blocks),
-        runs=len(ring.blocks) // ring.devices,
-        batch=devices,
-        devices=ring.mesh.size // ring.devices,
-    )
+    rows = math.prod(ring.mesh.shape[axis] for axis in ring.batch)
+    heads = ring.mesh.shape[ring.heads] if ring.heads else 1
+    parts, runs = len(ring.blocks), len(ring.blocks) // ring.devices
+    cuts = Cuts(parts, runs, rows, heads, rows * heads, ring.heads)
     _check(ring, rules, operands, cuts)
     operands = tiled.factored(rules, params, operands, q, k)
     way = tiled.choose(rules, params, "k_factor" in operands)
@@ -296,7 +299,10 @@ def _check(ring: Ring, rules: Rules, operands: dict, cuts: Cuts) -> None:
     name = type(rules.encoding).__name__
     if rules.encoding.overrides("rescore"):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
-    batch, length = operands["q"].shape[0], operands["q"].shape[2]
+    batch, _, length, _ = operands["q"].shape
     if batch % cuts.batch:
         raise ValueError(f"{batch} rows: must divide over the mesh axes {ring.batch}={cuts.batch}")
+    if operands["k"].shape[1] % cuts.heads:
+        kv_heads = operands["k"].shape[1]
+        raise ValueError(f"{kv_heads} key heads: must divide over the mesh axis {cuts.share!r}")
     ring.order(length)  # raises where the tokens do not divide

@@ -121,7 +121,8 @@ class Terms:
     """Nothing beside q·k, and what the four ways share: the biases of states and of factors.
 
     There are `blocks` rows of tiles. On a device of a ring they are `runs` contiguous runs of
-    tokens, as many of queries as of keys and of one length, out of a row of `longest` tokens.
+    tokens, as many of queries as of keys and of one length, out of a row of `longest` tokens; and
+    where devices along the mesh axis `share` have a part of the heads each, `own` picks it.
     """
 
     shape = (512, 512)  # rows and columns of a tile, where it is free to choose
@@ -130,11 +131,25 @@ class Terms:
     far_kinds: tuple[str, ...] = ("whole", "rows", "columns") + BROUGHT
 
     def __init__(
-        self, rules: Rules, rows: int, columns: int, blocks: int, runs: int = 1, longest: int = 0
+        self,
+        rules: Rules,
+        rows: int,
+        columns: int,
+        blocks: int,
+        runs: int = 1,
+        longest: int = 0,
+        share: str | None = None,
     ):
         self.rules, self.rows, self.columns, self.blocks = rules, rows, columns, blocks
-        self.runs, self.longest = runs, longest or rows * blocks + columns
+        self.share, self.runs, self.longest = runs, longest or rows * blocks + columns
         self.scale = rules.encoding.scale(rules.dims.head_dim)
+
+    def own(self, x: jax.Array, axis: int = 0) -> jax.Array:
+        """Of x [..., H or 1, …], the heads of this device."""
+        if self.share is None or x.shape[axis] == 1:
+            return x
+        here = x.shape[axis] // jax.lax.axis_size(self.share)
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.share) * here, here, axis)
 
     def tables(self, params: Params, queries: int, keys: int, corners: Any = None) -> dict:
         """What is evaluated once a call: each leaf [H or 1, ...].
@@ -232,7 +247,7 @@ class Pairwise(Terms):
         return {**super().prepare(part, heads), **found}
 
     def _pairs(self, params, tile):
-        return dense.Pairs(self.rules, params, tile.q.positions, tile.k.positions)
+        return dense.Pairs(self.rules, params, tile.q.positions, tile.k.positions, self.own)
 
     def near(self, leaves, tile):
         """Every score term."""
@@ -241,13 +256,15 @@ class Pairwise(Terms):
         if "q_raw" in rows:
             s += self.scale * terms.keys(rows["q_raw"])
         if "k_raw" in leaves["columns"]:
-            columns = repeat_heads(leaves["columns"]["k_raw"], self.rules.dims.heads)
-            s += self.scale * terms.queries(columns)
+            k, sizes = leaves["columns"]["k_raw"], self.rules.dims
+            s += self.scale * terms.queries(
+                repeat_heads(k, k.shape[1] * sizes.heads // sizes.kv_heads)
+            )
         if "q_state" in rows:
             s += terms.states(rows["q_state"])
         if enc.overrides("bias") and "factor rows" not in leaves:
             at = tile.q.positions, tile.k.positions
-            s += enc.bias(leaves["whole"], *at, self.rules.dims)
+            s += self.own(enc.bias(leaves["whole"], *at, self.rules.dims), axis=-3)
         return s
 
     def values(self, leaves, weights, tile):

@@ -39,13 +39,17 @@ class Cuts(NamedTuple):
       parts: contiguous runs of tokens that a row is cut into.
       runs: those that one device holds.
       batch: devices that share the batch, each with rows of its own.
-      devices: those that share batch and heads.
+      heads: devices that share the heads, each with some of its own, along the mesh axis `share`.
+      devices: those that share batch and heads, so or by the compiler.
+      share: see `heads`.
     """
 
     parts: int = 1
     runs: int = 1
     batch: int = 1
+    heads: int = 1
     devices: int = 1
+    share: str | None = None
 
 
 def _cut(leaves: dict, cuts: dict) -> dict:
@@ -321,10 +325,10 @@ def _sizes(way: type[Terms], q, k, cuts: Cuts) -> tuple[tuple[int, int], Groups]
         rows, columns = plans.block_sizes(way.shape, 1, queries, keys)
         b, h = plans.group_sizes(batch, heads, kv_heads, rows * columns)
     else:
-        b, h = batch // cuts.batch, heads
+        b, h = batch // cuts.batch, heads // cuts.heads
         pairs = -(-batch * heads // cuts.devices)
         rows, columns = plans.block_sizes(way.shape, pairs, queries, keys)
-    return (rows, columns), Groups(batch // cuts.batch // b, heads // h, b, h)
+    return (rows, columns), Groups(batch // cuts.batch // b, heads // cuts.heads // h, b, h)
 
 
 def prepare(rules: Rules, way: type[Terms], operands: dict, q: Tokens, k: Tokens, cuts: Cuts):
@@ -338,7 +342,7 @@ def prepare(rules: Rules, way: type[Terms], operands: dict, q: Tokens, k: Tokens
     blocks = cuts.runs * -(-queries // rows), cuts.runs * -(-keys // columns)
     lengths = blocks[0] * rows // cuts.runs, blocks[1] * columns // cuts.runs
     longest = cuts.parts * max(lengths) + columns
-    terms = way(rules, rows, columns, blocks[0], cuts.runs, longest)
+    terms = way(rules, rows, columns, blocks[0], cuts.runs, longest, cuts.share)
     diff = {n: stretch(x, 2, lengths[n[0] != "q"], cuts.parts) for n, x in operands.items()}
     if lengths != (queries, keys):
         q, k = (_pad_tokens(x, n, cuts.parts) for x, n in zip((q, k), lengths, strict=True))

@@ -119,7 +119,8 @@ def layout(model: ModelConfig, mesh: Mesh) -> InOrder:
     axis = MESH_AXES["tokens"]
     if mesh.shape[axis] == 1:
         return IN_ORDER
-    return Ring(mesh, axis, MESH_AXES["batch"], balanced=model.causal and not model.window)
+    balanced = model.causal and not model.window
+    return Ring(mesh, axis, MESH_AXES["batch"], MESH_AXES["heads"], balanced)
 
 
 def path_name(path: Any) -> str:
