@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool, take
 
 
 def _check_edges(edges) -> None:
@@ -78,7 +78,7 @@ class _Table(Encoding):
 
     def distance_bias(self, params, distance, dims):
         """table[h, index(d)]."""
-        return params.shared["table"][:, self._index(distance)]
+        return take(params.shared["table"], self._index(distance), axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from pe_jax import positions as pos
 from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, is_int, require
 from pe_jax.engines import dense, tiled
+from pe_jax.engines.axes import under_auto_axes
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.plan import TILE
 
@@ -22,6 +23,7 @@ SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit 
 SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
 
 
+@under_auto_axes
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -139,6 +141,7 @@ def attention(
     )
 
 
+@under_auto_axes
 def attend(
     q: jax.Array,
     k: jax.Array,
