@@ -131,16 +131,19 @@ class Trainer:
         places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
         return mean_loss(model, batch, key if self.dropout else None, places)
 
+    def arguments(self, batch: int, length: int) -> tuple[State, dict, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of what the step takes for packed batches: state, batch, seed."""
+        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
+        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
+        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
+        return jax.eval_shape(self.init, 0), packed, jax.ShapeDtypeStruct((), jnp.int32)
+
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
         if self.compile_seconds is not None:
             return self.step
         begin = time.monotonic()
-        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
-        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
-        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
-        state = jax.eval_shape(self.init, 0)
-        self.step = self.step.lower(state, packed, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        self.step = self.step.lower(*self.arguments(batch, length)).compile()
         self.compile_seconds = time.monotonic() - begin
         return self.step
 
