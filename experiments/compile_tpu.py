@@ -11,8 +11,8 @@ and writes compiled.json and compiled.csv; the exit status is 1 if a program did
 What the figures are: estimates. Memory is the compiler's own count. `optimal` is XLA's roofline,
 which counts the body of a loop once: too little by the number of layers and tiles; it is left out
 where XLA gives a negative number, as it does with loops whose end it does not know. `compute` adds
-the TPU compiler's cycles of every operation as often as it runs, and for Pallas kernels the larger
-of operations/peak and bytes/bandwidth of what they declare. `exchange` is the bytes that a chip
+the TPU compiler's cycles of every operation as often as it runs; it has none for Pallas kernels,
+whose products count at the peak of the chip, too little. `exchange` is the bytes that a chip
 sends, at the published bandwidth of all its links: less than a real network takes, and some of it
 runs beside the computation. Nothing counts the input of data, the host, or one chip waiting for
 another. Where packed documents decide which tiles run, each row is taken as one document.
@@ -23,8 +23,9 @@ import dataclasses
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,19 +49,15 @@ from pe_jax.training import sharding, tokenizer
 from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
 
-COLUMNS = {  # of the table: title → how a row has it
-    "arguments": lambda r: f"{r['arguments'] / target.GIB:.2f}",
-    "temporaries": lambda r: f"{r['temporaries'] / target.GIB:.2f}",
-    "GiB a chip": lambda r: f"{r['total'] / target.GIB:.2f}",
+COLUMNS = {  # of the table, a chip and step: title → how a row has it
+    "GiB in": lambda r: f"{r['arguments'] / target.GIB:.2f}",
+    "between": lambda r: f"{r['temporaries'] / target.GIB:.2f}",
+    "in all": lambda r: f"{r['total'] / target.GIB:.2f}",
     "fits": lambda r: "yes" if r["fits"] else "no",
-    "TFLOP a chip": lambda r: f"{r['flops'] / 1e12:.3g}",
+    "TFLOP": lambda r: f"{r['flops'] / 1e12:.3g}",
     "optimal ms": lambda r: f"{1e3 * r['optimal_seconds']:.3g}" if r["optimal_seconds"] else "–",
     "compute ms": lambda r: f"{1e3 * r['compute_seconds']:.3g}",
     "exchange ms": lambda r: f"{1e3 * r['exchange_seconds']:.3g}",
-    "collectives": lambda r: ", ".join(
-        f"{x['count']:.0f} {kind} {x['bytes'] / 2**20:.3g} MiB"
-        for kind, x in r["collectives"].items()
-    ),
 }
 
 
@@ -68,26 +65,37 @@ def specs(wanted: list[str], config: Config) -> list[str]:
     """The encodings to compile; `all` is every one whose positions have one axis."""
     if "all" not in wanted:
         return wanted or [config.model.encoding]
-    names = [name for name, scheme in ENCODINGS.items() if scheme.axes == 1 and name != "bipe"]
+    names = [name for name, scheme in ENCODINGS.items() if scheme.axes == 1]
     return [SPECS.get(name, name).format(length=config.length) for name in names]
 
 
-def loops(model: ModelConfig, batch: int, length: int) -> tuple[float, ...]:
-    """How often the two loops over the tiles of a row turn, on the mean over rows.
+class Tiles(NamedTuple):
+    """Of the tiled engine in one program: what its mask makes of its loops.
 
-    The mask decides it while the program runs. Here each row of tokens is one document. Of the
-    tiles that a decaying bias leaves out nothing is known: they count.
+    Attributes:
+      turns: of the two loops over a row's tiles, whole ones and others, on the mean over rows.
+      share: of all tiles, those that are visited.
     """
-    found = []
-    for encoding in model.pattern:
-        if not encoding.overrides("rescore"):
-            whole, partial = _turns(encoding, model, batch, length)
-            found.append((float(whole.mean()), float(partial.mean())))
-    return tuple(sum(x) / len(found) for x in zip(*found, strict=True))
+
+    turns: tuple[float, ...] = ()
+    share: float = 1.0
+
+
+def tiles(model: ModelConfig, batch: int, length: int) -> Tiles:
+    """What the mask decides while a training step runs, if each row of tokens is one document.
+
+    Of the tiles that a decaying bias leaves out nothing is known: they count.
+    """
+    tiled = [e for e in model.pattern if not e.overrides("rescore")]
+    found = [_turns(encoding, model, batch, length) for encoding in tiled]
+    if not found:
+        return Tiles()
+    whole, partial, columns = (sum(x) / len(found) for x in zip(*found, strict=True))
+    return Tiles((whole, partial), (whole + partial) / columns)
 
 
 def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int):
-    """Of each row of tiles: how many the mask leaves whole and how many in part."""
+    """Tiles a row that the mask leaves whole, and in part, on the mean; and all there are."""
     dims, key = model.dims, jax.random.key(0)
     shapes = jax.eval_shape(
         lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
@@ -107,7 +115,8 @@ def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int):
     ]
     terms = way(rules, rows, columns, blocks[0])
     plan = Plan(rules, terms, 1.0, *(Tokens(at, at, None) for at in places), *blocks)
-    return jax.vmap(lambda i: plan.order(i, None)[1:])(jnp.arange(blocks[0]))
+    whole, partial = jax.vmap(lambda i: plan.order(i, None)[1:])(jnp.arange(blocks[0]))
+    return float(whole.mean()), float(partial.mean()), blocks[1]
 
 
 def train_program(trainer: Trainer, config: Config) -> Any:
@@ -117,13 +126,13 @@ def train_program(trainer: Trainer, config: Config) -> Any:
 
 def decode_program(trainer: Trainer, config: Config) -> Any:
     """One token for each of `batch` rows, against a cache of `length` tokens, traced."""
-    mesh, batch = trainer.mesh, config.batch
-    sizes = (batch, config.length)
-    cache = jax.eval_shape(lambda p: trainer.model(p).init_cache(*sizes), trainer.shapes)
+    mesh, batch, length = trainer.mesh, config.batch, config.length
+    model = lambda params: trainer.model(params).at_length(length)  # noqa: E731
+    cache = jax.eval_shape(lambda p: model(p).init_cache(batch, length), trainer.shapes)
     layout = sharding.cache_shardings(cache, mesh)
 
     def step(params, token, cache, key):
-        return generate.decode_step(trainer.model(params), token, cache, key, 0.0, 0)
+        return generate.decode_step(model(params), token, cache, key, 0.0, 0)
 
     rows, whole = sharding.batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
     compiled = jax.jit(
@@ -148,22 +157,25 @@ def measure(config: Config, program: str, devices: list, chip: target.Chip) -> d
         sharding.check_fits(model, config.batch, mesh)
         model = dataclasses.replace(model)
         trainer = Trainer(model, config.optimizer, config.steps, mesh, config.positions)
-        turning = loops(model, config.batch, config.length) if program == "train" else ()
+        masked = tiles(model, config.batch, config.length) if program == "train" else Tiles()
         traced = TRACES[program](trainer, config)
         lowered = traced.lower()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         return row | refused(str(error)) | {"compile_seconds": time.monotonic() - begin}
-    row |= memory(compiled, chip) | work(compiled, traced.jaxpr, turning, len(devices), chip)
+    row |= memory(compiled, chip) | work(compiled, traced.jaxpr, masked, len(devices), chip)
     return row | {"status": "ok", "compile_seconds": time.monotonic() - begin}
 
 
 def refused(text: str) -> dict:
     """Why the compiler gave no program: it does not fit, or what it says."""
-    match = re.search(r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm", text)
-    if match:
-        return {"status": "does not fit", "why": f"needs {match[1]} of {match[2]} a chip"}
+    for said in (
+        r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm",
+        r"HLO temporaries \(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)",
+    ):
+        if match := re.search(said, text):
+            return {"status": "does not fit", "why": f"needs {match[1]} of {match[2]} a chip"}
     return {"status": "does not compile", "why": " ".join(text.split())[:300]}
 
 
@@ -185,34 +197,37 @@ def memory(compiled: Any, chip: target.Chip) -> dict:
     }
 
 
-def work(compiled: Any, jaxpr: Any, turning, chips: int, chip: target.Chip) -> dict:
+def work(compiled: Any, jaxpr: Any, masked: Tiles, chips: int, chip: target.Chip) -> dict:
     """Operations, seconds and collectives, a chip and a step."""
-    cost, said = compiled.cost_analysis(), hlo.summarize(compiled.as_text(), turning)
-    kernels = max(
-        said.kernels["flops"] / chip.peak, said.kernels["bytes_accessed"] / chip.bandwidth
-    )
+    cost, said = compiled.cost_analysis(), hlo.summarize(compiled.as_text(), masked.turns)
+    products = flops.count(jaxpr, *masked)
     return {
-        "flops": flops.count(jaxpr, turning) / chips,
+        "flops": products.total / chips,
+        "kernel_flops": products.kernels / chips,
         "xla_flops": cost["flops"],
         # Negative where a loop's bound is not known to the compiler: then it says nothing.
         "optimal_seconds": cost["optimal_seconds"] if cost["optimal_seconds"] > 0 else None,
-        "compute_seconds": said.cycles / chip.clock + kernels,
+        "compute_seconds": said.cycles / chip.clock + products.kernels / chips / chip.peak,
         "exchange_seconds": sum(c.moved for c in said.collectives.values()) / chip.links,
         "collectives": {k: dataclasses.asdict(c) for k, c in sorted(said.collectives.items())},
-        "loops": {"turns": turning, "found": said.loops, "counted_once": said.unknown},
+        "loops": {**masked._asdict(), "found": said.loops, "counted_once": said.unknown},
     }
 
 
-def table(rows: list[dict], title: str) -> rich.table.Table:
-    """All programs; what did not compile says why."""
+def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
+    """All programs, where what did not compile says why; then their collectives."""
     shown = rich.table.Table("encoding", "program", *COLUMNS, title=title)
     for row in rows:
-        if row["status"] == "ok":
-            cells = [how(row) for how in COLUMNS.values()]
-        else:
-            cells = [f"{row['status']}: {row['why']}"]
+        ok = row["status"] == "ok"
+        cells = [f(row) for f in COLUMNS.values()] if ok else [f"{row['status']}: {row['why']}"]
         shown.add_row(row["encoding"], row["program"], *cells)
-    return shown
+    yield shown
+    shown = rich.table.Table("encoding", "program", "collective", "a step", "MiB a chip")
+    for row in rows:
+        for kind, found in row.get("collectives", {}).items():
+            size = f"{found['bytes'] / 2**20:.3g}"
+            shown.add_row(row["encoding"], row["program"], kind, f"{found['count']:.0f}", size)
+    yield shown
 
 
 def write(folder: Path, about: dict, rows: list[dict]) -> None:
@@ -251,7 +266,7 @@ def main(config: Config) -> None:
     about = {"topology": given.topology, "chips": len(devices), "commit": commit()}
     about |= {"jax": jax.__version__, "config": dataclasses.asdict(config)}
     write(Path(given.out), about, rows)
-    rich.print(table(rows, title))
+    rich.print(*tables(rows, title))
     sys.exit(any(row["status"] != "ok" for row in rows))
 
 

@@ -8,7 +8,7 @@ given where it follows from the mask (`loops`).
 import dataclasses
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -16,7 +16,6 @@ HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 CALLS = re.compile(r"(calls|to_apply|body|condition|\w+_computations?)=\{?((?:%[\w.\-]+(?:, )?)+)")
 SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-COST = re.compile(r'"cost_estimate":\{([^}]*)\}')
 BOUND = re.compile(r"^[su]\d+\[\]\S* constant\((\d+)\)")
 
 
@@ -53,14 +52,12 @@ class Summary:
     Attributes:
       collectives: by kind.
       cycles: the compiler's estimates of what runs on the core, added up.
-      kernels: floating-point operations and bytes that Pallas kernels say they need.
       loops: the loops whose number of turns the text does not tell.
       unknown: how many of those were counted once, as nobody said how often they turn.
     """
 
     collectives: dict[str, Collective]
     cycles: float
-    kernels: Counter
     loops: int
     unknown: int
 
@@ -147,7 +144,7 @@ def summarize(text: str, loops: Sequence[float] = ()) -> Summary:
     weights: dict[str, float] = defaultdict(float)
     running: dict[str, float] = defaultdict(float)  # not inside a fusion, whose cycles are its own
     weights[next(reversed(modules))] = running[next(reversed(modules))] = 1
-    found = Summary(defaultdict(Collective), 0, Counter(), 0, 0)
+    found = Summary(defaultdict(Collective), 0, 0, 0)
     for name, body in reversed(modules.items()):
         open_loops = [
             one for one in body if one.op == "while" and turns(modules[_only(one)]) is None
@@ -182,6 +179,3 @@ def _add(found: Summary, one: Instruction, within: str, weight: float, running: 
         total.moved += weight * moved
     if match := CYCLES.search(one.text):
         found.cycles += running * int(match[1])
-    if match := COST.search(one.text):
-        for name, value in re.findall(r'"(\w+)":"?(\d+)', match[1]):
-            found.kernels[name] += running * int(value)

@@ -177,7 +177,7 @@ How to read it.
 - **GiB a chip**: parameters, Adam's moments, the batch and the temporaries, as the compiler lays
   them out: its own count, exact for the program. "does not fit" is the compiler's word too.
 - **compute**: cycles that the compiler expects of each operation, times how often it runs, over the
-  clock; Pallas kernels by the operations and bytes that they declare. **exchange**: bytes that a
+  clock; the products of Pallas kernels (one chip) at the chip's peak. **exchange**: bytes that a
   chip sends, over the published bandwidth of all its links. **step** is their sum: as if nothing of
   the exchange ran beside the computation. Left out: the network's latency and its crossings, the
   input of data, the host, waiting for the slowest chip.

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from experiments import launch
 from experiments import train as program
+from pe_jax.training import config as configs
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from pe_jax.training.step import Trainer
@@ -201,3 +203,20 @@ def test_only_the_message_that_there_is_no_cluster_is_passed_over(monkeypatch):
         with pytest.raises(ValueError, match=f"--{missing} is missing: pass all of --coordinator"):
             launch.join(*given)
     assert len(calls) == 3
+
+
+def test_the_flags_of_every_launch_in_the_map_exist():
+    text = (ROOT / "WORKSPACE.md").read_text().partition("## Launch")[2]
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    commands = re.findall(r"-m experiments\.(\w+)((?: +\\\n| +--[^ \n\"]+)+)", "\n".join(blocks))
+    assert len(commands) == 4 and {name for name, _ in commands} == {"train"}
+    known = {"config", "encoding", *launch.JOIN}
+    for _, given in commands:
+        for name, value in re.findall(r"--([\w.]+)=(\S+)", given):
+            if name.startswith("config."):
+                field = configs.find(configs.Config(), name.removeprefix("config."))
+                assert field is not None, name
+                assert field.metadata["ok"](type(field.default)(value))
+            else:
+                assert name in known, name
+                assert name != "config" or (ROOT / value).exists()

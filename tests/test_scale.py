@@ -18,6 +18,7 @@ from pe_jax.models.transformer import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from tests import tiny
+from tests.test_tpu import lowered
 
 # As libtpu writes a module: computations before their callers, three notations of groups.
 TEXT = """\
@@ -58,8 +59,7 @@ HloModule jit_f, is_scheduled=true
 ENTRY %main (p.2: bf16[8,4]) -> bf16[8,4] {
   %while.1 = (s32[]{:T(128)}, bf16[8,4]{1,0}) while(%t.1), condition=%layer_end, body=%layer
   %start = (f32[4]{0}, f32[8]{0}) all-gather-start(%q), replica_groups=mesh['a'=2,'b'=4] {'a'}
-  %kernel = f32[8]{0} custom-call(%q), backend_config={"cost_estimate":{"flops":"50","bytes_accessed":"9"}}
-  ROOT %sum = f32[8]{0} all-reduce(%kernel), replica_groups=[1,4]<=[4], to_apply=%add
+  ROOT %sum = f32[8]{0} all-reduce(%q), replica_groups=[1,4]<=[4], to_apply=%add
 }
 """  # noqa: E501
 
@@ -68,7 +68,6 @@ def test_what_runs_in_loops_counts_as_often_as_it_runs():
     found = hlo.summarize(TEXT, (3, 2))
     assert (found.loops, found.unknown) == (2, 0)
     assert found.cycles == 20 * (3 + 2) * 100  # and what is fused has no cycles of its own
-    assert found.kernels == {"flops": 50, "bytes_accessed": 9}
     as_tuples = {k: dataclasses.astuple(c) for k, c in found.collectives.items()}
     assert as_tuples == {
         "all-gather": (21, 20 * 128 + 32, 20 * 128 * 3 / 4 + 32 / 2),
@@ -90,8 +89,18 @@ def test_products_count_by_the_length_of_a_scan_and_the_turns_of_a_loop():
     traced = jax.jit(f).trace(jax.ShapeDtypeStruct((4, 8), jnp.float32), 3)
     one = 2 * 4 * 8 * 8
     branch = 2 * 2 * 4 * 4 * 8
-    assert flops.count(traced.jaxpr, (7, 2)) == 5 * one + branch + (7 + 2) * one
-    assert flops.count(traced.jaxpr) == 5 * one + branch + 2 * one
+    assert flops.count(traced.jaxpr, (7, 2)) == (5 * one + branch + (7 + 2) * one, 0)
+    assert flops.count(traced.jaxpr) == (5 * one + branch + 2 * one, 0)
+
+
+@pytest.mark.parametrize("spec, declared", [("alibi", True), ("rope", False)])
+def test_kernels_count_by_what_they_declare_or_by_their_grid(spec, declared):
+    traced = lowered(spec, 2048, False)  # 8 heads of 64, blocks of 512: 10 of 16 tiles are visited
+    whole, tile = 16 * 8, 4 * 512 * 512 * 64
+    found = flops.count(traced.jaxpr, (), 10 / 16)
+    np.testing.assert_allclose(found.kernels, 10 / 16 * whole * tile, rtol=0.05)
+    everything = flops.count(traced.jaxpr)
+    assert (everything == found) == declared
 
 
 def whole_and_partial(length: int, rows: int, columns: int, window: int = 0):
@@ -114,12 +123,13 @@ def test_turns_of_the_loops_over_tiles_are_those_of_the_mask(spec, window, monke
         monkeypatch.setattr(
             compile_tpu.tiled, "_sizes", lambda *a: sides.append(sizes(*a)[0]) or sizes(*a)
         )
-        found = compile_tpu.loops(model, 8, 2048)
+        found = compile_tpu.tiles(model, 8, 2048)
     assert (jax.default_backend(), jax.device_count()) == ("cpu", 8)
     whole, partial = whole_and_partial(2048, *sides[0], window)
-    np.testing.assert_allclose(sum(found), whole + partial)
+    np.testing.assert_allclose(sum(found.turns), whole + partial)
+    np.testing.assert_allclose(found.share, (whole + partial) * sides[0][1] / 2048)
     if spec == "rope":
-        np.testing.assert_allclose(found, (whole, partial))
+        np.testing.assert_allclose(found.turns, (whole, partial))
 
 
 def test_a_program_that_does_not_fit_says_what_it_needs():

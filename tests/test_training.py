@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import signal
 from concurrent import futures
 
@@ -71,6 +72,15 @@ def test_eight_devices_train_as_one_does(spec):
         assert all(jax.tree.leaves(places))
     up = state.params["blocks"][0]["mlp"]["up"]["kernel"]
     assert up.addressable_shards[0].data.size == up.size / 4  # over fsdp and model
+
+
+def test_weights_go_round_and_activations_stay():
+    """Left to itself, XLA gathered the rows of all devices, a part of each one's width."""
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=8), jax.devices())
+    one = Trainer(tiny.config("rope", remat=True), OPTIMIZER, STEPS, mesh)
+    text = one.compile(R, L).as_text()
+    assert re.search(rf"f32\[1,{L},16\]", text) and "all-gather" in text
+    assert not re.search(rf"f32\[({R},{L}|{R * L}),\d+\]", text)
 
 
 def test_eight_devices_start_as_one_does():

@@ -14,6 +14,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from pe_jax import positions as pos
 from pe_jax.encodings import parse
@@ -263,7 +264,13 @@ class Stack(nnx.Module):
     Weights are drawn from `weights` and `encodings` by number, so that drawing more for one scheme
     than for another leaves every other weight as it was. Numbers 0 and 1 of `weights` are left to
     the input and the output.
+
+    Attributes:
+      layout: how activations [B, T, D] are divided among devices, where the trainer says so; left
+        to itself, XLA may divide their width as the weights', and copy the batch to every device.
     """
+
+    layout: NamedSharding | None = None
 
     def __init__(self, config: ModelConfig, weights: jax.Array, encodings: jax.Array):
         self.config = dataclasses.replace(config)
@@ -321,6 +328,9 @@ class Stack(nnx.Module):
             x = encoding.embed(Params(nnx.as_pure(shared), {}), x, positions)
         return x
 
+    def _keep(self, x):
+        return x if self.layout is None else jax.lax.with_sharding_constraint(x, self.layout)
+
     def _layers(self, x, shared, positions, segments, cache, key):
         """All blocks: a scan over repeats of the pattern.
 
@@ -338,9 +348,9 @@ class Stack(nnx.Module):
                 layer_key = None if keys is None else jax.random.fold_in(keys, place)
                 block = nnx.merge(graph, state)
                 table = shared[self.which[place]]
-                x, past = block(x, table, positions, segments, past, layer_key)
+                x, past = block(self._keep(x), table, positions, segments, past, layer_key)
                 grown.append(past)
-            return x, None if layer_caches is None else grown
+            return self._keep(x), None if layer_caches is None else grown
 
         period = len(self.blocks)
         repeats = self.config.layers // period

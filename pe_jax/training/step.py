@@ -94,8 +94,12 @@ class Trainer:
         self.positions: Any = positions and placement.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
 
+        self.batch_sharding = sharding.batch_sharding(mesh)
+
         def params(seed):
-            return nnx.split(self.build(nnx.Rngs(jax.random.key(seed))))
+            model = self.build(nnx.Rngs(jax.random.key(seed)))
+            model.layout = self.batch_sharding if mesh.size > 1 else None
+            return nnx.split(model)
 
         self.graph, shapes = nnx.eval_shape(lambda: params(0))
         shapes = nnx.as_pure(shapes)
@@ -104,7 +108,6 @@ class Trainer:
         replicated = NamedSharding(mesh, PartitionSpec())
         moments = sharding.optimizer_shardings(self.tx, shapes, layout, mesh)
         self.shardings = State(layout, moments, replicated)
-        self.batch_sharding = sharding.batch_sharding(mesh)
 
         def init(seed):
             pure = nnx.as_pure(params(seed)[1])
