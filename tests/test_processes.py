@@ -69,7 +69,7 @@ def together(folder, count: int, told, *given: str) -> list[list]:
             )
         )
     try:
-        texts = [process.communicate(timeout=500)[0] for process in started]
+        texts = [process.communicate(timeout=1500)[0] for process in started]
     finally:
         for process in started:
             process.kill()

@@ -6,6 +6,7 @@ sharding into each gather, reshape, scan and loop carry of the engines; GSPMD fi
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
@@ -24,12 +25,14 @@ def under_auto_axes(f: Callable) -> Callable:
         # What is no array of JAX goes around: it has no sharding, and may be known.
         arrays = {n: x for n, x in options.items() if _has_arrays(x)}
         rest = {n: x for n, x in options.items() if n not in arrays}
-        layout = PartitionSpec(*jax.typeof(q).sharding.spec[:-1], None)
+        spec: Any = jax.typeof(q).sharding.spec
+        layout = PartitionSpec(*spec[:-1], None)
 
         def inner(qkv, arrays):
             return f(*qkv, **arrays, **rest)
 
-        return jax.sharding.auto_axes(inner, out_sharding=layout)((q, k, v), arrays)
+        auto: Any = jax.sharding.auto_axes(inner, out_sharding=layout)
+        return auto((q, k, v), arrays)
 
     return run
 

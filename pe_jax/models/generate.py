@@ -93,7 +93,8 @@ def _decode(graph, state, prompt, cache, key, new_tokens, temperature, top_k):
     first = sample(keys[0], logits[:, -1], temperature, top_k)
 
     def step(carry, key):
-        return decode_step(model, *carry, key, temperature, top_k), carry[0]
+        token, cache = carry
+        return decode_step(model, token, cache, key, temperature, top_k), token
 
     (last, _), tokens = jax.lax.scan(step, (first, cache), keys[1:])
     return jnp.concatenate([prompt, tokens.T.astype(prompt.dtype), last[:, None]], axis=1)

@@ -111,13 +111,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def cache_shardings(cache: Any, mesh: Mesh) -> Any:
     """Of a model's decoding caches: rows as in a batch, heads as in the parameters."""
-    batch, heads = MESH_AXES["batch"], MESH_AXES["heads"]
-    axes = dict.fromkeys(("k", "v", "k_raw", "far", "state"), (batch, heads))
-    axes["positions"] = (batch,)
+    rows = PartitionSpec(MESH_AXES["batch"])
+    axes = {"positions": rows}
+    for name in ("k", "v", "k_raw", "far", "state"):
+        axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
 
     def one(path, _):
         name = path_name(path[1:]).partition("/")[0]  # path[0]: the layer
-        return NamedSharding(mesh, PartitionSpec(*axes.get(name, ())))
+        return NamedSharding(mesh, axes.get(name, PartitionSpec()))
 
     return jax.tree_util.tree_map_with_path(one, cache)
 
