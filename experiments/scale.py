@@ -27,7 +27,7 @@ CONTEXTS = (4096, 32768, 131072)
 SLICES = {1: "v5p:1x1x1", 64: "v5p:4x4x4", 1024: "v5p:8x8x16"}
 ROWS = 32768  # tokens a chip and step, where a row is not longer than that
 # One of each kind: rotation, bias in place, table of distances, vectors of distances, state.
-SCHEMES = ("rope", "alibi", "t5", "shaw", "deberta", "transformer_xl", "fox", "nope")
+SCHEMES = ("rope", "alibi", "t5", "shaw", "deberta", "fox")
 SEQUENCE = "model"  # the axis that takes chips which have no row of their own
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax import positions as pos
 from pe_jax.encodings import parse
@@ -423,11 +423,20 @@ class Transformer(Stack):
 
     def _embed(self, tokens, positions, segments):
         """Token embeddings of unit variance, with the positions that the schemes add."""
-        x = self.embed(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
+        x = self._look_up(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
         if positions is None:
             positions = pos.contiguous(tokens.shape[1])[None]
             positions = positions if segments is None else pos.per_segment(segments)
         return self._place(x, positions)
+
+    def _look_up(self, tokens):
+        if self.layout is None:
+            return self.embed(tokens)
+        # Gather the table, divided by its width: XLA would look up in it, then gather all rows.
+        whole = NamedSharding(self.layout.mesh, PartitionSpec())
+        table = self.embed.embedding[...].astype(self.embed.dtype)
+        table = jax.lax.with_sharding_constraint(table, whole)
+        return self._keep(jnp.take(table, tokens, axis=0))
 
     def check_finite(self, tokens, *, positions=None, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""
