@@ -17,6 +17,7 @@ from ml_collections import config_flags
 
 from pe_jax.training import config as configs
 
+JOIN = ("coordinator", "processes", "process")  # flags
 LOUD = ("jax", "orbax", "grain")  # libraries that log each step of their work
 
 
@@ -40,6 +41,9 @@ def run(main: Callable[[Any], None], default: str, kind: type = configs.CompareC
       kind: whose fields errors name.
     """
     flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no cluster says it")
+    flags.DEFINE_integer("processes", None, "how many processes there are, with --coordinator")
+    flags.DEFINE_integer("process", None, "which of them this is, with --coordinator")
     quiet_libraries()
     try:
         config_flags.DEFINE_config_file(
@@ -70,7 +74,7 @@ def _start(main: Callable[[Any], None], rest: Sequence[str]) -> None:
         config.check()
         config.workdir = str(Path(config.workdir).absolute())
         writable(Path(config.workdir))
-    _distributed()
+        join(*(flags.FLAGS[name].value for name in JOIN))
     main(config)
 
 
@@ -109,13 +113,24 @@ def writable(folder: Path) -> None:
         raise OSError(f"workdir={str(folder)!r} is not writable; choose another --config.workdir")
 
 
-def _distributed() -> None:
-    """Joins the other hosts where there are any (TPU pods, SLURM); a lone machine has none."""
-    try:
-        jax.distributed.initialize()
-    except ValueError as error:
-        if "coordinator_address should be defined" not in str(error):
-            raise
+def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Joins the other processes: those that the flags tell of, or a TPU pod, SLURM or MPI does.
+
+    Raises:
+      ValueError: some flags, but not all; a cluster's variables that contradict each other. That
+        there is no cluster is no error.
+    """
+    given = coordinator, processes, process
+    if missing := [name for name, value in zip(JOIN, given, strict=True) if value is None]:
+        if len(missing) < len(JOIN):
+            raise ValueError(f"--{missing[0]} is missing: pass all of --{', --'.join(JOIN)}")
+        try:
+            jax.distributed.initialize()
+        except ValueError as error:
+            if "coordinator_address should be defined" not in str(error):
+                raise
+    else:
+        jax.distributed.initialize(*given, cluster_detection_method="deactivate")
 
 
 class Stop:

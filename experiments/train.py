@@ -18,8 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
+from jax.sharding import Mesh
 
 from experiments import launch
+from experiments.provenance import save_json
 from pe_jax.training import data, placement, sharding, tasks, tokenizer
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import Config
@@ -54,12 +56,12 @@ def open_source(config: Config) -> Source:
     return Source(corpus, tokens, windows(corpus, tokens, config.eval))
 
 
-def prepare(config: Config, vocab: int) -> Trainer:
+def prepare(config: Config, vocab: int, mesh: Mesh | None = None) -> Trainer:
     """Fills in the vocabulary and the mesh, checks that all fits, and makes the programs."""
     config.model.vocab = config.model.vocab or vocab
     if config.model.vocab < vocab:
         raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = mesh or sharding.make_mesh(config.mesh)
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
     sharding.check_fits(config.model, config.batch, mesh, lengths)
     pattern = config.model.pattern
@@ -74,16 +76,17 @@ def prepare(config: Config, vocab: int) -> Trainer:
     return Trainer(model, config.optimizer, config.steps, mesh, config.positions)
 
 
-def batches(config: Config, source: Source):
-    """The endless iterator of this process."""
+def batches(config: Config, source: Source, mesh: Mesh):
+    """The endless iterator of this process's part of each batch."""
+    index, count = sharding.data_shard(mesh)
     return data.train_iterator(
         source.corpus,
         source.tokens,
         length=config.length,
         batch=config.batch,
         seed=config.seed,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=index,
+        process_count=count,
     )
 
 
@@ -104,18 +107,26 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
       ValueError: the checkpoint belongs to another run.
     """
     folder = Path(config.workdir)
-    about = meta(config, source)
+    readers = [sharding.data_shard(trainer.mesh)[1], jax.process_count()]
+    about = meta(config, source) | {"readers": readers}
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
-        rows = batches(config, source)
+        rows = batches(config, source, trainer.mesh)
         trainer.compile(config.batch, config.length)
         state = trainer.init(config.seed)
         done = checkpoints.latest() or 0
         if done > config.steps:
             raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
         if done:
-            state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
+            before = checkpoints.meta(done).get("readers", [1, 1])
+            same = rows if before == readers else None
+            state = checkpoints.restore(done, abstract(state, trainer.shardings), same, about)
             logging.info("%s continues at step %d", label, done)
+            if before != readers:  # an iterator's state is of its own part of the data
+                text = "The data is dealt anew (parts, processes: %s, not %s): not bitwise the same"
+                logging.warning(text, readers, before)
+                for _ in range(done):
+                    next(rows)
         metrics = stack.enter_context(contextlib.closing(Metrics(folder, config.steps, label)))
         metrics.start(done)
         lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
@@ -177,9 +188,11 @@ def main(config: Config) -> None:
         if finished:
             logging.info("%s is finished: nothing to do", folder)
             return
-        batches(config, source)  # raises what training would, before anything is written
-        folder.mkdir(parents=True, exist_ok=True)
-        saved.write_text(json.dumps(meta(config, source), indent=2))
+        batches(
+            config, source, trainer.mesh
+        )  # raises what training would, before anything is written
+        if jax.process_index() == 0:
+            save_json(saved, meta(config, source))
     begin = time.monotonic()
     with launch.Stop() as stop:
         try:
@@ -191,7 +204,8 @@ def main(config: Config) -> None:
         sys.exit(128 + stop.signal)
     found = {"status": "ok", "seconds": time.monotonic() - begin}
     found |= evaluate(Evaluator(trainer, config.eval), source, state)
-    (folder / "evaluation.json").write_text(json.dumps(found))
+    if jax.process_index() == 0:
+        save_json(folder / "evaluation.json", found)
     for protocol, lengths in found["losses"].items():
         for length, losses in lengths.items():
             text = "not defined" if losses is None else f"{np.mean(losses):.4f} nats"

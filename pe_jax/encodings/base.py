@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
 
 DISTANCE_SLOTS = (
     "distance_bias",
@@ -73,6 +74,18 @@ def require_bool(field: str, value: Any) -> None:
 def require_rows(table: Any, axis: int, rows: int) -> None:
     """Raises ValueError unless the table has these rows: another index would be clamped."""
     require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
+
+
+def take(table: jax.Array, index: jax.Array, axis: int = 0, mode: str | None = None) -> jax.Array:
+    """The rows of a table at `index` [*n]: one axis of the table becomes the axes *n.
+
+    Under Explicit mesh axes the rows are divided as the index is; JAX asks to be told.
+    """
+    table, spec = jnp.asarray(table), None
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        own, given = jax.typeof(table).sharding.spec, jax.typeof(index).sharding.spec
+        spec = PartitionSpec(*own[:axis], *given, *own[axis + 1 :])
+    return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pe_jax.encodings.base import (
     require_bool,
 )
 from pe_jax.engines import dense, tiled
+from pe_jax.engines.axes import under_auto_axes
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.plan import TILE
@@ -32,6 +33,7 @@ SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit 
 SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
 
 
+@under_auto_axes
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -156,6 +158,7 @@ def attention(
     )
 
 
+@under_auto_axes
 def attend(
     q: jax.Array,
     k: jax.Array,

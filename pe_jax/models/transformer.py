@@ -14,6 +14,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax import positions as pos
 from pe_jax.encodings import parse
@@ -273,7 +274,13 @@ class Stack(nnx.Module):
     Weights are drawn from `weights` and `encodings` by number, so that drawing more for one scheme
     than for another leaves every other weight as it was. Numbers 0 and 1 of `weights` are left to
     the input and the output.
+
+    Attributes:
+      divided: how activations [B, T, D] are divided among devices, where the trainer says so; left
+        to itself, XLA may divide their width as the weights', and copy the batch to every device.
     """
+
+    divided: NamedSharding | None = None
 
     def __init__(self, config: ModelConfig, weights: jax.Array, encodings: jax.Array):
         self.config = dataclasses.replace(config)
@@ -331,6 +338,9 @@ class Stack(nnx.Module):
             x = encoding.embed(Params(nnx.as_pure(shared), {}), x, positions)
         return x
 
+    def _keep(self, x):
+        return x if self.divided is None else jax.lax.with_sharding_constraint(x, self.divided)
+
     def _layers(self, x, shared, positions, segments, cache, key, layout=IN_ORDER):
         """All blocks: a scan over repeats of the pattern.
 
@@ -348,9 +358,9 @@ class Stack(nnx.Module):
                 layer_key = None if keys is None else jax.random.fold_in(keys, place)
                 block = nnx.merge(graph, state)
                 table = shared[self.which[place]]
-                x, past = block(x, table, positions, segments, past, layer_key, layout)
+                x, past = block(self._keep(x), table, positions, segments, past, layer_key, layout)
                 grown.append(past)
-            return x, None if layer_caches is None else grown
+            return self._keep(x), None if layer_caches is None else grown
 
         period = len(self.blocks)
         repeats = self.config.layers // period
@@ -434,11 +444,20 @@ class Transformer(Stack):
 
     def _embed(self, tokens, positions, segments, layout=IN_ORDER):
         """Token embeddings of unit variance, with the positions that the schemes add."""
-        x = self.embed(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
+        x = self._look_up(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
         if positions is None:
             positions = layout.order(tokens.shape[1])[None]
             positions = positions if segments is None else layout.per_segment(segments)
         return self._place(x, positions)
+
+    def _look_up(self, tokens):
+        if self.divided is None:
+            return self.embed(tokens)
+        # Gather the table, divided by its width: XLA would look up in it, then gather all rows.
+        whole = NamedSharding(self.divided.mesh, PartitionSpec())
+        table = self.embed.embedding[...].astype(self.embed.dtype)
+        table = jax.lax.with_sharding_constraint(table, whole)
+        return self._keep(jnp.take(table, tokens, axis=0))
 
     def check_finite(self, tokens, *, positions=None, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""

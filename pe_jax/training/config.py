@@ -31,6 +31,10 @@ def _real(default: float, low: float, high: float, open_low: bool = False) -> An
     )
 
 
+def _share() -> Any:
+    return _field("one", "one or all", lambda v: v in ("one", "all"))
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class OptimizerConfig:
     """AdamW, linear warm-up, cosine decay.
@@ -168,7 +172,8 @@ class CompareConfig(Config):
       baseline: the encoding that speed and memory are measured against.
       reference: the encoding that losses are compared with.
       protocol: of the primary metric, at the longest length.
-      workers: encodings trained side by side; 0 is one a CPU core, or one on an accelerator.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
       timing_repeats: interleaved rounds of the speed measurement.
     """
 
@@ -197,6 +202,7 @@ class CompareConfig(Config):
         "non-overlapping or sliding",
         lambda v: v in ("non-overlapping", "sliding"),
     )
+    devices: str = _share()
     workers: int = _int(0, 0)
     timing_repeats: int = _int(7, 5)
 
@@ -237,7 +243,8 @@ class ImagesConfig:
       steps: optimizer steps.
       test: images of each size to test on.
       log_every: steps between lines of the log.
-      workers: encodings trained side by side; 0 is one a CPU core, or one on an accelerator.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
     """
 
     workdir: str = _field("runs/images", "a path", bool)
@@ -272,6 +279,7 @@ class ImagesConfig:
     steps: int = _int(1_500, 1)
     test: int = _int(1024, 1)
     log_every: int = _int(100, 1)
+    devices: str = _share()
     workers: int = _int(0, 0)
     model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

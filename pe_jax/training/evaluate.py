@@ -74,6 +74,8 @@ class Evaluator:
         size = max(1, self.config.batch_tokens // length // parts) * parts
         filler = np.repeat(rows[-1:], -len(rows) % size, axis=0)
         blocks = np.concatenate([rows, filler]).reshape(-1, size, length + 1)
+        place = self.trainer.batch_sharding  # all processes have all rows
+        blocks = [jax.make_array_from_process_local_data(place, b, b.shape) for b in blocks]
         found = [self.losses(params, block, np.int32(n)) for n, block in enumerate(blocks)]
         losses, right = (np.concatenate([np.asarray(x) for x in part]) for part in zip(*found))  # noqa: B905
         return losses[: len(rows)], right[: len(rows)]

@@ -5,14 +5,21 @@ import time
 from pathlib import Path
 
 import humanize
+import jax
 from absl import logging
 from tensorboardX import SummaryWriter
 
 
 class Metrics:
-    """Writes rows to `metrics.jsonl` and event files under a folder, and logs progress."""
+    """Writes rows to `metrics.jsonl` and event files under a folder, and logs progress.
+
+    Of several processes the first one does; the others do nothing here.
+    """
 
     def __init__(self, folder: Path, steps: int, label: str):
+        self.first = jax.process_index() == 0
+        if not self.first:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         self.file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self.events = SummaryWriter(str(folder / "events"))
@@ -25,6 +32,8 @@ class Metrics:
 
     def write(self, step: int, tokens_per_step: int, **values: float) -> None:
         """Adds one row, with tokens per second since the last `start` or `write`."""
+        if not self.first:
+            return
         now = time.monotonic()
         then, before = self.since or (now, step)
         pace = (step - before) / max(now - then, 1e-9)
@@ -46,5 +55,7 @@ class Metrics:
 
     def close(self) -> None:
         """Flushes and closes the files."""
+        if not self.first:
+            return
         self.file.close()
         self.events.close()

@@ -154,3 +154,42 @@ def optimizer_shardings(tx: Any, params: Any, shardings: Any, mesh: Mesh) -> Any
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows over the data and fsdp axes."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"]))
+
+
+def activation_sharding(mesh: Mesh) -> NamedSharding:
+    """[B, T, D]: rows as in a batch, their tokens over the axis of tokens."""
+    return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"], MESH_AXES["tokens"]))
+
+
+def cache_shardings(cache: Any, mesh: Mesh) -> Any:
+    """Of a model's decoding caches: rows as in a batch, heads as in the parameters."""
+    rows = PartitionSpec(MESH_AXES["batch"])
+    axes = {"positions": rows}
+    for name in ("k", "v", "k_raw", "far", "state"):
+        axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
+
+    def one(path, _):
+        name = path_name(path[1:]).partition("/")[0]  # path[0]: the layer
+        return NamedSharding(mesh, axes.get(name, PartitionSpec()))
+
+    return jax.tree_util.tree_map_with_path(one, cache)
+
+
+def data_shard(mesh: Mesh) -> tuple[int, int]:
+    """Which part of each batch this process reads, and how many parts there are.
+
+    Processes whose devices hold the same rows (an axis of the model runs across them) read the same
+    part.
+
+    Raises:
+      ValueError: a process's devices hold rows that are not one such part.
+    """
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    held = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()
+    rows = sorted({index[0].indices(parts)[0] for index in held if index is not None})
+    if rows[-1] - rows[0] >= len(rows) or parts % len(rows) or rows[0] % len(rows):
+        raise ValueError(
+            f"mesh.data*mesh.fsdp={parts}: this process's devices hold the parts {rows} of a batch;"
+            " choose axes that give each process neighbouring parts, as many as the others"
+        )
+    return rows[0] // len(rows), parts // len(rows)

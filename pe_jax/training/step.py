@@ -106,18 +106,20 @@ class Trainer:
         self.layout = sharding.layout(model, mesh)
         self.positions: Any = positions and placement.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
+        self.batch_sharding = sharding.batch_sharding(mesh)
 
         def params(seed):
-            return nnx.split(self.build(nnx.Rngs(jax.random.key(seed))))
+            model = self.build(nnx.Rngs(jax.random.key(seed)))
+            model.divided = sharding.activation_sharding(mesh) if mesh.size > 1 else None
+            return nnx.split(model)
 
         self.graph, shapes = nnx.eval_shape(lambda: params(0))
         shapes = nnx.as_pure(shapes)
         self.shapes = shapes
-        layout = sharding.parameter_shardings(shapes, mesh)
+        weights = sharding.parameter_shardings(shapes, mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
-        moments = sharding.optimizer_shardings(self.tx, shapes, layout, mesh)
-        self.shardings = State(layout, moments, replicated)
-        self.batch_sharding = sharding.batch_sharding(mesh)
+        moments = sharding.optimizer_shardings(self.tx, shapes, weights, mesh)
+        self.shardings = State(weights, moments, replicated)
 
         def init(seed):
             pure = nnx.as_pure(params(seed)[1])
@@ -144,16 +146,19 @@ class Trainer:
         places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
         return mean_loss(model, batch, key if self.dropout else None, places, self.layout)
 
+    def arguments(self, batch: int, length: int) -> tuple[State, dict, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of what the step takes for packed batches: state, batch, seed."""
+        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
+        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
+        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
+        return jax.eval_shape(self.init, 0), packed, jax.ShapeDtypeStruct((), jnp.int32)
+
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
         if self.compile_seconds is not None:
             return self.step
         begin = time.monotonic()
-        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
-        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
-        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
-        state = jax.eval_shape(self.init, 0)
-        self.step = self.step.lower(state, packed, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        self.step = self.step.lower(*self.arguments(batch, length)).compile()
         self.compile_seconds = time.monotonic() - begin
         return self.step
 
