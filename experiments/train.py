@@ -9,9 +9,9 @@ evaluation.json. The same command again continues where it stopped, or finds it 
 import contextlib
 import dataclasses
 import json
-import math
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ import numpy as np
 from absl import logging
 
 from experiments import launch
+from experiments.lock import Lock
+from experiments.provenance import save_json
 from pe_jax.training import data, placement, sharding, tasks, tokenizer
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import Config
@@ -87,44 +89,48 @@ def batches(config: Config, source: Source):
 
 
 def meta(config: Config, source: Source) -> dict:
-    """What a checkpoint belongs to: the config and the corpus, as JSON has them."""
-    return json.loads(json.dumps({**dataclasses.asdict(config), "corpus": source.corpus.digest}))
+    """What a checkpoint belongs to: the config, the corpus and its readers, as JSON has them."""
+    about = {"corpus": source.corpus.digest, "processes": jax.process_count()}
+    return json.loads(json.dumps({**dataclasses.asdict(config), **about}))
 
 
 class Diverged(RuntimeError):
-    """The loss is no longer finite."""
+    """The loss or its gradient is not finite, and does not come back."""
 
 
 def train(config: Config, source: Source, trainer: Trainer, label: str, stop: launch.Stop) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
 
+    Data or a checkpoint that cannot be read or written end the program, on one line.
+
     Raises:
-      Diverged: the loss is not finite; the layer is named, and nothing is saved.
-      ValueError: the checkpoint belongs to another run.
+      Diverged: too many updates in a row were not finite; the layer is named and the last
+        checkpoint, and nothing is saved.
     """
     folder = Path(config.workdir)
-    about = meta(config, source)
+    about = {**meta(config, source), "devices": dict(trainer.mesh.shape)}
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
         rows = batches(config, source)
         trainer.compile(config.batch, config.length)
         state = trainer.init(config.seed)
-        done = checkpoints.latest() or 0
-        if done > config.steps:
-            raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
-        if done:
-            state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
-            logging.info("%s continues at step %d", label, done)
-        metrics = stack.enter_context(contextlib.closing(Metrics(folder, config.steps, label)))
-        metrics.start(done)
+        with launch.one_line_errors():
+            done = checkpoints.latest() or 0
+            if done > config.steps:
+                raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
+            if done:
+                state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
+                logging.info("%s continues at step %d", label, done)
+        metrics = Metrics(folder, config.steps, label, done)
+        stack.enter_context(contextlib.closing(metrics)).start(done)
         lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
         tokens = config.batch * config.length
         for step in range(done + 1, config.steps + 1):
-            batch = next(rows)
+            batch = _next(rows, step)
             state, values = trainer.step(state, trainer.put(batch), np.int32(config.seed))
             if lockstep:
                 jax.block_until_ready(state)
-            stopping = stop.signal is not None  # asked once: a signal may come at any moment
+            stopping = stop.after(step)  # asked once: a signal may come at any moment
             save = (
                 stopping
                 or step == config.steps
@@ -132,18 +138,37 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
             )
             if save or step % config.log_every == 0:
                 found = {name: float(value) for name, value in values.items()}
-                _check_finite(found, trainer, state, batch, step)
+                _check_finite(found, trainer, state, batch, step, checkpoints, save)
                 metrics.write(step, tokens, **found)
             if save:
-                checkpoints.save(step, state, rows, about)
+                with launch.one_line_errors():
+                    checkpoints.save(step, state, rows, about)
                 metrics.start(step)
             if stopping:
                 break
     return state
 
 
-def _check_finite(found: dict, trainer: Trainer, state: State, batch: dict, step: int) -> None:
-    if all(map(math.isfinite, found.values())):
+def _next(rows: Iterator[dict], step: int) -> dict:
+    with launch.one_line_errors():
+        try:
+            return next(rows)
+        except Exception as error:  # of a reader, its file, or its end: each raises its own
+            raise ValueError(f"no data for step {step}: {error or repr(error)}") from error
+
+
+def _check_finite(
+    found: dict,
+    trainer: Trainer,
+    state: State,
+    batch: dict,
+    step: int,
+    checkpoints: Checkpoints,
+    save: bool,
+) -> None:
+    """Raises Diverged after too many skipped updates, or if a state to be saved is not finite."""
+    row = int(state.skipped[0])
+    if row <= trainer.skips and (not save or trainer.finite(state)):
         return
     where = "the gradient"
     try:
@@ -153,7 +178,12 @@ def _check_finite(found: dict, trainer: Trainer, state: State, batch: dict, step
         model.check_finite(rows[0], positions=places, segments=rows[1])
     except FloatingPointError as error:
         where = str(error)
-    raise Diverged(f"loss {found['loss']} by step {step}: {where}; nothing was saved")
+    last = checkpoints.latest()
+    kept = f"the last good checkpoint is step {last}" if last else "nothing was saved"
+    raise Diverged(
+        f"loss {found['loss']} by step {step}: {where}; {row} updates in a row skipped"
+        f" (optimizer.skips={trainer.skips}); {kept}"
+    )
 
 
 def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:
@@ -177,20 +207,24 @@ def main(config: Config) -> None:
             logging.info("%s is finished: nothing to do", folder)
             return
         batches(config, source)  # raises what training would, before anything is written
-        folder.mkdir(parents=True, exist_ok=True)
-        saved.write_text(json.dumps(meta(config, source), indent=2))
-    begin = time.monotonic()
-    with launch.Stop() as stop:
-        try:
-            state = train(config, source, trainer, config.model.encoding, stop)
-        except Diverged as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
-    if stop.signal is not None:
-        sys.exit(128 + stop.signal)
-    found = {"status": "ok", "seconds": time.monotonic() - begin}
-    found |= evaluate(Evaluator(trainer, config.eval), source, state)
-    (folder / "evaluation.json").write_text(json.dumps(found))
+        first = jax.process_index() == 0
+        lock = contextlib.closing(Lock(folder)) if first else contextlib.nullcontext()
+    with lock:
+        if first:
+            save_json(saved, meta(config, source))
+        begin = time.monotonic()
+        with launch.Stop() as stop:
+            try:
+                state = train(config, source, trainer, config.model.encoding, stop)
+            except Diverged as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(1)
+        if stop.signal is not None:
+            sys.exit(128 + stop.signal)
+        found = {"status": "ok", "seconds": time.monotonic() - begin}
+        found |= evaluate(Evaluator(trainer, config.eval), source, state)
+        if first:
+            save_json(folder / "evaluation.json", found)
     for protocol, lengths in found["losses"].items():
         for length, losses in lengths.items():
             text = "not defined" if losses is None else f"{np.mean(losses):.4f} nats"

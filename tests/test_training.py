@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import signal
 from concurrent import futures
 
@@ -44,7 +45,9 @@ def start(trainer: Trainer) -> State:
     zeros = jax.tree.map(
         lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(trainer.tx.init, params)
     )
-    return jax.device_put(State(params, zeros, np.int32(0)), trainer.shardings)
+    return jax.device_put(
+        State(params, zeros, np.int32(0), np.zeros(2, np.int32)), trainer.shardings
+    )
 
 
 def steps(trainer: Trainer, count: int = 1, batch=None) -> tuple[State, list[list[float]]]:
@@ -375,8 +378,10 @@ def test_a_run_with_other_settings_is_refused(config, monkeypatch, capsys, tmp_p
     (tmp_path / "text" / "train" / "a").write_bytes(b"another text " * 20)
     no(config, "corpus=", made)
     os.remove(f"{config.workdir}/config.json")  # the checkpoint knows too
-    with pytest.raises(ValueError, match="corpus=.*" + made):
+    with pytest.raises(SystemExit) as end:
         main(config, monkeypatch)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and "corpus=" in error and made in error
 
 
 # 42
@@ -409,7 +414,7 @@ class Poisoned:
         return self.trainer.step(state, batch, seed)
 
 
-# 57
+# 27, 57
 @pytest.mark.parametrize("log_every", [1, 5])
 @pytest.mark.parametrize(
     "value, words",
@@ -418,6 +423,7 @@ class Poisoned:
 def test_divergence_names_the_layer_and_saves_nothing(
     config, monkeypatch, capsys, tmp_path, value, words, log_every
 ):
+    config = change(config, optimizer={"skips": 0})
     prepare = program.prepare
     monkeypatch.setattr(program, "prepare", lambda *a: Poisoned(prepare(*a), value))
     capsys.readouterr()
@@ -426,10 +432,136 @@ def test_divergence_names_the_layer_and_saves_nothing(
     error = capsys.readouterr().err
     assert end.value.code == 1 and error.count("\n") == 1
     step = 3 if log_every == 1 else 5
-    for word in ("error: loss nan", f"by step {step}: ", *words, "nothing was saved"):
+    row = "1 updates in a row skipped (optimizer.skips=0)"
+    for word in ("error: loss nan", f"by step {step}: ", *words, row, "nothing was saved"):
         assert word in error
     assert Checkpoints(tmp_path / "run" / "checkpoints").latest() is None
     assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def spoil(batch: dict) -> dict:
+    """A batch whose loss is NaN: infinite weights, as of a reader gone wrong."""
+    return {**batch, "weights": batch["weights"] * np.float32(np.inf)}
+
+
+# 57
+def test_an_update_that_is_not_finite_is_not_applied_and_counted():
+    one = trainer(SPECS["rope"])
+    state, bits = start(one), lambda s: [np.asarray(x) for x in jax.tree.leaves(s[:2])]
+    good, bad = tiny.batch(), spoil(tiny.batch())
+    for step, (batch, counts) in enumerate(
+        [(bad, [1, 1]), (good, [0, 1]), (bad, [1, 2]), (bad, [2, 3]), (good, [0, 3])], 1
+    ):
+        before = bits(state)
+        state, values = one.step(state, one.put(batch), np.int32(0))
+        same = all(map(np.array_equal, before, bits(state)))
+        assert same == (batch is bad) and np.isfinite(values["loss"]) == (batch is good)
+        assert state.skipped.tolist() == counts and values["skipped"] == counts[1]
+        assert int(state.step) == step and one.finite(state)
+    before = bits(state)
+    for batch in [bad] * (one.skips + 1) + [good] * 2:  # too many: nothing goes on unseen
+        state, _ = one.step(state, one.put(batch), np.int32(0))
+        assert all(map(np.array_equal, before, bits(state)))
+    assert state.skipped.tolist() == [one.skips + 1, 3 + one.skips + 1]
+
+
+def test_a_gradient_alone_that_is_not_finite_is_not_applied():
+    one = trainer(SPECS["rope"])
+    kernel = lambda s: np.asarray(s.params["blocks"][0]["mlp"]["up"]["kernel"])  # noqa: E731
+    state = start(one)
+    scale = state.params["norm"]
+    state = state._replace(params={**state.params, "norm": jax.tree.map(lambda x: x * 1e30, scale)})
+    before = kernel(state)
+    state, values = one.step(state, one.put(tiny.batch()), np.int32(0))
+    assert np.isfinite(values["loss"]) and not np.isfinite(values["gradient_norm"])
+    np.testing.assert_array_equal(kernel(state), before)
+    assert state.skipped.tolist() == [1, 1]
+
+
+# 57
+def test_a_few_updates_are_skipped_and_more_end_the_run_at_its_last_checkpoint(
+    config, monkeypatch, capsys, tmp_path
+):
+    def spoilt(config, *steps):
+        put, count = Trainer.put, iter(range(1, 100))
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Trainer, "put", lambda self, x: put(self, spoil(x) if next(count) in steps else x)
+            )
+            return main(config, monkeypatch)
+
+    config = change(config, save_every=2, optimizer={"skips": 1})
+    state = spoilt(config, 2, 4, 6)
+    assert state.skipped.tolist() == [1, 3]
+    rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] is None for row in rows] == [False, True] * 3
+    assert [row["skipped"] for row in rows] == [0, 1, 1, 2, 2, 3]
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert np.isfinite(found["losses"]["sliding"]["4"]).all()
+    worse = change(config, workdir=str(tmp_path / "worse"))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        spoilt(worse, 3, 5, 6)
+    error = capsys.readouterr().err
+    assert end.value.code == 1 and error.count("\n") == 1
+    for word in ("loss nan by step 6: the gradient; 2 updates", "checkpoint is step 4"):
+        assert word in error
+    assert Checkpoints(tmp_path / "worse" / "checkpoints", read_only=True).steps() == [2, 4]
+
+
+# 57
+def test_what_is_not_finite_is_never_saved_even_where_no_loss_shows_it(
+    config, monkeypatch, capsys, tmp_path
+):
+    config = change(config, model={"encoding": "learned(length=40)"}, steps=2)
+    prepare = program.prepare
+
+    def poisoned(*given):
+        made = prepare(*given)
+        begin = made.init
+
+        def init(seed):
+            state = begin(seed)
+            table = state.params["shared"]
+            far = lambda x: x.at[-1].set(np.nan)  # noqa: E731
+            return state._replace(params={**state.params, "shared": jax.tree.map(far, table)})
+
+        monkeypatch.setattr(made, "init", init)
+        return made
+
+    monkeypatch.setattr(program, "prepare", poisoned)
+    with pytest.raises(SystemExit) as end:
+        main(config, monkeypatch)
+    assert end.value.code == 1 and "parameter shared" in capsys.readouterr().err
+    assert Checkpoints(tmp_path / "run" / "checkpoints").latest() is None
+
+
+# 55
+def test_data_that_dies_while_training_is_one_line_and_no_hang(
+    config, monkeypatch, capsys, tmp_path
+):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        at_step(patch, 2, lambda: shutil.rmtree(tmp_path / "text"))
+        main(change(config, steps=500), patch)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1
+    for word in ("error: no data for step ", "cannot read", "text/train/", "restore it"):
+        assert word in error, error
+
+
+# 56
+def test_rows_after_the_checkpoint_and_torn_ones_are_dropped_when_it_continues(
+    config, monkeypatch, tmp_path
+):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        at_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        main(config, monkeypatch)
+    path = tmp_path / "run" / "metrics.jsonl"
+    good = path.read_text()
+    path.write_text(good + '{"step": 4, "loss": 1.0}\n[]\n{"step": 5, "lo')
+    main(config, monkeypatch)
+    assert path.read_text().startswith(good)
+    assert [step for step, _ in losses(config)] == [1, 2, 3, 4, 5, 6]
 
 
 # 28, 29
