@@ -27,31 +27,43 @@ class Lock:
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / NAME
         self.file = path.open("a+", encoding="utf-8")
-        held = self._flock()
-        self.file.seek(0)
-        owner, here = self.file.read(), socket.gethostname()
-        host, who = _describe(owner)
-        if not held:
+        try:
+            self._take(path)
+        except OSError:
+            self.file.close()
+            raise
+
+    def _take(self, path: Path) -> None:
+        here, workdir = socket.gethostname(), str(path.parent)
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _, _, who = self._owner()
             raise OSError(
-                f"workdir={str(workdir)!r} is in use by {who}; stop that run, or choose another"
+                f"workdir={workdir!r} is in use by {who}; stop that run, or choose another"
                 " --config.workdir"
-            )
-        if owner and host != here:
+            ) from None
+        left, host, who = self._owner()
+        if left and host != here:
             raise OSError(
-                f"workdir={str(workdir)!r} was locked by {who}, which cannot be seen from {here};"
+                f"workdir={workdir!r} was locked by {who}, which cannot be seen from {here};"
                 f" if that run has ended, remove {path}"
             )
-        if owner:
+        if left:
             logging.warning("%s was left by %s, which is gone: taken over", path, who)
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         self._write(json.dumps({"host": here, "pid": os.getpid(), "since": now}))
 
-    def _flock(self) -> bool:
+    def _owner(self) -> tuple[bool, str, str]:
+        """Whether somebody is named in the file, its host, and who in words."""
+        self.file.seek(0)
+        text = self.file.read()
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            said = json.loads(text)
+            who = f"process {said['pid']} on {said['host']} since {said['since']}"
+            return True, said["host"], who
+        except (ValueError, KeyError, TypeError):  # empty for a moment, or torn
+            return bool(text), "", "another process"
 
     def _write(self, text: str) -> None:
         self.file.truncate(0)
@@ -62,12 +74,3 @@ class Lock:
         """Lets the next run in."""
         self._write("")
         self.file.close()
-
-
-def _describe(owner: str) -> tuple[str, str]:
-    """(host, in words who), of the content of a lock file."""
-    try:
-        said = json.loads(owner)
-        return said["host"], f"process {said['pid']} on {said['host']} since {said['since']}"
-    except (ValueError, KeyError, TypeError):  # empty for a moment, or torn
-        return "", "another process"

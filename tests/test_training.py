@@ -469,8 +469,10 @@ def test_a_gradient_alone_that_is_not_finite_is_not_applied():
     one = trainer(SPECS["rope"])
     kernel = lambda s: np.asarray(s.params["blocks"][0]["mlp"]["up"]["kernel"])  # noqa: E731
     state = start(one)
-    scale = state.params["norm"]
-    state = state._replace(params={**state.params, "norm": jax.tree.map(lambda x: x * 1e30, scale)})
+    scale = state.params["final_norm"]
+    state = state._replace(
+        params={**state.params, "final_norm": jax.tree.map(lambda x: x * 1e21, scale)}
+    )
     before = kernel(state)
     state, values = one.step(state, one.put(tiny.batch()), np.int32(0))
     assert np.isfinite(values["loss"]) and not np.isfinite(values["gradient_norm"])

@@ -40,9 +40,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, read_only: bool = False):
         self.folder = folder.absolute()
-        options = ocp.CheckpointManagerOptions(
-            create=not read_only, read_only=read_only, cleanup_tmp_directories=not read_only
-        )
+        writes = not read_only
+        options = ocp.CheckpointManagerOptions(create=writes, cleanup_tmp_directories=writes)
         self.manager = ocp.CheckpointManager(self.folder, options=options)
         for step in set(self.manager.all_steps()) - set(self.steps()):
             logging.warning("%s has no %s: not whole, ignored", self.path(step), manifest.NAME)

