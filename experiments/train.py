@@ -113,14 +113,10 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
         rows = batches(config, source)
         trainer.compile(config.batch, config.length)
-        state = trainer.init(config.seed)
         with launch.one_line_errors():
-            done = checkpoints.latest() or 0
-            if done > config.steps:
-                raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
-            if done:
-                state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
-                logging.info("%s continues at step %d", label, done)
+            state, done = _begin(checkpoints, config, trainer, rows, about)
+        if done:
+            logging.info("%s continues at step %d", label, done)
         metrics = Metrics(folder, config.steps, label, done)
         stack.enter_context(contextlib.closing(metrics)).start(done)
         lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
@@ -131,11 +127,8 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
             if lockstep:
                 jax.block_until_ready(state)
             stopping = stop.after(step)  # asked once: a signal may come at any moment
-            save = (
-                stopping
-                or step == config.steps
-                or (config.save_every and step % config.save_every == 0)
-            )
+            due = config.save_every and step % config.save_every == 0
+            save = stopping or step == config.steps or bool(due)
             if save or step % config.log_every == 0:
                 found = {name: float(value) for name, value in values.items()}
                 _check_finite(found, trainer, state, batch, step, checkpoints, save)
@@ -147,6 +140,17 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
             if stopping:
                 break
     return state
+
+
+def _begin(checkpoints: Checkpoints, config: Config, trainer: Trainer, rows, about: dict):
+    """The state of the last checkpoint, or a new one, and its step; advances `rows` to it."""
+    done = checkpoints.latest() or 0
+    if done > config.steps:
+        raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
+    state = trainer.init(config.seed)
+    if done:
+        state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
+    return state, done
 
 
 def _next(rows: Iterator[dict], step: int) -> dict:
@@ -170,20 +174,26 @@ def _check_finite(
     row = int(state.skipped[0])
     if row <= trainer.skips and (not save or trainer.finite(state)):
         return
-    where = "the gradient"
+    last = checkpoints.latest()
+    kept = f"the last good checkpoint is step {last}" if last else "nothing was saved"
+    raise Diverged(
+        f"loss {found['loss']} by step {step}: {_where(trainer, state, batch)}; {row} updates in a"
+        f" row skipped (optimizer.skips={trainer.skips}); {kept}"
+    )
+
+
+def _where(trainer: Trainer, state: State, batch: dict) -> str:
+    """In words, what is not finite first."""
+    if jax.process_count() > 1:  # the layers are run one by one, which takes all of them here
+        return "the gradient or a layer"
     try:
         model = trainer.model(state.params)
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
         places = trainer.positions.test(jax.random.key(0), *rows)
         model.check_finite(rows[0], positions=places, segments=rows[1])
     except FloatingPointError as error:
-        where = str(error)
-    last = checkpoints.latest()
-    kept = f"the last good checkpoint is step {last}" if last else "nothing was saved"
-    raise Diverged(
-        f"loss {found['loss']} by step {step}: {where}; {row} updates in a row skipped"
-        f" (optimizer.skips={trainer.skips}); {kept}"
-    )
+        return str(error)
+    return "the gradient"
 
 
 def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:

@@ -94,18 +94,19 @@ class Checkpoints:
             reason = str(error).strip().partition("\n")[0]
             raise OSError(
                 f"step {step} was not saved in {self.folder}: {reason[:300]} (it takes about"
-                f" {need:,} bytes, {free:,} are free); {self._last_good(step)}"
+                f" {need:,} bytes, {free:,} are free); the last good step is"
+                f" {self._last_good(step)}"
             ) from error
 
-    def _last_good(self, before: int) -> str:
-        """In words, which step of those before is whole and as it was written."""
+    def _last_good(self, before: int) -> int | None:
+        """The last of the steps before that is as it was written."""
         for step in reversed([s for s in self.steps() if s < before]):
             try:
                 manifest.check(self.path(step))
             except ValueError:
                 continue
-            return f"the last good step is {step}"
-        return "there is no good step before"
+            return step
+        return None
 
     def meta(self, step: int) -> dict:
         """What was saved beside the state."""
@@ -120,10 +121,12 @@ class Checkpoints:
         try:
             manifest.check(self.path(step), jax.process_index(), jax.process_count())
         except ValueError as error:
-            good = self._last_good(step)
-            fix = f"to continue there, remove {self.path(step)}"
-            fix = fix if "step is" in good else "use a new workdir"
-            raise ValueError(f"checkpoint {step} is damaged: {error}; {good}; {fix}") from None
+            good, fix = self._last_good(step), "use a new workdir"
+            if good is not None:
+                fix = f"to continue there, remove {self.path(step)}"
+            raise ValueError(
+                f"checkpoint {step} is damaged: {error}; the last good step is {good}; {fix}"
+            ) from None
 
     def restore(
         self, step: int, like: Any, data: grain.DatasetIterator | None, meta: dict | None

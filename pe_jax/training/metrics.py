@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 
 import humanize
+import jax
 from absl import logging
 from tensorboardX import SummaryWriter
 
 
 class Metrics:
     """Writes rows to `metrics.jsonl` and event files under a folder, and logs progress.
+
+    Of several processes, the first one writes.
 
     Args:
       folder: of the run.
@@ -22,11 +25,13 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, steps: int, label: str, done: int):
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "metrics.jsonl"
+        first = jax.process_index() == 0
+        path = folder / "metrics.jsonl" if first else Path(os.devnull)
+        path.parent.mkdir(parents=True, exist_ok=True)
         _drop_after(done, path)
         self.file = path.open("a", encoding="utf-8")
-        self.events = SummaryWriter(str(folder / "events"), purge_step=done + 1)
+        events = str(folder / "events")
+        self.events = SummaryWriter(events, purge_step=done + 1, write_to_disk=first)
         self.steps, self.label = steps, label
         self.since: tuple[float, int] | None = None
 

@@ -125,7 +125,7 @@ def test_one_flipped_bit_in_any_file_is_named_with_the_last_good_step(folder, op
 def test_a_damaged_step_is_not_the_last_good_one(folder, opened):
     for step in "23":
         flip(max((folder / step).rglob("*"), key=lambda path: path.stat().st_size), 999)
-    refuses(opened(folder), "there is no good step before", "use a new workdir")
+    refuses(opened(folder), "the last good step is None", "use a new workdir")
 
 
 # 38, 41
