@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import orbax.checkpoint
 from absl import app, flags, logging
 from jax.experimental import multihost_utils
 from ml_collections import config_flags
@@ -163,6 +164,15 @@ def _distributed() -> None:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         raise OSError(f"not all processes came within {JOIN} s: {reason}") from error
+
+
+def meet() -> None:
+    """Waits until all processes are here; once in a program.
+
+    Before the first collective: on CPUs it gives up after 30 seconds, and compiling may take one
+    process that much longer than another.
+    """
+    orbax.checkpoint.multihost.get_barrier_sync_fn()(key="meet", timeout_ms=1000 * JOIN)
 
 
 class Stop:

@@ -113,8 +113,10 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
         rows = batches(config, source)
         trainer.compile(config.batch, config.length)
+        state = trainer.init(config.seed)
+        launch.meet()
         with launch.one_line_errors():
-            state, done = _begin(checkpoints, config, trainer, rows, about)
+            state, done = _begin(checkpoints, config, trainer, state, rows, about)
         if done:
             logging.info("%s continues at step %d", label, done)
         metrics = Metrics(folder, config.steps, label, done)
@@ -142,15 +144,16 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
     return state
 
 
-def _begin(checkpoints: Checkpoints, config: Config, trainer: Trainer, rows, about: dict):
-    """The state of the last checkpoint, or a new one, and its step; advances `rows` to it."""
+def _begin(
+    checkpoints: Checkpoints, config: Config, trainer: Trainer, new: State, rows, about: dict
+) -> tuple[State, int]:
+    """The state to begin with, the last checkpoint's or the new one; advances `rows` to it."""
     done = checkpoints.latest() or 0
     if done > config.steps:
         raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
-    state = trainer.init(config.seed)
-    if done:
-        state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
-    return state, done
+    if not done:
+        return new, 0
+    return checkpoints.restore(done, abstract(new, trainer.shardings), rows, about), done
 
 
 def _next(rows: Iterator[dict], step: int) -> dict:

@@ -528,7 +528,7 @@ def test_what_is_not_finite_is_never_saved_even_where_no_loss_shows_it(
     monkeypatch.setattr(program, "_begin", poisoned)
     with pytest.raises(SystemExit) as end:
         main(config, monkeypatch)
-    assert end.value.code == 1 and "parameter shared" in capsys.readouterr().err
+    assert end.value.code == 1 and "parameter ['shared']" in capsys.readouterr().err
     assert Checkpoints(tmp_path / "run" / "checkpoints").latest() is None
 
 
