@@ -106,9 +106,10 @@ def test_a_signal_to_one_of_a_group_saves_all_at_one_step(group, tmp_path, numbe
 def test_a_process_that_raises_brings_down_all_and_says_why(group, tmp_path):
     running = group(children.boom)
     wait(lambda: soak.last_logged(tmp_path / "run") >= 3, running[0])
-    assert ended(running) == [1, 1]
+    survivor, first = ended(running)
+    assert first == 1 and survivor not in (None, 0)
     assert errors(tmp_path / "1.log") == ["error: process 1 of 2: ArithmeticError: boom"]
-    assert errors(tmp_path / "0.log")[0].startswith("error: process 0 of 2: lost another process")
+    assert told(tmp_path / "0.log")
 
 
 # 53
@@ -119,8 +120,14 @@ def test_a_process_that_is_killed_brings_down_the_other(group, tmp_path, victim)
     running[victim].kill()
     statuses = ended(running)
     assert statuses.pop(victim) == -signal.SIGKILL and statuses[0] not in (None, 0)
-    said = (tmp_path / f"{1 - victim}.log").read_text()
-    assert "lost another process" in said or "coordination service" in said, said[-2000:]
+    assert told(tmp_path / f"{1 - victim}.log")
+
+
+def told(log: pathlib.Path) -> bool:
+    """Whether it says that another one ended first: our line, or JAX's where it was faster."""
+    said = log.read_text()
+    ours = f"error: process {log.stem} of 2: lost another process"
+    return ours in said or "This most likely indicates that another task died" in said
 
 
 # 54
