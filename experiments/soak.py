@@ -31,12 +31,6 @@ from experiments.provenance import commit, save_json
 from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints
 
-MINUTES = flags.DEFINE_float("minutes", 10, "no kill after this time", lower_bound=0)
-KILLS = flags.DEFINE_integer("kills", 20, "at most, in one run", lower_bound=1)
-SEED = flags.DEFINE_integer("seed", 0, "of the moments", lower_bound=0)
-FOLDER = flags.DEFINE_string("folder", "runs/soak", "for the runs; it is emptied")
-JSON = flags.DEFINE_string("json", "", "where the figures go; empty: FOLDER/soak.json")
-
 STEPS, SAVE_EVERY = 60, 5
 CONFIG = Path(__file__).parents[1] / "configs" / "train.py"
 SMALL = {  # dropout, random positions and packing draw in every step: all must go on where it was
@@ -160,7 +154,7 @@ def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Lif
         raise RuntimeError(_ended(process.exitcode, log))
     begun = written(workdir) > rows_before
     moment = "saving" if unfinished(workdir) - left else "training" if begun else "starting"
-    return Life(moment, max(last_logged(workdir) - last_saved(workdir), 0))
+    return Life(moment, max(last_logged(workdir) - last_saved(workdir), 0) if begun else 0)
 
 
 def finish(flags: list[str], log: Path) -> None:
@@ -196,23 +190,24 @@ def one_run(folder: Path, data: Path, kills: int, draw: random.Random, until: fl
 def main(_: list[str]) -> None:
     """Runs in peace once, then with kills until the time is up; prints and writes the figures."""
     launch.quiet_libraries()
-    begin, folder = time.monotonic(), Path(FOLDER.value).absolute()
+    given = flags.FLAGS
+    begin, folder = time.monotonic(), Path(given.folder).absolute()
     shutil.rmtree(folder, ignore_errors=True)
     data = write_text(folder / "text")
     os.environ |= {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
     os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    draw, until = random.Random(SEED.value), begin + 60 * MINUTES.value
+    draw, until = random.Random(given.seed), begin + 60 * given.minutes
     finish(settings(folder / "peace", data, STEPS, SAVE_EVERY), folder / "peace.log")
     runs: list[Path] = []
     lives: list[Life] = []
     while not runs or time.monotonic() < until:
         runs.append(folder / f"killed{len(runs)}")
-        lives += one_run(runs[-1], data, KILLS.value, draw, until)
+        lives += one_run(runs[-1], data, given.kills, draw, until)
         logging.info("run %d is finished", len(runs))
     found = figures(folder / "peace", runs, lives)
-    found |= {"seconds": round(time.monotonic() - begin), "seed": SEED.value, "commit": commit()}
+    found |= {"seconds": round(time.monotonic() - begin), "seed": given.seed, "commit": commit()}
     found |= {"machine": f"{os.cpu_count()} × {platform.machine()}", "ok": good(found)}
-    save_json(Path(JSON.value or folder / "soak.json"), found)
+    save_json(Path(given.json or folder / "soak.json"), found)
     print(json.dumps(found, indent=2))
     sys.exit(0 if found["ok"] else 1)
 
@@ -228,7 +223,6 @@ def figures(peace: Path, runs: list[Path], lives: list[Life]) -> dict[str, Any]:
         "resumes": len(lives),
         "save_every": SAVE_EVERY,
         "steps_lost_most": max(lost, default=0),
-        "steps_lost_mean": round(sum(lost) / max(len(lost), 1), 2),
         "bytes_compared": size * len(runs),
         "mismatches": sum(digest(run)[0] != want for run in runs),
         "rows_compared": STEPS * len(runs),
@@ -244,4 +238,9 @@ def good(found: dict[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_float("minutes", 10, "no kill after this time", lower_bound=0)
+    flags.DEFINE_integer("kills", 20, "at most, in one run", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "of the moments", lower_bound=0)
+    flags.DEFINE_string("folder", "runs/soak", "for the runs; it is emptied")
+    flags.DEFINE_string("json", "", "where the figures go; empty: FOLDER/soak.json")
     app.run(main)
