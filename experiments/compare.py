@@ -5,6 +5,7 @@
 Interrupted, the same command goes on where it was; what is finished is not repeated.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -25,6 +26,7 @@ from jax.sharding import Mesh
 
 from experiments import launch, report, results, speed
 from experiments.lanes import lanes, spread
+from experiments.lock import Lock
 from experiments.provenance import commit, save_json
 from experiments.train import (
     Diverged,
@@ -133,7 +135,8 @@ def one(
     found |= evaluate(evaluator, source, state)
     save_encoding(folder, trainer, state.params)
     rows, _, _ = results.read_metrics(folder / "metrics.jsonl")
-    found |= {"seconds": time.monotonic() - begin, "train_loss": rows[-1]["loss"]}
+    last = next((row["loss"] for row in reversed(rows) if row["loss"] is not None), None)
+    found |= {"seconds": time.monotonic() - begin, "train_loss": last}
     save_json(folder / "evaluation.json", found)
 
 
@@ -231,6 +234,15 @@ def main(config: CompareConfig) -> None:
         for name, spec in encodings.items():
             config.model = dataclasses.replace(model, encoding=spec)
             evaluators[name] = Evaluator(prepare(config, source.vocab, meshes[0]), config.eval)
+        lock = Lock(workdir)
+    with contextlib.closing(lock):
+        _run(config, source, evaluators, meshes, about)
+
+
+def _run(
+    config: CompareConfig, source: Source, evaluators: dict, meshes: list[Mesh], about: dict
+) -> None:
+    workdir = Path(config.workdir)
     save_json(workdir / "manifest.json", about)
     with launch.Stop() as stop:
         jobs = Jobs(config, source, evaluators, about["seeds"], meshes, stop)

@@ -6,6 +6,7 @@ Prints accuracies over seeds and writes results.json, accuracy.csv and accuracy.
 workdir. Interrupted, the same command goes on where it was, run by run.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -24,6 +25,7 @@ from absl import logging
 from experiments import launch, plotting
 from experiments.compare import commit, save_json, slug
 from experiments.lanes import lanes, spread
+from experiments.lock import Lock
 from experiments.results import Scheme
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
@@ -120,7 +122,7 @@ def one(config: ImagesConfig, trainer: Classifier, conventions, seed: int, test,
             loss = float(values["loss"])
             spec = trainer.config.encoding
             logging.info("%s seed %d: step %d, loss %.4f", spec, seed, step + 1, loss)
-            if not np.isfinite(loss):
+            if int(state.skipped[0]) > trainer.skips:
                 return {"status": "diverged", "step": step + 1}
         if stop.signal is not None:
             return {}
@@ -248,8 +250,9 @@ def main(config: ImagesConfig) -> None:
     with launch.one_line_errors():
         if (workdir / "config.json").exists():
             check_same(json.loads((workdir / "config.json").read_text()), now, BINDING)
+        lock = Lock(workdir)
         save_json(workdir / "config.json", now)
-    with launch.Stop() as stop:
+    with contextlib.closing(lock), launch.Stop() as stop:
         with launch.one_line_errors():
             runs = run(config, stop)
         if stop.signal is not None:

@@ -47,6 +47,7 @@ class OptimizerConfig:
       b1: decay of the first moment.
       b2: decay of the second.
       clip: largest global norm of the gradient.
+      skips: updates in a row that are skipped because they are not finite; one more ends the run.
     """
 
     learning_rate: float = _real(3e-3, 0, 10, open_low=True)
@@ -56,6 +57,7 @@ class OptimizerConfig:
     b1: float = _real(0.9, 0, 0.9999)
     b2: float = _real(0.95, 0, 0.99999)
     clip: float = _real(1.0, 0, 1e9, open_low=True)
+    skips: int = _int(3, 0)
 
 
 @dataclasses.dataclass(unsafe_hash=True)

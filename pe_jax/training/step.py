@@ -22,11 +22,19 @@ PLACES = 2**31  # folded into a step's key for its positions; dropout splits the
 
 
 class State(NamedTuple):
-    """All that training changes: parameters, optimizer state, steps done."""
+    """All that training changes.
+
+    Attributes:
+      params: the parameters.
+      opt_state: the optimizer's.
+      step: steps done, the skipped ones too: int32.
+      skipped: steps skipped because they were not finite, the last in a row and all: int32 [2].
+    """
 
     params: Any
     opt_state: Any
     step: Any
+    skipped: Any
 
 
 def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
@@ -80,6 +88,11 @@ def mean_loss(
     return total / jnp.maximum(weights.sum(), 1)
 
 
+def finite(tree: Any) -> jax.Array:
+    """Whether all its numbers are: bool []."""
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+
+
 class Trainer:
     """The compiled program of one model on one mesh; seeds differ only in the state they pass.
 
@@ -90,8 +103,11 @@ class Trainer:
       positions: where tokens stand, in training and in tests; None for models of something else.
       shapes: of the parameters.
       init: seed → State, already sharded.
-      step: (State, batch, seed) → (State, metrics); donates the state. After a loss that is not
-        finite, the state stays as it is and all losses are NaN.
+      finite: whether all numbers of a State are.
+      step: (State, batch, seed) → (State, metrics); donates the state. Where the loss or a gradient
+        is not finite, nothing but the counts changes; after more than `skips` of these in a row,
+        nothing is ever updated again.
+      skips: how many are borne, from the optimizer's config.
     """
 
     def __init__(
@@ -107,6 +123,7 @@ class Trainer:
         self.positions: Any = positions and placement.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
         self.batch_sharding = sharding.batch_sharding(mesh)
+        self.skips = config.skips
 
         def params(seed):
             model = self.build(nnx.Rngs(jax.random.key(seed)))
@@ -119,16 +136,18 @@ class Trainer:
         weights = sharding.parameter_shardings(shapes, mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
         moments = sharding.optimizer_shardings(self.tx, shapes, weights, mesh)
-        self.shardings = State(weights, moments, replicated)
+        self.shardings = State(weights, moments, replicated, replicated)
 
         def init(seed):
             pure = nnx.as_pure(params(seed)[1])
-            return State(pure, self.tx.init(pure), jnp.zeros((), jnp.int32))
+            zeros = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32)
+            return State(pure, self.tx.init(pure), *zeros)
 
         # It runs once: on CPU, optimising it would take most of its time (9 s of 11 for DeBERTa).
         cpu = mesh.devices.flat[0].platform == "cpu"
         fast = {"xla_backend_optimization_level": 0} if cpu else None
         self.init = jax.jit(init, out_shardings=self.shardings, compiler_options=fast)
+        self.finite = jax.jit(finite, compiler_options=fast)
         self.step: Any = jax.jit(
             self._step,
             in_shardings=(self.shardings, self.batch_sharding, replicated),
@@ -178,10 +197,13 @@ class Trainer:
         )(state.params)
         norm = optax.tree.norm(grads)
         updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
-        new = State(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-        # From the first value that is not finite on, the state stays as it was (`step` is -1 and
-        # the loss NaN): one update more, and every parameter would be NaN and none to blame.
-        going = (state.step >= 0) & jnp.isfinite(loss) & jnp.isfinite(norm)
-        old = state._replace(step=jnp.int32(-1))
-        new = jax.tree.map(lambda new, old: jnp.where(going, new, old), new, old)
-        return new, {"loss": jnp.where(going, loss, jnp.nan), "gradient_norm": norm}
+        new = State(optax.apply_updates(state.params, updates), opt_state, state.step, None)
+        # optax.apply_if_finite gives up after its limit and applies the NaN; it is slower, too.
+        row, total = state.skipped
+        stuck = row > self.skips
+        skip = stuck | ~(jnp.isfinite(loss) & jnp.isfinite(norm))
+        counts = jnp.stack([jnp.where(skip, row + 1, 0), total + skip])
+        old = state._replace(skipped=None)
+        new = jax.tree.map(lambda new, old: jnp.where(skip, old, new), new, old)
+        new = new._replace(step=state.step + 1, skipped=jnp.where(stuck, state.skipped, counts))
+        return new, {"loss": loss, "gradient_norm": norm, "skipped": new.skipped[1]}

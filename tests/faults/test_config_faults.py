@@ -34,7 +34,7 @@ def command(monkeypatch, tmp_path):
         raise Compiled
 
     monkeypatch.setattr(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv)))
-    monkeypatch.setattr(launch, "_distributed", lambda: None)
+    monkeypatch.setattr(launch, "join", lambda *_: None)
     monkeypatch.setattr(launch, "quiet_libraries", lambda: None)
     monkeypatch.setattr(Trainer, "compile", compiled)
 
