@@ -197,8 +197,9 @@ def test_only_the_message_that_there_is_no_cluster_is_passed_over(monkeypatch):
     says[0] = "Number of processes must be defined."
     with pytest.raises(ValueError, match="Number of processes"):
         launch.join(None, None, None)
-    explicit = (("here:1", 2, 0), {"cluster_detection_method": "deactivate"})
-    assert calls == [((), {}), explicit, ((), {})]
+    how = {"initialization_timeout": launch.WAIT, "heartbeat_timeout_seconds": launch.SILENCE}
+    explicit = (("here:1", 2, 0), {"cluster_detection_method": "deactivate", **how})
+    assert calls == [((), how), explicit, ((), how)]
     for given, missing in (((None, 2, 0), "coordinator"), (("here:1", 2, None), "process")):
         with pytest.raises(ValueError, match=f"--{missing} is missing: pass all of --coordinator"):
             launch.join(*given)
