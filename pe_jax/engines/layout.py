@@ -31,7 +31,7 @@ class InOrder:
         """The inverse of `spread`."""
         return x
 
-    def per_segment(self, segments: jax.Array) -> jax.Array:
+    def per_segment(self, segments) -> jax.Array:
         """`positions.per_segment` of segments [B, T] that lie as they do here."""
         return self.spread(pos.per_segment(self.restore(jnp.asarray(segments))))
 

@@ -203,7 +203,8 @@ class Hop:
 
 def _apart(named: dict) -> tuple[dict, dict]:
     """What is of the queries, and what is of the keys and travels."""
-    return tuple({n: x for n, x in named.items() if (n[0] in "kv") == yes} for yes in (False, True))
+    keys = {name: x for name, x in named.items() if name[0] in "kv"}
+    return {name: x for name, x in named.items() if name not in keys}, keys
 
 
 def _begin(given: dict) -> tuple[dict, dict]:

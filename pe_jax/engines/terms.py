@@ -141,7 +141,8 @@ class Terms:
         share: str | None = None,
     ):
         self.rules, self.rows, self.columns, self.blocks = rules, rows, columns, blocks
-        self.share, self.runs, self.longest = runs, longest or rows * blocks + columns
+        self.runs, self.longest = runs, longest or rows * blocks + columns
+        self.share = share
         self.scale = rules.encoding.scale(rules.dims.head_dim)
 
     def own(self, x: jax.Array, axis: int = 0) -> jax.Array:

@@ -343,7 +343,9 @@ def prepare(rules: Rules, way: type[Terms], operands: dict, q: Tokens, k: Tokens
     lengths = blocks[0] * rows // cuts.runs, blocks[1] * columns // cuts.runs
     longest = cuts.parts * max(lengths) + columns
     terms = way(rules, rows, columns, blocks[0], cuts.runs, longest, cuts.share)
-    diff = {n: stretch(x, 2, lengths[n[0] != "q"], cuts.parts) for n, x in operands.items()}
+    diff: dict[str, Any] = {
+        n: stretch(x, 2, lengths[n[0] != "q"], cuts.parts) for n, x in operands.items()
+    }
     if lengths != (queries, keys):
         q, k = (_pad_tokens(x, n, cuts.parts) for x, n in zip((q, k), lengths, strict=True))
     gain = terms.scale

@@ -91,7 +91,8 @@ def check_fits(
 
 
 def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
-    ring, seq = layout(model, mesh), f"mesh.seq={mesh.shape['seq']}"
+    ring: Any = layout(model, mesh)
+    seq = f"mesh.seq={mesh.shape['seq']}"
     whole = [type(e).__name__ for e in model.pattern if e.overrides("rescore")]
     if whole:
         raise ValueError(f"{seq}: {whole[0]} needs whole rows of scores; use mesh.seq=1")
