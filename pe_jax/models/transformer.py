@@ -424,8 +424,13 @@ class Transformer(Stack):
 
         Returns:
           float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
+
+        Raises:
+          ValueError: a cache and a layout that is not in order.
         """
         tokens = jnp.asarray(tokens)
+        if cache is not None and layout is not IN_ORDER:
+            raise ValueError(f"layout={type(layout).__name__}: a cache has tokens in order")
         if positions is not None:
             rows = (*tokens.shape, *jnp.shape(positions)[2:])
             positions = jnp.broadcast_to(jnp.asarray(positions), rows)
