@@ -184,7 +184,7 @@ How to read it.
 - **of peak**: matrix products, those of recomputed blocks too, over what the chip could do in that
   step.
 - **all-gather** … **permute**: GiB of the arrays that each kind of collective makes, a chip and
-  step.
+  step. The TPU compiler writes gathers of small parts as all-reduces of arrays that are 0 elsewhere.
 - On one chip attention runs in the TPU's kernels where the scheme has one; on several in tiles of
   XLA, which hold all heads of a chip's rows (see `WORKSPACE.md`).
 
