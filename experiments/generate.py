@@ -3,6 +3,7 @@
 python -m experiments.generate --workdir=runs/train --prompt="def " --tokens=200
 """
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -30,20 +31,19 @@ def load(workdir: Path):
     missing = f"workdir={str(workdir)!r} holds no {{}}; train a model there first"
     path = workdir / "config.json"
     if not path.exists():
-        raise ValueError(
-            f"workdir={str(workdir)!r} holds no config.json; train a model there first"
-        )
+        raise ValueError(missing.format("config.json"))
     config = from_json(Config, json.loads(path.read_text()))
     # one device, however many it was trained on
     mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
     trainer = Trainer(config.model, config.optimizer, config.steps, mesh)
-    checkpoints = Checkpoints(workdir / "checkpoints")
-    step = checkpoints.latest()
-    if step is None:
+    if not (workdir / "checkpoints").is_dir():
         raise ValueError(missing.format("checkpoint"))
-    like = abstract(jax.eval_shape(trainer.init, 0), trainer.shardings)
-    state = checkpoints.restore(step, like, None, checkpoints.meta(step))
-    checkpoints.close()
+    with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
+        step = checkpoints.latest()
+        if step is None:
+            raise ValueError(missing.format("checkpoint"))
+        like = abstract(jax.eval_shape(trainer.init, 0), trainer.shardings)
+        state = checkpoints.restore(step, like, None, None)
     return trainer.model(state.params), config
 
 

@@ -9,17 +9,20 @@ evaluation.json. The same command again continues where it stopped, or finds it 
 import contextlib
 import dataclasses
 import json
-import math
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
+from jax.sharding import Mesh
 
 from experiments import launch
+from experiments.lock import Lock
+from experiments.provenance import save_json
 from pe_jax.training import data, placement, sharding, tasks, tokenizer
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import Config
@@ -54,13 +57,14 @@ def open_source(config: Config) -> Source:
     return Source(corpus, tokens, windows(corpus, tokens, config.eval))
 
 
-def prepare(config: Config, vocab: int) -> Trainer:
+def prepare(config: Config, vocab: int, mesh: Mesh | None = None) -> Trainer:
     """Fills in the vocabulary and the mesh, checks that all fits, and makes the programs."""
     config.model.vocab = config.model.vocab or vocab
     if config.model.vocab < vocab:
         raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
-    mesh = sharding.make_mesh(config.mesh)
-    sharding.check_fits(config.model, config.batch, mesh)
+    mesh = mesh or sharding.make_mesh(config.mesh)
+    lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
+    sharding.check_fits(config.model, config.batch, mesh, lengths)
     pattern = config.model.pattern
     places, limit = placement.choose(config.positions, pattern), placement.limit(pattern)
     if not places.fits(config.length, limit):
@@ -73,16 +77,17 @@ def prepare(config: Config, vocab: int) -> Trainer:
     return Trainer(model, config.optimizer, config.steps, mesh, config.positions)
 
 
-def batches(config: Config, source: Source):
-    """The endless iterator of this process."""
+def batches(config: Config, source: Source, mesh: Mesh):
+    """The endless iterator of this process's part of each batch."""
+    index, count = sharding.data_shard(mesh)
     return data.train_iterator(
         source.corpus,
         source.tokens,
         length=config.length,
         batch=config.batch,
         seed=config.seed,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=index,
+        process_count=count,
     )
 
 
@@ -92,68 +97,118 @@ def meta(config: Config, source: Source) -> dict:
 
 
 class Diverged(RuntimeError):
-    """The loss is no longer finite."""
+    """The loss or its gradient is not finite, and does not come back."""
 
 
 def train(config: Config, source: Source, trainer: Trainer, label: str, stop: launch.Stop) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
 
+    Data or a checkpoint that cannot be read or written end the program, on one line.
+
     Raises:
-      Diverged: the loss is not finite; the layer is named, and nothing is saved.
-      ValueError: the checkpoint belongs to another run.
+      Diverged: too many updates in a row were not finite; the layer is named and the last
+        checkpoint, and nothing is saved.
     """
     folder = Path(config.workdir)
-    about = meta(config, source)
+    readers = [sharding.data_shard(trainer.mesh)[1], jax.process_count()]
+    about = meta(config, source) | {"readers": readers, "devices": dict(trainer.mesh.shape)}
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
-        rows = batches(config, source)
+        rows = batches(config, source, trainer.mesh)
         trainer.compile(config.batch, config.length)
         state = trainer.init(config.seed)
-        done = checkpoints.latest() or 0
-        if done > config.steps:
-            raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
+        launch.meet()
+        with launch.one_line_errors():
+            state, done = _begin(checkpoints, config, trainer, state, rows, about)
         if done:
-            state = checkpoints.restore(done, abstract(state, trainer.shardings), rows, about)
             logging.info("%s continues at step %d", label, done)
-        metrics = stack.enter_context(contextlib.closing(Metrics(folder, config.steps, label)))
-        metrics.start(done)
+        metrics = Metrics(folder, config.steps, label, done)
+        stack.enter_context(contextlib.closing(metrics)).start(done)
         lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
         tokens = config.batch * config.length
         for step in range(done + 1, config.steps + 1):
-            batch = next(rows)
+            batch = _next(rows, step)
             state, values = trainer.step(state, trainer.put(batch), np.int32(config.seed))
             if lockstep:
                 jax.block_until_ready(state)
-            stopping = stop.signal is not None  # asked once: a signal may come at any moment
-            save = (
-                stopping
-                or step == config.steps
-                or (config.save_every and step % config.save_every == 0)
-            )
+            stopping = stop.after(step)  # asked once: a signal may come at any moment
+            due = config.save_every and step % config.save_every == 0
+            save = stopping or step == config.steps or bool(due)
             if save or step % config.log_every == 0:
                 found = {name: float(value) for name, value in values.items()}
-                _check_finite(found, trainer, state, batch, step)
+                _check_finite(found, trainer, state, batch, step, checkpoints, save)
                 metrics.write(step, tokens, **found)
             if save:
-                checkpoints.save(step, state, rows, about)
+                with launch.one_line_errors():
+                    checkpoints.save(step, state, rows, about)
                 metrics.start(step)
             if stopping:
                 break
     return state
 
 
-def _check_finite(found: dict, trainer: Trainer, state: State, batch: dict, step: int) -> None:
-    if all(map(math.isfinite, found.values())):
+def _begin(
+    checkpoints: Checkpoints, config: Config, trainer: Trainer, new: State, rows, about: dict
+) -> tuple[State, int]:
+    """The state to begin with, the last checkpoint's or the new one; advances `rows` to it."""
+    done = checkpoints.latest() or 0
+    if done > config.steps:
+        raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
+    if not done:
+        return new, 0
+    before = checkpoints.meta(done).get("readers", [1, 1])
+    same = before == about["readers"]
+    like = abstract(new, trainer.shardings)
+    state = checkpoints.restore(done, like, rows if same else None, about)
+    if not same:  # an iterator's state is of its own part of the data
+        text = "The data is dealt anew (parts, processes: %s, not %s): not bitwise the same"
+        logging.warning(text, about["readers"], before)
+        for _ in range(done):
+            next(rows)
+    return state, done
+
+
+def _next(rows: Iterator[dict], step: int) -> dict:
+    with launch.one_line_errors():
+        try:
+            return next(rows)
+        except Exception as error:  # of a reader, its file, or its end: each raises its own
+            raise ValueError(f"no data for step {step}: {error or repr(error)}") from error
+
+
+def _check_finite(
+    found: dict,
+    trainer: Trainer,
+    state: State,
+    batch: dict,
+    step: int,
+    checkpoints: Checkpoints,
+    save: bool,
+) -> None:
+    """Raises Diverged after too many skipped updates, or if a state to be saved is not finite."""
+    row = int(state.skipped[0])
+    if row <= trainer.skips and (not save or trainer.finite(state)):
         return
-    where = "the gradient"
+    last = checkpoints.latest()
+    kept = f"the last good checkpoint is step {last}" if last else "nothing was saved"
+    raise Diverged(
+        f"loss {found['loss']} by step {step}: {_where(trainer, state, batch)}; {row} updates in a"
+        f" row skipped (optimizer.skips={trainer.skips}); {kept}"
+    )
+
+
+def _where(trainer: Trainer, state: State, batch: dict) -> str:
+    """In words, what is not finite first."""
+    if jax.process_count() > 1:  # the layers are run one by one, which takes all of them here
+        return "the gradient or a layer"
     try:
         model = trainer.model(state.params)
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
         places = trainer.positions.test(jax.random.key(0), *rows)
         model.check_finite(rows[0], positions=places, segments=rows[1])
     except FloatingPointError as error:
-        where = str(error)
-    raise Diverged(f"loss {found['loss']} by step {step}: {where}; nothing was saved")
+        return str(error)
+    return "the gradient"
 
 
 def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:
@@ -176,21 +231,25 @@ def main(config: Config) -> None:
         if finished:
             logging.info("%s is finished: nothing to do", folder)
             return
-        batches(config, source)  # raises what training would, before anything is written
-        folder.mkdir(parents=True, exist_ok=True)
-        saved.write_text(json.dumps(meta(config, source), indent=2))
-    begin = time.monotonic()
-    with launch.Stop() as stop:
-        try:
-            state = train(config, source, trainer, config.model.encoding, stop)
-        except Diverged as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
-    if stop.signal is not None:
-        sys.exit(128 + stop.signal)
-    found = {"status": "ok", "seconds": time.monotonic() - begin}
-    found |= evaluate(Evaluator(trainer, config.eval), source, state)
-    (folder / "evaluation.json").write_text(json.dumps(found))
+        batches(config, source, trainer.mesh)  # raises what training would, and writes nothing
+        first = jax.process_index() == 0
+        lock = contextlib.closing(Lock(folder)) if first else contextlib.nullcontext()
+    with lock:
+        if first:
+            save_json(saved, meta(config, source))
+        begin = time.monotonic()
+        with launch.Stop() as stop:
+            try:
+                state = train(config, source, trainer, config.model.encoding, stop)
+            except Diverged as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(1)
+        if stop.signal is not None:
+            sys.exit(128 + stop.signal)
+        found = {"status": "ok", "seconds": time.monotonic() - begin}
+        found |= evaluate(Evaluator(trainer, config.eval), source, state)
+        if first:
+            save_json(folder / "evaluation.json", found)
     for protocol, lengths in found["losses"].items():
         for length, losses in lengths.items():
             text = "not defined" if losses is None else f"{np.mean(losses):.4f} nats"

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
 
 DISTANCE_SLOTS = (
     "distance_bias",
@@ -73,6 +74,18 @@ def require_bool(field: str, value: Any) -> None:
 def require_rows(table: Any, axis: int, rows: int) -> None:
     """Raises ValueError unless the table has these rows: another index would be clamped."""
     require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
+
+
+def take(table: jax.Array, index: jax.Array, axis: int = 0, mode: str | None = None) -> jax.Array:
+    """The rows of a table at `index` [*n]: one axis of the table becomes the axes *n.
+
+    Under Explicit mesh axes the rows are divided as the index is; JAX asks to be told.
+    """
+    table, spec = jnp.asarray(table), None
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        own, given = jax.typeof(table).sharding.spec, jax.typeof(index).sharding.spec
+        spec = PartitionSpec(*own[:axis], *given, *own[axis + 1 :])
+    return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +187,17 @@ class Encoding:
             on. Zeros at the beginning of a row, as is None.
         """
         return None
+
+    def state_after(self, before: jax.Array, state: jax.Array) -> jax.Array:
+        """What `state` would have given for tokens after one of state `before`, not the first.
+
+        For schemes whose state sums over tokens, so that parts of a row are summed side by side.
+
+        Args:
+          before: float32 [..., H, C]; zeros at the beginning of a row.
+          state: float32 [..., T, H, C], from `state(params, x)`.
+        """
+        return state
 
     def state_bias(self, q_state: list, k_state: list) -> Any:
         """A bias that is arithmetic on the C numbers of query and key; shapes broadcast: float32.
@@ -410,6 +434,12 @@ class Sum(Encoding):
         ]
         found = [s for s in found if s is not None]
         return jnp.concatenate(found, axis=-1) if found else None
+
+    def state_after(self, before, state):
+        """Each part's."""
+        pairs = zip(self.parts, self._places(), strict=True)
+        found = [part.state_after(before[..., at], state[..., at]) for part, at in pairs]
+        return jnp.concatenate(found, axis=-1)
 
     def state_bias(self, q_state, k_state):
         """Adds."""

@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool, require_rows
+from pe_jax.encodings.base import (
+    Encoding,
+    is_int,
+    is_real,
+    require,
+    require_bool,
+    require_rows,
+    take,
+)
 
 
 def _check_edges(edges) -> None:
@@ -79,7 +87,7 @@ class _Table(Encoding):
     def distance_bias(self, params, distance, dims):
         """table[h, index(d)]."""
         require_rows(params.shared["table"], 1, self._rows())
-        return params.shared["table"][:, self._index(distance)]
+        return take(params.shared["table"], self._index(distance), axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

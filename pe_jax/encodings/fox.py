@@ -60,6 +60,10 @@ class FoX(Encoding):
         """c_t, the running sum of log f."""
         return running.total(log_forget(x, **params.layer), before)
 
+    def state_after(self, before, state):
+        """The sum before, and the sum since."""
+        return running.after(before, state)
+
     def state_bias(self, q_state, k_state):
         """-|c_i - c_j|."""
         return -jnp.abs(running.difference(q_state, k_state))

@@ -13,7 +13,7 @@ import jax
 
 from pe_jax import positions as pos
 from pe_jax.encodings import t5
-from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.base import Encoding, is_real, require, take
 
 TABLES = ("index", "x", "y")
 
@@ -35,7 +35,7 @@ def bias(tables, distance, reaches) -> jax.Array:
     found = []
     for axis, (table, reach) in enumerate(zip(tables, reaches, strict=True)):
         bucket = t5.bucket(distance[..., axis], table.shape[1], reach, bidirectional=True)
-        found.append(table[:, bucket])
+        found.append(take(table, bucket, axis=1))
     return sum(found[1:], found[0])
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_rows
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_rows, take
 
 
 def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
@@ -43,7 +43,7 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
     inside = ((distance > -sides) & (distance < sides)).all(-1)
     near = jnp.clip(distance, 1 - sides, sides - 1) + (sides - 1)
     index = near[..., 0] * (2 * width - 1) + near[..., 1]
-    return jnp.where(inside, table[:, index], jnp.nan)
+    return jnp.where(inside, take(table, index, axis=1), jnp.nan)
 
 
 @dataclasses.dataclass(frozen=True)

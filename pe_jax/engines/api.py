@@ -21,7 +21,9 @@ from pe_jax.encodings.base import (
     require_bool,
 )
 from pe_jax.engines import dense, tiled
+from pe_jax.engines.axes import under_auto_axes
 from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.plan import TILE
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
@@ -31,6 +33,7 @@ SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit 
 SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
 
 
+@under_auto_axes
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -86,7 +89,9 @@ def attention(
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length.
-        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`.
+        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`; or
+        `pe_jax.engines.ring.Ring(mesh)`, under jit, for rows whose tokens several devices share:
+        q, k, v, x, positions and segments lie as its `spread` lays them, and so does the output.
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -118,17 +123,18 @@ def attention(
         )
     positions = _both(encoding, q, k, q_positions, k_positions)
     _check_names(encoding, params, dims)
-    at = positions or (pos.contiguous(q.shape[-3]),) * 2
+    layout = _layout(implementation, q_index, k_index, q, k)
+    at = positions or (layout.order(q.shape[-3]),) * 2
     if positions is None and encoding.anchored and q_segments is not None:
         batch = q.shape[:-3]
         ids = _segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
-        at = [pos.per_segment(rows).reshape(*batch, -1) for rows in ids]
+        at = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
     state = None
     if encoding.overrides("state"):
         check_input(encoding, x)
         if x.shape[:-1] != q.shape[:-2]:
             raise ValueError(f"x has shape {x.shape}; pass {[*q.shape[:-2], dims.width]}")
-        state = encoding.state(params, x)
+        state = layout.state(encoding, params, x)
     return attend(
         encoding.rotate_q(params, q, at[0]),
         encoding.rotate_k(params, k, at[1]),
@@ -152,6 +158,7 @@ def attention(
     )
 
 
+@under_auto_axes
 def attend(
     q: jax.Array,
     k: jax.Array,
@@ -189,15 +196,16 @@ def attend(
     _check_shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)
+    layout = _layout(implementation, q_index, k_index, q, k)
     need_index = causal or window is not None
-    q_ind = _index("q_index", q_index, batch, queries, keys if need_index else queries)
-    k_ind = _index("k_index", k_index, batch, keys, keys)
+    q_ind = _index("q_index", q_index, batch, queries, keys if need_index else queries, layout)
+    k_ind = _index("k_index", k_index, batch, keys, keys, layout)
     positions = _both(encoding, q, k, q_positions, k_positions)
     contiguous = positions is None
     if contiguous:
-        places = pos.contiguous(queries)[None]
+        places = layout.order(queries)[None]
         if q_seg is not None and encoding.overrides("bias"):
-            places = pos.per_segment(q_seg)  # distances are the same either way
+            places = layout.per_segment(q_seg)  # distances are the same either way
         flat = [places, places]
     else:
         flat = [_flat(x, batch, 1 + (encoding.axes > 1)) for x in positions]
@@ -212,7 +220,7 @@ def attend(
     operands |= _states(encoding, q_state, k_state, q, k)
     operands = {name: _heads_first(x) for name, x in operands.items()}
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
-    rank = pos.per_segment(k_seg) if sinks and k_seg is not None else None
+    rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
     k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg, rank)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     rules = Rules(encoding, dims, causal, window, aligned, contiguous, sinks)
@@ -391,14 +399,27 @@ def _missing(encoding: Encoding):
     raise ValueError(f"{name} has {encoding.axes} axes: pass q_positions [*B, T, {encoding.axes}]")
 
 
-def _index(name: str, index, batch, length: int, other: int) -> jax.Array:
+def _layout(implementation, q_index, k_index, q, k) -> InOrder:
+    """How the tokens lie: an engine of several devices says so itself."""
+    if not isinstance(implementation, InOrder):
+        return IN_ORDER
+    for name, index in {"q_index": q_index, "k_index": k_index}.items():
+        fix = f"leave it out: {type(implementation).__name__} knows where tokens lie"
+        require(index is None, name, "given", fix)
+    if q.shape[-3] != k.shape[-3]:
+        name = type(implementation).__name__
+        raise ValueError(f"{q.shape[-3]} queries and {k.shape[-3]} keys: {name} is for one row")
+    return implementation
+
+
+def _index(name: str, index, batch, length: int, other: int, layout: InOrder) -> jax.Array:
     if index is None:
         if length != other:
             raise ValueError(
                 f"q has {length} tokens and k has {other}: pass {name}, the place of each query"
                 " among the tokens (the mask comes from it)"
             )
-        return pos.contiguous(length)
+        return layout.order(length)
     index = pos.as_positions(index, name=name)
     _check_rows(name, index.shape, [(length,), (*batch, length)])
     return index

@@ -1,16 +1,24 @@
 """Checkpoints: state, data iterator and what they belong to, in one orbax composite.
 
 A data iterator's state is a few indices, meaningful only for the same corpus, batch and seed, so
-the configuration is saved beside it and compared before anything is restored.
+the configuration is saved beside it and compared before anything is restored. A step counts once
+its manifest is written, after orbax has finished: a process may be killed at any moment, and the
+steps before stay as they were.
 """
 
+import contextlib
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grain
 import jax
 import orbax.checkpoint as ocp
+from absl import logging
+
+from pe_jax.training import manifest
 
 # Changing these changes what a step means; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
@@ -18,43 +26,133 @@ BINDING += ("optimizer", "corpus")
 # orbax 0.12.8 numbers saves for the whole process: of two at once, one looks for its folder before
 # it is made.
 ONE_AT_A_TIME = threading.Lock()
+TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of folders that are no steps
+KEPT = 2  # the last, and one to go back to should it be damaged
 
 
 class Checkpoints:
-    """The checkpoints of one run, under `folder`; the latest one is kept."""
+    """The checkpoints of one run, under `folder`: the last two.
 
-    def __init__(self, folder: Path):
-        options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
-        self.manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    Args:
+      folder: theirs alone.
+      read_only: leaves everything as it is; a run may be writing there.
+    """
+
+    def __init__(self, folder: Path, read_only: bool = False):
+        self.folder = folder.absolute()
+        writes = not read_only
+        options = ocp.CheckpointManagerOptions(create=writes, cleanup_tmp_directories=writes)
+        self.manager = ocp.CheckpointManager(self.folder, options=options)
+        for step in set(self.manager.all_steps()) - set(self.steps()):
+            logging.warning("%s has no %s: not whole, ignored", self.path(step), manifest.NAME)
+
+    def path(self, step: int) -> Path:
+        """The folder of a step."""
+        return self.folder / str(step)
+
+    def steps(self) -> list[int]:
+        """The steps that were saved whole, ascending."""
+        names = (path.parent.name for path in self.folder.glob(f"*/{manifest.NAME}"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def latest(self) -> int | None:
         """The last step that was saved whole, or None."""
-        return self.manager.latest_step()
+        return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, data: grain.DatasetIterator, meta: dict) -> None:
-        """Saves and waits until it is on disk (an exit right after would lose it)."""
+        """Saves and waits until it is on disk (an exit right after would lose it).
+
+        Raises:
+          OSError: it cannot be written, with the bytes that it takes; what was saved before stays,
+            and no part of this step.
+        """
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=grain.checkpoint.CheckpointSave(data),
             meta=ocp.args.JsonSave(meta),
         )
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, self._all_or_nothing(step, state):
+            if step in self.manager.all_steps():  # a save that was killed before its manifest
+                self.manager.delete(step)
             self.manager.save(step, args=items, force=True)
             self.manager.wait_until_finished()
+            if jax.process_index() == 0:
+                manifest.write(self.path(step))
+        for old in self.steps()[:-KEPT] if jax.process_index() == 0 else ():
+            # Never half of a step: orbax takes the new name for what the next start cleans up.
+            shutil.rmtree(self.path(old).rename(self.folder / f"{old}{TEMPORARY}"))
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self, step: int, state: Any) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # orbax and tensorstore each raise their own
+            for path in (self.path(step), *self.folder.glob(f"{step}{TEMPORARY}*")):
+                shutil.rmtree(path, ignore_errors=True)
+            need = sum(x.nbytes for x in jax.tree.leaves(state))
+            free = shutil.disk_usage(self.folder).free
+            reason = str(error).strip().partition("\n")[0]
+            raise OSError(
+                f"step {step} was not saved in {self.folder}: {reason[:300]} (it takes about"
+                f" {need:,} bytes, {free:,} are free); the last good step is"
+                f" {self._last_good(step)}"
+            ) from error
+
+    def _last_good(self, before: int) -> int | None:
+        """The last of the steps before that is as it was written."""
+        for step in reversed([s for s in self.steps() if s < before]):
+            try:
+                manifest.check(self.path(step))
+            except ValueError:
+                continue
+            return step
+        return None
 
     def meta(self, step: int) -> dict:
         """What was saved beside the state."""
         args = ocp.args.Composite(meta=ocp.args.JsonRestore())
         return self.manager.restore(step, args=args)["meta"]
 
-    def restore(self, step: int, like: Any, data: grain.DatasetIterator | None, meta: dict) -> Any:
+    def check(self, step: int) -> None:
+        """Raises ValueError unless the files of a step are those that were saved.
+
+        It names the file and the last good step. Each process reads its part of the files.
+        """
+        try:
+            manifest.check(self.path(step), jax.process_index(), jax.process_count())
+        except ValueError as error:
+            good, fix = self._last_good(step), "use a new workdir"
+            if good is not None:
+                fix = f"to continue there, remove {self.path(step)}"
+            raise ValueError(
+                f"checkpoint {step} is damaged: {error}; the last good step is {good}; {fix}"
+            ) from None
+
+    def restore(
+        self, step: int, like: Any, data: grain.DatasetIterator | None, meta: dict | None
+    ) -> Any:
         """The state of a step, laid out as `like` (arrays with shardings); advances `data` to it.
 
+        Args:
+          step: one of `steps()`.
+          like: shapes, dtypes and shardings; any mesh.
+          data: the iterator of the same data; None for the state alone.
+          meta: of the run that continues; None for any run.
+
         Raises:
-          ValueError: it was saved by a run whose steps mean something else, naming the difference.
+          ValueError: a file is damaged, or the step was saved by a run whose steps mean something
+            else, naming the difference.
         """
+        self.check(step)
         saved = self.meta(step)
-        check_same(saved, meta)
+        if meta is not None:
+            check_same(saved, meta)
+            if saved.get("devices") != meta.get("devices"):
+                logging.warning(
+                    "The checkpoint was made on %s, this is %s: it is restored exactly, but further"
+                    " steps are not bitwise those of the other mesh.",
+                    *(x.get("devices") for x in (saved, meta)),
+                )
         items: dict = {"state": ocp.args.StandardRestore(like)}
         if data is not None:
             items["data"] = grain.checkpoint.CheckpointRestore(data)

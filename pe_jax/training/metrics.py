@@ -1,21 +1,37 @@
 """Metrics of a run: JSON lines (the source of truth), TensorBoard events, lines of progress."""
 
 import json
+import math
+import os
 import time
 from pathlib import Path
 
 import humanize
+import jax
 from absl import logging
 from tensorboardX import SummaryWriter
 
 
 class Metrics:
-    """Writes rows to `metrics.jsonl` and event files under a folder, and logs progress."""
+    """Writes rows to `metrics.jsonl` and event files under a folder, and logs progress.
 
-    def __init__(self, folder: Path, steps: int, label: str):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self.events = SummaryWriter(str(folder / "events"))
+    Of several processes, the first one writes.
+
+    Args:
+      folder: of the run.
+      steps: of all of it.
+      label: of its lines in the log.
+      done: steps before; rows of later ones, which are to be done again, are dropped.
+    """
+
+    def __init__(self, folder: Path, steps: int, label: str, done: int):
+        first = jax.process_index() == 0
+        path = folder / "metrics.jsonl" if first else Path(os.devnull)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_after(done, path)
+        self.file = path.open("a", encoding="utf-8")
+        events = str(folder / "events")
+        self.events = SummaryWriter(events, purge_step=done + 1, write_to_disk=first)
         self.steps, self.label = steps, label
         self.since: tuple[float, int] | None = None
 
@@ -24,14 +40,19 @@ class Metrics:
         self.since = time.monotonic(), step
 
     def write(self, step: int, tokens_per_step: int, **values: float) -> None:
-        """Adds one row, with tokens per second since the last `start` or `write`."""
+        """Adds one row, with tokens per second since the last `start` or `write`.
+
+        What is not finite is null in the file, and no event.
+        """
         now = time.monotonic()
         then, before = self.since or (now, step)
         pace = (step - before) / max(now - then, 1e-9)
         row = {"step": step, **values, "tokens_per_second": pace * tokens_per_step}
+        row = {name: value if math.isfinite(value) else None for name, value in row.items()}
         print(json.dumps(row), file=self.file, flush=True)
         for name, value in row.items():
-            self.events.add_scalar(name, value, step)
+            if value is not None:
+                self.events.add_scalar(name, value, step)
         left = (self.steps - step) / pace if pace else 0
         logging.info(
             "%s step %d/%d  loss %.4f  %s tokens/s  %s left",
@@ -39,7 +60,7 @@ class Metrics:
             step,
             self.steps,
             values["loss"],
-            humanize.metric(row["tokens_per_second"]).strip(),
+            humanize.metric(pace * tokens_per_step).strip(),
             humanize.precisedelta(round(left), format="%d") if left >= 1 else "0 seconds",
         )
         self.start(step)
@@ -48,3 +69,20 @@ class Metrics:
         """Flushes and closes the files."""
         self.file.close()
         self.events.close()
+
+
+def _drop_after(done: int, path: Path) -> None:
+    """Keeps the rows of steps up to `done`; drops later ones, and lines that are torn."""
+    lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+    kept, torn = [], 0
+    for line in lines:
+        try:
+            kept += [line] if json.loads(line)["step"] <= done else []
+        except (ValueError, TypeError, KeyError):
+            torn += 1
+    if torn:
+        logging.warning("%s: %d torn line(s) dropped", path, torn)
+    if len(kept) < len(lines):
+        part = path.with_suffix(".part")
+        part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        os.replace(part, path)

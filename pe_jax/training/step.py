@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.models.transformer import ModelConfig, Transformer
 from pe_jax.training import placement, sharding
 from pe_jax.training.config import OptimizerConfig
@@ -21,11 +22,19 @@ PLACES = 2**31  # folded into a step's key for its positions; dropout splits the
 
 
 class State(NamedTuple):
-    """All that training changes: parameters, optimizer state, steps done."""
+    """All that training changes.
+
+    Attributes:
+      params: the parameters.
+      opt_state: the optimizer's.
+      step: steps done, the skipped ones too: int32.
+      skipped: steps skipped because they were not finite, the last in a row and all: int32 [2].
+    """
 
     params: Any
     opt_state: Any
     step: Any
+    skipped: Any
 
 
 def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
@@ -56,17 +65,32 @@ def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
 
 
 def mean_loss(
-    model: Transformer, batch: dict, key: jax.Array | None, positions: jax.Array | None = None
+    model: Transformer,
+    batch: dict,
+    key: jax.Array | None,
+    positions: jax.Array | None = None,
+    layout: InOrder = IN_ORDER,
 ) -> jax.Array:
-    """Weighted mean loss of a packed batch, as `data.train_iterator` gives it."""
-    tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]
-    model = model.at_length(tokens.shape[1])
-    logits = model(tokens, positions=positions, segments=segments, key=key)
-    losses = token_losses(logits, batch["tokens"][:, 1:])
-    weights = batch["weights"][:, 1:]
+    """Weighted mean loss of a packed batch, as `data.train_iterator` gives it.
+
+    Rows come in order, and are laid out here once for all that follows: the loss is a sum, to which
+    the order of the tokens is nothing.
+    """
+    read = {"tokens": batch["tokens"], "segments": batch["segments"]}
+    read = {name: layout.spread(x[:, :-1]) for name, x in read.items()}
+    places = None if positions is None else layout.spread(positions)
+    model = model.at_length(read["tokens"].shape[1])
+    logits = model(**read, positions=places, key=key, layout=layout)
+    losses = token_losses(logits, layout.spread(batch["tokens"][:, 1:]))
+    weights = layout.spread(batch["weights"][:, 1:])
     # Padding may hold anything: keep it out of the sum, not only at weight 0.
     total = jnp.where(weights > 0, losses * weights, 0).sum()
     return total / jnp.maximum(weights.sum(), 1)
+
+
+def finite(tree: Any) -> jax.Array:
+    """Whether all its numbers are: bool []."""
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 class Trainer:
@@ -75,11 +99,15 @@ class Trainer:
     Attributes:
       config: the model's.
       mesh: the devices.
+      layout: of the tokens of a row among them.
       positions: where tokens stand, in training and in tests; None for models of something else.
       shapes: of the parameters.
       init: seed → State, already sharded.
-      step: (State, batch, seed) → (State, metrics); donates the state. After a loss that is not
-        finite, the state stays as it is and all losses are NaN.
+      finite: whether all numbers of a State are.
+      step: (State, batch, seed) → (State, metrics); donates the state. Where the loss or a gradient
+        is not finite, nothing but the counts changes; after more than `skips` of these in a row,
+        nothing is ever updated again.
+      skips: how many are borne, from the optimizer's config.
     """
 
     def __init__(
@@ -91,29 +119,35 @@ class Trainer:
         positions: str | None = "contiguous",
     ):
         self.config, self.mesh, self.tx = model, mesh, optimizer(config, steps)
+        self.layout = sharding.layout(model, mesh)
         self.positions: Any = positions and placement.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
+        self.batch_sharding = sharding.batch_sharding(mesh)
+        self.skips = config.skips
 
         def params(seed):
-            return nnx.split(self.build(nnx.Rngs(jax.random.key(seed))))
+            model = self.build(nnx.Rngs(jax.random.key(seed)))
+            model.divided = sharding.activation_sharding(mesh) if mesh.size > 1 else None
+            return nnx.split(model)
 
         self.graph, shapes = nnx.eval_shape(lambda: params(0))
         shapes = nnx.as_pure(shapes)
         self.shapes = shapes
-        layout = sharding.parameter_shardings(shapes, mesh)
+        weights = sharding.parameter_shardings(shapes, mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
-        moments = sharding.optimizer_shardings(self.tx, shapes, layout, mesh)
-        self.shardings = State(layout, moments, replicated)
-        self.batch_sharding = sharding.batch_sharding(mesh)
+        moments = sharding.optimizer_shardings(self.tx, shapes, weights, mesh)
+        self.shardings = State(weights, moments, replicated, replicated)
 
         def init(seed):
             pure = nnx.as_pure(params(seed)[1])
-            return State(pure, self.tx.init(pure), jnp.zeros((), jnp.int32))
+            zeros = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32)
+            return State(pure, self.tx.init(pure), *zeros)
 
         # It runs once: on CPU, optimising it would take most of its time (9 s of 11 for DeBERTa).
         cpu = mesh.devices.flat[0].platform == "cpu"
         fast = {"xla_backend_optimization_level": 0} if cpu else None
         self.init = jax.jit(init, out_shardings=self.shardings, compiler_options=fast)
+        self.finite = jax.jit(finite, compiler_options=fast)
         self.step: Any = jax.jit(
             self._step,
             in_shardings=(self.shardings, self.batch_sharding, replicated),
@@ -129,18 +163,21 @@ class Trainer:
         """What is minimised, of one batch; `key` is the step's."""
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
         places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
-        return mean_loss(model, batch, key if self.dropout else None, places)
+        return mean_loss(model, batch, key if self.dropout else None, places, self.layout)
+
+    def arguments(self, batch: int, length: int) -> tuple[State, dict, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of what the step takes for packed batches: state, batch, seed."""
+        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
+        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
+        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
+        return jax.eval_shape(self.init, 0), packed, jax.ShapeDtypeStruct((), jnp.int32)
 
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
         if self.compile_seconds is not None:
             return self.step
         begin = time.monotonic()
-        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
-        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
-        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
-        state = jax.eval_shape(self.init, 0)
-        self.step = self.step.lower(state, packed, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        self.step = self.step.lower(*self.arguments(batch, length)).compile()
         self.compile_seconds = time.monotonic() - begin
         return self.step
 
@@ -160,10 +197,13 @@ class Trainer:
         )(state.params)
         norm = optax.tree.norm(grads)
         updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
-        new = State(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-        # From the first value that is not finite on, the state stays as it was (`step` is -1 and
-        # the loss NaN): one update more, and every parameter would be NaN and none to blame.
-        going = (state.step >= 0) & jnp.isfinite(loss) & jnp.isfinite(norm)
-        old = state._replace(step=jnp.int32(-1))
-        new = jax.tree.map(lambda new, old: jnp.where(going, new, old), new, old)
-        return new, {"loss": jnp.where(going, loss, jnp.nan), "gradient_norm": norm}
+        new = State(optax.apply_updates(state.params, updates), opt_state, state.step, None)
+        # optax.apply_if_finite gives up after its limit and applies the NaN; it is slower, too.
+        row, total = state.skipped
+        stuck = row > self.skips
+        skip = stuck | ~(jnp.isfinite(loss) & jnp.isfinite(norm))
+        counts = jnp.stack([jnp.where(skip, row + 1, 0), total + skip])
+        old = state._replace(skipped=None)
+        new = jax.tree.map(lambda new, old: jnp.where(skip, old, new), new, old)
+        new = new._replace(step=state.step + 1, skipped=jnp.where(stuck, state.skipped, counts))
+        return new, {"loss": loss, "gradient_norm": norm, "skipped": new.skipped[1]}

@@ -1,0 +1,47 @@
+"""The trainer in processes of its own, as its command line runs it, without the seconds of imports.
+
+A server has imported everything and forks. It has no threads and no devices yet: a process begins
+clean, gets signals, is killed and exits as any other.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from experiments import launch, train
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__])
+
+
+def start(
+    flags: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    before: Callable[[], None] | None = None,
+) -> multiprocessing.process.BaseProcess:
+    """Starts `python -m experiments.train FLAGS`.
+
+    Args:
+      flags: its arguments; a `--config` must be among them.
+      log: where its output goes, at the end of what is there.
+      environment: variables to set.
+      before: a function of a module, to be called first in the process.
+    """
+    given = list(flags), log, dict(environment or {}), before
+    process = CONTEXT.Process(target=_run, args=given, daemon=True)
+    process.start()
+    return process
+
+
+def _run(flags: list[str], log: Path, environment: dict, before: Callable | None) -> None:
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(environment)
+    if before is not None:
+        before()
+    sys.argv = ["experiments.train", *flags]
+    launch.run(train.main, "configs/train.py")

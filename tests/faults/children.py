@@ -1,0 +1,35 @@
+"""What is called first in a process of the trainer: its devices, and the faults put into it."""
+
+import os
+
+import jax
+
+from experiments import launch
+from pe_jax.training.step import Trainer
+
+
+def devices() -> None:
+    """Settings of the tests' own process: programs are compiled fast and kept."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", int(os.environ.get("DEVICES", "1")))
+    jax.config.update("jax_compilation_cache_dir", os.environ["CACHE"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def boom() -> None:
+    """Raises in the second process, while its fourth step is under way."""
+    devices()
+    put, count = Trainer.put, iter(range(1, 100))
+
+    def raises(self, batch):
+        if next(count) == 4 and jax.process_index() == 1:
+            raise ArithmeticError("boom")
+        return put(self, batch)
+
+    Trainer.put = raises
+
+
+def impatient() -> None:
+    """Waits for the other hosts for three seconds."""
+    devices()
+    launch.WAIT = 3

@@ -1,0 +1,138 @@
+"""Rows 50 to 55: processes that are killed, stopped, or lose one another. All of them are real."""
+
+import os
+import pathlib
+import random
+import signal
+import socket
+import time
+
+import pytest
+
+from experiments import processes, soak
+from pe_jax.training import manifest
+from tests.faults import children
+
+BOUND = 30  # seconds until the last of a group is down
+CACHE = pathlib.Path(__file__).parents[2] / ".jax_cache"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return soak.write_text(tmp_path_factory.mktemp("data") / "text", files=9)
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """`soak` starts its processes with the settings of the tests."""
+    start = processes.start
+    here = lambda flags, log: start(flags, log, {"CACHE": str(CACHE)}, children.devices)  # noqa: E731
+    monkeypatch.setattr(soak.processes, "start", here)
+
+
+# 52, 56
+def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
+    data, tmp_path, monkeypatch, shared
+):
+    monkeypatch.setattr(soak, "STEPS", 12)
+    monkeypatch.setattr(soak, "SAVE_EVERY", 3)
+    peace, killed = tmp_path / "peace", tmp_path / "killed"
+    soak.finish(soak.settings(peace, data, 12, 3), tmp_path / "peace.log")
+    lives = soak.one_run(killed, data, 3, random.Random(2), float("inf"))
+    found = soak.figures(peace, [killed], lives)
+    assert found["kills"] == 3 and found["bytes_compared"] > 10_000
+    assert soak.good(found), found
+    assert [row[0] for row in soak.rows(killed)] == list(range(1, 13))
+    kept = sorted(path.name for path in (killed / "checkpoints").iterdir())
+    assert kept == ["12", "9"] and (killed / "evaluation.json").exists()
+    assert "taken over" in (tmp_path / "killed.log").read_text()  # the lock of who was killed
+
+
+@pytest.fixture
+def group(data, tmp_path):
+    """Starts two processes as SLURM does: () → processes; and stops what is left of them."""
+    running = []
+
+    def start(before=children.devices, count=2):
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = str(free.getsockname()[1])
+        flags = soak.settings(tmp_path / "run", data, 5000, 2500)
+        for index in range(count):
+            slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+            slurm |= {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)}
+            slurm |= {"JAX_COORDINATOR_PORT": port, "DEVICES": "2", "CACHE": str(CACHE)}
+            running.append(processes.start(flags, tmp_path / f"{index}.log", slurm, before))
+        return running
+
+    yield start
+    for process in running:
+        process.kill()
+        process.join()
+
+
+def wait(ready, process, seconds=300):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert process.is_alive() and time.monotonic() < end
+        time.sleep(0.02)
+
+
+def ended(running, seconds=BOUND) -> list[int]:
+    """The exit statuses, all there in time."""
+    end = time.monotonic() + seconds
+    for process in running:
+        process.join(max(end - time.monotonic(), 0))
+    return [process.exitcode for process in running]
+
+
+def errors(log: pathlib.Path) -> list[str]:
+    return [x for x in log.read_text().splitlines() if x.startswith("error: ")]
+
+
+# 50, 51
+def test_a_signal_to_any_of_a_group_saves_all_at_one_step(group, tmp_path):
+    running = group()
+    wait(lambda: soak.last_logged(tmp_path / "run") >= 3, running[0])
+    os.kill(running[1].pid, signal.SIGINT)
+    assert ended(running) == [143, 130], (tmp_path / "0.log").read_text()[-2000:]
+    step = soak.last_saved(tmp_path / "run")
+    assert 3 < step == soak.last_logged(tmp_path / "run")
+    manifest.check(tmp_path / "run" / "checkpoints" / str(step))
+
+
+# 53
+def test_a_process_that_raises_brings_down_all_and_says_why(group, tmp_path):
+    running = group(children.boom)
+    wait(lambda: soak.last_logged(tmp_path / "run") >= 3, running[0])
+    survivor, first = ended(running)
+    assert first == 1 and survivor not in (None, 0)
+    assert errors(tmp_path / "1.log") == ["error: process 1 of 2: ArithmeticError: boom"]
+    assert told(tmp_path / "0.log")
+
+
+# 53
+def test_a_process_that_is_killed_brings_down_the_other(group, tmp_path):
+    running = group()
+    wait(lambda: soak.last_logged(tmp_path / "run") >= 3, running[0])
+    running[0].kill()  # the one that all others are connected to
+    first, survivor = ended(running)
+    assert first == -signal.SIGKILL and survivor not in (None, 0)
+    assert told(tmp_path / "1.log")
+
+
+def told(log: pathlib.Path) -> bool:
+    """Whether it says that another one ended first: our line, or JAX's where it was faster."""
+    said = log.read_text()
+    ours = f"error: process {log.stem} of 2: lost another process"
+    return ours in said or "This most likely indicates that another task died" in said
+
+
+# 54
+def test_a_host_that_does_not_come_is_not_waited_for_without_end(group, tmp_path):
+    (alone,) = group(children.impatient, count=1)
+    (status,) = ended([alone], 60)
+    assert status not in (None, 0)
+    assert not (tmp_path / "run").exists()
+    said = (tmp_path / "0.log").read_text()
+    assert "not all processes came within 3 s" in said or "DEADLINE_EXCEEDED" in said, said
