@@ -163,10 +163,12 @@ def test_half_precision_is_near_full_precision(tiles):
         loss = lambda p, *x: jnp.sin(f(*x, params=p).astype(jnp.float32)).sum()  # noqa: E731
         return jax.grad(loss, (0, 1, 2, 3))(params, *qkv)
 
-    laid = [own.spread(x) for x in qkv]
-    low, full = util.jit(functools.partial(grads, own))(*laid), grads("dense", *qkv)
+    def low(*qkv):
+        params, *found = grads(own, *map(own.spread, qkv))
+        return params, *map(own.restore, found)
+
+    low, full = util.jit(low)(*qkv), util.jit(functools.partial(grads, "dense"))(*qkv)
     assert [x.dtype for x in low[1:]] == [jnp.bfloat16] * 3
-    low = low[0], *map(own.restore, low[1:])
     assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), low), full, 0.03)
 
 
