@@ -184,7 +184,7 @@ How to read it.
 - **of peak**: matrix products, those of recomputed blocks too, over what the chip could do in that
   step.
 - **all-gather** … **permute**: GiB of the arrays that each kind of collective makes, a chip and
-  step. The TPU compiler writes gathers of small parts as all-reduces of arrays that are 0 elsewhere.
+  step. The compiler writes gathers of small parts as all-reduces of arrays that are 0 elsewhere.
 - On one chip attention runs in the TPU's kernels where the scheme has one; on several in tiles of
   XLA, which hold all heads of a chip's rows (see `WORKSPACE.md`).
 
@@ -208,6 +208,7 @@ def page(plan: list[Cell], folder: Path) -> str:
     """docs/scale.md."""
     chip, fields = target.CHIPS["v5p"], dataclasses.fields(MeshConfig)
     grid = [c for c in plan if c.encoding == "rope" and c.program == "train"]
+    grid.sort(key=lambda c: (SIZES.index(c.size), c.context, c.chips))
     kinds = [c for c in plan if (c.size, c.context, c.chips) == ("1B", 32768, 64)]
     join = lambda cells, *lead: "\n".join(lines(cells, folder, lead))  # noqa: E731
     return TEXT.format(
