@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv compare smoke images soak test oracles clean
+.PHONY: venv compare smoke images soak test oracles tpu clean
 
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
@@ -17,6 +17,10 @@ BIN := .venv/bin
 
 .venv/ready-oracles: .venv/ready-test
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,oracles]'
+	touch $@
+
+.venv/ready-tpu: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[tpu]'
 	touch $@
 
 venv: .venv/ready
@@ -41,6 +45,10 @@ test: .venv/ready-test
 
 oracles: .venv/ready-oracles
 	$(BIN)/pytest -n 2 -m oracles tests/oracles tests/test_examples.py
+
+tpu: .venv/ready-tpu  # every scheme, compiled for a slice that need not be there; no TPU is used
+	$(BIN)/python -m experiments.compile_tpu --config=configs/smoke.py --topology=v5e:2x2 \
+	  --encodings=all --config.length=1024 --config.batch=4 --config.model.dtype=bfloat16 --out=runs/tpu
 
 clean:
 	rm -rf .venv runs .jax_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,12 +17,11 @@ import pe_jax
 from examples import hf
 
 FIELDS: Any = {
-    **{"vocab_size": 99, "hidden_size": 48, "intermediate_size": 96},
-    **{"num_hidden_layers": 2, "num_attention_heads": 4, "relative_attention": True},
-    **{"position_buckets": 16, "max_relative_positions": 64},
+    **{"vocab_size": 99, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "position_buckets": 16, "max_relative_positions": 64},
     # as in DeBERTa-v3:
-    **{"share_att_key": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm"},
-    "position_biased_input": False,
+    **{"relative_attention": True, "position_biased_input": False, "share_att_key": True},
+    **{"pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm"},
 }
 CONFIG = transformers.DebertaV2Config(**FIELDS)
 ENCODING = pe_jax.make("deberta", buckets=16, max_distance=64)

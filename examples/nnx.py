@@ -66,11 +66,8 @@ def main(encoding: pe_jax.Encoding, steps: int = 100) -> tuple[float, float, flo
         layer.init_cache((16, LENGTH, DIMS.width))
     one = nnx.jit(lambda model, token: model(token, decode=True))
     decoded = jnp.concatenate([one(model, tokens[0, :, i : i + 1]) for i in range(LENGTH)], axis=1)
-    return (
-        float(losses[0]),
-        float(jnp.mean(jnp.stack(losses[-5:]))),
-        float(abs(decoded - full).max()),
-    )
+    last = jnp.stack(losses[-5:]).mean()
+    return float(losses[0]), float(last), float(abs(decoded - full).max())
 
 
 if __name__ == "__main__":

@@ -9,14 +9,12 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
-import os
 import re
 import shlex
 import signal
 import sys
 import threading
 import time
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,10 @@ import jax
 import numpy as np
 import rich
 from absl import logging
+from jax.sharding import Mesh
 
 from experiments import launch, report, results, speed
+from experiments.lanes import lanes, spread
 from experiments.lock import Lock
 from experiments.provenance import commit, save_json
 from experiments.train import (
@@ -166,28 +166,26 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
 class Jobs:
     """Every run that is missing: encodings side by side, the seeds of one after another.
 
-    A small model keeps one CPU core busy, so there is a thread for each core; threads share the
-    data, and XLA lets go of Python's lock while it compiles and computes.
+    There is a thread for each of `meshes`; threads share the data, and XLA lets go of Python's lock
+    while it compiles and computes.
     """
 
-    def __init__(self, config: CompareConfig, source: Source, evaluators, seeds, stop: launch.Stop):
+    def __init__(self, config: CompareConfig, source: Source, evaluators, seeds, meshes, stop):
         self.config, self.source, self.evaluators = config, source, evaluators
-        self.seeds, self.stop = seeds, stop
+        self.seeds, self.meshes, self.stop = seeds, meshes, stop
         self.total, self.done, self.repeated = len(evaluators) * len(seeds), 0, 0
         self.begin, self.lock = time.monotonic(), threading.Lock()
 
     def run(self) -> None:
         """Returns when all is done, or a signal came; the first error of a run ends it too."""
-        cores = os.cpu_count() or 1
-        workers = self.config.workers or (cores if jax.default_backend() == "cpu" else 1)
-        with futures.ThreadPoolExecutor(min(workers, len(self.evaluators))) as pool:
-            try:
-                list(pool.map(self._seeds, self.evaluators))
-            except BaseException:
-                self.stop.signal = self.stop.signal or signal.SIGTERM
-                raise
+        try:
+            spread(self._seeds, self.evaluators, self.meshes)
+        except BaseException:
+            self.stop.signal = self.stop.signal or signal.SIGTERM
+            raise
 
-    def _seeds(self, name: str) -> None:
+    def _seeds(self, name: str, mesh: Mesh) -> None:
+        evaluator = self._on(mesh, self.evaluators[name])
         for seed in self.seeds:
             if self.stop.signal is not None:
                 return
@@ -195,11 +193,19 @@ class Jobs:
             finished = (folder / "evaluation.json").exists()
             if not finished:
                 run = from_json(Config, dataclasses.asdict(self.config))
-                run.model = dataclasses.replace(self.evaluators[name].trainer.config)
+                run.model = dataclasses.replace(evaluator.trainer.config)
                 run.seed, run.workdir = seed, str(folder)
-                label = f"{name} seed {seed}"
-                one(run, self.source, self.evaluators[name], label, self.stop)
+                one(run, self.source, evaluator, f"{name} seed {seed}", self.stop)
             self._count(f"{name} seed {seed}", finished)
+
+    def _on(self, mesh: Mesh, evaluator: Evaluator) -> Evaluator:
+        """The evaluator, on these devices."""
+        trainer = evaluator.trainer
+        if trainer.mesh == mesh:
+            return evaluator
+        model, config = dataclasses.replace(trainer.config), self.config
+        there = prepare(dataclasses.replace(config, model=model), model.vocab, mesh)
+        return Evaluator(there, config.eval)
 
     def _count(self, label: str, finished: bool) -> None:
         if self.stop.signal is not None:
@@ -217,28 +223,29 @@ def main(config: CompareConfig) -> None:
     """Runs what is missing, then measures speed, then writes the report."""
     workdir = Path(config.workdir)
     with launch.one_line_errors():
-        if jax.process_count() > 1:
-            raise ValueError("compare runs in one process; start one comparison a host")
+        meshes = lanes(config)
         encodings = names(config)
         source = open_source(config)
-        batches(config, source)  # raises what training would, before anything is written
+        batches(config, source, meshes[0])  # raises what training would, before anything is written
         about = manifest(config, source, encodings)
         check_resumable(config, about)
         model = dataclasses.replace(config.model)
         evaluators = {}
         for name, spec in encodings.items():
             config.model = dataclasses.replace(model, encoding=spec)
-            evaluators[name] = Evaluator(prepare(config, source.vocab), config.eval)
+            evaluators[name] = Evaluator(prepare(config, source.vocab, meshes[0]), config.eval)
         lock = Lock(workdir)
     with contextlib.closing(lock):
-        _run(config, source, evaluators, about)
+        _run(config, source, evaluators, meshes, about)
 
 
-def _run(config: CompareConfig, source: Source, evaluators: dict, about: dict) -> None:
+def _run(
+    config: CompareConfig, source: Source, evaluators: dict, meshes: list[Mesh], about: dict
+) -> None:
     workdir = Path(config.workdir)
     save_json(workdir / "manifest.json", about)
     with launch.Stop() as stop:
-        jobs = Jobs(config, source, evaluators, about["seeds"], stop)
+        jobs = Jobs(config, source, evaluators, about["seeds"], meshes, stop)
         jobs.run()
         if stop.signal is not None:
             logging.info("Stopped; the same command continues here.")

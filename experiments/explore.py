@@ -5,7 +5,7 @@
 writes rope-decay, alibi, t5-buckets and rope-scaling, each as SVG, PNG and the data as CSV.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,12 @@ from matplotlib.axes import Axes
 from experiments import launch, plotting, statistics
 from experiments.plotting import Drawing, canvas, log2_axis, look, name_lines, styled
 from experiments.results import Scheme
-from pe_jax.encodings import alibi, rope, t5
+from pe_jax.encodings import alibi, rope, rope_scaling, t5
 
 HEAD_DIM = 128  # of Llama
 BASES = {"base 1e4": 1e4, "base 5e5": 5e5, "base 1e6": 1e6}
-ONE = 0.1  # the angle of all pairs where they share it: a turn in 63 tokens
+ONE = 0.1  # radians a token of all pairs where they share it: a turn in 63 tokens
+SHARED = f"all θ = {ONE}"
 NEAR = np.arange(257)
 FAR = np.arange(1, 2**15 + 1)
 HEADS = (8, 12, 16)
@@ -52,11 +53,17 @@ def bound(theta: np.ndarray, distance: np.ndarray) -> np.ndarray:
     return total / np.arange(1, theta.size + 1).sum()
 
 
-def _lines(axes: Axes, x: np.ndarray, curves: dict[str, np.ndarray], **style) -> list[tuple]:
-    """Draws lines, each named at its end; returns (name, x, y) of every point."""
+def _lines(
+    axes: Axes, x: np.ndarray, curves: dict[str, np.ndarray], width: Sequence[float] = (), **style
+) -> list[tuple]:
+    """Draws lines, each named at its end; returns (name, x, y) of every point.
+
+    Where lines lie on each other, a `width` for each keeps all of them in sight.
+    """
     named = [Scheme(name, "", i, {}) for i, name in enumerate(curves)]
-    for scheme, y in zip(named, curves.values(), strict=True):
-        axes.plot(x, y, color=look(scheme)["color"], **{"lw": 1.3} | style)
+    widths = width or (1.3,) * len(named)
+    for scheme, y, lw in zip(named, curves.values(), widths, strict=True):
+        axes.plot(x, y, color=look(scheme)["color"], lw=lw, **style)
     name_lines(axes, [(s, x[-1], curves[s.name][-1]) for s in named])
     return [(name, *point) for name, y in curves.items() for point in zip(x, y, strict=True)]
 
@@ -64,18 +71,22 @@ def _lines(axes: Axes, x: np.ndarray, curves: dict[str, np.ndarray], **style) ->
 @styled
 def rope_decay() -> Drawing:
     """How q·k falls with the distance: its mean where q = k, and RoFormer's bound on it."""
-    theta = {"one angle": np.full(HEAD_DIM // 2, ONE)}
+    theta = {SHARED: np.full(HEAD_DIM // 2, ONE)}
     theta |= {n: np.asarray(rope.frequencies(HEAD_DIM, b), float) for n, b in BASES.items()}
     figure, (mean, most) = canvas(6.2, 6.4, 2)
-    mean.set(title="mean of q·k where q = k is random", xlabel="distance (tokens)")
+    mean.set(title=f"mean of q·k where q = k is random, head of {HEAD_DIM}")
+    mean.set(xlabel="distance (tokens)")
     mean.set(ylabel="part of its value at 0")
     curves = {name: mean_product(t, NEAR) for name, t in theta.items()}
     rows = [("mean", *row) for row in _lines(mean, NEAR, curves)]
     log2_axis(most, 8.0 ** np.arange(6))
-    most.set(title="RoFormer's bound on q·k", xlabel="distance (tokens; means of log bins)")
+    most.set(
+        title=f"RoFormer's bound on q·k, head of {HEAD_DIM}",
+        xlabel="distance (tokens; means of log bins)",
+    )
     most.set(ylabel="part of its value at 0", ylim=(0, 1.05))
     smooth = {name: statistics.log_bins(bound(t, FAR)) for name, t in theta.items()}
-    centres = smooth["one angle"][0]
+    centres = smooth[SHARED][0]
     found = _lines(most, centres, {name: y for name, (_, y) in smooth.items()})
     rows += [("bound", *row) for row in found]
     alt = "Decay of rotary dot products with distance, for one angle and three bases"
@@ -142,21 +153,19 @@ def t5_buckets() -> Drawing:
 
 
 @styled
-def rope_scaling() -> Drawing:
+def stretched_waves() -> Drawing:
     """How much longer each wave becomes when a context is stretched: by Phi-3-mini's setting."""
-    from pe_jax.encodings import rope_scaling as scalings
-
-    stretched = int(FACTOR * TRAINED)
+    longest = int(FACTOR * TRAINED)
     kinds = {
-        "PI": scalings.Linear(FACTOR),
-        "NTK": scalings.NTK(FACTOR),
-        "YaRN": scalings.YaRN(factor=FACTOR, original_length=TRAINED),
-        "Llama 3": scalings.Llama3(factor=FACTOR, original_length=TRAINED),
-        "LongRoPE": scalings.LongRoPE(
+        "PI": rope_scaling.Linear(FACTOR),
+        "NTK": rope_scaling.NTK(FACTOR),
+        "YaRN": rope_scaling.YaRN(factor=FACTOR, original_length=TRAINED),
+        "Llama 3": rope_scaling.Llama3(factor=FACTOR, original_length=TRAINED),
+        "LongRoPE": rope_scaling.LongRoPE(
             short_factor=(1.0,) * len(PHI_LONG),
             long_factor=PHI_LONG,
             original_length=TRAINED,
-            length=stretched,
+            length=longest,
             factor=FACTOR,
         ),
     }
@@ -167,15 +176,16 @@ def rope_scaling() -> Drawing:
     axes.set_yscale("log", base=2)
     axes.set_yticks(2.0 ** np.arange(7), [f"{2**n}×" for n in range(7)])
     axes.set(xlabel="wavelength before (tokens)", ylabel="wavelength after, as a multiple")
-    axes.set_title(f"waves of a head of {PHI['dim']}, stretched from {TRAINED:,} to {stretched:,}")
+    axes.set_title(f"waves of a head of {PHI['dim']}, stretched from {TRAINED:,} to {longest:,}")
     axes.set_ylim(0.9, 90)
-    rows = _lines(axes, 2 * np.pi / plain, ratio, marker="o", ms=2.5)
+    width = (3.6, 1.2, 3.0, 1.2, 1.2)
+    rows = _lines(axes, 2 * np.pi / plain, ratio, width, marker="o", ms=2.5)
     plotting.mark_training(axes, TRAINED)
-    alt = f"Stretch of each rotary wave from {TRAINED} to {stretched} tokens, five ways"
+    alt = f"Stretch of each rotary wave from {TRAINED} to {longest} tokens, five ways"
     return Drawing("rope-scaling", figure, ("method", "wavelength", "ratio"), rows, alt)
 
 
-FIGURES: tuple[Callable[[], Drawing], ...] = (rope_decay, alibi_slopes, t5_buckets, rope_scaling)
+FIGURES: tuple[Callable[[], Drawing], ...] = (rope_decay, alibi_slopes, t5_buckets, stretched_waves)
 
 
 def write(out: Path, figures: Iterable[Callable[[], Drawing]] = FIGURES) -> list[Path]:

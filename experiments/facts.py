@@ -64,10 +64,10 @@ def beyond(scheme: Encoding) -> str:
     return "decays" if scheme.decays else "defined"
 
 
-def paper(kind: type[Encoding]) -> str:
-    """The arXiv number that its docstrings name first."""
+def source(kind: type[Encoding]) -> str:
+    """What its docstrings name first: the arXiv number of a paper, or an address."""
     lines = (kind.__doc__ or "") + (inspect.getdoc(inspect.getmodule(kind)) or "")
-    return re.findall(r"\b(\d{4}\.\d{5})\b", lines)[0]
+    return re.findall(r"https://[^\s),]+|\b\d{4}\.\d{5}\b", lines)[0]
 
 
 # Engines.

@@ -10,10 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import sys
 import time
-from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +24,7 @@ from absl import logging
 
 from experiments import launch, plotting
 from experiments.compare import commit, save_json, slug
+from experiments.lanes import lanes, spread
 from experiments.lock import Lock
 from experiments.results import Scheme
 from pe_jax import positions as pos
@@ -137,8 +136,8 @@ def run(config: ImagesConfig, stop: launch.Stop) -> dict:
 
     Conventions that differ only in larger images share their training.
     """
-    mesh, test = sharding.make_mesh(config.mesh), {}
-    sharding.check_fits(config.model, config.batch, mesh)
+    meshes, test = lanes(config), {}
+    sharding.check_fits(config.model, config.batch, meshes[0])
     for number, view in enumerate(views(config)):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), number)
         test[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
@@ -146,7 +145,7 @@ def run(config: ImagesConfig, stop: launch.Stop) -> dict:
     for spec, convention in config.entries():
         groups.setdefault((spec, convention == "normalized"), []).append(convention)
 
-    def seeds(item) -> dict:
+    def seeds(item, mesh) -> dict:
         (spec, normalized), conventions = item
         trained = config.sides[0] // config.patch
         axes = max(e.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
@@ -166,9 +165,7 @@ def run(config: ImagesConfig, stop: launch.Stop) -> dict:
             found[seed] = json.loads(path.read_text())
         return found
 
-    workers = config.workers or (os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1)
-    with futures.ThreadPoolExecutor(workers) as pool:
-        return dict(zip(groups, pool.map(seeds, groups.items()), strict=True))
+    return dict(zip(groups, spread(seeds, groups.items(), meshes), strict=True))
 
 
 def title(spec: str, convention: str, entries) -> str:

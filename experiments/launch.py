@@ -20,8 +20,9 @@ from ml_collections import config_flags
 
 from pe_jax.training import config as configs
 
+JOIN = ("coordinator", "processes", "process")  # flags
 # Seconds: for the other hosts to come, and until one that says nothing counts as dead.
-JOIN, SILENCE = 300, 20
+WAIT, SILENCE = 300, 20
 STOPS = (signal.SIGINT, signal.SIGTERM)
 LOUD = ("jax", "orbax", "grain")  # libraries that log each step of their work
 
@@ -46,6 +47,9 @@ def run(main: Callable[[Any], None], default: str, kind: type = configs.CompareC
       kind: whose fields errors name.
     """
     flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no cluster says it")
+    flags.DEFINE_integer("processes", None, "how many processes there are, with --coordinator")
+    flags.DEFINE_integer("process", None, "which of them this is, with --coordinator")
     quiet_libraries()
     try:
         config_flags.DEFINE_config_file(
@@ -127,12 +131,12 @@ def _missing(path: Path) -> bool:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Joins the other hosts, where there are any; the first process that fails ends all of them.
+    """Joins the other processes, where there are any; the first that fails ends all of them.
 
     An exit as usual would wait for the others, which wait for this one's part of a computation.
     """
     with one_line_errors():
-        _distributed()
+        join(*(flags.FLAGS[name].value for name in JOIN))
     try:
         yield
     except BaseException as error:
@@ -154,16 +158,30 @@ def together() -> Iterator[None]:
         os._exit(status if isinstance(status, int) else 1)
 
 
-def _distributed() -> None:
-    """Joins the other hosts where there are any (TPU pods, SLURM); a lone machine has none."""
+def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Joins the other processes: those that the flags tell of, or a TPU pod, SLURM or MPI does.
+
+    Raises:
+      ValueError: some flags, but not all; a cluster's variables that contradict each other. That
+        there is no cluster is no error.
+      OSError: some processes did not come.
+    """
+    given = coordinator, processes, process
+    how = {"initialization_timeout": WAIT, "heartbeat_timeout_seconds": SILENCE}
+    missing = [name for name, value in zip(JOIN, given, strict=True) if value is None]
+    if missing and len(missing) < len(JOIN):
+        raise ValueError(f"--{missing[0]} is missing: pass all of --{', --'.join(JOIN)}")
     try:
-        jax.distributed.initialize(initialization_timeout=JOIN, heartbeat_timeout_seconds=SILENCE)
+        if missing:
+            jax.distributed.initialize(**how)
+        else:
+            jax.distributed.initialize(*given, cluster_detection_method="deactivate", **how)
     except ValueError as error:
-        if "coordinator_address should be defined" not in str(error):
+        if not missing or "coordinator_address should be defined" not in str(error):
             raise
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise OSError(f"not all processes came within {JOIN} s: {reason}") from error
+        raise OSError(f"not all processes came within {WAIT} s: {reason}") from error
 
 
 def meet() -> None:
@@ -172,7 +190,7 @@ def meet() -> None:
     Before the first collective: on CPUs it gives up after 30 seconds, and compiling may take one
     process that much longer than another.
     """
-    orbax.checkpoint.multihost.get_barrier_sync_fn()(key="meet", timeout_ms=1000 * JOIN)
+    orbax.checkpoint.multihost.get_barrier_sync_fn()(key="meet", timeout_ms=1000 * WAIT)
 
 
 class Stop:

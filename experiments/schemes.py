@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
+import urllib.parse
 
 from experiments import facts, sketches
 from pe_jax import ENCODINGS, Encoding
@@ -17,7 +18,7 @@ from pe_jax.encodings.rope_scaling import SCALINGS
 README, PAGE = facts.ROOT / "README.md", facts.ROOT / "docs" / "encodings.md"
 FIGURES = facts.ROOT / "docs" / "figures" / "encodings"
 BEGIN, END = "<!-- schemes: begin -->", "<!-- schemes: end -->"
-HEAD = ("scheme", "paper", "enters at", "parameters", "beyond training", "engines", "oracle")
+HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
 INTRO = """\
 # The encodings, one by one
 
@@ -55,6 +56,13 @@ def _arxiv(number: str) -> str:
     return f"[{number}](https://arxiv.org/abs/{number})"
 
 
+def _source(kind: type[Encoding]) -> str:
+    """The paper, or the host of a page, with its link."""
+    found = facts.source(kind)
+    host = urllib.parse.urlsplit(found).netloc
+    return f"[{host}]({found})" if host else _arxiv(found)
+
+
 def row(name: str, kind: type[Encoding]) -> list[str]:
     """One line of the table."""
     scheme = kind()
@@ -63,7 +71,7 @@ def row(name: str, kind: type[Encoding]) -> list[str]:
     engines = [engine for engine in facts.engines(name) if engine not in every]
     return [
         f"[`{name}`](docs/encodings.md#{name})",
-        _arxiv(facts.paper(kind)),
+        _source(kind),
         facts.enters(scheme),
         f"{model:,} + {layer:,}",
         facts.beyond(scheme),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
-from PIL import Image
+from PIL import Image, ImageColor
 
 import pe_jax
 from experiments import plotting
@@ -24,7 +24,8 @@ DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
 SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
 SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")
-COLOURS = 48  # of a file
+COLOURS = 64  # of a file
+NEAR = 16  # of 255: what counts as the colour of a line
 UNIT = "added to the score"
 # Settings under which what a scheme does can be seen within so few tokens.
 DRAWN = {
@@ -103,7 +104,7 @@ def _curves(axes: Axes, encoding: Encoding) -> None:
     """What is added to the scores of the last token, by distance, one line a head."""
     found = added(encoding, _repeated(REACH), positions.contiguous(REACH))[:, -1, ::-1]
     for head, (values, shade) in enumerate(zip(found, SHADES, strict=True)):
-        axes.plot(values, lw=1.3, color=shade, label=f"head {head + 1}", alpha=0.9)
+        axes.plot(values, lw=1.3, color=shade, label=f"head {head + 1}")
     if np.ptp(found) < 1e-3:  # nothing but rounding
         axes.set_ylim(-1, 1)
     axes.set(xlabel="distance", ylabel=UNIT, xlim=(0, REACH - 1))
@@ -133,6 +134,20 @@ def _map(axes: Axes, encoding: Encoding) -> None:
     axes.set_title("Random tokens", fontsize=10)
 
 
+def _few_colours(full: Image.Image) -> Image.Image:
+    """The picture in COLOURS colours, a third of the bytes; white and those of thin lines stay."""
+    kept = np.array([ImageColor.getrgb(colour) for colour in ("white", *SHADES)])
+    small = full.quantize(COLOURS - len(kept))
+    palette = (small.getpalette() or [])[: 3 * (COLOURS - len(kept))]
+    pixels, index = np.asarray(full, int), np.array(small)
+    for n, colour in enumerate(kept):
+        off = np.abs(pixels - colour).max(-1)
+        index[off < (NEAR if n else 1)] = len(palette) // 3 + n  # what is nearly white is not
+    found = Image.fromarray(index)
+    found.putpalette(palette + kept.ravel().tolist())
+    return found
+
+
 @plotting.styled
 def draw(name: str, folder: Path) -> None:
     """Writes NAME.png: left a token that repeats, right random ones.
@@ -151,5 +166,5 @@ def draw(name: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     full = io.BytesIO()
     figure.savefig(full, dpi=100)
-    small = Image.open(full).convert("RGB").quantize(COLOURS)  # a third of the bytes
+    small = _few_colours(Image.open(full).convert("RGB"))
     small.save(folder / f"{name}.png", optimize=True)

@@ -35,9 +35,9 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
             programs[name, what] = program
     for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
         found[name][what] = [1e3 * s for s in seconds]
-    device = f"{len(jax.devices())} × {jax.devices()[0].device_kind}"
+    devices = next(iter(evaluators.values())).trainer.mesh.devices
     return {
-        "device": device,
+        "device": f"{devices.size} × {devices.flat[0].device_kind}",
         "length": config.length,
         "batch": config.batch,
         "encodings": found,

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
+from jax.sharding import Mesh
 
 from experiments import launch
 from experiments.lock import Lock
@@ -56,13 +57,14 @@ def open_source(config: Config) -> Source:
     return Source(corpus, tokens, windows(corpus, tokens, config.eval))
 
 
-def prepare(config: Config, vocab: int) -> Trainer:
+def prepare(config: Config, vocab: int, mesh: Mesh | None = None) -> Trainer:
     """Fills in the vocabulary and the mesh, checks that all fits, and makes the programs."""
     config.model.vocab = config.model.vocab or vocab
     if config.model.vocab < vocab:
         raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
-    mesh = sharding.make_mesh(config.mesh)
-    sharding.check_fits(config.model, config.batch, mesh)
+    mesh = mesh or sharding.make_mesh(config.mesh)
+    lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
+    sharding.check_fits(config.model, config.batch, mesh, lengths)
     pattern = config.model.pattern
     places, limit = placement.choose(config.positions, pattern), placement.limit(pattern)
     if not places.fits(config.length, limit):
@@ -75,23 +77,23 @@ def prepare(config: Config, vocab: int) -> Trainer:
     return Trainer(model, config.optimizer, config.steps, mesh, config.positions)
 
 
-def batches(config: Config, source: Source):
-    """The endless iterator of this process."""
+def batches(config: Config, source: Source, mesh: Mesh):
+    """The endless iterator of this process's part of each batch."""
+    index, count = sharding.data_shard(mesh)
     return data.train_iterator(
         source.corpus,
         source.tokens,
         length=config.length,
         batch=config.batch,
         seed=config.seed,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=index,
+        process_count=count,
     )
 
 
 def meta(config: Config, source: Source) -> dict:
-    """What a checkpoint belongs to: the config, the corpus and its readers, as JSON has them."""
-    about = {"corpus": source.corpus.digest, "processes": jax.process_count()}
-    return json.loads(json.dumps({**dataclasses.asdict(config), **about}))
+    """What a checkpoint belongs to: the config and the corpus, as JSON has them."""
+    return json.loads(json.dumps({**dataclasses.asdict(config), "corpus": source.corpus.digest}))
 
 
 class Diverged(RuntimeError):
@@ -108,10 +110,11 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
         checkpoint, and nothing is saved.
     """
     folder = Path(config.workdir)
-    about = {**meta(config, source), "devices": dict(trainer.mesh.shape)}
+    readers = [sharding.data_shard(trainer.mesh)[1], jax.process_count()]
+    about = meta(config, source) | {"readers": readers, "devices": dict(trainer.mesh.shape)}
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
-        rows = batches(config, source)
+        rows = batches(config, source, trainer.mesh)
         trainer.compile(config.batch, config.length)
         state = trainer.init(config.seed)
         launch.meet()
@@ -153,7 +156,16 @@ def _begin(
         raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
     if not done:
         return new, 0
-    return checkpoints.restore(done, abstract(new, trainer.shardings), rows, about), done
+    before = checkpoints.meta(done).get("readers", [1, 1])
+    same = before == about["readers"]
+    like = abstract(new, trainer.shardings)
+    state = checkpoints.restore(done, like, rows if same else None, about)
+    if not same:  # an iterator's state is of its own part of the data
+        text = "The data is dealt anew (parts, processes: %s, not %s): not bitwise the same"
+        logging.warning(text, about["readers"], before)
+        for _ in range(done):
+            next(rows)
+    return state, done
 
 
 def _next(rows: Iterator[dict], step: int) -> dict:
@@ -219,7 +231,7 @@ def main(config: Config) -> None:
         if finished:
             logging.info("%s is finished: nothing to do", folder)
             return
-        batches(config, source)  # raises what training would, before anything is written
+        batches(config, source, trainer.mesh)  # raises what training would, and writes nothing
         first = jax.process_index() == 0
         lock = contextlib.closing(Lock(folder)) if first else contextlib.nullcontext()
     with lock:

@@ -23,7 +23,13 @@ def concrete(x) -> np.ndarray | None:
 
 
 def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
-    """`offset, offset + 1, …`: int32 [length]. Decoding passes the number of tokens before."""
+    """`offset, offset + 1, …`: int32 [length]. Decoding passes the number of tokens before.
+
+    Raises:
+      ValueError: `length` is not an integer of at least 0.
+    """
+    wrong = isinstance(length, float) or (isinstance(length, int) and length < 0)
+    require(not wrong, "length", length, "pass an integer of at least 0")
     return jnp.arange(length, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
 
 
@@ -44,8 +50,8 @@ def _begins(segments: jax.Array) -> jax.Array:
 def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.Array:
     """`length` of the positions 0 … maximum - 1, drawn without replacement, in order: int32 [T].
 
-    Ruoss et al., "Randomized Positional Encodings", arXiv 2305.16843, §3: every set is as likely as
-    any other. Long sequences then hold no position that short ones have not trained.
+    Ruoss et al., "Randomized Positional Encodings", arXiv 2305.16843: every set is as likely as any
+    other. Long sequences then hold no position that short ones have not trained.
 
     Args:
       key: PRNG key of this sequence; `jax.vmap` over keys draws a batch.
@@ -69,7 +75,7 @@ def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.
 def shifted(key: jax.Array, positions, maximum: int) -> jax.Array:
     """All positions, moved by one k drawn uniformly from 0 … maximum (inclusive); same shape.
 
-    SHAPE: Kiyono et al., arXiv 2109.05644, §3 (there maximum K = 500). Distances stay as they are.
+    SHAPE: Kiyono et al., arXiv 2109.05644 (there maximum K = 500). Distances stay as they are.
 
     Raises:
       ValueError: `maximum` is not an integer of at least 0.
@@ -88,7 +94,7 @@ def cape(
 ) -> jax.Array:
     """λ·(p_i + Δ + ε_i): float32, the shape of `positions`.
 
-    CAPE: Likhomanenko et al., arXiv 2106.03143, §3.1. One Δ ~ U(-global_shift, global_shift) and
+    CAPE: Likhomanenko et al., arXiv 2106.03143. One Δ ~ U(-global_shift, global_shift) and
     one ln λ ~ U(-ln scaling, ln scaling) for all positions, ε_i ~ U(-local_shift, local_shift) for
     each. Up to 0.5, neighbours keep their order. The defaults are the paper's for text; for sound
     and images it also centres the positions first.
@@ -122,7 +128,7 @@ def check_cape(global_shift: float, local_shift: float, scaling: float) -> None:
 def bilevel(tokens, separators, segments=None, longest: int | None = None) -> jax.Array:
     """(index of the piece of text, place inside it) of each token: int32 [*B, T, 2].
 
-    BiPE: He et al., arXiv 2401.16421, §3.1. A separator (a full stop, a line break) is the last
+    BiPE: He et al., arXiv 2401.16421. A separator (a full stop, a line break) is the last
     token of its piece. Both numbers begin at 0.
 
     Args:
@@ -134,9 +140,10 @@ def bilevel(tokens, separators, segments=None, longest: int | None = None) -> ja
 
     Raises:
       ValueError: no separator, or `longest` is not a positive integer.
+      TypeError: tokens that are not integers.
     """
     check_bilevel(separators, longest)
-    tokens = jnp.asarray(tokens)
+    tokens = as_positions(tokens, name="tokens")
     ended = jnp.isin(tokens, jnp.asarray(separators, tokens.dtype))
     new = jnp.concatenate([jnp.zeros_like(ended[..., :1]), ended[..., :-1]], axis=-1)
     document = jnp.zeros_like(ended) if segments is None else _begins(jnp.asarray(segments))
@@ -241,9 +248,14 @@ def on_axes(positions, count: int) -> list[jax.Array]:
       TypeError: half-precision positions.
     """
     positions = as_positions(positions, real=True)
-    if positions.shape[-1:] != (count,):
-        raise ValueError(f"positions has shape {list(positions.shape)}; pass {count} axes last")
+    check_axes(positions, count)
     return [positions[..., axis] for axis in range(count)]
+
+
+def check_axes(positions: jax.Array, count: int, name: str = "positions") -> None:
+    """Raises ValueError unless the last axis has this size."""
+    if positions.shape[-1:] != (count,):
+        raise ValueError(f"{name} has shape {list(positions.shape)}; pass {count} axes last")
 
 
 def as_positions(positions, *, real: bool = False, name: str = "positions") -> jax.Array:
@@ -282,7 +294,8 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
         check_exact(positions, name)
         return jnp.asarray(positions, jnp.float32)
     allowed = "integers or float32" if real else "integers"
-    raise TypeError(f"{name} has dtype {dtype}; pass {allowed} (half precision merges positions)")
+    note = " (half precision merges positions)" * (dtype in (jnp.float16, jnp.bfloat16))
+    raise TypeError(f"{name} has dtype {dtype}; pass {allowed}{note}")
 
 
 def check_exact(positions, name: str = "positions") -> None:

@@ -40,6 +40,15 @@ def oracles(request):
         pytest.importorskip(library, reason=f"{library} is missing: install the extra `oracles`")
 
 
+def pytest_collection_modifyitems(config, items):
+    """Skips studies of minutes unless they are asked for."""
+    if "slow" not in config.getoption("markexpr"):
+        skip = pytest.mark.skip(reason="a study of minutes: pytest -m slow")
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(skip)
+
+
 def pytest_runtest_teardown(item, nextitem):
     """Drops compiled programs between groups of tests: a worker would grow to several GB."""
     group = lambda i: i and ([m.args for m in i.iter_markers("xdist_group")], i.path)  # noqa: E731

@@ -6,19 +6,25 @@ import json
 import os
 import re
 import signal
+import threading
 import time
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from experiments import compare, report
+from experiments import compare, lanes, report
 from experiments import train as program
+from pe_jax.training import sharding
 from pe_jax.training.config import CompareConfig, EvalConfig
 from pe_jax.training.evaluate import PROTOCOLS
 from tests import tiny
 from tests.test_training import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
 
+MAKE_MESH = sharding.make_mesh
 NAMES, SEEDS, STEPS = ("nope", "learned"), (5, 6), 3
+pytestmark = pytest.mark.xdist_group("compare")
 
 
 def settings(folder) -> CompareConfig:
@@ -170,6 +176,63 @@ def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, sha
     compare.main(config)
     found = [json.loads(x) for _, x in sorted(files(tmp_path).items())]
     assert [x["status"] for x in found] == ["diverged", "ok"] and "layer 1" in found[0]["reason"]
+
+
+def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
+    """Which devices each encoding's runs took, without training anything."""
+    found = {}
+
+    def one(config, source, evaluator, label, stop):
+        found.setdefault(label.split()[0], []).append(
+            evaluator.trainer.mesh.devices.ravel().tolist()
+        )
+        barrier.wait(timeout=30)  # all lanes are busy at the same time
+        compare.save_json(Path(config.workdir) / "evaluation.json", {})
+
+    names = ("nope", "rope", "alibi", "t5")
+    given = {"encodings": names, "reference": "rope", "seeds": 1, "workers": 0, **fields}
+    config = change(settings(tmp_path), **given)
+    barrier = threading.Barrier(min(len(names), len(lanes.lanes(config))))
+    monkeypatch.setattr(compare, "one", one)
+    monkeypatch.setattr(compare.speed, "measure", lambda *_: {})
+    monkeypatch.setattr(compare.report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.report, "summary", lambda _: "")
+    compare.main(config)
+    return found
+
+
+def test_runs_take_one_device_each_side_by_side_or_all_in_turn(tmp_path, monkeypatch, caplog):
+    devices = jax.devices()[:4]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(sharding, "make_mesh", MAKE_MESH)  # for `shared_programs` has one device
+    with caplog.at_level("INFO"):
+        each = shared(monkeypatch, tmp_path / "one")
+    assert sorted(sum(sum(each.values(), []), []), key=lambda d: d.id) == devices
+    assert "4 runs side by side, each on one of 4 × cpu" in caplog.text
+    with caplog.at_level("INFO"):
+        turns = shared(monkeypatch, tmp_path / "all", devices="all", mesh={"model": 2})
+    assert set(map(tuple, sum(turns.values(), []))) == {tuple(devices)} and len(turns) == 4
+    assert "Each run takes all of 4 × cpu, one run after the other" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields, processes, words",
+    [
+        ({"mesh": {"model": 2}}, 1, ("mesh.model=2", "pass --config.devices=all")),
+        ({"devices": "all", "workers": 2}, 1, ("workers=2", "pass --config.devices=one")),
+        ({}, 2, ("2 processes", "a workdir of its own")),
+    ],
+)
+def test_a_comparison_that_cannot_share_the_devices_is_refused(
+    tmp_path, monkeypatch, capsys, fields, processes, words
+):
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with pytest.raises(SystemExit) as end:
+        compare.main(change(settings(tmp_path), **fields))
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1 and all(w in error for w in words), error
+    assert not (tmp_path / "manifest.json").exists()
 
 
 def test_names_are_short_where_they_can_be_and_safe():

@@ -386,7 +386,10 @@ def two_layers(case):
     return util.jit(jax.grad(loss, argnums=(0, 1)))
 
 
-@each(FIRST)
+COMPOSED = ("rope", "alibi", "deberta", "tupe", "wavlm", "rerope", "swin")  # one of each kind
+
+
+@each([c for c in FIRST if c.name.partition("(")[0] in COMPOSED])
 def test_jit_grad_scan_remat_and_vmap_compose(case):
     q, k, v = util.inputs()
     params, cotangent = util.random_params(case.encoding), util.noise(B, T, H, E, seed=9)
@@ -444,6 +447,13 @@ def test_a_scheme_is_frozen_hashable_and_a_static_argument(case):
     f = jax.jit(lambda enc, x: traces.append(enc) or x, static_argnums=0)
     f(enc, 1.0), f(twin, 1.0)
     assert len(traces) == 1
+
+
+@pytest.mark.xdist_group("alone")
+def test_one_worker_compiles_all_of_a_case(request):
+    """pytest-xdist 3.8 does not see groups under pytest 9.2, and says nothing: its issue 1386."""
+    given = request.config.getoption("loadgroup", False)
+    assert request.node.nodeid.endswith("@alone") or not given
 
 
 def test_every_scheme_is_under_test_and_every_exemption_is_one_of_them():

@@ -29,7 +29,7 @@ DIMS = pe_jax.Dims(H * WIDTH, H, K, WIDTH)
 
 @pytest.fixture(autouse=True)
 def many_tiles(monkeypatch):
-    util.small_tiles(monkeypatch, blocks=(4, 3))
+    util.small_tiles(monkeypatch, blocks=(4, 2))
 
 
 def operands(batch=(), queries=7, keys=None, v_width=WIDTH):

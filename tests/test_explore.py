@@ -41,14 +41,13 @@ def test_the_bound_holds_for_any_vectors():
 
 
 def test_each_picture_is_written_as_svg_png_and_csv(tmp_path):
-    figures = [draw for draw in explore.FIGURES if draw is not explore.rope_scaling]
+    figures = [draw for draw in explore.FIGURES if draw is not explore.stretched_waves]
     for path in explore.write(tmp_path, figures):
         check(path)
 
 
 def test_the_stretched_waves_are_drawn(tmp_path):
-    pytest.importorskip("pe_jax.encodings.rope_scaling")
-    (path,) = explore.write(tmp_path, [explore.rope_scaling])
+    (path,) = explore.write(tmp_path, [explore.stretched_waves])
     check(path)
     with path.with_suffix(".csv").open() as file:
         rows = [(row["method"], float(row["ratio"])) for row in csv.DictReader(file)]

@@ -20,6 +20,7 @@ from pe_jax.training import images
 from pe_jax.training.config import ImagesConfig, OptimizerConfig
 
 COUNT = 64
+pytestmark = pytest.mark.xdist_group("images")
 VIEWS = {"trained": (32, 1.0), "wider": (64, 1.0), "finer": (64, 2.0)}
 
 

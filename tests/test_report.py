@@ -16,7 +16,9 @@ from pe_jax.encodings import ENCODINGS, parse
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
 DIMS = {"width": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
 GROWTH = {"nope": 0.25, "sinusoidal": 0.9, "learned": 0, "t5": 0.02, "rope": 0.3, "alibi": -0.03}
+DRAWN = (*GROWTH, "shaw", "transformer_xl", "buckets", "deberta")
 HOSTILE = r"<script>$\frac{&[red]"
+pytestmark = pytest.mark.xdist_group("report")
 
 
 def manifest(names, seeds=SEEDS, **fields):
@@ -135,8 +137,8 @@ def fake(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def whole(fake):
-    """Every scheme, a sum under a hostile name, a missing seed, a diverged run, a torn line."""
-    folder = fake([*ENCODINGS, HOSTILE], name=HOSTILE, note="</style><b>")
+    """Ten schemes, a sum under a hostile name, a missing seed, a diverged run, a torn line."""
+    folder = fake([*DRAWN, HOSTILE], name=HOSTILE, note="</style><b>")
     (folder / "runs" / "shaw" / "seed2" / "evaluation.json").unlink()
     path = folder / "runs" / "deberta" / "seed1" / "evaluation.json"
     found = json.loads(path.read_text())
@@ -246,18 +248,31 @@ def test_every_link_leads_somewhere_and_every_image_has_its_data(whole, page):
     assert links
     assert all((whole / link).is_file() for link in links)
     images = list((whole / "figures").glob("*.png"))
-    assert len(images) >= len(ENCODINGS) + 6
+    assert len(images) >= len(DRAWN) + 6
     assert all(len(table(path.with_suffix(".csv"))) > 0 for path in images)
-    assert len(table(whole / "loss_by_length.csv")) == (len(ENCODINGS) + 1) * 2 * 4 * 3
+    assert len(table(whole / "loss_by_length.csv")) == (len(DRAWN) + 1) * 2 * 4 * 3
     ratios = {(r["encoding"], r["measure"]): r for r in table(whole / "speed.csv")}
     assert float(ratios["nope", "train_ms"]["median_ratio"]) == 1
     assert ("sinusoidal", "decode_ms") not in ratios
 
 
-def test_every_scheme_is_drawn_from_its_slots(whole, page):
-    drawn = [path for path in (whole / "figures").glob("scheme-*.csv")]
-    panels = {p.stem.split("-", 2)[2]: {r["panel"] for r in table(p)} for p in drawn}
-    assert len(panels) == len(ENCODINGS) + 1
+def drawn(folder):
+    """The panels of each scheme's portrait."""
+    found = (folder / "figures").glob("scheme-*.csv")
+    return {path.stem.split("-", 2)[2]: {r["panel"] for r in table(path)} for path in found}
+
+
+@pytest.mark.slow
+def test_every_scheme_is_drawn(fake):
+    folder = fake([*ENCODINGS])
+    report.build(folder)
+    assert len(drawn(folder)) == len(ENCODINGS)
+    assert "No picture" not in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_scheme_is_drawn_from_its_slots(whole, page):
+    panels = drawn(whole)
+    assert len(panels) == len(DRAWN) + 1
     assert panels["nope"] == {"nothing but the causal mask"}
     assert panels["alibi"] == {"score bias, mean of heads"}
     assert len(panels["transformer_xl"]) == 3

@@ -56,6 +56,24 @@ def test_rows_may_share_a_window_in_parts(monkeypatch):
         assert_close(outcome(spec, "tiled", 40), outcome(spec, "dense", 40), 2e-5)
 
 
+@pytest.mark.parametrize("places", [None, np.arange(39, -1, -1)], ids=["", "explicit"])
+@pytest.mark.parametrize("spec", ["tupe(length=40)+rope", "fox+tupe(length=40)+shaw(clip=3)"])
+def test_a_bias_with_factors_is_a_product_of_tiles(monkeypatch, spec, places):
+    util.small_tiles(monkeypatch, blocks=(16, 16))
+    options = {"x": noise(2, 40, HEADS * WIDTH), "q_positions": places}
+    with monkeypatch.context() as patch:  # it does not ask for the bias of any pair
+        patch.setattr(pe_jax.ENCODINGS["tupe"], "bias", None)
+        tiles = outcome(spec, "tiled", 40, **options)
+    assert_close(tiles, outcome(spec, "dense", 40, **options), 2e-5)
+
+
+def test_a_sum_with_a_bias_that_has_no_factors_has_none():
+    spec, at = "tupe(length=40)+fire", np.arange(9)
+    (encoding,) = pe_jax.parse(spec)
+    assert encoding.factors(util.random_params(encoding, DIMS), at, at, DIMS) is None
+    assert_close(outcome(spec, "tiled", 40), outcome(spec, "dense", 40), 2e-5)
+
+
 @pytest.mark.parametrize("spec", ["alibi+fox", "fox+t5(max_distance=40)", "wavlm+cable+rope"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_states_enter_tiles_of_every_kind(monkeypatch, spec, causal):

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 from concurrent import futures
@@ -31,6 +32,7 @@ from tests.util import assert_close
 
 STEPS = 150
 OPTIMIZER = OptimizerConfig(warmup=1, learning_rate=0.01)
+pytestmark = pytest.mark.xdist_group("training")  # they share programs
 
 
 @functools.cache
@@ -65,7 +67,7 @@ def steps(trainer: Trainer, count: int = 1, batch=None) -> tuple[State, list[lis
 # One program on any mesh.
 
 
-@pytest.mark.parametrize("spec", [*SPECS.values(), "t5+rope,nope"])
+@tiny.few("learned transformer_xl fox two", {**SPECS, "two": "t5+rope,nope"})
 def test_eight_devices_train_as_one_does(spec):
     state, got = steps(trainer(spec, 8), 4)
     _, want = steps(trainer(spec), 4)
@@ -76,6 +78,16 @@ def test_eight_devices_train_as_one_does(spec):
         assert all(jax.tree.leaves(places))
     up = state.params["blocks"][0]["mlp"]["up"]["kernel"]
     assert up.addressable_shards[0].data.size == up.size / 4  # over fsdp and model
+
+
+def test_weights_go_round_and_activations_stay(capfd):
+    """Left to itself, XLA gathered the rows of all devices, a part of each one's width."""
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, model=2), jax.devices())
+    one = Trainer(tiny.config("t5+rope", remat=True), OPTIMIZER, STEPS, mesh)
+    text = one.compile(R, L).as_text()
+    assert re.search(rf"f32\[{R // 4},{L},16\]", text) and "all-gather" in text
+    assert not re.search(rf"f32\[({R},{L}|{R * L}),\d+\]", text)
+    assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
 
 def test_eight_devices_start_as_one_does():

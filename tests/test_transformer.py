@@ -32,19 +32,24 @@ OTHER = {  # every choice that is not the default
 MODELS = {name: tiny.config(spec) for name, spec in SPECS.items()} | {
     "t5+rope": tiny.config("t5+rope"),
     "shaw,learned(length=40)": tiny.config("shaw,learned(length=40)"),
-    "all other choices": tiny.config("transformer_xl*2,rope", layers=6, **OTHER),
+    "others": tiny.config("transformer_xl*2,rope", layers=6, **OTHER),
 }
-each = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+each = pytest.mark.parametrize(
+    "model", [pytest.param(m, id=n, marks=pytest.mark.xdist_group(n)) for n, m in MODELS.items()]
+)
 
 
-@each
-def test_generating_with_a_cache_equals_recomputing(model):
-    built, params = tiny.build(model)
+ODD = "tupe fox rerope dape t5+rope shaw,learned(length=40) others"
+
+
+@tiny.few(ODD, MODELS)
+def test_generating_with_a_cache_equals_recomputing(spec):
+    built, params = tiny.build(spec)
     prompt = tiny.tokens(R, 3)
     found = np.asarray(generate(built, prompt, L - 3, temperature=0))
     np.testing.assert_array_equal(found[:, :3], prompt)
     assert len(np.unique(found[:, 3:])) > 4  # a model that repeats itself would show nothing
-    logits = tiny.forward(model)(params, found, np.zeros((R, L), np.int32))
+    logits = tiny.forward(spec)(params, found, np.zeros((R, L), np.int32))
     np.testing.assert_array_equal(found[:, 3:], np.argmax(logits, axis=-1)[:, 2:-1])
 
 

@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from pe_jax.models.transformer import ModelConfig, Transformer
@@ -27,6 +28,16 @@ def _spec(name: str) -> str:
 # scheme; a model of each, compiled for one device and for eight, would take many minutes.
 KINDS = "nope learned shaw transformer_xl t5 deberta rope alibi tupe fox wavlm rerope dape"
 SPECS = {name: _spec(name) for name in KINDS.split()}
+
+
+def few(names: str, specs: dict):
+    """Parametrises `spec` over the values; those not named are left to `pytest -m slow`."""
+    assert {*names.split()} <= {*specs}
+    params = []
+    for name, spec in specs.items():
+        marks = [pytest.mark.xdist_group(name)] + [pytest.mark.slow] * (name not in names.split())
+        params.append(pytest.param(spec, id=name, marks=marks))
+    return pytest.mark.parametrize("spec", params)
 
 
 def config(encoding: str = "rope", **fields) -> ModelConfig:

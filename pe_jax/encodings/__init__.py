@@ -5,6 +5,8 @@ import dataclasses
 import difflib
 from typing import Any
 
+import numpy as np
+
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.alibi_2d import ALiBi2D
 from pe_jax.encodings.base import Dims, Encoding, Params, Sum
@@ -80,12 +82,17 @@ __all__ = ["ENCODINGS", "Dims", "Encoding", "Params", "Sum", "make", "parse"]
 
 def _nearest(name: str, names) -> str:
     longer = [n for n in names if name and n.startswith(name.lower())]
-    close = longer[:1] or difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.4)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    close = longer[:1] or difflib.get_close_matches(name.lower(), list(names), 1, 0.65)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(names)}" if names else "it has none"
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+def _plain(value: Any) -> Any:
+    """Sequences as tuples, NumPy's numbers and arrays as Python's: what can be hashed and saved."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def make(name: str, **fields: Any) -> Encoding:
@@ -93,11 +100,16 @@ def make(name: str, **fields: Any) -> Encoding:
 
     Raises:
       ValueError: unknown name or field (naming the nearest), or a value out of range.
+      TypeError: the name is no string.
     """
     return _make("encoding", ENCODINGS, name, fields)
 
 
 def _make(kind: str, table: dict[str, type], name: str, fields: dict[str, Any]) -> Any:
+    if not isinstance(name, str):
+        raise TypeError(f"{kind}={name!r}: pass a name, such as {next(iter(table))!r}")
+    if kind == "encoding" and name not in table and name.lower() in SCALINGS:
+        raise ValueError(f"{kind} {name!r} is a scaling: rope(scaling={name.lower()}(…))")
     if name not in table:
         raise ValueError(f"{kind} {name!r} is unknown; {_nearest(name, table)}")
     known = {f.name: f.default for f in dataclasses.fields(table[name])}
@@ -108,29 +120,33 @@ def _make(kind: str, table: dict[str, type], name: str, fields: dict[str, Any]) 
     if needed := [f for f in needed if f not in fields]:
         raise ValueError(f"{kind} {name!r} needs {', '.join(needed)}")
     try:
-        return table[name](**{field: _tuples(value) for field, value in fields.items()})
+        return table[name](**{field: _plain(value) for field, value in fields.items()})
     except (ValueError, TypeError) as error:
         raise ValueError(f"{kind} {name!r}: {error}") from error
 
 
-def _fields(keywords: list[ast.keyword], name: str, spec: str) -> dict[str, Any]:
+def _fields(keywords: list[ast.keyword], spec: str) -> dict[str, Any]:
     """Values of `field=value, …`: literals, or scalings as `yarn(factor=4, …)`."""
     fields = {}
     for keyword in keywords:
+        shown = ast.unparse(keyword)
+        if keyword.arg is None or keyword.arg in fields:
+            fix = "write field=value" if keyword.arg is None else "give each field once"
+            raise ValueError(f"encoding {spec!r}: cannot read {shown!r}; {fix}")
         match keyword.value:
             case ast.Call(func=ast.Name(id=inner), args=[], keywords=more):
+                given = _fields(more, spec)
                 try:
-                    value = _make("scaling", SCALINGS, inner, _fields(more, inner, spec))
+                    value = _make("scaling", SCALINGS, inner, given)
                 except ValueError as error:
                     raise ValueError(f"encoding {spec!r}: {error}") from error
             case node:
                 try:
                     value = ast.literal_eval(node)
                 except ValueError:
-                    raise ValueError(
-                        f"encoding {spec!r}: fields of {name!r} must be literals"
-                    ) from None
-        fields[str(keyword.arg)] = value
+                    fix = "pass a literal, or a scaling as yarn(factor=4, original_length=2048)"
+                    raise ValueError(f"encoding {spec!r}: {shown}: {fix}") from None
+        fields[keyword.arg] = value
     return fields
 
 
@@ -140,7 +156,7 @@ def _build(node: ast.expr, spec: str) -> tuple[Encoding, ...]:
         case ast.Name(id=name):
             return (make(name),)
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
-            return (make(name, **_fields(keywords, name, spec)),)
+            return (make(name, **_fields(keywords, spec)),)
         case ast.Tuple(elts=parts):
             return tuple(enc for part in parts for enc in _build(part, spec))
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
@@ -166,7 +182,10 @@ def parse(spec: str) -> tuple[Encoding, ...]:
 
     Raises:
       ValueError: what cannot be read, an unknown name or field (naming the nearest).
+      TypeError: `spec` is no string.
     """
+    if not isinstance(spec, str):
+        raise TypeError(f"encoding={spec!r}: pass a string, such as 'rope(base=5e5)'")
     try:
         tree = ast.parse(spec.strip(), mode="eval").body
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""ALiBi on two axes: Fuller et al., "CROMA", arXiv 2311.00566, §3.
+"""ALiBi on two axes: Fuller et al., "CROMA", arXiv 2311.00566 (2D-ALiBi).
 
     softmax(q·k/sqrt(E) - m_h·sqrt(dr² + dc²)),      m_h as in ALiBi
 

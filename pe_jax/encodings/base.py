@@ -1,6 +1,6 @@
 """The slots: every place where a position can enter a Transformer, each doing nothing by default.
 
-`Encoding` as it stands is NoPE (no positional encoding; Kazemnejad et al., arXiv 2305.19466, §2).
+`Encoding` as it stands is NoPE (no positional encoding; Kazemnejad et al., arXiv 2305.19466).
 A scheme is a frozen dataclass that overrides the slots it needs; its parameters are a pytree kept
 apart from it, so that the scheme itself can be a static argument of jit.
 
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
 
 DISTANCE_SLOTS = (
     "distance_bias",
@@ -68,6 +69,23 @@ def is_real(value: Any) -> bool:
 def require_bool(field: str, value: Any) -> None:
     """Raises ValueError unless `value` is True or False: "no" would count as True."""
     require(isinstance(value, bool), field, value, "pass True or False")
+
+
+def require_rows(table: Any, axis: int, rows: int) -> None:
+    """Raises ValueError unless the table has these rows: another index would be clamped."""
+    require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
+
+
+def take(table: jax.Array, index: jax.Array, axis: int = 0, mode: str | None = None) -> jax.Array:
+    """The rows of a table at `index` [*n]: one axis of the table becomes the axes *n.
+
+    Under Explicit mesh axes the rows are divided as the index is; JAX asks to be told.
+    """
+    table, spec = jnp.asarray(table), None
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        own, given = jax.typeof(table).sharding.spec, jax.typeof(index).sharding.spec
+        spec = PartitionSpec(*own[:axis], *given, *own[axis + 1 :])
+    return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +188,17 @@ class Encoding:
         """
         return None
 
+    def state_after(self, before: jax.Array, state: jax.Array) -> jax.Array:
+        """What `state` would have given for tokens after one of state `before`, not the first.
+
+        For schemes whose state sums over tokens, so that parts of a row are summed side by side.
+
+        Args:
+          before: float32 [..., H, C]; zeros at the beginning of a row.
+          state: float32 [..., T, H, C], from `state(params, x)`.
+        """
+        return state
+
     def state_bias(self, q_state: list, k_state: list) -> Any:
         """A bias that is arithmetic on the C numbers of query and key; shapes broadcast: float32.
 
@@ -191,7 +220,7 @@ class Encoding:
           scores: float32 [B, H, T, S], scaled dot products, without biases.
           bias: float32 [B, H, T, S], the sum of all biases, which is added too.
           q: float32 [B, H, T, E], as it was before `rotate_q`, times the scale.
-          seen: bool [B or 1, 1, T, S], what the mask shows.
+          seen: bool [B or 1, H or 1, T, S], what the mask shows: an adapter's may differ by head.
           dims: the sizes.
         """
         return None
@@ -200,8 +229,12 @@ class Encoding:
         """(lo, hi): each distance slot is constant for d ≤ lo and for d ≥ hi; None if never."""
         return None
 
-    def features(self, params: Params, q, k, q_pos, k_pos) -> Any:
-        """Optional and exact: (q', k') whose dot product stands for all other score terms."""
+    def factors(self, params: Params, q_pos: jax.Array, k_pos: jax.Array, dims: Dims) -> Any:
+        """Optional, for a `bias` that is a product of what queries and keys have; or None.
+
+        float32 [*B, H, T, C] and [*B, H, S, C], whose dot products over C are the `bias`. The tiled
+        engine then multiplies tiles of them and makes no bias pair by pair.
+        """
         return None
 
     def limit(self) -> int | None:
@@ -229,6 +262,9 @@ class Sum(Encoding):
     parts: tuple[Encoding, ...] = ()
 
     def __post_init__(self):
+        for part in self.parts:
+            if not isinstance(part, Encoding):
+                raise TypeError(f"Sum: {part!r} is no encoding; pass what pe_jax.make gives")
         flat = [
             p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))
         ]
@@ -345,6 +381,14 @@ class Sum(Encoding):
         """Adds."""
         return self._add("bias", params, q_pos, k_pos, dims)
 
+    def factors(self, params, q_pos, k_pos, dims):
+        """The parts' side by side; None if one of them has a bias without."""
+        biased = [(part, p) for part, p in self._each(params) if part.overrides("bias")]
+        found = [part.factors(p, q_pos, k_pos, dims) for part, p in biased]
+        if not found or any(pair is None for pair in found):
+            return None
+        return tuple(jnp.concatenate(side, axis=-1) for side in zip(*found, strict=True))
+
     def distance_bias(self, params, distance, dims):
         """Adds."""
         return self._add("distance_bias", params, distance, dims)
@@ -390,6 +434,12 @@ class Sum(Encoding):
         ]
         found = [s for s in found if s is not None]
         return jnp.concatenate(found, axis=-1) if found else None
+
+    def state_after(self, before, state):
+        """Each part's."""
+        pairs = zip(self.parts, self._places(), strict=True)
+        found = [part.state_after(before[..., at], state[..., at]) for part, at in pairs]
+        return jnp.concatenate(found, axis=-1)
 
     def state_bias(self, q_state, k_state):
         """Adds."""

@@ -1,4 +1,4 @@
-"""BiPE: He et al., "Bilevel Positional Encoding", arXiv 2401.16421, §3.
+"""BiPE: He et al., "Bilevel Positional Encoding", arXiv 2401.16421.
 
     x_t ← x_t + PE(place of t inside its segment)                       absolute, within
     scores as RoPE or ALiBi have them, of the segments' indices         relative, between

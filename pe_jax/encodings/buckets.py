@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+from pe_jax.encodings.base import (
+    Encoding,
+    is_int,
+    is_real,
+    require,
+    require_bool,
+    require_rows,
+    take,
+)
 
 
 def _check_edges(edges) -> None:
@@ -78,12 +86,13 @@ class _Table(Encoding):
 
     def distance_bias(self, params, distance, dims):
         """table[h, index(d)]."""
-        return params.shared["table"][:, self._index(distance)]
+        require_rows(params.shared["table"], 1, self._rows())
+        return take(params.shared["table"], self._index(distance), axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Buckets(_Table):
-    """One scalar a head and group of distances, the groups given by `edges`."""
+    """One scalar a head and group of distances, given by `edges` (as T5, arXiv 1910.10683)."""
 
     edges: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128)
     directional: bool = False
@@ -106,7 +115,7 @@ class Buckets(_Table):
 
 @dataclasses.dataclass(frozen=True)
 class Clipped(_Table):
-    """One scalar a head and distance, clipped to ±clip."""
+    """One scalar a head and distance, clipped to ±clip (as Shaw et al., arXiv 1803.02155)."""
 
     clip: int = 64
 

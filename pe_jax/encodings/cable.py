@@ -1,4 +1,4 @@
-"""CABLE: Veisi et al., "Context-aware Biases for Length Extrapolation", arXiv 2503.08067, §3.
+"""CABLE: Veisi et al., "Context-aware Biases for Length Extrapolation", arXiv 2503.08067.
 
     p_t = softplus(w_h·x_t + b_h)                       a slope for each token and head
     score_ij = q_i·k_j/sqrt(E) - |Σ_{l ≤ i} p_l - Σ_{l ≤ j} p_l|

@@ -1,4 +1,4 @@
-"""CoPE, contextual position encoding: Golovneva et al., arXiv 2405.18719, §4 (eq. 3–8).
+"""CoPE, contextual position encoding: Golovneva et al., arXiv 2405.18719.
 
     g_ij = sigmoid(q_i·k_j)                             does token i count token j?
     p_ij = Σ_{l = j … i} g_il                           how many it counts from j to itself

@@ -26,9 +26,11 @@ def log_spaced(distance, window: tuple[int, ...]) -> jax.Array:
       window: patches along each axis where the bias was trained; at least 2.
 
     Raises:
+      ValueError: distances of other axes than the window.
       TypeError: half-precision distances.
     """
     distance = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)
+    pos.check_axes(distance, len(window), "distance")
     wide = distance * jnp.asarray(8 / (np.array(window) - 1), jnp.float32)
     return jnp.sign(wide) * jnp.log1p(jnp.abs(wide)) * np.float32(1 / np.log(8))
 

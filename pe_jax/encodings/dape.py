@@ -1,4 +1,4 @@
-"""DAPE, data-adaptive positional encoding: Zheng et al., arXiv 2405.14722, §3.
+"""DAPE, data-adaptive positional encoding: Zheng et al., arXiv 2405.14722, §3.2.
 
     score = A + B + f([A, B]),      f = W₂ LeakyReLU(W₁ · + b₁) + b₂, over the heads of one pair
 

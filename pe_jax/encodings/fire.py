@@ -1,4 +1,4 @@
-"""FIRE: Li et al., "Functional Interpolation for Relative Positions", arXiv 2310.04418, §3.
+"""FIRE: Li et al., "Functional Interpolation for Relative Positions", arXiv 2310.04418.
 
     b(i, j) = f(ψ(|i - j|) / (ψ(max(|L|, i)) + ε)),    ψ(x) = ln(|c|·x + 1),    ε = 1e-6
 

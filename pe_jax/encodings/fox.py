@@ -1,4 +1,4 @@
-"""FoX, the Forgetting Transformer: Lin et al., arXiv 2503.02130, §3.
+"""FoX, the Forgetting Transformer: Lin et al., arXiv 2503.02130.
 
     f_t = sigmoid(w_h·x_t + b_h)                        a forget gate for each token and head
     score_ij = q_i·k_j/sqrt(E) + Σ_{l = j+1 … i} log f_l
@@ -59,6 +59,10 @@ class FoX(Encoding):
     def state(self, params, x, before=None):
         """c_t, the running sum of log f."""
         return running.total(log_forget(x, **params.layer), before)
+
+    def state_after(self, before, state):
+        """The sum before, and the sum since."""
+        return running.after(before, state)
 
     def state_bias(self, q_state, k_state):
         """-|c_i - c_j|."""

@@ -13,7 +13,7 @@ import jax
 
 from pe_jax import positions as pos
 from pe_jax.encodings import t5
-from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.base import Encoding, is_real, require, take
 
 TABLES = ("index", "x", "y")
 
@@ -27,14 +27,15 @@ def bias(tables, distance, reaches) -> jax.Array:
       reaches: for each axis, from which distance on all share a bucket.
 
     Raises:
-      ValueError: as `t5.bucket`.
+      ValueError: as `t5.bucket`; another number of axes than tables.
       TypeError: distances that are not integers.
     """
     distance = pos.as_positions(distance, name="distance")
+    pos.check_axes(distance, len(tables), "distance")
     found = []
     for axis, (table, reach) in enumerate(zip(tables, reaches, strict=True)):
         bucket = t5.bucket(distance[..., axis], table.shape[1], reach, bidirectional=True)
-        found.append(table[:, bucket])
+        found.append(take(table, bucket, axis=1))
     return sum(found[1:], found[0])
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, take
 
 
 def lookup(table: jax.Array, positions) -> jax.Array:
@@ -31,7 +31,7 @@ def lookup(table: jax.Array, positions) -> jax.Array:
             f"positions: {worst} is outside the learned table of length {length};"
             f" keep 0 <= position < {length} or enlarge the table"
         )
-    rows = table.at[jnp.clip(positions, 0, length - 1)].get(mode="promise_in_bounds")
+    rows = take(table, jnp.clip(positions, 0, length - 1), mode="promise_in_bounds")
     return jnp.where(((positions >= 0) & (positions < length))[..., None], rows, jnp.nan)
 
 

@@ -1,8 +1,10 @@
-"""LongRoPE: Ding et al., arXiv 2402.13753, §3.2; with two lists of factors as Phi-3 ships it.
+"""LongRoPE: Ding et al., arXiv 2402.13753, §3.1 (eq. 3), as Phi-3 ships it.
 
     θ'_i = θ_i / factor_i,      q and k each × sqrt(1 + ln s/ln L₀)
 
-The factors were found by search: one list for contexts up to the original length L₀, one beyond.
+The factors were found by search (§3.2): one list for contexts up to the original length L₀, one
+beyond (§3.3). The paper may leave the first tokens of a sequence unscaled; Phi-3's released code,
+which the second formula is from, does not.
 """
 
 import dataclasses
@@ -20,7 +22,8 @@ class LongRoPE(Scaling):
     """A factor for each frequency: `short_factor` up to `original_length`, `long_factor` beyond.
 
     `length` (None: short) decides. `attention_factor` None is sqrt(1 + ln s/ln L₀) at all lengths,
-    s = `factor` being the extended context over the original one; s ≤ 1 gives 1.
+    s = `factor` being the extended context over the original one; s ≤ 1 gives 1. It is computed
+    when the scaling is made: `dataclasses.replace` keeps it; pass None to have it computed anew.
     """
 
     short_factor: tuple[float, ...]
@@ -33,6 +36,7 @@ class LongRoPE(Scaling):
     def __post_init__(self):
         for field in ("short_factor", "long_factor"):
             value = getattr(self, field)
+            value = value.tolist() if isinstance(value, np.ndarray) else value
             ok = isinstance(value, list | tuple) and all(is_real(x) and x > 0 for x in value)
             require(ok, field, value, "pass a list of numbers above 0, one a frequency")
             object.__setattr__(self, field, tuple(value))

@@ -29,7 +29,8 @@ def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
     Raises:
       ValueError: not three positive integers; interleaved, sections that cannot take turns.
     """
-    ok = len(sections) == 3 and all(is_int(n, 1) for n in sections)
+    ok = isinstance(sections, Sequence) and len(sections) == 3
+    ok = ok and all(is_int(n, 1) for n in sections)
     require(ok, "sections", sections, "pass three integers of at least 1: time, row, column")
     if not interleaved:
         return np.repeat(np.arange(3), sections)

@@ -1,4 +1,6 @@
-"""ReRoPE: Su, "Rectified Rotary Position Embeddings" (2023, kexue.fm/archives/9708, no paper).
+"""ReRoPE: Su, "Rectified Rotary Position Embeddings" (2023), a blog post.
+
+https://kexue.fm/archives/9708 (code: https://github.com/bojone/rerope); there is no paper.
 
 RoPE (arXiv 2104.09864) whose distances stop growing,
 

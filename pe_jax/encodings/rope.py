@@ -1,4 +1,4 @@
-"""Rotary position embedding: Su et al., "RoFormer", arXiv 2104.09864, §3.2 (eq. 13–16, 34).
+"""Rotary position embedding: Su et al., "RoFormer", arXiv 2104.09864, §3.2 and §3.4.2.
 
     (R_m q)·(R_n k) = q·R_{n-m} k,      pair i turns by θ_i = base^(-2i/d) a position
 
@@ -8,7 +8,7 @@ the distance alone.
 Two layouts of the pairs are in use and do not mix: "half" pairs channel i with i + d/2 (Llama,
 GPT-NeoX); "interleaved" pairs 2i with 2i + 1 (the paper, GPT-J). Base 1e4 is the paper's, 5e5 that
 of Llama 2 Long (arXiv 2309.16039), 1e6 that of Code Llama (arXiv 2308.12950). Gemma 3 has two
-(arXiv 2503.19786, §2.1): the pattern `rope(base=1e4)*5,rope(base=1e6)`, five local layers and a
+(arXiv 2503.19786, §2): the pattern `rope(base=1e4)*5,rope(base=1e6)`, five local layers and a
 global one. `rope_scaling` has what stretches the frequencies for longer contexts.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax.encodings import angles
 from pe_jax.encodings.base import Encoding, is_real, require
@@ -32,7 +33,8 @@ def frequencies(dim: int, base: float = 1e4, scaling: Callable | None = None) ->
       dim: even number of channels to rotate.
       base: > 1.
       scaling: one of `rope_scaling`, or any function from frequencies (NumPy float64 [dim/2]) to
-        frequencies.
+        frequencies. Its `attention_factor` (YaRN and LongRoPE have one) is not in the frequencies:
+        pass it to `rotate`.
 
     Raises:
       ValueError: odd `dim`; `base` ≤ 1; a scaling that does not fit `dim`.
@@ -41,6 +43,8 @@ def frequencies(dim: int, base: float = 1e4, scaling: Callable | None = None) ->
     if isinstance(scaling, Scaling):
         theta = scaling(theta, base)
     elif scaling is not None:
+        ok = callable(scaling) and not isinstance(scaling, type)
+        require(ok, "scaling", scaling, "pass one of rope_scaling, as YaRN(4.0, 2048), or None")
         theta = scaling(theta)
     return jnp.asarray(theta, jnp.float32)
 
@@ -59,21 +63,27 @@ def rotate(
       positions: integers or float32 [T] or [..., T], any sign; of A axes [T, A] or [..., T, A].
       frequencies: [F], 2F ≤ E; for positions of A axes [A, F]: the angles of the axes add.
       layout: "half" or "interleaved".
-      attention_factor: multiplies what is rotated (YaRN and LongRoPE have one).
+      attention_factor: multiplies what is rotated: that of the scaling (YaRN and LongRoPE have
+        one, `scaling.attention_factor`).
 
     Returns:
       As x, in x's dtype (the angles and the rotation are float32).
 
     Raises:
-      ValueError: unknown layout, 2F > E, |position| ≥ 2**24.
+      ValueError: unknown layout, 2F > E, |position| ≥ 2**24, positions for other tokens.
       TypeError: half-precision positions.
     """
     require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
-    turned = 2 * frequencies.shape[-1]
+    turned = 2 * np.shape(frequencies)[-1]
     require(
         turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels a head"
     )
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
+    at, tokens = angle.shape[:-2], x.shape[:-2]
+    ok = x.ndim > 2 and len(at) <= len(tokens)
+    ok = ok and all(n in (1, m) for n, m in zip(at[::-1], tokens[::-1], strict=False))
+    if not ok:
+        raise ValueError(f"positions of shape {at} do not fit x {x.shape}; pass [T] or [..., T]")
     # the barrier keeps XLA from taking every sine again for each head
     waves = (attention_factor * jnp.cos(angle), attention_factor * jnp.sin(angle))
     cos, sin = jax.lax.optimization_barrier(waves)

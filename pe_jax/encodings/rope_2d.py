@@ -1,4 +1,4 @@
-"""Axial 2-D RoPE: rows turn some channels, columns the others (Heo et al., arXiv 2403.13298, §3).
+"""Axial 2-D RoPE: rows turn some channels, columns the others (Heo et al., arXiv 2403.13298).
 
     angle_i = row · θ_i for the first pairs, column · θ_i for the rest,    θ_i = base^(-2i/channels)
 
@@ -42,6 +42,8 @@ def frequencies(
         "alternating" with different numbers of channels.
     """
     require(spectrum in SPECTRA, "spectrum", spectrum, f"choose one of {', '.join(SPECTRA)}")
+    ok = isinstance(channels, Sequence) and len(channels) > 0
+    require(ok, "channels", channels, "pass an even number of channels for each axis")
     if spectrum == "alternating":
         same = len(set(channels)) == 1
         require(same, "channels", channels, "alternating frequencies need as many for each axis")

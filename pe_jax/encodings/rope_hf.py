@@ -106,7 +106,10 @@ def read(
 ) -> tuple[float, float, str | None, dict[str, Any]]:
     """(base, fraction, name of the scaling or None, its fields); see `rope_scaling.from_hf`."""
     require(is_int(head_dim, 1), "head_dim", head_dim, "pass the width of a head")
-    given = {key: value for key, value in (rope_parameters or {}).items() if value is not None}
+    ok = rope_parameters is None or isinstance(rope_parameters, Mapping)
+    require(ok, "rope_parameters", rope_parameters, "pass the dict of a config, or None")
+    pairs = (rope_parameters or {}).items()
+    given = {str(key): value for key, value in pairs if value is not None}
     layers = [key for key, value in given.items() if isinstance(value, Mapping)]
     if layers:
         fix = f"pass one of them, as rope_parameters[{layers[0]!r}]"

@@ -1,12 +1,12 @@
 """RoPE for longer contexts: functions from frequencies to frequencies, θ_i = base^(-2i/d) at first.
 
     Linear        θ_i / s                        position interpolation, arXiv 2306.15595, eq. 4
-    NTK           base → base·s^(d/(d-2))        "NTK-aware": arXiv 2309.00071, def. 1
+    NTK           base → base·s^(d/(d-2))        "NTK-aware": arXiv 2309.00071, §3.1
     DynamicNTK    NTK with s·L/L₀ - (s - 1)      arXiv 2309.00071, §3.3, as in the code of its day
     YaRN          fast θ kept, slow θ_i/s        `yarn`
     Llama3        likewise, with other bounds    the released code of Llama 3.1
     LongRoPE      θ_i / factor_i, searched       `longrope`
-    Proportional  slow θ = 0                     p-RoPE, arXiv 2410.06205, §6
+    Proportional  slow θ = 0                     p-RoPE, arXiv 2410.06205
 
 L₀ is `original_length`, the context trained on, and L the one at hand. All is float64 on the host.
 What the papers leave open (bounds, lengths that decide) is as in Hugging Face transformers.

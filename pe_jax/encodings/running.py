@@ -13,7 +13,7 @@ WIDTH = 2  # numbers a sum
 
 
 def _exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The rounded a + b, and what was rounded off (Knuth, TAOCP vol. 2, §4.2.2, theorem B)."""
+    """The rounded a + b, and what was rounded off (Knuth, TAOCP, vol. 2)."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
@@ -47,10 +47,15 @@ def total(steps: jax.Array, before: jax.Array | None = None) -> jax.Array:
     """
     if not steps.size:
         return jnp.zeros((*steps.shape, WIDTH))
-    sums = _sums(steps)
-    if before is not None:
-        sums = _add((before[..., None, :, 0], before[..., None, :, 1]), sums)
-    return jnp.stack(sums, axis=-1)
+    sums = jnp.stack(_sums(steps), axis=-1)
+    return sums if before is None else after(before, sums)
+
+
+def after(before: jax.Array, sums: jax.Array) -> jax.Array:
+    """Sums [*B, T, H, 2] that began at 0, as they are after a sum `before` [*B, H, 2]."""
+    before = before[..., None, :, :]
+    moved = _add((before[..., 0], before[..., 1]), (sums[..., 0], sums[..., 1]))
+    return jnp.stack(moved, axis=-1)
 
 
 def difference(q_state: list, k_state: list) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Self-Extend: Jin et al., "LLM Maybe LongLM", arXiv 2401.01325, §3.
+"""Self-Extend: Jin et al., "LLM Maybe LongLM", arXiv 2401.01325.
 
 RoPE (arXiv 2104.09864) with far positions in groups of G, so that a model trained on L tokens reads
 (L - w)·G + w of them without training:

@@ -29,8 +29,11 @@ def temperature(
       offset: what is added to the position: 1 in Llama 4, 0 in Ministral 3.
 
     Raises:
+      ValueError: `floor_scale` is not a positive integer.
       TypeError: positions that are not integers.
     """
+    fix = "pass an integer of at least 1, in tokens"
+    require(is_int(floor_scale, 1), "floor_scale", floor_scale, fix)
     positions = pos.as_positions(positions)
     steps = positions // floor_scale + (positions % floor_scale + offset) // floor_scale
     return 1 + attn_scale * jnp.log1p(jnp.maximum(steps, 0).astype(jnp.float32))

@@ -4,7 +4,8 @@
     reset(b, i, j) = θ₁ if i = 0,   θ₂ if j = 0 < i,   b_ij otherwise           (§3.2)
 
 Positions speak to positions and words to words: p, U_Q, U_K and θ are shared by all layers, and no
-position is added to the words. Position 0 is [CLS], which stands nowhere: θ₁ is its bias to all
+position is added to the words. (p_i U_Q)·(p_j U_K) is a product of what each token has: tiles of
+scores multiply it as they do q·k. Position 0 is [CLS], which stands nowhere: θ₁ is its bias to all
 others, θ₂ theirs to it (one each a head). A model without [CLS] may set `reset=False`.
 
 The equations are followed; the released code puts a layer norm on p and has biases in U. Instead p
@@ -89,6 +90,23 @@ class TUPE(Encoding):
         if not self.reset:
             return found
         return reset(found, jnp.asarray(q_pos), jnp.asarray(k_pos), own["first"], own["to_first"])
+
+    def factors(self, params, q_pos, k_pos, dims):
+        """p_i U_Q/sqrt(2E) and p_j U_K; of position 0, zeros, and θ in two channels more."""
+        own, form, exact = params.shared, "...td,dhe->...hte", jax.lax.Precision.HIGHEST
+        left, right = (
+            jnp.einsum(form, lookup(own["table"], at), own[u], precision=exact)
+            for at, u in ((q_pos, "u_q"), (k_pos, "u_k"))
+        )
+        left = self.scale(dims.head_dim) * left
+        if not self.reset:
+            return left, right
+        one, two = own["first"][:, None, None], own["to_first"][:, None, None]
+        row, column = (jnp.asarray(at == 0)[..., None, :, None] for at in (q_pos, k_pos))
+        left = [jnp.where(row, 0, left), jnp.where(row, one, 0), jnp.where(row, 0, two)]
+        ones = jnp.ones((*right.shape[:-1], 1))
+        right = [jnp.where(column, 0, right), ones, column * ones]
+        return jnp.concatenate(left, axis=-1), jnp.concatenate(right, axis=-1)
 
     def limit(self):
         """The table's length."""

@@ -1,4 +1,4 @@
-"""WavLM's gated relative bias: Chen et al., arXiv 2110.13900, §III-A (from Chi et al., 2106.16138).
+"""WavLM's gated relative bias: Chen et al., arXiv 2110.13900 (from Chi et al., 2106.16138).
 
     score_ij = q_i·k_j/sqrt(E) + g_i·table[h, bucket(i - j)]
     a, b = sigmoid(u·x_i), sigmoid(w·x_i);    g_i = a·(s_h·b - 1) + 2
@@ -14,7 +14,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, require
+from pe_jax.encodings.base import Encoding, require, require_rows, take
 from pe_jax.encodings.t5 import T5, bucket
 
 ROWS = 8  # of the projection: four for each gate
@@ -65,5 +65,6 @@ class WavLM(T5):
 
     def relative_state(self, params, distance):
         """The entry of the table, as a vector of one number."""
+        require_rows(params.shared["table"], 1, self.num_buckets)
         index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
-        return params.shared["table"][:, index, None]
+        return take(params.shared["table"], index, axis=1)[..., None]

@@ -1,4 +1,4 @@
-"""YaRN: Peng et al., arXiv 2309.00071, §3.2 ("NTK-by-parts", def. 2) and §3.4 (def. 3).
+"""YaRN: Peng et al., arXiv 2309.00071, §3.2 ("NTK-by-parts") and §3.4.
 
     θ'_i = (1 - ramp_i)·θ_i + ramp_i·θ_i/s,      q and k each × (0.1·ln s + 1)
 

@@ -11,17 +11,29 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, is_int, require
+from pe_jax.encodings.base import (
+    DISTANCE_SLOTS,
+    Dims,
+    Encoding,
+    Params,
+    is_int,
+    require,
+    require_bool,
+)
 from pe_jax.engines import dense, tiled
+from pe_jax.engines.axes import under_auto_axes
 from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.plan import TILE
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}
+DRAW = "pass pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))"
 SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit one tile …
 SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
 
 
+@under_auto_axes
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -77,7 +89,9 @@ def attention(
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length.
-        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`.
+        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`; or
+        `pe_jax.engines.ring.Ring(mesh)`, under jit, for rows whose tokens several devices share:
+        q, k, v, x, positions and segments lie as its `spread` lays them, and so does the output.
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -91,11 +105,14 @@ def attention(
         are missing although T ≠ S; parameters that are missing; causal=False for a scheme that is
         causal alone; an implementation that is unknown, needs another device, or cannot run this
         call (the message says why).
-      TypeError: positions of a dtype that the scheme does not take.
+      TypeError: positions of a dtype that the scheme does not take; q, k or v that is no array.
     """
     encoding = encoding or Encoding()
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives, or None")
+    for name, array in {"q": q, "k": k, "v": v}.items():
+        if not hasattr(array, "ndim"):
+            raise TypeError(f"{name} is a {type(array).__name__}; pass an array")
     dims = dims or _dims(q, k)
     encoding.check(dims)
     params = _params(encoding, params, dims)
@@ -105,17 +122,19 @@ def attention(
             f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
         )
     positions = _both(encoding, q, k, q_positions, k_positions)
-    at = positions or (pos.contiguous(q.shape[-3]),) * 2
+    _check_names(encoding, params, dims)
+    layout = _layout(implementation, q_index, k_index, q, k)
+    at = positions or (layout.order(q.shape[-3]),) * 2
     if positions is None and encoding.anchored and q_segments is not None:
         batch = q.shape[:-3]
         ids = _segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
-        at = [pos.per_segment(rows).reshape(*batch, -1) for rows in ids]
+        at = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
     state = None
     if encoding.overrides("state"):
         check_input(encoding, x)
         if x.shape[:-1] != q.shape[:-2]:
             raise ValueError(f"x has shape {x.shape}; pass {[*q.shape[:-2], dims.width]}")
-        state = encoding.state(params, x)
+        state = layout.state(encoding, params, x)
     return attend(
         encoding.rotate_q(params, q, at[0]),
         encoding.rotate_k(params, k, at[1]),
@@ -139,6 +158,7 @@ def attention(
     )
 
 
+@under_auto_axes
 def attend(
     q: jax.Array,
     k: jax.Array,
@@ -170,20 +190,22 @@ def attend(
     of either side (None: as `q_state`, if T = S).
     """
     check_window(window, sinks)
+    require_bool("causal", causal)
     fix = f"{type(encoding).__name__} is for causal attention alone"
     require(causal or not encoding.causal_only, "causal", causal, fix)
     _check_shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)
+    layout = _layout(implementation, q_index, k_index, q, k)
     need_index = causal or window is not None
-    q_ind = _index("q_index", q_index, batch, queries, keys if need_index else queries)
-    k_ind = _index("k_index", k_index, batch, keys, keys)
+    q_ind = _index("q_index", q_index, batch, queries, keys if need_index else queries, layout)
+    k_ind = _index("k_index", k_index, batch, keys, keys, layout)
     positions = _both(encoding, q, k, q_positions, k_positions)
     contiguous = positions is None
     if contiguous:
-        places = pos.contiguous(queries)[None]
+        places = layout.order(queries)[None]
         if q_seg is not None and encoding.overrides("bias"):
-            places = pos.per_segment(q_seg)  # distances are the same either way
+            places = layout.per_segment(q_seg)  # distances are the same either way
         flat = [places, places]
     else:
         flat = [_flat(x, batch, 1 + (encoding.axes > 1)) for x in positions]
@@ -198,7 +220,7 @@ def attend(
     operands |= _states(encoding, q_state, k_state, q, k)
     operands = {name: _heads_first(x) for name, x in operands.items()}
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
-    rank = pos.per_segment(k_seg) if sinks and k_seg is not None else None
+    rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
     k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg, rank)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     rules = Rules(encoding, dims, causal, window, aligned, contiguous, sinks)
@@ -301,17 +323,32 @@ def _params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
                 f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)"
             )
         return params
+    empty = _shapes(encoding, dims)
+    if jax.tree.leaves(empty):
+        raise ValueError(f"params=None, but {type(encoding).__name__} has parameters; {DRAW}")
+    return empty
+
+
+@functools.cache
+def _shapes(encoding: Encoding, dims: Dims) -> Params:
+    """The parameters' shapes."""
     key = jax.random.key(0)
-    empty = jax.eval_shape(
+    return jax.eval_shape(
         lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
     )
-    if jax.tree.leaves(empty):
-        name = type(encoding).__name__
-        raise ValueError(
-            f"params=None, but {name} has parameters; pass"
-            " pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))"
-        )
-    return empty
+
+
+def _names(tree: Any) -> set[str]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths}
+
+
+def _check_names(encoding: Encoding, params: Params, dims: Dims) -> None:
+    """Raises ValueError where a parameter is missing. Shapes are free: a table may be cut."""
+    for side, want, given in zip(Params._fields, _shapes(encoding, dims), params, strict=True):
+        if missing := sorted(_names(want) - _names(given)):
+            name = type(encoding).__name__
+            raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
 
 
 def _check_shapes(q, k, v) -> None:
@@ -362,14 +399,27 @@ def _missing(encoding: Encoding):
     raise ValueError(f"{name} has {encoding.axes} axes: pass q_positions [*B, T, {encoding.axes}]")
 
 
-def _index(name: str, index, batch, length: int, other: int) -> jax.Array:
+def _layout(implementation, q_index, k_index, q, k) -> InOrder:
+    """How the tokens lie: an engine of several devices says so itself."""
+    if not isinstance(implementation, InOrder):
+        return IN_ORDER
+    for name, index in {"q_index": q_index, "k_index": k_index}.items():
+        fix = f"leave it out: {type(implementation).__name__} knows where tokens lie"
+        require(index is None, name, "given", fix)
+    if q.shape[-3] != k.shape[-3]:
+        name = type(implementation).__name__
+        raise ValueError(f"{q.shape[-3]} queries and {k.shape[-3]} keys: {name} is for one row")
+    return implementation
+
+
+def _index(name: str, index, batch, length: int, other: int, layout: InOrder) -> jax.Array:
     if index is None:
         if length != other:
             raise ValueError(
                 f"q has {length} tokens and k has {other}: pass {name}, the place of each query"
                 " among the tokens (the mask comes from it)"
             )
-        return pos.contiguous(length)
+        return layout.order(length)
     index = pos.as_positions(index, name=name)
     _check_rows(name, index.shape, [(length,), (*batch, length)])
     return index

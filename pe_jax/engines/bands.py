@@ -26,6 +26,26 @@ from pe_jax.engines.terms import (
 SUB_BLOCKS = (64, 128, 256)
 
 
+def linear_switch(which, branches, operand, default):
+    """branches[which](operand), `default` (zeros) beyond them; each branch is linear.
+
+    Its gradient is a switch of the transposed branches. The gradient of `jax.lax.switch` would
+    trace each of them several times over and keep residuals that no linear function has.
+    """
+    bare = jax.tree.map(jnp.zeros_like, operand)
+
+    @jax.custom_vjp
+    def run(which, operand):
+        return jax.lax.switch(which, [*branches, lambda _: default], operand)
+
+    def backward(which, g):
+        turned = [lambda g, f=f: jax.linear_transpose(f, operand)(g)[0] for f in branches]
+        return None, linear_switch(which, turned, g, bare)
+
+    run.defvjp(lambda which, operand: (run(which, operand), which), backward)
+    return run(which, operand)
+
+
 class Bands(Terms):
     """A band of n distances around the diagonal, and a constant on either side of it.
 
@@ -40,12 +60,11 @@ class Bands(Terms):
     what a row reads beyond its n products is masked.
     """
 
-    def __init__(self, rules, rows, columns, blocks):
-        super().__init__(rules, rows, columns, blocks)
+    def __init__(self, rules, rows, columns, blocks, runs=1, longest=0, share=None):
+        super().__init__(rules, rows, columns, blocks, runs, longest, share)
         horizon = rules.encoding.horizon()
         assert horizon is not None
-        most = rows * blocks + columns  # no distance is greater
-        self.lo, self.hi = max(horizon[0], -most), min(horizon[1], most)
+        self.lo, self.hi = max(horizon[0], -self.longest), min(horizon[1], self.longest)
         self.two_sided = not (rules.causal and rules.aligned)
         if not self.two_sided:  # distances below 0 are never seen
             self.lo, self.hi = -1, max(self.hi, 1)
@@ -63,7 +82,7 @@ class Bands(Terms):
         low, high = self.lo + 1 - (rows - 1), self.hi - 1 + columns - 1
         return range(-(-low // step) * step, high // step * step + 1, step)
 
-    def tables(self, params, queries, keys):
+    def tables(self, params, queries, keys, corners=None):
         """The slots at hi - 1 … lo + 1, from their value at hi, and those at both ends."""
         near = evaluate(self.rules, params, jnp.arange(self.hi - 1, self.lo, -1, dtype=jnp.int32))
         ends = evaluate(self.rules, params, jnp.asarray([self.hi, self.lo], jnp.int32))
@@ -130,28 +149,25 @@ class Bands(Terms):
             rows.append(jnp.concatenate([sides[0], *middle, sides[1]], axis=-1))
         return jnp.concatenate(rows, axis=-2)
 
-    def cuts(self, i, j):
+    def cuts(self, tile):
         """Bands with their halo; the tile of the bias."""
-        at = (i * self.rows - j * self.columns - self.gaps.start) // self.gaps.step
+        gap, starts = tile.gap, [tile.i * self.rows, tile.j * self.columns]
+        at = (gap - self.gaps.start) // self.gaps.step
         at = jnp.where((at >= 0) & (at < len(self.gaps)), at, len(self.gaps))
-        starts, sizes = [i * self.rows, j * self.columns], [self.rows + 4, self.columns + 4]
+        sizes = [self.rows + 4, self.columns + 4]
         starts, sizes = [x * self.width for x in starts], [x * self.width for x in sizes]
         if self.wide:  # what the tile reads, and no more
-            gap = i * self.rows - j * self.columns
             starts[0] += self.width + self.hi - 1 - gap
             starts[1] += self.width + gap - self.lo - 1
             sizes = [self.m * (self.width - 1)] * 2
         bands = zip(starts, sizes, strict=True)
         row, column = ((2, start, size) for start, size in bands)
         found = {"tiles": (0, at, 1), "row band": row, "column band": column}
-        return {**super().cuts(i, j), **found}
+        return {**super().cuts(tile), **found}
 
     def beyond(self, low, high):
         """From hi on, or up to lo."""
         return (low >= self.hi) | (high <= self.lo) if self.two_sided else low >= self.hi
-
-    def _gap(self, tile):
-        return tile.i * self.rows - tile.j * self.columns
 
     def _read(self, flat, first: int, blocks: int):
         """One diagonal of sub-blocks in a band: [b, h, blocks, m, m]; `first` is its flat start."""
@@ -167,7 +183,7 @@ class Bands(Terms):
         if not bands:
             return None
         if self.wide:
-            x = self._diagonal(leaves, 0, self._gap(tile))
+            x = self._diagonal(leaves, 0, tile.gap)
             return sum(x[1:], x[0])[:, :, 0]
 
         def at(gap: int, leaves):
@@ -185,9 +201,9 @@ class Bands(Terms):
 
         zeros = jnp.zeros((*bands[0].shape[:2], self.rows, self.columns), jnp.float32)
         zeros = alike(zeros, bands)
-        branches = [functools.partial(at, gap) for gap in self.gaps] + [lambda _: zeros]
-        which = self.cuts(tile.i, tile.j)["tiles"][1]
-        return jax.lax.switch(which, branches, leaves)
+        branches = [functools.partial(at, gap) for gap in self.gaps]
+        which = self.cuts(tile)["tiles"][1]
+        return linear_switch(which, branches, leaves, zeros)
 
     def _diagonal(self, leaves, offset: int, gap):
         """What each band has for sub-blocks `gap` from the diagonal: [b, h, blocks, m, m]."""
@@ -214,14 +230,14 @@ class Bands(Terms):
 
     def near(self, leaves, tile):
         """The bands, and the ends where they reach into the tile."""
-        below = distances(self.rows, self.columns, self._gap(tile)) <= self.lo
+        below = distances(self.rows, self.columns, tile.gap) <= self.lo
         found = [self._bands(leaves, tile), self._ends(leaves, below), leaves.get("tiles")]
         found = [x for x in found if x is not None]
         return sum(found[1:], found[0])
 
     def far(self, leaves, tile):
         """The ends alone."""
-        return self._ends(leaves, self._gap(tile) < 0)
+        return self._ends(leaves, tile.gap < 0)
 
     def values(self, leaves, weights, tile):
         """The weights, gathered by distance, times what differs from the far end's value."""
@@ -232,7 +248,7 @@ class Bands(Terms):
         band = alike(jnp.zeros((*weights.shape[:2], size), weights.dtype), weights)
 
         def place(x):  # the rows of one block of tiles
-            _, start, size = self.cuts(0, tile.j - tile.i if self.wide else 0)["row band"]
+            _, start, size = self.cuts(tile._replace(i=0, j=0))["row band"]
             cut = jax.lax.dynamic_slice_in_dim(x, start, size, axis=2)
             return self._bands({"row band": cut}, tile)
 
@@ -240,7 +256,7 @@ class Bands(Terms):
         band = band.reshape(*band.shape[:2], -1, self.width)[:, :, 1 : self.rows + 1, : self.n]
         out = jnp.matmul(band, near) + weights.sum(-1, keepdims=True) * far[:, None]
         if self.two_sided:
-            below = distances(self.rows, self.columns, self._gap(tile)) <= self.lo
+            below = distances(self.rows, self.columns, tile.gap) <= self.lo
             out += jnp.where(below, weights, 0).sum(-1, keepdims=True) * step[:, None]
         return out
 
@@ -249,5 +265,5 @@ class Bands(Terms):
         if "value whole" not in leaves:
             return None
         _, far, step = leaves["value whole"]
-        vector = far + jnp.where(self._gap(tile) < 0, step, 0) if self.two_sided else far
+        vector = far + jnp.where(tile.gap < 0, step, 0) if self.two_sided else far
         return weights.sum(-1, keepdims=True) * vector[:, None]

@@ -72,10 +72,14 @@ def pairwise(rules: Rules, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
 
 
 class Pairs:
-    """The distance slots, evaluated for every pair of a tile: any positions, any axes."""
+    """The distance slots, evaluated for every pair of a tile: any positions, any axes.
 
-    def __init__(self, rules: Rules, params: Params, q_pos: jax.Array, k_pos: jax.Array):
+    `own` picks, of an array of all heads [H or 1, …], those that the tile has.
+    """
+
+    def __init__(self, rules: Rules, params: Params, q_pos, k_pos, own: Callable = lambda x: x):
         self.encoding, self.params, self.dims = rules.encoding, params, rules.dims
+        self.own = own
         self.distance = pairwise(rules, q_pos, k_pos)
 
     def _contract(self, slot: str, x: jax.Array, form: str) -> jax.Array | float:
@@ -83,6 +87,7 @@ class Pairs:
         found = getattr(self.encoding, slot)(self.params, self.distance)
         if found is None:
             return 0.0
+        found = self.own(found)
         one = [axis for axis in (0, 1) if found.shape[axis] == 1]  # shared: leave it out
         axes = "".join(name for axis, name in enumerate("hb") if axis not in one)
         vectors = found.astype(jnp.float32).squeeze(tuple(one))
@@ -91,7 +96,7 @@ class Pairs:
     def bias(self) -> jax.Array | float:
         """[B or 1, H, T, S], or 0 where the scheme has none (likewise below)."""
         found = self.encoding.distance_bias(self.params, self.distance, self.dims)
-        return 0.0 if found is None else jnp.moveaxis(found, 0, 1)
+        return 0.0 if found is None else jnp.moveaxis(self.own(found), 0, 1)
 
     def keys(self, q: jax.Array) -> jax.Array | float:
         """q·relative_keys: [B, H, T, S]."""
@@ -158,7 +163,7 @@ def scores(rules: Rules, params: Params, terms: Any, operands: dict, q: Tokens, 
         "k_state"; for `rescore`, "q_raw".
       q: the queries' positions, for `bias`.
       k: the keys'.
-      seen: bool [B or 1, 1, T, S], what the mask shows, for `rescore`.
+      seen: bool [B or 1, H or 1, T, S], what the mask shows, for `rescore`.
     """
     enc, heads = rules.encoding, operands["q"].shape[1]
     scale = enc.scale(rules.dims.head_dim)

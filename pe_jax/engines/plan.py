@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax.encodings.base import DISTANCE_SLOTS, Params
 from pe_jax.engines.dense import Rules, Tokens, fit, pairwise, repeat_heads
@@ -95,7 +96,8 @@ class Groups(NamedTuple):
 
         how = {"tables": table, "reach": table, "q_tokens": token, "k_tokens": token}
         whole = lambda x: x  # noqa: E731
-        sides = "q", "k", "v", "q_raw", "k_raw", "q_state", "k_state", "out", "lse", "d_out"
+        sides = ["q", "k", "v", "own", "out", "lse", "d_out"]
+        sides += [f"{side}_{what}" for side in "qk" for what in ("raw", "state", "factor")]
         how |= dict.fromkeys(sides, side)
         return {name: jax.tree.map(how.get(name, whole), part) for name, part in tree.items()}
 
@@ -139,6 +141,15 @@ def skips(rules: Rules) -> bool:
     return enc.decays and same and slots == ["distance_bias"] and enc.split() is None
 
 
+def own(rules: Rules, gain: float, q: jax.Array, k: jax.Array) -> Any:
+    """Score of each query [B, H, T, E] and its own key: float32 [B, H, T, 1]; None if unused."""
+    if not skips(rules):
+        return None
+    q, k = (jax.lax.stop_gradient(x).astype(jnp.float32) for x in (q, k))
+    k = fit(repeat_heads(k, q.shape[1]), 2, q.shape[2])
+    return gain * (q * k).sum(-1, keepdims=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The tiles of one group of heads: `rows` × `columns` scores, `nq` × `nk` of them."""
@@ -151,9 +162,20 @@ class Plan:
     nq: int
     nk: int
 
+    def gaps(self, i, j) -> jax.Array:
+        """The distance of the first row and the first column of tile (i, j), if contiguous."""
+        q, k = self.q.positions[0, :: self.terms.rows], self.k.positions[0, :: self.terms.columns]
+        return q[i] - k[j]
+
+    def corners(self) -> jax.Array:
+        """Likewise of each pair of runs: int32 [runs, runs]."""
+        runs = np.arange(self.terms.runs)
+        i, j = (runs * (blocks // len(runs)) for blocks in (self.nq, self.nk))
+        return self.gaps(i[:, None], j)
+
     def distances(self, i) -> Ends:
         """The smallest and largest distance in each tile of block row i, if contiguous: [nk]."""
-        corner = i * self.terms.rows - jnp.arange(self.nk) * self.terms.columns
+        corner = self.gaps(i, np.arange(self.nk))
         return Ends(corner - (self.terms.columns - 1), corner + self.terms.rows - 1)
 
     def reach(self, params: Params) -> Any:
@@ -172,10 +194,9 @@ class Plan:
         """
         if part["reach"] is None:
             return None
-        q, k = (x.astype(jnp.float32) for x in (part["q"], part["k"]))
-        k = fit(repeat_heads(k, q.shape[1]), 2, q.shape[2])
-        longest = jnp.linalg.norm(k, axis=-1).max(-1, keepdims=True)
-        over = self.gain * (jnp.linalg.norm(q, axis=-1) * longest - (q * k).sum(-1))
+        q, k = (jnp.linalg.norm(part[name].astype(jnp.float32), axis=-1) for name in "qk")
+        longest = repeat_heads(k.max(-1, keepdims=True), q.shape[1])
+        over = self.gain * q * longest - part["own"][..., 0]
         over = over.reshape(*over.shape[:2], self.nq, -1).max((0, 3))
         return (over[..., None] + part["reach"] < NEGLIGIBLE).all(0)
 
@@ -244,12 +265,16 @@ class Plan:
             return q
         return jnp.concatenate([jnp.where(view == n, q, 0) for n in range(2)], axis=-1)
 
+    def sees(self) -> jax.Array:
+        """Whether the mask shows any tile at all."""
+        return jax.vmap(lambda i: self._mask(i)[0])(jnp.arange(self.nq)).any()
+
     def order(self, i, skip) -> Order:
         """The tiles of block row i; those in `skip` [nq, nk] are left out."""
         some, whole = self._mask(i)
         if skip is not None:
             some &= ~skip[i]
-        beyond = self.terms.beyond(*self.distances(i))
+        beyond = self.terms.beyond(*self.distances(i)) if self.rules.contiguous else None
         whole = whole if beyond is None else whole & beyond
         if self.views > 1:
             some, whole = self._by_view(i, some, whole)
@@ -270,4 +295,5 @@ class Plan:
         view, j = (0, n) if self.views == 1 else (n // self.nk, n % self.nk)
         cut = lambda x, at, size: jax.lax.dynamic_slice_in_dim(x, at * size, size, 1)  # noqa: E731
         q = jax.tree.map(lambda x: cut(x, i, self.terms.rows), self.q)
-        return Tile(i, j, q, jax.tree.map(lambda x: cut(x, j, self.terms.columns), self.k), view)
+        k = jax.tree.map(lambda x: cut(x, j, self.terms.columns), self.k)
+        return Tile(i, j, q, k, view, self.gaps(i, j) if self.rules.contiguous else 0)

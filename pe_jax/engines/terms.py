@@ -7,6 +7,8 @@
   it from tables over all of them, multiplies, and shears the products into place.
 * `Pairwise`: any positions, any axes, a `bias` of absolute positions: evaluated pair by pair.
 
+To each belongs what tokens bring along: their states, and the `factors` of a bias that has some.
+
 `prepare` is a differentiable function from the operands of a group of heads to leaves, arrays by
 kind. `cuts` says where tile (i, j) cuts the leaves of each kind; the gradient of a tile is added
 back where it was cut and, at the end, goes back through `prepare`.
@@ -25,16 +27,21 @@ from pe_jax.engines import dense
 from pe_jax.engines.dense import Rules, Tokens, repeat_heads
 
 ROW_SLOTS = ("relative_keys", "relative_state")  # vectors that meet a row
+BROUGHT = ("state rows", "state columns", "factor rows", "factor columns")  # kinds of leaves
 
 
 class Tile(NamedTuple):
-    """Block row i, block column j, what is known of their tokens, and the view that scores them."""
+    """Block row i, block column j, what is known of their tokens, and the view that scores them.
+
+    `gap` is the distance of the first row and the first column, where positions are contiguous.
+    """
 
     i: Any
     j: Any
     q: Tokens
     k: Tokens
     view: Any = 0
+    gap: Any = 0
 
 
 def shear(x: jax.Array) -> jax.Array:
@@ -111,19 +118,50 @@ def alike(tree, like):
 
 
 class Terms:
-    """Nothing beside q·k, and what the four ways share: the bias of states."""
+    """Nothing beside q·k, and what the four ways share: the biases of states and of factors.
+
+    There are `blocks` rows of tiles. On a device of a ring they are `runs` contiguous runs of
+    tokens, as many of queries as of keys and of one length, out of a row of `longest` tokens; and
+    where devices along the mesh axis `share` have a part of the heads each, `own` picks it.
+    """
 
     shape = (512, 512)  # rows and columns of a tile, where it is free to choose
     heads_apart = True  # a tile may hold some of the heads
     cheap = True  # worth a second copy in the program, for tiles that the mask leaves whole
-    far_kinds: tuple[str, ...] = ("whole", "rows", "columns", "state rows", "state columns")
+    far_kinds: tuple[str, ...] = ("whole", "rows", "columns") + BROUGHT
 
-    def __init__(self, rules: Rules, rows: int, columns: int, blocks: int):
+    def __init__(
+        self,
+        rules: Rules,
+        rows: int,
+        columns: int,
+        blocks: int,
+        runs: int = 1,
+        longest: int = 0,
+        share: str | None = None,
+    ):
         self.rules, self.rows, self.columns, self.blocks = rules, rows, columns, blocks
+        self.runs, self.longest = runs, longest or rows * blocks + columns
+        self.share = share
         self.scale = rules.encoding.scale(rules.dims.head_dim)
 
-    def tables(self, params: Params, queries: int, keys: int) -> dict:
-        """What is evaluated once a call: each leaf [H or 1, ...]."""
+    def own(self, x: jax.Array, axis: int = 0) -> jax.Array:
+        """Of x [..., H or 1, …], the heads of this device."""
+        if self.share is None or x.shape[axis] == 1:
+            return x
+        here = x.shape[axis] // jax.lax.axis_size(self.share)
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.share) * here, here, axis)
+
+    def tables(self, params: Params, queries: int, keys: int, corners: Any = None) -> dict:
+        """What is evaluated once a call: each leaf [H or 1, ...].
+
+        Args:
+          params: the scheme's parameters.
+          queries: tokens in a run of queries.
+          keys: tokens in a run of keys.
+          corners: int32 [runs, runs], the distance between the first tokens of each run of queries
+            and each run of keys; None: one run of either, from 0.
+        """
         return {}
 
     def prepare(self, part: dict, heads: int) -> dict:
@@ -132,25 +170,34 @@ class Terms:
         `values` gets the kinds that begin with "value", `near` the others, `far` those that it
         names in `far_kinds`.
         """
-        if "k_state" not in part:
-            return {}
-        return {"state rows": part["q_state"], "state columns": part["k_state"]}
+        leaves = {}
+        if "k_state" in part:
+            leaves |= {"state rows": part["q_state"], "state columns": part["k_state"]}
+        if "k_factor" in part:
+            columns = jnp.swapaxes(part["k_factor"], 2, 3)  # the faster way to multiply by
+            leaves |= {"factor rows": part["q_factor"], "factor columns": columns}
+        return leaves
 
-    def cuts(self, i, j) -> dict:
-        """Kind → (axis, start, size) in tile (i, j); a kind that is not named is taken whole."""
-        rows, columns = (2, i * self.rows, self.rows), (2, j * self.columns, self.columns)
-        return {"rows": rows, "columns": columns, "state rows": rows, "state columns": columns}
+    def cuts(self, tile: Tile) -> dict:
+        """Kind → (axis, start, size) in a tile; a kind that is not named is taken whole."""
+        rows, columns = (2, tile.i * self.rows, self.rows), (2, tile.j * self.columns, self.columns)
+        found = {"rows": rows, "columns": columns, "state rows": rows, "state columns": columns}
+        return found | {"factor rows": rows, "factor columns": (3, *columns[1:])}
 
     def beyond(self, low: jax.Array, high: jax.Array) -> jax.Array | None:
         """Whether a tile with distances from `low` to `high` is wholly beyond the horizon."""
         return None
 
-    def states(self, leaves: dict) -> Any:
-        """The bias of a tile's states: float32 [b, h, r, c], or None."""
-        if "state rows" not in leaves:
-            return None
-        states = leaves["state rows"], leaves["state columns"]
-        return dense.state_bias(self.rules.encoding, *states)
+    def brought(self, leaves: dict) -> Any:
+        """The biases of a tile's states and factors: float32 [b, h, r, c], or None."""
+        found = []
+        if "state rows" in leaves:
+            states = leaves["state rows"], leaves["state columns"]
+            found.append(dense.state_bias(self.rules.encoding, *states))
+        if "factor rows" in leaves:
+            factors = leaves["factor rows"], leaves["factor columns"]
+            found.append(jnp.matmul(*factors, precision=jax.lax.Precision.HIGHEST))
+        return sum(found[1:], found[0]) if found else None
 
     def near(self, leaves: dict, tile: Tile) -> Any:
         """What else the scores of a tile get: float32 [b or 1, h, r, c], or None."""
@@ -172,7 +219,7 @@ class Terms:
 class Profile(Terms):
     """A bias that is arithmetic on the distance."""
 
-    def tables(self, params, queries, keys):
+    def tables(self, params, queries, keys, corners=None):
         """The coefficients [H, C]."""
         return {"coefficients": self.rules.encoding.coefficients(params, self.rules.dims)}
 
@@ -201,7 +248,7 @@ class Pairwise(Terms):
         return {**super().prepare(part, heads), **found}
 
     def _pairs(self, params, tile):
-        return dense.Pairs(self.rules, params, tile.q.positions, tile.k.positions)
+        return dense.Pairs(self.rules, params, tile.q.positions, tile.k.positions, self.own)
 
     def near(self, leaves, tile):
         """Every score term."""
@@ -210,13 +257,15 @@ class Pairwise(Terms):
         if "q_raw" in rows:
             s += self.scale * terms.keys(rows["q_raw"])
         if "k_raw" in leaves["columns"]:
-            columns = repeat_heads(leaves["columns"]["k_raw"], self.rules.dims.heads)
-            s += self.scale * terms.queries(columns)
+            k, sizes = leaves["columns"]["k_raw"], self.rules.dims
+            s += self.scale * terms.queries(
+                repeat_heads(k, k.shape[1] * sizes.heads // sizes.kv_heads)
+            )
         if "q_state" in rows:
             s += terms.states(rows["q_state"])
-        if enc.overrides("bias"):
+        if enc.overrides("bias") and "factor rows" not in leaves:
             at = tile.q.positions, tile.k.positions
-            s += enc.bias(leaves["whole"], *at, self.rules.dims)
+            s += self.own(enc.bias(leaves["whole"], *at, self.rules.dims), axis=-3)
         return s
 
     def values(self, leaves, weights, tile):
@@ -231,11 +280,19 @@ class Windows(Terms):
     cheap = False
     sub = 256  # rows that share a window: it is that much wider than the tile
 
-    def tables(self, params, queries, keys):
-        """Every slot over all T + S - 1 distances; zeros for those that the mask always hides."""
-        last = 0 if self.rules.causal and self.rules.aligned else 1 - keys
-        found = evaluate(self.rules, params, jnp.arange(queries - 1, last - 1, -1, dtype=jnp.int32))
-        length = queries + keys - 1
+    def tables(self, params, queries, keys, corners=None):
+        """Every slot over all T + S - 1 distances; zeros for those that the mask always hides.
+
+        Of several runs: over the distances of each pair of runs, one after the other.
+        """
+        future = not (self.rules.causal and self.rules.aligned)
+        last = 1 - keys if future or corners is not None else 0
+        distance = jnp.arange(queries - 1, last - 1, -1, dtype=jnp.int32)
+        if corners is not None:
+            distance = (corners[..., None] + distance).reshape(-1)
+            distance = distance if future else jnp.maximum(distance, 0)  # anything will do there
+        length = self.runs**2 * (queries + keys - 1)
+        found = evaluate(self.rules, params, distance)
         return {slot: dense.fit(x, 1, length) for slot, x in found.items()}
 
     def prepare(self, part, heads):
@@ -260,11 +317,15 @@ class Windows(Terms):
             leaves["value window"] = tables.pop("relative_values")
         return {**leaves, "window": tables}
 
-    def cuts(self, i, j):
+    def cuts(self, tile):
         """The window of r + c - 1 distances begins where the tile's top right corner is."""
-        start = (self.blocks - 1 - i) * self.rows + j * self.columns
+        i, j, per, first = tile.i, tile.j, self.blocks // self.runs, 0
+        if self.runs > 1:  # the tiles are square
+            first = (i // per * self.runs + j // per) * (2 * per * self.rows - 1)
+            i, j = i % per, j % per
+        start = first + (per - 1 - i) * self.rows + j * self.columns
         window = (1, start, self.rows + self.columns - 1)
-        return {**super().cuts(i, j), "window": window, "value window": window}
+        return {**super().cuts(tile), "window": window, "value window": window}
 
     def near(self, leaves, tile):
         """Products with the window, sheared; seen from the keys, distances run backwards."""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from pe_jax.encodings.base import DISTANCE_SLOTS, Params
 from pe_jax.engines import plan as plans
 from pe_jax.engines.bands import Bands
-from pe_jax.engines.dense import Rules, Tokens, average, fit, repeat_heads
+from pe_jax.engines.dense import Rules, Tokens, average, repeat_heads
 from pe_jax.engines.plan import LOWEST, Groups, Plan
 from pe_jax.engines.terms import Pairwise, Profile, Terms, Tile, Windows, alike
 
@@ -28,7 +28,28 @@ class Setup(NamedTuple):
     terms: Terms
     gain: float
     groups: Groups
-    blocks: tuple[int, int]
+    blocks: tuple[int, int]  # rows and columns of tiles
+    lengths: tuple[int, int]  # tokens in a run of queries, of keys, to the end of its last tile
+
+
+class Cuts(NamedTuple):
+    """How a call is cut up among devices: not at all, or as `ring` has it.
+
+    Attributes:
+      parts: contiguous runs of tokens that a row is cut into.
+      runs: those that one device holds.
+      batch: devices that share the batch, each with rows of its own.
+      heads: devices that share the heads, each with some of its own, along the mesh axis `share`.
+      devices: those that share batch and heads, so or by the compiler.
+      share: see `heads`.
+    """
+
+    parts: int = 1
+    runs: int = 1
+    batch: int = 1
+    heads: int = 1
+    devices: int = 1
+    share: str | None = None
 
 
 def _cut(leaves: dict, cuts: dict) -> dict:
@@ -75,7 +96,7 @@ def _scores(plan: Plan, leaves: dict, tile: Tile, q, k, general: bool):
         near = {kind: x for kind, x in near.items() if kind in plan.terms.far_kinds}
 
     def added(x) -> Any:
-        found = (plan.terms.near if general else plan.terms.far)(x, tile), plan.terms.states(x)
+        found = (plan.terms.near if general else plan.terms.far)(x, tile), plan.terms.brought(x)
         found = [x for x in found if x is not None]
         return sum(found[1:], found[0]) if found else None
 
@@ -110,12 +131,15 @@ def _join(x):
 
 
 def _extras(part: dict) -> dict:
-    names = "q_raw", "k_raw", "q_state", "k_state", "tables", "params"
+    names = "q_raw", "k_raw", "q_state", "k_state", "q_factor", "k_factor", "tables", "params"
     return {n: part[n] for n in names if n in part}
 
 
 def _forward_group(plan: Plan, part: dict):
-    """Output [b, h, T, F] and the logarithm of each row's sum [b, h, T, 1], float32."""
+    """Output [b, h, T, F] and the logarithm of each row's sum [b, h, T, 1], float32.
+
+    A row that sees nothing gets zeros, and `LOWEST`.
+    """
     q, k, v = part["q"], plan.columns(part["k"]), part["v"]
     batch, heads, _, _ = q.shape
     leaves, skip = plan.terms.prepare(_extras(part), heads), plan.out_of_reach(part)
@@ -127,7 +151,7 @@ def _forward_group(plan: Plan, part: dict):
         def visit(general, n, carry):
             out, top, total = carry
             tile = plan.tile(i, n)
-            j, cut = tile.j, _cut(leaves, plan.terms.cuts(i, tile.j))
+            j, cut = tile.j, _cut(leaves, plan.terms.cuts(tile))
             kn = _cut_block(turned, n, plan.terms.columns, 3)
             s, _ = _scores(plan, cut, tile, plan.half(qi, tile.view), kn, general)
             new = jnp.maximum(top, s.max(-1, keepdims=True))
@@ -144,8 +168,7 @@ def _forward_group(plan: Plan, part: dict):
         out, top, total = plan.visit(plan.order(i, skip), visit, start)
         empty = total == 0
         total = jnp.where(empty, 1, total)
-        # A row that sees nothing gets zeros, and a sum so large that its weights vanish again.
-        return out / total, jnp.where(empty, -LOWEST, top + jnp.log(total))
+        return out / total, jnp.where(empty, LOWEST, top + jnp.log(total))
 
     out, lse = jax.lax.map(row, jnp.arange(plan.nq))
     return _join(out), _join(lse)
@@ -156,10 +179,13 @@ def _backward_group(plan: Plan, part: dict):
     q, k, v = part["q"], plan.columns(part["k"]), part["v"]
     batch, heads, _, width = q.shape
     extras = _extras(part)
-    leaves, pull_prepare = jax.vjp(lambda x: plan.terms.prepare(x, heads), extras)
+    ready = lambda x: alike(plan.terms.prepare(x, heads), part)  # noqa: E731
+    leaves, pull_prepare = jax.vjp(ready, extras)
     skip = plan.out_of_reach(part)
     turned, columns = [jnp.swapaxes(x, 2, 3) for x in (k, v)], plan.terms.columns
     inner = (part["d_out"] * part["out"]).sum(-1, keepdims=True)
+    # of what sees nothing: a sum so large that the weights vanish again
+    lse = jnp.where(part["lse"] > LOWEST / 2, part["lse"], -LOWEST)
 
     def keys(x, y):
         """X [b, h, r, c], y [b, h, r, E] → [b, k, E, c]: sums over rows and the heads of a key."""
@@ -167,14 +193,14 @@ def _backward_group(plan: Plan, part: dict):
         return x.reshape(batch, k.shape[1], -1, *x.shape[2:]).sum(2)
 
     def row(carry, i):
-        rows = (q, part["d_out"], inner, part["lse"])
+        rows = (q, part["d_out"], inner, lse)
         qi, d_i, inner_i, lse_i = (_cut_block(x, i, plan.terms.rows) for x in rows)
         d_low = d_i.astype(v.dtype)
 
         def visit(general, n, carry):
             dq, total = carry
             tile = plan.tile(i, n)
-            j, cuts, qn = tile.j, plan.terms.cuts(i, tile.j), plan.half(qi, tile.view)
+            j, cuts, qn = tile.j, plan.terms.cuts(tile), plan.half(qi, tile.view)
             cut = _cut(leaves, cuts)
             kn, vj = (_cut_block(x, m, columns, 3) for x, m in zip(turned, (n, j), strict=True))
             s, pull_scores = _scores(plan, cut, tile, qn, kn, general)
@@ -230,30 +256,57 @@ def _each(rules: Rules, setup: Setup, diff: dict, fixed: dict, f) -> dict:
     }
 
 
-def _forward(rules: Rules, setup: Setup, diff: dict, fixed: dict):
+def forward(rules: Rules, setup: Setup, diff: dict, fixed: dict) -> dict:
+    """The output over these keys alone, and the logarithm of each row's sum of weights.
+
+    Args:
+      rules: the scheme and the mask.
+      setup: as `prepare` gives it.
+      diff: its operands, with "tables" or "params".
+      fixed: "q_tokens", "k_tokens", "own" and "reach".
+
+    Returns:
+      "out" [B, H, T, F] and "lse" [B, H, T, 1], float32; 0 and `LOWEST` for what sees nothing.
+    """
+
     def one(plan, part):
         out, lse = _forward_group(plan, part)
         return {"out": out, "lse": lse}
 
-    found = _each(rules, setup, diff, fixed, one)
+    return _each(rules, setup, diff, fixed, one)
+
+
+def backward(rules: Rules, setup: Setup, diff: dict, fixed: dict, found: dict, d_out) -> dict:
+    """Gradients of `diff` where `found` is the output over all keys, of which these may be some."""
+    return _each(rules, setup, diff, {**fixed, **found, "d_out": d_out}, _backward_group)
+
+
+def _save(rules: Rules, setup: Setup, diff: dict, fixed: dict):
+    found = forward(rules, setup, diff, fixed)
     return found["out"], (diff, fixed, found)
 
 
-def _backward(rules: Rules, setup: Setup, saved, d_out):
+def _restore(rules: Rules, setup: Setup, saved, d_out):
     diff, fixed, found = saved
-    grads = _each(rules, setup, diff, {**fixed, **found, "d_out": d_out}, _backward_group)
+    grads = backward(rules, setup, diff, fixed, found, d_out)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, diff), None
 
 
-_tiled: Any = jax.custom_vjp(lambda *args: _forward(*args)[0], nondiff_argnums=(0, 1))
-_tiled.defvjp(_forward, _backward)
+_tiled: Any = jax.custom_vjp(lambda *args: _save(*args)[0], nondiff_argnums=(0, 1))
+_tiled.defvjp(_save, _restore)
 
 
-def choose(rules: Rules, params: Params) -> type[Terms]:
-    """How the scheme is evaluated in tiles: what it declares and the positions decide."""
+def choose(rules: Rules, params: Params, factored: bool = False) -> type[Terms]:
+    """How the scheme is evaluated in tiles: what it declares and the positions decide.
+
+    Args:
+      rules: the scheme and the mask.
+      params: the scheme's parameters.
+      factored: whether its bias of absolute positions, if it has one, comes as factors.
+    """
     enc = rules.encoding
     slots = [s for s in DISTANCE_SLOTS if enc.overrides(s)]
-    if enc.overrides("bias"):
+    if enc.overrides("bias") and not factored:
         return Pairwise
     if not slots:
         return Terms
@@ -264,48 +317,89 @@ def choose(rules: Rules, params: Params) -> type[Terms]:
     return Windows if enc.horizon() is None else Bands
 
 
-def _sizes(way: type[Terms], q, k) -> tuple[tuple[int, int], Groups]:
+def _sizes(way: type[Terms], q, k, cuts: Cuts) -> tuple[tuple[int, int], Groups]:
     """Rows and columns of a tile, and the groups."""
     (batch, heads, queries, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
+    queries, keys = queries // cuts.parts, keys // cuts.parts
     if plans.alone() and way.heads_apart:
         rows, columns = plans.block_sizes(way.shape, 1, queries, keys)
         b, h = plans.group_sizes(batch, heads, kv_heads, rows * columns)
     else:
-        b, h = batch, heads
-        pairs = -(-batch * heads // jax.device_count())
+        b, h = batch // cuts.batch, heads // cuts.heads
+        pairs = -(-batch * heads // cuts.devices)
         rows, columns = plans.block_sizes(way.shape, pairs, queries, keys)
-    return (rows, columns), Groups(batch // b, heads // h, b, h)
+    return (rows, columns), Groups(batch // cuts.batch // b, heads // cuts.heads // h, b, h)
+
+
+def prepare(rules: Rules, way: type[Terms], operands: dict, q: Tokens, k: Tokens, cuts: Cuts):
+    """What is static about a call, and its operands and tokens as tiles want them.
+
+    Returns:
+      Setup, operands whose parts fill whole tiles (q scaled), and the tokens of either side.
+    """
+    (rows, columns), groups = _sizes(way, operands["q"], operands["k"], cuts)
+    queries, keys = (operands[n].shape[2] // cuts.parts for n in "qk")
+    blocks = cuts.runs * -(-queries // rows), cuts.runs * -(-keys // columns)
+    lengths = blocks[0] * rows // cuts.runs, blocks[1] * columns // cuts.runs
+    longest = cuts.parts * max(lengths) + columns
+    terms = way(rules, rows, columns, blocks[0], cuts.runs, longest, cuts.share)
+    diff: dict[str, Any] = {
+        n: stretch(x, 2, lengths[n[0] != "q"], cuts.parts) for n, x in operands.items()
+    }
+    if lengths != (queries, keys):
+        q, k = (_pad_tokens(x, n, cuts.parts) for x, n in zip((q, k), lengths, strict=True))
+    gain = terms.scale
+    if diff["q"].dtype == jnp.float32:  # in half precision a scaled q would be rounded again
+        diff["q"], gain = gain * diff["q"], 1.0
+    return Setup(terms, gain, groups, blocks, lengths), diff, q, k
+
+
+def factored(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> dict:
+    """The operands, with the factors of a bias of absolute positions where it has some."""
+    factors: Any = rules.encoding.factors(params, q.positions, k.positions, rules.dims)
+    if factors is None:
+        return operands
+    batch = operands["q"].shape[0]
+    left, right = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in factors)
+    return operands | {"q_factor": left, "k_factor": right}
 
 
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """As `dense.attend`, in tiles; gradients reach operands and parameters, not positions."""
-    way = choose(rules, params)
-    queries, keys = operands["q"].shape[2], operands["k"].shape[2]
-    (rows, columns), groups = _sizes(way, operands["q"], operands["k"])
-    blocks = -(-queries // rows), -(-keys // columns)
-    lengths = blocks[0] * rows, blocks[1] * columns
-    terms = way(rules, rows, columns, blocks[0])
-    diff: dict[str, Any] = {n: fit(x, 2, lengths[n[0] != "q"]) for n, x in operands.items()}
-    diff["tables"] = terms.tables(params, *lengths)
+    operands = factored(rules, params, operands, q, k)
+    way, queries = choose(rules, params, "k_factor" in operands), operands["q"].shape[2]
+    cuts = Cuts(devices=jax.device_count())
+    setup, diff, q, k = prepare(rules, way, operands, q, k, cuts)
+    diff["tables"] = setup.terms.tables(params, *setup.lengths)
     if not way.heads_apart:
         diff["params"] = params
-    if lengths != (queries, keys):
-        q, k = _pad_tokens(q, lengths[0]), _pad_tokens(k, lengths[1])
-    gain = terms.scale
-    if diff["q"].dtype == jnp.float32:  # in half precision a scaled q would be rounded again
-        diff["q"], gain = gain * diff["q"], 1.0
     diff = alike(diff, diff)
-    reach = Plan(rules, terms, gain, q, k, *blocks).reach(params)
-    fixed = {"q_tokens": q, "k_tokens": k, "reach": reach}
-    return _tiled(rules, Setup(terms, gain, groups, blocks), diff, fixed)[:, :, :queries]
+    reach = Plan(rules, setup.terms, setup.gain, q, k, *setup.blocks).reach(params)
+    own = plans.own(rules, setup.gain, diff["q"], diff["k"])
+    fixed = {"q_tokens": q, "k_tokens": k, "own": own, "reach": reach}
+    return _tiled(rules, setup, diff, fixed)[:, :, :queries]
 
 
-def _pad_tokens(tokens: Tokens, length: int) -> Tokens:
+def stretch(x: jax.Array, axis: int, length: int, parts: int, **how) -> jax.Array:
+    """Cuts or pads (as `jnp.pad` does by `how`) each of `parts` along an axis to `length`."""
+    own = x.shape[axis] // parts
+    if own == length:
+        return x
+    x = x.reshape(*x.shape[:axis], parts, own, *x.shape[axis + 1 :])
+    if own > length:
+        x = jax.lax.slice_in_dim(x, 0, length, axis=axis + 1)
+    else:
+        grow = [(0, (length - own) * (n == axis + 1)) for n in range(x.ndim)]
+        x = jnp.pad(x, grow, **how)
+    return x.reshape(*x.shape[:axis], parts * length, *x.shape[axis + 2 :])
+
+
+def _pad_tokens(tokens: Tokens, length: int, parts: int) -> Tokens:
     """Padding repeats the last position and, with a negative segment id, sees nothing."""
-    grow = (0, length - tokens.index.shape[1])
-    last = lambda x: jnp.pad(x, [(0, 0), grow] + [(0, 0)] * (x.ndim - 2), mode="edge")  # noqa: E731
+    last = lambda x: stretch(x, 1, length, parts, mode="edge")  # noqa: E731
     segments = tokens.segments
     if segments is None:
         segments = jnp.zeros(tokens.index.shape, jnp.int32)
     rank = tokens.rank if tokens.rank is None else last(tokens.rank)
-    return Tokens(last(tokens.positions), last(tokens.index), fit(segments, 1, length, -1), rank)
+    segments = stretch(segments, 1, length, parts, constant_values=-1)
+    return Tokens(last(tokens.positions), last(tokens.index), segments, rank)

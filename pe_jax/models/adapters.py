@@ -29,9 +29,9 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, Params, is_int, require, require_bool
+from pe_jax.encodings.base import Encoding, Params, require, require_bool
 from pe_jax.engines import dense
-from pe_jax.engines.api import attention
+from pe_jax.engines.api import attention, check_window
 
 
 def attention_fn(
@@ -40,6 +40,7 @@ def attention_fn(
     *,
     causal: bool = False,
     window: int | None = None,
+    sinks: int = 0,
     segments: Any = None,
     positions: Any = None,
     q_positions: Any = None,
@@ -58,11 +59,15 @@ def attention_fn(
     rotated.
 
     Args:
-      encoding: the scheme, from `pe_jax.make` or `pe_jax.parse`.
+      encoding: the scheme, from `pe_jax.make` or `pe_jax.parse`. One that depends on the length of
+        the sequence (a dynamic NTK or LongRoPE scaling) as `encoding.at_length(n)`, the same for
+        the full pass and for all steps of decoding.
       params: its parameters, `Params(shared, layer)`, of arrays or of `nnx.Param`; None if it has
         none.
       causal: whether later tokens are hidden. The module's own default is that they are not.
       window: see at most so many tokens back (and ahead, if not causal), oneself included.
+      sinks: the first so many tokens of each segment (of the row, without segments) stay in sight
+        beyond the window.
       segments: integers [*B, S], for packed documents: tokens see their own segment only.
       positions: where the tokens stand, [S] or [*B, S] (with a trailing axis where the scheme has
         several); None: contiguous from 0.
@@ -82,7 +87,7 @@ def attention_fn(
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     require_bool("causal", causal)
     require_bool("embedded", embedded)
-    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    check_window(window, sinks)
     if encoding.overrides("embed") and not embedded:
         raise ValueError(
             f"encoding={encoding!r}: it adds to the input of the first layer, which no attention_fn"
@@ -96,14 +101,14 @@ def attention_fn(
     if encoding.axes > 1 and positions is None:
         name, axes = type(encoding).__name__, encoding.axes
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
-    return AttentionFn(encoding, params, causal, window, segments, positions, q_positions)
+    return AttentionFn(encoding, params, causal, window, sinks, segments, positions, q_positions)
 
 
 class AttentionFn(nnx.Module):
     """What `attention_fn` returns; called by the stock modules as they call their own."""
 
-    def __init__(self, encoding, params, causal, window, segments, positions, q_positions):
-        self.encoding, self.causal, self.window = encoding, causal, window
+    def __init__(self, encoding, params, causal, window, sinks, segments, positions, q_positions):
+        self.encoding, self.causal, self.window, self.sinks = encoding, causal, window, sinks
         self.params = nnx.data(params)
         self.segments = nnx.data(segments)
         self.positions = nnx.data(positions)
@@ -189,6 +194,7 @@ class AttentionFn(nnx.Module):
                 encoding=self.encoding,
                 params=nnx.as_pure(self.params),
                 window=self.window,
+                sinks=self.sinks,
                 implementation=engine,
                 **places,
             )

@@ -22,6 +22,12 @@ def sample(key: jax.Array, logits: jax.Array, temperature: float, top_k: int) ->
     return jax.random.categorical(key, logits / temperature, axis=-1)
 
 
+def decode_step(model: Transformer, token, cache, key, temperature: float, top_k: int):
+    """One token further: the next tokens int32 [B], and the longer cache, from tokens [B]."""
+    logits, cache = model(token[:, None], cache=cache)
+    return sample(key, logits[:, -1], temperature, top_k), cache
+
+
 def generate(
     model: Transformer,
     prompt,
@@ -88,8 +94,7 @@ def _decode(graph, state, prompt, cache, key, new_tokens, temperature, top_k):
 
     def step(carry, key):
         token, cache = carry
-        logits, cache = model(token[:, None], cache=cache)
-        return (sample(key, logits[:, -1], temperature, top_k), cache), token
+        return decode_step(model, token, cache, key, temperature, top_k), token
 
     (last, _), tokens = jax.lax.scan(step, (first, cache), keys[1:])
     return jnp.concatenate([prompt, tokens.T.astype(prompt.dtype), last[:, None]], axis=1)

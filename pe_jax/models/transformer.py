@@ -14,12 +14,15 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax import positions as pos
 from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding, Params, is_int, is_real
 from pe_jax.engines import cache as caches
 from pe_jax.engines.api import attention
+from pe_jax.engines.layout import IN_ORDER, InOrder
+from pe_jax.engines.plan import alone
 
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
@@ -143,10 +146,15 @@ class ModelConfig:
 
 
 class Linear(nnx.Linear):
-    """A projection of rows: on CPU a weight's gradient over [B·T] takes 0.6 of that over [B, T]."""
+    """A projection of rows: on CPU a weight's gradient over [B·T] takes 0.6 of that over [B, T].
+
+    On several devices rows stay as they are: B and T, when both are shared, are not one axis.
+    """
 
     def __call__(self, inputs, out_sharding=None):
         """[..., D] → [..., D']."""
+        if not alone():
+            return super().__call__(inputs, out_sharding)
         rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
         return rows.reshape(*inputs.shape[:-1], -1)
 
@@ -187,7 +195,7 @@ class Attention(nnx.Module):
         # A stream of its own: the other weights are the same whatever the scheme.
         self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
 
-    def __call__(self, x, shared, positions, segments, cache):
+    def __call__(self, x, shared, positions, segments, cache, layout=IN_ORDER):
         """[B, T, D] → [B, T, D], and the longer cache if there is one."""
         split = lambda y: y.reshape(*y.shape[:-1], -1, self.dims.head_dim)  # noqa: E731
         q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
@@ -203,6 +211,8 @@ class Attention(nnx.Module):
             implementation=None if self.config.attention == "auto" else self.config.attention,
         )
         if cache is None:
+            if layout is not IN_ORDER:
+                given["implementation"] = layout
             y = attention(
                 q,
                 k,
@@ -244,9 +254,10 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs)
         self.dropout = config.dropout
 
-    def __call__(self, x, shared, positions, segments, cache, key):
+    def __call__(self, x, shared, positions, segments, cache, key, layout=IN_ORDER):
         """[B, T, D] → [B, T, D], and the longer cache; `key` drives dropout, None is none."""
-        y, cache = self.attention(self.attention_norm(x), shared, positions, segments, cache)
+        given = shared, positions, segments, cache, layout
+        y, cache = self.attention(self.attention_norm(x), *given)
         x = x + self._drop(y, key, 0)
         return x + self._drop(self.mlp(self.mlp_norm(x)), key, 1), cache
 
@@ -263,7 +274,13 @@ class Stack(nnx.Module):
     Weights are drawn from `weights` and `encodings` by number, so that drawing more for one scheme
     than for another leaves every other weight as it was. Numbers 0 and 1 of `weights` are left to
     the input and the output.
+
+    Attributes:
+      divided: how activations [B, T, D] are divided among devices, where the trainer says so; left
+        to itself, XLA may divide their width as the weights', and copy the batch to every device.
     """
+
+    divided: NamedSharding | None = None
 
     def __init__(self, config: ModelConfig, weights: jax.Array, encodings: jax.Array):
         self.config = dataclasses.replace(config)
@@ -321,7 +338,10 @@ class Stack(nnx.Module):
             x = encoding.embed(Params(nnx.as_pure(shared), {}), x, positions)
         return x
 
-    def _layers(self, x, shared, positions, segments, cache, key):
+    def _keep(self, x):
+        return x if self.divided is None else jax.lax.with_sharding_constraint(x, self.divided)
+
+    def _layers(self, x, shared, positions, segments, cache, key, layout=IN_ORDER):
         """All blocks: a scan over repeats of the pattern.
 
         With caches, one after the other: a scan would copy each of them in and out for each token,
@@ -338,9 +358,9 @@ class Stack(nnx.Module):
                 layer_key = None if keys is None else jax.random.fold_in(keys, place)
                 block = nnx.merge(graph, state)
                 table = shared[self.which[place]]
-                x, past = block(x, table, positions, segments, past, layer_key)
+                x, past = block(self._keep(x), table, positions, segments, past, layer_key, layout)
                 grown.append(past)
-            return x, None if layer_caches is None else grown
+            return self._keep(x), None if layer_caches is None else grown
 
         period = len(self.blocks)
         repeats = self.config.layers // period
@@ -380,7 +400,16 @@ class Transformer(Stack):
         if not config.tied:
             self.head = self._project(config.width, config.vocab, jax.random.fold_in(weights, 1))
 
-    def __call__(self, tokens, *, positions=None, segments=None, cache=None, key=None):
+    def __call__(
+        self,
+        tokens,
+        *,
+        positions=None,
+        segments=None,
+        cache=None,
+        key=None,
+        layout: InOrder = IN_ORDER,
+    ):
         """Logits of the next token (of each token, if not causal).
 
         Args:
@@ -390,20 +419,27 @@ class Transformer(Stack):
           segments: int32 [B, T] or None: documents packed into a row; tokens see only their own.
           cache: from `init_cache`, or None.
           key: drives dropout; None is none.
+          layout: how tokens, positions and segments lie in their rows, and so the logits: in order,
+            or shared by several devices (`pe_jax.engines.ring.Ring`), under jit.
 
         Returns:
           float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
+
+        Raises:
+          ValueError: a cache and a layout that is not in order.
         """
         tokens = jnp.asarray(tokens)
+        if cache is not None and layout is not IN_ORDER:
+            raise ValueError(f"layout={type(layout).__name__}: a cache has tokens in order")
         if positions is not None:
             rows = (*tokens.shape, *jnp.shape(positions)[2:])
             positions = jnp.broadcast_to(jnp.asarray(positions), rows)
         places = positions
         if cache is not None and positions is None:
             places = pos.contiguous(tokens.shape[1], cache[0].length)[None]
-        x = self._embed(tokens, places, segments)
+        x = self._embed(tokens, places, segments, layout)
         shared = nnx.as_pure(self.shared)
-        x, cache = self._layers(x, shared, positions, segments, cache, key)
+        x, cache = self._layers(x, shared, positions, segments, cache, key, layout)
         x = self.final_norm(x)
         # a tied table has the scale of an input; as an output it begins near a uniform guess (T5)
         tied = self.config.tied
@@ -411,13 +447,22 @@ class Transformer(Stack):
         logits = logits.astype(jnp.float32)
         return logits if cache is None else (logits, cache)
 
-    def _embed(self, tokens, positions, segments):
+    def _embed(self, tokens, positions, segments, layout=IN_ORDER):
         """Token embeddings of unit variance, with the positions that the schemes add."""
-        x = self.embed(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
+        x = self._look_up(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
         if positions is None:
-            positions = pos.contiguous(tokens.shape[1])[None]
-            positions = positions if segments is None else pos.per_segment(segments)
+            positions = layout.order(tokens.shape[1])[None]
+            positions = positions if segments is None else layout.per_segment(segments)
         return self._place(x, positions)
+
+    def _look_up(self, tokens):
+        if self.divided is None:
+            return self.embed(tokens)
+        # Gather the table, divided by its width: XLA would look up in it, then gather all rows.
+        whole = NamedSharding(self.divided.mesh, PartitionSpec())
+        table = self.embed.embedding[...].astype(self.embed.dtype)
+        table = jax.lax.with_sharding_constraint(table, whole)
+        return self._keep(jnp.take(table, tokens, axis=0))
 
     def check_finite(self, tokens, *, positions=None, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""

@@ -31,6 +31,10 @@ def _real(default: float, low: float, high: float, open_low: bool = False) -> An
     )
 
 
+def _share() -> Any:
+    return _field("one", "one or all", lambda v: v in ("one", "all"))
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class OptimizerConfig:
     """AdamW, linear warm-up, cosine decay.
@@ -63,11 +67,13 @@ class MeshConfig:
     Attributes:
       data: replicas of the model, each with its part of the batch.
       fsdp: parameters and batch are split over these.
+      seq: the tokens of a row are split over these; attention goes round them (`engines.ring`).
       model: heads and hidden units are split over these.
     """
 
     data: int = _field(-1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
     fsdp: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
+    seq: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
     model: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
 
 
@@ -168,7 +174,8 @@ class CompareConfig(Config):
       baseline: the encoding that speed and memory are measured against.
       reference: the encoding that losses are compared with.
       protocol: of the primary metric, at the longest length.
-      workers: encodings trained side by side; 0 is one a CPU core, or one on an accelerator.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
       timing_repeats: interleaved rounds of the speed measurement.
     """
 
@@ -197,6 +204,7 @@ class CompareConfig(Config):
         "non-overlapping or sliding",
         lambda v: v in ("non-overlapping", "sliding"),
     )
+    devices: str = _share()
     workers: int = _int(0, 0)
     timing_repeats: int = _int(7, 5)
 
@@ -237,7 +245,8 @@ class ImagesConfig:
       steps: optimizer steps.
       test: images of each size to test on.
       log_every: steps between lines of the log.
-      workers: encodings trained side by side; 0 is one a CPU core, or one on an accelerator.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
     """
 
     workdir: str = _field("runs/images", "a path", bool)
@@ -245,8 +254,8 @@ class ImagesConfig:
         (
             "nope",
             "sinusoidal_2d",
-            "learned_2d(height={side},width={side})",
-            "learned_2d(height={side},width={side})@resized",
+            "learned_2d(height={side},width={side},stddev=0.5)",
+            "learned_2d(height={side},width={side},stddev=0.5)@resized",
             "rope_2d(base=100.0)",
             "rope_2d(base=100.0,normalized=True)@normalized",
             "swin(height={side},width={side})",
@@ -269,9 +278,10 @@ class ImagesConfig:
     )
     patch: int = _int(4, 1)
     batch: int = _int(32, 1)
-    steps: int = _int(600, 1)
+    steps: int = _int(1_500, 1)
     test: int = _int(1024, 1)
     log_every: int = _int(100, 1)
+    devices: str = _share()
     workers: int = _int(0, 0)
     model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

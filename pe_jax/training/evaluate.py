@@ -54,10 +54,12 @@ class Evaluator:
         def losses(params, tokens, block):
             key, read = jax.random.fold_in(jax.random.key(0), block), tokens[:, :-1]
             places = trainer.positions.test(key, read, jnp.zeros_like(read))
-            model = trainer.model(params).at_length(read.shape[1])
-            logits: Any = model(read, positions=places)
-            right = logits.argmax(-1) == tokens[:, 1:]
-            return token_losses(logits, tokens[:, 1:]), right
+            model, layout = trainer.model(params).at_length(read.shape[1]), trainer.layout
+            places = None if places is None else layout.spread(places)
+            logits: Any = model(layout.spread(read), positions=places, layout=layout)
+            targets = layout.spread(tokens[:, 1:])
+            right = logits.argmax(-1) == targets
+            return jax.tree.map(layout.restore, (token_losses(logits, targets), right))
 
         shardings = (trainer.shardings.params, trainer.batch_sharding, whole)
         self.losses = jax.jit(losses, in_shardings=shardings, out_shardings=whole)
@@ -72,6 +74,8 @@ class Evaluator:
         size = max(1, self.config.batch_tokens // length // parts) * parts
         filler = np.repeat(rows[-1:], -len(rows) % size, axis=0)
         blocks = np.concatenate([rows, filler]).reshape(-1, size, length + 1)
+        place = self.trainer.batch_sharding  # all processes have all rows
+        blocks = [jax.make_array_from_process_local_data(place, b, b.shape) for b in blocks]
         found = [self.losses(params, block, np.int32(n)) for n, block in enumerate(blocks)]
         losses, right = (np.concatenate([np.asarray(x) for x in part]) for part in zip(*found))  # noqa: B905
         return losses[: len(rows)], right[: len(rows)]

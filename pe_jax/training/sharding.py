@@ -1,4 +1,4 @@
-"""Where arrays live: a (data, fsdp, model) mesh, and one table from logical axes to mesh axes.
+"""Where arrays live: a (data, fsdp, seq, model) mesh, one table from logical axes to mesh axes.
 
 Everything runs under jit with Auto axes: one device is a mesh of one, and the same program runs on
 a pod. Encodings' own parameters are small and replicated, so that any scheme shards without a word.
@@ -12,12 +12,15 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pe_jax.engines.layout import IN_ORDER, InOrder
+from pe_jax.engines.ring import Ring
 from pe_jax.models.transformer import ModelConfig
 from pe_jax.training.config import MeshConfig
 
-AXES = ("data", "fsdp", "model")
+AXES = ("data", "fsdp", "seq", "model")
 MESH_AXES = {  # logical axis → mesh axes
     "batch": ("data", "fsdp"),
+    "tokens": "seq",
     "width": "fsdp",
     "heads": "model",
     "hidden": "model",
@@ -56,8 +59,17 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     return jax.make_mesh(shape, AXES, (AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def check_fits(model: ModelConfig, batch: int, mesh: Mesh) -> None:
-    """Raises ValueError where a size does not divide over its mesh axis, with sizes that would."""
+def check_fits(
+    model: ModelConfig, batch: int, mesh: Mesh, lengths: dict[str, int] | None = None
+) -> None:
+    """Raises ValueError where a size does not divide over its mesh axis, with sizes that would.
+
+    Args:
+      model: whose heads and widths are divided.
+      batch: rows in a step.
+      mesh: the devices.
+      lengths: of rows that a ring is to share, by the name of the field; None: it shares none.
+    """
     tensor, fsdp = mesh.shape["model"], mesh.shape["fsdp"]
     rows = mesh.shape["data"] * fsdp
     uses = (
@@ -74,6 +86,42 @@ def check_fits(model: ModelConfig, batch: int, mesh: Mesh) -> None:
                 f"{field}={size}: must divide over {axis}={parts};"
                 f" use a multiple of {parts}, or an axis among {fits}"
             )
+    if mesh.shape["seq"] > 1:
+        _check_ring(model, mesh, lengths)
+
+
+def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
+    ring: Any = layout(model, mesh)
+    seq = f"mesh.seq={mesh.shape['seq']}"
+    whole = [type(e).__name__ for e in model.pattern if e.overrides("rescore")]
+    if whole:
+        raise ValueError(f"{seq}: {whole[0]} needs whole rows of scores; use mesh.seq=1")
+    if model.attention == "dense":
+        raise ValueError(f"model.attention='dense': {seq} is attention in tiles; use 'auto'")
+    if lengths is None:
+        raise ValueError(f"{seq}: these rows are not shared; use mesh.seq=1")
+    parts = len(ring.blocks)
+    times = parts // mesh.shape["seq"]
+    for field, length in lengths.items():
+        if length % parts:
+            fits = [n for n in range(1, length + 1) if length % (times * n) == 0 or n == 1][:24]
+            raise ValueError(
+                f"{field}={length}: must divide into {parts} blocks, {times} a device of {seq};"
+                f" use a multiple of {parts}, or mesh.seq among {fits}"
+            )
+
+
+def layout(model: ModelConfig, mesh: Mesh) -> InOrder:
+    """How rows of tokens lie: in order, or shared by the devices along the axis of tokens.
+
+    Each token has as much work as the others where a window limits what it sees, and then its
+    neighbours lie beside it; else the last tokens have most, and each device gets some of them.
+    """
+    axis = MESH_AXES["tokens"]
+    if mesh.shape[axis] == 1:
+        return IN_ORDER
+    balanced = model.causal and not model.window
+    return Ring(mesh, axis, MESH_AXES["batch"], MESH_AXES["heads"], balanced)
 
 
 def path_name(path: Any) -> str:
@@ -107,3 +155,42 @@ def optimizer_shardings(tx: Any, params: Any, shardings: Any, mesh: Mesh) -> Any
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows over the data and fsdp axes."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"]))
+
+
+def activation_sharding(mesh: Mesh) -> NamedSharding:
+    """[B, T, D]: rows as in a batch, their tokens over the axis of tokens."""
+    return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"], MESH_AXES["tokens"]))
+
+
+def cache_shardings(cache: Any, mesh: Mesh) -> Any:
+    """Of a model's decoding caches: rows as in a batch, heads as in the parameters."""
+    rows = PartitionSpec(MESH_AXES["batch"])
+    axes = {"positions": rows}
+    for name in ("k", "v", "k_raw", "far", "state"):
+        axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
+
+    def one(path, _):
+        name = path_name(path[1:]).partition("/")[0]  # path[0]: the layer
+        return NamedSharding(mesh, axes.get(name, PartitionSpec()))
+
+    return jax.tree_util.tree_map_with_path(one, cache)
+
+
+def data_shard(mesh: Mesh) -> tuple[int, int]:
+    """Which part of each batch this process reads, and how many parts there are.
+
+    Processes whose devices hold the same rows (an axis of the model runs across them) read the same
+    part.
+
+    Raises:
+      ValueError: a process's devices hold rows that are not one such part.
+    """
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    held = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()
+    rows = sorted({index[0].indices(parts)[0] for index in held if index is not None})
+    if rows[-1] - rows[0] >= len(rows) or parts % len(rows) or rows[0] % len(rows):
+        raise ValueError(
+            f"mesh.data*mesh.fsdp={parts}: this process's devices hold the parts {rows} of a batch;"
+            " choose axes that give each process neighbouring parts, as many as the others"
+        )
+    return rows[0] // len(rows), parts // len(rows)

@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.models.transformer import ModelConfig, Transformer
 from pe_jax.training import placement, sharding
 from pe_jax.training.config import OptimizerConfig
@@ -64,14 +65,24 @@ def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
 
 
 def mean_loss(
-    model: Transformer, batch: dict, key: jax.Array | None, positions: jax.Array | None = None
+    model: Transformer,
+    batch: dict,
+    key: jax.Array | None,
+    positions: jax.Array | None = None,
+    layout: InOrder = IN_ORDER,
 ) -> jax.Array:
-    """Weighted mean loss of a packed batch, as `data.train_iterator` gives it."""
-    tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]
-    model = model.at_length(tokens.shape[1])
-    logits = model(tokens, positions=positions, segments=segments, key=key)
-    losses = token_losses(logits, batch["tokens"][:, 1:])
-    weights = batch["weights"][:, 1:]
+    """Weighted mean loss of a packed batch, as `data.train_iterator` gives it.
+
+    Rows come in order, and are laid out here once for all that follows: the loss is a sum, to which
+    the order of the tokens is nothing.
+    """
+    read = {"tokens": batch["tokens"], "segments": batch["segments"]}
+    read = {name: layout.spread(x[:, :-1]) for name, x in read.items()}
+    places = None if positions is None else layout.spread(positions)
+    model = model.at_length(read["tokens"].shape[1])
+    logits = model(**read, positions=places, key=key, layout=layout)
+    losses = token_losses(logits, layout.spread(batch["tokens"][:, 1:]))
+    weights = layout.spread(batch["weights"][:, 1:])
     # Padding may hold anything: keep it out of the sum, not only at weight 0.
     total = jnp.where(weights > 0, losses * weights, 0).sum()
     return total / jnp.maximum(weights.sum(), 1)
@@ -88,6 +99,7 @@ class Trainer:
     Attributes:
       config: the model's.
       mesh: the devices.
+      layout: of the tokens of a row among them.
       positions: where tokens stand, in training and in tests; None for models of something else.
       shapes: of the parameters.
       init: seed → State, already sharded.
@@ -107,21 +119,24 @@ class Trainer:
         positions: str | None = "contiguous",
     ):
         self.config, self.mesh, self.tx = model, mesh, optimizer(config, steps)
+        self.layout = sharding.layout(model, mesh)
         self.positions: Any = positions and placement.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
+        self.batch_sharding = sharding.batch_sharding(mesh)
         self.skips = config.skips
 
         def params(seed):
-            return nnx.split(self.build(nnx.Rngs(jax.random.key(seed))))
+            model = self.build(nnx.Rngs(jax.random.key(seed)))
+            model.divided = sharding.activation_sharding(mesh) if mesh.size > 1 else None
+            return nnx.split(model)
 
         self.graph, shapes = nnx.eval_shape(lambda: params(0))
         shapes = nnx.as_pure(shapes)
         self.shapes = shapes
-        layout = sharding.parameter_shardings(shapes, mesh)
+        weights = sharding.parameter_shardings(shapes, mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
-        moments = sharding.optimizer_shardings(self.tx, shapes, layout, mesh)
-        self.shardings = State(layout, moments, replicated, replicated)
-        self.batch_sharding = sharding.batch_sharding(mesh)
+        moments = sharding.optimizer_shardings(self.tx, shapes, weights, mesh)
+        self.shardings = State(weights, moments, replicated, replicated)
 
         def init(seed):
             pure = nnx.as_pure(params(seed)[1])
@@ -148,18 +163,21 @@ class Trainer:
         """What is minimised, of one batch; `key` is the step's."""
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
         places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
-        return mean_loss(model, batch, key if self.dropout else None, places)
+        return mean_loss(model, batch, key if self.dropout else None, places, self.layout)
+
+    def arguments(self, batch: int, length: int) -> tuple[State, dict, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of what the step takes for packed batches: state, batch, seed."""
+        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
+        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
+        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
+        return jax.eval_shape(self.init, 0), packed, jax.ShapeDtypeStruct((), jnp.int32)
 
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
         if self.compile_seconds is not None:
             return self.step
         begin = time.monotonic()
-        row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
-        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
-        packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
-        state = jax.eval_shape(self.init, 0)
-        self.step = self.step.lower(state, packed, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        self.step = self.step.lower(*self.arguments(batch, length)).compile()
         self.compile_seconds = time.monotonic() - begin
         return self.step
 

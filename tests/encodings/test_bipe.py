@@ -1,4 +1,4 @@
-"""BiPE against §3 of arXiv 2401.16421, in float64."""
+"""BiPE against arXiv 2401.16421, in float64."""
 
 import math
 

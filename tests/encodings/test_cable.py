@@ -1,4 +1,4 @@
-"""CABLE against arXiv 2503.08067, §3."""
+"""CABLE against arXiv 2503.08067."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""CoPE against arXiv 2405.18719, §4."""
+"""CoPE against arXiv 2405.18719."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""DAPE against arXiv 2405.14722, §3."""
+"""DAPE against arXiv 2405.14722, §3.2."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""FIRE against §3 of arXiv 2310.04418, in float64."""
+"""FIRE against arXiv 2310.04418, in float64."""
 
 import math
 

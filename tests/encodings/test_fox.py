@@ -1,4 +1,4 @@
-"""FoX against arXiv 2503.02130, §3, and the running sums that it and CABLE stand on."""
+"""FoX against arXiv 2503.02130, and the running sums that it and CABLE stand on."""
 
 import jax
 import jax.numpy as jnp

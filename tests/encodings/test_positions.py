@@ -59,7 +59,7 @@ def test_half_precision_and_what_is_no_number_line_are_refused(dtype, real):
 
 def test_float32_is_for_real_positions_only():
     assert pos.as_positions(np.float32([0.5]), real=True).dtype == jnp.float32
-    with pytest.raises(TypeError, match="positions has dtype float32; pass integers "):
+    with pytest.raises(TypeError, match="positions has dtype float32; pass integers$"):
         pos.as_positions(np.float32([0.5]))
 
 

@@ -190,8 +190,8 @@ def test_a_scaling_is_written_in_a_config_and_read_back_from_its_metadata(text):
         ("yran(factor=4)", ("scaling 'yran' is unknown", "did you mean 'yarn'")),
         ("yarn(facter=4)", ("scaling 'yarn' has no field 'facter'", "did you mean 'factor'")),
         ("yarn(factor=4)", ("scaling 'yarn' needs original_length",)),
-        ("linear(4)", ("fields of 'rope' must be literals",)),
-        ("linear(factor=x)", ("fields of 'linear' must be literals",)),
+        ("linear(4)", ("scaling=linear(4): pass a literal, or a scaling as",)),
+        ("linear(factor=x)", ("factor=x: pass a literal",)),
         ("'linear'", ("scaling='linear'", "rope_scaling")),
     ],
 )

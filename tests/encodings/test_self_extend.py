@@ -1,4 +1,4 @@
-"""Self-Extend against arXiv 2401.01325, §3."""
+"""Self-Extend against arXiv 2401.01325."""
 
 import numpy as np
 import pytest

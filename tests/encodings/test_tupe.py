@@ -62,6 +62,19 @@ def test_positions_outside_the_table_are_nan_also_in_the_rows_and_columns_that_a
         encoding.bias(params, places[2:3], places[:1], DIMS)
 
 
+@pytest.mark.parametrize("reset", [True, False])
+def test_the_factors_of_queries_and_keys_are_those_of_the_bias(reset):
+    encoding = pe_jax.make("tupe", length=ROWS, reset=reset)
+    params, places = random_params(encoding), np.array([0, 3, ROWS, 1, -1, 0])
+
+    @jax.jit
+    def both(i, j):
+        left, right = encoding.factors(params, i, j, DIMS)
+        return left @ right.swapaxes(-1, -2), encoding.bias(params, i, j, DIMS)
+
+    np.testing.assert_allclose(*both(places, places[::-1]), atol=1e-5)  # NaN where it is
+
+
 def test_words_and_positions_begin_at_the_same_size():
     dims = pe_jax.Dims(64, 4, 4, 16)
     own = pe_jax.make("tupe", length=400).init_shared(jax.random.key(0), dims)

@@ -32,4 +32,4 @@ def boom() -> None:
 def impatient() -> None:
     """Waits for the other hosts for three seconds."""
     devices()
-    launch.JOIN = 3
+    launch.WAIT = 3

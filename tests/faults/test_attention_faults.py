@@ -77,6 +77,13 @@ FAULTS = {
     "rank": (ValueError, "q has shape (4, 8) … [*B, length, heads, width]", dict(q=Q[0, 0])),
     "integers": (TypeError, "v has dtype int32 … float32", dict(v=np.ones(V.shape, np.int32))),
     "dims": (ValueError, "4 heads of 8 … 8 of 4", dict(dims=pe_jax.Dims(32, 8, 2, 4))),
+    "a list": (TypeError, "k is a list; pass an array", dict(k=K_.tolist())),
+    "causal": (ValueError, "causal='no' … True or False", dict(causal="no")),
+    "a short table": (
+        ValueError,
+        "table=(4, 16): axis 1 must have 32",
+        dict(encoding=T5, params=Params({"table": np.zeros((H, 16))}, {})),
+    ),
     "a name": (TypeError, "encoding='rope' … pe_jax.make", dict(encoding="rope")),
     "no input": (ValueError, "x=None: FoX reads … pass x=", dict(encoding=FOX)),
     "another input": (
@@ -93,6 +100,16 @@ FAULTS = {
     "negative sinks": (ValueError, "sinks=-1 … at least 0", dict(window=2, sinks=-1)),
     "no params": (ValueError, "T5 … pe_jax.Params(", dict(encoding=T5, params=None)),
     "params": (TypeError, "params is a dict … pe_jax.Params", dict(encoding=T5, params={})),
+    "a table": (
+        ValueError,
+        "params.shared has no table for T5; pass pe_jax.Params(",
+        dict(encoding=T5, params=Params({}, {"table": np.zeros((H, 32))})),
+    ),
+    "a table of a part": (
+        ValueError,
+        "params.shared has no 0.table for Sum",
+        dict(encoding=pe_jax.Sum((T5, ROPE)), params=NO_PARAMS),
+    ),
     "engine": (ValueError, "'tield' … 'tiled'", dict(implementation="tield")),
     "GPU": (ValueError, "'fused': it needs a GPU … a CPU … 'tiled'", dict(implementation="fused")),
     "TPU": (ValueError, "'tpu': it needs a TPU … a CPU … 'tiled'", dict(implementation="tpu")),

@@ -34,7 +34,7 @@ def command(monkeypatch, tmp_path):
         raise Compiled
 
     monkeypatch.setattr(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv)))
-    monkeypatch.setattr(launch, "_distributed", lambda: None)
+    monkeypatch.setattr(launch, "join", lambda *_: None)
     monkeypatch.setattr(launch, "quiet_libraries", lambda: None)
     monkeypatch.setattr(Trainer, "compile", compiled)
 
@@ -109,7 +109,7 @@ def test_a_bad_model_is_refused(command, capfd, tmp_path, args, words):
     "args, words",
     [
         # 3, 5, 6: eight devices
-        (["mesh.data=3"], ("mesh.data=3, fsdp=1, model=1", "the 8 devices", "[1, 2, 4, 8]")),
+        (["mesh.data=3"], ("mesh.data=3, fsdp=1, seq=1, model=1", "the 8 devices", "[1, 2, 4, 8]")),
         (["mesh.data=2", "mesh.fsdp=2"], ("mesh.data=2, fsdp=2", "the product must be")),
         (["mesh.data=-1", "mesh.model=-1"], ("at most one axis may be -1",)),
         (["mesh.data=0"], ("mesh.data=0", "positive integer, or -1")),

@@ -1,22 +1,31 @@
 """Faults in schemes and positions: one line that names the field, its value and the fix."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax import positions
 from pe_jax.encodings import (
     ENCODINGS,
     alibi,
+    cpb,
     deberta,
+    layoutlmv3,
     learned,
     mrope,
     rope,
     rope_2d,
+    rope_scaling,
     sandwich,
     sinusoidal,
+    swin,
     t5,
+    temperature,
 )
 from tests.encodings.common import DIMS, NONE, qkv, random_params
 
@@ -113,7 +122,30 @@ FIELDS = [
     ("temperature", "attn_scale", [np.inf, "0.1"], "finite"),
     ("temperature", "floor_scale", [0, 8192.0], "at least 1"),
     ("temperature", "offset", [-1, 0.5], "at least 0"),
+    ("buckets", "stddev", [-1], ">= 0"),
+    ("deberta", "stddev", [np.inf], ">= 0"),
+    ("learned_2d", "width", [0], "at least 1"),
+    ("swin", "height", ["7"], "at least 1"),
+    ("cpb", "width", [1], "at least 2"),
+    ("fox", "stddev", [-1, "0.1"], ">= 0"),
+    ("cable", "stddev", [np.nan], ">= 0"),
+    ("wavlm", "num_buckets", [7, 2], "even integer"),
+    ("wavlm", "max_distance", [80, 800.0], "must exceed the 80 exact buckets"),
+    ("wavlm", "bidirectional", ["no"], "True or False"),
+    ("wavlm", "stddev", [-1], ">= 0"),
+    ("cope", "positions", [0, 64.0], "at least 1"),
+    ("dape", "hidden", [0, None], "at least 1"),
+    ("rerope", "window", [0, 2.0], "at least 1"),
+    ("self_extend", "window", [0], "at least 1"),
+    ("self_extend", "group", [0, 1.5], "at least 1"),
 ]
+ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]
+FIELDS += [(name, *row) for name in ("rerope", "self_extend") for row in ROTATED]
+
+
+def test_every_field_of_every_scheme_is_tried():
+    fields = {(n, f.name) for n, kind in ENCODINGS.items() for f in dataclasses.fields(kind)}
+    assert fields == {(name, field) for name, field, *_ in FIELDS}
 
 
 @pytest.mark.parametrize("name, field, values, fix", FIELDS)
@@ -125,6 +157,20 @@ def test_a_bad_value_names_scheme_field_value_and_fix(name, field, values, fix):
         assert "\n" not in str(info.value)
         for word in (f"encoding {name!r}: ", f"{field}=", shown, fix):
             assert word in str(info.value), (word, str(info.value))
+
+
+def test_numbers_of_numpy_are_numbers():
+    encoding = pe_jax.make("learned", length=np.int64(8), stddev=np.float64(0.5))
+    assert encoding == pe_jax.make("learned", length=8, stddev=0.5)
+    assert type(encoding.length) is int  # or no checkpoint could hold it
+    assert pe_jax.make("buckets", edges=np.arange(3)).edges == (0, 1, 2)
+
+
+def test_what_is_no_name_no_text_and_no_encoding_is_refused():
+    refused(lambda: pe_jax.make(None), "encoding=None", "pass a name", error=TypeError)
+    rope_ = pe_jax.make("rope")
+    refused(lambda: pe_jax.parse(rope_), "RoPE(", "pass a string", error=TypeError)
+    refused(lambda: pe_jax.Sum((rope_, "t5")), "'t5' is no encoding", "make", error=TypeError)
 
 
 def test_bidirectional_t5_needs_an_even_number_of_buckets():
@@ -149,6 +195,34 @@ def test_free_functions_check_too():
     refused(lambda: sandwich.bias(PLACES, 0), "num_heads=0", "at least 1")
     refused(lambda: sandwich.bias(PLACES, 2, 7), "dim=7", "even")
     refused(lambda: deberta.bucket(PLACES, 128, 65), "max_distance=65", "by at least 2")
+    refused(lambda: rope.rotate(qkv()[0], PLACES[:4], rope.frequencies(6)), "shape (4,)", "[T]")
+    refused(lambda: rope.frequencies(8, scaling="yarn"), "scaling='yarn'", "YaRN(4.0, 2048)")
+    refused(lambda: rope_2d.frequencies(4), "channels=4", "for each axis")
+    refused(lambda: mrope.frequencies(8, 4), "sections=4", "time, row, column")
+    refused(lambda: temperature.temperature(PLACES, floor_scale=0), "floor_scale=0", "at least 1")
+    refused(lambda: rope_scaling.from_hf([1], head_dim=8), "rope_parameters=[1]", "the dict")
+    refused(lambda: positions.contiguous(2.5), "length=2.5", "integer")
+    floats = np.zeros(3, np.float32)
+    refused(lambda: positions.bilevel(floats, (1,)), "tokens has", "integers", error=TypeError)
+
+
+def test_a_table_or_distances_of_another_shape_are_refused_and_never_clamped():
+    table, far = jnp.zeros((2, 9)), np.zeros((3, 2), int)
+    refused(lambda: swin.lookup(table[:, :4], far, 2, 2), "table=(2, 4)", "must have 9")
+    refused(lambda: swin.lookup(table, far[:, 0], 2, 2), "distance has shape [3]", "2 axes last")
+    refused(lambda: cpb.log_spaced(far, (8, 8, 8)), "distance has shape [3, 2]", "3 axes last")
+    refused(lambda: layoutlmv3.bias([table], far, [9]), "distance has shape [3, 2]", "1 axes last")
+    for name in ("t5", "buckets", "clipped", "deberta", "wavlm", "shaw", "swin"):
+        encoding, axis = pe_jax.make(name), {"deberta": 0, "shaw": -2}.get(name, 1)
+        cut = functools.partial(jax.lax.slice_in_dim, start_index=0, limit_index=2, axis=axis)
+        params = jax.tree.map(lambda x: cut(x) if x.ndim > 1 else x, random_params(encoding, WIDE))  # noqa: B023
+        slots = {"deberta": "relative_keys", "wavlm": "relative_state", "shaw": "relative_values"}
+        slot = slots.get(name, "distance_bias")
+        call = functools.partial(
+            getattr(encoding, slot), params, far if encoding.axes > 1 else far[:, 0]
+        )
+        sizes = [WIDE] if slot == "distance_bias" else []
+        refused(functools.partial(call, *sizes), "table=", "must have")
 
 
 # 1-2
@@ -201,7 +275,10 @@ def test_an_unknown_name_names_the_nearest(typo, nearest):
 
 def test_a_name_like_no_other_lists_those_that_are_known():
     refused(lambda: pe_jax.make("qqq"), "encoding 'qqq' is unknown; known: nope, ")
-    refused(lambda: pe_jax.make("nope", qqq=1), "encoding 'nope' has no field 'qqq'")
+    refused(lambda: pe_jax.make("nope", qqq=1), "encoding 'nope' has no field 'qqq'; it has none")
+    refused(lambda: pe_jax.make("absolute"), "known: nope, ")  # no guess is better than a wild one
+    refused(lambda: pe_jax.make("swin", window=7), "no field 'window'; known: height, width")
+    refused(lambda: pe_jax.make("YaRN"), "'YaRN' is a scaling: rope(scaling=yarn(")
 
 
 @pytest.mark.parametrize(
@@ -221,6 +298,19 @@ def test_an_unknown_field_names_the_nearest(name, typo, nearest):
 )
 def test_what_parse_cannot_read_is_quoted(spec):
     refused(lambda: pe_jax.parse(spec), f"encoding {spec!r}: ")
+
+
+@pytest.mark.parametrize(
+    "spec, piece, fix",
+    [
+        ("rope(base=1e4, base=5e5)", "base=500000.0", "each field once"),
+        ("rope(**{'base': 5e5})", "**{'base': 500000.0}", "field=value"),
+        ("rope(scaling=yarn)", "scaling=yarn", "yarn(factor=4, original_length=2048)"),
+        ("rope(base=1/2)", "base=1 / 2", "literal"),
+    ],
+)
+def test_what_parse_cannot_read_of_a_field_is_shown(spec, piece, fix):
+    refused(lambda: pe_jax.parse(spec), f"encoding {spec!r}: ", piece, fix)
 
 
 def test_parse_reads_fields_sums_patterns():

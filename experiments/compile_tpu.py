@@ -1,0 +1,278 @@
+"""Compiles training and decoding for a TPU slice, on a machine without a TPU.
+
+    python -m experiments.compile_tpu --config=configs/train.py --topology=v5e:16x16 \
+      --config.mesh.fsdp=16 --encodings=rope --encodings=alibi
+
+The programs are the real ones: the step of `Trainer` with its shardings, and `decode_step` of
+`generate` with a cache of `length` tokens. They are traced as on the slice, so one chip gets the
+kernels and several get tiles, as they would there. Needs the extra `tpu` (libtpu). Prints a table
+and writes compiled.json and compiled.csv; the exit status is 1 if a program did not compile.
+
+What the figures are: estimates. Memory is the compiler's own count. `optimal` is XLA's roofline,
+which counts the body of a loop once: too little by the number of layers and tiles; it is left out
+where XLA gives a negative number, as it does with loops whose end it does not know. `compute` adds
+the TPU compiler's cycles of every operation as often as it runs; it has none for Pallas kernels,
+whose products count at the peak of the chip, too little. `exchange` is the bytes that a chip
+sends, at the published bandwidth of all its links: less than a real network takes, and some of it
+runs beside the computation. Nothing counts the input of data, the host, or one chip waiting for
+another. Where packed documents decide which tiles run, each row is taken as one document.
+"""
+
+import csv
+import dataclasses
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich
+import rich.table
+from absl import flags, logging
+from jax.sharding import NamedSharding, PartitionSpec
+
+from experiments import flops, hlo, launch, target
+from experiments.provenance import commit, save_json
+from experiments.workloads import SPECS
+from pe_jax.encodings import ENCODINGS
+from pe_jax.encodings.base import Encoding, Params
+from pe_jax.engines import tiled
+from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.engines.plan import Plan
+from pe_jax.models import generate
+from pe_jax.models.transformer import ModelConfig
+from pe_jax.training import sharding, tokenizer
+from pe_jax.training.config import Config
+from pe_jax.training.step import Trainer
+
+COLUMNS = {  # of the table, a chip and step: title → how a row has it
+    "GiB in": lambda r: f"{r['arguments'] / target.GIB:.2f}",
+    "between": lambda r: f"{r['temporaries'] / target.GIB:.2f}",
+    "in all": lambda r: f"{r['total'] / target.GIB:.2f}",
+    "fits": lambda r: "yes" if r["fits"] else "no",
+    "TFLOP": lambda r: f"{r['flops'] / 1e12:.3g}",
+    "optimal ms": lambda r: f"{1e3 * r['optimal_seconds']:.3g}" if r["optimal_seconds"] else "–",
+    "compute ms": lambda r: f"{1e3 * r['compute_seconds']:.3g}",
+    "exchange ms": lambda r: f"{1e3 * r['exchange_seconds']:.3g}",
+}
+
+
+def specs(wanted: list[str], config: Config) -> list[str]:
+    """The encodings to compile; `all` is every one whose positions have one axis."""
+    if "all" not in wanted:
+        return wanted or [config.model.encoding]
+    names = [name for name, scheme in ENCODINGS.items() if scheme.axes == 1]
+    return [SPECS.get(name, name).format(length=config.length) for name in names]
+
+
+class Tiles(NamedTuple):
+    """Of the tiled engine in one program: what its mask makes of its loops.
+
+    Attributes:
+      turns: of the two loops over a row's tiles, whole ones and others, on the mean over rows.
+      share: of all tiles, those that are visited.
+    """
+
+    turns: tuple[float, ...] = ()
+    share: float = 1.0
+
+
+def tiles(model: ModelConfig, batch: int, length: int) -> Tiles:
+    """What the mask decides while a training step runs, if each row of tokens is one document.
+
+    Of the tiles that a decaying bias leaves out nothing is known: they count.
+    """
+    tiled = [e for e in model.pattern if not e.overrides("rescore")]
+    found = [_turns(encoding, model, batch, length) for encoding in tiled]
+    if not found:
+        return Tiles()
+    whole, partial, columns = (sum(x) / len(found) for x in zip(*found, strict=True))
+    return Tiles((whole, partial), (whole + partial) / columns)
+
+
+def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int):
+    """Tiles a row that the mask leaves whole, and in part, on the mean; and all there are."""
+    dims, key = model.dims, jax.random.key(0)
+    shapes = jax.eval_shape(
+        lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
+    )
+    params = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), shapes)
+    rules = Rules(encoding, dims, model.causal, model.window or None, True, True, model.sinks)
+    way = tiled.choose(rules, params)
+    q, k = (
+        jax.ShapeDtypeStruct((batch, heads, length, dims.head_dim), jnp.float32)
+        for heads in (dims.heads, dims.kv_heads)
+    )
+    (rows, columns), _ = tiled._sizes(way, q, k)
+    blocks = -(-length // rows), -(-length // columns)
+    places = [
+        jnp.minimum(jnp.arange(count * side), length - 1)[None]
+        for count, side in zip(blocks, (rows, columns), strict=True)
+    ]
+    terms = way(rules, rows, columns, blocks[0])
+    plan = Plan(rules, terms, 1.0, *(Tokens(at, at, None) for at in places), *blocks)
+    whole, partial = jax.vmap(lambda i: plan.order(i, None)[1:])(jnp.arange(blocks[0]))
+    return float(whole.mean()), float(partial.mean()), blocks[1]
+
+
+def train_program(trainer: Trainer, config: Config) -> Any:
+    """The training step, traced."""
+    return trainer.step.trace(*trainer.arguments(config.batch, config.length))
+
+
+def decode_program(trainer: Trainer, config: Config) -> Any:
+    """One token for each of `batch` rows, against a cache of `length` tokens, traced."""
+    mesh, batch, length = trainer.mesh, config.batch, config.length
+    model = lambda params: trainer.model(params).at_length(length)  # noqa: E731
+    cache = jax.eval_shape(lambda p: model(p).init_cache(batch, length), trainer.shapes)
+    layout = sharding.cache_shardings(cache, mesh)
+
+    def step(params, token, cache, key):
+        return generate.decode_step(model(params), token, cache, key, 0.0, 0)
+
+    rows, whole = sharding.batch_sharding(mesh), NamedSharding(mesh, PartitionSpec())
+    compiled = jax.jit(
+        step,
+        in_shardings=(trainer.shardings.params, rows, layout, whole),
+        out_shardings=(rows, layout),
+        donate_argnums=2,
+    )
+    token = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return compiled.trace(trainer.shapes, token, cache, jax.eval_shape(jax.random.key, 0))
+
+
+TRACES = {"train": train_program, "decode": decode_program}
+
+
+def measure(config: Config, program: str, devices: list, chip: target.Chip) -> dict:
+    """What the compiler says of one program of `config.model`; in words if it refuses it."""
+    begin, model = time.monotonic(), config.model
+    row = {"encoding": model.encoding, "program": program}
+    with target.tracing_for(devices):
+        mesh = sharding.make_mesh(config.mesh, devices)
+        sharding.check_fits(model, config.batch, mesh)
+        model = dataclasses.replace(model)
+        trainer = Trainer(model, config.optimizer, config.steps, mesh, config.positions)
+        masked = tiles(model, config.batch, config.length) if program == "train" else Tiles()
+        traced = TRACES[program](trainer, config)
+        lowered = traced.lower()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return row | refused(str(error)) | {"compile_seconds": time.monotonic() - begin}
+    row |= memory(compiled, chip) | work(compiled, traced.jaxpr, masked, len(devices), chip)
+    return row | {"status": "ok", "compile_seconds": time.monotonic() - begin}
+
+
+def refused(text: str) -> dict:
+    """Why the compiler gave no program: it does not fit, or what it says."""
+    for said in (
+        r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm",
+        r"HLO temporaries \(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)",
+    ):
+        if match := re.search(said, text):
+            return {"status": "does not fit", "why": f"needs {match[1]} of {match[2]} a chip"}
+    return {"status": "does not compile", "why": " ".join(text.split())[:300]}
+
+
+def memory(compiled: Any, chip: target.Chip) -> dict:
+    """Bytes a chip: what comes in, goes out and is needed between; and whether that fits."""
+    found = compiled.memory_analysis()
+    names = ("argument", "output", "alias", "temp", "generated_code")
+    sizes = [getattr(found, f"{name}_size_in_bytes") for name in names]
+    arguments, outputs, shared, temporaries, code = sizes
+    total = arguments + outputs - shared + temporaries + code
+    return {
+        "arguments": arguments,
+        "outputs": outputs,
+        "outputs_in_arguments": shared,
+        "temporaries": temporaries,
+        "code": code,
+        "total": total,
+        "fits": total <= chip.hbm,
+    }
+
+
+def work(compiled: Any, jaxpr: Any, masked: Tiles, chips: int, chip: target.Chip) -> dict:
+    """Operations, seconds and collectives, a chip and a step."""
+    cost, said = compiled.cost_analysis(), hlo.summarize(compiled.as_text(), masked.turns)
+    products = flops.count(jaxpr, *masked)
+    return {
+        "flops": products.total / chips,
+        "kernel_flops": products.kernels / chips,
+        "xla_flops": cost["flops"],
+        # Negative where a loop's bound is not known to the compiler: then it says nothing.
+        "optimal_seconds": cost["optimal_seconds"] if cost["optimal_seconds"] > 0 else None,
+        "compute_seconds": said.cycles / chip.clock + products.kernels / chips / chip.peak,
+        "exchange_seconds": sum(c.moved for c in said.collectives.values()) / chip.links,
+        "collectives": {k: dataclasses.asdict(c) for k, c in sorted(said.collectives.items())},
+        "loops": {**masked._asdict(), "found": said.loops, "counted_once": said.unknown},
+    }
+
+
+def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
+    """All programs, where what did not compile says why; then their collectives."""
+    shown = rich.table.Table("encoding", "program", *COLUMNS, title=title)
+    for row in rows:
+        ok = row["status"] == "ok"
+        cells = [f(row) for f in COLUMNS.values()] if ok else [f"{row['status']}: {row['why']}"]
+        shown.add_row(row["encoding"], row["program"], *cells)
+    yield shown
+    shown = rich.table.Table("encoding", "program", "collective", "a step", "MiB a chip")
+    for row in rows:
+        for kind, found in row.get("collectives", {}).items():
+            size = f"{found['bytes'] / 2**20:.3g}"
+            shown.add_row(row["encoding"], row["program"], kind, f"{found['count']:.0f}", size)
+    yield shown
+
+
+def write(folder: Path, about: dict, rows: list[dict]) -> None:
+    """compiled.json, and compiled.csv with a line a collective's kind."""
+    save_json(folder / "compiled.json", {**about, "programs": rows})
+    flat = []
+    for row in rows:
+        own = {k: v for k, v in row.items() if not isinstance(v, dict)}
+        kinds = row.get("collectives") or {"none": {}}
+        flat += [{**own, "collective": kind, **x} for kind, x in kinds.items()]
+    with (folder / "compiled.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(k for row in flat for k in row)))
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def main(config: Config) -> None:
+    """Compiles every program that is asked for, and says what it needs."""
+    given = flags.FLAGS
+    with launch.one_line_errors():
+        chip = target.check(given.topology)
+        jax.config.update("jax_platforms", "cpu")
+        devices = target.devices(given.topology)
+        config.model.vocab = config.model.vocab or tokenizer.get(config.tokenizer).vocab
+        wanted, base = specs(given.encodings, config), dataclasses.replace(config.model)
+        for spec in wanted:
+            dataclasses.replace(base, encoding=spec).check()
+    rows = []
+    for spec in wanted:
+        for program in given.program:
+            config.model = dataclasses.replace(base, encoding=spec)
+            with launch.one_line_errors():
+                rows.append(measure(config, program, devices, chip))
+            logging.info("%s, %s: %s", spec, program, rows[-1]["status"])
+    title = f"{given.topology}, {len(devices)} chips: estimates of the compiler"
+    about = {"topology": given.topology, "chips": len(devices), "commit": commit()}
+    about |= {"jax": jax.__version__, "config": dataclasses.asdict(config)}
+    write(Path(given.out), about, rows)
+    rich.print(*tables(rows, title))
+    sys.exit(any(row["status"] != "ok" for row in rows))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("topology", "v5e:2x2", "the slice, as v5e:16x16 or v5p:4x4x4")
+    flags.DEFINE_multi_string("encodings", [], "instead of model.encoding; `all` is every one")
+    flags.DEFINE_multi_enum("program", [*TRACES], [*TRACES], "what to compile")
+    flags.DEFINE_string("out", "runs/compile", "folder of compiled.json and compiled.csv")
+    launch.run(main, "configs/train.py", Config)

@@ -1,0 +1,73 @@
+"""How the runs of a sweep share the devices: one each, side by side, or all of them in turn."""
+
+import itertools
+import os
+import queue
+from collections.abc import Callable, Iterable
+from concurrent import futures
+from typing import Any
+
+import jax
+from absl import logging
+from jax.sharding import Mesh
+
+from pe_jax.training import sharding
+from pe_jax.training.config import CompareConfig, ImagesConfig
+
+
+def lanes(config: CompareConfig | ImagesConfig) -> list[Mesh]:
+    """The meshes of the runs that go on at the same time; logs how they share the devices.
+
+    Devices "one": each run has one device. There is a lane for each device, or for each core where
+    the devices are a CPU's: a small model keeps one core busy. Devices "all": the one mesh of the
+    configuration, for one run after the other, as programs that wait for each other across devices
+    must not be started from several threads.
+
+    Raises:
+      ValueError: several processes; settings that contradict each other.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"{jax.process_count()} processes: a comparison runs in one; start one a host, without"
+            " a cluster's variables, each with --config.encodings and a workdir of its own"
+        )
+    devices, cores = jax.devices(), os.cpu_count() or 1
+    what = f"{len(devices)} × {devices[0].device_kind}"
+    if config.devices == "all":
+        if config.workers > 1:
+            raise ValueError(
+                f"workers={config.workers}: runs that take all devices go one after the other;"
+                " leave it 0, or pass --config.devices=one"
+            )
+        mesh = sharding.make_mesh(config.mesh)
+        logging.info("Each run takes all of %s, one run after the other", what)
+        return [mesh]
+    for axis in sharding.AXES:
+        if (size := getattr(config.mesh, axis)) not in (1, -1):
+            raise ValueError(
+                f"mesh.{axis}={size}: each run has one device; pass --config.devices=all"
+            )
+    count = config.workers or (cores if devices[0].platform == "cpu" else len(devices))
+    logging.info("%d runs side by side, each on one of %s", count, what)
+    chosen = itertools.islice(itertools.cycle(devices), count)
+    return [sharding.make_mesh(config.mesh, [device]) for device in chosen]
+
+
+def spread(run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Mesh]) -> list:
+    """What run(job, mesh) gives, in the order of the jobs; each takes the next mesh that is free.
+
+    The first error ends it when the jobs under way have ended.
+    """
+    free: queue.SimpleQueue = queue.SimpleQueue()
+    for mesh in meshes:
+        free.put(mesh)
+
+    def one(job: Any) -> Any:
+        mesh = free.get()
+        try:
+            return run(job, mesh)
+        finally:
+            free.put(mesh)
+
+    with futures.ThreadPoolExecutor(len(meshes)) as pool:
+        return list(pool.map(one, jobs))

@@ -1,0 +1,100 @@
+"""A TPU slice that need not be there: its devices, from libtpu, and its published figures."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Iterator
+from unittest import mock
+
+import jax
+from jax.experimental import topologies
+
+GIB = 2**30
+HOST = {  # libtpu compiles on a machine without a TPU once it is told that this is all there is
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Published figures of a chip (cloud.google.com/tpu/docs/system-architecture-tpu-vm).
+
+    Attributes:
+      hbm: bytes of memory.
+      peak: floating-point operations a second, bfloat16.
+      bandwidth: bytes a second to and from memory.
+      links: bytes a second to and from other chips, over all links.
+      clock: cycles a second, which follows from `peak` and the size of the matrix units.
+      smallest: the smallest slice; one chip of it serves as a slice of one.
+    """
+
+    hbm: float
+    peak: float
+    bandwidth: float
+    links: float
+    clock: float
+    smallest: str
+
+
+CHIPS = {
+    "v4": Chip(32 * GIB, 275e12, 1228e9, 300e9, 1.05e9, "2x2x1"),
+    "v5e": Chip(16 * GIB, 197e12, 819e9, 200e9, 1.5e9, "2x2"),
+    "v5p": Chip(95 * GIB, 459e12, 2765e9, 600e9, 1.75e9, "2x2x1"),
+    "v6e": Chip(32 * GIB, 918e12, 1640e9, 448e9, 1.75e9, "2x2"),
+}
+
+
+def check(topology: str) -> Chip:
+    """The chip of a slice such as `v5e:16x16`.
+
+    Raises:
+      ValueError: it is none that is known here, or libtpu is missing.
+    """
+    kind, _, shape = topology.partition(":")
+    if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", shape):
+        raise ValueError(
+            f"topology={topology!r}: write CHIP:SHAPE, as v5e:16x16 or v5p:4x4x4; chips: {[*CHIPS]}"
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError(f"topology={topology!r}: libtpu is missing; pip install -e '.[tpu]'")
+    return CHIPS[kind]
+
+
+def devices(topology: str) -> list:
+    """The devices of a slice.
+
+    Raises:
+      ValueError: as `check`; a shape that libtpu does not know.
+    """
+    chip = check(topology)
+    os.environ.update(HOST)
+    kind, _, shape = topology.partition(":")
+    count = math.prod(map(int, shape.split("x")))
+    name = f"{kind}:{chip.smallest}" if count == 1 else topology
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except Exception as error:  # whatever libtpu has to say of the name
+        text = " ".join(str(error).split())[:200]
+        raise ValueError(f"topology={topology!r}: libtpu does not know it: {text}") from error
+    return list(found.devices)[:count]
+
+
+@contextlib.contextmanager
+def tracing_for(devices: list) -> Iterator[None]:
+    """Traces as on these devices: what asks JAX for the platform or the device count hears theirs.
+
+    `attention(implementation=None)` and the sizes of tiles follow from these two answers, so that
+    the program is the one that a machine with these devices would compile.
+    """
+    with (
+        mock.patch.object(jax, "default_backend", lambda: devices[0].platform),
+        mock.patch.object(jax, "device_count", lambda: len(devices)),
+    ):
+        yield

@@ -1,0 +1,41 @@
+"""Attention under a mesh of Explicit axes: computed under Auto axes, its result laid out as q.
+
+Under Explicit axes every operation must say how its result is divided. In jax 0.10 that would put a
+sharding into each gather, reshape, scan and loop carry of the engines; GSPMD finds them all.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
+
+def under_auto_axes(f: Callable) -> Callable:
+    """Wraps f(q, k, v, **options): [*B, T, H, E] → [*B, T, H, F] so that it runs under Auto axes.
+
+    The result is divided as q is, and whole in its width. Without Explicit axes nothing changes.
+    """
+
+    @functools.wraps(f)
+    def run(q, k, v, **options):
+        if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+            return f(q, k, v, **options)
+        # What is no array of JAX goes around: it has no sharding, and may be known.
+        arrays = {n: x for n, x in options.items() if _has_arrays(x)}
+        rest = {n: x for n, x in options.items() if n not in arrays}
+        spec: Any = jax.typeof(q).sharding.spec
+        layout = PartitionSpec(*spec[:-1], None)
+
+        def inner(qkv, arrays):
+            return f(*qkv, **arrays, **rest)
+
+        auto: Any = jax.sharding.auto_axes(inner, out_sharding=layout)
+        return auto((q, k, v), arrays)
+
+    return run
+
+
+def _has_arrays(x) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))

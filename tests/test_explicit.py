@@ -1,0 +1,111 @@
+"""Every encoding under Explicit axes, where JAX asks each operation how its result is divided."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests import util
+from tests.util import CASES, SINGLE, T
+
+SPLIT = P("data", None, "model", None)  # q, k and v: batch and heads
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh():
+    made = jax.make_mesh(
+        (2, 2), ("data", "model"), (AxisType.Explicit,) * 2, devices=jax.devices()[:4]
+    )
+    with jax.set_mesh(made):
+        yield made
+
+
+def given(case, place):
+    """Parameters, q, k, v, positions and segments, each through place(array, spec)."""
+    params = jax.tree.map(lambda x: place(x, P()), util.random_params(case.encoding))
+    qkv = [place(x, SPLIT) for x in util.inputs()]
+    shape = util.B, T
+    positions = util.spread(case, util.contiguous(*shape)[::-1])
+    segments = np.repeat(np.asarray([[0, 1, -1], [1, 1, 2]], np.int32), [6, 5, 2], axis=1)
+    return params, qkv, place(positions, P("data")), place(segments, P("data"))
+
+
+def outcome(case, engine, explicit, params, qkv, positions, segments):
+    """Output and every gradient."""
+
+    def f(params, qkv):
+        places = positions if explicit or case.encoding.axes > 1 else None
+        return util.layer(case, params, *qkv, places, segments, implementation=engine)
+
+    out, pull = jax.vjp(f, params, qkv)
+    return out, pull(out)
+
+
+def engines(case):
+    return ("dense",) if case.encoding.overrides("rescore") else ("dense", "tiled")
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_attention_and_its_gradients_trace_under_explicit_axes(case, mesh):
+    def abstract(x, spec):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    for engine in engines(case):
+        run = functools.partial(outcome, case, engine, engine == "dense")
+        out, (_, grads) = jax.eval_shape(run, *given(case, abstract))
+        assert out.sharding.spec == SPLIT
+        assert {x.sharding.spec for x in grads} == {SPLIT}
+
+
+@pytest.mark.parametrize("case", SINGLE, ids=repr)
+def test_slots_trace_under_explicit_axes(case, mesh):
+    """Called by themselves, on positions divided over the batch."""
+    enc, axes = case.encoding, (case.encoding.axes,) * (case.encoding.axes > 1)
+
+    def place(shape, spec, dtype="int32"):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    at = place((util.B, T, *axes), P("data"))
+    away = place((util.B, T, T, *axes), P("data"))
+    x = place((util.B, T, util.DIMS.width), P("data"), "float32")
+    q = place((util.B, T, util.H, util.E), SPLIT, "float32")
+    params = jax.eval_shape(lambda: util.random_params(enc))
+    params = jax.tree.map(lambda x: place(x.shape, P(), x.dtype), params)
+
+    def data(f, *args, axis=0):
+        for found in jax.tree.leaves(jax.eval_shape(f, params, *args)):
+            assert found.sharding.spec[axis] == "data"
+
+    data(enc.embed, x, at)
+    data(enc.rotate_q, q, at)
+    data(enc.rotate_k, q, at)
+    data(enc.state, x)
+    slots = "relative_keys", "relative_queries", "relative_values", "relative_state"
+    for slot in slots:
+        data(getattr(enc, slot), away, axis=1)
+    data(lambda p, d: enc.distance_bias(p, d, util.DIMS), away, axis=1)
+    data(lambda p, q, k: enc.bias(p, q, k, util.DIMS), at, at)
+
+
+KINDS = (
+    "learned(length=40) shaw+rope t5+rope deberta(buckets=4,max_distance=7,causal=False) alibi fox"
+)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in KINDS.split()], ids=repr)
+def test_explicit_axes_give_what_no_mesh_gives(case, mesh):
+    def put(x, spec):
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    for engine in engines(case):
+        run = util.jit(functools.partial(outcome, case, engine, False))
+        got = run(*given(case, put))
+        assert got[0].sharding.spec == SPLIT
+        with jax.set_mesh(jax.sharding.Mesh(jax.devices()[:1], ("x",))):
+            want = util.jit(functools.partial(outcome, case, engine, False))(
+                *given(case, lambda x, _: x)
+            )
+        util.assert_close(got, want, 1e-5)

@@ -1,0 +1,223 @@
+"""Several processes train as one does: real ones, each with two virtual CPU devices."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import launch
+from experiments import train as program
+from pe_jax.training import config as configs
+from pe_jax.training import sharding
+from pe_jax.training.config import MeshConfig
+from pe_jax.training.step import Trainer
+from tests.processes import get_config, noted
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def by_flags(port: int, count: int, number: int) -> tuple[list[str], dict[str, str]]:
+    """How a process learns of the others: flags, and variables."""
+    where = f"localhost:{port}"
+    return [f"--coordinator={where}", f"--processes={count}", f"--process={number}"], {}
+
+
+def by_slurm(port: int, count: int, number: int) -> tuple[list[str], dict[str, str]]:
+    names = {"JOB_ID": 7, "STEP_NODELIST": "localhost", "NTASKS": count, "PROCID": number}
+    names |= {"LOCALID": number, "STEP_NUM_NODES": 1}
+    variables = {f"SLURM_{name}": str(value) for name, value in names.items()}
+    return [], variables | {"JAX_COORDINATOR_PORT": str(port)}
+
+
+def together(folder, count: int, told, *given: str) -> list[list]:
+    """Runs the program in `count` processes; the rows that each has read, by step."""
+    port, started, fields = free_port(), [], (f"workdir={folder}", *given)
+    outputs = [folder.parent / f"{folder.name}-{count}-{number}.json" for number in range(count)]
+    here = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    here["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir or ""
+    for number, output in enumerate(outputs):
+        flags, variables = told(port, count, number)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.processes",
+            str(output),
+            f"--config.workdir={folder}",
+        ]
+        started.append(
+            subprocess.Popen(
+                [*command, *flags, *(f"--config.{field}" for field in fields)],
+                cwd=ROOT,
+                env=os.environ | here | variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        texts = [process.communicate(timeout=1500)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, text in zip(started, texts, strict=True):
+        assert process.returncode == 0, text[-3000:]
+    return [json.loads(output.read_text()) for output in outputs]
+
+
+def alone(folder, patch, devices: int, **fields) -> list:
+    """Runs the program here, on the first so many devices; the rows it has read, by step."""
+    make, rows = sharding.make_mesh, []
+    with patch.context() as during:
+        during.setattr(sharding, "make_mesh", lambda c: make(c, jax.devices()[:devices]))
+        during.setattr(Trainer, "put", noted(rows))
+        program.main(dataclasses.replace(get_config(), workdir=str(folder), **fields))
+    return rows
+
+
+def losses(folder) -> list[float]:
+    rows = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [*range(1, len(rows) + 1)]  # written by one of them
+    return [row["loss"] for row in rows]
+
+
+def reopen(folder) -> None:
+    """Forgets that the run was finished, so that more steps continue it."""
+    for name in ("evaluation.json", "config.json"):
+        (folder / name).unlink()
+
+
+def by_step(parts: list[list]) -> list:
+    """The rows of all parts by step, sorted; processes that have read the same ones count once."""
+    distinct = [json.loads(part) for part in {json.dumps(part) for part in parts}]
+    return [sorted(sum(step, [])) for step in zip(*distinct, strict=True)]
+
+
+def compare(tmp_path, patch, count: int, mesh: MeshConfig, other: MeshConfig) -> None:
+    """Two steps by many processes and two more by one, and the other way round, on other meshes."""
+    many, one, devices = tmp_path / "many", tmp_path / "one", 2 * count
+    axes = lambda mesh: [f"mesh.{a}={n}" for a, n in dataclasses.asdict(mesh).items()]  # noqa: E731
+    parts = together(many, count, by_flags, *axes(mesh))
+    rows = alone(one, patch, devices, mesh=mesh)
+    np.testing.assert_allclose(losses(many), losses(one), rtol=1e-5)
+    assert [len(step) for part in parts for step in part] == [8 // count] * 2 * count
+    assert by_step(parts) == by_step([rows])  # so the parts share no row
+    found = [json.loads((f / "evaluation.json").read_text())["losses"] for f in (many, one)]
+    want = found[1]["non-overlapping"]["12"]
+    np.testing.assert_allclose(found[0]["non-overlapping"]["12"], want, rtol=1e-5)
+
+    reopen(many)
+    reopen(one)
+    rows = alone(many, patch, devices, mesh=other, steps=4)
+    parts = together(one, count, by_slurm, "steps=4", *axes(other))
+    np.testing.assert_allclose(losses(one), losses(many), rtol=1e-5)
+    assert len({*losses(one)}) == 4
+    assert len(rows) == 2 and by_step(parts) == by_step([rows])  # model runs across processes
+    assert {len(step) for part in parts for step in part} == {8 // other.data}
+
+
+def test_two_processes_train_as_one_and_either_continues_the_other(tmp_path, monkeypatch):
+    compare(tmp_path, monkeypatch, 2, MeshConfig(data=2, model=2), MeshConfig(data=1, model=4))
+
+
+@pytest.mark.slow
+def test_four_processes_train_as_one_and_either_continues_the_other(tmp_path, monkeypatch):
+    compare(tmp_path, monkeypatch, 4, MeshConfig(data=2, fsdp=4), MeshConfig(data=2, model=4))
+
+
+class Rows:
+    """A sharding whose devices here hold these parts of a batch."""
+
+    def __init__(self, *held: int):
+        self.held = held
+
+    def addressable_devices_indices_map(self, shape):
+        return {n: (slice(part, part + 1),) for n, part in enumerate(self.held)}
+
+
+@pytest.mark.parametrize("held, found", [((0, 1), (0, 2)), ((2, 2), (2, 4)), ((3, 2), (1, 2))])
+def test_a_process_reads_the_part_of_a_batch_that_its_devices_hold(monkeypatch, held, found):
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2), jax.devices()[:4])
+    assert sharding.data_shard(mesh) == (0, 1)
+    monkeypatch.setattr(sharding, "batch_sharding", lambda mesh: Rows(*held))
+    assert sharding.data_shard(mesh) == found
+    for wrong in ((0, 2), (1, 2), (0, 1, 2)):
+        monkeypatch.setattr(sharding, "batch_sharding", lambda mesh, wrong=wrong: Rows(*wrong))
+        with pytest.raises(ValueError, match="neighbouring parts"):
+            sharding.data_shard(mesh)
+
+
+# Detection: what is no cluster is told from what is a cluster with a mistake.
+
+
+ASK = """
+from experiments import launch
+with launch.one_line_errors():
+    launch.join(None, None, None)
+print("alone")
+"""
+
+
+@pytest.mark.parametrize(
+    "number, status, said", [(None, 0, "alone"), (2, 2, "error: process_id and num_processes")]
+)
+def test_no_cluster_is_no_error_and_a_cluster_with_a_mistake_is_one(number, status, said):
+    variables = {} if number is None else by_slurm(free_port(), 2, number)[1]
+    found = subprocess.run(
+        [sys.executable, "-c", ASK], cwd=ROOT, env=os.environ | variables, capture_output=True
+    )
+    lines = (found.stdout + found.stderr).decode().splitlines()
+    assert found.returncode == status and lines[-1].startswith(said), lines
+
+
+def test_only_the_message_that_there_is_no_cluster_is_passed_over(monkeypatch):
+    calls, says = [], ["coordinator_address should be defined."]
+
+    def initialize(*args, **kwargs):
+        calls.append((args, kwargs))
+        raise ValueError(says[0])
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    launch.join(None, None, None)
+    with pytest.raises(ValueError, match="coordinator_address"):  # it was given: a real error
+        launch.join("here:1", 2, 0)
+    says[0] = "Number of processes must be defined."
+    with pytest.raises(ValueError, match="Number of processes"):
+        launch.join(None, None, None)
+    how = {"initialization_timeout": launch.WAIT, "heartbeat_timeout_seconds": launch.SILENCE}
+    explicit = (("here:1", 2, 0), {"cluster_detection_method": "deactivate", **how})
+    assert calls == [((), how), explicit, ((), how)]
+    for given, missing in (((None, 2, 0), "coordinator"), (("here:1", 2, None), "process")):
+        with pytest.raises(ValueError, match=f"--{missing} is missing: pass all of --coordinator"):
+            launch.join(*given)
+    assert len(calls) == 3
+
+
+def test_the_flags_of_every_launch_in_the_map_exist():
+    text = (ROOT / "WORKSPACE.md").read_text().partition("## Launch")[2]
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    commands = re.findall(r"-m experiments\.(\w+)((?: +\\\n| +--[^ \n\"]+)+)", "\n".join(blocks))
+    assert len(commands) == 4 and {name for name, _ in commands} == {"train"}
+    known = {"config", "encoding", *launch.JOIN}
+    for _, given in commands:
+        for name, value in re.findall(r"--([\w.]+)=(\S+)", given):
+            if name.startswith("config."):
+                field = configs.find(configs.Config(), name.removeprefix("config."))
+                assert field is not None, name
+                assert field.metadata["ok"](type(field.default)(value))
+            else:
+                assert name in known, name
+                assert name != "config" or (ROOT / value).exists()

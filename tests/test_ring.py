@@ -1,0 +1,341 @@
+"""Ring attention: several devices that share the tokens of a row give what one device gives."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import pe_jax
+from pe_jax import positions as pos
+from pe_jax.engines import plan
+from pe_jax.engines.dense import Rules
+from pe_jax.engines.layout import IN_ORDER
+from pe_jax.engines.ring import Ring
+from pe_jax.training import sharding
+from pe_jax.training.config import EvalConfig, MeshConfig
+from pe_jax.training.evaluate import Evaluator
+from pe_jax.training.step import Trainer
+from tests import test_training as training
+from tests import tiny, util
+from tests.util import DIMS, SINGLE, SUMS, B, Case, E, H, K, assert_close, flat, noise
+
+T = 48  # on four devices: twelve tokens each, in four tiles of three
+IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
+CASES = [c for c in SINGLE + SUMS if not c.encoding.overrides("rescore")]
+KINDS = "learned shaw transformer_xl t5 deberta alibi tupe fox wavlm rerope".split()
+SLOW = pytest.mark.slow
+T5 = "t5(num_buckets=6,max_distance=9)"
+
+
+@functools.cache
+def mesh(**axes: int):
+    count = int(np.prod(list(axes.values())))
+    kinds = (AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), kinds, devices=jax.devices()[:count])
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """Makes few tokens many tiles."""
+    util.small_tiles(monkeypatch, blocks=(3, 3), sub_blocks=(1,))
+    monkeypatch.setattr(plan, "alone", lambda: False)
+
+
+def case_of(spec: str, causal: bool = True) -> Case:
+    (encoding,) = pe_jax.parse(spec)
+    return Case(spec, encoding, causal)
+
+
+def outcome(case: Case, own: Ring | None, places=None, ids=None, kv_heads: int = K, **options):
+    """Output and gradients of parameters, q, k and v, in order; without a ring it is dense."""
+    enc, rows = case.encoding, own or IN_ORDER
+    params = util.random_params(enc)
+    qkv = [jnp.asarray(noise(B, T, n, E, seed=s)) for s, n in enumerate((H, kv_heads, kv_heads))]
+    cotangent = noise(B, T, H, E, seed=9)
+    if places is None and enc.axes > 1:
+        places = np.broadcast_to(util.spread(case, np.arange(T, dtype=np.int32)), (B, T, enc.axes))
+    lay = lambda x: x if x is None else rows.spread(jnp.asarray(x))  # noqa: E731
+
+    def f(params, q, k, v):
+        if enc.overrides("embed"):
+            at = jnp.arange(T) if ids is None else pos.per_segment(ids)
+            at = at if places is None else jnp.asarray(places)
+            q = enc.embed(params, flat(q), at).reshape(q.shape)
+        out = pe_jax.attention(
+            *map(lay, (q, k, v)),
+            encoding=enc,
+            params=params,
+            x=lay(flat(q)),
+            q_positions=lay(places),
+            q_segments=lay(ids),
+            causal=case.causal,
+            implementation=own or "dense",
+            **options,
+        )
+        return rows.restore(out)
+
+    def run(params, *qkv):
+        out, pull = jax.vjp(f, params, *qkv)
+        return out, pull(cotangent)
+
+    return util.jit(run)(params, *qkv)
+
+
+def check(case: Case, own: Ring, **given) -> None:
+    assert_close(outcome(case, own, **given), outcome(case, None, **given), 2e-5)
+
+
+SHARED = [  # by each way to evaluate a scheme
+    pytest.param(spec, marks=SLOW)
+    for spec in ("alibi", "transformer_xl", "tupe(length=40)+rope", "wavlm+fox", "self_extend")
+]
+
+# Every scheme.
+
+
+def marked(case: Case):
+    first = next(c for c in CASES if type(c.encoding) is type(case.encoding))
+    fast = case == first and case.name.partition("(")[0] in KINDS
+    return pytest.param(case, id=case.name, marks=() if fast else SLOW)
+
+
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
+def test_a_ring_is_one_device_forward_and_backward(tiles, case):
+    """Packed rows, grouped heads, padding: the last device sees nothing of any."""
+    check(case, Ring(mesh(seq=4), balanced=case.causal), ids=IDS)
+
+
+@SLOW
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_ring_takes_positions_that_are_not_contiguous(tiles, case):
+    places = np.sort(np.random.default_rng(0).integers(0, 12, (B, T)), axis=1).astype(np.int32)
+    check(case, Ring(mesh(seq=4)), places=util.spread(case, places))
+
+
+@SLOW
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("spec", [T5, "transformer_xl", "shaw(clip=3)+fox+rope"])
+def test_on_any_number_of_devices(tiles, spec, devices, causal):
+    for balanced in (True, False):
+        check(case_of(spec, causal), Ring(mesh(seq=devices), balanced=balanced))
+
+
+WINDOWED = [T5, "nope", "alibi", "transformer_xl", "rerope"]
+WINDOWS = [{"window": 14, "sinks": 2}, {"window": 8}, {"window": 1}]
+
+
+@pytest.mark.parametrize(
+    "spec, balanced, window",
+    [
+        pytest.param(spec, balanced, window, marks=() if not (n or m) and balanced else SLOW)
+        for n, spec in enumerate(WINDOWED)
+        for balanced in (True, False)
+        for m, window in enumerate(WINDOWS)
+    ],
+)
+def test_windows_and_sinks(tiles, spec, balanced, window):
+    check(case_of(spec), Ring(mesh(seq=4), balanced=balanced), ids=IDS, **window)
+
+
+def test_blocks_that_do_not_fill_their_tiles(tiles, monkeypatch):
+    """Six tokens a block in tiles of four: bands do not fit, and tokens are padded."""
+    monkeypatch.setattr(plan, "block_sizes", lambda *_: (4, 4))
+    check(case_of(f"{T5}+shaw(clip=3)"), Ring(mesh(seq=4)))
+
+
+@pytest.mark.parametrize("spec", [f"shaw(clip=3)+{T5}", *SHARED])
+def test_rows_and_heads_are_shared_too(tiles, spec):
+    axes = mesh(data=2, seq=2, model=2)
+    check(case_of(spec), Ring(axes, batch=("data",), heads="model"), ids=IDS)
+
+
+def test_half_precision_is_near_full_precision(tiles):
+    (encoding,) = pe_jax.parse("t5+rope")
+    own, params = Ring(mesh(seq=8)), util.random_params(encoding)
+    qkv = [jnp.asarray(noise(B, T, n, E, seed=n), jnp.bfloat16) for n in (H, K, K)]
+
+    def grads(engine, *qkv):
+        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=engine)
+        loss = lambda p, *x: jnp.sin(f(*x, params=p).astype(jnp.float32)).sum()  # noqa: E731
+        return jax.grad(loss, (0, 1, 2, 3))(params, *qkv)
+
+    laid = [own.spread(x) for x in qkv]
+    low, full = util.jit(functools.partial(grads, own))(*laid), grads("dense", *qkv)
+    assert [x.dtype for x in low[1:]] == [jnp.bfloat16] * 3
+    low = low[0], *map(own.restore, low[1:])
+    assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), low), full, 0.03)
+
+
+# Where tokens lie.
+
+
+def test_rows_are_spread_and_restored():
+    own = Ring(mesh(seq=4))
+    assert own.order(16).tolist() == [0, 1, 14, 15, 2, 3, 12, 13, 4, 5, 10, 11, 6, 7, 8, 9]
+    rows = noise(2, 48, 3)
+    np.testing.assert_array_equal(own.spread(rows), rows[:, own.order(48)])
+    np.testing.assert_array_equal(own.restore(own.spread(rows)), rows)
+    assert own.spread(rows).sharding.spec == PartitionSpec(None, "seq")
+    places = own.restore(own.per_segment(own.spread(IDS)))
+    np.testing.assert_array_equal(places, pos.per_segment(IDS))
+
+
+def test_balanced_devices_see_equally_many_pairs():
+    for balanced, equal in ((True, True), (False, False)):
+        index = np.asarray(Ring(mesh(seq=4), balanced=balanced).order(64)).reshape(4, 16)
+        pairs = (index + 1).sum(1)
+        assert (np.ptp(pairs) == 0) == equal
+
+
+@pytest.mark.parametrize("spec", ["fox", "wavlm+cable"])
+def test_sums_over_tokens_are_those_of_the_row_in_order(spec):
+    (encoding,) = pe_jax.parse(spec)
+    own, params, x = Ring(mesh(seq=4)), util.random_params(encoding), noise(B, 48, DIMS.width)
+    found = own.restore(own.state(encoding, params, own.spread(x)))
+    assert_close(found, encoding.state(params, x), 1e-6)
+
+
+def hops(window, sinks=0, causal=True, balanced=False, devices=8, length=64) -> int:
+    rules = Rules(pe_jax.Encoding(), DIMS, causal, window, True, True, sinks)
+    return Ring(mesh(seq=devices), balanced=balanced).hops(rules, length)
+
+
+def test_the_ring_ends_at_the_farthest_device_that_a_window_reaches():
+    index = np.arange(64)
+    for window in (1, 2, 9, 10, 17, 18, 64, 99):
+        ahead = index[:, None] - index
+        device, other = ((ahead >= 0) & (ahead < window)).nonzero()
+        assert hops(window) == (device // 8 - other // 8).max()
+    assert hops(None) == hops(None, balanced=True) == hops(2, causal=False) == 7
+    assert hops(2, sinks=1) == 7 and hops(None, devices=1) == 0
+
+
+def sends(own: Ring, **options) -> int:
+    """How often anything travels in a forward and backward pass, loops counted by their length."""
+    q = jnp.ones((1, 64, 4, 8))
+    f = lambda x: pe_jax.attention(x, x, x, implementation=own, **options).sum()  # noqa: E731
+
+    def count(jaxpr, times: int) -> int:
+        total = 0
+        for eqn in jaxpr.eqns:
+            total += times * (eqn.primitive.name == "ppermute")
+            more = times * eqn.params.get("length", 1)
+            leaves = jax.tree.leaves(
+                tuple(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+            )
+            inner = [getattr(x, "jaxpr", x) for x in leaves]
+            total += sum(count(x, more) for x in inner if hasattr(x, "eqns"))
+        return total
+
+    return count(jax.make_jaxpr(jax.grad(f))(q).jaxpr, 1)
+
+
+def test_hops_beyond_a_window_are_not_sent():
+    own = Ring(mesh(seq=8), balanced=False)
+    near, far, whole = (sends(own, window=w) for w in (9, 17, None))
+    assert 0 < near < far < whole / 2
+    assert sends(own, window=1) == 0
+
+
+def temporaries(devices: int, spec: str = "rope", length: int = 4096, width: int = 64) -> int:
+    """Bytes a device takes for a forward and backward pass besides inputs and outputs."""
+    own, (encoding,) = Ring(mesh(seq=devices)), pe_jax.parse(spec)
+    place = NamedSharding(own.mesh, PartitionSpec(None, "seq"))
+    q = jax.ShapeDtypeStruct((1, length, H, width), jnp.float32, sharding=place)
+    dims = pe_jax.Dims(H * width, H, H, width)
+    params = jax.eval_shape(lambda: util.random_params(encoding, dims))
+
+    def loss(params, q, k, v):
+        attend = functools.partial(pe_jax.attention, encoding=encoding, params=params)
+        return (attend(q, k, v, implementation=own) ** 2).sum()
+
+    grads = util.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+    return grads.lower(params, q, q, q).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_falls_with_the_number_of_devices(monkeypatch):
+    monkeypatch.setattr(plan, "block_sizes", lambda *_: (64, 64))
+    assert temporaries(8) < 0.4 * temporaries(2)
+
+
+# The model and its training.
+
+
+def trained(spec: str, **axes: int) -> Trainer:
+    devices = int(np.prod(list(axes.values())))
+    config = MeshConfig(**{"data": 1, **axes})
+    grid = sharding.make_mesh(config, jax.devices()[:devices])
+    options = spec if isinstance(spec, dict) else {"encoding": spec}
+    model = tiny.config(**options)
+    return Trainer(model, training.OPTIMIZER, training.STEPS, grid)
+
+
+@pytest.mark.parametrize(
+    "spec, axes",
+    [
+        (f"fox+{T5}", {"data": 2, "seq": 2, "model": 2}),
+        pytest.param("learned(length=40)+rope", {"data": 2, "fsdp": 2, "seq": 2}, marks=SLOW),
+        pytest.param("transformer_xl", {"seq": 2, "model": 2}, marks=SLOW),
+        pytest.param({"encoding": "rope,nope", "window": 5}, {"seq": 4}, marks=SLOW),
+        pytest.param({"encoding": "tupe(length=40)", "remat": True}, {"seq": 2}, marks=SLOW),
+    ],
+    ids=str,
+)
+def test_a_ring_trains_as_one_device_does(spec, axes):
+    _, got = training.steps(trained(spec, **axes), 2)
+    _, want = training.steps(trained(spec), 2)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_a_ring_is_evaluated_as_one_device_is():
+    config = EvalConfig(lengths=(8,), stride=8, windows=2, batch_tokens=16)
+    rows = tiny.tokens(2, 9)
+    found = []
+    for axes in ({"data": 1}, {"seq": 4}):
+        one = trained(T5, **axes)
+        params = jax.device_put(tiny.like(one.shapes), one.shardings.params)
+        found.append(Evaluator(one, config).run(params, rows))
+    assert_close(found[1], found[0])
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    "model, seq, lengths, words",
+    [
+        ({}, 2, {"length": 10}, ("length=10", "4 blocks", "a multiple of 4", "[1, 5]")),
+        ({"window": 3}, 4, {"eval.lengths: 6": 6}, ("eval.lengths: 6=6", "[1, 2, 3, 6]")),
+        ({"encoding": "cope"}, 2, {"length": 8}, ("mesh.seq=2: CoPE needs whole rows",)),
+        ({"attention": "dense"}, 2, {"length": 8}, ("model.attention='dense'", "'auto'")),
+        ({}, 2, None, ("mesh.seq=2: these rows are not shared", "mesh.seq=1")),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(model, seq, lengths, words):
+    grid = sharding.make_mesh(MeshConfig(data=1, seq=seq), jax.devices()[:seq])
+    with pytest.raises(ValueError) as info:
+        sharding.check_fits(tiny.config(**model), 8, grid, lengths)
+    assert all(word in str(info.value) for word in words), str(info.value)
+
+
+def test_a_call_that_does_not_fit_is_refused():
+    q, own = jnp.ones((3, 16, 4, 8)), Ring(mesh(data=2, seq=4), batch=("data",))
+    attend = functools.partial(pe_jax.attention, implementation=own)
+    with pytest.raises(ValueError, match="3 rows: must divide over the mesh axes"):
+        attend(q, q, q)
+    with pytest.raises(ValueError, match="12 tokens: must divide into 8 blocks"):
+        attend(*(q[:2, :12],) * 3)
+    with pytest.raises(ValueError, match="q_index='given': leave it out"):
+        attend(q[:2], q[:2], q[:2], q_index=np.arange(16))
+    with pytest.raises(ValueError, match="16 queries and 8 keys"):
+        places = {"q_positions": np.arange(16), "k_positions": np.arange(8)}
+        attend(q[:2], q[:2, :8], q[:2, :8], **places)
+    cope = pe_jax.make("cope")
+    with pytest.raises(ValueError, match="CoPE needs whole rows of scores: leave out the ring"):
+        attend(q[:2], q[:2], q[:2], encoding=cope, params=util.random_params(cope))
+    with pytest.raises(ValueError, match="mesh axis='rows': use"):
+        Ring(mesh(seq=4), axis="rows")

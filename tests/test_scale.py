@@ -1,0 +1,230 @@
+"""Compiling for slices that are not there: what is read off a program, and the plan made of it."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.scale import get_config
+from experiments import compile_tpu, flops, hlo, scale, target
+from pe_jax.models.transformer import ModelConfig
+from pe_jax.training import sharding
+from pe_jax.training.config import MeshConfig
+from tests import tiny
+from tests.test_tpu import lowered
+
+# As libtpu writes a module: computations before their callers, three notations of groups.
+TEXT = """\
+HloModule jit_f, is_scheduled=true
+
+%inner (p: bf16[8,4]) -> bf16[8,4] {
+  %p = bf16[8,4]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  ROOT %exp = bf16[8,4]{1,0} exponential(%p), backend_config={"estimated_cycles":"7777"}
+}
+
+%all-reduce-scatter.1 (p.1: bf16[8,4]) -> bf16[4,4] {
+  %all-reduce.8 = bf16[8,4]{1,0:T(8,128)(2,1)} all-reduce(%p.1), replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %slice = bf16[4,4]{1,0} dynamic-slice(%all-reduce.8)
+}
+
+%tile (arg: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
+  %fusion.9 = bf16[8,4]{1,0} fusion(%x), kind=kLoop, calls=%inner, backend_config={"estimated_cycles":"100"}
+  ROOT %tuple.1 = (s32[], bf16[8,4]{1,0}) tuple(%i, %fusion.9)
+}
+
+%tile_end (arg.1: (s32[], bf16[8,4])) -> pred[] {
+  ROOT %lt = pred[]{:T(512)} compare(%i.1, %end), direction=LT
+}
+
+%layer (arg.2: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
+  %gather = bf16[16,4]{1,0} all-gather(%y), replica_groups=[2,4]<=[8], dimensions={0}
+  %while.2 = (s32[]{:T(128)}, bf16[8,4]{1,0}) while(%t), condition=%tile_end, body=%tile
+  %while.3 = (s32[]{:T(128)}, bf16[8,4]{1,0}) while(%while.2), condition=%tile_end, body=%tile
+  %fusion.4 = bf16[4,4]{1,0} fusion(%z), kind=kCustom, calls=%all-reduce-scatter.1
+  ROOT %tuple.2 = (s32[], bf16[8,4]{1,0}) tuple(%i, %g)
+}
+
+%layer_end (arg.3: (s32[], bf16[8,4])) -> pred[] {
+  %constant.2 = s32[]{:T(128)} constant(20)
+  ROOT %lt.1 = pred[]{:T(512)} compare(%i.2, %constant.2), direction=LT
+}
+
+ENTRY %main (p.2: bf16[8,4]) -> bf16[8,4] {
+  %while.1 = (s32[]{:T(128)}, bf16[8,4]{1,0}) while(%t.1), condition=%layer_end, body=%layer
+  %start = (f32[4]{0}, f32[8]{0}) all-gather-start(%q), replica_groups=mesh['a'=2,'b'=4] {'a'}
+  ROOT %sum = f32[8]{0} all-reduce(%q), replica_groups=[1,4]<=[4], to_apply=%add
+}
+"""  # noqa: E501
+
+
+def test_what_runs_in_loops_counts_as_often_as_it_runs():
+    found = hlo.summarize(TEXT, (3, 2))
+    assert (found.loops, found.unknown) == (2, 0)
+    assert found.cycles == 20 * (3 + 2) * 100  # and what is fused has no cycles of its own
+    as_tuples = {k: dataclasses.astuple(c) for k, c in found.collectives.items()}
+    assert as_tuples == {
+        "all-gather": (21, 20 * 128 + 32, 20 * 128 * 3 / 4 + 32 / 2),
+        "reduce-scatter": (20, 20 * 64, 20 * 64 / 2),
+        "all-reduce": (1, 32, 2 * 32 * 3 / 4),
+    }
+    once = hlo.summarize(TEXT)
+    assert (once.loops, once.unknown, once.cycles) == (2, 2, 20 * 2 * 100)
+    assert hlo.summarize(TEXT, (2,)).unknown == 1
+
+
+def test_products_count_by_the_length_of_a_scan_and_the_turns_of_a_loop():
+    def f(x, n):
+        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, jnp.ones((5, 8, 8)))
+        x = jax.lax.cond(n > 0, lambda x: x, lambda x: x @ x.T @ x, x)
+        x = jax.lax.fori_loop(0, n, lambda i, x: jax.checkpoint(lambda x: x @ jnp.eye(8))(x), x)
+        return jax.lax.fori_loop(0, n, lambda i, x: x @ jnp.eye(8), x)
+
+    traced = jax.jit(f).trace(jax.ShapeDtypeStruct((4, 8), jnp.float32), 3)
+    one = 2 * 4 * 8 * 8
+    branch = 2 * 2 * 4 * 4 * 8
+    assert flops.count(traced.jaxpr, (7, 2)) == (5 * one + branch + (7 + 2) * one, 0)
+    assert flops.count(traced.jaxpr) == (5 * one + branch + 2 * one, 0)
+
+
+@pytest.mark.parametrize("spec, declared", [("alibi", True), ("rope", False)])
+def test_kernels_count_by_what_they_declare_or_by_their_grid(spec, declared):
+    traced = lowered(spec, 2048, False)  # 8 heads of 64, blocks of 512: 10 of 16 tiles are visited
+    whole, tile = 16 * 8, 4 * 512 * 512 * 64
+    found = flops.count(traced.jaxpr, (), 10 / 16)
+    np.testing.assert_allclose(found.kernels, 10 / 16 * whole * tile, rtol=0.05)
+    everything = flops.count(traced.jaxpr)
+    assert (everything == found) == declared
+
+
+def whole_and_partial(length: int, rows: int, columns: int, window: int = 0):
+    """Tiles a row, on the mean, in which every pair is seen, and in which some are."""
+    i, j = np.arange(length)[:, None], np.arange(length)[None]
+    seen = (j <= i) & ((i - j < window) if window else True)
+    tiles = seen.reshape(length // rows, rows, length // columns, columns)
+    whole = tiles.all((1, 3))
+    return whole.sum(1).mean(), (tiles.any((1, 3)) & ~whole).sum(1).mean()
+
+
+@pytest.mark.parametrize("spec, window", [("rope", 0), ("rope", 700), ("fox", 0), ("learned", 0)])
+def test_turns_of_the_loops_over_tiles_are_those_of_the_mask(spec, window, monkeypatch):
+    model = ModelConfig(encoding=spec, vocab=9, width=64, heads=4, window=window)
+    devices = [type("Chip", (), {"platform": "tpu"})()] * 4
+    with target.tracing_for(devices):
+        assert (jax.default_backend(), jax.device_count()) == ("tpu", 4)
+        sides = []
+        sizes = compile_tpu.tiled._sizes
+        monkeypatch.setattr(
+            compile_tpu.tiled, "_sizes", lambda *a: sides.append(sizes(*a)[0]) or sizes(*a)
+        )
+        found = compile_tpu.tiles(model, 8, 2048)
+    assert (jax.default_backend(), jax.device_count()) == ("cpu", 8)
+    whole, partial = whole_and_partial(2048, *sides[0], window)
+    np.testing.assert_allclose(sum(found.turns), whole + partial)
+    np.testing.assert_allclose(found.share, (whole + partial) * sides[0][1] / 2048)
+    if spec == "rope":
+        np.testing.assert_allclose(found.turns, (whole, partial))
+
+
+def test_a_program_that_does_not_fit_says_what_it_needs():
+    text = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.10G of 15.75G hbm."
+    assert compile_tpu.refused(text) == {
+        "status": "does not fit",
+        "why": "needs 20.10G of 15.75G a chip",
+    }
+    assert compile_tpu.refused("INTERNAL:\nno")["why"] == "INTERNAL: no"
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5e:16", "v9:2x2", "v5e:16x16;rm", "v5p:"])
+def test_a_slice_that_cannot_be_names_the_fix(name):
+    with pytest.raises(ValueError, match="write CHIP:SHAPE, as v5e:16x16"):
+        target.check(name)
+
+
+def test_caches_are_divided_as_batch_and_heads_are():
+    mesh = sharding.make_mesh(MeshConfig(data=2, model=2), jax.devices()[:4])
+    built, _ = tiny.build(tiny.config("deberta+rope,fox"))
+    cache = jax.eval_shape(lambda: built.init_cache(4, 600))
+    specs = jax.tree.map(lambda s: s.spec, sharding.cache_shardings(cache, mesh))
+    P = jax.sharding.PartitionSpec
+    rows = P(("data", "fsdp"), "model")
+    assert {specs[0].k, specs[0].v, specs[0].k_raw, specs[1].state} == {rows}
+    assert specs[0].positions == P(("data", "fsdp")) and specs[0].length == P()
+
+
+# The plan.
+
+
+def test_every_cell_of_the_plan_is_a_model_that_fits_its_mesh():
+    plan = scale.cells()
+    assert len(set(plan)) == len(plan) and {c.size for c in plan} == {"100M", "1B", "7B"}
+    for cell in plan:
+        config = get_config(cell.size)
+        sizes = dataclasses.asdict(cell.mesh)
+        assert np.prod([*sizes.values()]) == cell.chips, cell
+        mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+        dataclasses.replace(config.model, encoding=cell.encoding).check()
+        sharding.check_fits(config.model, cell.batch, mesh)  # pyright: ignore
+        kind, _, shape = scale.SLICES[cell.chips].partition(":")
+        assert kind in target.CHIPS and np.prod([int(n) for n in shape.split("x")]) == cell.chips
+
+
+def test_the_sizes_are_what_their_names_say():
+    for name, low, high in (("100M", 0.9e8, 1.2e8), ("1B", 0.9e9, 1.2e9), ("7B", 6e9, 7.5e9)):
+        _, shapes = tiny.skeleton(get_config(name).model)
+        assert low < sum(x.size for x in jax.tree.leaves(shapes)) < high
+
+
+def test_the_page_says_in_words_what_has_no_figures(tmp_path):
+    plan = scale.cells()
+    done, short, broken = plan[:3]
+    collective = {"all-gather": {"count": 2.0, "bytes": 3.0 * 2**30, "moved": 1.0}}
+    row = {"status": "ok", "total": 5 * 2**30, "fits": True, "flops": 459e12 / 4}
+    row |= {"compute_seconds": 0.4, "exchange_seconds": 0.1, "collectives": collective}
+    refused = {"status": "does not fit", "why": "needs 120G of 95G a chip"}
+    late = {"status": "does not compile", "why": "took longer than 600 s"}
+    for cell, found in ((done, row), (short, refused), (broken, late)):
+        folder = tmp_path / cell.name
+        folder.mkdir()
+        (folder / "compiled.json").write_text(json.dumps({"programs": [found]}))
+    text = scale.page(plan, tmp_path)
+    assert f"3 of {len(plan)} programs" in text and "not compiled yet" in text
+    assert "| 5.0 | 500 ms | 400 ms | 100 ms | 115 | 50 % | 3 | – | – | – | – |" in text
+    assert "does not fit: needs 120G of 95G a chip" in text and "took longer than 600 s" in text
+
+
+def test_a_sweep_repeats_nothing_and_stops_in_time(tmp_path, monkeypatch):
+    plan, begun = scale.cells()[:3], []
+
+    def compile_cell(cell, folder, limit):
+        begun.append(cell)
+        folder.mkdir(parents=True)
+        (folder / "compiled.json").write_text("{}")
+
+    monkeypatch.setattr(scale, "compile_cell", compile_cell)
+    scale.sweep(plan, tmp_path, 0, 9)
+    assert begun == []
+    scale.sweep(plan[:1], tmp_path, 1, 9)
+    scale.sweep(plan, tmp_path, 1, 9)
+    assert begun == plan
+
+
+def test_training_and_decoding_compile_for_a_slice(tmp_path):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("no libtpu here: pip install -e '.[tpu]', or make tpu")
+    command = [sys.executable, "-m", "experiments.compile_tpu", "--config=configs/smoke.py"]
+    command += ["--topology=v5e:2x2", f"--out={tmp_path}", "--config.length=32"]
+    command += ["--config.mesh.model=2", "--encodings=t5+rope"]
+    found = subprocess.run(command, env=os.environ, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-3000:]
+    rows = json.loads((tmp_path / "compiled.json").read_text())["programs"]
+    assert [row["program"] for row in rows] == ["train", "decode"]
+    for row in rows:
+        assert row["fits"] and row["compute_seconds"] > 0 and row["exchange_seconds"] > 0
+        assert row["loops"]["counted_once"] == 0 and "all-reduce" in row["collectives"]
