@@ -375,7 +375,7 @@ def change(config, **fields):
     return dataclasses.replace(config, **fields)
 
 
-# 35, 36, 37, 44
+# 35, 36, 37, 39, 44
 def test_a_run_with_other_settings_is_refused(config, monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -392,6 +392,12 @@ def test_a_run_with_other_settings_is_refused(config, monkeypatch, capsys, tmp_p
     no(change(config, model={"width": 8}), "model.width=8", made + "16")
     no(change(config, model={"dtype": "bfloat16"}), "model.dtype=", made + "'float32'")
     no(change(config, optimizer={"b1": 0.5}), "optimizer.b1=0.5", made + "0.9")
+    kept = [*(tmp_path / "run" / "checkpoints" / "2").rglob("*")]
+    for path in (max(kept, key=lambda p: p.stat().st_size), kept[0].parent / "meta" / "metadata"):
+        good = path.read_bytes()
+        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        no(config, f"checkpoint 2 is damaged: {path} is not what was saved", "use a new workdir")
+        path.write_bytes(good)
     (tmp_path / "text" / "train" / "a").write_bytes(b"another text " * 20)
     no(config, "corpus=", made)
     os.remove(f"{config.workdir}/config.json")  # the checkpoint knows too

@@ -40,6 +40,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, read_only: bool = False):
         self.folder = folder.absolute()
+        self.checked: set[int] = set()
         writes = not read_only
         options = ocp.CheckpointManagerOptions(create=writes, cleanup_tmp_directories=writes)
         self.manager = ocp.CheckpointManager(self.folder, options=options)
@@ -109,15 +110,18 @@ class Checkpoints:
         return None
 
     def meta(self, step: int) -> dict:
-        """What was saved beside the state."""
+        """What was saved beside the state; raises as `check` does."""
+        self.check(step)
         args = ocp.args.Composite(meta=ocp.args.JsonRestore())
         return self.manager.restore(step, args=args)["meta"]
 
     def check(self, step: int) -> None:
         """Raises ValueError unless the files of a step are those that were saved.
 
-        It names the file and the last good step. Each process reads its part of the files.
+        It names the file and the last good step. Each process reads its part of the files, once.
         """
+        if step in self.checked:
+            return
         try:
             manifest.check(self.path(step), jax.process_index(), jax.process_count())
         except ValueError as error:
@@ -127,6 +131,7 @@ class Checkpoints:
             raise ValueError(
                 f"checkpoint {step} is damaged: {error}; the last good step is {good}; {fix}"
             ) from None
+        self.checked.add(step)
 
     def restore(
         self, step: int, like: Any, data: grain.DatasetIterator | None, meta: dict | None
@@ -143,7 +148,6 @@ class Checkpoints:
           ValueError: a file is damaged, or the step was saved by a run whose steps mean something
             else, naming the difference.
         """
-        self.check(step)
         saved = self.meta(step)
         if meta is not None:
             check_same(saved, meta)
