@@ -107,7 +107,7 @@ def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int):
         jax.ShapeDtypeStruct((batch, heads, length, dims.head_dim), jnp.float32)
         for heads in (dims.heads, dims.kv_heads)
     )
-    (rows, columns), _ = tiled._sizes(way, q, k)
+    (rows, columns), _ = tiled.tile_sizes(way, q, k, tiled.Cuts(devices=jax.device_count()))
     blocks = -(-length // rows), -(-length // columns)
     places = [
         jnp.minimum(jnp.arange(count * side), length - 1)[None]

@@ -130,6 +130,7 @@ def borrowed(kind: type[Encoding]) -> str:
         if inspect.isfunction(value) and value.__module__ == module.__name__
         # what answers with numbers; the others only check
         if not f.startswith("_") and value.__annotations__.get("return") not in (None, bool)
+        if kind is not Encoding  # beside which there are tools for schemes
     ]
     used = ", ".join(f"{name}.{f}" for f in [*free, kind.__name__])
     return f"from pe_jax.encodings import {name}  # {used}"

@@ -206,11 +206,11 @@ def test_runs_take_one_device_each_side_by_side_or_all_in_turn(tmp_path, monkeyp
     monkeypatch.setattr(jax, "devices", lambda: devices)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(sharding, "make_mesh", MAKE_MESH)  # for `shared_programs` has one device
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="absl"):
         each = shared(monkeypatch, tmp_path / "one")
     assert sorted(sum(sum(each.values(), []), []), key=lambda d: d.id) == devices
     assert "4 runs side by side, each on one of 4 × cpu" in caplog.text
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="absl"):
         turns = shared(monkeypatch, tmp_path / "all", devices="all", mesh={"model": 2})
     assert set(map(tuple, sum(turns.values(), []))) == {tuple(devices)} and len(turns) == 4
     assert "Each run takes all of 4 × cpu, one run after the other" in caplog.text

@@ -119,9 +119,9 @@ def test_turns_of_the_loops_over_tiles_are_those_of_the_mask(spec, window, monke
     with target.tracing_for(devices):
         assert (jax.default_backend(), jax.device_count()) == ("tpu", 4)
         sides = []
-        sizes = compile_tpu.tiled._sizes
+        sizes = compile_tpu.tiled.tile_sizes
         monkeypatch.setattr(
-            compile_tpu.tiled, "_sizes", lambda *a: sides.append(sizes(*a)[0]) or sizes(*a)
+            compile_tpu.tiled, "tile_sizes", lambda *a: sides.append(sizes(*a)[0]) or sizes(*a)
         )
         found = compile_tpu.tiles(model, 8, 2048)
     assert (jax.default_backend(), jax.device_count()) == ("cpu", 8)

@@ -122,6 +122,7 @@ def attention(
             f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
         )
     positions = _both(encoding, q, k, q_positions, k_positions)
+    _check_causal(encoding, causal)
     _check_names(encoding, params, dims)
     layout = _layout(implementation, q_index, k_index, q, k)
     at = positions or (layout.order(q.shape[-3]),) * 2
@@ -190,9 +191,7 @@ def attend(
     of either side (None: as `q_state`, if T = S).
     """
     check_window(window, sinks)
-    require_bool("causal", causal)
-    fix = f"{type(encoding).__name__} is for causal attention alone"
-    require(causal or not encoding.causal_only, "causal", causal, fix)
+    _check_causal(encoding, causal)
     _check_shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)
@@ -341,6 +340,12 @@ def _shapes(encoding: Encoding, dims: Dims) -> Params:
 def _names(tree: Any) -> set[str]:
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths}
+
+
+def _check_causal(encoding: Encoding, causal: bool) -> None:
+    require_bool("causal", causal)
+    fix = f"{type(encoding).__name__} is for causal attention alone"
+    require(causal or not encoding.causal_only, "causal", causal, fix)
 
 
 def _check_names(encoding: Encoding, params: Params, dims: Dims) -> None:

@@ -317,7 +317,7 @@ def choose(rules: Rules, params: Params, factored: bool = False) -> type[Terms]:
     return Windows if enc.horizon() is None else Bands
 
 
-def _sizes(way: type[Terms], q, k, cuts: Cuts) -> tuple[tuple[int, int], Groups]:
+def tile_sizes(way: type[Terms], q, k, cuts: Cuts) -> tuple[tuple[int, int], Groups]:
     """Rows and columns of a tile, and the groups."""
     (batch, heads, queries, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
     queries, keys = queries // cuts.parts, keys // cuts.parts
@@ -337,7 +337,7 @@ def prepare(rules: Rules, way: type[Terms], operands: dict, q: Tokens, k: Tokens
     Returns:
       Setup, operands whose parts fill whole tiles (q scaled), and the tokens of either side.
     """
-    (rows, columns), groups = _sizes(way, operands["q"], operands["k"], cuts)
+    (rows, columns), groups = tile_sizes(way, operands["q"], operands["k"], cuts)
     queries, keys = (operands[n].shape[2] // cuts.parts for n in "qk")
     blocks = cuts.runs * -(-queries // rows), cuts.runs * -(-keys // columns)
     lengths = blocks[0] * rows // cuts.runs, blocks[1] * columns // cuts.runs

@@ -53,7 +53,8 @@ def command(monkeypatch, tmp_path):
         except Compiled:
             return "compiled"
         finally:
-            for flag in [f for f in flags.FLAGS if f.partition(".")[0] in ("config", "encoding")]:
+            ours = ("config", "encoding", *launch.JOIN)
+            for flag in [f for f in flags.FLAGS if f.partition(".")[0] in ours]:
                 delattr(flags.FLAGS, flag)
             flags.FLAGS.unparse_flags()
         return None
