@@ -118,11 +118,9 @@ HEADER = (
 EXCHANGED = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
 
-def figures(cell: Cell, row: dict | None) -> list[str]:
+def figures(cell: Cell, row: dict) -> list[str]:
     """The columns of HEADER, or words in the second."""
     mesh = " × ".join(str(n) for n in dataclasses.asdict(cell.mesh).values())
-    if row is None:
-        return [mesh, "not compiled yet"]
     if row["status"] != "ok":
         return [mesh, f"{row['status']}: {row['why']}"]
     chip = target.CHIPS[SLICES[cell.chips].partition(":")[0]]
@@ -150,10 +148,10 @@ def lines(plan: list[Cell], folder: Path, lead: tuple[str, ...]) -> Iterator[str
     """A Markdown table with these fields of the cells before the figures."""
     yield "| " + " | ".join((*lead, *HEADER)) + " |"
     yield "|" + "---|" * (len(lead) + len(HEADER))
-    for cell in plan:
+    for cell, row in [(c, found) for c in plan if (found := read(c, folder))]:
         own = [f"{getattr(cell, field):,}" if field in ("context", "chips") else
                getattr(cell, field) for field in lead]  # fmt: skip
-        found = figures(cell, read(cell, folder))
+        found = figures(cell, row)
         found += [""] * (len(HEADER) - len(found))
         yield "| " + " | ".join((*own, *found)) + " |"
 
@@ -168,7 +166,7 @@ measured on one. Made by
 
 which compiles the real training step and the real decoding step, whole models, for slices of TPU
 v5p ({hbm:.0f} GiB and {peak:.0f} TFLOP/s a chip), one program a line, and writes this page.
-{done} of {all} programs are compiled.
+{done} of {all} programs are compiled and shown; the same command goes on with the others.
 
 How to read it.
 
