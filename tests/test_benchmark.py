@@ -12,7 +12,7 @@ from experiments import benchmark, launch, performance, plotting, timing, worklo
 from experiments.timing import Results, Row
 
 FORWARD, BACKWARD = performance.BOTH
-FEW = ("nope", "shaw", "t5", "rope", "alibi", workloads.PLAIN, "fox", "wavlm", "rerope", "cope")
+FEW = ("nope", "shaw", "t5", "rope", workloads.PLAIN, "fox", "wavlm", "rerope", "cope")
 TINY = benchmark.Settings(
     lengths=(32,), model_lengths=(64,), heads=2, head_dim=8, engines=("ours",), schemes=FEW
 )
