@@ -46,7 +46,7 @@ test: .venv/ready-test
 oracles: .venv/ready-oracles
 	$(BIN)/pytest -n 2 -m oracles tests/oracles tests/test_examples.py
 
-tpu: .venv/ready-tpu  # every scheme, compiled for a slice that need not be there; no TPU is used
+tpu: .venv/ready-tpu  # every scheme of one axis, compiled for a slice that need not be there; no TPU is used
 	$(BIN)/python -m experiments.compile_tpu --config=configs/smoke.py --topology=v5e:2x2 \
 	  --encodings=all --config.length=1024 --config.batch=4 --config.model.dtype=bfloat16 --out=runs/tpu
 
