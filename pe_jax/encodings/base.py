@@ -71,17 +71,23 @@ def require_bool(field: str, value: Any) -> None:
     require(isinstance(value, bool), field, value, "pass True or False")
 
 
-def require_rows(table: Any, axis: int, rows: int) -> None:
-    """Raises ValueError unless the table has these rows: another index would be clamped."""
-    require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
-
-
-def take(table: jax.Array, index: jax.Array, axis: int = 0, mode: str | None = None) -> jax.Array:
+def take(
+    table: jax.Array,
+    index: jax.Array,
+    axis: int = 0,
+    rows: int | None = None,
+    mode: str | None = None,
+) -> jax.Array:
     """The rows of a table at `index` [*n]: one axis of the table becomes the axes *n.
 
     Under Explicit mesh axes the rows are divided as the index is; JAX asks to be told.
+
+    Raises:
+      ValueError: the table has not so many `rows` (None: any): an index could be clamped.
     """
     table, spec = jnp.asarray(table), None
+    if rows is not None:
+        require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
     if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
         own, given = jax.typeof(table).sharding.spec, jax.typeof(index).sharding.spec
         spec = PartitionSpec(*own[:axis], *given, *own[axis + 1 :])

@@ -13,15 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import (
-    Encoding,
-    is_int,
-    is_real,
-    require,
-    require_bool,
-    require_rows,
-    take,
-)
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool, take
 
 
 def _check_edges(edges) -> None:
@@ -86,8 +78,7 @@ class _Table(Encoding):
 
     def distance_bias(self, params, distance, dims):
         """table[h, index(d)]."""
-        require_rows(params.shared["table"], 1, self._rows())
-        return take(params.shared["table"], self._index(distance), axis=1)
+        return take(params.shared["table"], self._index(distance), 1, self._rows())
 
 
 @dataclasses.dataclass(frozen=True)

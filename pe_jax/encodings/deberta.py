@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_rows, take
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, take
 
 
 def _check(buckets: int | None, max_distance: int) -> None:
@@ -108,7 +108,8 @@ class DeBERTa(Encoding):
         return (3 * head_dim) ** -0.5
 
     def _rows(self, table, w, distance):
-        require_rows(table, 0, 2 * (self.buckets or self.max_distance))
+        count = 2 * (self.buckets or self.max_distance)
+        require(len(table) == count, "table", table.shape, f"axis 0 must have {count}")
         rows = jnp.einsum("rd,hde->hre", table, w)
         return take(rows, bucket(distance, self.buckets, self.max_distance), axis=1)
 

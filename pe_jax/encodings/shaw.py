@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, is_int, require, require_bool, require_rows, take
+from pe_jax.encodings.base import Encoding, is_int, require, require_bool, take
 from pe_jax.encodings.buckets import clipped
 
 
@@ -26,7 +26,7 @@ def relative(table: jax.Array, distance) -> jax.Array:
     rows = table.shape[-2]
     require(rows % 2 == 1, "rows", rows, "a table has 2·clip + 1 rows, distance 0 in the middle")
     clip = (table.shape[-2] - 1) // 2
-    return take(table, clipped(distance, clip), axis=table.ndim - 2)
+    return take(table, clipped(distance, clip), table.ndim - 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +51,19 @@ class Shaw(Encoding):
             for n, d in zip(names, draws, strict=True)
         }
 
+    def _rows(self, table, distance):
+        index = clipped(distance, self.clip)
+        return take(table, index, table.ndim - 2, 2 * self.clip + 1)
+
     def relative_keys(self, params, distance):
         """a^K."""
-        require_rows(params.layer["keys"], -2, 2 * self.clip + 1)
-        return relative(params.layer["keys"], distance)
+        return self._rows(params.layer["keys"], distance)
 
     def relative_values(self, params, distance):
         """a^V."""
         if not self.values:
             return None
-        require_rows(params.layer["values"], -2, 2 * self.clip + 1)
-        return relative(params.layer["values"], distance)
+        return self._rows(params.layer["values"], distance)
 
     def horizon(self):
         """±clip."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_rows, take
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, take
 
 
 def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
@@ -34,7 +34,6 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
     """
     distance, sides = pos.as_positions(distance, name="distance"), np.array([height, width])
     pos.check_axes(distance, 2, "distance")
-    require_rows(table, 1, (2 * height - 1) * (2 * width - 1))
     known = pos.concrete(distance)
     if known is not None and (np.abs(known.astype(np.int64)) >= sides).any():
         worst = known[(np.abs(known.astype(np.int64)) >= sides).any(-1)][0].tolist()
@@ -43,7 +42,8 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
     inside = ((distance > -sides) & (distance < sides)).all(-1)
     near = jnp.clip(distance, 1 - sides, sides - 1) + (sides - 1)
     index = near[..., 0] * (2 * width - 1) + near[..., 1]
-    return jnp.where(inside, take(table, index, axis=1), jnp.nan)
+    rows = (2 * height - 1) * (2 * width - 1)
+    return jnp.where(inside, take(table, index, 1, rows), jnp.nan)
 
 
 @dataclasses.dataclass(frozen=True)

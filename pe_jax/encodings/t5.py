@@ -19,15 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import (
-    Encoding,
-    is_int,
-    is_real,
-    require,
-    require_bool,
-    require_rows,
-    take,
-)
+from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool, take
 
 
 @functools.cache
@@ -107,9 +99,8 @@ class T5(Encoding):
 
     def distance_bias(self, params, distance, dims):
         """table[h, bucket(d)]."""
-        require_rows(params.shared["table"], 1, self.num_buckets)
         index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
-        return take(params.shared["table"], index, axis=1)
+        return take(params.shared["table"], index, 1, self.num_buckets)
 
     def horizon(self):
         """From the last threshold on (each side), the bucket no longer changes."""

@@ -14,7 +14,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, require, require_rows, take
+from pe_jax.encodings.base import Encoding, require, take
 from pe_jax.encodings.t5 import T5, bucket
 
 ROWS = 8  # of the projection: four for each gate
@@ -65,6 +65,5 @@ class WavLM(T5):
 
     def relative_state(self, params, distance):
         """The entry of the table, as a vector of one number."""
-        require_rows(params.shared["table"], 1, self.num_buckets)
         index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
-        return take(params.shared["table"], index, axis=1)[..., None]
+        return take(params.shared["table"], index, 1, self.num_buckets)[..., None]
