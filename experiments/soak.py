@@ -32,6 +32,7 @@ from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints
 
 STEPS, SAVE_EVERY = 60, 5
+LATE = 0.1  # seconds at most from what was waited for to the kill: a save takes about as long
 CONFIG = Path(__file__).parents[1] / "configs" / "train.py"
 SMALL = {  # dropout, random positions and packing draw in every step: all must go on where it was
     "length": 32,
@@ -139,13 +140,13 @@ def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Lif
     goal, wait = last_saved(workdir) + draw.randint(1, 2 * SAVE_EVERY), draw.uniform(0, 4)
     process, begin = processes.start(flags, log), time.monotonic()
     reached = {
-        "start": lambda: time.monotonic() - begin > wait,
+        "start": lambda: time.monotonic() - begin > wait or written(workdir) > rows_before,
         "step": lambda: last_logged(workdir) >= goal and written(workdir) > rows_before,
         "save": lambda: unfinished(workdir) - left,
     }[aim]
     while process.is_alive() and not reached():
         time.sleep(0.001)
-    time.sleep(0 if aim == "start" else draw.uniform(0, 0.3))
+    time.sleep(0 if aim == "start" else draw.uniform(0, LATE))
     process.kill()
     process.join()
     if process.exitcode == 0:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.alibi_2d import ALiBi2D
-from pe_jax.encodings.base import Dims, Encoding, Params, Sum
+from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.bipe import BiPE
 from pe_jax.encodings.buckets import Buckets, Clipped
 from pe_jax.encodings.cable import CABLE
@@ -33,6 +33,7 @@ from pe_jax.encodings.self_extend import SelfExtend
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
+from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
 from pe_jax.encodings.t5 import T5
 from pe_jax.encodings.temperature import Temperature
