@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 # The tests compile much and run little; eight devices are for the meshes of test_training.
-FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+FAST = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false"  # half of the time to compile; XLA's older emitters
+)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
