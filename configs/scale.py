@@ -6,7 +6,7 @@
 bfloat16 activations, float32 parameters, blocks recomputed in the backward pass.
 """
 
-from pe_jax.models.transformer import ModelConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config
 
 SIZES = {

@@ -1,6 +1,6 @@
 """The whole comparison on tiny sizes, to see that everything works: `make smoke`."""
 
-from pe_jax.models.transformer import ModelConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import CompareConfig, EvalConfig, OptimizerConfig
 
 

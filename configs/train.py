@@ -7,7 +7,7 @@ Expect about 3.1 nats a byte after 100 steps and 2.8 after 150. A step takes abo
 on two CPU hyperthreads: `--config.steps=300` is enough to see it work.
 """
 
-from pe_jax.models.transformer import ModelConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config, EvalConfig
 
 

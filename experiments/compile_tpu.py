@@ -44,7 +44,7 @@ from pe_jax.engines import tiled
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.plan import Plan
 from pe_jax.models import generate
-from pe_jax.models.transformer import ModelConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding, tokenizer
 from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer

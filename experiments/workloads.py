@@ -25,7 +25,8 @@ from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.engines import cache as caches
 from pe_jax.engines.api import IMPLEMENTATIONS, attention
 from pe_jax.engines.dense import state_bias
-from pe_jax.models.transformer import ModelConfig, Transformer
+from pe_jax.models.config import ModelConfig
+from pe_jax.models.transformer import Transformer
 from pe_jax.training.step import token_losses
 
 FLEX = "flex"

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-# The tests compile much and run little; eight devices are for the meshes of test_training.
+# The tests compile much and run little; eight devices are for meshes.
 FAST = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_use_fusion_emitters=false"  # half of the time to compile; XLA's older emitters

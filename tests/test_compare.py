@@ -20,7 +20,7 @@ from pe_jax.training import sharding
 from pe_jax.training.config import CompareConfig, EvalConfig
 from pe_jax.training.evaluate import PROTOCOLS
 from tests import tiny
-from tests.test_training import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
+from tests.trainers import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh
 NAMES, SEEDS, STEPS = ("nope", "learned"), (5, 6), 3

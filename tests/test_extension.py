@@ -19,7 +19,7 @@ from pe_jax.training.evaluate import Evaluator, pieces
 from tests import test_contract as contract
 from tests import test_training as training
 from tests import test_transformer as transformer
-from tests import tiny, util
+from tests import tiny, trainers, util
 
 NAME = "newcomer"
 
@@ -88,14 +88,14 @@ def test_it_decodes_as_it_trains(spec):
 
 def test_it_trains_on_any_mesh_and_is_evaluated_beyond_its_training_length():
     training.test_eight_devices_train_as_one_does(NAME)
-    state, losses = training.steps(training.trainer(NAME), 3)
+    state, losses = trainers.steps(trainers.trainer(NAME), 3)
     assert np.isfinite(losses).all()
-    before = training.start(training.trainer(NAME)).params
+    before = trainers.start(trainers.trainer(NAME)).params
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, before)
     assert moved["blocks"][0]["attention"]["params"]["slope"] > 1e-4
     text = tiny.tokens(2, 4 * tiny.L + 1)
     config = EvalConfig(lengths=(tiny.L, 2 * tiny.L), stride=tiny.L, batch_tokens=4 * tiny.L)
-    found = Evaluator(training.trainer(NAME), config).by_length(state.params, text)
+    found = Evaluator(trainers.trainer(NAME), config).by_length(state.params, text)
     assert np.isfinite(found["losses"]["sliding"][str(2 * tiny.L)]).all()
     assert len(pieces(text, tiny.L, "sliding", tiny.L)) == 4
 

@@ -15,7 +15,7 @@ from flax import nnx
 from experiments import images as program
 from pe_jax import positions as pos
 from pe_jax.models import vit
-from pe_jax.models.transformer import ModelConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training import images
 from pe_jax.training.config import ImagesConfig, OptimizerConfig
 

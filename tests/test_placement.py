@@ -12,8 +12,8 @@ from pe_jax.training import placement
 from pe_jax.training.config import CompareConfig, Config, EvalConfig
 from pe_jax.training.evaluate import Evaluator
 from tests import tiny
-from tests.test_training import start, steps, trainer
 from tests.tiny import L
+from tests.trainers import start, steps, trainer
 
 IDS = np.repeat(np.int32([[0, 1, 1], [2, 5, 0]]), 4, axis=1)  # runs of 4 and 8; 4, 4, 4
 TOKENS = np.int32([[3, 9, 3, 1, 1, 9, 9, 2, 2, 2, 2, 2]] * 2)

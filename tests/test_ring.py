@@ -18,8 +18,7 @@ from pe_jax.training import sharding
 from pe_jax.training.config import EvalConfig, MeshConfig
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import Trainer
-from tests import test_training as training
-from tests import tiny, util
+from tests import tiny, trainers, util
 from tests.util import DIMS, SINGLE, SUMS, B, Case, E, H, K, assert_close, flat, noise
 
 T = 48  # on four devices: twelve tokens each, in four tiles of three
@@ -274,7 +273,7 @@ def trained(spec: str, **axes: int) -> Trainer:
     grid = sharding.make_mesh(config, jax.devices()[:devices])
     options = spec if isinstance(spec, dict) else {"encoding": spec}
     model = tiny.config(**options)
-    return Trainer(model, training.OPTIMIZER, training.STEPS, grid)
+    return Trainer(model, trainers.OPTIMIZER, trainers.STEPS, grid)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +289,8 @@ def trained(spec: str, **axes: int) -> Trainer:
     ids=str,
 )
 def test_a_ring_trains_as_one_device_does(spec, axes):
-    _, got = training.steps(trained(spec, **axes), 2)
-    _, want = training.steps(trained(spec), 2)
+    _, got = trainers.steps(trained(spec, **axes), 2)
+    _, want = trainers.steps(trained(spec), 2)
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 

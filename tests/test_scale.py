@@ -14,7 +14,7 @@ import pytest
 
 from configs.scale import get_config
 from experiments import compile_tpu, flops, hlo, scale, target
-from pe_jax.models.transformer import ModelConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from tests import tiny

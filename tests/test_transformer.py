@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from pe_jax import positions as pos
-from pe_jax.models import transformer
+from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate, sample
 from pe_jax.models.transformer import Transformer
 from pe_jax.training.sharding import path_name
@@ -364,4 +364,4 @@ def test_an_encoder_has_no_cache():
 
 def test_a_model_needs_its_vocabulary():
     with pytest.raises(ValueError, match="model.vocab=0: pass the number of token ids"):
-        Transformer(transformer.ModelConfig(), rngs=nnx.Rngs(0))
+        Transformer(ModelConfig(), rngs=nnx.Rngs(0))

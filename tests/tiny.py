@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pe_jax.models.transformer import ModelConfig, Transformer
+from pe_jax.models.config import ModelConfig
+from pe_jax.models.transformer import Transformer
 from pe_jax.training.sharding import path_name
 from tests.util import SMALL, noise
 

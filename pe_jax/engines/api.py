@@ -10,17 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax import positions as pos
-from pe_jax.encodings.base import (
-    DISTANCE_SLOTS,
-    Dims,
-    Encoding,
-    Params,
-    is_int,
-    require,
-    require_bool,
-)
-from pe_jax.engines import dense, tiled
+from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, require
+from pe_jax.engines import checks, dense, tiled
 from pe_jax.engines.axes import under_auto_axes
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.layout import IN_ORDER, InOrder
@@ -28,7 +19,6 @@ from pe_jax.engines.plan import TILE
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}
-DRAW = "pass pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))"
 SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit one tile …
 SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
 
@@ -113,26 +103,26 @@ def attention(
     for name, array in {"q": q, "k": k, "v": v}.items():
         if not hasattr(array, "ndim"):
             raise TypeError(f"{name} is a {type(array).__name__}; pass an array")
-    dims = dims or _dims(q, k)
+    dims = dims or checks.dims(q, k)
     encoding.check(dims)
-    params = _params(encoding, params, dims)
-    _check_shapes(q, k, v)
+    params = checks.params(encoding, params, dims)
+    checks.shapes(q, k, v)
     if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
         raise ValueError(
             f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
         )
-    positions = _both(encoding, q, k, q_positions, k_positions)
-    _check_causal(encoding, causal)
-    _check_names(encoding, params, dims)
+    positions = checks.positions(encoding, q, k, q_positions, k_positions)
+    checks.causal(encoding, causal)
+    checks.names(encoding, params, dims)
     layout = _layout(implementation, q_index, k_index, q, k)
     at = positions or (layout.order(q.shape[-3]),) * 2
     if positions is None and encoding.anchored and q_segments is not None:
         batch = q.shape[:-3]
-        ids = _segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
+        ids = checks.segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
         at = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
     state = None
     if encoding.overrides("state"):
-        check_input(encoding, x)
+        checks.layer_input(encoding, x)
         if x.shape[:-1] != q.shape[:-2]:
             raise ValueError(f"x has shape {x.shape}; pass {[*q.shape[:-2], dims.width]}")
         state = layout.state(encoding, params, x)
@@ -190,16 +180,16 @@ def attend(
     `q_state` [*B, T, H, C] and `k_state` [*B, S, H, C], what `encoding.state` gives for the tokens
     of either side (None: as `q_state`, if T = S).
     """
-    check_window(window, sinks)
-    _check_causal(encoding, causal)
-    _check_shapes(q, k, v)
+    checks.window(window, sinks)
+    checks.causal(encoding, causal)
+    checks.shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
-    q_seg, k_seg = _segments(q_segments, k_segments, batch, queries, keys)
+    q_seg, k_seg = checks.segments(q_segments, k_segments, batch, queries, keys)
     layout = _layout(implementation, q_index, k_index, q, k)
-    need_index = causal or window is not None
-    q_ind = _index("q_index", q_index, batch, queries, keys if need_index else queries, layout)
-    k_ind = _index("k_index", k_index, batch, keys, keys, layout)
-    positions = _both(encoding, q, k, q_positions, k_positions)
+    others = keys if causal or window is not None else queries
+    q_ind = checks.index("q_index", q_index, batch, queries, others, layout)
+    k_ind = checks.index("k_index", k_index, batch, keys, keys, layout)
+    positions = checks.positions(encoding, q, k, q_positions, k_positions)
     contiguous = positions is None
     if contiguous:
         places = layout.order(queries)[None]
@@ -216,7 +206,7 @@ def attend(
         operands["q_raw"] = q_raw
     if encoding.overrides("relative_queries"):
         operands["k_raw"] = k_raw
-    operands |= _states(encoding, q_state, k_state, q, k)
+    operands |= checks.states(encoding, q_state, k_state, q, k)
     operands = {name: _heads_first(x) for name, x in operands.items()}
     q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
     rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
@@ -226,14 +216,6 @@ def attend(
     run = _pick(implementation, rules, params, operands, q_tokens, k_tokens)
     out = run(rules, params, operands, q_tokens, k_tokens)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
-
-
-def check_window(window: int | None, sinks: int) -> None:
-    """Raises ValueError where the window or the sinks cannot be."""
-    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
-    require(is_int(sinks, 0), "sinks", sinks, "pass an integer of at least 0")
-    fix = "pass a window too: without one every token is in sight"
-    require(window is not None or not sinks, "sinks", sinks, fix)
 
 
 def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Callable:
@@ -308,100 +290,9 @@ def _engine(name: str) -> Any:
     return engine
 
 
-def _dims(q: jax.Array, k: jax.Array) -> Dims:
-    for name, x in {"q": q, "k": k}.items():
-        if x.ndim < 3:
-            raise ValueError(f"{name} has shape {x.shape}; pass [*B, length, heads, width]")
-    return Dims(q.shape[-2] * q.shape[-1], q.shape[-2], k.shape[-2], q.shape[-1])
-
-
-def _params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
-    if params is not None:
-        if not isinstance(params, Params):
-            raise TypeError(
-                f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)"
-            )
-        return params
-    empty = _shapes(encoding, dims)
-    if jax.tree.leaves(empty):
-        raise ValueError(f"params=None, but {type(encoding).__name__} has parameters; {DRAW}")
-    return empty
-
-
-@functools.cache
-def _shapes(encoding: Encoding, dims: Dims) -> Params:
-    """The parameters' shapes."""
-    key = jax.random.key(0)
-    return jax.eval_shape(
-        lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
-    )
-
-
-def _names(tree: Any) -> set[str]:
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths}
-
-
-def _check_causal(encoding: Encoding, causal: bool) -> None:
-    require_bool("causal", causal)
-    fix = f"{type(encoding).__name__} is for causal attention alone"
-    require(causal or not encoding.causal_only, "causal", causal, fix)
-
-
-def _check_names(encoding: Encoding, params: Params, dims: Dims) -> None:
-    """Raises ValueError where a parameter is missing. Shapes are free: a table may be cut."""
-    for side, want, given in zip(Params._fields, _shapes(encoding, dims), params, strict=True):
-        if missing := sorted(_names(want) - _names(given)):
-            name = type(encoding).__name__
-            raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
-
-
-def _check_shapes(q, k, v) -> None:
-    for name, x in {"q": q, "k": k, "v": v}.items():
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
-    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
-    if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(
-            f"{shapes} do not fit: q and k share batch axes, k and v all but the width"
-        )
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"{shapes} do not fit: q and k need the same width")
-    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        heads = q.shape[-2]
-        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        raise ValueError(f"k has {k.shape[-2]} heads, but q has {heads}; use one of {divisors}")
-
-
-def _both(encoding: Encoding, q, k, q_positions, k_positions):
-    """Checked positions of queries and keys, or None where they are contiguous from 0."""
-    batch, queries, keys = q.shape[:-3], q.shape[-3], k.shape[-3]
-    if q_positions is None and k_positions is None:
-        if queries != keys:
-            raise ValueError(
-                f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
-            )
-        return None if encoding.axes == 1 else _missing(encoding)
-    if q_positions is None or k_positions is None:
-        if queries != keys or q_positions is None:
-            raise ValueError("q_positions and k_positions: pass both, or neither")
-        k_positions = q_positions
-    found = []
-    for name, x, length in (
-        ("q_positions", q_positions, queries),
-        ("k_positions", k_positions, keys),
-    ):
-        x = pos.as_positions(x, real=encoding.real_positions, name=name)
-        tail = (encoding.axes,) if encoding.axes > 1 else ()
-        _check_rows(name, x.shape, [(length, *tail), (*batch, length, *tail)])
-        pos.check_near(x, name)
-        found.append(x)
-    return found
-
-
-def _missing(encoding: Encoding):
-    name = type(encoding).__name__
-    raise ValueError(f"{name} has {encoding.axes} axes: pass q_positions [*B, T, {encoding.axes}]")
+def _heads_first(x: jax.Array) -> jax.Array:
+    """[*B, T, H, E] → [B, H, T, E]."""
+    return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)
 
 
 def _layout(implementation, q_index, k_index, q, k) -> InOrder:
@@ -417,70 +308,6 @@ def _layout(implementation, q_index, k_index, q, k) -> InOrder:
     return implementation
 
 
-def _index(name: str, index, batch, length: int, other: int, layout: InOrder) -> jax.Array:
-    if index is None:
-        if length != other:
-            raise ValueError(
-                f"q has {length} tokens and k has {other}: pass {name}, the place of each query"
-                " among the tokens (the mask comes from it)"
-            )
-        return layout.order(length)
-    index = pos.as_positions(index, name=name)
-    _check_rows(name, index.shape, [(length,), (*batch, length)])
-    return index
-
-
-def _segments(q_segments, k_segments, batch, queries: int, keys: int):
-    """Segment ids [B, T] and [B, S], or None twice."""
-    if q_segments is None and k_segments is None:
-        return None, None
-    if q_segments is None or k_segments is None:
-        if queries != keys or q_segments is None:
-            raise ValueError("q_segments and k_segments: pass both, or neither")
-        k_segments = q_segments
-    found = []
-    for name, x, length in (("q_segments", q_segments, queries), ("k_segments", k_segments, keys)):
-        x = pos.as_positions(x, name=name)
-        _check_rows(name, x.shape, [(*batch, length)])
-        found.append(x.reshape(math.prod(batch), length))
-    return found
-
-
-def check_input(encoding: Encoding, x) -> None:
-    """Raises ValueError where a scheme that reads the layer's input is not given it."""
-    if x is None:
-        name = type(encoding).__name__
-        raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
-
-
-def _states(encoding: Encoding, q_state, k_state, q, k) -> dict[str, jax.Array]:
-    """Checked states of queries and keys, by operand; of keys only where a bias reads them."""
-    if not encoding.overrides("state"):
-        return {}
-    if k_state is None and q.shape[-3] == k.shape[-3]:
-        k_state = q_state
-    found = {"q_state": q_state, "k_state": k_state}
-    for name, state in found.items():
-        side = (q if name == "q_state" else k).shape
-        want = [*side[:-2], q.shape[-2], encoding.state_width]
-        if state is None or list(state.shape) != want:
-            shown = None if state is None else list(state.shape)
-            fix = f"pass {want}, from encoding.state(params, x)"
-            raise ValueError(f"{name} has shape {shown}; {fix}")
-    return found if encoding.overrides("state_bias") else {"q_state": q_state}
-
-
-def _check_rows(name: str, shape, allowed) -> None:
-    if shape not in allowed:
-        fix = " or ".join(str(list(a)) for a in dict.fromkeys(allowed))
-        raise ValueError(f"{name} has shape {list(shape)}; pass {fix}")
-
-
 def _flat(x: jax.Array, batch, tail: int) -> jax.Array:
     """[T, …] → [1, T, …]; [*B, T, …] → [B, T, …]; `tail` counts the axes from T on."""
     return x[None] if x.ndim == tail else x.reshape(math.prod(batch), *x.shape[len(batch) :])
-
-
-def _heads_first(x: jax.Array) -> jax.Array:
-    """[*B, T, H, E] → [B, H, T, E]."""
-    return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)

@@ -16,8 +16,8 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require
-from pe_jax.engines import decode
-from pe_jax.engines.api import attend, check_input, check_window
+from pe_jax.engines import checks, decode
+from pe_jax.engines.api import attend
 from pe_jax.engines.dense import Rules
 
 
@@ -184,7 +184,7 @@ def extend(
             f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
             f" {dims.heads} heads of {dims.head_dim}"
         )
-    check_window(window, sinks)
+    checks.window(window, sinks)
     start, alone = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     short = alone and not encoding.overrides("rescore")
     positions = _positions(cache, positions, q, encoding)
@@ -237,7 +237,7 @@ def extend(
 
 def _remember(held: jax.Array, x, start, encoding: Encoding, params: Params):
     """The states [B, T, H, C] of the new tokens, and those held with them from row `start` on."""
-    check_input(encoding, x)
+    checks.layer_input(encoding, x)
     last = jax.lax.dynamic_index_in_dim(held, jnp.maximum(start - 1, 0), 2, keepdims=False)
     states = encoding.state(params, x, jnp.where(start > 0, last, 0))
     return states, _write(held, jnp.swapaxes(states, 1, 2), start, 2)

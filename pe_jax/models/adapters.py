@@ -30,8 +30,8 @@ from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding, Params, require, require_bool
-from pe_jax.engines import dense
-from pe_jax.engines.api import attention, check_window
+from pe_jax.engines import checks, dense
+from pe_jax.engines.api import attention
 
 
 def attention_fn(
@@ -87,7 +87,7 @@ def attention_fn(
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     require_bool("causal", causal)
     require_bool("embedded", embedded)
-    check_window(window, sinks)
+    checks.window(window, sinks)
     if encoding.overrides("embed") and not embedded:
         raise ValueError(
             f"encoding={encoding!r}: it adds to the input of the first layer, which no attention_fn"

@@ -1,4 +1,4 @@
-"""A Transformer (Flax NNX) that takes any encoding; the only file that calls the slots by layer.
+"""A Transformer (Flax NNX) that takes any encoding: what it adds to the input, and by layer.
 
 Pre-norm blocks, RMSNorm, gated MLP and tied embedding by default, each an ordinary typed field.
 Layers run under scan over repeats of the encoding pattern, so compile time does not grow with
@@ -7,9 +7,7 @@ B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 """
 
 import dataclasses
-import difflib
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -17,255 +15,11 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax import positions as pos
-from pe_jax.encodings import parse
-from pe_jax.encodings.base import Dims, Encoding, Params, is_int, is_real
+from pe_jax.encodings.base import Encoding, Params
 from pe_jax.engines import cache as caches
-from pe_jax.engines.api import attention
 from pe_jax.engines.layout import IN_ORDER, InOrder
-from pe_jax.engines.plan import alone
-
-ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
-NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
-
-@dataclasses.dataclass(unsafe_hash=True)  # flags write its fields; a model keeps a copy of its own
-class ModelConfig:
-    """The Transformer's sizes and choices.
-
-    Attributes:
-      encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`
-        (Gemma 3: `rope(base=1e4)*5,rope(base=1e6)`).
-      vocab: number of token ids; 0 takes the tokenizer's.
-      width: D.
-      layers: N, a multiple of the pattern's length.
-      heads: query heads.
-      kv_heads: key and value heads, a divisor of `heads`; 0 means `heads`.
-      head_dim: width of a head; 0 means width / heads.
-      mlp_width: hidden width of the MLP; 0 means 4·width, or 8/3·width if gated (rounded to 8).
-      gated: whether the MLP is gated (GLU; arXiv 2002.05202).
-      activation: "silu", "gelu" or "relu".
-      norm: "rms" or "layer".
-      qk_norm: whether q and k are normalised a head, before the encoding.
-      bias: whether projections have biases.
-      tied: whether the output projection is the embedding table.
-      dropout: rate on the output of each block's two halves, in training.
-      causal: whether tokens see their past alone (a decoder) or all (an encoder).
-      window: sliding window of attention; 0 is none.
-      sinks: first tokens of each document that stay in sight beyond the window.
-      dtype: of the activations, "float32" or "bfloat16".
-      remat: whether blocks are recomputed in the backward pass, which saves memory.
-      attention: engine: "auto", "dense" or "tiled".
-    """
-
-    encoding: str = "rope"
-    vocab: int = 0
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 0
-    head_dim: int = 0
-    mlp_width: int = 0
-    gated: bool = True
-    activation: str = "silu"
-    norm: str = "rms"
-    qk_norm: bool = False
-    bias: bool = False
-    tied: bool = True
-    dropout: float = 0.0
-    causal: bool = True
-    window: int = 0
-    sinks: int = 0
-    dtype: str = "float32"
-    remat: bool = False
-    attention: str = "auto"
-
-    @property
-    def dims(self) -> Dims:
-        """The sizes that encodings see."""
-        head_dim = self.head_dim or self.width // self.heads
-        return Dims(self.width, self.heads, self.kv_heads or self.heads, head_dim)
-
-    @property
-    def pattern(self) -> tuple[Encoding, ...]:
-        """The encodings of layers 0 … P - 1, repeated over the depth."""
-        return parse(self.encoding)
-
-    @property
-    def limit(self) -> int | None:
-        """The first token that the encodings do not define; None if they define all.
-
-        Encodings of several axes limit positions, which say nothing of the number of tokens.
-        """
-        limits = [e.limit() for e in self.pattern if e.axes == 1]
-        return min((n for n in limits if n is not None), default=None)
-
-    @property
-    def hidden(self) -> int:
-        """Width of the MLP."""
-        share = 8 * round(self.width / 3) if self.gated else 4 * self.width
-        return self.mlp_width or max(8, share)
-
-    def check(self) -> None:
-        """Raises ValueError, naming the field, its value and the fix, before anything compiles."""
-
-        def need(ok: bool, field: str, fix: str):
-            if not ok:
-                raise ValueError(f"model.{field}={getattr(self, field)!r}: {fix}")
-
-        for field in ("width", "layers", "heads"):
-            need(is_int(getattr(self, field), 1), field, "pass an integer of at least 1")
-        for field in ("vocab", "kv_heads", "head_dim", "mlp_width", "window", "sinks"):
-            need(is_int(getattr(self, field), 0), field, "pass an integer of at least 0")
-        need(bool(self.window) or not self.sinks, "sinks", "set model.window too")
-        choices = {
-            "activation": ACTIVATIONS,
-            "norm": NORMS,
-            "dtype": DTYPES,
-            "attention": ("auto", "dense", "tiled"),
-        }
-        for field, known in choices.items():
-            close = difflib.get_close_matches(str(getattr(self, field)), list(known), 1, 0)
-            need(getattr(self, field) in known, field, f"did you mean {''.join(close)!r}?")
-        divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-        need(self.heads % self.dims.kv_heads == 0, "kv_heads", f"must divide heads: {divisors}")
-        fits = bool(self.head_dim) or self.width % self.heads == 0
-        widths = [n for n in range(1, self.width + 1) if self.width % n == 0]
-        need(fits, "heads", f"must divide width {self.width} ({widths}), or set head_dim")
-        need(is_real(self.dropout) and 0 <= self.dropout < 1, "dropout", "pass a rate in [0, 1)")
-        try:
-            pattern = self.pattern
-            for encoding in pattern:
-                encoding.check(self.dims)
-        except ValueError as error:
-            raise ValueError(f"model.encoding={self.encoding!r}: {error}") from error
-        both_ways = not any(encoding.causal_only for encoding in pattern)
-        need(self.causal or both_ways, "causal", f"{self.encoding!r} is for causal attention alone")
-        multiple = f"must be a multiple of the pattern's length {len(pattern)}"
-        need(self.layers % len(pattern) == 0, "layers", multiple)
-
-
-class Linear(nnx.Linear):
-    """A projection of rows: on CPU a weight's gradient over [B·T] takes 0.6 of that over [B, T].
-
-    On several devices rows stay as they are: B and T, when both are shared, are not one axis.
-    """
-
-    def __call__(self, inputs, out_sharding=None):
-        """[..., D] → [..., D']."""
-        if not alone():
-            return super().__call__(inputs, out_sharding)
-        rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
-        return rows.reshape(*inputs.shape[:-1], -1)
-
-
-def _linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: float) -> Linear:
-    return Linear(
-        shape_in,
-        shape_out,
-        use_bias=config.bias,
-        kernel_init=nnx.initializers.truncated_normal(stddev),
-        dtype=DTYPES[config.dtype],
-        rngs=rngs,
-    )
-
-
-def _norm(config: ModelConfig, width: int, rngs):
-    return NORMS[config.norm](width, dtype=DTYPES[config.dtype], rngs=rngs)
-
-
-class Attention(nnx.Module):
-    """Self-attention: projections, the encoding of this layer, and an engine."""
-
-    def __init__(self, config: ModelConfig, encoding: Encoding, rngs: nnx.Rngs):
-        dims, width = config.dims, config.width
-        self.config, self.encoding, self.dims = config, encoding, dims
-        inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        # What a scheme does not divide by goes into the queries, as T5 does (1910.10683): every
-        # scheme begins with scores of the same size.
-        fold = min(1.0, dims.head_dim**-0.5 / encoding.scale(dims.head_dim))
-        self.q = _linear(config, width, inner, rngs, fold * width**-0.5)
-        self.k = _linear(config, width, kv, rngs, width**-0.5)
-        self.v = _linear(config, width, kv, rngs, width**-0.5)
-        residual = (2 * config.layers * inner) ** -0.5  # GPT-2's scaling of residual branches
-        self.out = _linear(config, inner, width, rngs, residual)
-        if config.qk_norm:
-            self.q_norm = _norm(config, dims.head_dim, rngs)
-            self.k_norm = _norm(config, dims.head_dim, rngs)
-        # A stream of its own: the other weights are the same whatever the scheme.
-        self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
-
-    def __call__(self, x, shared, positions, segments, cache, layout=IN_ORDER):
-        """[B, T, D] → [B, T, D], and the longer cache if there is one."""
-        split = lambda y: y.reshape(*y.shape[:-1], -1, self.dims.head_dim)  # noqa: E731
-        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
-        if self.config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        given: Any = dict(
-            x=x,
-            encoding=self.encoding,
-            params=Params(shared, nnx.as_pure(self.params)),
-            dims=self.dims,
-            window=self.config.window or None,
-            sinks=self.config.sinks,
-            implementation=None if self.config.attention == "auto" else self.config.attention,
-        )
-        if cache is None:
-            if layout is not IN_ORDER:
-                given["implementation"] = layout
-            y = attention(
-                q,
-                k,
-                v,
-                causal=self.config.causal,
-                q_positions=positions,
-                q_segments=segments,
-                **given,
-            )
-        else:
-            y, cache = caches.extend(cache, q, k, v, positions, **given)
-        return self.out(y.reshape(*x.shape[:-1], -1)), cache
-
-
-class MLP(nnx.Module):
-    """A two-layer perceptron, gated or not."""
-
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        width, hidden = config.width, config.hidden
-        self.activation = ACTIVATIONS[config.activation]
-        self.up = _linear(config, width, hidden, rngs, width**-0.5)
-        self.gate = _linear(config, width, hidden, rngs, width**-0.5) if config.gated else None
-        self.down = _linear(config, hidden, width, rngs, (2 * config.layers * hidden) ** -0.5)
-
-    def __call__(self, x):
-        """[B, T, D] → [B, T, D]."""
-        if self.gate is None:
-            return self.down(self.activation(self.up(x)))
-        return self.down(self.activation(self.gate(x)) * self.up(x))
-
-
-class Block(nnx.Module):
-    """One layer: attention and MLP, each after a norm and added to the stream."""
-
-    def __init__(self, config: ModelConfig, encoding: Encoding, rngs: nnx.Rngs):
-        self.attention_norm = _norm(config, config.width, rngs)
-        self.attention = Attention(config, encoding, rngs)
-        self.mlp_norm = _norm(config, config.width, rngs)
-        self.mlp = MLP(config, rngs)
-        self.dropout = config.dropout
-
-    def __call__(self, x, shared, positions, segments, cache, key, layout=IN_ORDER):
-        """[B, T, D] → [B, T, D], and the longer cache; `key` drives dropout, None is none."""
-        given = shared, positions, segments, cache, layout
-        y, cache = self.attention(self.attention_norm(x), *given)
-        x = x + self._drop(y, key, 0)
-        return x + self._drop(self.mlp(self.mlp_norm(x)), key, 1), cache
-
-    def _drop(self, x, key, which: int):
-        if key is None or not self.dropout:
-            return x
-        keep = jax.random.bernoulli(jax.random.fold_in(key, which), 1 - self.dropout, x.shape)
-        return jnp.where(keep, x / (1 - self.dropout), 0).astype(x.dtype)
+from pe_jax.models.config import DTYPES, ModelConfig
+from pe_jax.models.layers import Block, Linear, linear, norm
 
 
 class Stack(nnx.Module):
@@ -285,7 +39,7 @@ class Stack(nnx.Module):
     def __init__(self, config: ModelConfig, weights: jax.Array, encodings: jax.Array):
         self.config = dataclasses.replace(config)
         pattern, dims = config.pattern, config.dims
-        self.final_norm = _norm(config, config.width, nnx.Rngs(0))
+        self.final_norm = norm(config, config.width, nnx.Rngs(0))
         # one set of shared parameters for each distinct encoding
         distinct = list(dict.fromkeys(pattern))
         self.which = tuple(distinct.index(e) for e in pattern)
@@ -329,7 +83,7 @@ class Stack(nnx.Module):
 
     def _project(self, inputs: int, outputs: int, key: jax.Array) -> Linear:
         """A projection at the input or output."""
-        return _linear(self.config, inputs, outputs, nnx.Rngs(key), inputs**-0.5)
+        return linear(self.config, inputs, outputs, nnx.Rngs(key), inputs**-0.5)
 
     def _place(self, x, positions):
         """The input with the positions that the schemes add."""

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax.encodings.base import is_int
-from pe_jax.models.transformer import DTYPES, ModelConfig, Stack
+from pe_jax.models.config import DTYPES, ModelConfig
+from pe_jax.models.transformer import Stack
 
 
 def patches(images: jax.Array, side: int) -> jax.Array:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pe_jax.models.transformer import ModelConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training import placement
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.ring import Ring
-from pe_jax.models.transformer import ModelConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import MeshConfig
 
 AXES = ("data", "fsdp", "seq", "model")

@@ -14,7 +14,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pe_jax.engines.layout import IN_ORDER, InOrder
-from pe_jax.models.transformer import ModelConfig, Transformer
+from pe_jax.models.config import ModelConfig
+from pe_jax.models.transformer import Transformer
 from pe_jax.training import placement, sharding
 from pe_jax.training.config import OptimizerConfig
 

@@ -1,0 +1,185 @@
+"""What `attention` is given, checked and completed before anything is computed.
+
+B batch (any number of axes), T queries, S keys, H query heads, D model width, C width of a state.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require, require_bool
+from pe_jax.engines.layout import InOrder
+
+DRAW = "pass pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))"
+
+
+def window(window: int | None, sinks: int) -> None:
+    """Raises ValueError where the window or the sinks cannot be."""
+    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    require(is_int(sinks, 0), "sinks", sinks, "pass an integer of at least 0")
+    fix = "pass a window too: without one every token is in sight"
+    require(window is not None or not sinks, "sinks", sinks, fix)
+
+
+def causal(encoding: Encoding, causal: bool) -> None:
+    """Raises TypeError or ValueError where a scheme for causal attention sees what is ahead."""
+    require_bool("causal", causal)
+    fix = f"{type(encoding).__name__} is for causal attention alone"
+    require(causal or not encoding.causal_only, "causal", causal, fix)
+
+
+def shapes(q, k, v) -> None:
+    """Raises TypeError where q, k or v is not real, ValueError where they do not fit together."""
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(
+            f"{shapes} do not fit: q and k share batch axes, k and v all but the width"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{shapes} do not fit: q and k need the same width")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        heads = q.shape[-2]
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ValueError(f"k has {k.shape[-2]} heads, but q has {heads}; use one of {divisors}")
+
+
+def dims(q: jax.Array, k: jax.Array) -> Dims:
+    """The sizes that q [*B, T, H, E] and k [*B, S, K, E] show; the model's width is H·E."""
+    for name, x in {"q": q, "k": k}.items():
+        if x.ndim < 3:
+            raise ValueError(f"{name} has shape {x.shape}; pass [*B, length, heads, width]")
+    return Dims(q.shape[-2] * q.shape[-1], q.shape[-2], k.shape[-2], q.shape[-1])
+
+
+def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
+    """The parameters as they are, or none for a scheme that has none."""
+    if params is not None:
+        if not isinstance(params, Params):
+            raise TypeError(
+                f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)"
+            )
+        return params
+    empty = _shapes(encoding, dims)
+    if jax.tree.leaves(empty):
+        raise ValueError(f"params=None, but {type(encoding).__name__} has parameters; {DRAW}")
+    return empty
+
+
+@functools.lru_cache(256)
+def _shapes(encoding: Encoding, dims: Dims) -> Params:
+    """The parameters' shapes."""
+    key = jax.random.key(0)
+    return jax.eval_shape(
+        lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
+    )
+
+
+def names(encoding: Encoding, params: Params, dims: Dims) -> None:
+    """Raises ValueError where a parameter is missing. Shapes are free: a table may be cut."""
+    for side, want, given in zip(Params._fields, _shapes(encoding, dims), params, strict=True):
+        if missing := sorted(_names(want) - _names(given)):
+            name = type(encoding).__name__
+            raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
+
+
+def _names(tree: Any) -> set[str]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths}
+
+
+def positions(encoding: Encoding, q, k, q_positions, k_positions):
+    """Checked positions of queries and keys, or None where they are contiguous from 0."""
+    batch, queries, keys = q.shape[:-3], q.shape[-3], k.shape[-3]
+    if q_positions is None and k_positions is None:
+        if queries != keys:
+            raise ValueError(
+                f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
+            )
+        return None if encoding.axes == 1 else _missing(encoding)
+    if q_positions is None or k_positions is None:
+        if queries != keys or q_positions is None:
+            raise ValueError("q_positions and k_positions: pass both, or neither")
+        k_positions = q_positions
+    found = []
+    for name, x, length in (
+        ("q_positions", q_positions, queries),
+        ("k_positions", k_positions, keys),
+    ):
+        x = pos.as_positions(x, real=encoding.real_positions, name=name)
+        tail = (encoding.axes,) if encoding.axes > 1 else ()
+        _check_rows(name, x.shape, [(length, *tail), (*batch, length, *tail)])
+        pos.check_near(x, name)
+        found.append(x)
+    return found
+
+
+def _missing(encoding: Encoding):
+    name = type(encoding).__name__
+    raise ValueError(f"{name} has {encoding.axes} axes: pass q_positions [*B, T, {encoding.axes}]")
+
+
+def index(name: str, index, batch, length: int, other: int, layout: InOrder) -> jax.Array:
+    """Places of tokens, [T] or [*B, T], given or as they lie."""
+    if index is None:
+        if length != other:
+            raise ValueError(
+                f"q has {length} tokens and k has {other}: pass {name}, the place of each query"
+                " among the tokens (the mask comes from it)"
+            )
+        return layout.order(length)
+    index = pos.as_positions(index, name=name)
+    _check_rows(name, index.shape, [(length,), (*batch, length)])
+    return index
+
+
+def segments(q_segments, k_segments, batch, queries: int, keys: int):
+    """Segment ids [B, T] and [B, S], or None twice."""
+    if q_segments is None and k_segments is None:
+        return None, None
+    if q_segments is None or k_segments is None:
+        if queries != keys or q_segments is None:
+            raise ValueError("q_segments and k_segments: pass both, or neither")
+        k_segments = q_segments
+    found = []
+    for name, x, length in (("q_segments", q_segments, queries), ("k_segments", k_segments, keys)):
+        x = pos.as_positions(x, name=name)
+        _check_rows(name, x.shape, [(*batch, length)])
+        found.append(x.reshape(math.prod(batch), length))
+    return found
+
+
+def layer_input(encoding: Encoding, x) -> None:
+    """Raises ValueError where a scheme that reads the layer's input is not given it."""
+    if x is None:
+        name = type(encoding).__name__
+        raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
+
+
+def states(encoding: Encoding, q_state, k_state, q, k) -> dict[str, jax.Array]:
+    """Checked states of queries and keys, by operand; of keys only where a bias reads them."""
+    if not encoding.overrides("state"):
+        return {}
+    if k_state is None and q.shape[-3] == k.shape[-3]:
+        k_state = q_state
+    found = {"q_state": q_state, "k_state": k_state}
+    for name, state in found.items():
+        side = (q if name == "q_state" else k).shape
+        want = [*side[:-2], q.shape[-2], encoding.state_width]
+        if state is None or list(state.shape) != want:
+            shown = None if state is None else list(state.shape)
+            fix = f"pass {want}, from encoding.state(params, x)"
+            raise ValueError(f"{name} has shape {shown}; {fix}")
+    return found if encoding.overrides("state_bias") else {"q_state": q_state}
+
+
+def _check_rows(name: str, shape, allowed) -> None:
+    if shape not in allowed:
+        fix = " or ".join(str(list(a)) for a in dict.fromkeys(allowed))
+        raise ValueError(f"{name} has shape {list(shape)}; pass {fix}")

@@ -1,0 +1,142 @@
+"""What a Transformer is made of (Flax NNX): projections, attention with an encoding, MLP, block.
+
+Parameters are float32, activations the config's `dtype`. B batch, T tokens, D width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from pe_jax.encodings.base import Encoding, Params
+from pe_jax.engines import cache as caches
+from pe_jax.engines.api import attention
+from pe_jax.engines.layout import IN_ORDER
+from pe_jax.engines.plan import alone
+from pe_jax.models.config import ACTIVATIONS, DTYPES, NORMS, ModelConfig
+
+
+class Linear(nnx.Linear):
+    """A projection of rows: on CPU a weight's gradient over [B·T] takes 0.6 of that over [B, T].
+
+    On several devices rows stay as they are: B and T, when both are shared, are not one axis.
+    """
+
+    def __call__(self, inputs, out_sharding=None):
+        """[..., D] → [..., D']."""
+        if not alone():
+            return super().__call__(inputs, out_sharding)
+        rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
+        return rows.reshape(*inputs.shape[:-1], -1)
+
+
+def linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: float) -> Linear:
+    """A projection as the config says, its weights drawn with `stddev`."""
+    return Linear(
+        shape_in,
+        shape_out,
+        use_bias=config.bias,
+        kernel_init=nnx.initializers.truncated_normal(stddev),
+        dtype=DTYPES[config.dtype],
+        rngs=rngs,
+    )
+
+
+def norm(config: ModelConfig, width: int, rngs):
+    """A norm as the config says."""
+    return NORMS[config.norm](width, dtype=DTYPES[config.dtype], rngs=rngs)
+
+
+class Attention(nnx.Module):
+    """Self-attention: projections, the encoding of this layer, and an engine."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, rngs: nnx.Rngs):
+        dims, width = config.dims, config.width
+        self.config, self.encoding, self.dims = config, encoding, dims
+        inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+        # What a scheme does not divide by goes into the queries, as T5 does (1910.10683): every
+        # scheme begins with scores of the same size.
+        fold = min(1.0, dims.head_dim**-0.5 / encoding.scale(dims.head_dim))
+        self.q = linear(config, width, inner, rngs, fold * width**-0.5)
+        self.k = linear(config, width, kv, rngs, width**-0.5)
+        self.v = linear(config, width, kv, rngs, width**-0.5)
+        residual = (2 * config.layers * inner) ** -0.5  # GPT-2's scaling of residual branches
+        self.out = linear(config, inner, width, rngs, residual)
+        if config.qk_norm:
+            self.q_norm = norm(config, dims.head_dim, rngs)
+            self.k_norm = norm(config, dims.head_dim, rngs)
+        # A stream of its own: the other weights are the same whatever the scheme.
+        self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
+
+    def __call__(self, x, shared, positions, segments, cache, layout=IN_ORDER):
+        """[B, T, D] → [B, T, D], and the longer cache if there is one."""
+        split = lambda y: y.reshape(*y.shape[:-1], -1, self.dims.head_dim)  # noqa: E731
+        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        given: Any = dict(
+            x=x,
+            encoding=self.encoding,
+            params=Params(shared, nnx.as_pure(self.params)),
+            dims=self.dims,
+            window=self.config.window or None,
+            sinks=self.config.sinks,
+            implementation=None if self.config.attention == "auto" else self.config.attention,
+        )
+        if cache is None:
+            if layout is not IN_ORDER:
+                given["implementation"] = layout
+            y = attention(
+                q,
+                k,
+                v,
+                causal=self.config.causal,
+                q_positions=positions,
+                q_segments=segments,
+                **given,
+            )
+        else:
+            y, cache = caches.extend(cache, q, k, v, positions, **given)
+        return self.out(y.reshape(*x.shape[:-1], -1)), cache
+
+
+class MLP(nnx.Module):
+    """A two-layer perceptron, gated or not."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        width, hidden = config.width, config.hidden
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = linear(config, width, hidden, rngs, width**-0.5)
+        self.gate = linear(config, width, hidden, rngs, width**-0.5) if config.gated else None
+        self.down = linear(config, hidden, width, rngs, (2 * config.layers * hidden) ** -0.5)
+
+    def __call__(self, x):
+        """[B, T, D] → [B, T, D]."""
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One layer: attention and MLP, each after a norm and added to the stream."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, rngs: nnx.Rngs):
+        self.attention_norm = norm(config, config.width, rngs)
+        self.attention = Attention(config, encoding, rngs)
+        self.mlp_norm = norm(config, config.width, rngs)
+        self.mlp = MLP(config, rngs)
+        self.dropout = config.dropout
+
+    def __call__(self, x, shared, positions, segments, cache, key, layout=IN_ORDER):
+        """[B, T, D] → [B, T, D], and the longer cache; `key` drives dropout, None is none."""
+        given = shared, positions, segments, cache, layout
+        y, cache = self.attention(self.attention_norm(x), *given)
+        x = x + self._drop(y, key, 0)
+        return x + self._drop(self.mlp(self.mlp_norm(x)), key, 1), cache
+
+    def _drop(self, x, key, which: int):
+        if key is None or not self.dropout:
+            return x
+        keep = jax.random.bernoulli(jax.random.fold_in(key, which), 1 - self.dropout, x.shape)
+        return jnp.where(keep, x / (1 - self.dropout), 0).astype(x.dtype)
