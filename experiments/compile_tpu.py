@@ -42,7 +42,9 @@ from pe_jax.encodings import ENCODINGS
 from pe_jax.encodings.base import Encoding, Params
 from pe_jax.engines import tiled
 from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.plan import Plan
+from pe_jax.engines.ring import Ring
 from pe_jax.models import generate
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding, tokenizer
@@ -81,42 +83,52 @@ class Tiles(NamedTuple):
     share: float = 1.0
 
 
-def tiles(model: ModelConfig, batch: int, length: int) -> Tiles:
+def tiles(model: ModelConfig, batch: int, length: int, layout: InOrder = IN_ORDER) -> Tiles:
     """What the mask decides while a training step runs, if each row of tokens is one document.
 
     Of the tiles that a decaying bias leaves out nothing is known: they count.
     """
     tiled = [e for e in model.pattern if not e.overrides("rescore")]
-    found = [_turns(encoding, model, batch, length) for encoding in tiled]
+    found = [_turns(encoding, model, batch, length, layout) for encoding in tiled]
     if not found:
         return Tiles()
     whole, partial, columns = (sum(x) / len(found) for x in zip(*found, strict=True))
     return Tiles((whole, partial), (whole + partial) / columns)
 
 
-def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int):
-    """Tiles a row that the mask leaves whole, and in part, on the mean; and all there are."""
+def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int, layout: InOrder):
+    """Tiles a row that the mask leaves whole, and in part, on the mean; and all there are.
+
+    On a ring the mean is over its hops too, as every device meets the keys of all others.
+    """
     dims, key = model.dims, jax.random.key(0)
     shapes = jax.eval_shape(
         lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
     )
     params = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), shapes)
     rules = Rules(encoding, dims, model.causal, model.window or None, True, True, model.sinks)
-    way = tiled.choose(rules, params)
     q, k = (
         jax.ShapeDtypeStruct((batch, heads, length, dims.head_dim), jnp.float32)
         for heads in (dims.heads, dims.kv_heads)
     )
-    (rows, columns), _ = tiled.tile_sizes(way, q, k, tiled.Cuts(devices=jax.device_count()))
-    blocks = -(-length // rows), -(-length // columns)
-    places = [
-        jnp.minimum(jnp.arange(count * side), length - 1)[None]
-        for count, side in zip(blocks, (rows, columns), strict=True)
-    ]
-    terms = way(rules, rows, columns, blocks[0])
-    plan = Plan(rules, terms, 1.0, *(Tokens(at, at, None) for at in places), *blocks)
-    whole, partial = jax.vmap(lambda i: plan.order(i, None)[1:])(jnp.arange(blocks[0]))
-    return float(whole.mean()), float(partial.mean()), blocks[1]
+    ring = isinstance(layout, Ring)
+    cuts = layout.cuts if ring else tiled.Cuts(devices=jax.device_count())
+    order = np.asarray(layout.order(length))[None]
+    setup = tiled.arrange(rules, params, q, k, cuts)
+    devices, tokens = cuts.parts // cuts.runs, Tokens(order, order, None)
+    split = lambda x: jnp.asarray(x).reshape(devices, 1, -1)  # noqa: E731
+    sides = jax.tree.map(split, tiled.fill(setup, tokens, tokens, cuts))
+
+    @jax.vmap
+    def hop(pair):
+        q, k = (jax.tree.map(lambda x: x[i], side) for side, i in zip(sides, pair, strict=True))  # noqa: B023
+        plan = Plan(rules, setup.terms, setup.gain, q, k, *setup.blocks)
+        return jax.vmap(lambda i: plan.order(i, None)[1:])(jnp.arange(setup.blocks[0]))
+
+    far = layout.hops(rules, length) if ring else 0
+    device, back = np.divmod(np.arange(devices * (far + 1)), far + 1)
+    whole, partial = hop(jnp.stack([device, (device - back) % devices], 1))
+    return float(whole.mean()), float(partial.mean()), setup.blocks[1]
 
 
 def train_program(trainer: Trainer, config: Config) -> Any:
@@ -157,7 +169,11 @@ def measure(config: Config, program: str, devices: list, chip: target.Chip) -> d
         sharding.check_fits(model, config.batch, mesh)
         model = dataclasses.replace(model)
         trainer = Trainer(model, config.optimizer, config.steps, mesh, config.positions)
-        masked = tiles(model, config.batch, config.length) if program == "train" else Tiles()
+        masked = (
+            tiles(model, config.batch, config.length, trainer.layout)
+            if program == "train"
+            else Tiles()
+        )
         traced = TRACES[program](trainer, config)
         lowered = traced.lower()
     try:

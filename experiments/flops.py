@@ -51,6 +51,8 @@ def count(jaxpr: Any, turns: Sequence[float] = (), share: float = 1.0) -> Work:
             steps = math.prod(params["grid_mapping"].grid)
             own = steps * share * whole.total if cost is None else float(cost.flops)
             whole = Work(own, own)
+        elif name == "shard_map":  # its part is of one device
+            whole = whole.times(params["mesh"].size)
         elif name == "scan":
             whole = whole.times(params["length"])
         elif name == "while":

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from configs.scale import get_config
 from experiments import compile_tpu, flops, hlo, scale, target
@@ -103,33 +104,59 @@ def test_kernels_count_by_what_they_declare_or_by_their_grid(spec, declared):
     assert (everything == found) == declared
 
 
-def whole_and_partial(length: int, rows: int, columns: int, window: int = 0):
+def whole_and_partial(q, k, rows: int, columns: int, window: int = 0):
     """Tiles a row, on the mean, in which every pair is seen, and in which some are."""
-    i, j = np.arange(length)[:, None], np.arange(length)[None]
+    i, j = q[:, None], k[None]
     seen = (j <= i) & ((i - j < window) if window else True)
-    tiles = seen.reshape(length // rows, rows, length // columns, columns)
+    tiles = seen.reshape(len(q) // rows, rows, len(k) // columns, columns)
     whole = tiles.all((1, 3))
     return whole.sum(1).mean(), (tiles.any((1, 3)) & ~whole).sum(1).mean()
+
+
+def sizes_of_tiles(monkeypatch) -> list[tuple[int, int]]:
+    """Rows and columns of the tiles that are chosen from here on."""
+    found, sizes = [], compile_tpu.tiled.tile_sizes
+    monkeypatch.setattr(
+        compile_tpu.tiled, "tile_sizes", lambda *a: found.append(sizes(*a)[0]) or sizes(*a)
+    )
+    return found
 
 
 @pytest.mark.parametrize("spec, window", [("rope", 0), ("rope", 700), ("fox", 0), ("learned", 0)])
 def test_turns_of_the_loops_over_tiles_are_those_of_the_mask(spec, window, monkeypatch):
     model = ModelConfig(encoding=spec, vocab=9, width=64, heads=4, window=window)
     devices = [type("Chip", (), {"platform": "tpu"})()] * 4
+    sizes = sizes_of_tiles(monkeypatch)
     with target.tracing_for(devices):
         assert (jax.default_backend(), jax.device_count()) == ("tpu", 4)
-        sides = []
-        sizes = compile_tpu.tiled.tile_sizes
-        monkeypatch.setattr(
-            compile_tpu.tiled, "tile_sizes", lambda *a: sides.append(sizes(*a)[0]) or sizes(*a)
-        )
         found = compile_tpu.tiles(model, 8, 2048)
     assert (jax.default_backend(), jax.device_count()) == ("cpu", 8)
-    whole, partial = whole_and_partial(2048, *sides[0], window)
+    (rows, columns), order = sizes[0], np.arange(2048)
+    whole, partial = whole_and_partial(order, order, rows, columns, window)
     np.testing.assert_allclose(sum(found.turns), whole + partial)
-    np.testing.assert_allclose(found.share, (whole + partial) * sides[0][1] / 2048)
+    np.testing.assert_allclose(found.share, (whole + partial) * columns / 2048)
     if spec == "rope":
         np.testing.assert_allclose(found.turns, (whole, partial))
+
+
+@pytest.mark.parametrize("window, hops", [(0, 3), (300, 1)])
+def test_turns_on_a_ring_are_the_mean_over_its_hops(window, hops, monkeypatch):
+    model = ModelConfig(encoding="rope", vocab=9, width=64, heads=4, window=window)
+    ring = sharding.layout(model, sharding.make_mesh(MeshConfig(seq=4, data=2), jax.devices()))
+    sizes = sizes_of_tiles(monkeypatch)
+    found = compile_tpu.tiles(model, 8, 2048, ring)
+    order = np.asarray(ring.order(2048)).reshape(4, -1)
+    pairs = [(order[i], order[(i - back) % 4]) for i in range(4) for back in range(hops + 1)]
+    want = np.mean([whole_and_partial(*pair, *sizes[0], window) for pair in pairs], 0)
+    np.testing.assert_allclose(found.turns, want)
+
+
+def test_products_inside_shard_map_count_on_every_device():
+    mesh = sharding.make_mesh(MeshConfig(seq=4, data=2), jax.devices())
+    how = {"mesh": mesh, "in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
+    f = jax.jit(jax.shard_map(lambda x: x @ x.T @ x, **how))
+    traced = f.trace(jax.ShapeDtypeStruct((8, 16), jnp.float32))
+    assert flops.count(traced.jaxpr).total == 8 * 2 * 2 * 4 * 4 * 16
 
 
 def test_a_program_that_does_not_fit_says_what_it_needs():

@@ -26,11 +26,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pe_jax.encodings.base import Params, require
 from pe_jax.engines import tiled
-from pe_jax.engines.bands import Bands
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.layout import Dealt
 from pe_jax.engines.plan import LOWEST, Plan, own
-from pe_jax.engines.terms import Windows, alike
+from pe_jax.engines.terms import alike
 from pe_jax.engines.tiled import Cuts, Setup
 
 
@@ -81,6 +80,14 @@ class Ring(Dealt):
         """Block by block, sharded."""
         spec = PartitionSpec(self.batch or None, self.axis)
         return jax.lax.with_sharding_constraint(super().spread(x), NamedSharding(self.mesh, spec))
+
+    @property
+    def cuts(self) -> Cuts:
+        """What each device has of a call."""
+        rows = math.prod(self.mesh.shape[axis] for axis in self.batch)
+        heads = self.mesh.shape[self.heads] if self.heads else 1
+        runs = len(self.blocks) // self.devices
+        return Cuts(len(self.blocks), runs, rows, heads, rows * heads, self.heads)
 
     def hops(self, rules: Rules, length: int) -> int:
         """How many devices back those keys are that are farthest, of all that any query sees."""
@@ -278,17 +285,12 @@ def attend(
       ValueError: a scheme that needs whole rows of scores; rows or tokens that do not divide among
         the devices.
     """
-    batch, _, length, _ = operands["q"].shape
-    rows = math.prod(ring.mesh.shape[axis] for axis in ring.batch)
-    heads = ring.mesh.shape[ring.heads] if ring.heads else 1
-    parts, runs = len(ring.blocks), len(ring.blocks) // ring.devices
-    cuts = Cuts(parts, runs, rows, heads, rows * heads, ring.heads)
+    length, cuts = operands["q"].shape[2], ring.cuts
     _check(ring, rules, operands, cuts)
     operands = tiled.factored(rules, params, operands, q, k)
-    way = tiled.choose(rules, params, "k_factor" in operands)
-    setup, sides, *tokens = tiled.prepare(rules, way, operands, q, k, cuts)
-    if way is Bands and setup.lengths[0] * cuts.parts != length:  # blocks begin off the tiles
-        setup, sides, *tokens = tiled.prepare(rules, Windows, operands, q, k, cuts)
+    factored = "k_factor" in operands
+    setup = tiled.arrange(rules, params, operands["q"], operands["k"], cuts, factored)
+    sides, *tokens = tiled.prepare(setup, operands, q, k, cuts)
     call = Call(ring, rules, setup, ring.hops(rules, length))
     fixed = {"tokens": dict(zip("qk", tokens, strict=True))}
     fixed["own"] = own(rules, setup.gain, sides["q"], sides["k"])

@@ -331,27 +331,43 @@ def tile_sizes(way: type[Terms], q, k, cuts: Cuts) -> tuple[tuple[int, int], Gro
     return (rows, columns), Groups(batch // cuts.batch // b, heads // cuts.heads // h, b, h)
 
 
-def prepare(rules: Rules, way: type[Terms], operands: dict, q: Tokens, k: Tokens, cuts: Cuts):
-    """What is static about a call, and its operands and tokens as tiles want them.
+def arrange(rules: Rules, params: Params, q, k, cuts: Cuts, factored: bool = False) -> Setup:
+    """What is static about a call.
 
-    Returns:
-      Setup, operands whose parts fill whole tiles (q scaled), and the tokens of either side.
+    Args:
+      rules: the scheme and the mask.
+      params: the scheme's parameters.
+      q: [B, H, T, E]; shape and dtype alone are read.
+      k: [B, K, S, E], likewise.
+      cuts: how devices share the call.
+      factored: as for `choose`.
     """
-    (rows, columns), groups = tile_sizes(way, operands["q"], operands["k"], cuts)
-    queries, keys = (operands[n].shape[2] // cuts.parts for n in "qk")
+    way = choose(rules, params, factored)
+    setup = _setup(rules, way, q, k, cuts)
+    if way is Bands and cuts.parts > 1 and setup.lengths[0] * cuts.parts != q.shape[2]:
+        return _setup(rules, Windows, q, k, cuts)  # blocks begin off the tiles
+    return setup
+
+
+def _setup(rules: Rules, way: type[Terms], q, k, cuts: Cuts) -> Setup:
+    (rows, columns), groups = tile_sizes(way, q, k, cuts)
+    queries, keys = (x.shape[2] // cuts.parts for x in (q, k))
     blocks = cuts.runs * -(-queries // rows), cuts.runs * -(-keys // columns)
     lengths = blocks[0] * rows // cuts.runs, blocks[1] * columns // cuts.runs
     longest = cuts.parts * max(lengths) + columns
     terms = way(rules, rows, columns, blocks[0], cuts.runs, longest, cuts.share)
-    diff: dict[str, Any] = {
-        n: stretch(x, 2, lengths[n[0] != "q"], cuts.parts) for n, x in operands.items()
-    }
-    if lengths != (queries, keys):
-        q, k = (_pad_tokens(x, n, cuts.parts) for x, n in zip((q, k), lengths, strict=True))
-    gain = terms.scale
-    if diff["q"].dtype == jnp.float32:  # in half precision a scaled q would be rounded again
-        diff["q"], gain = gain * diff["q"], 1.0
-    return Setup(terms, gain, groups, blocks, lengths), diff, q, k
+    # in half precision a scaled q would be rounded again
+    gain = 1.0 if q.dtype == jnp.float32 else terms.scale
+    return Setup(terms, gain, groups, blocks, lengths)
+
+
+def prepare(setup: Setup, operands: dict, q: Tokens, k: Tokens, cuts: Cuts):
+    """Operands whose parts fill whole tiles (q scaled), and the tokens of either side likewise."""
+    side = lambda name: setup.lengths[name[0] != "q"]  # noqa: E731
+    diff: dict[str, Any] = {n: stretch(x, 2, side(n), cuts.parts) for n, x in operands.items()}
+    if diff["q"].dtype == jnp.float32:
+        diff["q"] = setup.terms.scale * diff["q"]
+    return diff, *fill(setup, q, k, cuts)
 
 
 def factored(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> dict:
@@ -367,11 +383,12 @@ def factored(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens)
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """As `dense.attend`, in tiles; gradients reach operands and parameters, not positions."""
     operands = factored(rules, params, operands, q, k)
-    way, queries = choose(rules, params, "k_factor" in operands), operands["q"].shape[2]
-    cuts = Cuts(devices=jax.device_count())
-    setup, diff, q, k = prepare(rules, way, operands, q, k, cuts)
+    queries, cuts = operands["q"].shape[2], Cuts(devices=jax.device_count())
+    factored_bias = "k_factor" in operands
+    setup = arrange(rules, params, operands["q"], operands["k"], cuts, factored_bias)
+    diff, q, k = prepare(setup, operands, q, k, cuts)
     diff["tables"] = setup.terms.tables(params, *setup.lengths)
-    if not way.heads_apart:
+    if not setup.terms.heads_apart:
         diff["params"] = params
     diff = alike(diff, diff)
     reach = Plan(rules, setup.terms, setup.gain, q, k, *setup.blocks).reach(params)
@@ -394,12 +411,22 @@ def stretch(x: jax.Array, axis: int, length: int, parts: int, **how) -> jax.Arra
     return x.reshape(*x.shape[:axis], parts * length, *x.shape[axis + 2 :])
 
 
-def _pad_tokens(tokens: Tokens, length: int, parts: int) -> Tokens:
-    """Padding repeats the last position and, with a negative segment id, sees nothing."""
-    last = lambda x: stretch(x, 1, length, parts, mode="edge")  # noqa: E731
-    segments = tokens.segments
-    if segments is None:
-        segments = jnp.zeros(tokens.index.shape, jnp.int32)
-    rank = tokens.rank if tokens.rank is None else last(tokens.rank)
-    segments = stretch(segments, 1, length, parts, constant_values=-1)
-    return Tokens(last(tokens.positions), last(tokens.index), segments, rank)
+def fill(setup: Setup, q: Tokens, k: Tokens, cuts: Cuts) -> tuple[Tokens, Tokens]:
+    """Tokens whose parts fill whole tiles.
+
+    Padding repeats the last position and, with a negative segment id, sees nothing.
+    """
+
+    def one(tokens: Tokens, length: int) -> Tokens:
+        last = lambda x: stretch(x, 1, length, cuts.parts, mode="edge")  # noqa: E731
+        segments = tokens.segments
+        if segments is None:
+            segments = jnp.zeros(tokens.index.shape, jnp.int32)
+        rank = tokens.rank if tokens.rank is None else last(tokens.rank)
+        segments = stretch(segments, 1, length, cuts.parts, constant_values=-1)
+        return Tokens(last(tokens.positions), last(tokens.index), segments, rank)
+
+    lengths = [cuts.parts * length for length in setup.lengths]
+    if lengths == [x.index.shape[1] for x in (q, k)]:
+        return q, k
+    return one(q, setup.lengths[0]), one(k, setup.lengths[1])
