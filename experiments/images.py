@@ -219,24 +219,24 @@ def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
 
 @plotting.styled
 def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
-    """Accuracy against the side of the image: the wider views above, the finer below."""
+    """Accuracy against the side of the image: wider views above, finer below; a dot a seed."""
     drawn, all_axes = plotting.canvas(6.4, 7.6, 2)
     for axes, kind in zip(all_axes, ("wider", "finer"), strict=True):
         ends = []
         for index, entry in enumerate(entries):
             scheme, points = Scheme(entry["name"], entry["spec"], index, {}), []
+            look = plotting.look(scheme)
             for view in views(config):
                 values = [*entry["accuracy"][view.name].values()]
                 if view.kind in ("trained", kind) and None not in values:
                     points.append((view.side, float(np.mean(values))))
+                    axes.plot([view.side] * len(values), values, ls="", ms=2.5, alpha=0.5, **look)
             if points:
-                axes.plot(
-                    *zip(*points, strict=True), lw=1.7, ms=5, mec="white", **plotting.look(scheme)
-                )
+                axes.plot(*zip(*points, strict=True), lw=1.7, ms=5, mec="white", **look)
                 ends.append((scheme, *points[-1]))
         axes.axhline(images.CHANCE, color=plotting.MUTED, lw=0.9, zorder=0.5)
-        axes.set(xlabel="side of the image (pixels)", ylabel="accuracy", ylim=(0, 1.02))
-        axes.set(title=f"A {kind} view", xticks=config.sides)
+        axes.set(xlabel="side of the image (pixels)", ylabel="accuracy", ylim=(0, 1.12))
+        axes.set(title=f"A {kind} view", xticks=config.sides, yticks=np.linspace(0, 1, 6))
         plotting.mark_training(axes, config.sides[0])
         plotting.name_lines(axes, ends)
     alt = "Accuracy of each encoding against the side of the image, wider and finer views"

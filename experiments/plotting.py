@@ -93,7 +93,7 @@ def save(drawing: Drawing, folder: Path) -> str:
     return re.sub(r'(href="|url\()#', rf"\1#{drawing.stem}-", svg)
 
 
-def label(text: str, width: int = 18) -> str:
+def label(text: str, width: int = 20) -> str:
     """A name for a figure: printable and short."""
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= width else text[: width - 1] + "…"

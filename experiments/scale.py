@@ -28,7 +28,6 @@ SLICES = {1: "v5p:1x1x1", 64: "v5p:4x4x4", 1024: "v5p:8x8x16"}
 ROWS = 32768  # tokens a chip and step, where a row is not longer than that
 # One of each kind: rotation, bias in place, table of distances, vectors of distances, state.
 SCHEMES = ("rope", "alibi", "t5", "shaw", "deberta", "fox")
-SEQUENCE = "model"  # the axis that takes chips which have no row of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +47,13 @@ class Cell:
 
     @property
     def mesh(self) -> MeshConfig:
-        """A row a chip, or a row for several: those split it along SEQUENCE.
+        """A row a chip, or a row for several, which share its tokens by ring attention.
 
         Parameters are split over up to 64 chips, and copied beyond.
         """
         split = max(1, self.context // ROWS) if self.chips > 1 else 1
         fsdp = min(64, self.chips // split)
-        return MeshConfig(**{"data": self.chips // split // fsdp, "fsdp": fsdp, SEQUENCE: split})
+        return MeshConfig(data=self.chips // split // fsdp, fsdp=fsdp, seq=split)
 
     @property
     def batch(self) -> int:
@@ -171,7 +170,7 @@ v5p ({hbm:.0f} GiB and {peak:.0f} TFLOP/s a chip), one program a line, and write
 How to read it.
 
 - **mesh**: {axes}. A step holds {rows:,} tokens a chip, or one row where a row is
-  longer; then several chips share a row by its heads (the axis `{sequence}`).
+  longer; then several chips share its tokens by ring attention (the axis `seq`).
 - **GiB a chip**: parameters, Adam's moments, the batch and the temporaries, as the compiler lays
   them out: its own count, exact for the program. "does not fit" is the compiler's word too.
 - **compute**: cycles that the compiler expects of each operation, times how often it runs, over the
@@ -216,7 +215,6 @@ def page(plan: list[Cell], folder: Path) -> str:
         all=len(plan),
         axes=" × ".join(field.name for field in fields),
         rows=ROWS,
-        sequence=SEQUENCE,
         grid=join(grid, "size", "context", "chips"),
         kinds=join([c for c in kinds if c.program == "train"], "encoding"),
         decode=join([c for c in kinds if c.program == "decode"], "encoding"),
