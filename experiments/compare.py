@@ -39,7 +39,7 @@ from experiments.train import (
     train,
 )
 from pe_jax.encodings.base import Params
-from pe_jax.training.checkpoint import check_same
+from pe_jax.training.checkpoint import BINDING, check_same
 from pe_jax.training.config import CompareConfig, Config, from_json
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.sharding import path_name
@@ -87,6 +87,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         "corpus": {
             "name": name,
             "digest": source.corpus.digest,
+            "tokens": source.tokens and source.tokens.digest,
             "describe": source.corpus.describe(),
         },
         "versions": {p: importlib.metadata.version(p) for p in PACKAGES},
@@ -153,13 +154,15 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
     if not path.exists():
         return
     saved = json.loads(path.read_text())
-    join = lambda m: {**m["config"], "corpus": m["corpus"]["digest"]}  # noqa: E731
-    check_same(join(saved), join(now))
-    for field in ("steps", "eval"):
-        if saved["config"][field] != now["config"][field]:
-            old, new = saved["config"][field], now["config"][field]
+    of = lambda m: {"corpus": m["corpus"]["digest"], "tokens": m["corpus"]["tokens"]}  # noqa: E731
+    join = lambda m: {**m["config"], **of(m)}  # noqa: E731
+    check_same(join(saved), join(now), (*BINDING, "steps", "eval"))
+    before = {e["name"]: e["spec"] for e in saved["encodings"]}
+    for name, spec in ((e["name"], e["spec"]) for e in now["encodings"]):
+        if before.get(name, spec) != spec:
             raise ValueError(
-                f"{field}={new!r}: the workdir has {old!r}; use a new --config.workdir"
+                f"encodings: {name!r} is {spec!r} here and {before[name]!r} in the workdir;"
+                " use a new --config.workdir"
             )
 
 
@@ -178,13 +181,16 @@ class Jobs:
 
     def run(self) -> None:
         """Returns when all is done, or a signal came; the first error of a run ends it too."""
-        try:
-            spread(self._seeds, self.evaluators, self.meshes)
-        except BaseException:
-            self.stop.signal = self.stop.signal or signal.SIGTERM
-            raise
+        spread(self._seeds, self.evaluators, self.meshes)
 
     def _seeds(self, name: str, mesh: Mesh) -> None:
+        try:
+            self._each_seed(name, mesh)
+        except BaseException:
+            self.stop.signal = self.stop.signal or signal.SIGTERM  # the others save and end
+            raise
+
+    def _each_seed(self, name: str, mesh: Mesh) -> None:
         evaluator = self._on(mesh, self.evaluators[name])
         for seed in self.seeds:
             if self.stop.signal is not None:
@@ -250,9 +256,10 @@ def _run(
         if stop.signal is not None:
             logging.info("Stopped; the same command continues here.")
             sys.exit(128 + stop.signal)
-    if not (workdir / "speed.json").exists():
+    timed = workdir / "speed.json"
+    if not timed.exists() or {*json.loads(timed.read_text())["encodings"]} != {*evaluators}:
         logging.info("Measuring speed and memory, all schemes in turn")
-        save_json(workdir / "speed.json", speed.measure(config, evaluators))
+        save_json(timed, speed.measure(config, evaluators))
     logging.info("Writing the report")
     page = report.build(workdir)
     rich.print(report.summary(workdir))
@@ -260,4 +267,4 @@ def _run(
 
 
 if __name__ == "__main__":
-    launch.run(main, "configs/compare.py")
+    launch.run(main, "configs/compare.py", CompareConfig)

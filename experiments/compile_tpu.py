@@ -39,7 +39,7 @@ from experiments import flops, hlo, launch, target
 from experiments.provenance import commit, save_json
 from experiments.workloads import SPECS
 from pe_jax.encodings import ENCODINGS
-from pe_jax.encodings.base import Encoding, Params
+from pe_jax.encodings.base import Encoding
 from pe_jax.engines import tiled
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.layout import IN_ORDER, InOrder
@@ -101,10 +101,8 @@ def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int, layo
 
     On a ring the mean is over its hops too, as every device meets the keys of all others.
     """
-    dims, key = model.dims, jax.random.key(0)
-    shapes = jax.eval_shape(
-        lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
-    )
+    dims = model.dims
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
     params = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), shapes)
     rules = Rules(encoding, dims, model.causal, model.window or None, True, True, model.sinks)
     q, k = (
@@ -114,7 +112,8 @@ def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int, layo
     ring = isinstance(layout, Ring)
     cuts = layout.cuts if ring else tiled.Cuts(devices=jax.device_count())
     order = np.asarray(layout.order(length))[None]
-    setup = tiled.arrange(rules, params, q, k, cuts)
+    factored = jax.eval_shape(lambda: encoding.factors(params, order, order, dims)) is not None
+    setup = tiled.arrange(rules, params, q, k, cuts, factored)
     devices, tokens = cuts.parts // cuts.runs, Tokens(order, order, None)
     split = lambda x: jnp.asarray(x).reshape(devices, 1, -1)  # noqa: E731
     sides = jax.tree.map(split, tiled.fill(setup, tokens, tokens, cuts))
@@ -166,14 +165,13 @@ def measure(config: Config, program: str, devices: list, chip: target.Chip) -> d
     row = {"encoding": model.encoding, "program": program}
     with target.tracing_for(devices):
         mesh = sharding.make_mesh(config.mesh, devices)
-        sharding.check_fits(model, config.batch, mesh)
+        lengths = {"length": config.length} if program == "train" else None
+        sharding.check_fits(model, config.batch, mesh, lengths)
         model = dataclasses.replace(model)
         trainer = Trainer(model, config.optimizer, config.steps, mesh, config.positions)
-        masked = (
-            tiles(model, config.batch, config.length, trainer.layout)
-            if program == "train"
-            else Tiles()
-        )
+        masked = Tiles()
+        if program == "train":
+            masked = tiles(model, config.batch, config.length, trainer.layout)
         traced = TRACES[program](trainer, config)
         lowered = traced.lower()
     try:

@@ -80,8 +80,7 @@ def _call(scheme: Encoding, queries: int) -> tuple[Params, dict[str, Any]]:
     operands = dict.fromkeys(("q", "k", "v"), heads) | {"x": shape((1, queries, DIMS.width))}
     if scheme.axes > 1:
         operands["positions"] = jax.ShapeDtypeStruct((1, queries, scheme.axes), jnp.int32)
-    init = lambda key: Params(scheme.init_shared(key, DIMS), scheme.init_layer(key, DIMS))  # noqa: E731
-    return jax.eval_shape(init, jax.random.key(0)), operands
+    return jax.eval_shape(lambda: scheme.init(jax.random.key(0), DIMS)), operands
 
 
 def _attention(scheme: Encoding, implementation: Any) -> None:

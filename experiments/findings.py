@@ -14,7 +14,6 @@ REFERENCE, UNDECIDED = "reference", "undecided"
 MEASURES = {
     "train_ms": "training step, time",
     "eval_ms": "evaluation, time",
-    "decode_ms": "decoding, time",
     "train_temp_bytes": "training step, temporary memory",
 }
 
@@ -83,11 +82,11 @@ def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else number(p)
 
 
-def interval(estimate: Estimate | None, digits: int = 4) -> str:
+def interval(estimate: Estimate | None) -> str:
     """[low, high], or an em dash."""
     if estimate is None or math.isnan(estimate.low):
         return "—"
-    return f"[{number(estimate.low, digits, True)}, {number(estimate.high, digits, True)}]"
+    return f"[{number(estimate.low, 4, True)}, {number(estimate.high, 4, True)}]"
 
 
 def cell_text(cell: Cell) -> tuple[str, str]:

@@ -21,15 +21,17 @@ import optax
 import rich
 import rich.table
 from absl import logging
+from jax.sharding import Mesh
 
 from experiments import launch, plotting
-from experiments.compare import commit, save_json, slug
+from experiments.compare import slug
 from experiments.lanes import lanes, spread
 from experiments.lock import Lock
+from experiments.provenance import commit, save_json
 from experiments.results import Scheme
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
-from pe_jax.training import images, sharding
+from pe_jax.training import images, placement, sharding
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import ImagesConfig
 from pe_jax.training.step import Trainer
@@ -93,11 +95,11 @@ def answer(config: ImagesConfig, trainer: Classifier, convention: str, params, t
     found: dict[str, float | None] = {}
     pattern = trainer.config.pattern
     axes = max(e.axes for e in pattern)
-    limits = [n for e in pattern if (n := e.limit()) is not None]
+    limit = placement.limit(pattern)
     for view, (pixels, labels) in test.items():
         side, trained = view.side // config.patch, config.sides[0] // config.patch
         furthest = side * side if axes == 1 else side
-        if convention == "index" and limits and furthest > min(limits):
+        if convention == "index" and limit is not None and furthest > limit:
             found[view.name] = None
             continue
         at = places(axes, convention, side, trained)
@@ -131,19 +133,39 @@ def one(config: ImagesConfig, trainer: Classifier, conventions, seed: int, test,
     return {"status": "ok", "loss": loss, "accuracy": accuracy, "seconds": seconds}
 
 
-def run(config: ImagesConfig, stop: launch.Stop) -> dict:
+def grouped(config: ImagesConfig) -> dict[tuple[str, bool], list[str]]:
+    """What is trained, (spec, normalized), and the conventions of positions it is tested with."""
+    found: dict[tuple[str, bool], list[str]] = {}
+    for spec, convention in config.entries():
+        found.setdefault((spec, convention == "normalized"), []).append(convention)
+    return found
+
+
+def folder_names(config: ImagesConfig) -> dict[tuple[str, bool], str]:
+    """A folder's name for each.
+
+    Raises:
+      ValueError: two have the same.
+    """
+    found = {
+        item: "-".join([slug(item[0])[:40], *conventions])
+        for item, conventions in grouped(config).items()
+    }
+    if len({*found.values()}) < len(found):
+        raise ValueError(f"encodings={config.encodings}: two of them have the same name in a path")
+    return found
+
+
+def run(config: ImagesConfig, meshes: list[Mesh], stop: launch.Stop) -> dict:
     """Every run that is missing, encodings side by side: (spec, normalized) → seed → what it gave.
 
     Conventions that differ only in larger images share their training.
     """
-    meshes, test = lanes(config), {}
-    sharding.check_fits(config.model, config.batch, meshes[0])
+    test = {}
     for number, view in enumerate(views(config)):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), number)
         test[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
-    groups: dict[tuple[str, bool], list[str]] = {}
-    for spec, convention in config.entries():
-        groups.setdefault((spec, convention == "normalized"), []).append(convention)
+    groups, folders = grouped(config), folder_names(config)
 
     def seeds(item, mesh) -> dict:
         (spec, normalized), conventions = item
@@ -152,8 +174,7 @@ def run(config: ImagesConfig, stop: launch.Stop) -> dict:
         at = places(axes, "normalized" if normalized else "index", trained, trained)
         trainer, found = None, {}
         for seed in range(config.seed, config.seed + config.seeds):
-            name = "-".join([slug(spec), *conventions])
-            path = Path(config.workdir) / "runs" / name / f"seed{seed}.json"
+            path = Path(config.workdir) / "runs" / folders[item[0]] / f"seed{seed}.json"
             if stop.signal is not None:
                 return found
             if not path.exists():
@@ -248,13 +269,16 @@ def main(config: ImagesConfig) -> None:
     workdir = Path(config.workdir)
     now = json.loads(json.dumps(dataclasses.asdict(config)))
     with launch.one_line_errors():
+        meshes = lanes(config)
+        sharding.check_fits(config.model, config.batch, meshes[0])
+        folder_names(config)
         if (workdir / "config.json").exists():
             check_same(json.loads((workdir / "config.json").read_text()), now, BINDING)
         lock = Lock(workdir)
         save_json(workdir / "config.json", now)
     with contextlib.closing(lock), launch.Stop() as stop:
         with launch.one_line_errors():
-            runs = run(config, stop)
+            runs = run(config, meshes, stop)
         if stop.signal is not None:
             logging.info("Stopped; the same command continues here.")
             sys.exit(128 + stop.signal)

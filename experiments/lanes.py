@@ -56,7 +56,7 @@ def lanes(config: CompareConfig | ImagesConfig) -> list[Mesh]:
 def spread(run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Mesh]) -> list:
     """What run(job, mesh) gives, in the order of the jobs; each takes the next mesh that is free.
 
-    The first error ends it when the jobs under way have ended.
+    After the first error no job begins; it is raised when those under way have ended.
     """
     free: queue.SimpleQueue = queue.SimpleQueue()
     for mesh in meshes:
@@ -70,4 +70,9 @@ def spread(run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Me
             free.put(mesh)
 
     with futures.ThreadPoolExecutor(len(meshes)) as pool:
-        return list(pool.map(one, jobs))
+        begun = [pool.submit(one, job) for job in jobs]
+        done, rest = futures.wait(begun, return_when=futures.FIRST_EXCEPTION)
+        for future in rest:
+            future.cancel()
+    failed = [future for future in done if future.exception() is not None]
+    return [future.result() for future in failed or begun]

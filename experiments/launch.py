@@ -38,15 +38,16 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(2)
 
 
-def run(main: Callable[[Any], None], default: str, kind: type = configs.CompareConfig) -> None:
+def run(main: Callable[[Any], None], default: str, kind: type) -> None:
     """Parses the command line, checks the config and calls `main(config)`.
 
     Args:
       main: the program.
       default: the config file that `--config` has if it is not given.
-      kind: whose fields errors name.
+      kind: of config.
     """
-    flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
+    if not hasattr(kind, "encodings"):
+        flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no cluster says it")
     flags.DEFINE_integer("processes", None, "how many processes there are, with --coordinator")
     flags.DEFINE_integer("process", None, "which of them this is, with --coordinator")
@@ -75,7 +76,7 @@ def _start(main: Callable[[Any], None], rest: Sequence[str]) -> None:
         if rest:
             raise ValueError(f"{rest[0]!r} is no flag; write --config.FIELD=VALUE")
         config = flags.FLAGS.config
-        if flags.FLAGS.encoding is not None:
+        if "encoding" in flags.FLAGS and flags.FLAGS.encoding is not None:
             config.model.encoding = flags.FLAGS.encoding
         config.check()
         config.workdir = str(Path(config.workdir).absolute())

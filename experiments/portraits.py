@@ -148,10 +148,8 @@ def _subject(results: Results, scheme: Scheme) -> tuple[Subject, str]:
     pattern, dims = parse(scheme.spec), Dims(**m["dims"])
     encoding = pattern[0]
 
-    def init(key):
-        return Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
-
-    shapes, tree = jax.tree.flatten(jax.eval_shape(init, jax.random.key(0)))
+    init = lambda: encoding.init(jax.random.key(0), dims)  # noqa: E731
+    shapes, tree = jax.tree.flatten(jax.eval_shape(init))
     note = "first scheme of the pattern" if len(set(pattern)) > 1 else ""
     path = results.workdir / "runs" / scheme.name / f"seed{m['seeds'][0]}" / "encoding.npz"
     if not shapes:
@@ -162,7 +160,7 @@ def _subject(results: Results, scheme: Scheme) -> tuple[Subject, str]:
         if [x.shape for x in leaves] != [x.shape for x in shapes]:
             raise ValueError("encoding.npz holds other parameters than the scheme has")
     else:
-        leaves = jax.tree.leaves(init(jax.random.key(0)))
+        leaves = jax.tree.leaves(init())
         note = "; ".join(filter(None, [note, "as drawn at first: there is no encoding.npz"]))
     longest = min(results.longest, encoding.limit() or results.longest)
     tokens = min(2 * m["train_length"], longest, 128)

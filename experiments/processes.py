@@ -44,4 +44,4 @@ def _run(flags: list[str], log: Path, environment: dict, before: Callable | None
     if before is not None:
         before()
     sys.argv = ["experiments.train", *flags]
-    launch.run(train.main, "configs/train.py")
+    launch.run(train.main, "configs/train.py", train.Config)

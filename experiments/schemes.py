@@ -217,9 +217,10 @@ def main() -> None:
     """Writes README's table, the page and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text-only", action="store_true", help="leave the pictures as they are")
+    given = parser.parse_args()
     README.write_text(insert(README.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
-    if parser.parse_args().text_only:
+    if given.text_only:
         return
     for name in ENCODINGS:
         sketches.draw(name, FIGURES)

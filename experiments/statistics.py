@@ -126,13 +126,16 @@ def ratio(times: Sequence[float], baseline: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(each)), float(each.min()), float(each.max()))
 
 
-def log_bins(values: Sequence[float], count: int = 36) -> tuple[np.ndarray, np.ndarray]:
+BINS = 36
+
+
+def log_bins(values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Means over log-spaced bins of positions 1, 2, …: (geometric centres, means).
 
     The first bins hold one position each, so the steep start is not smoothed away.
     """
     x = np.asarray(values, np.float64)
-    edges = np.unique(np.round(np.geomspace(1, x.size + 1, count + 1)).astype(int))
+    edges = np.unique(np.round(np.geomspace(1, x.size + 1, BINS + 1)).astype(int))
     pairs = list(zip(edges[:-1], edges[1:], strict=True))
     centres = np.array([math.sqrt(low * (high - 1)) for low, high in pairs])
     return centres, np.array([x[low - 1 : high - 1].mean() for low, high in pairs])

@@ -29,7 +29,6 @@ class Chip:
     Attributes:
       hbm: bytes of memory.
       peak: floating-point operations a second, bfloat16.
-      bandwidth: bytes a second to and from memory.
       links: bytes a second to and from other chips, over all links.
       clock: cycles a second, which follows from `peak` and the size of the matrix units.
       smallest: the smallest slice; one chip of it serves as a slice of one.
@@ -37,17 +36,16 @@ class Chip:
 
     hbm: float
     peak: float
-    bandwidth: float
     links: float
     clock: float
     smallest: str
 
 
 CHIPS = {
-    "v4": Chip(32 * GIB, 275e12, 1228e9, 300e9, 1.05e9, "2x2x1"),
-    "v5e": Chip(16 * GIB, 197e12, 819e9, 200e9, 1.5e9, "2x2"),
-    "v5p": Chip(95 * GIB, 459e12, 2765e9, 600e9, 1.75e9, "2x2x1"),
-    "v6e": Chip(32 * GIB, 918e12, 1640e9, 448e9, 1.75e9, "2x2"),
+    "v4": Chip(32 * GIB, 275e12, 300e9, 1.05e9, "2x2x1"),
+    "v5e": Chip(16 * GIB, 197e12, 200e9, 1.5e9, "2x2"),
+    "v5p": Chip(95 * GIB, 459e12, 600e9, 1.75e9, "2x2x1"),
+    "v6e": Chip(32 * GIB, 918e12, 448e9, 1.75e9, "2x2"),
 }
 
 

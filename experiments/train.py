@@ -92,8 +92,10 @@ def batches(config: Config, source: Source, mesh: Mesh):
 
 
 def meta(config: Config, source: Source) -> dict:
-    """What a checkpoint belongs to: the config and the corpus, as JSON has them."""
-    return json.loads(json.dumps({**dataclasses.asdict(config), "corpus": source.corpus.digest}))
+    """What a checkpoint belongs to: the config, the corpus and the tokens, as JSON has them."""
+    found = {**dataclasses.asdict(config), "corpus": source.corpus.digest}
+    found["tokens"] = source.tokens and source.tokens.digest
+    return json.loads(json.dumps(found))
 
 
 class Diverged(RuntimeError):
@@ -257,4 +259,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    launch.run(main, "configs/train.py")
+    launch.run(main, "configs/train.py", Config)

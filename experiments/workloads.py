@@ -117,12 +117,6 @@ def compiled(f: Callable, *args: Any, donate: tuple[int, ...] = ()) -> tuple[Any
     return call, Program(lambda: call(*args), memory.temp_size_in_bytes, seconds)
 
 
-def parameters(encoding: Encoding, dims: Dims) -> Params:
-    """As initialised."""
-    key = jax.random.key(0)
-    return Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
-
-
 def gradient(f: Callable) -> Callable:
     """(*operands, cotangent) → the gradients of all operands."""
 
@@ -281,7 +275,7 @@ def _attention(
     sizes: Sizes, operands: list, name: str, length: int, engine: str, backward: bool
 ) -> Program:
     encoding = scheme(name, length)
-    f, params = attend(encoding, sizes, engine), parameters(encoding, sizes.dims)
+    f, params = attend(encoding, sizes, engine), encoding.init(jax.random.key(0), sizes.dims)
     if backward:
         program = compiled(gradient(f), params, *operands)[1]
     else:
@@ -298,7 +292,7 @@ def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) 
     from experiments import flex
 
     encoding, begin = scheme(name, length), time.perf_counter()
-    params = parameters(encoding, sizes.dims)
+    params = encoding.init(jax.random.key(0), sizes.dims)
     given = dict(dtype=sizes.dtype, causal=sizes.causal, backward=backward)
     run = flex.program(encoding, params, operands, sizes.dims, **given)
     run()  # compiles
@@ -308,7 +302,7 @@ def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) 
 def _decode(sizes: Sizes, name: str, length: int) -> Program:
     """One token with a cache that it fills to `length`; the cache is donated and passed round."""
     encoding, dims = scheme(name, length), sizes.dims
-    params = parameters(encoding, dims)
+    params = encoding.init(jax.random.key(0), dims)
     token = (sizes.batch, 1, sizes.heads, sizes.head_dim)
     q, k, v = (jnp.asarray(normal(*token, seed=s), sizes.dtype) for s in range(3))
     extend = functools.partial(caches.extend, encoding=encoding, dims=dims)

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -137,6 +138,39 @@ def test_the_report_is_there(compared):
     assert list((folder / "figures").glob("*.png")) and (folder / "loss_by_length.csv").exists()
 
 
+def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeypatch, tmp_path):
+    folder, _ = compared
+    more = tmp_path / "more"
+    shutil.copytree(folder, more)
+    timed = []
+    monkeypatch.setattr(compare, "one", lambda *_: None)
+    monkeypatch.setattr(compare.speed, "measure", lambda _, e: timed.extend(e) or {"encodings": e})
+    monkeypatch.setattr(compare, "save_json", lambda *_: None)
+    monkeypatch.setattr(report, "build", lambda _: "here")
+    monkeypatch.setattr(report, "summary", lambda _: "")
+    compare.main(change(settings(more), encodings=("nope", "learned(length={length})", "alibi")))
+    assert timed == [*NAMES, "alibi"]
+
+
+def test_after_the_first_error_no_job_begins():
+    begun, failed = [], threading.Event()
+
+    def run(job, mesh):
+        begun.append(job)
+        if job == 0:
+            failed.wait(30)
+            time.sleep(0.1)  # the other lane is free
+        if job == 1:
+            failed.set()
+            raise ValueError("job 1")
+        if job > 1:
+            time.sleep(0.05)  # one may have begun before the error was seen
+
+    with pytest.raises(ValueError, match="job 1"):
+        lanes.spread(run, range(50), ["a", "b"])
+    assert {0, 1} <= {*begun} and len(begun) < 10
+
+
 @pytest.mark.parametrize(
     "fields, words",
     [
@@ -145,7 +179,11 @@ def test_the_report_is_there(compared):
         ({"length": 8}, ("length=8", "made with 12")),
         ({"data": "synthetic:reverse"}, ("data='synthetic:reverse'", "made with")),
         ({"model": {"width": 32}}, ("model.width=32", "made with 16")),
-        ({"eval": {"windows": 7}}, ("eval", "7")),
+        ({"eval": {"windows": 7}}, ("eval.windows=7", "made with 6")),
+        (
+            {"encodings": ("nope", "learned(length=40)")},
+            ("'learned' is 'learned(length=40)' here and 'learned(length=12)' in the workdir",),
+        ),
     ],
 )
 def test_another_comparison_in_the_same_folder_is_refused(compared, capsys, fields, words):

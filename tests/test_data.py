@@ -298,7 +298,8 @@ def test_bytes_are_exact_for_any_content():
 
 def test_bpe_is_lossless_and_a_document_cannot_forge_its_end(tmp_path):
     content = "The rain — in Spain; <|endoftext|> naïve\n\tx  ".encode()
-    bpe = tokenizer.get(f"bpe:{tmp_path}/bpe.json", texts=[content] * 4)
+    tokenizer.train_bpe([content] * 4, f"{tmp_path}/bpe.json")
+    bpe = tokenizer.get(f"bpe:{tmp_path}/bpe.json")
     assert bpe.name == tokenizer.get(f"bpe:{tmp_path}/bpe.json").name == "bpe:bpe.json"
     ids = bpe.encode(content)
     assert bpe.eos not in ids and ids.max() < bpe.vocab and len(ids) < len(content)

@@ -17,7 +17,7 @@ from pe_jax import positions as pos
 from pe_jax.models import vit
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import images
-from pe_jax.training.config import ImagesConfig, OptimizerConfig
+from pe_jax.training.config import ImagesConfig, MeshConfig, OptimizerConfig
 
 COUNT = 64
 pytestmark = pytest.mark.xdist_group("images")
@@ -199,6 +199,21 @@ def test_a_run_that_diverged_is_words_not_a_number(compared):
     entries = program.collect(config, {("nope", False): bad, learned: good})
     cells = [[program.cell(e, view) for view in program.views(config)] for e in entries]
     assert cells == [["diverged"] * 3, ["0.500"] * 3, ["0.500"] * 3]
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"encodings": ("sinusoidal_2d+alibi_2d", "sinusoidal_2d,alibi_2d")}, "the same name"),
+        ({"devices": "all", "mesh": MeshConfig(data=8), "batch": 9}, "batch=9"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, capsys, fields, words):
+    with pytest.raises(SystemExit) as end:
+        program.main(settings(tmp_path / "run", **fields))
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and words in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

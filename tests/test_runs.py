@@ -14,6 +14,7 @@ from flax import nnx
 
 from experiments import generate
 from experiments import train as program
+from pe_jax.training import tokenizer
 from pe_jax.training.checkpoint import Checkpoints
 from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.step import State, Trainer
@@ -137,6 +138,22 @@ def test_a_run_with_other_settings_is_refused(config, monkeypatch, capsys, tmp_p
     assert end.value.code == 2 and "corpus=" in error and made in error
 
 
+def test_a_run_with_another_tokenizer_of_the_same_name_is_refused(
+    config, monkeypatch, capsys, tmp_path
+):
+    text = (tmp_path / "text" / "train" / "a").read_bytes()
+    path = f"{tmp_path}/bpe.json"
+    tokenizer.train_bpe([text], path)
+    config = change(config, tokenizer=f"bpe:{path}", length=4, eval={"lengths": (4,)})
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        main(config, monkeypatch)
+    before = tokenizer.get(f"bpe:{path}")
+    tokenizer.train_bpe([text[::-1]], path)
+    config = change(config, model={"vocab": before.vocab})
+    refused(config, monkeypatch, capsys, "tokens=", "the checkpoint was made with", before.digest)
+
+
 # 42
 def test_a_finished_run_does_nothing_and_is_not_taken_for_a_longer_one(config, monkeypatch, capsys):
     with monkeypatch.context() as patch:
@@ -255,15 +272,18 @@ def test_data_that_dies_while_training_is_one_line_and_no_hang(
 
 
 # 56
+@pytest.mark.parametrize("newline", [False, True], ids=["torn", "without its newline"])
 def test_rows_after_the_checkpoint_and_torn_ones_are_dropped_when_it_continues(
-    config, monkeypatch, tmp_path
+    config, monkeypatch, tmp_path, newline
 ):
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         at_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
         main(config, monkeypatch)
     path = tmp_path / "run" / "metrics.jsonl"
     good = path.read_text()
-    path.write_text(good + '{"step": 4, "loss": 1.0}\n[]\n{"step": 5, "lo')
+    path.write_text(
+        good[:-1] if newline else good + '{"step": 4, "loss": 1.0}\n[]\n{"step": 5, "lo'
+    )
     main(config, monkeypatch)
     assert path.read_text().startswith(good)
     assert [step for step, _ in losses(config)] == [1, 2, 3, 4, 5, 6]

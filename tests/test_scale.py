@@ -197,7 +197,8 @@ def test_every_cell_of_the_plan_is_a_model_that_fits_its_mesh():
         assert np.prod([*sizes.values()]) == cell.chips, cell
         mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
         dataclasses.replace(config.model, encoding=cell.encoding).check()
-        sharding.check_fits(config.model, cell.batch, mesh)  # pyright: ignore
+        lengths = {"length": cell.context} if cell.program == "train" else None
+        sharding.check_fits(config.model, cell.batch, mesh, lengths)  # pyright: ignore
         kind, _, shape = scale.SLICES[cell.chips].partition(":")
         assert kind in target.CHIPS and np.prod([int(n) for n in shape.split("x")]) == cell.chips
 

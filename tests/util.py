@@ -103,10 +103,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 def random_params(encoding: Encoding, dims: Dims = DIMS, seed: int = 1) -> Params:
     """Parameters of the shapes that the scheme asks for, with no term zero."""
-    key = jax.random.key(0)
-    shapes = jax.eval_shape(
-        lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
-    )
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
     return jax.tree.map(lambda x: jnp.asarray(0.4 * noise(*x.shape, seed=seed)), shapes)
 
 

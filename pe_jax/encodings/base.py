@@ -124,6 +124,11 @@ class Encoding:
         """Parameters of one layer (float32)."""
         return {}
 
+    def init(self, key: jax.Array, dims: Dims) -> Params:
+        """Parameters of a model of one layer (float32)."""
+        shared, layer = jax.random.split(key)
+        return Params(self.init_shared(shared, dims), self.init_layer(layer, dims))
+
     def embed(self, params: Params, x: jax.Array, positions: jax.Array) -> jax.Array:
         """Adds to the input of the first layer, from `shared`: x [*B, T, D], positions [*B, T]."""
         return x

@@ -54,8 +54,8 @@ def attention(
       k: [*B, S, K, E].
       v: [*B, S, K, F]; F = E where the scheme adds vectors at the values (Shaw).
       encoding: the scheme; None is NoPE.
-      params: its parameters, `Params(encoding.init_shared(key, dims), encoding.init_layer(…))`;
-        may be left out for a scheme that has none.
+      params: its parameters, as `encoding.init(key, dims)` draws them; may be left out for a scheme
+        that has none.
       x: [*B, T, D], the layer's input, from which q, k and v were projected; read only by schemes
         with a state (FoX, CABLE, WavLM), for which T must equal S (else call `attend`).
       q_positions: where the queries stand, integers [T] or [*B, T] (float32 where the scheme

@@ -72,7 +72,7 @@ def empty(
     row = jax.ShapeDtypeStruct((batch, capacity, dims.kv_heads, dims.head_dim), dtype)
 
     def shapes(key, x):
-        drawn = Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
+        drawn = encoding.init(key, dims)
         rotated = encoding.rotate_k(drawn, x, jnp.zeros(places, jnp.int32))  # may widen a key
         return rotated, decode.tables(encoding, drawn, dims, capacity)
 

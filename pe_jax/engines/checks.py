@@ -14,7 +14,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require, require_bool
 from pe_jax.engines.layout import InOrder
 
-DRAW = "pass pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))"
+DRAW = "pass encoding.init(key, dims)"
 
 
 def window(window: int | None, sinks: int) -> None:
@@ -26,7 +26,7 @@ def window(window: int | None, sinks: int) -> None:
 
 
 def causal(encoding: Encoding, causal: bool) -> None:
-    """Raises TypeError or ValueError where a scheme for causal attention sees what is ahead."""
+    """Raises ValueError where a scheme for causal attention sees what is ahead."""
     require_bool("causal", causal)
     fix = f"{type(encoding).__name__} is for causal attention alone"
     require(causal or not encoding.causal_only, "causal", causal, fix)
@@ -75,10 +75,7 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
 @functools.lru_cache(256)
 def _shapes(encoding: Encoding, dims: Dims) -> Params:
     """The parameters' shapes."""
-    key = jax.random.key(0)
-    return jax.eval_shape(
-        lambda: Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
-    )
+    return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
 
 
 def names(encoding: Encoding, params: Params, dims: Dims) -> None:

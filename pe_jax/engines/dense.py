@@ -122,13 +122,13 @@ def state_bias(encoding: Encoding, q_state: jax.Array, k_state: jax.Array) -> ja
     return encoding.state_bias(rows, [k_state[..., None, :, n] for n in numbers])
 
 
-def fit(x: jax.Array, axis: int, length: int, value=0) -> jax.Array:
+def fit(x: jax.Array, axis: int, length: int) -> jax.Array:
     """Cuts or pads one axis of x to `length`."""
     if x.shape[axis] >= length:
         return jax.lax.slice_in_dim(x, 0, length, axis=axis)
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, length - x.shape[axis])
-    return jnp.pad(x, widths, constant_values=value)
+    return jnp.pad(x, widths)
 
 
 def repeat_heads(x: jax.Array, heads: int) -> jax.Array:

@@ -261,7 +261,7 @@ def forward(rules: Rules, setup: Setup, diff: dict, fixed: dict) -> dict:
 
     Args:
       rules: the scheme and the mask.
-      setup: as `prepare` gives it.
+      setup: as `arrange` gives it.
       diff: its operands, with "tables" or "params".
       fixed: "q_tokens", "k_tokens", "own" and "reach".
 

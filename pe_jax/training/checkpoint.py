@@ -22,7 +22,7 @@ from pe_jax.training import manifest
 
 # Changing these changes what a step means; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
-BINDING += ("optimizer", "corpus")
+BINDING += ("optimizer", "corpus", "tokens")
 # orbax 0.12.8 numbers saves for the whole process: of two at once, one looks for its folder before
 # it is made.
 ONE_AT_A_TIME = threading.Lock()

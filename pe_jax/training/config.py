@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from pe_jax.encodings.base import is_int
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import placement
 
@@ -18,7 +19,7 @@ def _field(default: Any, need: str, ok: Callable[[Any], bool]) -> Any:
 
 
 def _int(default: int, low: int) -> Any:
-    return _field(default, f"an integer of at least {low}", lambda v: int(v) == v and v >= low)
+    return _field(default, f"an integer of at least {low}", lambda v: is_int(v, low))
 
 
 def _real(default: float, low: float, high: float, open_low: bool = False) -> Any:
@@ -59,6 +60,11 @@ class OptimizerConfig:
     clip: float = _real(1.0, 0, 1e9, open_low=True)
     skips: int = _int(3, 0)
 
+    def check(self, steps: int) -> None:
+        """Raises ValueError where the warm-up is longer than so many steps."""
+        if self.warmup > steps:
+            raise ValueError(f"optimizer.warmup={self.warmup}: must be in [0, steps={steps}]")
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class MeshConfig:
@@ -71,10 +77,10 @@ class MeshConfig:
       model: heads and hidden units are split over these.
     """
 
-    data: int = _field(-1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
-    fsdp: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
-    seq: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
-    model: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or v >= 1)
+    data: int = _field(-1, "a positive integer, or -1 to fill", lambda v: v == -1 or is_int(v, 1))
+    fsdp: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or is_int(v, 1))
+    seq: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or is_int(v, 1))
+    model: int = _field(1, "a positive integer, or -1 to fill", lambda v: v == -1 or is_int(v, 1))
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -84,7 +90,7 @@ class EvalConfig:
     Attributes:
       lengths: context lengths to test, ascending; the longest is the number of targets a window.
       windows: windows of text, each inside one document.
-      stride: targets scored per step of the sliding window; divides every length.
+      stride: targets scored per step of the sliding window; divides the shortest length.
       split: "validation" or "test".
       batch_tokens: tokens in a forward pass.
     """
@@ -125,7 +131,7 @@ class Config:
     """
 
     workdir: str = _field("runs/train", "a path", bool)
-    seed: int = _field(0, "an integer in [0, 2^31)", lambda v: 0 <= v < 2**31)
+    seed: int = _field(0, "an integer in [0, 2^31)", lambda v: is_int(v, 0) and v < 2**31)
     data: str = _field("embedded", "a source", bool)
     tokenizer: str = _field("bytes", "a tokenizer", bool)
     length: int = _int(64, 1)
@@ -150,10 +156,7 @@ class Config:
                 )
         if not self.model.causal:
             raise ValueError("model.causal=False: next-token training needs a causal model")
-        if self.optimizer.warmup > self.steps:
-            raise ValueError(
-                f"optimizer.warmup={self.optimizer.warmup}: must be in [0, steps={self.steps}]"
-            )
+        self.optimizer.check(self.steps)
         if self.eval.lengths[0] % self.eval.stride:
             shortest = self.eval.lengths[0]
             divisors = [n for n in range(1, shortest + 1) if shortest % n == 0]
@@ -265,7 +268,7 @@ class ImagesConfig:
         "at least one encoding",
         lambda v: len(v) > 0,
     )
-    seed: int = _field(0, "an integer in [0, 2^31)", lambda v: 0 <= v < 2**31)
+    seed: int = _field(0, "an integer in [0, 2^31)", lambda v: is_int(v, 0) and v < 2**31)
     seeds: int = _int(3, 1)
     sides: tuple[int, ...] = _field(
         (32, 48, 64),
@@ -294,10 +297,7 @@ class ImagesConfig:
             raise ValueError("model.causal=True: pass False, every patch sees all others")
         if any(side % self.patch for side in self.sides):
             raise ValueError(f"sides={self.sides}: must be multiples of patch={self.patch}")
-        if self.optimizer.warmup > self.steps:
-            raise ValueError(
-                f"optimizer.warmup={self.optimizer.warmup}: must be in [0, steps={self.steps}]"
-            )
+        self.optimizer.check(self.steps)
         for spec, convention in self.entries():
             if convention not in CONVENTIONS:
                 raise ValueError(f"encodings: {spec}@{convention}: choose one of {CONVENTIONS}")

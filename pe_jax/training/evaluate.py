@@ -101,7 +101,7 @@ class Evaluator:
                 if not self.defined(length):
                     found[protocol][str(length)] = None
                     continue
-                stride = min(self.config.stride, length)
+                stride = self.config.stride
                 losses, _ = self.run(params, pieces(text, length, protocol, stride))
                 if protocol == "sliding":
                     losses = losses[:, -stride:]

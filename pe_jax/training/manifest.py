@@ -19,8 +19,8 @@ def write(folder: Path) -> None:
     A folder that has its manifest is complete and on the disk.
     """
     names = _names(folder)
-    for name in names:
-        _flush(folder / name)
+    for path in (*folder.rglob("*"), folder.parent):  # files, and the folders that name them
+        _flush(path)
     lines = (
         f"{digest}  {name}\n" for digest, name in zip(_hash(folder, names), names, strict=True)
     )

@@ -73,7 +73,8 @@ class Metrics:
 
 def _drop_after(done: int, path: Path) -> None:
     """Keeps the rows of steps up to `done`; drops later ones, and lines that are torn."""
-    lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    lines = text.splitlines()
     kept, torn = [], 0
     for line in lines:
         try:
@@ -82,7 +83,7 @@ def _drop_after(done: int, path: Path) -> None:
             torn += 1
     if torn:
         logging.warning("%s: %d torn line(s) dropped", path, torn)
-    if len(kept) < len(lines):
+    if len(kept) < len(lines) or (text and not text.endswith("\n")):  # its newline is lost
         part = path.with_suffix(".part")
         part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         os.replace(part, path)

@@ -5,6 +5,7 @@ Both map the bytes of a document to int32 ids and back, and name one id that end
 
 import dataclasses
 import difflib
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,7 @@ class Tokenizer(Protocol):
       name: The spec, for reports.
       vocab: One more than the largest id; the caller rounds it up for its model.
       eos: The id that ends a document.
+      digest: Tells two of the same name apart.
     """
 
     @property
@@ -30,6 +32,8 @@ class Tokenizer(Protocol):
     def vocab(self) -> int: ...  # noqa: D102
     @property
     def eos(self) -> int: ...  # noqa: D102
+    @property
+    def digest(self) -> str: ...  # noqa: D102
 
     def encode(self, document: bytes) -> np.ndarray:
         """Returns the ids of a document, int32 [tokens], without the end of document."""
@@ -47,6 +51,7 @@ class Bytes:
     name: str = "bytes"
     vocab: int = 257
     eos: int = 256
+    digest: str = "bytes"
 
     def encode(self, document: bytes) -> np.ndarray:
         """Returns the bytes, int32 [len(document)]."""
@@ -70,6 +75,7 @@ class BPE:
     model: tokenizers.Tokenizer
     vocab: int
     eos: int
+    digest: str
 
     def encode(self, document: bytes) -> np.ndarray:
         """Returns the ids, int32 [tokens].
@@ -90,12 +96,11 @@ class BPE:
         return self.model.decode(ids[ids != self.eos].tolist(), skip_special_tokens=False)
 
 
-def get(spec: str, texts: Iterable[bytes] | None = None) -> Tokenizer:
+def get(spec: str) -> Tokenizer:
     """Returns the tokenizer that a spec names.
 
     Args:
       spec: `bytes`, or `bpe:PATH` for a Hugging Face tokenizers JSON file.
-      texts: Documents to train `bpe:PATH` on (4,096 tokens) when that file does not exist yet.
 
     Raises:
       ValueError: The spec is unknown, or the file is missing or not a tokenizer.
@@ -107,8 +112,6 @@ def get(spec: str, texts: Iterable[bytes] | None = None) -> Tokenizer:
         near = difflib.get_close_matches(kind, ("bytes", "bpe"), 1, 0)[0]
         near = {"bpe": "bpe:PATH"}.get(near, near)
         raise ValueError(f"tokenizer={spec!r} is unknown; did you mean {near!r}?")
-    if texts is not None and not Path(path).exists():
-        train_bpe(texts, path)
     return _load_bpe(path)
 
 
@@ -182,4 +185,5 @@ def _load_bpe(path: str) -> BPE:
     last = max(model.get_vocab().values(), default=-1)
     known = [model.token_to_id(token) for token in _END]
     eos = next((token for token in known if token is not None), last + 1)
-    return BPE(f"bpe:{Path(path).name}", model, max(last, eos) + 1, eos)
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return BPE(f"bpe:{Path(path).name}", model, max(last, eos) + 1, eos, digest)

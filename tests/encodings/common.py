@@ -23,9 +23,7 @@ def qkv(seed=0, length=LENGTH, heads=HEADS):
 def random_params(encoding, dims=DIMS, seed=1):
     """Parameters of the right shapes, every number N(0, 1/4): none is left at an initial zero."""
     key = jax.random.key(0)
-    shapes = jax.eval_shape(
-        lambda: pe_jax.Params(encoding.init_shared(key, dims), encoding.init_layer(key, dims))
-    )
+    shapes = jax.eval_shape(lambda: encoding.init(key, dims))
     rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda x: jnp.asarray(0.5 * rng.standard_normal(x.shape, np.float32)), shapes

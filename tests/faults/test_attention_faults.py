@@ -98,11 +98,11 @@ FAULTS = {
     ),
     "sinks alone": (ValueError, "sinks=2: pass a window", dict(sinks=2)),
     "negative sinks": (ValueError, "sinks=-1 … at least 0", dict(window=2, sinks=-1)),
-    "no params": (ValueError, "T5 … pe_jax.Params(", dict(encoding=T5, params=None)),
+    "no params": (ValueError, "T5 … encoding.init(", dict(encoding=T5, params=None)),
     "params": (TypeError, "params is a dict … pe_jax.Params", dict(encoding=T5, params={})),
     "a table": (
         ValueError,
-        "params.shared has no table for T5; pass pe_jax.Params(",
+        "params.shared has no table for T5; pass encoding.init(",
         dict(encoding=T5, params=Params({}, {"table": np.zeros((H, 32))})),
     ),
     "a table of a part": (

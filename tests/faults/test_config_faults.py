@@ -11,6 +11,7 @@ from absl import app, flags
 
 from experiments import compare, launch
 from experiments import train as program
+from pe_jax.training.config import CompareConfig, Config, EvalConfig, MeshConfig
 from pe_jax.training.step import Trainer
 from tests.test_data import write
 
@@ -47,7 +48,7 @@ def command(monkeypatch, tmp_path):
         argv = [name, *(() if "--config" in given else base), *args]
         monkeypatch.setattr(sys, "argv", argv)
         try:
-            launch.run(main.main, default)
+            launch.run(main.main, default, Config if main is program else CompareConfig)
         except SystemExit as end:
             return end.code
         except Compiled:
@@ -134,6 +135,7 @@ def test_a_bad_model_is_refused(command, capfd, tmp_path, args, words):
         (["model.widht=32"], ("--config.model.widht", "did you mean --config.model.width?")),
         (["optimizer.lr=1"], ("--config.optimizer.lr is unknown", "did you mean --config.")),
         (["step=3"], ("--config.step is unknown", "did you mean --config.steps?")),
+        (["workers=2"], ("--config.workers is unknown", "did you mean --config.")),
         # 10, 11, 12
         (["steps=1e4"], ("--config.steps=1e4", "an integer of at least 1")),
         (["steps=-5"], ("steps=-5", "an integer of at least 1")),
@@ -216,6 +218,27 @@ def test_what_can_run_does(command, args):
 )
 def test_a_bad_comparison_is_refused(command, capfd, tmp_path, args, words):
     refused(command, capfd, tmp_path, *(SET + x for x in args), words=words, main=compare)
+
+
+def test_a_comparison_has_encodings_and_no_encoding(command, capfd, tmp_path):
+    words = ("Unknown command line flag 'encoding'",)
+    refused(command, capfd, tmp_path, "--encoding=alibi", words=words, main=compare)
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"steps": 1e4}, "steps=10000.0: pass an integer of at least 1"),
+        ({"batch": True}, "batch=True: pass an integer of at least 1"),
+        ({"seed": 0.5}, "seed=0.5: pass an integer in"),
+        ({"mesh": MeshConfig(data=1.5)}, "mesh.data=1.5: pass a positive integer"),  # pyright: ignore
+        ({"eval": EvalConfig(windows=2.0)}, "eval.windows=2.0: pass an integer"),  # pyright: ignore
+    ],
+)
+def test_a_config_file_gives_integers_where_flags_do(fields, words):
+    with pytest.raises(ValueError) as info:
+        Config(**fields).check()
+    assert words in str(info.value)
 
 
 # 46

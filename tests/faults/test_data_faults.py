@@ -120,7 +120,8 @@ def test_invalid_utf8_is_exact_as_bytes_and_an_error_as_text(tmp_path):
     corpus = data.load(written(tmp_path, {"a": b"fine " * 9, "b": content}))
     np.testing.assert_array_equal(BYTES.encode(content), list(content))
     next(train(corpus))
-    bpe = tokenizer.get(f"bpe:{tmp_path}/bpe.json", texts=[b"caf\xc3\xa9 end fine"])
+    tokenizer.train_bpe([b"caf\xc3\xa9 end fine"], f"{tmp_path}/bpe.json")
+    bpe = tokenizer.get(f"bpe:{tmp_path}/bpe.json")
     with fails("byte 0xff at offset 6 is not UTF-8", "use tokenizer=bytes"):
         bpe.encode(content)
     with fails("train document 1", "byte 0xff at offset 6"):  # at the start, not when it is reached
