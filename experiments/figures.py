@@ -16,7 +16,8 @@ from experiments.plotting import (
     name_lines,
     styled,
 )
-from experiments.results import PROTOCOLS, Results
+from experiments.results import Results
+from pe_jax.training.config import PROTOCOLS
 
 
 def _range(results: Results) -> tuple[float, float] | None:

@@ -20,7 +20,8 @@ from rich.text import Text
 from experiments import figures, findings, plotting, portraits, statistics
 from experiments import results as reading
 from experiments.findings import Verdict
-from experiments.results import PROTOCOLS, Results, Scheme
+from experiments.results import Results, Scheme
+from pe_jax.training.config import PROTOCOLS
 
 MARKS = {
     statistics.LOWER: "▼",

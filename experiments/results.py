@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from experiments import statistics
+from pe_jax.training.config import PROTOCOLS
 
-PROTOCOLS = ("non-overlapping", "sliding")
 REQUIRED = (
     *("name", "train_length", "lengths", "baseline", "reference", "encodings", "seeds"),
     *("config", "corpus", "versions", "commit", "device", "command", "steps", "batch"),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from experiments import launch, target
+from experiments import hlo, launch, target
 from experiments.provenance import save_json
 from pe_jax.training.config import MeshConfig
 
@@ -112,9 +112,8 @@ def read(cell: Cell, folder: Path) -> dict | None:
 
 HEADER = (
     ("mesh", "GiB a chip", "step", "compute", "exchange", "TFLOP a chip", "of peak")
-    + ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute")
+    + hlo.KINDS
 )  # fmt: skip
-EXCHANGED = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
 
 def figures(cell: Cell, row: dict) -> list[str]:
@@ -125,7 +124,7 @@ def figures(cell: Cell, row: dict) -> list[str]:
     chip = target.CHIPS[SLICES[cell.chips].partition(":")[0]]
     step = row["compute_seconds"] + row["exchange_seconds"]
     share = row["flops"] / chip.peak / step
-    sizes = [row["collectives"].get(kind, {"bytes": 0})["bytes"] for kind in EXCHANGED]
+    sizes = [row["collectives"].get(kind, {"bytes": 0})["bytes"] for kind in hlo.KINDS]
     return [
         mesh,
         f"{row['total'] / target.GIB:.1f}" + ("" if row["fits"] else " (does not fit)"),
@@ -180,8 +179,9 @@ How to read it.
   input of data, the host, waiting for the slowest chip.
 - **of peak**: matrix products, those of recomputed blocks too, over what the chip could do in that
   step.
-- **all-gather** … **permute**: GiB of the arrays that each kind of collective makes, a chip and
-  step. The compiler writes gathers of small parts as all-reduces of arrays that are 0 elsewhere.
+- **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, a
+  chip and step. The compiler writes gathers of small parts as all-reduces of arrays that are 0
+  elsewhere.
 - On one chip attention runs in the TPU's kernels where the scheme has one; on several in tiles of
   XLA, which hold all heads of a chip's rows (see `WORKSPACE.md`).
 

@@ -18,8 +18,7 @@ import pytest
 from experiments import compare, lanes, report
 from experiments import train as program
 from pe_jax.training import sharding
-from pe_jax.training.config import CompareConfig, EvalConfig
-from pe_jax.training.evaluate import PROTOCOLS
+from pe_jax.training.config import PROTOCOLS, CompareConfig, EvalConfig
 from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
 

@@ -13,8 +13,8 @@ from scipy.special import logsumexp
 
 from pe_jax.training import sharding, tasks
 from pe_jax.training.checkpoint import Checkpoints
-from pe_jax.training.config import EvalConfig, MeshConfig
-from pe_jax.training.evaluate import PROTOCOLS, Evaluator, pieces
+from pe_jax.training.config import PROTOCOLS, EvalConfig, MeshConfig
+from pe_jax.training.evaluate import Evaluator, pieces
 from pe_jax.training.step import Trainer
 from tests import tiny
 from tests.tiny import SPECS, L, R

@@ -13,6 +13,8 @@ from pe_jax.encodings.base import is_int
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import placement
 
+PROTOCOLS = ("non-overlapping", "sliding")  # of an evaluation; see `evaluate`
+
 
 def _field(default: Any, need: str, ok: Callable[[Any], bool]) -> Any:
     return dataclasses.field(default=default, metadata={"need": need, "ok": ok})
@@ -203,9 +205,9 @@ class CompareConfig(Config):
     baseline: str = _field("nope", "one of the encodings", bool)
     reference: str = _field("rope", "one of the encodings", bool)
     protocol: str = _field(
-        "non-overlapping",
-        "non-overlapping or sliding",
-        lambda v: v in ("non-overlapping", "sliding"),
+        PROTOCOLS[0],
+        " or ".join(PROTOCOLS),
+        lambda v: v in PROTOCOLS,
     )
     devices: str = _share()
     workers: int = _int(0, 0)

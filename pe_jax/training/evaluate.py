@@ -19,10 +19,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax.training import data, placement, tasks
-from pe_jax.training.config import EvalConfig
+from pe_jax.training.config import PROTOCOLS, EvalConfig
 from pe_jax.training.step import Trainer, token_losses
-
-PROTOCOLS = ("non-overlapping", "sliding")
 
 
 def windows(corpus: Any, tokenizer: Any, config: EvalConfig) -> np.ndarray:
