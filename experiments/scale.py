@@ -70,7 +70,11 @@ def cells() -> list[Cell]:
 
 
 def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
-    """Runs one cell; leaves its compiled.json, with words instead of figures if it failed."""
+    """Runs one cell; leaves its compiled.json, with words instead of figures if it failed.
+
+    Raises:
+      OSError: it ended without one, and the compiler is not to blame.
+    """
     fields = {"length": cell.context, "batch": cell.batch}
     fields |= {f"mesh.{axis}": n for axis, n in dataclasses.asdict(cell.mesh).items()}
     fields["model.encoding"] = cell.encoding
@@ -80,13 +84,17 @@ def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
     command += [f"--config.{field}={value}" for field, value in fields.items()]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-        why = " ".join(found.stderr.splitlines()[-1:])[:300]
+        why = f"the compiler died (signal {-found.returncode})"
+        last = " ".join(found.stderr.splitlines()[-1:])[:300]
     except subprocess.TimeoutExpired:
-        why = f"took longer than {limit:.0f} s"
-    if not (folder / "compiled.json").exists():
-        row = {"encoding": cell.encoding, "program": cell.program}
-        row |= {"status": "does not compile", "why": why}
-        save_json(folder / "compiled.json", {"chips": cell.chips, "programs": [row]})
+        found, why, last = None, f"took longer than {limit:.0f} s", ""
+    if (folder / "compiled.json").exists():
+        return
+    if found and found.returncode >= 0:  # our own fault, or the machine's: not the program's
+        raise OSError(f"{cell.name}: exit status {found.returncode}: {last}")
+    row = {"encoding": cell.encoding, "program": cell.program}
+    row |= {"status": "does not compile", "why": why}
+    save_json(folder / "compiled.json", {"chips": cell.chips, "programs": [row]})
 
 
 def sweep(plan: list[Cell], folder: Path, minutes: float, limit: float) -> None:
@@ -227,7 +235,7 @@ def main(_: list[str]) -> None:
     with launch.one_line_errors():
         for topology in SLICES.values():
             target.check(topology)
-    sweep(plan, Path(given.out), given.minutes, given.limit)
+        sweep(plan, Path(given.out), given.minutes, given.limit)
     Path(given.page).write_text(page(plan, Path(given.out)))
     print(f"Plan: {given.page}")
 

@@ -245,6 +245,23 @@ def test_a_sweep_repeats_nothing_and_stops_in_time(tmp_path, monkeypatch):
     assert begun == plan
 
 
+def test_a_cell_is_words_only_where_the_compiler_is_to_blame(tmp_path, monkeypatch):
+    cell = scale.cells()[0]
+
+    def run(code):
+        text = "Traceback\nModuleNotFoundError: No module named 'x'"
+        found = subprocess.CompletedProcess([], code, "", text)
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: found)
+        scale.compile_cell(cell, tmp_path / str(code), 9)
+
+    with pytest.raises(OSError, match="exit status 1: ModuleNotFoundError: No module named 'x'"):
+        run(1)
+    assert not (tmp_path / "1").exists()
+    run(-6)
+    row = json.loads((tmp_path / "-6" / "compiled.json").read_text())["programs"][0]
+    assert row["why"] == "the compiler died (signal 6)"
+
+
 def test_training_and_decoding_compile_for_a_slice(tmp_path):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("no libtpu here: pip install -e '.[tpu]', or make tpu")
