@@ -12,10 +12,11 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, require
 from pe_jax.engines import checks, dense, tiled
+from pe_jax.engines.apart import Apart
 from pe_jax.engines.axes import under_auto_axes
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.layout import IN_ORDER, InOrder
-from pe_jax.engines.plan import TILE
+from pe_jax.engines.plan import TILE, devices
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}
@@ -79,9 +80,11 @@ def attention(
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length.
-        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`; or
-        `pe_jax.engines.ring.Ring(mesh)`, under jit, for rows whose tokens several devices share:
-        q, k, v, x, positions and segments lie as its `spread` lays them, and so does the output.
+        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`; and, under jit
+        on several devices: `pe_jax.engines.apart.Apart(mesh, axes)`, where each row is on one of
+        them, which then may run its kernel; `pe_jax.engines.ring.Ring(mesh)`, where they share a
+        row's tokens: q, k, v, x, positions and segments lie as its `spread` lays them, and so does
+        the output.
       dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
         sharded; inside shard_map q must have all its heads (their slopes and tables need them).
 
@@ -220,6 +223,8 @@ def attend(
 
 def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Callable:
     """The engine's `attend`. Logs each choice that it makes by itself, once."""
+    if isinstance(implementation, Apart):
+        return functools.partial(implementation.run, lambda *call: _pick(None, *call)(*call))
     if callable(implementation):
         return implementation
     device, enc = jax.default_backend(), rules.encoding
@@ -246,7 +251,7 @@ def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Call
         return dense.attend
     if device in KERNELS:
         why = _refusal(KERNELS[device], rules, params, operands, q, k)
-        if jax.device_count() > 1:  # under jit XLA would gather the operands of a kernel
+        if devices() > 1:  # under jit XLA would gather the operands of a kernel
             why = "several devices, among which XLA cannot divide a kernel"
         if why is None:
             _log(logging.INFO, f"{name}: the {KERNELS[device]} kernel")

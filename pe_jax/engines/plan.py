@@ -11,6 +11,7 @@ the views that score any of its pairs. n is a column and its view in one.
 """
 
 import dataclasses
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -55,6 +56,14 @@ def group_sizes(batch: int, heads: int, kv_heads: int, area: int) -> tuple[int, 
     if h < heads:
         return 1, h
     return max(b for b in range(1, batch + 1) if batch % b == 0 and b * h <= max(most, h)), h
+
+
+def devices() -> int:
+    """How many devices share what is traced here: all, or what a shard_map leaves of its mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.manual_axes:
+        return jax.device_count()
+    return mesh.size // math.prod(mesh.shape[axis] for axis in mesh.manual_axes)
 
 
 def alone() -> bool:

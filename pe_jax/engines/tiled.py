@@ -383,7 +383,7 @@ def factored(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens)
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """As `dense.attend`, in tiles; gradients reach operands and parameters, not positions."""
     operands = factored(rules, params, operands, q, k)
-    queries, cuts = operands["q"].shape[2], Cuts(devices=jax.device_count())
+    queries, cuts = operands["q"].shape[2], Cuts(devices=plans.devices())
     factored_bias = "k_factor" in operands
     setup = arrange(rules, params, operands["q"], operands["k"], cuts, factored_bias)
     diff, q, k = prepare(setup, operands, q, k, cuts)

@@ -10,8 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pe_jax.engines.apart import Apart
+from pe_jax.engines.api import KERNELS
 from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.ring import Ring
 from pe_jax.models.config import ModelConfig
@@ -55,8 +58,10 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
         )
     for axis in fill:
         sizes[axis] = len(devices) // fixed
+    # A torus of 8 × 8 × 16 chips has no 4 in it: an axis of links may have to be split.
     shape = tuple(sizes.values())
-    return jax.make_mesh(shape, AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+    grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def check_fits(
@@ -114,12 +119,16 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
 def layout(model: ModelConfig, mesh: Mesh) -> InOrder:
     """How rows of tokens lie: in order, or shared by the devices along the axis of tokens.
 
-    Each token has as much work as the others where a window limits what it sees, and then its
-    neighbours lie beside it; else the last tokens have most, and each device gets some of them.
+    A row that is whole on a device, with all heads, is its own affair: it may run a kernel. Of one
+    that is shared, each token has as much work as the others where a window limits what it sees,
+    and then its neighbours lie beside it; else the last tokens have most, and each device gets some
+    of them.
     """
     axis = MESH_AXES["tokens"]
     if mesh.shape[axis] == 1:
-        return IN_ORDER
+        kernels = mesh.devices.flat[0].platform in KERNELS and model.attention == "auto"
+        whole = jax.device_count() > 1 and mesh.shape[MESH_AXES["heads"]] == 1
+        return Apart(mesh, MESH_AXES["batch"]) if kernels and whole else IN_ORDER
     balanced = model.causal and not model.window
     return Ring(mesh, axis, MESH_AXES["batch"], MESH_AXES["heads"], balanced)
 

@@ -1,0 +1,60 @@
+"""Rows shared by devices, each whole on one: what one device gives, and its kernel."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.engines.apart import Apart
+from pe_jax.engines.layout import IN_ORDER
+from pe_jax.models.config import ModelConfig
+from pe_jax.training import sharding
+from tests.test_ring import IDS, T5, case_of, check, mesh, tiles  # noqa: F401
+from tests.util import B, H, T
+
+
+@pytest.mark.parametrize("spec", ["rope", T5, "shaw(clip=3)", "tupe(length=40)", "fox", "dape"])
+def test_devices_that_share_rows_are_one_forward_and_backward(tiles, spec):  # noqa: F811
+    """Gradients of tables add up over the devices."""
+    check(case_of(spec), Apart(mesh(data=B), ("data",)), ids=IDS)
+
+
+@pytest.mark.parametrize("spec", ["alibi", "rope", "t5"])
+def test_each_device_runs_its_kernel_where_the_compiler_could_not_divide_it(spec, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    encoding = pe_jax.make(spec)
+    dims = pe_jax.Dims(256, 4, 4, 64)
+    params = encoding.init(jax.random.key(0), dims)
+    q = jax.ShapeDtypeStruct((2, 2048, 4, 64), jnp.bfloat16)
+
+    def traced(implementation) -> str:
+        run = lambda q: pe_jax.attention(  # noqa: E731
+            q, q, q, encoding=encoding, params=params, implementation=implementation
+        )
+        return str(jax.make_jaxpr(run)(q))
+
+    assert "pallas_call" not in traced(None)
+    assert "pallas_call" in traced(Apart(mesh(data=2), ("data",)))
+
+
+def test_rows_that_do_not_divide_are_refused():
+    x = jnp.zeros((3, T, H, 8))
+    with pytest.raises(ValueError, match=r"3 rows: must divide over the mesh axes \('data',\)=2"):
+        pe_jax.attention(x, x, x, implementation=Apart(mesh(data=2), ("data",)))
+
+
+def test_a_trainer_shares_rows_so_where_there_are_kernels():
+    def layout(platform, attention="auto", **axes):
+        shape = {**dict.fromkeys(sharding.AXES, 1), **axes}
+        chips = np.array([SimpleNamespace(platform=platform)] * np.prod([*shape.values()]))
+        fake: Any = SimpleNamespace(shape=shape, devices=chips)
+        return sharding.layout(ModelConfig(attention=attention), fake)
+
+    assert isinstance(layout("tpu", data=4, fsdp=2), Apart)
+    assert isinstance(layout("gpu"), Apart)  # one of several, as a sweep's runs have
+    assert layout("cpu", data=8) is layout("tpu", data=4, model=2) is IN_ORDER
+    assert layout("tpu", "tiled", data=8) is IN_ORDER
