@@ -4,8 +4,8 @@
       --config.mesh.fsdp=16 --encodings=rope --encodings=alibi
 
 The programs are the real ones: the step of `Trainer` with its shardings, and `decode_step` of
-`generate` with a cache of `length` tokens. They are traced as on the slice, so one chip gets the
-kernels and several get tiles, as they would there. Needs the extra `tpu` (libtpu). Prints a table
+`generate` with a cache of `length` tokens. They are traced as on the slice, and get the kernels or
+the tiles that they would get there. Needs the extra `tpu` (libtpu). Prints a table
 and writes compiled.json and compiled.csv; the exit status is 1 if a program did not compile.
 
 What the figures are: estimates. Memory is the compiler's own count. `optimal` is XLA's roofline,

@@ -181,7 +181,7 @@ How to read it.
 - **GiB a chip**: parameters, Adam's moments, the batch and the temporaries, as the compiler lays
   them out: its own count, exact for the program. "does not fit" is the compiler's word too.
 - **compute**: cycles that the compiler expects of each operation, times how often it runs, over the
-  clock; the products of Pallas kernels (one chip) at the chip's peak. **exchange**: bytes that a
+  clock; the products of Pallas kernels at the chip's peak, too little. **exchange**: bytes that a
   chip sends, over the published bandwidth of all its links. **step** is their sum: as if nothing of
   the exchange ran beside the computation. Left out: the network's latency and its crossings, the
   input of data, the host, waiting for the slowest chip.
@@ -190,8 +190,8 @@ How to read it.
 - **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, a
   chip and step. The compiler writes gathers of small parts as all-reduces of arrays that are 0
   elsewhere.
-- On one chip attention runs in the TPU's kernels where the scheme has one; on several in tiles of
-  XLA, which hold all heads of a chip's rows (see `WORKSPACE.md`).
+- Attention runs in the TPU's kernels where the scheme has one and the chip has whole rows, else in
+  tiles of XLA (Shaw, DeBERTa, FoX; rings), which this compiler serves badly: "of peak" shows it.
 
 ## RoPE: sizes, contexts, slices
 
