@@ -1,0 +1,173 @@
+// What an explorer's page is made of: controls, charts, and maps of query by key.
+const widgets = (() => {
+  const get = (id) => document.getElementById(id);
+  const { colours, rising, signed } = Object.fromEntries(
+    Object.entries(document.body.dataset).map(([name, list]) => [name, list.split(" ")]),
+  );
+  const range = (start, end) => Array.from({ length: end - start }, (_, i) => start + i);
+  const text = (value) => String(value).replace("-", "\u2212");
+  const short = (value) => text(Number(value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 3 }));
+
+  // Controls: a slider and a field of numbers hold one value; logarithmic sliders hold its log2.
+  const settings = {}; // by id
+  let changed = () => {};
+  const pair = (box) => {
+    const [slider, field] = box.querySelectorAll("input");
+    const log = "log" in box.dataset;
+    const [into, back] = log ? [(v) => 2 ** v, Math.log2] : [Number, Number];
+    const keep = (value) => {
+      const [low, high, step] = [field.min, field.max, field.step].map(Number);
+      const whole = low + Math.round((value - low) / step) * step;
+      settings[field.id] = Math.min(Math.max(whole, low), high);
+      slider.min = back(low);
+      slider.max = back(high);
+      slider.value = back(settings[field.id]);
+      slider.setAttribute("aria-valuetext", settings[field.id]);
+      return settings[field.id];
+    };
+    slider.addEventListener("input", () => {
+      const value = into(Number(slider.value));
+      const fine = log && slider.step !== "1"; // whole steps are powers of two, and stay exact
+      field.value = keep(fine ? Number(value.toPrecision(3)) : value);
+      changed();
+    });
+    field.addEventListener("change", () => {
+      field.value = keep(field.value === "" ? settings[field.id] : Number(field.value));
+      changed();
+    });
+    keep(Number(field.value));
+    return { field, keep };
+  };
+  const controls = Object.fromEntries(
+    [...document.querySelectorAll(".control")].map(pair).map((one) => [one.field.id, one]),
+  );
+  for (const field of document.querySelectorAll("select, input[type=checkbox]")) {
+    const read = () => (settings[field.id] = field.type === "checkbox" ? field.checked : field.value);
+    field.addEventListener("change", () => {
+      read();
+      changed();
+    });
+    read();
+  }
+  const bounds = (id, limits) => {
+    const { field, keep } = controls[id];
+    Object.assign(field, limits);
+    field.value = keep(Number(field.value));
+  };
+
+  // Charts. `series`: { name, y, colour, width, dots, dash }; what was drawn stays in `drawn`.
+  const drawn = {};
+  const box = { width: 560, height: 300, left: 58, right: 14, top: 14, bottom: 44 };
+  const make = (parent, name, fields, words) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(fields)) made.setAttribute(key, value);
+    if (words !== undefined) made.textContent = words;
+    return parent.appendChild(made);
+  };
+  const ticks = (low, high, log) => {
+    if (log) {
+      const power = Math.ceil((high - low) / Math.log2(log) / 6) * Math.log2(log);
+      const first = Math.ceil(low / power - 1e-9);
+      return range(0, Math.floor(high / power + 1e-9) - first + 1).map((i) => (first + i) * power);
+    }
+    const rough = (high - low) / 5;
+    const unit = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((n) => n * unit).find((n) => n >= rough);
+    const first = Math.ceil(low / step - 1e-9);
+    return range(0, Math.floor(high / step + 1e-9) - first + 1).map((i) => (first + i) * step);
+  };
+  // An axis: from values to pixels; `log` is the base of its ticks, if it is logarithmic.
+  const axis = ([low, high], from, to, log) => {
+    const scaled = log ? Math.log2 : Number;
+    const [a, b] = [scaled(low), scaled(high)];
+    const place = (value) => from + ((scaled(value) - a) / (b - a || 1)) * (to - from);
+    const label = (tick) => (log && tick < 0 ? `1/${2 ** -tick}` : short(log ? 2 ** tick : tick));
+    const at = ticks(a, b, log).map((tick) => [from + ((tick - a) / (b - a || 1)) * (to - from), label(tick)]);
+    return { place, at };
+  };
+  const chart = (id, { x, series, xLabel, yLabel, xLog, yLog, xRange, yRange, marks = [], step }) => {
+    const svg = get(id);
+    const { width, height, left, right, top, bottom } = box;
+    const across = axis(xRange ?? [x[0], x[x.length - 1]], left, width - right, xLog);
+    const up = axis(yRange, height - bottom, top, yLog);
+    drawn[id] = { x, series, yRange, yLog: Boolean(yLog) };
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.replaceChildren();
+    for (const [y, words] of up.at) {
+      make(svg, "path", { class: "grid", d: `M${left},${y}H${width - right}` });
+      make(svg, "text", { x: left - 7, y: y + 4, "text-anchor": "end" }, words);
+    }
+    for (const [at, words] of across.at) {
+      make(svg, "path", { class: "tick", d: `M${at},${height - bottom}v5` });
+      make(svg, "text", { x: at, y: height - bottom + 18, "text-anchor": "middle" }, words);
+    }
+    make(svg, "path", { class: "tick", d: `M${left},${height - bottom}H${width - right}` });
+    make(svg, "text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xLabel);
+    make(svg, "text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(13 ${(height - bottom + top) / 2}) rotate(-90)` }, yLabel);
+    for (const { value, words, vertical } of marks) {
+      const [at, low, high] = vertical ? [across.place(value), left, width - right] : [up.place(value), top, height - bottom];
+      if (at < low || at > high) continue;
+      make(svg, "path", { class: "mark", d: vertical ? `M${at},${top}V${height - bottom}` : `M${left},${at}H${width - right}` });
+      make(svg, "text", vertical ? { x: at + 4, y: top + 9 } : { x: left + 5, y: at - 4 }, words);
+    }
+    for (const { x: own = x, y, colour, width: stroke = 1.8, dots, dash } of series) {
+      const points = y.map((value, i) => [across.place(own[i]), up.place(value)]);
+      const join = ([px, py], i) => (i === 0 ? `M${px},${py}` : step ? `H${px}V${py}` : `L${px},${py}`);
+      const line = { class: "series", d: points.map(join).join(""), stroke: colour, "stroke-width": stroke };
+      if (dash) line["stroke-dasharray"] = "5 4";
+      if (!dots) make(svg, "path", line);
+      else for (const [cx, cy] of points) make(svg, "circle", { cx, cy, r: stroke, fill: colour });
+    }
+    const named = series.filter((one) => one.name);
+    svg.nextElementSibling.replaceChildren(
+      ...named.map(({ name, colour }) => {
+        const item = document.createElement("span");
+        item.style.setProperty("--c", colour);
+        item.textContent = name;
+        return item;
+      }),
+    );
+  };
+
+  // Maps: a square a pair of tokens, by a function of their distance; NaN stays white.
+  const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  const paint = (ramp, part) => {
+    const at = Math.min(Math.max(part, 0), 1) * (ramp.length - 1);
+    const i = Math.min(Math.floor(at), ramp.length - 2);
+    const [a, b] = [ramp[i], ramp[i + 1]].map(channels);
+    return a.map((value, c) => value + (at - i) * (b[c] - value));
+  };
+  const map = (id, { values, tokens, low, high, ramp, unit }) => {
+    const canvas = get(id);
+    const at = (query, key) => values[query - key + tokens - 1];
+    canvas.width = canvas.height = tokens;
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(tokens, tokens);
+    const colours = values.map((v) => (Number.isNaN(v) ? [255, 255, 255] : paint(ramp, (v - low) / (high - low || 1))));
+    for (const query of range(0, tokens))
+      for (const key of range(0, tokens))
+        image.data.set([...colours[query - key + tokens - 1], 255], 4 * (query * tokens + key));
+    context.putImageData(image, 0, 0);
+    drawn[id] = { values, tokens };
+    const words = `${short(low)} to ${short(high)} ${unit}`;
+    const said = canvas.nextElementSibling;
+    const bar = `linear-gradient(to right, ${ramp.join(", ")})`;
+    said.querySelector(".bar").style.background = bar;
+    said.querySelector("output").textContent = words;
+    canvas.onpointerleave = () => (said.querySelector("output").textContent = words);
+    canvas.onpointermove = (event) => {
+      const frame = canvas.getBoundingClientRect();
+      const place = (from, size) => Math.min(Math.max(Math.floor((from / size) * tokens), 0), tokens - 1);
+      const key = place(event.clientX - frame.left, frame.width);
+      const query = place(event.clientY - frame.top, frame.height);
+      const found = at(query, key);
+      const shown = Number.isNaN(found) ? "hidden by the mask" : short(found);
+      said.querySelector("output").textContent = `query ${query}, key ${key}: ${shown}`;
+    };
+  };
+  const start = (draw) => {
+    changed = draw;
+    draw();
+  };
+  return { settings, bounds, chart, map, start, drawn, box, range, short, colours, rising, signed };
+})();
