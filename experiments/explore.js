@@ -10,7 +10,8 @@
   const distances = (tokens) => range(1 - tokens, tokens);
 
   const rope = () => {
-    const { base, width, scaling: kind, factor, original, reach, tokens } = settings;
+    const { base, width, scaling: kind, factor, original, reach } = settings;
+    const tokens = settings["rope-tokens"];
     const scaling = { kind, factor, original };
     for (const id of ["factor", "original"])
       for (const input of document.querySelectorAll(`#${id}-box input`))
@@ -68,7 +69,8 @@
 
   const alibi = () => {
     bounds("head", { max: settings.heads });
-    const { heads, head, tokens } = settings;
+    const { heads, head } = settings;
+    const tokens = settings["alibi-tokens"];
     const slopes = formulas.slopes(heads);
     const near = range(0, tokens);
     chart("slopes", {
@@ -109,7 +111,8 @@
   };
 
   const t5 = () => {
-    const { count, bidirectional, tokens } = settings;
+    const { count, bidirectional } = settings;
+    const tokens = settings["t5-tokens"];
     const side = bidirectional ? count / 2 : count;
     bounds("max-distance", { min: Math.floor(side / 2) + 1 });
     const options = { count, bidirectional, maxDistance: settings["max-distance"] };

@@ -22,7 +22,9 @@
   });
   const reset = element("button", { type: "button", className: "reset", hidden: true }, "Show all");
   const said = element("span", { className: "unseen", role: "status" });
-  document.querySelector(".legend").append(reset, said);
+  const legend = document.querySelector(".legend");
+  legend.prepend(element("span", { className: "hint" }, "Show alone:"));
+  legend.append(reset, said);
 
   const show = (wanted) => {
     root.classList.toggle("isolating", wanted.size > 0);

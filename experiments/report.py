@@ -89,11 +89,11 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(field, value, default) where the configuration is not that of the code."""
+    """(field, value, default) where the configuration, but for its folder, is not the code's."""
     plain = json.loads(json.dumps(dataclasses.asdict(CompareConfig())))
     defaults = dict(_flat(plain))
     found = [(name, value, defaults.get(name, "—")) for name, value in _flat(config)]
-    return [row for row in found if row[1] != row[2]]
+    return [row for row in found if row[1] != row[2] and row[0] != "workdir"]
 
 
 def _commands(results: Results) -> list[str]:

@@ -6,7 +6,13 @@ const widgets = (() => {
   );
   const range = (start, end) => Array.from({ length: end - start }, (_, i) => start + i);
   const text = (value) => String(value).replace("-", "\u2212");
-  const short = (value) => text(Number(value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 3 }));
+  const number = (value, options) => text(value.toLocaleString("en", options));
+  // Three digits, all of whole thousands; a tiny value may be rounding, and is 0.
+  const short = (value) => {
+    const kept = Math.abs(value) < 1e-12 ? 0 : Number(value.toPrecision(3));
+    return number(Math.abs(kept) >= 1000 ? Math.round(value) : kept, { maximumSignificantDigits: 12 });
+  };
+  const brief = (value) => (value < 1e5 ? short(value) : number(value, { notation: "compact" }));
 
   // Controls: a slider and a field of numbers hold one value; logarithmic sliders hold its log2.
   const settings = {}; // by id
@@ -39,7 +45,7 @@ const widgets = (() => {
     return { field, keep };
   };
   const controls = Object.fromEntries(
-    [...document.querySelectorAll(".control")].map(pair).map((one) => [one.field.id, one]),
+    [...document.querySelectorAll(".control:not(.plain)")].map(pair).map((one) => [one.field.id, one]),
   );
   for (const field of document.querySelectorAll("select, input[type=checkbox]")) {
     const read = () => (settings[field.id] = field.type === "checkbox" ? field.checked : field.value);
@@ -57,7 +63,7 @@ const widgets = (() => {
 
   // Charts. `series`: { name, y, colour, width, dots, dash }; what was drawn stays in `drawn`.
   const drawn = {};
-  const box = { width: 560, height: 300, left: 58, right: 14, top: 14, bottom: 44 };
+  const box = { height: 280, left: 70, right: 26, top: 14, bottom: 44 }; // pixels, as on the screen
   const make = (parent, name, fields, words) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(fields)) made.setAttribute(key, value);
@@ -81,13 +87,14 @@ const widgets = (() => {
     const scaled = log ? Math.log2 : Number;
     const [a, b] = [scaled(low), scaled(high)];
     const place = (value) => from + ((scaled(value) - a) / (b - a || 1)) * (to - from);
-    const label = (tick) => (log && tick < 0 ? `1/${2 ** -tick}` : short(log ? 2 ** tick : tick));
+    const label = (tick) => (log && tick < 0 ? `1/${2 ** -tick}` : brief(log ? 2 ** tick : tick));
     const at = ticks(a, b, log).map((tick) => [from + ((tick - a) / (b - a || 1)) * (to - from), label(tick)]);
     return { place, at };
   };
   const chart = (id, { x, series, xLabel, yLabel, xLog, yLog, xRange, yRange, marks = [], step }) => {
     const svg = get(id);
-    const { width, height, left, right, top, bottom } = box;
+    const { height, left, right, top, bottom } = box;
+    const width = Math.max(svg.clientWidth, 240);
     const across = axis(xRange ?? [x[0], x[x.length - 1]], left, width - right, xLog);
     const up = axis(yRange, height - bottom, top, yLog);
     drawn[id] = { x, series, yRange, yLog: Boolean(yLog) };
@@ -103,7 +110,7 @@ const widgets = (() => {
     }
     make(svg, "path", { class: "tick", d: `M${left},${height - bottom}H${width - right}` });
     make(svg, "text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xLabel);
-    make(svg, "text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(13 ${(height - bottom + top) / 2}) rotate(-90)` }, yLabel);
+    make(svg, "text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(9 ${(height - bottom + top) / 2}) rotate(-90)` }, yLabel);
     for (const { value, words, vertical } of marks) {
       const [at, low, high] = vertical ? [across.place(value), left, width - right] : [up.place(value), top, height - bottom];
       if (at < low || at > high) continue;
@@ -168,6 +175,7 @@ const widgets = (() => {
   const start = (draw) => {
     changed = draw;
     draw();
+    addEventListener("resize", draw);
   };
   return { settings, bounds, chart, map, start, drawn, box, range, short, colours, rising, signed };
 })();
