@@ -138,9 +138,5 @@
       `and from ${short(starts[starts.length - 1])} on all share the last.`);
   };
 
-  start(() => {
-    rope();
-    alibi();
-    t5();
-  });
+  start({ rope, alibi, t5 });
 })();

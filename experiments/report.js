@@ -23,8 +23,9 @@
   const reset = element("button", { type: "button", className: "reset", hidden: true }, "Show all");
   const said = element("span", { className: "unseen", role: "status" });
   const legend = document.querySelector(".legend");
-  legend.prepend(element("span", { className: "hint" }, "Show alone:"));
-  legend.append(reset, said);
+  const hint = element("span", { className: "hint" }, "Show alone:");
+  legend.prepend(hint, reset);
+  legend.append(said);
 
   const show = (wanted) => {
     root.classList.toggle("isolating", wanted.size > 0);
@@ -34,6 +35,7 @@
     show(pinned);
     for (const chip of chips) chip.setAttribute("aria-pressed", pinned.has(chip.dataset.s));
     reset.hidden = pinned.size === 0;
+    hint.hidden = !reset.hidden;
     const names = chips.filter((chip) => pinned.has(chip.dataset.s)).map((c) => c.textContent.trim());
     said.textContent = names.length ? `Shown alone: ${names.join(", ")}` : "";
   };

@@ -16,7 +16,8 @@ const widgets = (() => {
 
   // Controls: a slider and a field of numbers hold one value; logarithmic sliders hold its log2.
   const settings = {}; // by id
-  let changed = () => {};
+  let panels = {}; // by id of their section: what draws them
+  const changed = (input) => panels[input.closest("section").id]();
   const pair = (box) => {
     const [slider, field] = box.querySelectorAll("input");
     const log = "log" in box.dataset;
@@ -32,14 +33,17 @@ const widgets = (() => {
       return settings[field.id];
     };
     slider.addEventListener("input", () => {
+      const before = settings[field.id];
+      const moved = Math.sign(Number(slider.value) - back(before));
       const value = into(Number(slider.value));
       const fine = log && slider.step !== "1"; // whole steps are powers of two, and stay exact
-      field.value = keep(fine ? Number(value.toPrecision(3)) : value);
-      changed();
+      const now = keep(fine ? Number(value.toPrecision(3)) : value);
+      field.value = now === before ? keep(before + moved * Number(field.step)) : now;
+      changed(field);
     });
     field.addEventListener("change", () => {
       field.value = keep(field.value === "" ? settings[field.id] : Number(field.value));
-      changed();
+      changed(field);
     });
     keep(Number(field.value));
     return { field, keep };
@@ -51,7 +55,7 @@ const widgets = (() => {
     const read = () => (settings[field.id] = field.type === "checkbox" ? field.checked : field.value);
     field.addEventListener("change", () => {
       read();
-      changed();
+      changed(field);
     });
     read();
   }
@@ -172,10 +176,11 @@ const widgets = (() => {
       said.querySelector("output").textContent = `query ${query}, key ${key}: ${shown}`;
     };
   };
-  const start = (draw) => {
-    changed = draw;
-    draw();
-    addEventListener("resize", draw);
+  const start = (given) => {
+    panels = given;
+    const all = () => Object.values(panels).forEach((draw) => draw());
+    all();
+    addEventListener("resize", all);
   };
   return { settings, bounds, chart, map, start, drawn, box, range, short, colours, rising, signed };
 })();

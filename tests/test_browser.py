@@ -353,6 +353,10 @@ def test_sliders_move_by_keys_and_keep_within_their_bounds(visit):
     assert page.locator("#head").input_value() == "4"  # there is no eighth head any more
     set_to(page, max_distance=20, count=128)
     assert page.locator("#max-distance").input_value() == "65"  # above the exact buckets
+    set_to(page, reach=20)
+    page.get_by_label("distance of the decay, slider").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#reach").input_value() == "21"  # a step of the slider is less than a token
     page.get_by_label("tokens trained on, slider").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowLeft")
