@@ -123,7 +123,7 @@ def test_a_scheme_is_isolated_in_every_figure_and_table_at_once(visit):
         """all => all.map(plot => [...plot.querySelectorAll(".scheme")].map(
             e => [Number(e.dataset.s), Number(getComputedStyle(e).opacity)]))""",
     )
-    assert len(plots) == 8  # differences, two protocols, by position, three of speed, training
+    assert len(plots) >= 8  # differences, two protocols, by position, three of speed, training
     for plot in plots:
         assert all((shown == 1) == (s == rope_at) for s, shown in plot)
     assert opacity(page, f"tr[data-s='{rope_at}']") == 1 > opacity(page, f"tr[data-s='{other}']")

@@ -5,6 +5,7 @@ import html.parser
 import io
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import rich.console
 
 import pe_jax
-from experiments import findings, report, results
+from experiments import findings, plotting, report, results
 from pe_jax.encodings import ENCODINGS, parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -258,6 +259,16 @@ def test_the_one_script_is_ours_and_the_policy_allows_no_other(page):
     ]
 
 
+def stray(element, inside=False):
+    """Elements in a scheme's colour that are not in its group: they would not be isolated."""
+    inside = inside or element.get("class") == "scheme"
+    own = {*plotting.COLOURS} - {plotting.MUTED}  # which axes have too
+    found = (
+        [] if inside or not own & {*re.findall(r"#\w{6}", element.get("style", ""))} else [element]
+    )
+    return found + [bad for child in element for bad in stray(child, inside)]
+
+
 def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
     schemes = {str(i) for i in range(len(DRAWN) + 1)}
     text = (whole / "report.html").read_text(encoding="utf-8")
@@ -274,6 +285,9 @@ def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
         (svg,) = [svg for alt, svg in figures.items() if words in alt]
         found = set(re.findall(r'<g class="scheme" data-s="(\d+)"', svg))
         assert found >= schemes - {str(DRAWN.index(name)) for name in missing}, words
+    for alt, svg in figures.items():
+        if not alt.startswith("What "):  # a portrait is of one scheme
+            assert not stray(ElementTree.fromstring(f"<svg{svg}</svg>")), alt
     for i in schemes:  # a line of the legend, and a section
         assert f"scheme-{i}" in page.ids
         assert ("a", f"#scheme-{i}") in [(tag, a.get("href")) for tag, a in page.tags]
