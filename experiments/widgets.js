@@ -65,7 +65,7 @@ const widgets = (() => {
     field.value = keep(Number(field.value));
   };
 
-  // Charts. `series`: { name, y, colour, width, dots, dash }; what was drawn stays in `drawn`.
+  // Charts. `series`: { name, x, y, colour, width, dots, dash, step }; `drawn` keeps what was drawn.
   const drawn = {};
   const box = { height: 280, left: 70, right: 26, top: 14, bottom: 44 }; // pixels, as on the screen
   const make = (parent, name, fields, words) => {
@@ -90,54 +90,67 @@ const widgets = (() => {
   const axis = ([low, high], from, to, log) => {
     const scaled = log ? Math.log2 : Number;
     const [a, b] = [scaled(low), scaled(high)];
-    const place = (value) => from + ((scaled(value) - a) / (b - a || 1)) * (to - from);
+    const along = (value) => from + ((value - a) / (b - a || 1)) * (to - from);
+    const place = (value) => along(scaled(value));
     const label = (tick) => (log && tick < 0 ? `1/${2 ** -tick}` : brief(log ? 2 ** tick : tick));
-    const at = ticks(a, b, log).map((tick) => [from + ((tick - a) / (b - a || 1)) * (to - from), label(tick)]);
+    const at = ticks(a, b, log).map((tick) => [along(tick), label(tick)]);
     return { place, at };
   };
-  const chart = (id, { x, series, xLabel, yLabel, xLog, yLog, xRange, yRange, marks = [], step }) => {
-    const svg = get(id);
+  // Lines of the grid, the axes, and what they are called.
+  const frame = (svg, width, across, up, { xLabel, yLabel }) => {
     const { height, left, right, top, bottom } = box;
-    const width = Math.max(svg.clientWidth, 240);
-    const across = axis(xRange ?? [x[0], x[x.length - 1]], left, width - right, xLog);
-    const up = axis(yRange, height - bottom, top, yLog);
-    drawn[id] = { x, series, yRange, yLog: Boolean(yLog) };
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    svg.replaceChildren();
+    const [end, floor] = [width - right, height - bottom];
     for (const [y, words] of up.at) {
-      make(svg, "path", { class: "grid", d: `M${left},${y}H${width - right}` });
+      make(svg, "path", { class: "grid", d: `M${left},${y}H${end}` });
       make(svg, "text", { x: left - 7, y: y + 4, "text-anchor": "end" }, words);
     }
-    for (const [at, words] of across.at) {
-      make(svg, "path", { class: "tick", d: `M${at},${height - bottom}v5` });
-      make(svg, "text", { x: at, y: height - bottom + 18, "text-anchor": "middle" }, words);
+    for (const [x, words] of across.at) {
+      make(svg, "path", { class: "tick", d: `M${x},${floor}v5` });
+      make(svg, "text", { x, y: floor + 18, "text-anchor": "middle" }, words);
     }
-    make(svg, "path", { class: "tick", d: `M${left},${height - bottom}H${width - right}` });
-    make(svg, "text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xLabel);
-    make(svg, "text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(9 ${(height - bottom + top) / 2}) rotate(-90)` }, yLabel);
-    for (const { value, words, vertical } of marks) {
-      const [at, low, high] = vertical ? [across.place(value), left, width - right] : [up.place(value), top, height - bottom];
-      if (at < low || at > high) continue;
-      make(svg, "path", { class: "mark", d: vertical ? `M${at},${top}V${height - bottom}` : `M${left},${at}H${width - right}` });
-      make(svg, "text", vertical ? { x: at + 4, y: top + 9 } : { x: left + 5, y: at - 4 }, words);
+    make(svg, "path", { class: "tick", d: `M${left},${floor}H${end}` });
+    make(svg, "text", { x: (left + end) / 2, y: height - 6, "text-anchor": "middle" }, xLabel);
+    const turned = `translate(9 ${(floor + top) / 2}) rotate(-90)`;
+    make(svg, "text", { transform: turned, "text-anchor": "middle" }, yLabel);
+  };
+  // A level that has a name: { value, words }.
+  const level = (svg, width, up, { value, words }) => {
+    const y = up.place(value);
+    if (y < box.top) return;
+    make(svg, "path", { class: "mark", d: `M${box.left},${y}H${width - box.right}` });
+    make(svg, "text", { x: box.left + 5, y: y - 4 }, words);
+  };
+  const line = (svg, points, { colour, width = 1.8, dots, dash, step }) => {
+    if (dots) {
+      for (const [cx, cy] of points) make(svg, "circle", { cx, cy, r: width, fill: colour });
+      return;
     }
-    for (const { x: own = x, y, colour, width: stroke = 1.8, dots, dash } of series) {
-      const points = y.map((value, i) => [across.place(own[i]), up.place(value)]);
-      const join = ([px, py], i) => (i === 0 ? `M${px},${py}` : step ? `H${px}V${py}` : `L${px},${py}`);
-      const line = { class: "series", d: points.map(join).join(""), stroke: colour, "stroke-width": stroke };
-      if (dash) line["stroke-dasharray"] = "5 4";
-      if (!dots) make(svg, "path", line);
-      else for (const [cx, cy] of points) make(svg, "circle", { cx, cy, r: stroke, fill: colour });
+    const join = ([x, y], i) => (i === 0 ? `M${x},${y}` : step ? `H${x}V${y}` : `L${x},${y}`);
+    const fields = { class: "series", d: points.map(join).join("") };
+    const dashes = dash ? { "stroke-dasharray": "5 4" } : {};
+    make(svg, "path", { ...fields, ...dashes, stroke: colour, "stroke-width": width });
+  };
+  const name = ({ name: words, colour }) => {
+    const item = document.createElement("span");
+    item.style.setProperty("--c", colour);
+    item.textContent = words;
+    return item;
+  };
+  const chart = (id, { x, series, xLog, yLog, xRange, yRange, marks = [], ...labels }) => {
+    const svg = get(id);
+    const width = Math.max(svg.clientWidth, 240);
+    const across = axis(xRange ?? [x[0], x[x.length - 1]], box.left, width - box.right, xLog);
+    const up = axis(yRange, box.height - box.bottom, box.top, yLog);
+    svg.setAttribute("viewBox", `0 0 ${width} ${box.height}`);
+    svg.replaceChildren();
+    frame(svg, width, across, up, labels);
+    for (const mark of marks) level(svg, width, up, mark);
+    for (const one of series) {
+      const at = one.x ?? x;
+      line(svg, one.y.map((value, i) => [across.place(at[i]), up.place(value)]), one);
     }
-    const named = series.filter((one) => one.name);
-    svg.nextElementSibling.replaceChildren(
-      ...named.map(({ name, colour }) => {
-        const item = document.createElement("span");
-        item.style.setProperty("--c", colour);
-        item.textContent = name;
-        return item;
-      }),
-    );
+    svg.nextElementSibling.replaceChildren(...series.filter((one) => one.name).map(name));
+    drawn[id] = { x, series, yRange };
   };
 
   // Maps: a square a pair of tokens, by a function of their distance; NaN stays white.
@@ -148,32 +161,35 @@ const widgets = (() => {
     const [a, b] = [ramp[i], ramp[i + 1]].map(channels);
     return a.map((value, c) => value + (at - i) * (b[c] - value));
   };
+  // [column, row] of the square under the pointer.
+  const pixel = (canvas, { clientX, clientY }) => {
+    const { left, top, width, height } = canvas.getBoundingClientRect();
+    const parts = [(clientX - left) / width, (clientY - top) / height];
+    return parts.map((part) => Math.min(Math.max(Math.floor(part * canvas.width), 0), canvas.width - 1));
+  };
   const map = (id, { values, tokens, low, high, ramp, unit }) => {
     const canvas = get(id);
-    const at = (query, key) => values[query - key + tokens - 1];
     canvas.width = canvas.height = tokens;
     const context = canvas.getContext("2d");
     const image = context.createImageData(tokens, tokens);
-    const colours = values.map((v) => (Number.isNaN(v) ? [255, 255, 255] : paint(ramp, (v - low) / (high - low || 1))));
+    const shade = (value) => paint(ramp, (value - low) / (high - low || 1));
+    const colours = values.map((value) => (Number.isNaN(value) ? [255, 255, 255] : shade(value)));
     for (const query of range(0, tokens))
       for (const key of range(0, tokens))
         image.data.set([...colours[query - key + tokens - 1], 255], 4 * (query * tokens + key));
     context.putImageData(image, 0, 0);
     drawn[id] = { values, tokens };
-    const words = `${short(low)} to ${short(high)} ${unit}`;
     const said = canvas.nextElementSibling;
-    const bar = `linear-gradient(to right, ${ramp.join(", ")})`;
-    said.querySelector(".bar").style.background = bar;
-    said.querySelector("output").textContent = words;
-    canvas.onpointerleave = () => (said.querySelector("output").textContent = words);
+    said.querySelector(".bar").style.background = `linear-gradient(to right, ${ramp.join(", ")})`;
+    const scale = `${short(low)} to ${short(high)} ${unit}`;
+    const say = (words) => (said.querySelector("output").textContent = words);
+    say(scale);
+    canvas.onpointerleave = () => say(scale);
     canvas.onpointermove = (event) => {
-      const frame = canvas.getBoundingClientRect();
-      const place = (from, size) => Math.min(Math.max(Math.floor((from / size) * tokens), 0), tokens - 1);
-      const key = place(event.clientX - frame.left, frame.width);
-      const query = place(event.clientY - frame.top, frame.height);
-      const found = at(query, key);
+      const [key, query] = pixel(canvas, event);
+      const found = values[query - key + tokens - 1];
       const shown = Number.isNaN(found) ? "hidden by the mask" : short(found);
-      said.querySelector("output").textContent = `query ${query}, key ${key}: ${shown}`;
+      say(`query ${query}, key ${key}: ${shown}`);
     };
   };
   const start = (given) => {
