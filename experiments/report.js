@@ -85,7 +85,7 @@
     });
     body.append(...keyed.map((entry) => entry.row));
   };
-  for (const table of all("table:not(.facts)")) {
+  for (const table of all("table:not(.facts, .still)")) {
     const body = table.tBodies[0];
     const given = [...body.rows];
     const heads = [...(table.tHead?.rows[0]?.cells ?? [])];
