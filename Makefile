@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv compare smoke images soak test oracles tpu clean
+.PHONY: venv compare smoke images soak test browser oracles tpu clean
 
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
@@ -13,6 +13,10 @@ BIN := .venv/bin
 
 .venv/ready-test: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+.venv/ready-browser: .venv/ready-test
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,browser]'
 	touch $@
 
 .venv/ready-oracles: .venv/ready-test
@@ -42,6 +46,9 @@ test: .venv/ready-test
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pytest -n 2
+
+browser: .venv/ready-browser  # needs Chromium or Chrome of the system: apt-get install chromium
+	$(BIN)/pytest -m browser tests/test_browser.py
 
 oracles: .venv/ready-oracles
 	$(BIN)/pytest -n 2 -m oracles tests/oracles tests/test_examples.py

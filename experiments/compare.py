@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import platform
 import re
 import shlex
 import signal
@@ -90,7 +91,10 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
             "tokens": source.tokens and source.tokens.digest,
             "describe": source.corpus.describe(),
         },
-        "versions": {p: importlib.metadata.version(p) for p in PACKAGES},
+        "versions": {
+            "python": platform.python_version(),
+            **{p: importlib.metadata.version(p) for p in PACKAGES},
+        },
         "commit": commit(),
         "device": f"{len(jax.devices())} × {jax.devices()[0].device_kind}",
         "command": shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]]),

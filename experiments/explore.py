@@ -1,22 +1,29 @@
-"""Pictures of the theory: what the formulas of RoPE, ALiBi and T5 say, before any training.
+"""The theory to look at and to play with: what RoPE, ALiBi and T5 say, before any training.
 
     python -m experiments.explore --out=runs/explore
 
-writes rope-decay, alibi, t5-buckets and rope-scaling, each as SVG, PNG and the data as CSV.
+writes explore.html, one page that opens offline, where base, head width, scaling, slopes and
+buckets are sliders; and rope-decay, alibi, t5-buckets and rope-scaling, each as SVG, PNG and the
+data as CSV.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import markupsafe
 import numpy as np
 from absl import app, flags
+from matplotlib import colors
 from matplotlib.axes import Axes
 
-from experiments import launch, plotting, statistics
+from experiments import launch, page, plotting, statistics
 from experiments.plotting import Drawing, canvas, log2_axis, look, name_lines, styled
 from experiments.results import Scheme
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
 
+COMMAND = "python -m experiments.explore"
+SCRIPTS = ("formulas.js", "widgets.js", "explore.js")
+SHADES = 9  # of a map's colours, between which the page blends
 HEAD_DIM = 128  # of Llama
 BASES = {"base 1e4": 1e4, "base 5e5": 5e5, "base 1e6": 1e6}
 ONE = 0.1  # radians a token of all pairs where they share it: a turn in 63 tokens
@@ -189,18 +196,33 @@ FIGURES: tuple[Callable[[], Drawing], ...] = (rope_decay, alibi_slopes, t5_bucke
 
 
 def write(out: Path, figures: Iterable[Callable[[], Drawing]] = FIGURES) -> list[Path]:
-    """Draws into a folder; returns the SVG files."""
-    written = []
+    """Draws into a folder, and writes the page; returns the SVG files and the page."""
+    written, pictures = [], []
     for draw in figures:
         drawing = draw()
         svg = plotting.save(drawing, out)
         written.append(out / f"{drawing.stem}.svg")
         written[-1].write_text(svg, encoding="utf-8")
+        pictures.append({"svg": markupsafe.Markup(svg), "alt": drawing.alt})
+    written.append(out / "explore.html")
+    written[-1].write_text(explorer(pictures), encoding="utf-8")
     return written
 
 
+def explorer(pictures: Sequence[dict[str, str]] = ()) -> str:
+    """The page, with pictures that do not move at its end."""
+    ramps = {
+        name: " ".join(map(colors.to_hex, ramp(np.linspace(0, 1, SHADES))))
+        for name, ramp in (("rising", plotting.RISING), ("signed", plotting.SIGNED))
+    }
+    colours = " ".join(plotting.COLOURS[:2])
+    return page.render(
+        "explore.html.j2", SCRIPTS, pictures=pictures, command=COMMAND, colours=colours, **ramps
+    )
+
+
 def main(_: list[str]) -> None:
-    """Writes all pictures."""
+    """Writes the page and all pictures."""
     with launch.one_line_errors():
         for path in write(Path(flags.FLAGS.out)):
             print(path)

@@ -14,6 +14,7 @@ from experiments.plotting import (
     look,
     mark_training,
     name_lines,
+    paint,
     styled,
 )
 from experiments.results import Results
@@ -51,7 +52,7 @@ def loss_by_length(results: Results, protocol: str) -> Drawing:
             x, mean = [n for n, _ in full], [e.mean for _, e in full]
             low, high = ([getattr(e, side) for _, e in full] for side in ("low", "high"))
             if np.isfinite(low).all():
-                axes.fill_between(x, low, high, color=style["color"], alpha=0.1, lw=0)
+                axes.fill_between(x, low, high, **paint(scheme), alpha=0.1, lw=0)
             axes.plot(x, mean, lw=1.7, ms=5, mec="white", mew=0.5, **style)
             ends.append((scheme, x[-1], mean[-1]))
         for n, cell in zip(lengths, cells, strict=True):
@@ -140,7 +141,7 @@ def training(results: Results) -> Drawing | None:
             rows += [(scheme.name, run.seed, *point) for point in points]
             if points:
                 x, y = zip(*points, strict=True)
-                axes.plot(x, y, lw=0.8, alpha=0.75, color=look(scheme)["color"])
+                axes.plot(x, y, lw=0.8, alpha=0.75, **paint(scheme))
                 ends = [e for e in ends if e[0] is not scheme]
                 ends += [(scheme, x[-1], y[-1])] * bool(np.isfinite(y[-1]))
     if not rows:

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import MaxNLocator
 
 from experiments.results import Scheme
@@ -29,6 +30,7 @@ COLOURS = (
     *("#5c8a3a", "#d17a22", "#3d3d8f", "#7a4b2a"),
 )
 MARKERS = "os^DvPX<>phd"
+TAG = "scheme-"  # of an artist's gid
 RISING = LinearSegmentedColormap.from_list("rising", ["#f1f4f7", "#6f9bc0", "#0b3c5d"])
 FALLING = RISING.reversed()
 SIGNED = LinearSegmentedColormap.from_list("signed", ["#b0523a", "#f6f4f1", "#0b3c5d"])
@@ -77,7 +79,11 @@ def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence]) -> No
 
 
 def save(drawing: Drawing, folder: Path) -> str:
-    """Writes STEM.png and STEM.csv and returns the SVG, to be put into the page as it is."""
+    """Writes STEM.png and STEM.csv and returns the SVG, to be put into the page as it is.
+
+    What was drawn with `paint` or `look` is a group of class "scheme" there, with the scheme's
+    index as data-s.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / f"{drawing.stem}.csv", drawing.header, drawing.rows)
     buffer = io.StringIO()
@@ -89,6 +95,7 @@ def save(drawing: Drawing, folder: Path) -> str:
         drawing.figure.savefig(buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
+    svg = re.sub(rf'<g id="{TAG}(\d+)"', r'<g class="scheme" data-s="\1"', svg)
     svg = re.sub(r'\bid="', f'id="{drawing.stem}-', svg)  # ids are unique in a page
     return re.sub(r'(href="|url\()#', rf"\1#{drawing.stem}-", svg)
 
@@ -99,10 +106,24 @@ def label(text: str, width: int = 20) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def paint(scheme: Scheme) -> dict[str, str]:
+    """The colour of a scheme, by its place in the manifest, and the tag that the page knows."""
+    return {"color": COLOURS[scheme.index % len(COLOURS)], "gid": f"{TAG}{scheme.index}"}
+
+
 def look(scheme: Scheme) -> dict[str, str]:
-    """The colour and marker of a scheme, by its place in the manifest."""
-    i = scheme.index
-    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+    """As `paint`, with the marker of the scheme."""
+    return {**paint(scheme), "marker": MARKERS[scheme.index % len(MARKERS)]}
+
+
+def key(scheme: Scheme) -> dict[str, str]:
+    """The scheme's colour and marker for a legend in HTML: `points` of a polygon in [-1, 1]²."""
+    style = look(scheme)
+    marker = MarkerStyle(style["marker"])
+    (outline,) = marker.get_path().transformed(marker.get_transform()).to_polygons()
+    outline = outline / np.abs(outline).max()
+    points = " ".join(f"{x:.2f},{-y:.2f}" for x, y in outline)
+    return {"color": style["color"], "points": points}
 
 
 def canvas(
@@ -157,19 +178,19 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: fl
     places = apart(pixels[:, 1], 1.25 * size / points, 0.0, 1.0)
     last = max(x for _, x, _ in ends)
     for (scheme, x, y), place in zip(ends, places, strict=True):
-        colour = look(scheme)["color"]
-        leader = {"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.6, "shrinkB": 3}
+        style = paint(scheme)
+        leader = {"arrowstyle": "-", **style, "lw": 0.6, "alpha": 0.6, "shrinkB": 3}
         leader |= {"relpos": (0, 0.5), "shrinkA": 1}
         axes.annotate(
             label(scheme.name) + (f" (to {x:g})" if x < last else ""),
             (x, y),
             (1.05, place),
             textcoords="axes fraction",
-            color=colour,
             fontsize=size,
             va="center",
             annotation_clip=False,
             arrowprops=leader if x == last else None,
+            **style,
         )
 
 
@@ -225,13 +246,14 @@ def dots(axes: Axes, rows: Sequence[tuple[Scheme, float, float, float, str]], ze
     for y, (scheme, middle, low, high, text) in enumerate(rows):
         style = look(scheme)
         if np.isfinite([low, high]).all():
-            axes.plot([low, high], [y, y], color=style["color"], lw=2.2, alpha=0.5)
+            axes.plot([low, high], [y, y], **paint(scheme), lw=2.2, alpha=0.5)
         axes.plot([middle], [y], ms=6.5, mec="white", mew=0.5, **style)
-        axes.annotate(
-            text, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=9, color=INK
-        )
+        beside = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
+        axes.annotate(text, (1.02, y), **beside, color=INK, gid=style["gid"])
     axes.axvline(zero, color=MUTED, lw=0.9, zorder=0.5)
     axes.set_yticks(range(len(rows)), [label(r[0].name) for r in rows], color=INK, fontsize=9.5)
+    for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
+        tick.set_gid(paint(row[0])["gid"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.grid(axis="x")

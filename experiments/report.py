@@ -6,23 +6,27 @@ writes report.html, figures/*.png with figures/*.csv beside them, and loss_by_le
 loss_by_position.csv, speed.csv and verdicts.csv into the directory that `compare` filled.
 """
 
+import dataclasses
+import json
 import math
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import markupsafe
 import rich
 from absl import app, flags
 from rich.table import Table
 from rich.text import Text
 
-from experiments import figures, findings, plotting, portraits, statistics
+from experiments import figures, findings, page, plotting, portraits, statistics
 from experiments import results as reading
 from experiments.findings import Verdict
 from experiments.results import Results, Scheme
-from pe_jax.training.config import PROTOCOLS
+from pe_jax.training.config import PROTOCOLS, CompareConfig
 
+REPORT = "python -m experiments.report"
 MARKS = {
     statistics.LOWER: "▼",
     statistics.HIGHER: "▲",
@@ -84,6 +88,39 @@ def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     return [pair for k, v in value.items() for pair in _flat(v, f"{prefix}.{k}" if prefix else k)]
 
 
+def _changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(field, value, default) where the configuration, but for its folder, is not the code's."""
+    plain = json.loads(json.dumps(dataclasses.asdict(CompareConfig())))
+    defaults = dict(_flat(plain))
+    found = [(name, value, defaults.get(name, "—")) for name, value in _flat(config)]
+    return [row for row in found if row[1] != row[2] and row[0] != "workdir"]
+
+
+def _commands(results: Results) -> list[str]:
+    """What makes this report again, in a fresh clone."""
+    commit, m = str(results.manifest["commit"]), results.manifest
+    known = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", commit)
+    checkout = []
+    if known:
+        checkout = [f"git checkout {known[1]}" + "  # and changes not committed" * bool(known[2])]
+    workdir = shlex.quote(str(m["config"].get("workdir", results.workdir)))
+    return [*checkout, m["command"], f"{REPORT} --workdir={workdir}"]
+
+
+def _runs(results: Results, scheme: Scheme) -> list[dict[str, Any]]:
+    """One row a seed: its loss at the primary metric, and what became of it."""
+    values = scheme.cell(*results.primary).values
+    return [
+        {
+            "seed": seed,
+            "loss": findings.number(values.get(seed)),
+            "train_loss": findings.number(run.evaluation.get("train_loss")),
+            "status": run.status + f": {run.reason}" * bool(run.reason),
+        }
+        for seed, run in scheme.runs.items()
+    ]
+
+
 def _write_tables(results: Results, rows: list[Verdict]) -> None:
     """The four tables, as CSV with every digit."""
     losses, positions, speed = [], [], []
@@ -129,7 +166,7 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
     }
     draw = figures.loss_by_length
     costs = [_cost(results, s) for s in results.schemes]
-    cards = portraits.draw_all(results, folder)
+    cards = zip(portraits.draw_all(results, folder), results.schemes, strict=True)
     positions = [(s.name, s.by_position()) for s in results.schemes]
     return {
         "m": results.manifest,
@@ -147,9 +184,15 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
         "losses": tables,
         "costs": costs,
         "logged": any(row["rate"].endswith("*") for row in costs),
-        "cards": [{**card, "svg": markupsafe.Markup(card["svg"])} for card in cards],
+        "cards": [
+            {**card, "svg": markupsafe.Markup(card["svg"]), "runs": _runs(results, scheme)}
+            for card, scheme in cards
+        ],
+        "keys": [plotting.key(scheme) for scheme in results.schemes],
         "irregularities": findings.irregularities(results),
         "config": _flat(results.manifest["config"]),
+        "changed": _changed(results.manifest["config"]),
+        "commands": _commands(results),
     }
 
 
@@ -162,17 +205,10 @@ def build(workdir: Path) -> Path:
     """
     results = reading.read(workdir)
     rows = findings.verdicts(results)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("report.html.j2").render(_context(results, rows))
+    text = page.render("report.html.j2", ("report.js",), **_context(results, rows))
     _write_tables(results, rows)
     path = results.workdir / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 

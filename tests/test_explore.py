@@ -1,6 +1,7 @@
 """The pictures of the theory: the curves are what they say, and the files can be opened."""
 
 import csv
+import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -42,12 +43,16 @@ def test_the_bound_holds_for_any_vectors():
 
 def test_each_picture_is_written_as_svg_png_and_csv(tmp_path):
     figures = [draw for draw in explore.FIGURES if draw is not explore.stretched_waves]
-    for path in explore.write(tmp_path, figures):
+    *pictures, page = explore.write(tmp_path, figures)
+    for path in pictures:
         check(path)
+    text = page.read_text()
+    assert text.count("<svg") >= len(pictures) and text.count("<script>") == 1
+    assert not re.search(r"""(src|href)=["'](?!#|data:)""", text)  # nothing is fetched
 
 
 def test_the_stretched_waves_are_drawn(tmp_path):
-    (path,) = explore.write(tmp_path, [explore.stretched_waves])
+    path, _ = explore.write(tmp_path, [explore.stretched_waves])
     check(path)
     with path.with_suffix(".csv").open() as file:
         rows = [(row["method"], float(row["ratio"])) for row in csv.DictReader(file)]

@@ -1,8 +1,11 @@
+import base64
 import csv
+import hashlib
 import html.parser
 import io
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 
 import jax
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import rich.console
 
 import pe_jax
-from experiments import findings, report, results
+from experiments import findings, plotting, report, results
 from pe_jax.encodings import ENCODINGS, parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -151,16 +154,20 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.text, self.ids = [], [], []
+        self.tags, self.text, self.ids, self.scripts, self.code = [], [], [], [], False
         self.feed(text)
         self.text = re.sub(r"\s+", " ", " ".join(self.text))
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
+        self.code = tag == "script"
         self.ids += [value for name, value in attrs if name == "id"]
 
+    def handle_endtag(self, tag):
+        self.code = False
+
     def handle_data(self, data):
-        self.text.append(data)
+        (self.scripts if self.code else self.text).append(data)
 
 
 @pytest.fixture(scope="session")
@@ -230,7 +237,7 @@ def test_hostile_names_are_text_and_nothing_is_fetched(page):
     assert HOSTILE in page.text
     assert "</style><b>" in page.text
     names = {tag for tag, _ in page.tags}
-    assert not names & {"script", "iframe", "object", "embed", "base", "form"}
+    assert not names & {"iframe", "object", "embed", "base", "form"}
     for tag, attributes in page.tags:
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
@@ -240,10 +247,64 @@ def test_hostile_names_are_text_and_nothing_is_fetched(page):
     assert len(page.ids) == len(set(page.ids))
 
 
+def test_the_one_script_is_ours_and_the_policy_allows_no_other(page):
+    (script,) = page.scripts
+    assert script == (report.page.HERE / "report.js").read_text(encoding="utf-8")
+    assert sum(tag == "script" for tag, _ in page.tags) == 1
+    (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy.split("; ") == [
+        *("default-src 'none'", "img-src data:", "style-src 'unsafe-inline'"),
+        f"script-src 'sha256-{digest}'",
+    ]
+
+
+def stray(element, inside=False):
+    """Elements in a scheme's colour that are not in its group: they would not be isolated."""
+    inside = inside or element.get("class") == "scheme"
+    own = {*plotting.COLOURS} - {plotting.MUTED}  # which axes have too
+    found = (
+        [] if inside or not own & {*re.findall(r"#\w{6}", element.get("style", ""))} else [element]
+    )
+    return found + [bad for child in element for bad in stray(child, inside)]
+
+
+def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
+    schemes = {str(i) for i in range(len(DRAWN) + 1)}
+    text = (whole / "report.html").read_text(encoding="utf-8")
+    figures = {
+        alt: svg for alt, svg in re.findall(r'aria-label="([^"]*)"><svg(.*?)</svg>', text, re.S)
+    }
+    for words, missing in [
+        ("non-overlapping", set()),
+        ("position in the context", {"learned", "shaw", "deberta"}),
+        ("training step, time", set()),
+        ("the step, one thin line a run", set()),
+        ("95 % t intervals", {"learned", "shaw", "deberta", "rope"}),
+    ]:
+        (svg,) = [svg for alt, svg in figures.items() if words in alt]
+        found = set(re.findall(r'<g class="scheme" data-s="(\d+)"', svg))
+        assert found >= schemes - {str(DRAWN.index(name)) for name in missing}, words
+    for alt, svg in figures.items():
+        if not alt.startswith("What "):  # a portrait is of one scheme
+            assert not stray(ElementTree.fromstring(f"<svg{svg}</svg>")), alt
+    for i in schemes:  # a line of the legend, and a section
+        assert f"scheme-{i}" in page.ids
+        assert ("a", f"#scheme-{i}") in [(tag, a.get("href")) for tag, a in page.tags]
+
+
+def test_the_commands_and_what_is_not_default_are_shown(page):
+    assert "git checkout 0123abc python -m experiments.compare --steps=400" in page.text
+    assert "model.depth 2 —" in page.text  # no such field: there is no default
+    assert "data embedded embedded" not in page.text
+
+
 def test_every_link_leads_somewhere_and_every_image_has_its_data(whole, page):
     links = [a["href"] for tag, a in page.tags if tag == "a"]
     assert links
-    assert all((whole / link).is_file() for link in links)
+    inside = {link[1:] for link in links if link.startswith("#")}
+    assert inside <= {*page.ids}
+    assert all((whole / link).is_file() for link in links if not link.startswith("#"))
     images = list((whole / "figures").glob("*.png"))
     assert len(images) >= len(DRAWN) + 6
     assert all(len(table(path.with_suffix(".csv"))) > 0 for path in images)

@@ -1,0 +1,32 @@
+"""Pages that need nothing else: one HTML file, its style and its one script inside.
+
+The page's policy allows that script alone, by its hash, and lets nothing be fetched: were a name
+ever shown unescaped, it could still run nothing.
+"""
+
+import base64
+import hashlib
+from pathlib import Path
+
+import jinja2
+import markupsafe
+
+HERE = Path(__file__).parent
+
+
+def render(template: str, scripts: tuple[str, ...], **context) -> str:
+    """The page of a template; all in `context` is escaped but what is marked as safe.
+
+    The template shows `script` in its one script element, and `digest` in its policy.
+    """
+    script = "".join((HERE / name).read_text(encoding="utf-8") for name in scripts)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found = environment.get_template(template)
+    return found.render(script=markupsafe.Markup(script), digest=digest, **context)
