@@ -2,11 +2,12 @@
 
     batch = tasks.batch(tasks.TASKS["reverse_string"], key, 64, low=1, high=40)
 
-One line a task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843), those
-of Kazemnejad et al. (2305.19466; its parity is parity_check; SCAN is left out, as a fixed set of some
-20,000 commands, not a generator; so are the sorting of numbers of several digits, LEGO in any order
-and copies of one symbol as another), associative recall and a passkey. `synthetic:NAME` trains a
-decoder on any of them with `experiments.train` and `compare`; `experiments.tasks` compares encodings.
+One line a task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
+those of Kazemnejad et al. (2305.19466), associative recall and a passkey. The last but one's parity
+is parity_check; its SCAN is left out, as a fixed set of some 20,000 commands that no generator
+grows, and so are numbers of several digits to sort and LEGO's clauses in any order. `synthetic:NAME`
+trains a decoder on any of them (`experiments.train`, `compare`); `experiments.tasks` compares
+encodings on them.
 """
 
 import functools
@@ -175,8 +176,8 @@ def examples(task: Task | str, count: int, length: int, seed: int) -> dict[str, 
       seed: Chooses the questions.
 
     Returns:
-      `tokens`, `segments`, `positions` int32 [count, task.decoded(length)], and `weights` float32 of
-      that shape, 1 on the answer and its EOS as targets.
+      `tokens`, `segments`, `positions` int32 [count, task.decoded(length)], and `weights` float32
+      of that shape, 1 on the answer and its EOS as targets.
 
     Raises:
       ValueError: no row is asked for, or there are no questions of that length.

@@ -100,6 +100,10 @@ class Task:
         """Tokens of a decoder's row, its last target included."""
         return length + self.slots(length) + (2 if self.stops else 3)
 
+    def read(self, length: int, causal: bool) -> int:
+        """Tokens that a decoder or an encoder reads of such a row."""
+        return self.decoded(length) - 1 if causal else self.encoded(length)
+
     def fitting(self, width: int) -> int:
         """The longest question whose decoder's row has at most `width` tokens; 0 if none has."""
         fits = (n for n in range(width, 0, -1) if self.decoded(n) <= width and self.defined(n))

@@ -26,7 +26,7 @@ def backward(s: jax.Array, n: Any) -> jax.Array:
 
 
 def odds(s: jax.Array, n: Any) -> jax.Array:
-    """The first, third, fifth … symbol, then the second, fourth …"""
+    """The first, third, fifth symbol and so on, then the second, the fourth and so on."""
     index, half = jnp.arange(len(s)), (n + 1) // 2
     return pick(s, jnp.where(index < half, 2 * index, 2 * (index - half) + 1))
 
