@@ -3,11 +3,11 @@
     batch = tasks.batch(tasks.TASKS["reverse_string"], key, 64, low=1, high=40)
 
 One line a task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
-those of Kazemnejad et al. (2305.19466), associative recall and a passkey. The last but one's parity
-is parity_check; its SCAN is left out, as a fixed set of some 20,000 commands that no generator
-grows, and so are numbers of several digits to sort and LEGO's clauses in any order. `synthetic:NAME`
-trains a decoder on any of them (`experiments.train`, `compare`); `experiments.tasks` compares
-encodings on them.
+those of Kazemnejad et al. (2305.19466), associative recall and a passkey. Kazemnejad's parity is
+parity_check; SCAN is left out, as a fixed set of some 20,000 commands that no generator
+grows, and so are numbers of several digits to sort and LEGO's clauses in any order.
+`synthetic:NAME` trains a decoder on any of them (`experiments.train`, `compare`);
+`experiments.tasks` compares encodings on them.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Expressions modulo 5 to evaluate or to solve, and polynomials modulo 10.
 
-modular_arithmetic, modular_arithmetic_brackets and solve_equation of arXiv 2207.02098, table 1, with
-the grammar of its appendix A; polynomial evaluation of arXiv 2305.19466. N longest question.
+modular_arithmetic, modular_arithmetic_brackets and solve_equation of arXiv 2207.02098, table 1,
+with the grammar of its code; polynomial evaluation of arXiv 2305.19466. N longest question.
 """
 
 from typing import Any, NamedTuple
@@ -119,18 +119,17 @@ def solve_equation(key: jax.Array, n: Any, size: int) -> Example:
     """
     keys = jax.random.split(key)
     found = expression(keys[0], n - 2, size - 2, 2)
-    hidden = jnp.argmax(
-        jnp.where(found.leaves, jax.random.uniform(keys[1], found.leaves.shape), -1)
-    )
+    lots = jax.random.uniform(keys[1], found.leaves.shape)
+    hidden = jnp.argmax(jnp.where(found.leaves, lots, -1))
     text = jnp.pad(found.text, (0, 2)).at[found.places[hidden]].set(X)
     text = text.at[n - 2].set(EQUALS).at[n - 1].set(found.value)
     return single(text, n, found.digits[hidden])
 
 
 def polynomial(key: jax.Array, n: Any, size: int) -> Example:
-    """The value modulo 10 of a sum of c·x^d: x from -2 to 2, then c from -3 to 3 and d to 3 in turn.
+    """The value modulo 10 of a sum of c·x^d: x, then each c and its d.
 
-    One symbol fewer where n is even.
+    x is from -2 to 2, c from -3 to 3, d from 0 to 3. One symbol fewer where n is even.
     """
     keys, count = jax.random.split(key, 3), (size - 1) // 2
     x = jax.random.randint(keys[0], (), -2, 3)

@@ -1,7 +1,7 @@
 """Numbers written in digits: sums, products and square roots of any length.
 
-binary_addition, binary_multiplication and compute_sqrt of arXiv 2207.02098, table 1; decimal addition
-as in arXiv 2305.19466. Digits of any number: no integer is formed. N longest question.
+binary_addition, binary_multiplication and compute_sqrt of arXiv 2207.02098, table 1; decimal
+addition as in arXiv 2305.19466. Digits alone, no integer is formed. N longest question.
 """
 
 from typing import Any

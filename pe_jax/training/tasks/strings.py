@@ -1,7 +1,7 @@
 """Strings written again: the same, reversed, twice, sorted, every other symbol first.
 
-duplicate_string, reverse_string, odds_first and bucket_sort of arXiv 2207.02098, table 1; the copies,
-reversals and sorting of arXiv 2305.19466, table 1. s is a string int32 [N] of which n symbols count.
+duplicate_string, reverse_string, odds_first and bucket_sort of arXiv 2207.02098, table 1; the
+copies, reversals and sorting of arXiv 2305.19466. s is a string int32 [N], n symbols of it count.
 """
 
 from collections.abc import Callable, Sequence
