@@ -72,8 +72,9 @@ class Solver(Trainer):
         rows = batch["tokens"], batch["segments"]
         places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
         logits = self._logits(model, batch, places, key if self.dropout else None)
-        losses = token_losses(logits, batch["targets"]) * batch["weights"]
-        return losses.sum() / batch["weights"].sum()
+        scored = batch["weights"] > 0
+        losses = jnp.where(scored, token_losses(logits, batch["targets"]), 0)
+        return losses.sum() / scored.sum()
 
     def _answers(self, params, batch, key):
         places = self.positions.test(key, batch["tokens"], batch["segments"])
@@ -284,7 +285,7 @@ def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
 @plotting.styled
 def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
     """Encoding × task, at the training length and beyond it."""
-    width, height = 2.6 + 0.62 * len(config.tasks), 1.0 + 0.32 * len(entries)
+    width, height = max(6.4, 2.6 + 0.62 * len(config.tasks)), 1.0 + 0.32 * len(entries)
     drawn, all_axes = plotting.canvas(width, 3 * height + 1.6, len(PANELS))
     for axes, (name, which, beyond) in zip(all_axes, PANELS, strict=True):
         cells = [[cell(config, e, task, which, beyond) for task in config.tasks] for e in entries]
@@ -327,22 +328,34 @@ def check_digests(saved: dict, now: dict) -> None:
             raise ValueError(f"tasks: {name!r} has other questions now; use a new --config.workdir")
 
 
+def begin(config: TasksConfig, now: dict) -> tuple[list[Mesh], Lock]:
+    """The devices of the runs, and the workdir, which this run now holds.
+
+    Raises:
+      ValueError: what cannot run, or not in this workdir, before anything is written.
+      OSError: another run is there.
+    """
+    workdir, path = Path(config.workdir), Path(config.workdir) / "config.json"
+    meshes = lanes(config)
+    sharding.check_fits(config.model, config.batch, meshes[0])
+    folders(config)
+    digests = {name: tasks.TASKS[name].digest for name in config.tasks}
+    if path.exists():
+        saved = json.loads(path.read_text())
+        check_same(saved, now, BINDING)
+        check_digests(saved["digests"], digests)
+        digests = saved["digests"] | digests
+    lock = Lock(workdir)
+    save_json(path, now | {"digests": digests})
+    return meshes, lock
+
+
 def main(config: TasksConfig) -> None:
     """Runs what is missing, then shows and writes what was found."""
-    workdir, path = Path(config.workdir), Path(config.workdir) / "config.json"
+    workdir = Path(config.workdir)
     now = json.loads(json.dumps(dataclasses.asdict(config)))
     with launch.one_line_errors():
-        meshes = lanes(config)
-        sharding.check_fits(config.model, config.batch, meshes[0])
-        folders(config)
-        digests = {name: tasks.TASKS[name].digest for name in config.tasks}
-        if path.exists():
-            saved = json.loads(path.read_text())
-            check_same(saved, now, BINDING)
-            check_digests(saved["digests"], digests)
-            digests = saved["digests"] | digests
-        lock = Lock(workdir)
-        save_json(path, now | {"digests": digests})
+        meshes, lock = begin(config, now)
     with contextlib.closing(lock), launch.Stop() as stop:
         with launch.one_line_errors():
             runs = run(config, meshes, stop)
@@ -353,8 +366,11 @@ def main(config: TasksConfig) -> None:
         gained = gains(config, entries)
         plotting.save(figure(config, entries, listed(entries)), workdir)
         about = {"commit": commit(), "device": jax.devices()[0].device_kind, "config": now}
-        gained_json = {name: dataclasses.asdict(x) for name, x in gained.items()}
-        save_json(workdir / "results.json", {**about, "encodings": entries, "gains": gained_json})
+        about["gains"] = {
+            name: {k: None if np.isnan(v) else v for k, v in dataclasses.asdict(x).items()}
+            for name, x in gained.items()
+        }
+        save_json(workdir / "results.json", {**about, "encodings": entries})
     rich.print(table(config, entries))
     for name, x in gained.items():
         interval = f", 95 % interval {100 * x.low:+.1f} to {100 * x.high:+.1f}" * (x.n > 1)

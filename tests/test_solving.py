@@ -139,6 +139,7 @@ def planted(better):
 def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_path):
     config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
     plain, other = planted(0.2)
+    assert program._score({"status": "diverged", "step": 2}, "8") == "diverged"
     assert program.cell(config, plain, "parity_check", 0, True) == "diverged"
     np.testing.assert_allclose(program.cell(config, plain, "copy", 0, True), 0.5)
     assert program.cell(config, plain, "copy", 0, False) == 1
