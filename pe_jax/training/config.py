@@ -352,19 +352,17 @@ class TasksConfig:
         lambda v: 0 < len(v) == len(set(v)),
     )
     positions: tuple[str, ...] = _field(
-        ("contiguous", "randomized(maximum=256)"),
+        ("contiguous", "randomized(maximum=128)"),
         "at least one scheme of positions, each once",
         lambda v: 0 < len(v) == len(set(v)),
     )
     tasks: tuple[str, ...] = _field(
         (
             "even_pairs",
-            "parity_check",
             "stack_manipulation",
             "reverse_string",
             "duplicate_string",
             "missing_duplicate",
-            "binary_addition",
             "bucket_sort",
             "recall",
             "passkey",
@@ -374,9 +372,9 @@ class TasksConfig:
     )
     seed: int = _field(0, "an integer in [0, 2^31)", lambda v: is_int(v, 0) and v < 2**31)
     seeds: int = _int(3, 1)
-    length: int = _int(16, 1)
+    length: int = _int(12, 1)
     lengths: tuple[int, ...] = _field(
-        (24, 32, 48),
+        (18, 24, 36),
         "ascending positive integers",
         lambda v: (
             len(v) > 0
@@ -384,7 +382,7 @@ class TasksConfig:
             and all(a < b for a, b in zip(v, v[1:], strict=False))
         ),
     )
-    batch: int = _int(64, 1)
+    batch: int = _int(32, 1)
     steps: int = _int(1_500, 1)
     test: int = _int(256, 1)
     log_every: int = _int(250, 1)
