@@ -248,7 +248,7 @@ def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) 
 
 
 def gains(config: TasksConfig, entries: list[dict]) -> dict[str, statistics.Estimate]:
-    """By entry whose positions are not the first: tokens right beyond, less with the first.
+    """By entry whose positions are not the first: tokens right beyond, less those with the first.
 
     Each seed's mean over the tasks that have a number in both, paired; none where no task has.
     """
@@ -265,6 +265,19 @@ def gains(config: TasksConfig, entries: list[dict]) -> dict[str, statistics.Esti
         if pairs:
             seeds = [np.mean([a[seed] - b[seed] for a, b in pairs]) for seed in pairs[0][0]]
             found[entry["name"]] = statistics.estimate(seeds)
+    return found
+
+
+def judged(gained: dict[str, statistics.Estimate]) -> dict[str, dict]:
+    """Of each gain: points with their interval, and in words whether it was shown, after Holm."""
+    adjusted, found = statistics.holm({name: x.p for name, x in gained.items()}), {}
+    for name, x in gained.items():
+        kind, words = statistics.judge(x, adjusted[name], "")
+        if kind != statistics.NONE:
+            more = "more" if kind == statistics.HIGHER else "fewer"
+            words = f"{more} tokens right (p = {adjusted[name]:.3f})"
+        low, mean, high = (None if np.isnan(v) else 100 * v for v in (x.low, x.mean, x.high))
+        found[name] = {"points": mean, "low": low, "high": high, "seeds": x.n, "verdict": words}
     return found
 
 
@@ -363,18 +376,14 @@ def main(config: TasksConfig) -> None:
             logging.info("Stopped; the same command continues here.")
             sys.exit(128 + stop.signal)
         entries = collect(config, runs)
-        gained = gains(config, entries)
+        gained = judged(gains(config, entries))
         plotting.save(figure(config, entries, listed(entries)), workdir)
         about = {"commit": commit(), "device": jax.devices()[0].device_kind, "config": now}
-        about["gains"] = {
-            name: {k: None if np.isnan(v) else v for k, v in dataclasses.asdict(x).items()}
-            for name, x in gained.items()
-        }
-        save_json(workdir / "results.json", {**about, "encodings": entries})
+        save_json(workdir / "results.json", {**about, "encodings": entries, "gains": gained})
     rich.print(table(config, entries))
     for name, x in gained.items():
-        interval = f", 95 % interval {100 * x.low:+.1f} to {100 * x.high:+.1f}" * (x.n > 1)
-        print(f"{name}: {100 * x.mean:+.1f} points of tokens right{interval} ({x.n} seeds)")
+        interval = "" if x["low"] is None else f" [{x['low']:+.1f}, {x['high']:+.1f}]"
+        print(f"{name}: {x['points']:+.1f} points{interval}: {x['verdict']}")
     print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")
 
 

@@ -147,8 +147,18 @@ def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_pa
     assert name == "rope, randomized" and not rest
     np.testing.assert_allclose(gain.mean, 0.2 + 0.005 / 3)
     assert gain.n == 3 and 0.19 < gain.low < 0.2 < gain.high < 0.22
-    same = program.gains(config, [plain, {**plain, "name": "again", "positions": RANDOM}])["again"]
-    assert same.mean == 0 and same.p == 1
+    assert program.judged({name: gain})[name]["verdict"].startswith("more tokens right")
+
+
+def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
+    config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
+    plain = planted(0.2)[0]
+    same = program.gains(config, [plain, {**plain, "name": "again", "positions": RANDOM}])
+    found = program.judged(same)["again"]
+    assert found["points"] == 0 and found["verdict"].startswith("no difference shown")
+    once = program.judged({"once": program.statistics.estimate([0.3])})["once"]
+    assert once["low"] is None and once["verdict"] == "no difference shown (one seed)"
+    json.dumps([found, once], allow_nan=False)
 
 
 def test_a_fixed_answer_is_the_likeliest_symbol_of_each_place(tmp_path):
