@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv compare smoke images soak test browser oracles tpu clean
+.PHONY: venv compare smoke images tasks extend soak test browser oracles tpu clean
 
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
@@ -37,6 +37,9 @@ smoke: .venv/ready  # compiling is most of it: without the optimiser it takes ha
 
 images: .venv/ready
 	$(BIN)/python -m experiments.images --config=configs/images.py
+
+tasks: .venv/ready
+	$(BIN)/python -m experiments.tasks --config=configs/tasks.py
 
 soak: .venv/ready  # ten minutes of kills; MINUTES=1 for fewer
 	$(BIN)/python -m experiments.soak --minutes=$(or $(MINUTES),10)

@@ -189,12 +189,12 @@ def run(config: ImagesConfig, meshes: list[Mesh], stop: launch.Stop) -> dict:
     return dict(zip(groups, spread(seeds, groups.items(), meshes), strict=True))
 
 
-def title(spec: str, convention: str, entries) -> str:
+def title(spec: str, convention: str, entries, plain: str = "index") -> str:
     """An encoding's name with its positions, and its fields where the name is not enough."""
     short = lambda s: s.partition("(")[0] if s.count("(") == 1 else s  # noqa: E731
     alone = [short(s) for s, c in entries if c == convention].count(short(spec)) == 1
     name = short(spec) if alone else spec
-    return name if convention == "index" else f"{name}, {convention}"
+    return name if convention == plain else f"{name}, {convention}"
 
 
 def collect(config: ImagesConfig, runs: dict) -> list[dict]:

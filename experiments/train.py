@@ -50,8 +50,11 @@ def open_source(config: Config) -> Source:
     corpus = data.load(config.data)
     logging.info("data: %s", corpus.describe())
     if isinstance(corpus, tasks.Task):
-        if tasks.longest(config.eval.lengths[0] + 1) < 1:
-            raise ValueError(f"eval.lengths={config.eval.lengths}: {corpus.name} needs at least 4")
+        if not corpus.fitting(config.eval.lengths[0] + 1):
+            least = corpus.decoded(corpus.shortest) - 1
+            raise ValueError(
+                f"eval.lengths={config.eval.lengths}: {corpus.name} needs at least {least}"
+            )
         return Source(corpus, None, None)
     tokens = tokenizer.get(config.tokenizer)
     return Source(corpus, tokens, windows(corpus, tokens, config.eval))

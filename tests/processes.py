@@ -45,4 +45,4 @@ if __name__ == "__main__":
         train.main(config)
         path.write_text(json.dumps(rows))
 
-    launch.run(main, "tests/processes.py")
+    launch.run(main, "tests/processes.py", Config)

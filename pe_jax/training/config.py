@@ -5,13 +5,14 @@ A file in `configs/` returns one of these from `get_config()`; absl flags overri
 """
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Callable
 from typing import Any
 
 from pe_jax.encodings.base import is_int
 from pe_jax.models.config import ModelConfig
-from pe_jax.training import placement
+from pe_jax.training import placement, tasks
 
 PROTOCOLS = ("non-overlapping", "sliding")  # of an evaluation; see `evaluate`
 
@@ -320,6 +321,116 @@ class ImagesConfig:
         side = str(self.sides[0] // self.patch)
         split = [entry.replace("{side}", side).partition("@") for entry in self.encodings]
         return [(spec, convention or "index") for spec, _, convention in split]
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class TasksConfig:
+    """A comparison on tasks: every encoding, with every kind of positions, task and seed.
+
+    Attributes:
+      workdir: where results go; made absolute at the start.
+      encodings: as `model.encoding` takes them.
+      positions: as `Config.positions`; each encoding is trained with each of them.
+      tasks: names in `tasks.TASKS`.
+      seed: of the first run, and of the questions to test on.
+      seeds: how many; run k has seed `seed` + k.
+      length: of the longest question in training; all lengths to it are equally likely.
+      lengths: longer ones to test, ascending; `length` is tested too.
+      batch: questions in a step.
+      steps: optimizer steps.
+      test: questions of each length to test on.
+      log_every: steps between lines of the log.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
+      model: with `causal` a decoder, else an encoder, which writes its whole answer at once.
+    """
+
+    workdir: str = _field("runs/tasks", "a path", bool)
+    encodings: tuple[str, ...] = _field(
+        ("nope", "sinusoidal", "t5(bidirectional=True)", "rope", "alibi"),
+        "at least one encoding, each once",
+        lambda v: 0 < len(v) == len(set(v)),
+    )
+    positions: tuple[str, ...] = _field(
+        ("contiguous", "randomized(maximum=128)"),
+        "at least one scheme of positions, each once",
+        lambda v: 0 < len(v) == len(set(v)),
+    )
+    tasks: tuple[str, ...] = _field(
+        (
+            "even_pairs",
+            "stack_manipulation",
+            "reverse_string",
+            "duplicate_string",
+            "missing_duplicate",
+            "bucket_sort",
+            "recall",
+            "passkey",
+        ),
+        "at least one task, each once",
+        lambda v: 0 < len(v) == len(set(v)),
+    )
+    seed: int = _field(0, "an integer in [0, 2^31)", lambda v: is_int(v, 0) and v < 2**31)
+    seeds: int = _int(3, 1)
+    length: int = _int(12, 1)
+    lengths: tuple[int, ...] = _field(
+        (18, 24, 36),
+        "ascending positive integers",
+        lambda v: (
+            len(v) > 0
+            and all(is_int(n, 1) for n in v)
+            and all(a < b for a, b in zip(v, v[1:], strict=False))
+        ),
+    )
+    batch: int = _int(32, 1)
+    steps: int = _int(1_500, 1)
+    test: int = _int(256, 1)
+    log_every: int = _int(250, 1)
+    devices: str = _share()
+    workers: int = _int(0, 0)
+    model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+    def check(self) -> None:
+        """Raises ValueError naming the field, its value and the range it must lie in."""
+        _check(self, "")
+        for name in self.tasks:
+            if name not in tasks.TASKS:
+                near = difflib.get_close_matches(name, tasks.TASKS, 1, 0)[0]
+                raise ValueError(f"tasks: {name!r} is unknown; did you mean {near!r}?")
+        if self.lengths[0] <= self.length:
+            raise ValueError(f"lengths={self.lengths}: pass longer ones than length={self.length}")
+        if self.mesh.seq != 1:
+            raise ValueError(f"mesh.seq={self.mesh.seq}: pass 1, rows of tasks are not shared")
+        self.optimizer.check(self.steps)
+        for task in (tasks.TASKS[name] for name in self.tasks):
+            if not task.defined(self.length):
+                limits = f"{task.shortest} to {task.longest or 'any'} symbols"
+                raise ValueError(f"length={self.length}: questions of {task.short} have {limits}")
+        for spec, positions in self.entries():
+            model = dataclasses.replace(self.model, encoding=spec)
+            model.check()
+            places, limit = (
+                placement.choose(positions, model.pattern),
+                placement.limit(model.pattern),
+            )
+            for task in (tasks.TASKS[name] for name in self.tasks):
+                width = task.read(self.length, model.causal)
+                if not places.fits(width, limit):
+                    raise ValueError(
+                        f"length={self.length}: a row of {task.short} has {width} tokens, more than"
+                        f" {spec!r} or positions={positions!r} defines; shorten it, or raise those"
+                    )
+
+    def entries(self) -> list[tuple[str, str]]:
+        """(encoding, positions), without those that do not differ, as one that sees no position."""
+        found = {}
+        for spec in self.encodings:
+            pattern = dataclasses.replace(self.model, encoding=spec).pattern
+            for positions in self.positions:
+                found.setdefault((spec, placement.choose(positions, pattern)), (spec, positions))
+        return list(found.values())
 
 
 def _check(config: Any, path: str) -> None:

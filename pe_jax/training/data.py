@@ -88,11 +88,12 @@ def train_iterator(
     """
     _check(length, batch, seed, process_index, process_count)
     if isinstance(corpus, tasks.Task):
-        if tasks.longest(length + 1) < 1:
-            raise ValueError(f"length={length}: {corpus.name} needs at least 4")
+        if not corpus.fitting(length + 1):
+            least = corpus.decoded(corpus.shortest) - 1
+            raise ValueError(f"length={length}: {corpus.name} needs at least {least}")
         rows = grain.MapDataset.range(2**62)[process_index::process_count]
-        rows = rows.map(lambda index: tasks.train_row(corpus, seed, index, length + 1))
-        return iter(rows.to_iter_dataset(IN_LINE).batch(batch // process_count))
+        rows = rows.to_iter_dataset(IN_LINE).batch(batch // process_count)
+        return iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
     if tokenizer is None:
         raise ValueError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
     tokens, size = _check_text(corpus, tokenizer, length, process_count)

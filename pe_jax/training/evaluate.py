@@ -121,7 +121,7 @@ class Evaluator:
             found["sliding"][key] = found["non-overlapping"][key] = exact[key] = None
             if not self.defined(length):
                 continue
-            rows = tasks.examples(task, self.config.windows, tasks.longest(length + 1), seed=0)
+            rows = tasks.examples(task, self.config.windows, task.fitting(length + 1), seed=0)
             losses, right = self.run(params, rows["tokens"])
             weights = rows["weights"][:, 1:]
             found["non-overlapping"][key] = ((losses * weights).sum(1) / weights.sum(1)).tolist()

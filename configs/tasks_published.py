@@ -1,0 +1,50 @@
+"""The fifteen tasks of Ruoss et al. (arXiv 2305.16843), at their sizes: for accelerators.
+
+    python -m experiments.tasks --config=configs/tasks_published.py --config.encodings="('rope',)"
+
+Five layers of width 64 with 8 heads, batches of 128 questions of 1 to 40 symbols, tests up to 500,
+randomized positions up to 2,048. Theirs are blocks of their own, and the best of several learning
+rates; here the blocks are this library's (pre-norm), at one stated rate, and a run is not saved
+before its end: hours of an accelerator for each.
+"""
+
+from pe_jax.models.config import ModelConfig
+from pe_jax.training.config import OptimizerConfig, TasksConfig
+from pe_jax.training.tasks import TASKS
+
+
+def get_config() -> TasksConfig:
+    return TasksConfig(
+        workdir="runs/tasks_published",
+        encodings=(
+            "nope",
+            "sinusoidal",
+            "transformer_xl",
+            "t5(bidirectional=True)",
+            "rope",
+            "alibi",
+        ),
+        positions=("contiguous", "randomized(maximum=2048)"),
+        tasks=tuple(TASKS)[:15],
+        length=40,
+        lengths=tuple(range(50, 501, 50)),
+        batch=128,
+        steps=2_000_000,
+        test=512,
+        log_every=10_000,
+        model=ModelConfig(
+            width=64,
+            layers=5,
+            heads=8,
+            gated=False,
+            activation="relu",
+            norm="layer",
+            bias=True,
+            tied=False,
+            dropout=0.1,
+            causal=False,
+        ),
+        optimizer=OptimizerConfig(
+            learning_rate=3e-4, warmup=0, final=1.0, weight_decay=0.0, b2=0.999
+        ),
+    )

@@ -1,0 +1,391 @@
+"""Encodings on tasks that isolate position: trained on short questions, tested on longer ones.
+
+    python -m experiments.tasks --config=configs/tasks.py
+
+Prints accuracies and writes results.json, tasks.csv and tasks.png into the workdir. Interrupted,
+the same command goes on where it was, run by run.
+"""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich
+import rich.table
+from absl import logging
+from jax.sharding import Mesh
+
+from experiments import launch, plotting, statistics
+from experiments.compare import slug
+from experiments.images import title
+from experiments.lanes import lanes, spread
+from experiments.lock import Lock
+from experiments.provenance import commit, save_json
+from pe_jax.training import placement, sharding, tasks
+from pe_jax.training.checkpoint import check_same
+from pe_jax.training.config import TasksConfig
+from pe_jax.training.step import PLACES, Trainer, token_losses
+
+BINDING = ("seed", "length", "lengths", "batch", "steps", "test", "model", "optimizer")
+HEADER = (
+    "encoding",
+    "positions",
+    "task",
+    "length",
+    "seed",
+    "token_accuracy",
+    "exact_match",
+    "note",
+)
+TOKENS = 2**14  # in a forward pass of the test
+FIXED = "a fixed answer"
+PANELS = (  # title, which of a score's two numbers, whether beyond the training length
+    ("Tokens right at the longest length trained on", 0, False),
+    ("Tokens right at longer ones, mean over lengths", 0, True),
+    ("Whole answers right at longer ones, mean over lengths", 1, True),
+)
+
+
+class Solver(Trainer):
+    """Trains on the rows of any task; `answers` says what is right of the rows of a test."""
+
+    def __init__(self, config: TasksConfig, spec: str, positions: str, mesh: Mesh):
+        model = dataclasses.replace(config.model, encoding=spec, vocab=tasks.VOCAB)
+        super().__init__(model, config.optimizer, config.steps, mesh, positions)
+        self.answers = jax.jit(self._answers)
+
+    def _logits(self, model, batch, places, key=None):
+        model = model.at_length(batch["tokens"].shape[1])
+        return model(batch["tokens"], segments=batch["segments"], positions=places, key=key)
+
+    def loss(self, model, batch, key):
+        """Mean cross entropy over the answers."""
+        rows = batch["tokens"], batch["segments"]
+        places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
+        logits = self._logits(model, batch, places, key if self.dropout else None)
+        scored = batch["weights"] > 0
+        losses = jnp.where(scored, token_losses(logits, batch["targets"]), 0)
+        return losses.sum() / scored.sum()
+
+    def _answers(self, params, batch, key):
+        places = self.positions.test(key, batch["tokens"], batch["segments"])
+        logits = self._logits(self.model(params), batch, places)
+        counts = batch["weights"] > 0
+        finite = jnp.where(counts, jnp.isfinite(logits).all(-1), True).all()
+        return (logits.argmax(-1) == batch["targets"]) | ~counts, finite
+
+    def defined(self, task: tasks.Task, length: int) -> bool:
+        """Whether the task has such questions, and their tokens positions that are defined."""
+        limit, width = placement.limit(self.config.pattern), task.read(length, self.config.causal)
+        return task.defined(length) and self.positions.fits(width, limit, testing=True)
+
+
+def blocks(config: TasksConfig, task: tasks.Task, length: int) -> Iterator[dict]:
+    """The questions to test on at a length, the same for all, in forward passes of one size."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), length)
+    rows = tasks.batch(task, key, config.test, length, length, config.model.causal)
+    fits = max(1, TOKENS // task.read(length, config.model.causal))
+    size = next(n for n in range(min(fits, config.test), 0, -1) if config.test % n == 0)
+    for begin in range(0, config.test, size):
+        yield {name: x[begin : begin + size] for name, x in rows.items()}
+
+
+def accuracy(right: np.ndarray, weights: np.ndarray) -> list[float]:
+    """[part of the tokens, part of the whole answers] that are right."""
+    tokens = (right & (weights > 0)).sum() / (weights > 0).sum()
+    return [float(tokens), float((right | (weights == 0)).all(1).mean())]
+
+
+def score(config: TasksConfig, solver: Solver, task: tasks.Task, params: Any) -> dict:
+    """By length: [token accuracy, exact match], or in words why there is none."""
+    found: dict[str, list[float] | str] = {}
+    for length in (config.length, *config.lengths):
+        if not solver.defined(task, length):
+            found[str(length)] = "not defined"
+            continue
+        right, weights, whole = [], [], True
+        for number, rows in enumerate(blocks(config, task, length)):
+            key = jax.random.fold_in(jax.random.key(config.seed), number)
+            given, finite = jax.device_get(solver.answers(params, rows, key))
+            right.append(given)
+            weights.append(np.asarray(rows["weights"]))
+            whole &= bool(finite)
+        found[str(length)] = (
+            accuracy(np.concatenate(right), np.concatenate(weights)) if whole else "not finite"
+        )
+    return found
+
+
+def fixed(config: TasksConfig, task: tasks.Task) -> dict:
+    """What knowing the task, but no question, would score: the likeliest token at each place."""
+    found: dict[str, list[float] | str] = {}
+    for length in (config.length, *config.lengths):
+        if not task.defined(length):
+            found[str(length)] = "not defined"
+            continue
+        rows = [jax.device_get(block) for block in blocks(config, task, length)]
+        targets, weights = (np.concatenate([r[k] for r in rows]) for k in ("targets", "weights"))
+        place = np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
+        right = np.zeros(place.shape, bool)
+        for at in range(place.max() + 1):
+            likeliest = np.bincount(targets[place == at]).argmax()
+            right |= (place == at) & (targets == likeliest)
+        found[str(length)] = accuracy(right, weights)
+    return found
+
+
+def one(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) -> dict:
+    """Trains once; scores by length. Empty if a signal came."""
+    begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
+    state, loss = solver.init(seed), np.nan
+    for step in range(1, config.steps + 1):
+        key = jax.random.fold_in(keys, step)
+        lengths = task.shortest, config.length
+        batch = tasks.batch(task, key, config.batch, *lengths, config.model.causal)
+        state, values = solver.step(state, batch, np.int32(seed))
+        if step % config.log_every == 0 or step == config.steps:
+            loss = float(values["loss"])
+            what = solver.config.encoding, task.short, seed, step, loss
+            logging.info("%s, %s, seed %d: step %d, loss %.4f", *what)
+            if int(state.skipped[0]) > solver.skips:
+                return {"status": "diverged", "step": step}
+        if stop.signal is not None:
+            return {}
+    found = {"status": "ok", "loss": loss, "scores": score(config, solver, task, state.params)}
+    return {**found, "seconds": time.monotonic() - begin}
+
+
+def folders(config: TasksConfig) -> dict[tuple[str, str], str]:
+    """A folder's name for each encoding and its positions.
+
+    Raises:
+      ValueError: two have the same.
+    """
+    found = {entry: "-".join(slug(part)[:60] for part in entry) for entry in config.entries()}
+    if len({*found.values()}) < len(found):
+        raise ValueError(f"encodings={config.encodings}: two of them have the same name in a path")
+    return found
+
+
+def run(config: TasksConfig, meshes: list[Mesh], stop: launch.Stop) -> dict:
+    """Every run that is missing, encodings side by side: entry → task → seed → what it gave."""
+    names = folders(config)
+
+    def each(entry, mesh) -> dict:
+        solver, found = None, {name: {} for name in config.tasks}
+        for seed in range(config.seed, config.seed + config.seeds):  # a seed of all tasks, first
+            for name in config.tasks:
+                path = Path(config.workdir) / "runs" / names[entry] / name / f"seed{seed}.json"
+                if stop.signal is not None:
+                    return found
+                if not path.exists():
+                    solver = solver or Solver(config, *entry, mesh)
+                    given = one(config, solver, tasks.TASKS[name], seed, stop)
+                    if not given:
+                        return found
+                    save_json(path, given)
+                found[name][seed] = json.loads(path.read_text())
+        return found
+
+    def guarded(entry, mesh) -> dict:
+        try:
+            return each(entry, mesh)
+        except BaseException:
+            stop.signal = stop.signal or signal.SIGTERM  # the others end
+            raise
+
+    return dict(zip(names, spread(guarded, names, meshes), strict=True))
+
+
+def collect(config: TasksConfig, runs: dict) -> list[dict]:
+    """One entry an encoding and kind of positions: scores by task, length and seed."""
+    short = [positions.partition("(")[0] for positions in config.positions]
+    unique = len({*short}) == len(short)
+    label = dict(zip(config.positions, short if unique else config.positions, strict=True))
+    entries = [(spec, label[positions]) for spec, positions in runs]
+    lengths, found = [str(n) for n in (config.length, *config.lengths)], []
+    for (spec, positions), by_task in runs.items():
+        scores = {
+            task: {n: {s: _score(run, n) for s, run in by_seed.items()} for n in lengths}
+            for task, by_seed in by_task.items()
+        }
+        name = title(spec, label[positions], entries, "contiguous")
+        found.append({"name": name, "spec": spec, "positions": positions, "scores": scores})
+    guess = {
+        task: {n: {"": value} for n, value in fixed(config, tasks.TASKS[task]).items()}
+        for task in config.tasks
+    }
+    return [{"name": FIXED, "spec": "", "positions": "", "scores": guess}, *found]
+
+
+def _score(run: dict, length: str) -> list[float] | str:
+    return run["scores"][length] if run["status"] == "ok" else run["status"]
+
+
+def by_seed(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> dict | str:
+    """Accuracy of each seed, at the training length or over those beyond; or why there is none."""
+    lengths = config.lengths if beyond else (config.length,)
+    scores = [entry["scores"][task][str(n)] for n in lengths]
+    words = [x for score in scores for x in score.values() if isinstance(x, str)]
+    if words:
+        return max(words, key=["not defined", "not finite", "diverged"].index)
+    return {seed: float(np.mean([s[seed][which] for s in scores])) for seed in scores[0]}
+
+
+def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> float | str:
+    """The mean over seeds of `by_seed`, or its words."""
+    values = by_seed(config, entry, task, which, beyond)
+    return values if isinstance(values, str) else float(np.mean([*values.values()]))
+
+
+def gains(config: TasksConfig, entries: list[dict]) -> dict[str, statistics.Estimate]:
+    """By entry whose positions are not the first: tokens right beyond, less those with the first.
+
+    Each seed's mean over the tasks that have a number in both, paired; none where no task has.
+    """
+    plain = {e["spec"]: e for e in entries if e["positions"] == config.positions[0]}
+    found = {}
+    for entry in entries:
+        if entry["positions"] in ("", config.positions[0]) or entry["spec"] not in plain:
+            continue
+        pairs = [
+            [by_seed(config, e, task, 0, True) for e in (entry, plain[entry["spec"]])]
+            for task in config.tasks
+        ]
+        pairs = [pair for pair in pairs if not any(isinstance(x, str) for x in pair)]
+        if pairs:
+            seeds = [np.mean([a[seed] - b[seed] for a, b in pairs]) for seed in pairs[0][0]]
+            found[entry["name"]] = statistics.estimate(seeds)
+    return found
+
+
+def judged(gained: dict[str, statistics.Estimate]) -> dict[str, dict]:
+    """Of each gain: points with their interval, and in words whether it was shown, after Holm."""
+    adjusted, found = statistics.holm({name: x.p for name, x in gained.items()}), {}
+    for name, x in gained.items():
+        kind, words = statistics.judge(x, adjusted[name], "")
+        if kind != statistics.NONE:
+            more = "more" if kind == statistics.HIGHER else "fewer"
+            words = f"{more} tokens right (p = {adjusted[name]:.3f})"
+        low, mean, high = (None if np.isnan(v) else 100 * v for v in (x.low, x.mean, x.high))
+        found[name] = {"points": mean, "low": low, "high": high, "seeds": x.n, "verdict": words}
+    return found
+
+
+def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
+    """Tokens right beyond the training length, each encoding on each task."""
+    caption = (
+        f"Mean over lengths {config.lengths} and {config.seeds} seeds; trained to {config.length}."
+    )
+    shown = rich.table.Table("task", title="Tokens right at longer lengths", caption=caption)
+    for entry in entries:
+        shown.add_column(entry["name"], justify="right")
+    for task in config.tasks:
+        values = [cell(config, entry, task, 0, True) for entry in entries]
+        shown.add_row(task, *(x if isinstance(x, str) else f"{x:.3f}" for x in values))
+    return shown
+
+
+@plotting.styled
+def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
+    """Encoding × task, at the training length and beyond it."""
+    width, height = max(6.4, 2.6 + 0.62 * len(config.tasks)), 1.0 + 0.32 * len(entries)
+    drawn, all_axes = plotting.canvas(width, 3 * height + 1.6, len(PANELS))
+    for axes, (name, which, beyond) in zip(all_axes, PANELS, strict=True):
+        cells = [[cell(config, e, task, which, beyond) for task in config.tasks] for e in entries]
+        values = [[np.nan if isinstance(x, str) else x for x in row] for row in cells]
+        axes.imshow(values, cmap=plotting.RISING, vmin=0, vmax=1, aspect="auto")
+        for y, row in enumerate(cells):
+            for x, value in enumerate(row):
+                text = value.replace(" ", "\n") if isinstance(value, str) else f"{value:.2f}"
+                dark = not isinstance(value, str) and value > 0.6
+                colour = "white" if dark else plotting.INK
+                axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=colour)
+        axes.set_yticks(range(len(entries)), [plotting.label(e["name"], 28) for e in entries])
+        axes.set_xticks([])
+        axes.set(title=name)
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    names = [task.replace("_", " ") for task in config.tasks]
+    all_axes[-1].set_xticks(range(len(names)), names, rotation=40, ha="right")
+    alt = "Accuracy of each encoding on each task, at the training length and at longer ones"
+    return plotting.Drawing("tasks", drawn, HEADER, rows, alt)
+
+
+def listed(entries: list[dict]) -> list[tuple]:
+    """Every number, one a row of the CSV."""
+    return [
+        (e["name"], e["positions"], task, length, seed)
+        + ((None, None, value) if isinstance(value, str) else (*value, ""))
+        for e in entries
+        for task, scores in e["scores"].items()
+        for length, seeds in scores.items()
+        for seed, value in seeds.items()
+    ]
+
+
+def check_digests(saved: dict, now: dict) -> None:
+    """Raises ValueError where a task generates other questions than when the workdir was begun."""
+    for name, digest in now.items():
+        if saved.get(name, digest) != digest:
+            raise ValueError(f"tasks: {name!r} has other questions now; use a new --config.workdir")
+
+
+def begin(config: TasksConfig, now: dict) -> tuple[list[Mesh], Lock]:
+    """The devices of the runs, and the workdir, which this run now holds.
+
+    Raises:
+      ValueError: what cannot run, or not in this workdir, before anything is written.
+      OSError: another run is there.
+    """
+    workdir, path = Path(config.workdir), Path(config.workdir) / "config.json"
+    meshes = lanes(config)
+    sharding.check_fits(config.model, config.batch, meshes[0])
+    folders(config)
+    digests = {name: tasks.TASKS[name].digest for name in config.tasks}
+    if path.exists():
+        saved = json.loads(path.read_text())
+        check_same(saved, now, BINDING)
+        check_digests(saved["digests"], digests)
+        digests = saved["digests"] | digests
+    lock = Lock(workdir)
+    save_json(path, now | {"digests": digests})
+    return meshes, lock
+
+
+def main(config: TasksConfig) -> None:
+    """Runs what is missing, then shows and writes what was found."""
+    workdir = Path(config.workdir)
+    now = json.loads(json.dumps(dataclasses.asdict(config)))
+    with launch.one_line_errors():
+        meshes, lock = begin(config, now)
+    with contextlib.closing(lock), launch.Stop() as stop:
+        with launch.one_line_errors():
+            runs = run(config, meshes, stop)
+        if stop.signal is not None:
+            logging.info("Stopped; the same command continues here.")
+            sys.exit(128 + stop.signal)
+        entries = collect(config, runs)
+        gained = judged(gains(config, entries))
+        plotting.save(figure(config, entries, listed(entries)), workdir)
+        about = {"commit": commit(), "device": jax.devices()[0].device_kind, "config": now}
+        save_json(workdir / "results.json", {**about, "encodings": entries, "gains": gained})
+    rich.print(table(config, entries))
+    for name, x in gained.items():
+        interval = "" if x["low"] is None else f" [{x['low']:+.1f}, {x['high']:+.1f}]"
+        print(f"{name}: {x['points']:+.1f} points{interval}: {x['verdict']}")
+    print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")
+
+
+if __name__ == "__main__":
+    launch.run(main, "configs/tasks.py", TasksConfig)

@@ -1,0 +1,189 @@
+"""Tasks that isolate position: made from a key on the device, trained short and tested long.
+
+    batch = tasks.batch(tasks.TASKS["reverse_string"], key, 64, low=1, high=40)
+
+One line a task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
+those of Kazemnejad et al. (2305.19466), associative recall and a passkey. Kazemnejad's parity is
+parity_check; SCAN is left out, as a fixed set of some 20,000 commands that no generator
+grows, and so are numbers of several digits to sort and LEGO's clauses in any order.
+`synthetic:NAME` trains a decoder on any of them (`experiments.train`, `compare`);
+`experiments.tasks` compares encodings on them.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.training.tasks import arithmetic, automata, lookup, numbers, strings
+from pe_jax.training.tasks.base import (
+    BOS,
+    EOS,
+    PAD,
+    SEP,
+    SPECIAL,
+    Task,
+    decoder_row,
+    encoder_row,
+)
+
+__all__ = ["BOS", "EOS", "PAD", "SEP", "SPECIAL", "TASKS", "VOCAB", "Task"]
+__all__ += ["batch", "examples", "train_rows"]
+
+SYMBOLS = 16  # of most strings
+_TRAIN, _EVAL = range(2)  # the two draw from separate streams, whatever the seed
+
+
+def _string(short: str, symbols: int, *parts: Any, between: bool = False, **fields: Any) -> Task:
+    draw = functools.partial(strings.write, symbols=symbols, parts=parts, between=between, **fields)
+    slots = functools.partial(strings.written, parts=len(parts), between=between)
+    return Task(short, draw, symbols + between, slots)
+
+
+def _number(short: str, draw: Any, base: int, lowest_first: bool) -> Task:
+    draw = functools.partial(draw, base=base, lowest_first=lowest_first)
+    return Task(short, draw, base + 1, lambda n: n, stops=True, shortest=3)
+
+
+_FORWARD, _BACKWARD, _MOD = strings.forward, strings.backward, arithmetic.MODULUS
+_ALL = (
+    # regular
+    Task("even_pairs", automata.even_pairs, 2),
+    Task("modular_arithmetic", arithmetic.modular_arithmetic, _MOD + 3),
+    Task("parity_check", automata.parity_check, 2),
+    Task("cycle_navigation", automata.cycle_navigation, automata.CYCLE),
+    # context-free
+    Task("stack_manipulation", automata.stack_manipulation, 5, lambda n: n + 1, stops=True),
+    _string("reverse_string", 2, _BACKWARD),
+    Task("modular_arithmetic_brackets", arithmetic.modular_arithmetic_brackets, _MOD + 5),
+    Task("solve_equation", arithmetic.solve_equation, _MOD + 7, shortest=3),
+    # context-sensitive
+    _string("duplicate_string", 2, _FORWARD, _FORWARD),
+    Task("missing_duplicate", lookup.missing_duplicate, 3, shortest=2),
+    _string("odds_first", 2, strings.odds),
+    _number("binary_addition", numbers.addition, 2, lowest_first=True),
+    _number("binary_multiplication", numbers.multiplication, 2, lowest_first=True),
+    Task("compute_sqrt", numbers.square_root, 2, lambda n: (n + 1) // 2),
+    _string("bucket_sort", 5, strings.ascending),
+    # of arXiv 2305.19466
+    _string("copy", SYMBOLS, _FORWARD),
+    _string("copy_twice", SYMBOLS, _FORWARD, _FORWARD, between=True),
+    _string("repeat", SYMBOLS, _FORWARD, alike=True),
+    _string("repeat_twice", SYMBOLS, _FORWARD, _FORWARD, alike=True),
+    _string("reverse", SYMBOLS, _BACKWARD),
+    _string("reverse_twice", SYMBOLS, _BACKWARD, _BACKWARD, between=True),
+    _string("reverse_copy", SYMBOLS, _BACKWARD, _FORWARD, between=True),
+    _string("sort", 50, strings.ascending),
+    _number("addition", numbers.addition, 10, lowest_first=False),
+    Task("summation", automata.summation, 10),
+    Task("polynomial", arithmetic.polynomial, arithmetic.VALUES + 10, shortest=3),
+    Task("lego", lookup.lego, lookup.NEGATED + 1, shortest=4, longest=3 * lookup.NAMES + 1),
+    # finding
+    Task("recall", lookup.recall, 2 * lookup.KEYS, shortest=3),
+    Task("passkey", lookup.passkey, lookup.MARK + 1, lambda n: lookup.PASSKEY, shortest=5),
+)
+TASKS = {task.short: task for task in _ALL}
+VOCAB = max(task.vocab for task in _ALL)  # one for all: they may share a program
+
+
+@functools.partial(jax.jit, static_argnames=("task", "count", "low", "high", "causal"))
+def batch(
+    task: Task, key: jax.Array, count: int, low: int, high: int, causal: bool = False
+) -> dict[str, jax.Array]:
+    """Rows whose questions have lengths drawn uniformly from low to high.
+
+    Args:
+      task: from `TASKS`.
+      key: the same key gives the same rows.
+      count: B.
+      low: of the lengths; at least the task's shortest.
+      high: of the lengths; T is what the longest row needs.
+      causal: whether a decoder reads them; its rows lack the last target, as it is not read.
+
+    Returns:
+      `tokens`, `targets` (of the same place), `segments` (1, and 0 is padding) int32 [B, T], and
+      `weights` float32 [B, T]: 1 where the answer is.
+
+    Raises:
+      ValueError: there are no questions of such lengths.
+    """
+    if not (task.defined(low) and task.defined(high) and low <= high):
+        limits = f"{task.shortest} to {task.longest or 'any'}"
+        raise ValueError(f"low={low}, high={high}: lengths of {task.short} go from {limits}")
+
+    def row(key):
+        keys = jax.random.split(key)
+        length = jax.random.randint(keys[0], (), low, high + 1)
+        example = task.draw(keys[1], length, high)
+        if not causal:
+            tokens, targets, weights, segments = encoder_row(task, example)
+        else:
+            whole, weights = decoder_row(task, example)
+            tokens, targets, weights = whole[:-1], whole[1:], weights[1:]
+            segments = (tokens != PAD).astype(jnp.int32)
+        return {"tokens": tokens, "targets": targets, "segments": segments, "weights": weights}
+
+    return jax.vmap(row)(jax.random.split(key, count))
+
+
+@functools.partial(jax.jit, static_argnames=("task", "stream", "low", "high", "width"))
+def _decoder_rows(task: Task, stream: int, seed, index, low: int, high: int, width: int):
+    def row(index):  # in two halves, as there may be more rows than 32 bits can number
+        key = jax.random.fold_in(jax.random.key(seed), stream)
+        keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, index[0]), index[1]))
+        length = jax.random.randint(keys[0], (), low, high + 1)
+        return decoder_row(task, task.draw(keys[1], length, high), width)
+
+    tokens, weights = jax.vmap(row)(index)
+    return {
+        "tokens": tokens,
+        "segments": (tokens != PAD).astype(jnp.int32),
+        "positions": jnp.where(tokens != PAD, jnp.arange(width), 0),
+        "weights": weights,
+    }
+
+
+def _rows(task: Task, stream: int, seed: int, index, low: int, high: int, width: int) -> dict:
+    index = np.asarray(index, np.int64)
+    halves = np.stack([index >> 32, index & 0xFFFFFFFF], axis=-1).astype(np.uint32)
+    return jax.device_get(_decoder_rows(task, stream, seed, halves, low, high, width))
+
+
+def train_rows(task: Task, seed: int, index: Any, width: int) -> dict[str, np.ndarray]:
+    """Rows of endless training data for a decoder, their questions of any length that fits.
+
+    Args:
+      task: from `TASKS`.
+      seed: chooses the questions, with the index.
+      index: numbers of the rows, integers [B].
+      width: T, the last target included; at least what the shortest question needs.
+
+    Returns:
+      `tokens`, `segments`, `positions` int32 [B, T], and `weights` float32 [B, T].
+    """
+    return _rows(task, _TRAIN, seed, index, task.shortest, task.fitting(width), width)
+
+
+def examples(task: Task | str, count: int, length: int, seed: int) -> dict[str, np.ndarray]:
+    """Rows to evaluate a decoder on, every question of one length, apart from the training stream.
+
+    Args:
+      task: A task, or its name in `TASKS`.
+      count: Number of rows.
+      length: Symbols in each question.
+      seed: Chooses the questions.
+
+    Returns:
+      `tokens`, `segments`, `positions` int32 [count, task.decoded(length)], and `weights` float32
+      of that shape, 1 on the answer and its EOS as targets.
+
+    Raises:
+      ValueError: no row is asked for, or there are no questions of that length.
+    """
+    task = TASKS[task] if isinstance(task, str) else task
+    if count < 1 or not task.defined(length):
+        limits = f"at least {task.shortest}" + (f", at most {task.longest}" * bool(task.longest))
+        raise ValueError(f"count={count}, length={length}: pass at least 1, and {limits}")
+    return _rows(task, _EVAL, seed, np.arange(count), length, length, task.decoded(length))

@@ -1,0 +1,142 @@
+"""Expressions modulo 5 to evaluate or to solve, and polynomials modulo 10.
+
+modular_arithmetic, modular_arithmetic_brackets and solve_equation of arXiv 2207.02098, table 1,
+with the grammar of its code; polynomial evaluation of arXiv 2305.19466. N longest question.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.training.tasks.base import Example, single
+
+MODULUS = 5
+PLUS, MINUS, TIMES, OPEN, CLOSE, X, EQUALS = range(MODULUS, MODULUS + 7)
+# of a polynomial: x + 2, then coefficients + 3 and degrees in turn; answers are behind them
+COEFFICIENTS, DEGREES, VALUES = 5, 12, 16
+
+
+def modular_arithmetic(key: jax.Array, n: Any, size: int) -> Example:
+    """Digits with +, - and * between them, * first; one symbol fewer where n is even."""
+    asked, count = n - (n % 2 == 0), (size + 1) // 2
+    keys = jax.random.split(key)
+    digits = jax.random.randint(keys[0], (count,), 0, MODULUS)
+    operators = jax.random.randint(keys[1], (count,), PLUS, TIMES + 1).at[0].set(PLUS)
+
+    def read(state, given):  # the sum of the terms before, and the term under way
+        total, term = state
+        operator, digit, counts = given
+        fresh = jnp.where(operator == MINUS, -digit, digit)
+        ends = operator != TIMES
+        new = jnp.where(ends, total + term, total), jnp.where(ends, fresh, term * digit)
+        new = tuple(x % MODULUS for x in new)
+        return jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, state), None
+
+    counts = 2 * jnp.arange(count) < asked
+    state = jnp.int32(0), jnp.int32(0)
+    (total, term), _ = jax.lax.scan(read, state, (operators, digits, counts))
+    text = jnp.stack([digits, jnp.roll(operators, -1)], axis=1).reshape(-1)[:size]
+    return single(text, asked, (total + term) % MODULUS)
+
+
+class Expression(NamedTuple):
+    """An expression with brackets: its text, its value, and of each node where its digit is."""
+
+    text: jax.Array
+    value: jax.Array
+    digits: jax.Array
+    places: jax.Array
+    leaves: jax.Array
+
+
+def expression(key: jax.Array, n: Any, size: int, operators: int) -> Expression:
+    """An expression of exactly n symbols: d, -d, (d), (-d), or (left operator right).
+
+    The length of the left part is uniform among those that leave room for the right one. Nodes are
+    listed breadth first: a node's two parts stand behind it, side by side.
+
+    Args:
+      key: the same key gives the same expression.
+      n: from 1 to `size`; may be traced.
+      size: symbols of the text.
+      operators: how many of +, - and * are drawn from.
+    """
+    nodes = (size + 1) // 2  # k brackets of two parts take 3k symbols, and their k + 1 leaves one
+    keys = jax.random.split(key, 3)
+    shares = jax.random.uniform(keys[0], (nodes,))
+    digits = jax.random.randint(keys[1], (nodes,), 0, MODULUS)
+    chosen = jax.random.randint(keys[2], (nodes,), PLUS, PLUS + operators)
+
+    def grow(state, given):
+        starts, lengths, count = state
+        node, share = given
+        start, length = starts[node], lengths[node]
+        left = 1 + jnp.minimum((share * (length - 4)).astype(jnp.int32), length - 5)
+        splits = length >= 5
+        where = jnp.where(splits, count + jnp.arange(2), nodes)
+        starts = starts.at[where].set(start + jnp.stack([1 + 0 * left, 2 + left]), mode="drop")
+        lengths = lengths.at[where].set(jnp.stack([left, length - 3 - left]), mode="drop")
+        return (starts, lengths, count + 2 * splits), (left, count)
+
+    empty = jnp.zeros(nodes, jnp.int32)
+    state = empty, empty.at[0].set(n), jnp.int32(1)
+    order = jnp.arange(nodes)
+    (starts, lengths, _), (lefts, children) = jax.lax.scan(grow, state, (order, shares))
+    splits, negative = lengths >= 5, (lengths == 2) | (lengths == 4)
+    middle = starts + jnp.where(splits, 1 + lefts, lengths // 2)
+    leaves = (lengths > 0) & ~splits
+
+    def fold(values, given):
+        node, child = given
+        a, b = values[jnp.minimum(child, nodes - 2)], values[jnp.minimum(child + 1, nodes - 1)]
+        whole = jnp.stack([a + b, a - b, a * b])[chosen[node] - PLUS]
+        leaf = jnp.where(negative[node], -digits[node], digits[node])
+        return values.at[node].set(jnp.where(splits[node], whole, leaf) % MODULUS), None
+
+    values, _ = jax.lax.scan(fold, empty, (order, children), reverse=True)
+    text = jnp.zeros(size, jnp.int32)
+    for symbol, place, here in (
+        (OPEN, starts, lengths >= 3),
+        (CLOSE, starts + lengths - 1, lengths >= 3),
+        (MINUS, middle - 1, negative),
+        (jnp.where(splits, chosen, digits), middle, lengths > 0),
+    ):
+        text = text.at[jnp.where(here, place, size)].set(symbol, mode="drop")
+    return Expression(text, values[0], digits, middle, leaves)
+
+
+def modular_arithmetic_brackets(key: jax.Array, n: Any, size: int) -> Example:
+    """An expression with +, - and *, and its value."""
+    found = expression(key, n, size, 3)
+    return single(found.text, n, found.value)
+
+
+def solve_equation(key: jax.Array, n: Any, size: int) -> Example:
+    """An expression with + and -, in which x stands for a digit, = its value: what is x?
+
+    Every digit is as likely to be x. There is one answer, as no part is multiplied.
+    """
+    keys = jax.random.split(key)
+    found = expression(keys[0], n - 2, size - 2, 2)
+    lots = jax.random.uniform(keys[1], found.leaves.shape)
+    hidden = jnp.argmax(jnp.where(found.leaves, lots, -1))
+    text = jnp.pad(found.text, (0, 2)).at[found.places[hidden]].set(X)
+    text = text.at[n - 2].set(EQUALS).at[n - 1].set(found.value)
+    return single(text, n, found.digits[hidden])
+
+
+def polynomial(key: jax.Array, n: Any, size: int) -> Example:
+    """The value modulo 10 of a sum of c·x^d: x, then each c and its d.
+
+    x is from -2 to 2, c from -3 to 3, d from 0 to 3. One symbol fewer where n is even.
+    """
+    keys, count = jax.random.split(key, 3), (size - 1) // 2
+    x = jax.random.randint(keys[0], (), -2, 3)
+    c = jax.random.randint(keys[1], (count,), -3, 4)
+    d = jax.random.randint(keys[2], (count,), 0, 4)
+    counts = 2 * jnp.arange(count) + 2 < n
+    value = (c * x**d * counts).sum() % 10
+    terms = jnp.stack([c + 3 + COEFFICIENTS, d + DEGREES], axis=1).reshape(-1)
+    text = jnp.pad(jnp.concatenate([x[None] + 2, terms]), (0, size - 1 - 2 * count))
+    return single(text, n - (n % 2 == 0), value + VALUES)

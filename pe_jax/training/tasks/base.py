@@ -1,0 +1,162 @@
+"""What a task is, and how its questions and answers lie in the rows that a model reads.
+
+A task draws an example from a key: a question of so many symbols and its answer, jittable, of fixed
+shapes (N, the longest question, and the slots of its answer), the rest padding. Two layouts:
+
+* an encoder reads `question SEP … SEP` and writes the answer into the SEPs, all at once
+  (arXiv 2305.16843). Nothing but the encoding tells it where a token is.
+* a decoder reads `BOS question SEP answer EOS` and is scored on the answer and its end (arXiv
+  2305.19466). Its causal mask tells of order too. All tokens are right when each is the likeliest
+  after those before it, which is when greedy decoding writes the answer.
+
+Where an answer's length cannot be told from the question's, EOS ends it for an encoder too.
+N longest question, T tokens of a row.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+PAD, BOS, SEP, EOS = range(4)
+SPECIAL = ("PAD", "BOS", "SEP", "EOS")
+
+
+class Example(NamedTuple):
+    """A question and its answer, of symbols from 0.
+
+    Attributes:
+      question: int32 [N].
+      asked: how many of them count: int32 [].
+      answer: int32, one a slot.
+      answered: how many of them count: int32 [].
+    """
+
+    question: jax.Array
+    asked: Any
+    answer: jax.Array
+    answered: Any
+
+
+def single(question: jax.Array, asked: Any, answer: jax.Array) -> Example:
+    """An example whose answer is one symbol."""
+    return Example(question, asked, answer[None], 1)
+
+
+def pick(values: jax.Array, index: jax.Array) -> jax.Array:
+    """values[index], the nearest value where the index is outside."""
+    return values[jnp.clip(index, 0, len(values) - 1)]
+
+
+def one(length: Any) -> Any:
+    """The slots of an answer of one symbol."""
+    return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task, which stands in the place of a corpus too.
+
+    Attributes:
+      short: its name.
+      draw: (key, n, N) → Example, its question of at most n symbols; n may be traced, N may not.
+      symbols: how many there are.
+      slots: room for the answer to n symbols (EOS included, if it `stops`): never less for more.
+      stops: whether answers to questions of one length have several.
+      shortest: the fewest symbols of a question.
+      longest: the most; None is no limit.
+    """
+
+    short: str
+    draw: Callable[[jax.Array, Any, int], Example]
+    symbols: int
+    slots: Callable[[Any], Any] = one
+    stops: bool = False
+    shortest: int = 1
+    longest: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As a source of data."""
+        return f"synthetic:{self.short}"
+
+    @property
+    def vocab(self) -> int:
+        """Four special tokens and the symbols."""
+        return len(SPECIAL) + self.symbols
+
+    def defined(self, length: int) -> bool:
+        """Whether there are questions of that length."""
+        return self.shortest <= length and (self.longest is None or length <= self.longest)
+
+    def encoded(self, length: int) -> int:
+        """Tokens of an encoder's row with such a question."""
+        return length + self.slots(length)
+
+    def decoded(self, length: int) -> int:
+        """Tokens of a decoder's row, its last target included."""
+        return length + self.slots(length) + (2 if self.stops else 3)
+
+    def read(self, length: int, causal: bool) -> int:
+        """Tokens that a decoder or an encoder reads of such a row."""
+        return self.decoded(length) - 1 if causal else self.encoded(length)
+
+    def fitting(self, width: int) -> int:
+        """The longest question whose decoder's row has at most `width` tokens; 0 if none has."""
+        fits = (n for n in range(width, 0, -1) if self.decoded(n) <= width and self.defined(n))
+        return next(fits, 0)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of a few rows: it changes when what is generated changes."""
+        key, length = jax.random.key(0), max(self.shortest, 8)
+        rows = jax.jit(jax.vmap(lambda key: decoder_row(self, self.draw(key, length, length))))
+        tokens, _ = jax.device_get(rows(jax.random.split(key, 4)))
+        return hashlib.sha256(self.name.encode() + tokens.tobytes()).hexdigest()
+
+    def describe(self) -> str:
+        """One line for logs and reports."""
+        return f"{self.name}: generated, {self.symbols} symbols, sha256 {self.digest[:12]}"
+
+    def documents(self, split: str) -> NoReturn:
+        """A task has rows, not documents.
+
+        Raises:
+          ValueError: Always.
+        """
+        raise ValueError(f"data={self.name!r} has no {split} documents; use tasks.examples")
+
+
+def encoder_row(task: Task, example: Example, width: int = 0) -> tuple[jax.Array, ...]:
+    """The row that an encoder reads: tokens, targets, weights of the targets, segments: [T].
+
+    Args:
+      task: of the example.
+      example: one.
+      width: T; 0 is as many as the longest question needs.
+    """
+    index = jnp.arange(width or task.encoded(len(example.question)))
+    slot = index - example.asked
+    used = slot < task.slots(example.asked)
+    question = pick(example.question, index) + len(SPECIAL)
+    tokens = jnp.where(slot < 0, question, jnp.where(used, SEP, PAD))
+    answer = pick(example.answer, slot) + len(SPECIAL)
+    targets = jnp.where(slot < example.answered, answer, EOS)
+    scored = (slot >= 0) & (slot < example.answered + task.stops)
+    weights = scored.astype(jnp.float32)
+    return tokens, jnp.where(scored, targets, PAD), weights, used.astype(jnp.int32)
+
+
+def decoder_row(task: Task, example: Example, width: int = 0) -> tuple[jax.Array, jax.Array]:
+    """The row that a decoder reads and predicts: tokens int32 [T] and their weights as targets."""
+    index = jnp.arange(width or task.decoded(len(example.question)))
+    slot = index - example.asked - 2
+    question = pick(example.question, index - 1) + len(SPECIAL)
+    tokens = jnp.where(slot < -1, question, pick(example.answer, slot) + len(SPECIAL))
+    tokens = jnp.where(index == 0, BOS, jnp.where(slot == -1, SEP, tokens))
+    tokens = jnp.where(slot < example.answered, tokens, EOS)
+    tokens = jnp.where(slot <= example.answered, tokens, PAD)
+    return tokens, ((slot >= 0) & (slot <= example.answered)).astype(jnp.float32)

@@ -1,0 +1,250 @@
+"""The comparison on tasks: what is scored, what is words, runs that go on, a planted gain."""
+
+import csv
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from configs import tasks_published
+from experiments import tasks as program
+from pe_jax.models.config import ModelConfig
+from pe_jax.training import tasks
+from pe_jax.training.config import MeshConfig, OptimizerConfig, TasksConfig
+
+pytestmark = pytest.mark.xdist_group("solving")
+LEARNED = "learned(length=20)"
+RANDOM = "randomized(maximum=24)"
+
+
+def settings(folder, **fields) -> TasksConfig:
+    given = {
+        "workdir": str(folder),
+        "encodings": ("nope", LEARNED),
+        "positions": ("contiguous",),
+        "tasks": ("copy", "parity_check"),
+        "seeds": 1,
+        "length": 6,
+        "lengths": (8, 12),
+        "batch": 8,
+        "steps": 3,
+        "test": 12,
+        "log_every": 2,
+        "workers": 1,
+        "model": ModelConfig(width=16, layers=1, heads=2, causal=False),
+        "optimizer": OptimizerConfig(warmup=1),
+    }
+    return TasksConfig(**{**given, **fields})
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Stopped in its second run, continued, then with one more seed: folder, when written."""
+    folder = tmp_path_factory.mktemp("tasks")
+    real, begun = tasks.batch, []
+
+    def batch(task, key, count, *args):
+        begun.append(task.short)
+        if count == 8 and task.short == "parity_check":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)  # Python handles it in the main thread
+        return real(task, key, count, *args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(tasks, "batch", batch)
+        program.main(settings(folder))
+    assert end.value.code == 128 + signal.SIGTERM
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("seed*.json")}
+    program.main(settings(folder, positions=("contiguous", RANDOM)))
+    return folder, before
+
+
+def test_it_goes_on_where_it_was(compared):
+    folder, before = compared
+    assert [path.parent.name for path in before] == ["copy"]
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert len(list(folder.rglob("seed*.json"))) == 3 * 2  # nope sees no positions: not twice
+    for fields in ({"steps": 4}, {"lengths": (8, 13)}):
+        with pytest.raises(SystemExit) as end:
+            program.main(settings(folder, **fields))
+        assert end.value.code == 2
+
+
+def test_questions_that_changed_are_not_mixed_with_older_ones(compared, capsys):
+    path = compared[0] / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved["digests"]["copy"] == tasks.TASKS["copy"].digest
+    path.write_text(json.dumps(saved | {"digests": {"copy": "another"}}))
+    with pytest.raises(SystemExit):
+        program.main(settings(compared[0]))
+    path.write_text(json.dumps(saved))
+    assert "'copy' has other questions now; use a new --config.workdir" in capsys.readouterr().err
+
+
+def test_a_table_that_is_too_short_is_words_and_every_number_is_listed(compared):
+    folder, _ = compared
+    found = json.loads((folder / "results.json").read_text())
+    entries = {e["name"]: e for e in found["encodings"]}
+    assert [*entries] == [program.FIXED, "nope", "learned", "learned, randomized"]
+    scores = entries["learned"]["scores"]
+    assert scores["copy"]["12"] == {"0": "not defined"}  # 24 tokens, and 20 places
+    assert all(0 <= x <= 1 for x in scores["copy"]["8"]["0"] + scores["parity_check"]["12"]["0"])
+    config = settings(folder, positions=("contiguous", RANDOM))
+    assert program.cell(config, entries["learned"], "copy", 0, True) == "not defined"
+    assert isinstance(program.cell(config, entries["learned"], "copy", 0, False), float)
+    with (folder / "tasks.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 2 * 3
+    empty = [r for r in rows if r["note"] == "not defined"]
+    assert {(r["encoding"], r["task"], r["length"]) for r in empty} >= {("learned", "copy", "12")}
+    assert all(r["token_accuracy"] == r["exact_match"] == "" for r in empty)
+    assert (folder / "tasks.png").stat().st_size > 1000
+
+
+def entry(name, spec, positions, scores):
+    """Tokens right by task, length and seed; whole answers are never right."""
+    full = {
+        task: {
+            n: {seed: x if isinstance(x, str) else [x, 0.0] for seed, x in enumerate(values)}
+            for n, values in lengths.items()
+        }
+        for task, lengths in scores.items()
+    }
+    return {"name": name, "spec": spec, "positions": positions, "scores": full}
+
+
+def planted(better):
+    """Two kinds of positions on two tasks: at longer lengths, the second gets `better` more."""
+    plain = {
+        "copy": {"6": [1.0] * 3, "8": [0.5, 0.6, 0.7], "12": [0.3, 0.4, 0.5]},
+        "parity_check": {"6": ["diverged"] * 3, "8": ["diverged"] * 3, "12": ["diverged"] * 3},
+    }
+    other = {
+        "copy": {
+            "6": [1.0] * 3,
+            "8": [0.5 + better, 0.6 + better, 0.7 + better + 0.01],
+            "12": [0.3 + better, 0.4 + better, 0.5 + better],
+        },
+        "parity_check": {"6": [0.5] * 3, "8": [0.5] * 3, "12": [0.5] * 3},
+    }
+    return [
+        entry("rope", "rope", "contiguous", plain),
+        entry("rope, randomized", "rope", RANDOM, other),
+    ]
+
+
+def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_path):
+    config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
+    plain, other = planted(0.2)
+    assert program._score({"status": "diverged", "step": 2}, "8") == "diverged"
+    assert program.cell(config, plain, "parity_check", 0, True) == "diverged"
+    np.testing.assert_allclose(program.cell(config, plain, "copy", 0, True), 0.5)
+    assert program.cell(config, plain, "copy", 0, False) == 1
+    (name, gain), *rest = program.gains(config, [plain, other]).items()
+    assert name == "rope, randomized" and not rest
+    np.testing.assert_allclose(gain.mean, 0.2 + 0.005 / 3)
+    assert gain.n == 3 and 0.19 < gain.low < 0.2 < gain.high < 0.22
+    assert program.judged({name: gain})[name]["verdict"].startswith("more tokens right")
+
+
+def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
+    config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
+    plain = planted(0.2)[0]
+    same = program.gains(config, [plain, {**plain, "name": "again", "positions": RANDOM}])
+    found = program.judged(same)["again"]
+    assert found["points"] == 0 and found["verdict"].startswith("no difference shown")
+    once = program.judged({"once": program.statistics.estimate([0.3])})["once"]
+    assert once["low"] is None and once["verdict"] == "no difference shown (one seed)"
+    json.dumps([found, once], allow_nan=False)
+
+
+def test_a_fixed_answer_is_the_likeliest_symbol_of_each_place(tmp_path):
+    config = settings(tmp_path, test=600)
+    found = program.fixed(config, tasks.TASKS["parity_check"])
+    assert all(0.5 <= tokens == exact < 0.57 for tokens, exact in found.values())
+    found = program.fixed(config, tasks.TASKS["sort"])
+    assert found["12"][0] > 3 / 50 and found["12"][1] < 0.01
+
+
+def test_what_is_right_is_counted_on_the_answer_alone():
+    weights = np.array([[0, 0, 1, 1], [0, 1, 1, 0]], np.float32)
+    right = np.array([[False, False, True, True], [True, True, False, True]])
+    assert program.accuracy(right, weights) == [0.75, 0.5]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_model_is_scored_on_what_it_answers(tmp_path, monkeypatch, causal):
+    """A model that answers with the targets but for one row is right but for it."""
+    config = settings(tmp_path, model=ModelConfig(width=16, layers=1, heads=2, causal=causal))
+    solver = program.Solver.__new__(program.Solver)
+    solver.config, solver.positions = config.model, program.placement.parse("contiguous")
+    monkeypatch.setattr(program, "TOKENS", 60)  # several forward passes
+
+    def answers(params, rows, key):
+        right = np.ones(rows["tokens"].shape, bool)
+        first = np.asarray(rows["tokens"])[0].tolist() == whole[len(right[0])]
+        right[0] ^= first
+        return right, np.True_
+
+    whole = {}
+    for length in (6, 8, 12):
+        rows = next(program.blocks(config, tasks.TASKS["copy"], length))
+        whole[rows["tokens"].shape[1]] = np.asarray(rows["tokens"])[0].tolist()
+    monkeypatch.setattr(solver, "answers", answers, raising=False)
+    found = program.score(config, solver, tasks.TASKS["copy"], None)
+    assert {*found} == {"6", "8", "12"}
+    for tokens, exact in found.values():
+        np.testing.assert_allclose([tokens, exact], 11 / 12)
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        (
+            {"tasks": ("reverse_strin",)},
+            "'reverse_strin' is unknown; did you mean 'reverse_string'",
+        ),
+        ({"tasks": ("copy", "copy")}, "pass at least one task, each once"),
+        ({"lengths": (6, 8)}, "lengths=(6, 8): pass longer ones than length=6"),
+        ({"lengths": (8, 8)}, "lengths=(8, 8): pass ascending"),
+        ({"length": 3, "tasks": ("lego",)}, "length=3: questions of lego have 4 to 79 symbols"),
+        ({"positions": ("randomized(maximum=11)",)}, "a row of copy has 12 tokens, more than"),
+        ({"encodings": ("learned(length=11)",)}, "length=6: a row of copy has 12 tokens"),
+        ({"encodings": ("xpos",)}, "for causal attention alone"),
+        ({"positions": ("randomised",)}, "did you mean 'randomized'"),
+        ({"encodings": ("rope_2d",)}, "gives positions of 1 axes"),
+        ({"mesh": MeshConfig(seq=2)}, "mesh.seq=2: pass 1"),
+        ({"optimizer": OptimizerConfig(warmup=9)}, "optimizer.warmup=9: must be in [0, steps=3]"),
+    ],
+)
+def test_a_configuration_that_cannot_be_names_the_field_and_the_fix(tmp_path, fields, words):
+    with pytest.raises(ValueError) as info:
+        settings(tmp_path, **fields).check()
+    assert words in str(info.value) and "\n" not in str(info.value)
+
+
+def test_the_configurations_are_valid_and_randomized_positions_reach_their_longest_tests():
+    for config in (TasksConfig(), tasks_published.get_config()):
+        config.check()
+        assert len(config.entries()) == 2 * len(config.encodings) - 1  # nope once
+        places = program.placement.parse(config.positions[1])
+        for name in config.tasks:
+            width = tasks.TASKS[name].read(config.lengths[-1], config.model.causal)
+            assert places.fits(width, None, testing=True)
+    assert config.tasks == tuple(tasks.TASKS)[:15]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_model_learns_to_reverse_and_only_with_positions(tmp_path, causal):
+    model = ModelConfig(width=32, layers=2, heads=2, causal=causal)
+    fields = {"tasks": ("reverse_string",), "encodings": ("nope", "rope"), "steps": 600}
+    optimizer = OptimizerConfig(warmup=50)
+    config = settings(tmp_path, model=model, optimizer=optimizer, batch=64, test=64, **fields)
+    program.main(config)
+    found = json.loads((tmp_path / "results.json").read_text())["encodings"]
+    cells = {e["name"]: program.cell(config, e, "reverse_string", 0, False) for e in found}
+    assert cells["rope"] > 0.95 and (causal or cells["nope"] < 0.75)
