@@ -3,7 +3,7 @@
     python -m experiments.extend --config=configs/extend.py --config.runs="('runs/train',)"
 
 Every method is applied to the last checkpoint of `experiments.train`, without and with a short
-fine-tune at the target length. Writes results.json, CSV and PNG files into the workdir; interrupted,
+fine-tune at the target length. Results, CSV and PNG files go into the workdir. Interrupted,
 the same command goes on where it was, method by method.
 """
 
