@@ -25,7 +25,7 @@ class Page:
 
     @property
     def parts(self) -> dict[str, str]:
-        """ "plain" and "tuned", and what they are called."""
+        """What the parts of the results are called."""
         words = {part: text.format(self.config.steps) for part, text in WORDS.items()}
         return words if self.config.steps else {"plain": words["plain"]}
 
