@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv compare smoke images soak test oracles tpu clean
+.PHONY: venv compare smoke images extend soak test oracles tpu clean
 
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
@@ -33,6 +33,10 @@ smoke: .venv/ready  # compiling is most of it: without the optimiser it takes ha
 
 images: .venv/ready
 	$(BIN)/python -m experiments.images --config=configs/images.py
+
+extend: .venv/ready  # trains a model, then extends it
+	$(BIN)/python -m experiments.train --config=configs/extend.py:train
+	$(BIN)/python -m experiments.extend --config=configs/extend.py
 
 soak: .venv/ready  # ten minutes of kills; MINUTES=1 for fewer
 	$(BIN)/python -m experiments.soak --minutes=$(or $(MINUTES),10)

@@ -9,7 +9,7 @@ from experiments import plotting
 from experiments.results import Run, Scheme
 from pe_jax.training.config import PROTOCOLS, ExtendConfig
 
-WORDS = {"plain": "without training", "tuned": "after {} steps"}
+WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}
 LOSSES = ("encoding", "fine-tune", "protocol", "length", "seed", "loss")
 PASSKEYS = ("encoding", "fine-tune", "length", "depth", "seed", "exact", "tokens")
 

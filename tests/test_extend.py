@@ -37,7 +37,7 @@ def base_config(folder, **fields) -> Config:
         "steps": 2,
         "log_every": 1,
         "model": ModelConfig(width=16, layers=1, heads=2),
-        "optimizer": OptimizerConfig(warmup=1, learning_rate=0.01),
+        "optimizer": OptimizerConfig(warmup=1, learning_rate=0.02),
         "eval": EVAL,
     }
     return Config(**{**given, **fields})
@@ -124,7 +124,7 @@ def test_every_method_is_another_model_beyond_the_trained_length_and_finite(foun
 def test_a_spec_is_filled_from_the_run_and_read_back(base, found):
     specs = {name: entry["encoding"] for name, entry in found[1].items()}
     assert specs["rope"] == "rope" and specs["rerope"] == f"rerope(window={L // 2})"
-    assert specs["self_extend"] == f"self_extend(group=3,window={L // 2})"  # 52 + 3·52 = 208
+    assert specs["self_extend"] == f"self_extend(window={L // 2},group=3)"  # 52 + 3·52 = 208
     model = ModelConfig(encoding="rope(base=500.0)*2,nope", layers=3)
     other = dataclasses.replace(base, model=model)
     spec = "rope(scaling=yarn(factor={factor},original_length={length}))"
