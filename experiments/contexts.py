@@ -46,25 +46,25 @@ class Page:
         return None if None in given else np.array([one["exact"] for one in given])
 
     def tables(self) -> list[rich.table.Table]:
-        """Loss by length, and passkeys by length, without and after the fine-tune."""
+        """Loss by length and passkeys by length, without and after the fine-tune."""
         count = len(self.entries[0]["seeds"])
         spread = f"Mean ± standard deviation over {count} seeds." if count > 1 else "One seed."
+        units = {
+            f"Loss, nats a token, {PROTOCOLS[1]}": self._loss,
+            "Passkeys, part right over all depths": self._keys,
+        }
         found = []
         for part, words in self.parts.items():
-            title = f"Trained at {self.length}, extended to {self.target}: {words}"
-            caption = (
-                f"{spread} Loss: nats a token, {PROTOCOLS[1]}. Passkeys: part right, all depths."
-            )
-            table = rich.table.Table("encoding", title=title, caption=caption)
-            for length in self.config.eval.lengths:
-                table.add_column(f"loss {length}", justify="right")
-            for length in self.config.eval.lengths:
-                table.add_column(f"key {length}", justify="right")
-            for scheme in self.schemes(part):
-                cells = [self._loss(scheme, n) for n in self.config.eval.lengths]
-                cells += [self._keys(scheme, n) for n in self.config.eval.lengths]
-                table.add_row(scheme.name, *cells)
-            found.append(table)
+            for unit, cell in units.items():
+                title = f"{unit}: {words}"
+                caption = f"Trained at {self.length}, extended to {self.target}. {spread}"
+                table = rich.table.Table("encoding", title=title, caption=caption)
+                for length in self.config.eval.lengths:
+                    table.add_column(str(length), justify="right")
+                for scheme in self.schemes(part):
+                    cells = [cell(scheme, length) for length in self.config.eval.lengths]
+                    table.add_row(scheme.name, *cells)
+                found.append(table)
         return found
 
     def _loss(self, scheme: Scheme, length: int) -> str:

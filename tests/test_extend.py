@@ -25,7 +25,7 @@ from tests.trainers import at_step, change, shared_programs  # noqa: F401
 
 BYTES = tokenizer.get("bytes")
 L, TARGET = 104, 208  # a passkey takes 103 bytes
-EVAL = EvalConfig(lengths=(L, TARGET), windows=2, stride=L)
+EVAL = EvalConfig(lengths=(L, TARGET), windows=2, stride=L, batch_tokens=4 * L)
 pytestmark = pytest.mark.xdist_group("extend")
 
 
