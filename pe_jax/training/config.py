@@ -128,7 +128,8 @@ class Config:
     Attributes:
       workdir: where metrics, checkpoints and results go; made absolute at the start.
       seed: of the weights, the order of the data, and dropout.
-      data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`.
+      data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`;
+        `passkeys:SOURCE` for training rows that ask for passkeys.
       tokenizer: `bytes` or `bpe:PATH`.
       length: tokens in a row.
       positions: where they stand: `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`,
