@@ -128,6 +128,13 @@ class Page:
                 axes.set_title(f"{plotting.label(scheme.name)}, {words}", fontsize=8.5)
                 axes.set_xticks(range(len(lengths)), [str(n) for n in lengths], fontsize=7.5)
                 axes.set_yticks([0, len(places) - 1], ["start", "end"], fontsize=7.5)
+        drawn.suptitle(
+            f"Passkeys found, by place of the key and length: pale none, dark all; {self.length} is"
+            f" the trained length, {self.target} the target",
+            fontsize=8.5,
+            color=plotting.MUTED,
+            wrap=True,
+        )
         alt = "Part of passkeys that each method finds, by depth of the key and length of the text"
         return plotting.Drawing("passkeys", drawn, PASSKEYS, rows, alt)
 
