@@ -41,6 +41,10 @@ images: .venv/ready
 tasks: .venv/ready
 	$(BIN)/python -m experiments.tasks --config=configs/tasks.py
 
+extend: .venv/ready  # trains a model, then extends it
+	$(BIN)/python -m experiments.train --config=configs/extend.py:train
+	$(BIN)/python -m experiments.extend --config=configs/extend.py
+
 soak: .venv/ready  # ten minutes of kills; MINUTES=1 for fewer
 	$(BIN)/python -m experiments.soak --minutes=$(or $(MINUTES),10)
 

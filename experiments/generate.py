@@ -3,19 +3,16 @@
 python -m experiments.generate --workdir=runs/train --prompt="def " --tokens=200
 """
 
-import contextlib
-import json
 from pathlib import Path
 
 import jax
 import numpy as np
 from absl import app, flags
 
-from experiments import launch
+from experiments import launch, trained
 from pe_jax.models.generate import generate
 from pe_jax.training import sharding, tokenizer
-from pe_jax.training.checkpoint import Checkpoints, abstract
-from pe_jax.training.config import Config, MeshConfig, from_json
+from pe_jax.training.config import MeshConfig
 from pe_jax.training.step import Trainer
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/train", "of experiments.train, or of one run")
@@ -28,23 +25,11 @@ SEED = flags.DEFINE_integer("seed", 0, "of the sampling", lower_bound=0)
 
 def load(workdir: Path):
     """The model of the last checkpoint, and its tokenizer."""
-    missing = f"workdir={str(workdir)!r} holds no {{}}; train a model there first"
-    path = workdir / "config.json"
-    if not path.exists():
-        raise ValueError(missing.format("config.json"))
-    config = from_json(Config, json.loads(path.read_text()))
+    config, _ = trained.read(workdir)
     # one device, however many it was trained on
     mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
     trainer = Trainer(config.model, config.optimizer, config.steps, mesh)
-    if not (workdir / "checkpoints").is_dir():
-        raise ValueError(missing.format("checkpoint"))
-    with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
-        step = checkpoints.latest()
-        if step is None:
-            raise ValueError(missing.format("checkpoint"))
-        like = abstract(jax.eval_shape(trainer.init, 0), trainer.shardings)
-        state = checkpoints.restore(step, like, None, None)
-    return trainer.model(state.params), config
+    return trainer.model(trained.restore(workdir, trainer).params), config
 
 
 def main(_: list[str]) -> None:

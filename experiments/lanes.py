@@ -12,10 +12,10 @@ from absl import logging
 from jax.sharding import Mesh
 
 from pe_jax.training import sharding
-from pe_jax.training.config import CompareConfig, ImagesConfig, TasksConfig
+from pe_jax.training.config import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
 
 
-def lanes(config: CompareConfig | ImagesConfig | TasksConfig) -> list[Mesh]:
+def lanes(config: CompareConfig | ExtendConfig | ImagesConfig | TasksConfig) -> list[Mesh]:
     """The meshes of the runs that go on at the same time; logs how they share the devices.
 
     Devices "one": each run has one device. There is a lane for each device, or for each core where

@@ -209,12 +209,15 @@ def mark_training(axes: Axes, length: float) -> None:
     )
 
 
-def heat(axes: Axes, values: np.ndarray, unit: str = "") -> None:
+def heat(
+    axes: Axes, values: np.ndarray, unit: str = "", limits: tuple[float, float] | None = None
+) -> None:
     """A map of numbers, NaN left out, with a colour bar if they have a unit.
 
-    Pale is 0 where both signs occur, else the least or the most.
+    Pale is 0 where both signs occur, else the least or the most; or the first of `limits`, which
+    make several maps comparable.
     """
-    low, high = np.nanmin(values), np.nanmax(values)
+    low, high = limits or (np.nanmin(values), np.nanmax(values))
     scale = {"cmap": RISING, "vmin": low, "vmax": high}
     if low < 0 < high:
         top = max(-low, high)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
@@ -105,8 +106,17 @@ class Diverged(RuntimeError):
     """The loss or its gradient is not finite, and does not come back."""
 
 
-def train(config: Config, source: Source, trainer: Trainer, label: str, stop: launch.Stop) -> State:
+def train(
+    config: Config,
+    source: Source,
+    trainer: Trainer,
+    label: str,
+    stop: launch.Stop,
+    params: Any = None,
+) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
+
+    The start is a new model, or `params` of one that was trained, with a new optimizer.
 
     Data or a checkpoint that cannot be read or written end the program, on one line.
 
@@ -122,6 +132,8 @@ def train(config: Config, source: Source, trainer: Trainer, label: str, stop: la
         rows = batches(config, source, trainer.mesh)
         trainer.compile(config.batch, config.length)
         state = trainer.init(config.seed)
+        if params is not None:  # a copy: steps donate their state
+            state = state._replace(params=jax.tree.map(jnp.copy, params))
         launch.meet()
         with launch.one_line_errors():
             state, done = _begin(checkpoints, config, trainer, state, rows, about)

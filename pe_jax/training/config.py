@@ -114,6 +114,13 @@ class EvalConfig:
     split: str = _field("validation", "validation or test", lambda v: v in ("validation", "test"))
     batch_tokens: int = _int(16384, 1)
 
+    def check(self) -> None:
+        """Raises ValueError where the stride does not fit the lengths."""
+        shortest = self.lengths[0]
+        if shortest % self.stride:
+            divisors = [n for n in range(1, shortest + 1) if shortest % n == 0]
+            raise ValueError(f"eval.stride={self.stride}: must be one of {divisors}")
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Config:
@@ -122,7 +129,8 @@ class Config:
     Attributes:
       workdir: where metrics, checkpoints and results go; made absolute at the start.
       seed: of the weights, the order of the data, and dropout.
-      data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`.
+      data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`;
+        `passkeys:SOURCE` for training rows that ask for passkeys.
       tokenizer: `bytes` or `bpe:PATH`.
       length: tokens in a row.
       positions: where they stand: `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`,
@@ -160,10 +168,7 @@ class Config:
         if not self.model.causal:
             raise ValueError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)
-        if self.eval.lengths[0] % self.eval.stride:
-            shortest = self.eval.lengths[0]
-            divisors = [n for n in range(1, shortest + 1) if shortest % n == 0]
-            raise ValueError(f"eval.stride={self.eval.stride}: must be one of {divisors}")
+        self.eval.check()
 
     def models(self) -> list[ModelConfig]:
         """Every model that is trained."""
@@ -431,6 +436,79 @@ class TasksConfig:
             for positions in self.positions:
                 found.setdefault((spec, placement.choose(positions, pattern)), (spec, positions))
         return list(found.values())
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ExtendConfig:
+    """A trained RoPE model at longer contexts: every method, without and with a short fine-tune.
+
+    Attributes:
+      workdir: where results go; made absolute at the start.
+      runs: workdirs of `experiments.train`; several differ in their seed alone.
+      encodings: what takes the place of the run's `rope`; a field of RoPE left at its default is
+        the run's. `{factor}` stands for the factor, `{length}` for the length trained on,
+        `{window}` for half of it, `{group}` for the least group with which Self-Extend then reaches
+        the target, `{ones}` for as many ones as there are frequencies and `{searched}` for their
+        factors by LongRoPE's search (`experiments.factors`).
+      factor: the target length over the length trained on.
+      steps: of the fine-tune at the target length; 0: none.
+      batch: rows in a step of the fine-tune, and to search with.
+      log_every: steps between lines of metrics.
+      save_every: steps between checkpoints; 0 saves at the end and when stopped.
+      depths: of passkeys, evenly from the beginning of the text to its end.
+      trials: passkeys for each depth and length.
+      search: lists of factors that LongRoPE's search tries.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings side by side; 0 is one a CPU core, or one a GPU or TPU core.
+      optimizer: of the fine-tune.
+      mesh: the devices.
+      eval: what is evaluated; the lengths include the one trained on and the target.
+    """
+
+    workdir: str = _field("runs/extend", "a path", bool)
+    runs: tuple[str, ...] = _field(
+        ("runs/train",), "at least one path", lambda v: len(v) > 0 and all(v)
+    )
+    encodings: tuple[str, ...] = _field(
+        (
+            "rope",
+            "rope(base=5e5)",
+            "rope(scaling=linear(factor={factor}))",
+            "rope(scaling=ntk(factor={factor}))",
+            "rope(scaling=dynamic_ntk(factor=1.0,original_length={length}))",
+            "rope(scaling=yarn(factor={factor},original_length={length}))",
+            "rope(scaling=llama3(factor={factor},original_length={length}))",
+            "rope(scaling=longrope(short_factor={ones},long_factor={searched},"
+            "original_length={length},factor={factor}))",
+            "rerope(window={window})",
+            "self_extend(window={window},group={group})",
+        ),
+        "at least one encoding",
+        lambda v: len(v) > 0,
+    )
+    factor: float = _real(4.0, 1, 1024)
+    steps: int = _int(100, 0)
+    batch: int = _int(8, 1)
+    log_every: int = _int(25, 1)
+    save_every: int = _int(0, 0)
+    depths: int = _int(5, 2)
+    trials: int = _int(10, 1)
+    search: int = _int(64, 1)
+    devices: str = _share()
+    workers: int = _int(0, 0)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+
+    def check(self) -> None:
+        """Raises ValueError naming the field, its value and the range it must lie in."""
+        _check(self, "")
+        if self.steps:
+            self.optimizer.check(self.steps)
+        self.eval.check()
+        for field in ("encodings", "runs"):
+            if len(set(getattr(self, field))) < len(getattr(self, field)):
+                raise ValueError(f"{field}={getattr(self, field)}: name each once")
 
 
 def _check(config: Any, path: str) -> None:

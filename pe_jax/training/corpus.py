@@ -34,12 +34,14 @@ class Corpus:
       digest: SHA-256 over the sorted (relative path, SHA-256 of the content as stored).
       splits: Split name to documents.
       sizes: Split name to bytes of all its documents; about, where records are not read to count.
+      passkeys: Whether training rows ask for passkeys.
     """
 
     name: str
     digest: str
     splits: Mapping[str, Documents]
     sizes: Mapping[str, int]
+    passkeys: bool = False
 
     def documents(self, split: str) -> Documents:
         """Returns the documents of a split.

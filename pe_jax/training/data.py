@@ -9,13 +9,15 @@ function of (corpus, tokenizer, length, batch, seed, processes): an iterator's s
 indices and resumes only under the same values, which the caller keeps beside it.
 """
 
+import dataclasses
 import difflib
+import functools
 
 import grain
 import numpy as np
 
 from pe_jax.training import corpus as corpora
-from pe_jax.training import packing, records, tasks
+from pe_jax.training import packing, passkeys, records, tasks
 from pe_jax.training.corpus import Corpus
 from pe_jax.training.tokenizer import BPE, Tokenizer, check_ids, utf8
 
@@ -24,6 +26,7 @@ SOURCES = {
     "text": "text:DIR_OR_GLOB",
     "tfds": "tfds:NAME[:DATA_DIR]",
     "synthetic": "synthetic:TASK",
+    "passkeys": "passkeys:SOURCE",
 }
 # Rows to shuffle among: enough for several long books, and a refill takes a fraction of a second.
 _WINDOW_ROWS, _WINDOW_BYTES = 8192, 2**21
@@ -36,7 +39,8 @@ def load(spec: str) -> Corpus | tasks.Task:
     """Returns the corpus that a spec names.
 
     Args:
-      spec: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]` or `synthetic:TASK`.
+      spec: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]` or `synthetic:TASK`;
+        `passkeys:SOURCE` is the text of a source whose training rows ask for passkeys.
 
     Raises:
       ValueError: The source is unknown, missing, empty or corrupt (one line, with the fix).
@@ -51,10 +55,19 @@ def load(spec: str) -> Corpus | tasks.Task:
         return corpora.text(rest)
     if kind == "tfds":
         return records.prepared(rest)
+    if kind == "passkeys":
+        return _with_passkeys(rest)
     if rest not in tasks.TASKS:
         near = difflib.get_close_matches(rest, tasks.TASKS, 1, 0)[0]
         raise ValueError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
     return tasks.TASKS[rest]
+
+
+def _with_passkeys(spec: str) -> Corpus:
+    found = load(spec)
+    if isinstance(found, tasks.Task):
+        raise ValueError(f"data='passkeys:{spec}': a task has no text; use passkeys:text:DIR")
+    return dataclasses.replace(found, name=f"{found.name} with passkeys", passkeys=True)
 
 
 def train_iterator(
@@ -96,6 +109,8 @@ def train_iterator(
         return iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
     if tokenizer is None:
         raise ValueError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
+    if corpus.passkeys:
+        passkeys.check(length + 1, tokenizer)
     tokens, size = _check_text(corpus, tokenizer, length, process_count)
     dataset = grain.MapDataset.range(len(corpus.documents("train"))).seed(seed)
     dataset = dataset[process_index::process_count].shuffle().repeat()
@@ -109,6 +124,9 @@ def train_iterator(
         dataset = grain.experimental.WindowShuffleIterDataset(
             dataset, window_size=window, seed=seed
         )
+    if corpus.passkeys:
+        plant = functools.partial(passkeys.planted, tokens=tokenizer)
+        dataset = dataset.random_map(plant, seed=seed + process_index)
     return iter(dataset.batch(batch // process_count).map(packing.targets))
 
 

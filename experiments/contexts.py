@@ -1,0 +1,162 @@
+"""What `extend` found, for the eye: loss against length, passkeys by depth and length, a table."""
+
+import dataclasses
+
+import numpy as np
+import rich.table
+
+from experiments import plotting
+from experiments.results import Run, Scheme
+from pe_jax.training.config import PROTOCOLS, ExtendConfig
+
+WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}
+LOSSES = ("encoding", "fine-tune", "protocol", "length", "seed", "loss")
+PASSKEYS = ("encoding", "fine-tune", "length", "depth", "seed", "exact", "tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """The results: `entries` as results.json has them, the length trained on, the target."""
+
+    config: ExtendConfig
+    length: int
+    target: int
+    entries: list[dict]
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What the parts of the results are called."""
+        words = {part: text.format(self.config.steps) for part, text in WORDS.items()}
+        return words if self.config.steps else {"plain": words["plain"]}
+
+    def schemes(self, part: str) -> list[Scheme]:
+        """The methods, with a run for each seed."""
+        found = []
+        for index, entry in enumerate(self.entries):
+            runs = {
+                int(seed): Run(int(seed), given[part]["status"], given[part]["reason"], given[part])
+                for seed, given in entry["seeds"].items()
+            }
+            found.append(Scheme(entry["name"], entry["encoding"], index, runs))
+        return found
+
+    def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
+        """The part that is right by seed and depth: [seeds, depths]; None: there is no number."""
+        given = [(run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)]
+        return None if None in given else np.array([one["exact"] for one in given])
+
+    def tables(self) -> list[rich.table.Table]:
+        """Loss by length and passkeys by length, without and after the fine-tune."""
+        count = len(self.entries[0]["seeds"])
+        spread = f"Mean ± standard deviation over {count} seeds." if count > 1 else "One seed."
+        units = {
+            f"Loss, nats a token, {PROTOCOLS[1]}": self._loss,
+            "Passkeys, part right over all depths": self._keys,
+        }
+        found = []
+        for part, words in self.parts.items():
+            for unit, cell in units.items():
+                title = f"{unit}: {words}"
+                caption = f"Trained at {self.length}, extended to {self.target}. {spread}"
+                table = rich.table.Table("encoding", title=title, caption=caption)
+                for length in self.config.eval.lengths:
+                    table.add_column(str(length), justify="right")
+                for scheme in self.schemes(part):
+                    cells = [cell(scheme, length) for length in self.config.eval.lengths]
+                    table.add_row(scheme.name, *cells)
+                found.append(table)
+        return found
+
+    def _loss(self, scheme: Scheme, length: int) -> str:
+        cell = scheme.cell(PROTOCOLS[1], length)
+        return cell.problem or shown([*cell.values.values()], 3)
+
+    def _keys(self, scheme: Scheme, length: int) -> str:
+        found = self.passkeys(scheme, length)
+        return "–" if found is None else shown(found.mean(1).tolist(), 2)
+
+    def drawings(self) -> list[plotting.Drawing]:
+        """A figure of losses for each protocol, and one of passkeys."""
+        return [*(self.losses(protocol) for protocol in PROTOCOLS), self.map()]
+
+    @plotting.styled
+    def losses(self, protocol: str) -> plotting.Drawing:
+        """Loss against length, a panel without and one after the fine-tune; a dot a seed."""
+        rows = []
+        drawn, panels = plotting.canvas(6.4, 3.9 * len(self.parts), len(self.parts))
+        for axes, (part, words) in zip(panels, self.parts.items(), strict=True):
+            ends = []
+            for scheme in self.schemes(part):
+                look, points = plotting.look(scheme), []
+                for length in self.config.eval.lengths:
+                    cell = scheme.cell(protocol, length)
+                    for seed, loss in cell.values.items():
+                        rows.append((scheme.name, words, protocol, length, seed, loss))
+                        axes.plot([length], [loss], ls="", ms=2.5, alpha=0.5, **look)
+                    if not cell.problem:
+                        points.append((length, float(np.mean([*cell.values.values()]))))
+                if points:
+                    axes.plot(*zip(*points, strict=True), lw=1.5, ms=4.5, mec="white", **look)
+                    ends.append((scheme, *points[-1]))
+            axes.set(xlabel="context (tokens)", ylabel="loss (nats a token)", title=words)
+            plotting.log2_axis(axes, self.config.eval.lengths)
+            plotting.mark_training(axes, self.length)
+            axes.axvline(self.target, color=plotting.MUTED, lw=0.9, zorder=0.5)
+            plotting.name_lines(axes, ends)
+        alt = f"Loss of each method against the length of the context, {protocol}"
+        return plotting.Drawing(f"loss-{protocol}", drawn, LOSSES, rows, alt)
+
+    @plotting.styled
+    def map(self) -> plotting.Drawing:
+        """The part of passkeys that is right, by depth and length: a map for each method."""
+        lengths, places = self.config.eval.lengths, np.linspace(0, 1, self.config.depths)
+        rows, size = [], (1.15 * len(self.entries) + 0.6, len(self.parts))
+        drawn, panels = plotting.canvas(
+            3.1 * size[1] + 0.6, size[0] + 0.6, len(self.entries), size[1]
+        )
+        panels = np.reshape(np.array(panels, object), (len(self.entries), -1))
+        for column, (part, words) in enumerate(self.parts.items()):
+            for axes, scheme in zip(panels[:, column], self.schemes(part), strict=True):
+                values = np.full((len(places), len(lengths)), np.nan)
+                for k, length in enumerate(lengths):
+                    found = self.passkeys(scheme, length)
+                    if found is not None:
+                        values[:, k] = found.mean(0)
+                rows += self._rows(scheme, words)
+                plotting.heat(axes, values, limits=(0, 1))
+                axes.set_aspect("auto")
+                axes.set_title(f"{plotting.label(scheme.name)}, {words}", fontsize=8.5)
+                axes.set_xticks(range(len(lengths)), [str(n) for n in lengths], fontsize=7.5)
+                axes.set_yticks([0, len(places) - 1], ["start", "end"], fontsize=7.5)
+        drawn.suptitle(
+            f"Passkeys found, by place of the key and length: pale none, dark all; {self.length} is"
+            f" the trained length, {self.target} the target",
+            fontsize=8.5,
+            color=plotting.MUTED,
+            wrap=True,
+        )
+        alt = "Part of passkeys that each method finds, by depth of the key and length of the text"
+        return plotting.Drawing("passkeys", drawn, PASSKEYS, rows, alt)
+
+    def _rows(self, scheme: Scheme, words: str) -> list[tuple]:
+        found = []
+        for length in self.config.eval.lengths:
+            for run in runs_of(scheme):
+                given = (run.evaluation.get("passkeys") or {}).get(str(length)) or {}
+                places = np.linspace(0, 1, self.config.depths).tolist()
+                nothing = [None] * len(places)
+                columns = (given.get(field, nothing) for field in ("exact", "tokens"))
+                for depth, exact, tokens in zip(places, *columns, strict=True):
+                    found.append((scheme.name, words, length, depth, run.seed, exact, tokens))
+        return found
+
+
+def runs_of(scheme: Scheme) -> list[Run]:
+    """Its runs, by seed."""
+    return [scheme.runs[seed] for seed in sorted(scheme.runs)]
+
+
+def shown(values: list[float], digits: int) -> str:
+    """Mean, and the standard deviation if there are several."""
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"

@@ -1,0 +1,111 @@
+"""LongRoPE's search for the factor of each frequency: arXiv 2402.13753, §3.2 and Algorithm 1.
+
+The first candidates are position interpolation, NTK and YaRN, as in the paper. Then, round by
+round, the best become parents: one half of the children are mutated, each factor drawn anew from
+[1, 1.25·s] with probability 0.3, the other half takes each factor from one of two parents. Factors
+rise with the wavelength: children are sorted (the paper throws those away that are not monotone).
+The loss is that of one batch of training rows at the target length. F frequencies, s the factor.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pe_jax.encodings import angles
+from pe_jax.encodings.rope import RoPE, rotate
+from pe_jax.encodings.rope_scaling import NTK, Linear, YaRN
+from pe_jax.training.step import Trainer, mean_loss
+
+PARENTS, CHILDREN = 8, 8
+MUTATION, REACH = 0.3, 1.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Free(RoPE):
+    """RoPE whose factors are parameters: one compiled program tries every list of them."""
+
+    gain: float = 1.0
+
+    def _free(self, params, x, positions):
+        theta = self.frequencies(x.shape[-1]) / params.layer["factors"]
+        return rotate(x, positions, theta, self.layout, self.gain)
+
+    def rotate_q(self, params, q, positions):
+        """R_m q by θ_i / factor_i."""
+        return self._free(params, q, positions)
+
+    def rotate_k(self, params, k, positions):
+        """R_n k likewise."""
+        return self._free(params, k, positions)
+
+
+def losses(trainer: Trainer, gain: float) -> Callable:
+    """A compiled (params, factors [F], batch) → mean loss, for a trainer of a plain RoPE model."""
+
+    def loss(params, factors, batch):
+        model = trainer.model(params)
+        for block, encoding in zip(model.blocks, model.encodings, strict=True):
+            if isinstance(encoding, RoPE):
+                fields = {f.name: getattr(encoding, f.name) for f in dataclasses.fields(RoPE)}
+                block.attention.encoding = Free(**fields, gain=gain)
+                repeats = model.config.layers // len(model.blocks)
+                own = {"factors": nnx.Param(jnp.tile(factors, (repeats, 1)))}
+                block.attention.params = nnx.data(own)
+        return mean_loss(model, batch, None, None, trainer.layout)
+
+    return jax.jit(loss)
+
+
+def first(rope: RoPE, dim: int, factor: float, length: int) -> list[np.ndarray]:
+    """Position interpolation, NTK and YaRN as factors: float64 [F] each."""
+    theta = angles.geometric(dim, rope.base)
+    scalings = Linear(factor), NTK(factor), YaRN(factor, length)
+    return [theta / scaling(theta, rope.base) for scaling in scalings]
+
+
+def children(parents: list[np.ndarray], factor: float, rng: np.random.Generator) -> list:
+    """Mutated and crossed ones, rising: `CHILDREN` of them."""
+    size = parents[0].size
+    found = []
+    for k in range(CHILDREN):
+        one, other = (parents[i] for i in rng.integers(len(parents), size=2))
+        if k % 2:
+            child = np.where(rng.random(size) < 0.5, one, other)
+        else:
+            drawn = rng.uniform(1, max(REACH * factor, 1), size)
+            child = np.where(rng.random(size) < MUTATION, drawn, one)
+        found.append(np.sort(child))
+    return found
+
+
+def search(
+    loss: Callable[[np.ndarray], float],
+    start: list[np.ndarray],
+    factor: float,
+    count: int,
+    go_on: Callable[[], bool],
+) -> list[tuple[float, list[float]]]:
+    """Tries `count` lists of factors or so, whole rounds of them.
+
+    Args:
+      loss: of a list of factors.
+      start: the first candidates.
+      factor: s.
+      count: how many to try.
+      go_on: asked before each; False ends the search.
+
+    Returns:
+      (loss, factors) of all that were tried, best first.
+    """
+    rng, tried, waiting = np.random.default_rng(0), [], list(start)
+    while waiting and go_on():
+        factors = waiting.pop(0)
+        tried.append((float(loss(factors)), factors.tolist()))
+        if not waiting and len(tried) < count:
+            best = sorted(tried)[:PARENTS]
+            waiting = children([np.asarray(x) for _, x in best], factor, rng)
+    return sorted(tried)

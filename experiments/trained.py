@@ -1,0 +1,55 @@
+"""What a run of `experiments.train` left in its workdir: its configuration and its last state."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from pe_jax.training.checkpoint import Checkpoints, abstract
+from pe_jax.training.config import Config, from_json
+from pe_jax.training.step import State, Trainer
+
+MISSING = "workdir={!r} holds no {}; train a model there first"
+
+
+def read(workdir: Path) -> tuple[Config, dict]:
+    """The configuration of a run, and all that `config.json` has: what it belongs to, too.
+
+    Raises:
+      ValueError: there is none.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        raise ValueError(MISSING.format(str(workdir), "config.json"))
+    saved = json.loads(path.read_text())
+    return from_json(Config, saved), saved
+
+
+@contextlib.contextmanager
+def last(workdir: Path) -> Iterator[tuple[Checkpoints, int]]:
+    """The checkpoints of a run, which may go on writing, and the last whole step.
+
+    Raises:
+      ValueError: there is none.
+    """
+    missing = ValueError(MISSING.format(str(workdir), "checkpoint"))
+    if not (workdir / "checkpoints").is_dir():
+        raise missing
+    with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
+        step = checkpoints.latest()
+        if step is None:
+            raise missing
+        yield checkpoints, step
+
+
+def restore(workdir: Path, trainer: Trainer) -> State:
+    """The last state of a run, laid out as the trainer wants it.
+
+    Raises:
+      ValueError: there is none, or a file is damaged.
+    """
+    like = abstract(jax.eval_shape(trainer.init, 0), trainer.shardings)
+    with last(workdir) as (checkpoints, step):
+        return checkpoints.restore(step, like, None, None)

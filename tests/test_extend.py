@@ -1,0 +1,338 @@
+"""Longer contexts from a trained model: methods, fine-tune, passkeys, search, what is refused."""
+
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import contexts, factors, trained
+from experiments import extend as program
+from experiments import train as base_program
+from pe_jax.encodings import parse
+from pe_jax.models.config import ModelConfig
+from pe_jax.training import data, passkeys, tokenizer
+from pe_jax.training.config import Config, EvalConfig, ExtendConfig, OptimizerConfig
+from tests.test_data import written
+from tests.trainers import at_step, change, shared_programs  # noqa: F401
+
+BYTES = tokenizer.get("bytes")
+L, TARGET = 104, 208  # a passkey takes 103 bytes
+EVAL = EvalConfig(lengths=(L, TARGET), windows=2, stride=L, batch_tokens=4 * L)
+pytestmark = pytest.mark.xdist_group("extend")
+
+
+def base_config(folder, **fields) -> Config:
+    given = {
+        "workdir": str(folder / "base"),
+        "length": L,
+        "batch": 2,
+        "steps": 2,
+        "log_every": 1,
+        "model": ModelConfig(width=16, layers=1, heads=2),
+        "optimizer": OptimizerConfig(warmup=1, learning_rate=0.02),
+        "eval": EVAL,
+    }
+    return Config(**{**given, **fields})
+
+
+def settings(base: Config, folder, **fields) -> ExtendConfig:
+    given = {
+        "workdir": str(folder),
+        "runs": (base.workdir,),
+        "factor": 2.0,
+        "steps": 0,
+        "batch": 2,
+        "log_every": 1,
+        "depths": 2,
+        "trials": 2,
+        "search": 9,
+        "workers": 1,
+        "optimizer": OptimizerConfig(warmup=1, learning_rate=0.01),
+        "eval": EVAL,
+    }
+    config = ExtendConfig(**{**given, **fields})
+    config.check()
+    return config
+
+
+def run(config: ExtendConfig) -> dict:
+    """Entries of results.json by name."""
+    program.main(config)
+    found = json.loads(pathlib.Path(config.workdir, "results.json").read_text())
+    return {entry["name"]: entry for entry in found["encodings"]}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Config:
+    """A finished run of two steps."""
+    folder = tmp_path_factory.mktemp("extend")
+    letters = np.random.default_rng(0).integers(97, 123, 3000, dtype=np.uint8).tobytes()
+    files = {
+        f"{split}/{n}": letters[n:][:900] for split in ("train", "validation") for n in (0, 99)
+    }
+    text = written(folder / "text", {}).removeprefix("text:")
+    for name, content in files.items():
+        path = pathlib.Path(text, name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    config = base_config(folder, data=f"passkeys:text:{text}")
+    base_program.main(dataclasses.replace(config, model=dataclasses.replace(config.model)))
+    return config
+
+
+@pytest.fixture(scope="module")
+def found(base, tmp_path_factory):
+    """Every method without a fine-tune: folder, and entries by name."""
+    folder = tmp_path_factory.mktemp("extended")
+    return folder, run(settings(base, folder))
+
+
+def test_the_method_that_changes_nothing_gives_the_evaluation_of_the_run_itself(base, found):
+    own = json.loads(pathlib.Path(base.workdir, "evaluation.json").read_text())
+    same = found[1]["rope"]["seeds"]["0"]["plain"]
+    assert same["losses"] == own["losses"] and same["by_position"] == own["by_position"]
+
+
+def test_every_method_is_another_model_beyond_the_trained_length_and_finite(found):
+    folder, entries = found
+    assert len(entries) == len(ExtendConfig().encodings)
+    losses = {n: e["seeds"]["0"]["plain"]["losses"]["sliding"] for n, e in entries.items()}
+    assert all(np.isfinite(x).all() for by in losses.values() for x in by.values())
+    beyond = {n: tuple(by[str(TARGET)]) for n, by in losses.items()}
+    within = {n for n, by in losses.items() if by[str(L)] == losses["rope"][str(L)]}
+    same = {("ntk", "dynamic_ntk")}  # its factor is the length over the trained one: 2 there
+    for a in beyond:
+        for b in beyond:
+            assert a >= b or (beyond[a] == beyond[b]) == ((b, a) in same or (a, b) in same), (a, b)
+    assert within == {"rope", "dynamic_ntk"}  # these alone change nothing within it
+    with (folder / "loss-sliding.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(entries) * 2
+    with (folder / "passkeys.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(entries) * 2 * 2 and {0, 1} >= {float(r["exact"]) > 1 for r in rows}
+    assert all((folder / f"{n}.png").stat().st_size > 1000 for n in ("loss-sliding", "passkeys"))
+
+
+def test_a_spec_is_filled_from_the_run_and_read_back(base, found):
+    specs = {name: entry["encoding"] for name, entry in found[1].items()}
+    assert specs["rope"] == "rope" and specs["rerope"] == f"rerope(window={L // 2})"
+    assert specs["self_extend"] == f"self_extend(window={L // 2},group=3)"  # 52 + 3·52 = 208
+    model = ModelConfig(encoding="rope(base=500.0)*2,nope", layers=3)
+    other = dataclasses.replace(base, model=model)
+    spec = "rope(scaling=yarn(factor={factor},original_length={length}))"
+    config = settings(base, "unused")
+    near, _, last = parse(program.extended(spec, config, other))
+    assert near.base == 500.0 and near.scaling.factor == 2.0 and near.scaling.original_length == L
+    assert program.write(last) == "nope"
+    for name, encoding in specs.items():
+        assert program.write(parse(encoding)[0]) == encoding, name
+
+
+def test_a_fine_tune_changes_the_model_is_stopped_and_goes_on_where_it_was(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(contexts.Page, "drawings", lambda _: [])  # drawn by another test
+    given = {"encodings": ("rope(scaling=linear(factor={factor}))",), "steps": 2}
+    given["optimizer"] = OptimizerConfig(warmup=1, learning_rate=1e-4)
+    config = settings(base, tmp_path / "run", **given)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        at_step(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        program.main(config)
+    assert end.value.code == 128 + signal.SIGTERM
+    files = {p.relative_to(tmp_path / "run").as_posix() for p in tmp_path.rglob("*.json")}
+    assert "runs/linear/seed0/plain.json" in files and "runs/linear/seed0/tuned.json" not in files
+    entries = run(config)
+    rows = (tmp_path / "run/runs/linear/seed0/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [1, 2]  # not begun anew
+    plain, tuned = (entries["linear"]["seeds"]["0"][part]["losses"] for part in ("plain", "tuned"))
+    pair = [x["sliding"][str(TARGET)] for x in (plain, tuned)]
+    assert pair[0] != pair[1]
+    np.testing.assert_allclose(*pair, atol=0.01)  # it began where the run ended
+    straight = run(dataclasses.replace(config, workdir=str(tmp_path / "straight")))
+    assert straight["linear"]["seeds"]["0"]["tuned"]["losses"] == tuned
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*d.json")}
+    assert run(config) == entries and before == {p: p.stat().st_mtime_ns for p in before}
+    with pytest.raises(SystemExit) as end:
+        program.main(dataclasses.replace(config, batch=4))
+    assert end.value.code == 2
+
+
+def refused(config, capsys, *words):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        program.main(config)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+    assert all(word in error for word in words), error
+    assert not pathlib.Path(config.workdir).exists()
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"runs": ("nowhere",)}, "nowhere' holds no config.json; train a model there first"),
+        ({"factor": 1.3}, "factor=1.3: times the run's length=104 must be whole"),
+        ({"factor": 4.0}, "eval.lengths=(104, 208): add 416"),
+        ({"encodings": ("alibi",)}, "'alibi' is no rope(…), rerope(…) or self_extend(…)"),
+        ({"encodings": ("rope", "rope(base=10000.0)")}, "rope(base=10000.0) are the same here"),
+        ({"encodings": ("rope(scaling=linear(factor={fator}))",)}, "fator"),
+        ({"eval": EvalConfig(lengths=(L, TARGET), windows=99, stride=L)}, "count=99"),
+        ({"eval": EvalConfig(lengths=(L, TARGET, 8 * L), stride=L)}, "length=1665 (its longest"),
+        ({"batch": 0}, "batch=0: must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_one_line(base, tmp_path, capsys, fields, words):
+    config = dataclasses.replace(settings(base, tmp_path / "run"), **fields)
+    if words.startswith("batch"):
+        with pytest.raises(ValueError, match="batch=0: pass an integer"):
+            config.check()
+        return
+    refused(config, capsys, words)
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [({"factor": 0.5}, "factor=0.5: pass a number in [1, 1024]"), ({"runs": ("a", "a")}, "once")],
+)
+def test_a_configuration_that_cannot_be_names_the_field(base, tmp_path, fields, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        settings(base, tmp_path, **fields)
+
+
+def test_runs_that_are_not_comparable_are_refused(base, tmp_path, capsys):
+    def other(name, **fields):
+        folder = tmp_path / name
+        shutil.copytree(base.workdir, folder)
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**saved, **fields}))
+        return str(folder)
+
+    def no(runs, *words):
+        refused(settings(base, tmp_path / "run", runs=runs), capsys, *words)
+
+    no((base.workdir, other("batch", seed=1, batch=4)), "batch has batch=4", "their seed alone")
+    no((base.workdir, other("same")), "their seeds are [0, 0]")
+    no((other("short", steps=3),), "is at step 2 of 3; finish it first")
+    model = {**json.loads(json.dumps(dataclasses.asdict(base.model))), "encoding": "alibi"}
+    no((other("alibi", model=model),), "model.encoding='alibi' is no plain RoPE")
+    no((other("corpus", corpus="00"),), "corpus=", "was trained with '00'")
+    no((other("shape", positions="shape"),), "positions='shape'")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text((pathlib.Path(base.workdir) / "config.json").read_text())
+    no((str(empty),), "holds no checkpoint; train a model there first")
+
+
+# Passkeys
+
+
+def test_a_passkey_is_told_once_and_asked_for_at_the_end():
+    text = np.full((3, 151), ord("x"), np.int32)
+    rows, where = passkeys.questions(text, BYTES, depths=2)
+    keys = set()
+    for row, answer, depth in zip(rows, where, [0, 0, 0, 1, 1, 1], strict=True):
+        said = BYTES.decode(row)
+        match = re.fullmatch(
+            r"(x*)\nThe pass key is (\d{5})\. Remember it\. (\d{5}) is the pass key\.\n(x*)"
+            r"\nWhat is the pass key\? The pass key is (\d{5})",
+            said,
+        )
+        assert match and match[2] == match[3] == match[5]
+        assert len(match[1] if depth == 0 else match[4]) == 0
+        assert BYTES.decode(row[1:][answer]) == match[5]
+        keys.add(match[5])
+    assert len(keys) == 6 and (text == ord("x")).all()
+
+
+def test_training_rows_ask_within_one_document_and_resume(tmp_path):
+    spec = written(tmp_path, {f"{n}": bytes([65 + n]) * (130 if n else 40) for n in range(9)})
+    corpus = data.load(f"passkeys:{spec}")
+    assert corpus.digest == data.load(spec).digest and "with passkeys" in corpus.describe()
+    given = {"length": 150, "batch": 4, "seed": 0}
+    batches = data.train_iterator(corpus, BYTES, **given)
+    first = [next(batches) for _ in range(8)]
+    asked = 0
+    for batch in first:
+        for row, ids in zip(batch["tokens"], batch["segments"], strict=True):
+            said = bytes(np.where(row < 256, row, 0).astype(np.uint8))
+            for match in re.finditer(
+                rb"The pass key is (\d{5})\.(?s:.*)\? The pass key is \1", said
+            ):
+                assert len({*ids[match.start() - 1 : match.end()]}) == 1
+                asked += 1
+    assert 4 < asked < 28
+    again = data.train_iterator(corpus, BYTES, **given)
+    for _ in range(3):
+        next(again)
+    state = json.loads(json.dumps(again.get_state()))
+    resumed = data.train_iterator(corpus, BYTES, **given)
+    resumed.set_state(state)
+    jax.tree.map(np.testing.assert_array_equal, [next(resumed) for _ in range(5)], first[3:])
+    plain = next(data.train_iterator(data.load(spec), BYTES, **given))
+    assert (plain["segments"] == first[0]["segments"]).all()
+    with pytest.raises(ValueError, match="length=64: a passkey needs 103; use longer rows"):
+        data.train_iterator(corpus, BYTES, **{**given, "length": 64})
+    with pytest.raises(ValueError, match="a task has no text"):
+        data.load("passkeys:synthetic:copy")
+
+
+def test_an_answer_counts_where_all_of_its_tokens_are_the_likeliest(base):
+    rows = np.zeros((4, 7), np.int32)
+    where = np.zeros((4, 6), bool)
+    where[:, -2:] = True
+
+    class Fake:
+        def run(self, params, rows):
+            right = np.ones((4, 6), bool)
+            right[1, 0] = right[2, -1] = False
+            right[3] = False
+            return None, right
+
+    config = change(settings(base, "unused"), depths=2)
+    found = program.answers(config, Fake(), None, {6: (rows, where), 3: None})  # pyright: ignore
+    assert found == {"6": {"exact": [1.0, 0.0], "tokens": [1.0, 0.25]}, "3": None}
+
+
+# The search
+
+
+def test_the_search_finds_factors_better_than_those_it_began_with_and_they_rise():
+    want = np.array([1.0, 1.2, 2.5, 4.0])
+
+    def loss(x):
+        return float(np.abs(x - want).sum())
+
+    start = [np.full(4, 4.0), np.array([1.0, 1.5, 2.5, 4.0])]
+    found = factors.search(loss, start, 4.0, 200, lambda: True)
+    assert found[0][0] < 0.5 * min(map(loss, start)) and len(found) >= 200
+    assert all((np.diff(x) >= 0).all() and min(x) >= 1 for _, x in found)
+    calls = iter([True, True, False])
+    assert len(factors.search(loss, start, 4.0, 200, lambda: next(calls))) == 2
+
+
+def test_factors_as_parameters_are_the_scaling_that_has_them(base):
+    config = change(settings(base, "unused"))
+    owner = program.read_base(pathlib.Path(base.workdir))
+    source = base_program.open_source(owner.config)
+    plain, scaled = (
+        base_program.prepare(program.longer(config, owner, spec, owner.folder), 257)
+        for spec in ("rope", "rope(scaling=linear(factor=2.0))")
+    )
+    run = program.longer(config, owner, "rope", owner.folder)
+    batch = next(base_program.batches(run, source, plain.mesh))
+    params = trained.restore(owner.folder, plain).params
+    theirs = jax.jit(lambda p, b: scaled.loss(scaled.model(p), b, jax.random.key(0)))
+    dim = owner.config.model.dims.head_dim
+    start = factors.first(parse("rope")[0], dim, 2.0, L)
+    loss = factors.losses(plain, 1.0)
+    got = [float(loss(params, np.asarray(x, np.float32), batch)) for x in start]
+    np.testing.assert_allclose(got[0], float(theirs(params, batch)), rtol=1e-6)
+    assert len({*got}) == 3
