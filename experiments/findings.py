@@ -1,5 +1,6 @@
 """What the results say: verdicts, tables, and the summary, whose words come from the verdicts."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments import statistics
-from experiments.results import Cell, Results, Scheme
+from experiments.results import Cell, Results, Scheme, rate_losses
 from experiments.statistics import Estimate, Ratio
 
 REFERENCE, UNDECIDED = "reference", "undecided"
@@ -68,6 +69,55 @@ def verdicts(results: Results) -> list[Verdict]:
         else:
             rows.append(Verdict(scheme.name, UNDECIDED, str(difference)))
     return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """The learning rates of one scheme: losses of the short runs, the one used, a remark on it."""
+
+    name: str
+    losses: dict[float, float]
+    statuses: dict[float, str]
+    used: float | None
+    remark: str
+
+
+def rates(results: Results) -> list[Rates]:
+    """What the check of learning rates found, scheme by scheme."""
+    length, rows = results.manifest["train_length"], []
+    for scheme in results.schemes:
+        losses = rate_losses(scheme.checks, length)
+        statuses = {rate: run.status for rate, run in scheme.checks.items()}
+        used = scheme.fact("learning_rate")
+        rows.append(Rates(scheme.name, losses, statuses, used, _remark(losses, used)))
+    return rows
+
+
+def _remark(losses: dict[float, float], used: float | None) -> str:
+    """What a reader must know about the rate that was used."""
+    if not losses or used is None:
+        return ""
+    if not any(map(math.isfinite, losses.values())):
+        return "none of them gave a loss: the least was used"
+    if used not in losses:
+        return "not one of the grid"
+    if used in (min(losses), max(losses)):
+        which, further = ("least", "smaller") if used == min(losses) else ("greatest", "greater")
+        return f"the {which} of the grid: a {further} one may be better"
+    return ""
+
+
+def rate_words(results: Results) -> str:
+    """How the learning rates came about."""
+    m = results.manifest
+    grid = [f"{rate:g}" for rate in m.get("rates", ())]
+    if not grid:
+        return f"one learning rate for all ({m['learning_rate']:g})"
+    listed = ", ".join(grid)
+    return (
+        f"the learning rate of each the best of {listed} in {m['rate_steps']:,} steps on validation"
+        f" text at length {m['train_length']}"
+    )
 
 
 def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
@@ -159,6 +209,19 @@ def _sure(results: Results, rows: Sequence[Verdict]) -> str:
     return text + "What holds for this model, corpus and budget need not hold for others."
 
 
+def _lost(results: Results) -> list[str]:
+    """How many runs gave no numbers, the short ones at several learning rates apart."""
+    runs = [run for s in results.schemes for run in s.runs.values()]
+    checks = [run for s in results.schemes for run in s.checks.values()]
+    lines = []
+    for what, found in (("runs", runs), ("short runs at a learning rate", checks)):
+        lost = collections.Counter(run.status for run in found if run.status != "ok")
+        if lost:
+            listed = ", ".join(f"{count} {status}" for status, count in lost.items())
+            lines.append(f"Of {len(found)} {what}: {listed}.")
+    return lines
+
+
 def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
     """What was asked, what was found, how sure: sentences made from the verdicts."""
     m, (protocol, length) = results.manifest, results.primary
@@ -166,7 +229,7 @@ def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
         f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
         f" loss than {m['reference']} at length {length} ({protocol} evaluation)? "
         f"{len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences, "
-        f"one learning rate for all ({m['learning_rate']:g})."
+        f"{rate_words(results)}."
     )
     by_kind = {k: [r for r in rows if r.kind == k] for k in dict.fromkeys(r.kind for r in rows)}
     found = []
@@ -181,7 +244,9 @@ def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
     if rest := by_kind.get(UNDECIDED):
         found.append(f"No number: {'; '.join(f'{r.name} ({r.words})' for r in rest)}.")
     unmatched = {n for s in results.schemes if (n := s.fact("parameters")) is not None}
-    sure = [_sure(results, rows)]
+    sure = [_sure(results, rows), *_lost(results)]
+    if edges := [row.name for row in rates(results) if row.remark]:
+        sure.append(f"Best learning rate at the edge of the grid, or none: {', '.join(edges)}.")
     if len(unmatched) > 1:
         sure.append(f"Parameters are not matched: {min(unmatched):,} to {max(unmatched):,}.")
     return {"asked": [asked], "found": found, "sure": sure}
@@ -189,7 +254,7 @@ def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
 
 def irregularities(results: Results) -> list[str]:
     """Everything about the files that a reader must know."""
-    notes = []
+    notes = list(results.manifest.get("notes", ()))
     for scheme in results.schemes:
         for run in scheme.runs.values():
             at = f"{scheme.name}, seed {run.seed}"

@@ -3,10 +3,12 @@
     python -m experiments.report --workdir=runs/compare
 
 writes report.html, figures/*.png with figures/*.csv beside them, and loss_by_length.csv,
-loss_by_position.csv, speed.csv and verdicts.csv into the directory that `compare` filled.
+loss_by_position.csv, speed.csv, rates.csv and verdicts.csv into the directory that `compare`
+filled.
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ def _verdict_rows(rows: list[Verdict]) -> list[dict[str, Any]]:
                 "mark": MARKS[row.kind],
                 "words": row.words,
                 "mean": findings.number(d.mean, 4, signed=True) if d else "—",
+                "median": findings.number(d.median, 4, signed=True) if d else "—",
                 "interval": findings.interval(d),
                 "p": findings.p_value(d.p) if d else "—",
                 "holm": findings.p_value(row.holm),
@@ -74,19 +77,34 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
         "memory": findings.number(temporary / 2**20 if temporary else None, 1),
         "compile": findings.number(measured.get("compile_seconds"), 1),
         "train_loss": findings.cell_text(findings.train_loss(scheme))[0],
+        "learning_rate": f"{scheme.fact('learning_rate') or results.manifest['learning_rate']:g}",
     }
 
 
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """A nested configuration as dotted names and values."""
-    if not isinstance(value, dict):
-        return [(prefix, str(value))]
-    return [pair for k, v in value.items() for pair in _flat(v, f"{prefix}.{k}" if prefix else k)]
+def _rate_section(results: Results, rows: list[findings.Rates]) -> dict[str, Any]:
+    """The losses of the short runs at each learning rate, as a section of the page."""
+    grid = sorted({rate for row in rows for rate in row.losses})
+    shown = []
+    for row in rows:
+        cells = [
+            findings.number(row.losses[r]) if math.isfinite(row.losses[r]) else row.statuses[r]
+            for r in grid
+        ]
+        used = f"{row.used:g}" if row.used is not None else "—"
+        shown.append((row.name, *cells, used, row.remark))
+    steps, length = results.manifest["rate_steps"], results.manifest["train_length"]
+    return {
+        "title": "Learning rates",
+        "note": f"Loss after {steps:,} steps on validation text at length {length}, one seed, in"
+        " nats per token; each scheme was then trained with its best, from the start.",
+        "head": ("encoding", *(f"{rate:g}" for rate in grid), "used", "remark"),
+        "rows": shown,
+        "csv": "rates.csv",
+    }
 
 
-def _write_tables(results: Results, rows: list[Verdict]) -> None:
-    """The four tables, as CSV with every digit."""
-    losses, positions, speed = [], [], []
+def _losses(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
     for s in results.schemes:
         for protocol in PROTOCOLS:
             for length in results.manifest["lengths"]:
@@ -96,27 +114,55 @@ def _write_tables(results: Results, rows: list[Verdict]) -> None:
                     problem = found if isinstance(found, str) else ""
                     count = None if problem else len(found)
                     loss = cell.values.get(seed)
-                    losses.append((s.name, protocol, length, seed, loss, count, problem))
+                    yield s.name, protocol, length, seed, loss, count, problem
+
+
+def _positions(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "seed", "position", "loss")
+    for s in results.schemes:
         for seed, values in s.by_position()[0].items():
-            positions += [(s.name, seed, i, x) for i, x in enumerate(values.tolist(), 1)]
+            yield from ((s.name, seed, i, x) for i, x in enumerate(values.tolist(), 1))
+
+
+def _speeds(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "measure", "baseline", "median_ratio", "least", "greatest")
+    base = results.manifest["baseline"]
     for measure, ratios in findings.speed_ratios(results).items():
-        base = results.manifest["baseline"]
-        speed += [(n, measure, base, r.median, r.low, r.high) for n, r in ratios.items()]
-    decided = []
+        yield from ((n, measure, base, r.median, r.low, r.high) for n, r in ratios.items())
+
+
+def _rates(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "learning_rate", "loss", "status", "used", "remark")
+    for row in findings.rates(results):
+        for rate, loss in row.losses.items():
+            known = loss if math.isfinite(loss) else None
+            used = rate == row.used
+            yield row.name, rate, known, row.statuses[rate], used, row.remark if used else ""
+
+
+def _decided(results: Results, rows: list[Verdict]) -> Iterator[tuple]:
+    head = ("encoding", "reference", "protocol", "length", "seeds", "difference", "low", "high")
+    yield (*head, "p", "p_holm", "median", "each_seed", "verdict")
     for v in rows:
         d = v.difference
-        numbers = (d.n, d.mean, d.low, d.high, d.p, v.holm) if d else (None,) * 6
+        numbers = (d.n, d.mean, d.low, d.high, d.p, v.holm, d.median) if d else (None,) * 7
         numbers = [None if n is None or math.isnan(n) else n for n in numbers]
-        decided.append((v.name, results.manifest["reference"], *results.primary, *numbers, v.words))
-    head = ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
-    plotting.write_csv(results.workdir / "loss_by_length.csv", head, losses)
-    head = ("encoding", "seed", "position", "loss")
-    plotting.write_csv(results.workdir / "loss_by_position.csv", head, positions)
-    head = ("encoding", "measure", "baseline", "median_ratio", "least", "greatest")
-    plotting.write_csv(results.workdir / "speed.csv", head, speed)
-    head = ("encoding", "reference", "protocol", "length", "seeds", "difference", "low", "high")
-    head = (*head, "p", "p_holm", "verdict")
-    plotting.write_csv(results.workdir / "verdicts.csv", head, decided)
+        each = ";".join(f"{x:.6f}" for x in d.values) if d else ""
+        at = results.manifest["reference"], *results.primary
+        yield (v.name, *at, *numbers, each, v.words)
+
+
+def _write_tables(results: Results, rows: list[Verdict]) -> None:
+    """The tables, as CSV with every digit."""
+    tables = {
+        "loss_by_length": _losses(results),
+        "loss_by_position": _positions(results),
+        "speed": _speeds(results),
+        "rates": _rates(results),
+        "verdicts": _decided(results, rows),
+    }
+    for name, (head, *lines) in tables.items():
+        plotting.write_csv(results.workdir / f"{name}.csv", head, lines)
 
 
 def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
@@ -131,7 +177,11 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
     costs = [_cost(results, s) for s in results.schemes]
     cards = portraits.draw_all(results, folder)
     positions = [(s.name, s.by_position()) for s in results.schemes]
+    rates = findings.rates(results)
+    sections = [_rate_section(results, rates)] * any(row.losses for row in rates)
     return {
+        "sections": sections,
+        "rate_words": findings.rate_words(results),
         "m": results.manifest,
         "primary": results.primary,
         "summary": findings.summary(results, rows),
@@ -149,7 +199,7 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
         "logged": any(row["rate"].endswith("*") for row in costs),
         "cards": [{**card, "svg": markupsafe.Markup(card["svg"])} for card in cards],
         "irregularities": findings.irregularities(results),
-        "config": _flat(results.manifest["config"]),
+        "config": reading.flat(results.manifest["config"]),
     }
 
 

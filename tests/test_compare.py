@@ -23,7 +23,7 @@ from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh
-NAMES, SEEDS, STEPS = ("nope", "learned"), (5, 6), 3
+NAMES, SEEDS, STEPS, RATES = ("nope", "learned"), (5, 6), 3, (0.01, 0.1)
 pytestmark = pytest.mark.xdist_group("compare")
 
 
@@ -47,13 +47,18 @@ def settings(folder) -> CompareConfig:
     )
 
 
+def chosen(folder) -> CompareConfig:
+    """The same, with a learning rate for each encoding."""
+    return change(settings(folder), rates=RATES, rate_steps=STEPS)
+
+
 def files(folder) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("evaluation.json")}
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory, shared_programs):  # noqa: F811
-    """A comparison, stopped in its second run, then continued: folder, files at the stop."""
+    """A comparison, stopped in its second seed, then continued: folder, files at the stop."""
     folder = tmp_path_factory.mktemp("compared")
 
     def stop():
@@ -63,19 +68,21 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "Evaluator", functools.cache(compare.Evaluator))
         with patch.context() as during, pytest.raises(SystemExit) as end:
-            at_step(during, STEPS + 2, stop)
-            compare.main(settings(folder))
+            at_step(during, (len(RATES) + 1) * STEPS + 2, stop)
+            compare.main(chosen(folder))
         assert end.value.code == 128 + signal.SIGTERM
         before = files(folder)
-        compare.main(settings(folder))
+        compare.main(chosen(folder))
     return folder, before
 
 
 def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch):
     folder, before = compared
-    assert list(before) == ["runs/nope/seed5/evaluation.json"]
+    checks = {n: {f"rates/{n}/{rate}/evaluation.json" for rate in RATES} for n in NAMES}
+    assert before.keys() == {*checks["nope"], "runs/nope/seed5/evaluation.json"}
     after = files(folder)
-    assert after.keys() == {f"runs/{n}/seed{s}/evaluation.json" for n in NAMES for s in SEEDS}
+    runs = {f"runs/{n}/seed{s}/evaluation.json" for n in NAMES for s in SEEDS}
+    assert after.keys() == runs.union(*checks.values())
     assert before.items() <= after.items()
     for run in (folder / "runs").glob("*/*"):
         rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
@@ -83,8 +90,33 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch)
     monkeypatch.setattr(compare, "train", None)
     monkeypatch.setattr(compare.speed, "measure", None)
     monkeypatch.setattr(report, "build", lambda _: "here")
-    compare.main(settings(folder))
+    compare.main(chosen(folder))
     assert files(folder) == after
+
+
+def test_each_scheme_is_trained_with_the_best_of_its_learning_rates(compared):
+    folder, _ = compared
+    shown = (folder / "report.html").read_text()
+    assert "Learning rates" in shown and "A demonstration" not in shown
+    for name in NAMES:
+        checks = {rate: folder / "rates" / name / str(rate) for rate in RATES}
+        losses = {}
+        for rate, check in checks.items():
+            found = json.loads((check / "evaluation.json").read_text())
+            assert found["learning_rate"] == rate and not (check / "checkpoints").exists()
+            losses[rate] = np.mean(found["losses"]["non-overlapping"][str(tiny.L)])
+            config = json.loads((check / "config.json").read_text())
+            assert config["eval"]["split"] == "validation" and config["steps"] == STEPS
+            assert config["eval"]["lengths"] == [tiny.L]
+        best = min(losses, key=losses.get)
+        assert losses[RATES[0]] != losses[RATES[1]]
+        for seed in SEEDS:
+            run = folder / "runs" / name / f"seed{seed}"
+            assert json.loads((run / "evaluation.json").read_text())["learning_rate"] == best
+            config = json.loads((run / "config.json").read_text())
+            assert config["optimizer"]["learning_rate"] == best
+        edge = f"the {'least' if best == RATES[0] else 'greatest'} of the grid"
+        assert edge in shown
 
 
 def test_every_run_has_its_numbers(compared):
@@ -106,7 +138,7 @@ def test_every_run_has_its_numbers(compared):
             assert shapes == ([(tiny.L, 16)] if name == "learned" else [])
             config = json.loads((run / "config.json").read_text())
             assert config["seed"] == seed and config["model"]["vocab"] == tiny.V
-    runs = [json.loads(x)["losses"] for x in files(folder).values()]
+    runs = [json.loads(x)["losses"] for x in files(folder / "runs").values()]
     assert len({json.dumps(x) for x in runs}) == 4  # seeds and schemes are told apart
 
 
@@ -147,7 +179,7 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     monkeypatch.setattr(compare, "save_json", lambda *_: None)
     monkeypatch.setattr(report, "build", lambda _: "here")
     monkeypatch.setattr(report, "summary", lambda _: "")
-    compare.main(change(settings(more), encodings=("nope", "learned(length={length})", "alibi")))
+    compare.main(change(chosen(more), encodings=("nope", "learned(length={length})", "alibi")))
     assert timed == [*NAMES, "alibi"]
 
 
@@ -179,6 +211,10 @@ def test_after_the_first_error_no_job_begins():
         ({"data": "synthetic:reverse"}, ("data='synthetic:reverse'", "made with")),
         ({"model": {"width": 32}}, ("model.width=32", "made with 16")),
         ({"eval": {"windows": 7}}, ("eval.windows=7", "made with 6")),
+        ({"rates": (0.01, 1.0)}, ("rates=(0.01, 1.0)", "made with (0.01, 0.1)")),
+        ({"rate_steps": 2}, ("rate_steps=2", "made with 3")),
+        ({"reference": "nope"}, ("reference='nope'", "made with 'learned'")),
+        ({"protocol": "sliding"}, ("protocol='sliding'", "made with 'non-overlapping'")),
         (
             {"encodings": ("nope", "learned(length=40)")},
             ("'learned' is 'learned(length=40)' here and 'learned(length=12)' in the workdir",),
@@ -189,7 +225,7 @@ def test_another_comparison_in_the_same_folder_is_refused(compared, capsys, fiel
     folder, _ = compared
     before = files(folder), (folder / "manifest.json").read_bytes()
     with pytest.raises(SystemExit) as end:
-        compare.main(change(settings(folder), **fields))
+        compare.main(change(chosen(folder), **fields))
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
     assert all(word in error for word in words), error

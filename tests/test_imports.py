@@ -21,7 +21,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (
         ("experiments",),
         ("pe_jax",)  # the public face too
-        + ("ml_collections", "scipy", "statsmodels", "matplotlib", "jinja2", "rich")
+        + ("ml_collections", "scipy", "matplotlib", "jinja2", "rich")
         + ("markupsafe", "PIL"),  # what jinja2 and matplotlib bring with them
     ),
     (("examples",), ()),
