@@ -1,4 +1,4 @@
-"""Length extrapolation on English novels, two hours on two CPU cores: trained at 128, tested to 2,048.
+"""Length extrapolation on novels, two hours on two CPU cores: trained at 128, tested to 2,048.
 
 python -m experiments.compare --config=configs/extrapolation_novels.py --config.data=text:novels
 """

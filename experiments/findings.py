@@ -120,6 +120,19 @@ def rate_words(results: Results) -> str:
     )
 
 
+def what_differs(results: Results) -> str:
+    """What this comparison is, where a published one stands beside it."""
+    m = results.manifest
+    sizes = sorted({n for s in results.schemes if (n := s.fact("parameters")) is not None})
+    size = f"{sizes[-1] / 1e6:,.1f}M parameters at most, " if sizes else ""
+    tokens = m["steps"] * m["batch"] * m["train_length"] / 1e6
+    kind = m["config"].get("tokenizer", "bytes")
+    return (
+        f"Here: {m['corpus']['name']}, tokens are {kind}, {size}{tokens:,.1f}M tokens of training"
+        " a run. Levels do not compare, only which schemes hold as the text grows longer."
+    )
+
+
 def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
     """A number for a table: a true minus, thousands apart, an em dash where there is none."""
     if value is None or not math.isfinite(value):

@@ -19,7 +19,7 @@ from absl import app, flags
 from rich.table import Table
 from rich.text import Text
 
-from experiments import figures, findings, plotting, portraits, statistics
+from experiments import figures, findings, plotting, portraits, published, statistics
 from experiments import results as reading
 from experiments.findings import Verdict
 from experiments.results import Results, Scheme
@@ -178,7 +178,10 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
     cards = portraits.draw_all(results, folder)
     positions = [(s.name, s.by_position()) for s in results.schemes]
     rates = findings.rates(results)
-    sections = [_rate_section(results, rates)] * any(row.losses for row in rates)
+    sections = [_rate_section(results, rates)] if any(row.losses for row in rates) else []
+    if not results.manifest["corpus"]["name"].startswith("synthetic:"):
+        ours = findings.what_differs(results)
+        sections += [table.section(ours) for table in published.TABLES]
     return {
         "sections": sections,
         "rate_words": findings.rate_words(results),
