@@ -118,6 +118,27 @@ def speed(results: Results, measure: str, ratios: dict[str, statistics.Ratio]) -
 
 
 @styled
+def speed_by_length(results: Results, measure: str, found: dict[int, dict]) -> Drawing:
+    """Ratios to the baseline against length, a line a scheme."""
+    figure, (axes,) = canvas()
+    rows, ends = [], []
+    for scheme in results.schemes:
+        points = [(n, ratios[scheme.name]) for n, ratios in found.items() if scheme.name in ratios]
+        rows += [(scheme.name, n, r.median, r.low, r.high) for n, r in points]
+        if points:
+            x, y = [n for n, _ in points], [r.median for _, r in points]
+            axes.plot(x, y, lw=1.5, ms=4.5, mec="white", mew=0.4, **look(scheme))
+            ends.append((scheme, x[-1], y[-1]))
+    log2_axis(axes, sorted(found))
+    base, what = label(results.manifest["baseline"]), findings.BY_LENGTH[measure]
+    axes.set(xlabel="length (tokens)", ylabel=f"ratio to {base} (less is better)", title=what)
+    name_lines(axes, ends)
+    header = ("encoding", "length", "median", "least", "greatest")
+    alt = f"{what} of each scheme as a ratio to {base}, against length"
+    return Drawing("speed-by-length-" + measure.replace("_", "-"), figure, header, rows, alt)
+
+
+@styled
 def differences(results: Results, verdicts: Sequence[findings.Verdict]) -> Drawing:
     """Paired differences to the reference: means, intervals, and a tick a seed; primary metric."""
     found = {v.name: v.difference for v in verdicts if v.difference}

@@ -17,6 +17,13 @@ MEASURES = {
     "eval_ms": "evaluation, time",
     "train_temp_bytes": "training step, temporary memory",
 }
+BY_LENGTH = {
+    "train_ms": "training step, time",
+    "eval_ms": "evaluation, time",
+    "prefill_ms": "reading a prompt, time",
+    "decode_ms": "decoding a token, time",
+    "train_temp_bytes": "training step, temporary memory",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,12 +167,24 @@ def cell_text(cell: Cell) -> tuple[str, str]:
     return number(cell.estimate.mean), "one seed" if math.isnan(half) else f"± {number(half)}"
 
 
+def speed_by_length(results: Results) -> dict[str, dict[int, dict[str, Ratio]]]:
+    """Measure → length → scheme → ratio to the baseline."""
+    found: dict[str, dict[int, dict[str, Ratio]]] = {}
+    for length, there in (results.speed or {}).get("lengths", {}).items():
+        for measure, ratios in _ratios(results, there["encodings"], BY_LENGTH).items():
+            found.setdefault(measure, {})[int(length)] = ratios
+    return found
+
+
 def speed_ratios(results: Results) -> dict[str, dict[str, Ratio]]:
     """Measure → scheme → ratio to the baseline, for what was measured on both."""
-    measured = (results.speed or {}).get("encodings", {})
+    return _ratios(results, (results.speed or {}).get("encodings", {}), MEASURES)
+
+
+def _ratios(results: Results, measured: dict, measures: dict) -> dict[str, dict[str, Ratio]]:
     baseline = measured.get(results.manifest["baseline"], {})
     ratios: dict[str, dict[str, Ratio]] = {}
-    for measure in MEASURES:
+    for measure in measures:
         for scheme in results.schemes:
             ours, theirs = (m.get(measure) for m in (measured.get(scheme.name, {}), baseline))
             if ours and theirs:
@@ -176,6 +195,23 @@ def speed_ratios(results: Results) -> dict[str, dict[str, Ratio]]:
                     continue
                 ratios.setdefault(measure, {})[scheme.name] = found
     return ratios
+
+
+def rate_of(measure: str, median: float, length: int, batch: int) -> float | None:
+    """Tokens a second of a program that takes so many milliseconds; None of memory."""
+    if not measure.endswith("_ms"):
+        return None
+    return (batch if measure == "decode_ms" else batch * length) / (median / 1e3)
+
+
+def speed_cell(measure: str, values: dict, ratio: Ratio | None, length: int, there: dict) -> str:
+    """Tokens a second, or MiB, and the ratio to the baseline; or why there is none."""
+    if measure not in values:
+        return values.get("problem", "not measured")
+    median = float(np.median(values[measure]))
+    rate = rate_of(measure, median, length, there["batch"])
+    shown = number(median / 2**20, 1) if rate is None else number(rate, 0)
+    return shown + (f" ({ratio.median:.2f}×)" if ratio else "")
 
 
 def tokens_per_second(results: Results, scheme: Scheme) -> tuple[float | None, str]:

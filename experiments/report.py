@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 import markupsafe
+import numpy as np
 import rich
 from absl import app, flags
 from rich.table import Table
@@ -131,6 +132,53 @@ def _speeds(results: Results) -> Iterator[tuple]:
         yield from ((n, measure, base, r.median, r.low, r.high) for n, r in ratios.items())
 
 
+def _speeds_by_length(results: Results) -> Iterator[tuple]:
+    head = ("encoding", "length", "batch", "measure", "median", "tokens_per_second")
+    yield (*head, "baseline", "median_ratio", "least", "greatest", "problem")
+    base, ratios = results.manifest["baseline"], findings.speed_by_length(results)
+    for length, there in (results.speed or {}).get("lengths", {}).items():
+        for name, values in there["encodings"].items():
+            at = name, int(length), there["batch"]
+            if "problem" in values:
+                yield (*at, *[None] * 4, *[None] * 3, values["problem"])
+                continue
+            for measure, value in values.items():
+                r = ratios.get(measure, {}).get(int(length), {}).get(name)
+                median = float(np.median(value))
+                rate = findings.rate_of(measure, median, *at[1:])
+                found = (r.median, r.low, r.high) if r else (None,) * 3
+                yield (*at, measure, median, rate, base, *found, "")
+
+
+def _speed_sections(results: Results) -> list[dict[str, Any]]:
+    """Tokens a second and ratios by length, a section of the page a measure."""
+    there = (results.speed or {}).get("lengths", {})
+    base, sections = results.manifest["baseline"], []
+    for measure, by_length in findings.speed_by_length(results).items():
+        rows = []
+        for scheme in results.schemes:
+            cells = []
+            for length, found in there.items():
+                values = found["encodings"].get(scheme.name, {"problem": "not measured"})
+                ratio = by_length.get(int(length), {}).get(scheme.name)
+                cells.append(findings.speed_cell(measure, values, ratio, int(length), found))
+            rows.append((scheme.name, *cells))
+        unit = "MiB" if measure.endswith("bytes") else "tokens a second"
+        batches = ", ".join(f"{n} × {found['batch']}" for n, found in there.items())
+        sections.append(
+            {
+                "title": f"{findings.BY_LENGTH[measure].partition(',')[0].capitalize()}, by length:"
+                f" {unit}",
+                "note": f"Ours, on {results.speed['device']}: medians, and the ratio of time or"
+                f" memory to {base}, interleaved in one process. Length × batch: {batches}.",
+                "head": ("encoding", *there),
+                "rows": rows,
+                "csv": "speed_by_length.csv",
+            }
+        )
+    return sections
+
+
 def _rates(results: Results) -> Iterator[tuple]:
     yield ("encoding", "learning_rate", "loss", "status", "used", "remark")
     for row in findings.rates(results):
@@ -158,6 +206,7 @@ def _write_tables(results: Results, rows: list[Verdict]) -> None:
         "loss_by_length": _losses(results),
         "loss_by_position": _positions(results),
         "speed": _speeds(results),
+        "speed_by_length": _speeds_by_length(results),
         "rates": _rates(results),
         "verdicts": _decided(results, rows),
     }
@@ -169,6 +218,7 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
     """Everything that the page shows."""
     folder = results.workdir / "figures"
     lengths, ratios = results.manifest["lengths"], findings.speed_ratios(results)
+    longer = findings.speed_by_length(results)
     tables = {
         p: [(s.name, [findings.cell_text(s.cell(p, n)) for n in lengths]) for s in results.schemes]
         for p in PROTOCOLS
@@ -179,6 +229,7 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
     positions = [(s.name, s.by_position()) for s in results.schemes]
     rates = findings.rates(results)
     sections = [_rate_section(results, rates)] if any(row.losses for row in rates) else []
+    sections += _speed_sections(results)
     if not results.manifest["corpus"]["name"].startswith("synthetic:"):
         ours = findings.what_differs(results)
         sections += [table.section(ours) for table in published.TABLES]
@@ -194,7 +245,10 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
         "by_position": _figure(folder, figures.loss_by_position(results)),
         "context": max(len(x) for _, (good, _) in positions for x in [*good.values(), ()]),
         "no_position": [f"{name} ({why})" for name, (_, why) in positions if why],
-        "speed": [_figure(folder, figures.speed(results, m, r)) for m, r in ratios.items()],
+        "speed": [
+            *(_figure(folder, figures.speed(results, m, r)) for m, r in ratios.items()),
+            *(_figure(folder, figures.speed_by_length(results, m, r)) for m, r in longer.items()),
+        ],
         "speed_facts": results.speed,
         "training": _figure(folder, figures.training(results)),
         "losses": tables,

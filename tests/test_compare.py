@@ -1,10 +1,12 @@
 """The comparison from end to end: stopped, continued, reported, and never mixed with another."""
 
+import csv
 import dataclasses
 import functools
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import threading
@@ -48,8 +50,8 @@ def settings(folder) -> CompareConfig:
 
 
 def chosen(folder) -> CompareConfig:
-    """The same, with a learning rate for each encoding."""
-    return change(settings(folder), rates=RATES, rate_steps=STEPS)
+    """The same, with a learning rate for each encoding, and inference timed at a longer length."""
+    return change(settings(folder), rates=RATES, rate_steps=STEPS, timing_lengths=(32,))
 
 
 def files(folder) -> dict[str, bytes]:
@@ -150,6 +152,38 @@ def test_speed_is_measured_for_every_scheme_in_turn(compared):
         assert len(found["train_ms"]) == len(found["eval_ms"]) == 5
         assert min(found["train_ms"]) > 0 and found["train_temp_bytes"] > 0
         assert found["compile_seconds"] > 0
+
+
+def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared):
+    folder, _ = compared
+    there = json.loads((folder / "speed.json").read_text())["lengths"]["32"]
+    assert there["batch"] == tiny.R * tiny.L // 32
+    assert there["encodings"]["learned"] == {"problem": "not defined"}
+    found = there["encodings"]["nope"]
+    assert {*found} == {"train_ms", "eval_ms", "prefill_ms", "decode_ms", "train_temp_bytes"}
+    assert all(len(found[x]) == 5 and min(found[x]) > 0 for x in found if x.endswith("_ms"))
+    with (folder / "speed_by_length.csv").open(newline="") as file:
+        rows = {(r["encoding"], r["measure"]): r for r in csv.DictReader(file)}
+    decoded = rows["nope", "decode_ms"]
+    rate = there["batch"] / np.median(found["decode_ms"]) * 1e3
+    np.testing.assert_allclose(float(decoded["tokens_per_second"]), rate)
+    assert float(decoded["median_ratio"]) == 1 and rows["learned", ""]["problem"] == "not defined"
+    assert "Decoding a token, by length: tokens a second" in (folder / "report.html").read_text()
+
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("minutes", ()), ("novels", ()), ("field", ("25M",)), ("field", ("247M",))],
+)
+def test_the_extrapolation_family_is_sound_before_anything_compiles(name, size):
+    config = runpy.run_path(str(CONFIGS / f"extrapolation_{name}.py"))["get_config"](*size)
+    config.check()
+    assert len(compare.names(config)) >= 5 and len(config.rates) >= 3
+    assert config.eval.split == "test" and compare.near(config).split == "validation"
+    assert config.eval.lengths[0] == config.length and config.eval.lengths[-1] >= 16 * config.length
 
 
 def test_the_manifest_says_what_was_compared(compared):

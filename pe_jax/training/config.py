@@ -185,6 +185,7 @@ class CompareConfig(Config):
       devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
       workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
       timing_repeats: interleaved rounds of the speed measurement.
+      timing_lengths: where prompts and decoding are timed too; batches have as many tokens.
     """
 
     workdir: str = _field("runs/compare", "a path", bool)
@@ -221,6 +222,11 @@ class CompareConfig(Config):
     devices: str = _share()
     workers: int = _int(0, 0)
     timing_repeats: int = _int(7, 5)
+    timing_lengths: tuple[int, ...] = _field(
+        (),
+        "ascending integers of at least 32, or none",
+        lambda v: all(is_int(n, 32) for n in v) and list(v) == sorted({*v}),
+    )
 
     def check(self) -> None:
         """Checks every model as `Config.check` does, and that no encoding is named twice."""
