@@ -91,6 +91,7 @@ def gpu() -> CompareConfig:
             split="test",
             batch_tokens=65536,
         ),
+        timing_lengths=(512, 1024, 2048, 4096, 8192),
     )
 
 
@@ -132,4 +133,5 @@ def paper() -> CompareConfig:
             split="test",
             batch_tokens=131_072,
         ),
+        timing_lengths=(512, 1024, 3072),
     )

@@ -30,4 +30,5 @@ def get_config() -> CompareConfig:
         model=ModelConfig(width=96, layers=3),
         optimizer=OptimizerConfig(warmup=100),
         eval=EvalConfig(lengths=(128, 256, 512, 1024, 2048), windows=16, stride=128, split="test"),
+        timing_lengths=(128, 512, 2048),
     )

@@ -114,6 +114,11 @@ def _remark(losses: dict[float, float], used: float | None) -> str:
     return ""
 
 
+def rate_used(results: Results, scheme: Scheme) -> str:
+    """The learning rate that its runs had."""
+    return f"{scheme.fact('learning_rate') or results.manifest['learning_rate']:g}"
+
+
 def rate_words(results: Results) -> str:
     """How the learning rates came about."""
     m = results.manifest

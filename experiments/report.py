@@ -78,7 +78,7 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
         "memory": findings.number(temporary / 2**20 if temporary else None, 1),
         "compile": findings.number(measured.get("compile_seconds"), 1),
         "train_loss": findings.cell_text(findings.train_loss(scheme))[0],
-        "learning_rate": f"{scheme.fact('learning_rate') or results.manifest['learning_rate']:g}",
+        "learning_rate": findings.rate_used(results, scheme),
     }
 
 
@@ -289,15 +289,16 @@ def summary(workdir: Path) -> Table:
     protocol, length = results.primary
     title = f"Loss at length {length}, {protocol}, minus {results.manifest['reference']} (nats)"
     table = Table(title=Text(title), title_justify="left")
-    for column in ("encoding", "loss", "difference", "95 % interval", "Holm p"):
+    for column in ("encoding", "rate", "loss", "difference", "95 % interval", "Holm p"):
         table.add_column(column, justify="left" if column == "encoding" else "right")
     table.add_column("verdict")
     shown = _verdict_rows(findings.verdicts(results))
     for scheme, row in zip(results.schemes, shown, strict=True):
         cell = scheme.cell(protocol, length)
         loss = findings.cell_text(cell)[0] if cell.estimate else "—"
-        words = (loss, row["mean"], row["interval"], row["holm"], f"{row['mark']} {row['words']}")
-        table.add_row(Text(row["name"]), *map(Text, words))  # Text: names are not markup
+        numbers = findings.rate_used(results, scheme), loss, row["mean"], row["interval"]
+        words = (row["name"], *numbers, row["holm"], f"{row['mark']} {row['words']}")
+        table.add_row(*map(Text, words))  # Text: names are not markup
     return table
 
 

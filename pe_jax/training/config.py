@@ -237,6 +237,9 @@ class CompareConfig(Config):
         if self.rates and self.optimizer.warmup > self.rate_steps:
             least = f"optimizer.warmup={self.optimizer.warmup}"
             raise ValueError(f"rate_steps={self.rate_steps}: must be at least {least}")
+        if self.timing_lengths and self.mesh.seq != 1:
+            fix = "decoding takes no mesh.seq; leave it ()"
+            raise ValueError(f"timing_lengths={self.timing_lengths}: {fix}")
 
     def models(self) -> list[ModelConfig]:
         """One with each encoding."""

@@ -216,6 +216,8 @@ def test_what_can_run_does(command, args):
         (["rates=(0.1,0.1)"], ("rates=(0.1, 0.1)", "different numbers in (0, 10]")),
         (["rates=('a',)"], ("rates=('a',)", "different numbers in (0, 10]")),
         (["rates=(0.1,)", "rate_steps=1", "optimizer.warmup=2"], ("rate_steps=1", "warmup=2")),
+        (["timing_lengths=(64,32)"], ("timing_lengths=(64, 32)", "ascending integers")),
+        (["timing_lengths=(64,)", "mesh.seq=2"], ("timing_lengths=(64,)", "mesh.seq")),
         (["protocol=slide"], ("protocol='slide'", "non-overlapping or sliding")),
         (["length=900", "encodings=('rope','nope')"], ("length=900", "fewer than one row")),
     ],
