@@ -26,7 +26,10 @@ A command takes one host, as of 8 TPU chips; a pod's hosts take other encodings 
 `--join=runs/paper-a,runs/paper-b` makes one report of them. What a step takes there:
 
     python -m experiments.compile_tpu --config=configs/extrapolation_field.py:247M \
-      --topology=v5e:2x4 --encodings=alibi
+      --topology=v5e:2x4 --encodings=alibi --program=train
+
+With ALiBi, by the compiler: 12.9 of 16 GiB a chip and 0.49 s a step, 39 hours a run. Where a scheme
+needs more, `--config.model.remat=True` takes less memory and a third more time.
 
 Tier 2 is trained from the start with the table of 16 times the length. What these do to a model
 that was trained without them is the subject of `experiments.extend`; LongRoPE, whose factors are
