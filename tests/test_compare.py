@@ -25,7 +25,7 @@ from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh
-NAMES, SEEDS, STEPS, RATES = ("nope", "learned"), (5, 6), 3, (0.01, 0.1)
+NAMES, SEEDS, STEPS, RATES = ("nope", "learned"), (5, 6), 3, (0.02, 0.1)
 pytestmark = pytest.mark.xdist_group("compare")
 
 
@@ -245,7 +245,7 @@ def test_after_the_first_error_no_job_begins():
         ({"data": "synthetic:reverse"}, ("data='synthetic:reverse'", "made with")),
         ({"model": {"width": 32}}, ("model.width=32", "made with 16")),
         ({"eval": {"windows": 7}}, ("eval.windows=7", "made with 6")),
-        ({"rates": (0.01, 1.0)}, ("rates=(0.01, 1.0)", "made with (0.01, 0.1)")),
+        ({"rates": (0.01, 1.0)}, ("rates=(0.01, 1.0)", "made with (0.02, 0.1)")),
         ({"rate_steps": 2}, ("rate_steps=2", "made with 3")),
         ({"reference": "nope"}, ("reference='nope'", "made with 'learned'")),
         ({"protocol": "sliding"}, ("protocol='sliding'", "made with 'non-overlapping'")),
