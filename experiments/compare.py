@@ -2,6 +2,9 @@
 
     python -m experiments.compare --config=configs/compare.py --config.data=text:DIR
 
+With `--config.rates` each encoding is first trained for a short while at each of these learning
+rates, and then, with every seed, at the one whose loss on validation text was the least.
+
 Interrupted, the same command goes on where it was; what is finished is not repeated.
 """
 
@@ -12,6 +15,7 @@ import json
 import platform
 import re
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -22,10 +26,10 @@ from typing import Any
 import jax
 import numpy as np
 import rich
-from absl import logging
+from absl import flags, logging
 from jax.sharding import Mesh
 
-from experiments import launch, report, results, speed
+from experiments import join, launch, report, results, speed
 from experiments.lanes import lanes, spread
 from experiments.lock import Lock
 from experiments.provenance import commit, save_json
@@ -40,9 +44,9 @@ from experiments.train import (
     train,
 )
 from pe_jax.encodings.base import Params
-from pe_jax.training.checkpoint import BINDING, check_same
-from pe_jax.training.config import CompareConfig, Config, from_json
-from pe_jax.training.evaluate import Evaluator
+from pe_jax.training.checkpoint import check_same
+from pe_jax.training.config import CompareConfig, Config, EvalConfig, from_json
+from pe_jax.training.evaluate import Evaluator, windows
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
 
@@ -71,9 +75,22 @@ def names(config: CompareConfig) -> dict[str, str]:
     return dict(zip(found, specs, strict=True))
 
 
+def near(config: CompareConfig) -> EvalConfig:
+    """The evaluation of a learning rate: validation text at the training length.
+
+    It has as many targets as the evaluation of a run.
+    """
+    count = max(1, config.eval.windows * config.eval.lengths[-1] // config.length)
+    lengths, tokens = (config.length,), config.eval.batch_tokens
+    return EvalConfig(lengths, count, config.length, "validation", tokens)
+
+
 def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
     """What the report says about the comparison besides its results."""
     name = source.corpus.name
+    note = "A demonstration: one stated learning rate for all schemes."
+    if config.rates:
+        note = f"The learning rate of each scheme is the best of {len(config.rates)} in short runs."
     return {
         "name": f"{len(encodings)} positional encodings on {name}",
         "train_length": config.length,
@@ -101,7 +118,9 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         "steps": config.steps,
         "batch": config.batch,
         "learning_rate": config.optimizer.learning_rate,
-        "note": "A demonstration: one stated learning rate for all schemes.",
+        "rates": [float(rate) for rate in config.rates],
+        "rate_steps": config.rate_steps,
+        "note": note,
     }
 
 
@@ -128,6 +147,7 @@ def one(
     folder = Path(config.workdir)
     begin, trainer = time.monotonic(), evaluator.trainer
     found: dict = count_parameters(trainer)
+    found["learning_rate"] = config.optimizer.learning_rate
     save_json(folder / "config.json", meta(config, source))
     try:
         state = train(config, source, trainer, label, stop)
@@ -158,9 +178,7 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
     if not path.exists():
         return
     saved = json.loads(path.read_text())
-    of = lambda m: {"corpus": m["corpus"]["digest"], "tokens": m["corpus"]["tokens"]}  # noqa: E731
-    join = lambda m: {**m["config"], **of(m)}  # noqa: E731
-    check_same(join(saved), join(now), (*BINDING, "steps", "eval"))
+    check_same(results.binding(saved), results.binding(now), results.SAME)
     before = {e["name"]: e["spec"] for e in saved["encodings"]}
     for name, spec in ((e["name"], e["spec"]) for e in now["encodings"]):
         if before.get(name, spec) != spec:
@@ -171,16 +189,20 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
 
 
 class Jobs:
-    """Every run that is missing: encodings side by side, the seeds of one after another.
+    """Every run that is missing: encodings side by side, of each its rates, then its seeds.
 
     There is a thread for each of `meshes`; threads share the data, and XLA lets go of Python's lock
     while it compiles and computes.
     """
 
-    def __init__(self, config: CompareConfig, source: Source, evaluators, seeds, meshes, stop):
-        self.config, self.source, self.evaluators = config, source, evaluators
-        self.seeds, self.meshes, self.stop = seeds, meshes, stop
-        self.total, self.done, self.repeated = len(evaluators) * len(seeds), 0, 0
+    def __init__(
+        self, config: CompareConfig, source: Source, nearby: Source, evaluators, seeds, meshes, stop
+    ):
+        self.config, self.source, self.nearby = config, source, nearby
+        self.evaluators, self.seeds, self.meshes, self.stop = evaluators, seeds, meshes, stop
+        each = [config.rate_steps] * len(config.rates) + [config.steps] * len(seeds)
+        self.total, self.done = len(evaluators) * len(each), 0
+        self.ran, self.left = 0, len(evaluators) * sum(each)  # steps
         self.begin, self.lock = time.monotonic(), threading.Lock()
 
     def run(self) -> None:
@@ -195,36 +217,65 @@ class Jobs:
             raise
 
     def _each_seed(self, name: str, mesh: Mesh) -> None:
-        evaluator = self._on(mesh, self.evaluators[name])
+        rate = self._rate(name, mesh)
+        evaluator = None
         for seed in self.seeds:
             if self.stop.signal is not None:
                 return
-            folder = Path(self.config.workdir) / "runs" / name / f"seed{seed}"
-            finished = (folder / "evaluation.json").exists()
-            if not finished:
-                run = from_json(Config, dataclasses.asdict(self.config))
-                run.model = dataclasses.replace(evaluator.trainer.config)
-                run.seed, run.workdir = seed, str(folder)
-                one(run, self.source, evaluator, f"{name} seed {seed}", self.stop)
-            self._count(f"{name} seed {seed}", finished)
+            label, folder = f"{name} seed {seed}", Path("runs", name, f"seed{seed}")
+            run = self._config(name, folder, rate, seed=seed)
+            if not (finished := self._finished(run)):
+                evaluator = evaluator or self._evaluator(name, run, mesh)
+                one(run, self.source, evaluator, label, self.stop)
+            self._count(label, run.steps, finished)
 
-    def _on(self, mesh: Mesh, evaluator: Evaluator) -> Evaluator:
-        """The evaluator, on these devices."""
-        trainer = evaluator.trainer
-        if trainer.mesh == mesh:
-            return evaluator
-        model, config = dataclasses.replace(trainer.config), self.config
-        there = prepare(dataclasses.replace(config, model=model), model.vocab, mesh)
-        return Evaluator(there, config.eval)
+    def _rate(self, name: str, mesh: Mesh) -> float:
+        """The learning rate of an encoding: the best of those to check, after running them."""
+        config = self.config
+        for rate in config.rates:
+            if self.stop.signal is not None:
+                break
+            label, folder = f"{name} at {rate:g}", results.rate_folder(name, rate)
+            run = self._config(name, folder, rate, steps=config.rate_steps, eval=near(config))
+            if not (finished := self._finished(run)):
+                one(run, self.nearby, self._evaluator(name, run, mesh), label, self.stop)
+            if self._finished(run):  # nothing continues from here
+                shutil.rmtree(Path(run.workdir) / "checkpoints", ignore_errors=True)
+            self._count(label, run.steps, finished)
+        if not config.rates:
+            return config.optimizer.learning_rate
+        checks = results.read_checks(Path(config.workdir), name, config.rates, config.seed)
+        return results.best_rate(results.rate_losses(checks, config.length))
 
-    def _count(self, label: str, finished: bool) -> None:
+    def _config(self, name: str, folder: Path, rate: float, **fields: Any) -> Config:
+        """That of one run."""
+        run = from_json(Config, dataclasses.asdict(self.config))
+        run.workdir = str(Path(self.config.workdir) / folder)
+        run.model = dataclasses.replace(self.evaluators[name].trainer.config)
+        run.optimizer.learning_rate = rate
+        return dataclasses.replace(run, **fields)
+
+    def _finished(self, run: Config) -> bool:
+        return (Path(run.workdir) / "evaluation.json").exists()
+
+    def _evaluator(self, name: str, run: Config, mesh: Mesh) -> Evaluator:
+        """The evaluator of a run on these devices: the one that is there, or another."""
+        there = self.evaluators[name]
+        usual = all(
+            getattr(run, f) == getattr(self.config, f) for f in ("optimizer", "steps", "eval")
+        )
+        if usual and there.trainer.mesh == mesh:
+            return there
+        return Evaluator(prepare(run, run.model.vocab, mesh), run.eval)
+
+    def _count(self, label: str, steps: int, finished: bool) -> None:
         if self.stop.signal is not None:
             return
         with self.lock:
             self.done += 1
-            self.repeated += finished
-            new, left = self.done - self.repeated, self.total - self.done
-            minutes = (time.monotonic() - self.begin) / max(new, 1) * left / 60
+            self.left -= steps
+            self.ran += 0 if finished else steps
+            minutes = (time.monotonic() - self.begin) / max(self.ran, 1) * self.left / 60
             what = "was finished" if finished else f"is finished; about {minutes:.1f} minutes left"
             logging.info("[%d/%d runs] %s %s", self.done, self.total, label, what)
 
@@ -235,7 +286,10 @@ def main(config: CompareConfig) -> None:
     with launch.one_line_errors():
         meshes = lanes(config)
         encodings = names(config)
-        source = open_source(config)
+        source = nearby = open_source(config)
+        if config.rates and source.text is not None:
+            text = windows(source.corpus, source.tokens, near(config))
+            nearby = dataclasses.replace(source, text=text)
         batches(config, source, meshes[0])  # raises what training would, before anything is written
         about = manifest(config, source, encodings)
         check_resumable(config, about)
@@ -246,16 +300,21 @@ def main(config: CompareConfig) -> None:
             evaluators[name] = Evaluator(prepare(config, source.vocab, meshes[0]), config.eval)
         lock = Lock(workdir)
     with contextlib.closing(lock):
-        _run(config, source, evaluators, meshes, about)
+        _run(config, source, nearby, evaluators, meshes, about)
 
 
 def _run(
-    config: CompareConfig, source: Source, evaluators: dict, meshes: list[Mesh], about: dict
+    config: CompareConfig,
+    source: Source,
+    nearby: Source,
+    evaluators: dict,
+    meshes: list[Mesh],
+    about: dict,
 ) -> None:
     workdir = Path(config.workdir)
     save_json(workdir / "manifest.json", about)
     with launch.Stop() as stop:
-        jobs = Jobs(config, source, evaluators, about["seeds"], meshes, stop)
+        jobs = Jobs(config, source, nearby, evaluators, about["seeds"], meshes, stop)
         jobs.run()
         if stop.signal is not None:
             logging.info("Stopped; the same command continues here.")
@@ -264,11 +323,27 @@ def _run(
     if not timed.exists() or {*json.loads(timed.read_text())["encodings"]} != {*evaluators}:
         logging.info("Measuring speed and memory, all schemes in turn")
         save_json(timed, speed.measure(config, evaluators))
+    show(workdir)
+
+
+def show(workdir: Path) -> None:
+    """Writes the report, and the verdicts to the terminal."""
     logging.info("Writing the report")
     page = report.build(workdir)
     rich.print(report.summary(workdir))
     print(f"Report: {page}")
 
 
+def start(config: CompareConfig) -> None:
+    """Joins comparisons, or runs one."""
+    if not flags.FLAGS.join:
+        return main(config)
+    workdir = Path(config.workdir)
+    with launch.one_line_errors():
+        join.join([Path(folder) for folder in flags.FLAGS.join], workdir)
+    show(workdir)
+
+
 if __name__ == "__main__":
-    launch.run(main, "configs/compare.py", CompareConfig)
+    flags.DEFINE_list("join", [], "workdirs of comparisons to report as one; nothing is run")
+    launch.run(start, "configs/compare.py", CompareConfig)

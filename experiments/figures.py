@@ -54,13 +54,15 @@ def loss_by_length(results: Results, protocol: str) -> Drawing:
             if np.isfinite(low).all():
                 axes.fill_between(x, low, high, **paint(scheme), alpha=0.1, lw=0)
             axes.plot(x, mean, lw=1.7, ms=5, mec="white", mew=0.5, **style)
+            each = [(n, v) for n, e in full for v in e.values]
+            axes.plot(*zip(*each, strict=True), ".", ms=2.5, alpha=0.6, **paint(scheme))
             ends.append((scheme, x[-1], mean[-1]))
         for n, cell in zip(lengths, cells, strict=True):
             if not cell.estimate:  # single seeds, hollow and not joined: there is no mean to show
                 alone = list(cell.values.values())
                 axes.plot([n] * len(alone), alone, ls="", ms=4, mfc="none", mew=0.9, **style)
             e = cell.estimate
-            span = (e.mean, e.low, e.high) if e else (None, None, None)
+            span = (e.mean, e.low, e.high, e.median) if e else (None,) * 4
             each = ";".join(f"{seed}:{v:.6f}" for seed, v in cell.values.items())
             rows.append((scheme.name, protocol, n, *span, each, cell.problem))
     log2_axis(axes, lengths)
@@ -69,7 +71,8 @@ def loss_by_length(results: Results, protocol: str) -> Drawing:
     axes.set(xlabel="context length (tokens)", ylabel="loss (nats per token)", title=protocol)
     mark_training(axes, results.manifest["train_length"])
     name_lines(axes, ends)
-    header = ("encoding", "protocol", "length", "mean", "low", "high", "seeds", "problem")
+    header = ("encoding", "protocol", "length", "mean", "low", "high", "median")
+    header = (*header, "seeds", "problem")
     alt = f"Loss in nats per token against context length, {protocol} evaluation, one line a scheme"
     return Drawing(f"loss-by-length-{protocol}", figure, header, rows, alt)
 
@@ -116,18 +119,43 @@ def speed(results: Results, measure: str, ratios: dict[str, statistics.Ratio]) -
 
 
 @styled
+def speed_by_length(results: Results, measure: str, found: dict[int, dict]) -> Drawing:
+    """Ratios to the baseline against length, a line a scheme."""
+    figure, (axes,) = canvas()
+    rows, ends = [], []
+    for scheme in results.schemes:
+        points = [(n, ratios[scheme.name]) for n, ratios in found.items() if scheme.name in ratios]
+        rows += [(scheme.name, n, r.median, r.low, r.high) for n, r in points]
+        if points:
+            x, y = [n for n, _ in points], [r.median for _, r in points]
+            axes.plot(x, y, lw=1.5, ms=4.5, mec="white", mew=0.4, **look(scheme))
+            ends.append((scheme, x[-1], y[-1]))
+    log2_axis(axes, sorted(found))
+    base, what = label(results.manifest["baseline"]), findings.BY_LENGTH[measure]
+    axes.set(xlabel="length (tokens)", ylabel=f"ratio to {base} (less is better)", title=what)
+    name_lines(axes, ends)
+    header = ("encoding", "length", "median", "least", "greatest")
+    alt = f"{what} of each scheme as a ratio to {base}, against length"
+    return Drawing("speed-by-length-" + measure.replace("_", "-"), figure, header, rows, alt)
+
+
+@styled
 def differences(results: Results, verdicts: Sequence[findings.Verdict]) -> Drawing:
-    """Paired differences to the reference with their intervals, at the primary metric."""
+    """Paired differences to the reference: means, intervals, and a tick a seed; primary metric."""
     found = {v.name: v.difference for v in verdicts if v.difference}
     shown = [(s, found[s.name]) for s in results.schemes if s.name in found]
     figure, (axes,) = canvas(5.8, 1.2 + 0.27 * len(shown))
     text = findings.number
     dots(axes, [(s, d.mean, d.low, d.high, text(d.mean, 3, True)) for s, d in shown], 0.0)
+    for y, (s, d) in enumerate(shown):
+        axes.plot(d.values, [y] * d.n, "|", ms=9, alpha=0.8, **paint(s))
     reference = label(results.manifest["reference"])
     axes.set(xlabel=f"nats per token, minus {reference} (below 0: lower loss)")
-    rows = [(s.name, d.mean, d.low, d.high) for s, d in shown]
-    alt = f"Paired difference of each scheme to {reference}, with 95 % t intervals"
-    return Drawing("differences", figure, ("encoding", "mean", "low", "high"), rows, alt)
+    rows = [(s.name, d.mean, d.low, d.high, d.median, *d.values) for s, d in shown]
+    count = max((d.n for _, d in shown), default=0)
+    header = ("encoding", "mean", "low", "high", "median", *(f"seed_{k + 1}" for k in range(count)))
+    alt = f"Paired difference of each scheme to {reference}, with 95 % t intervals and every seed"
+    return Drawing("differences", figure, header, rows, alt)
 
 
 @styled

@@ -1,5 +1,6 @@
 """What the results say: verdicts, tables, and the summary, whose words come from the verdicts."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -7,13 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments import statistics
-from experiments.results import Cell, Results, Scheme
+from experiments.results import Cell, Results, Scheme, rate_losses
 from experiments.statistics import Estimate, Ratio
 
 REFERENCE, UNDECIDED = "reference", "undecided"
 MEASURES = {
     "train_ms": "training step, time",
     "eval_ms": "evaluation, time",
+    "train_temp_bytes": "training step, temporary memory",
+}
+BY_LENGTH = {
+    "train_ms": "training step, time",
+    "eval_ms": "evaluation, time",
+    "prefill_ms": "reading a prompt, time",
+    "decode_ms": "decoding a token, time",
     "train_temp_bytes": "training step, temporary memory",
 }
 
@@ -70,6 +78,73 @@ def verdicts(results: Results) -> list[Verdict]:
     return rows
 
 
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """The learning rates of one scheme: losses of the short runs, the one used, a remark on it."""
+
+    name: str
+    losses: dict[float, float]
+    statuses: dict[float, str]
+    used: float | None
+    remark: str
+
+
+def rates(results: Results) -> list[Rates]:
+    """What the check of learning rates found, scheme by scheme."""
+    length, rows = results.manifest["train_length"], []
+    for scheme in results.schemes:
+        losses = rate_losses(scheme.checks, length)
+        statuses = {rate: run.status for rate, run in scheme.checks.items()}
+        used = scheme.fact("learning_rate")
+        rows.append(Rates(scheme.name, losses, statuses, used, _remark(losses, used)))
+    return rows
+
+
+def _remark(losses: dict[float, float], used: float | None) -> str:
+    """What a reader must know about the rate that was used."""
+    if not losses or used is None:
+        return ""
+    if not any(map(math.isfinite, losses.values())):
+        return "none of them gave a loss: the least was used"
+    if used not in losses:
+        return "not one of the grid"
+    if used in (min(losses), max(losses)):
+        which, further = ("least", "smaller") if used == min(losses) else ("greatest", "greater")
+        return f"the {which} of the grid: a {further} one may be better"
+    return ""
+
+
+def rate_used(results: Results, scheme: Scheme) -> str:
+    """The learning rate that its runs had."""
+    return f"{scheme.fact('learning_rate') or results.manifest['learning_rate']:g}"
+
+
+def rate_words(results: Results) -> str:
+    """How the learning rates came about."""
+    m = results.manifest
+    grid = [f"{rate:g}" for rate in m.get("rates", ())]
+    if not grid:
+        return f"one learning rate for all ({m['learning_rate']:g})"
+    listed = ", ".join(grid)
+    return (
+        f"the learning rate of each the best of {listed} in {m['rate_steps']:,} steps on validation"
+        f" text at length {m['train_length']}"
+    )
+
+
+def what_differs(results: Results) -> str:
+    """What this comparison is, where a published one stands beside it."""
+    m = results.manifest
+    sizes = sorted({n for s in results.schemes if (n := s.fact("parameters")) is not None})
+    size = f"{sizes[-1] / 1e6:,.1f}M parameters at most, " if sizes else ""
+    tokens = m["steps"] * m["batch"] * m["train_length"] / 1e6
+    kind = m["config"].get("tokenizer", "bytes")
+    return (
+        f"Here: {m['corpus']['name']}, tokens are {kind}, {size}{tokens:,.1f}M tokens of training"
+        " a run. Levels do not compare, only which schemes hold as the text grows longer."
+    )
+
+
 def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
     """A number for a table: a true minus, thousands apart, an em dash where there is none."""
     if value is None or not math.isfinite(value):
@@ -97,12 +172,24 @@ def cell_text(cell: Cell) -> tuple[str, str]:
     return number(cell.estimate.mean), "one seed" if math.isnan(half) else f"± {number(half)}"
 
 
+def speed_by_length(results: Results) -> dict[str, dict[int, dict[str, Ratio]]]:
+    """Measure → length → scheme → ratio to the baseline."""
+    found: dict[str, dict[int, dict[str, Ratio]]] = {}
+    for length, there in (results.speed or {}).get("lengths", {}).items():
+        for measure, ratios in _ratios(results, there["encodings"], BY_LENGTH).items():
+            found.setdefault(measure, {})[int(length)] = ratios
+    return found
+
+
 def speed_ratios(results: Results) -> dict[str, dict[str, Ratio]]:
     """Measure → scheme → ratio to the baseline, for what was measured on both."""
-    measured = (results.speed or {}).get("encodings", {})
+    return _ratios(results, (results.speed or {}).get("encodings", {}), MEASURES)
+
+
+def _ratios(results: Results, measured: dict, measures: dict) -> dict[str, dict[str, Ratio]]:
     baseline = measured.get(results.manifest["baseline"], {})
     ratios: dict[str, dict[str, Ratio]] = {}
-    for measure in MEASURES:
+    for measure in measures:
         for scheme in results.schemes:
             ours, theirs = (m.get(measure) for m in (measured.get(scheme.name, {}), baseline))
             if ours and theirs:
@@ -113,6 +200,23 @@ def speed_ratios(results: Results) -> dict[str, dict[str, Ratio]]:
                     continue
                 ratios.setdefault(measure, {})[scheme.name] = found
     return ratios
+
+
+def rate_of(measure: str, median: float, length: int, batch: int) -> float | None:
+    """Tokens a second of a program that takes so many milliseconds; None of memory."""
+    if not measure.endswith("_ms"):
+        return None
+    return (batch if measure == "decode_ms" else batch * length) / (median / 1e3)
+
+
+def speed_cell(measure: str, values: dict, ratio: Ratio | None, length: int, there: dict) -> str:
+    """Tokens a second, or MiB, and the ratio to the baseline; or why there is none."""
+    if measure not in values:
+        return values.get("problem", "not measured")
+    median = float(np.median(values[measure]))
+    rate = rate_of(measure, median, length, there["batch"])
+    shown = number(median / 2**20, 1) if rate is None else number(rate, 0)
+    return shown + (f" ({ratio.median:.2f}×)" if ratio else "")
 
 
 def tokens_per_second(results: Results, scheme: Scheme) -> tuple[float | None, str]:
@@ -159,6 +263,19 @@ def _sure(results: Results, rows: Sequence[Verdict]) -> str:
     return text + "What holds for this model, corpus and budget need not hold for others."
 
 
+def _lost(results: Results) -> list[str]:
+    """How many runs gave no numbers, the short ones at several learning rates apart."""
+    runs = [run for s in results.schemes for run in s.runs.values()]
+    checks = [run for s in results.schemes for run in s.checks.values()]
+    lines = []
+    for what, found in (("runs", runs), ("short runs at a learning rate", checks)):
+        lost = collections.Counter(run.status for run in found if run.status != "ok")
+        if lost:
+            listed = ", ".join(f"{count} {status}" for status, count in lost.items())
+            lines.append(f"Of {len(found)} {what}: {listed}.")
+    return lines
+
+
 def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
     """What was asked, what was found, how sure: sentences made from the verdicts."""
     m, (protocol, length) = results.manifest, results.primary
@@ -166,7 +283,7 @@ def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
         f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
         f" loss than {m['reference']} at length {length} ({protocol} evaluation)? "
         f"{len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences, "
-        f"one learning rate for all ({m['learning_rate']:g})."
+        f"{rate_words(results)}."
     )
     by_kind = {k: [r for r in rows if r.kind == k] for k in dict.fromkeys(r.kind for r in rows)}
     found = []
@@ -181,7 +298,9 @@ def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
     if rest := by_kind.get(UNDECIDED):
         found.append(f"No number: {'; '.join(f'{r.name} ({r.words})' for r in rest)}.")
     unmatched = {n for s in results.schemes if (n := s.fact("parameters")) is not None}
-    sure = [_sure(results, rows)]
+    sure = [_sure(results, rows), *_lost(results)]
+    if edges := [row.name for row in rates(results) if row.remark]:
+        sure.append(f"Best learning rate at the edge of the grid, or none: {', '.join(edges)}.")
     if len(unmatched) > 1:
         sure.append(f"Parameters are not matched: {min(unmatched):,} to {max(unmatched):,}.")
     return {"asked": [asked], "found": found, "sure": sure}
@@ -189,7 +308,7 @@ def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
 
 def irregularities(results: Results) -> list[str]:
     """Everything about the files that a reader must know."""
-    notes = []
+    notes = list(results.manifest.get("notes", ()))
     for scheme in results.schemes:
         for run in scheme.runs.values():
             at = f"{scheme.name}, seed {run.seed}"

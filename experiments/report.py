@@ -3,7 +3,8 @@
     python -m experiments.report --workdir=runs/compare
 
 writes report.html, figures/*.png with figures/*.csv beside them, and loss_by_length.csv,
-loss_by_position.csv, speed.csv and verdicts.csv into the directory that `compare` filled.
+loss_by_position.csv, speed.csv, rates.csv and verdicts.csv into the directory that `compare`
+filled.
 """
 
 import dataclasses
@@ -11,16 +12,18 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import markupsafe
+import numpy as np
 import rich
 from absl import app, flags
 from rich.table import Table
 from rich.text import Text
 
-from experiments import figures, findings, page, plotting, portraits, statistics
+from experiments import figures, findings, page, plotting, portraits, published, statistics
 from experiments import results as reading
 from experiments.findings import Verdict
 from experiments.results import Results, Scheme
@@ -55,6 +58,7 @@ def _verdict_rows(rows: list[Verdict]) -> list[dict[str, Any]]:
                 "mark": MARKS[row.kind],
                 "words": row.words,
                 "mean": findings.number(d.mean, 4, signed=True) if d else "—",
+                "median": findings.number(d.median, 4, signed=True) if d else "—",
                 "interval": findings.interval(d),
                 "p": findings.p_value(d.p) if d else "—",
                 "holm": findings.p_value(row.holm),
@@ -78,21 +82,37 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
         "memory": findings.number(temporary / 2**20 if temporary else None, 1),
         "compile": findings.number(measured.get("compile_seconds"), 1),
         "train_loss": findings.cell_text(findings.train_loss(scheme))[0],
+        "learning_rate": findings.rate_used(results, scheme),
     }
 
 
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """A nested configuration as dotted names and values."""
-    if not isinstance(value, dict):
-        return [(prefix, str(value))]
-    return [pair for k, v in value.items() for pair in _flat(v, f"{prefix}.{k}" if prefix else k)]
+def _rate_section(results: Results, rows: list[findings.Rates]) -> dict[str, Any]:
+    """The losses of the short runs at each learning rate, as a section of the page."""
+    grid = sorted({rate for row in rows for rate in row.losses})
+    shown = []
+    for row in rows:
+        cells = [
+            findings.number(row.losses[r]) if math.isfinite(row.losses[r]) else row.statuses[r]
+            for r in grid
+        ]
+        used = f"{row.used:g}" if row.used is not None else "—"
+        shown.append((row.name, *cells, used, row.remark))
+    steps, length = results.manifest["rate_steps"], results.manifest["train_length"]
+    return {
+        "title": "Learning rates",
+        "note": f"Loss after {steps:,} steps on validation text at length {length}, one seed, in"
+        " nats per token; each scheme was then trained with its best, from the start.",
+        "head": ("encoding", *(f"{rate:g}" for rate in grid), "used", "remark"),
+        "rows": shown,
+        "csv": "rates.csv",
+    }
 
 
 def _changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(field, value, default) where the configuration, but for its folder, is not the code's."""
     plain = json.loads(json.dumps(dataclasses.asdict(CompareConfig())))
-    defaults = dict(_flat(plain))
-    found = [(name, value, defaults.get(name, "—")) for name, value in _flat(config)]
+    defaults = dict(reading.flat(plain))
+    found = [(name, value, defaults.get(name, "—")) for name, value in reading.flat(config)]
     return [row for row in found if row[1] != row[2] and row[0] != "workdir"]
 
 
@@ -121,9 +141,8 @@ def _runs(results: Results, scheme: Scheme) -> list[dict[str, Any]]:
     ]
 
 
-def _write_tables(results: Results, rows: list[Verdict]) -> None:
-    """The four tables, as CSV with every digit."""
-    losses, positions, speed = [], [], []
+def _losses(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
     for s in results.schemes:
         for protocol in PROTOCOLS:
             for length in results.manifest["lengths"]:
@@ -133,33 +152,110 @@ def _write_tables(results: Results, rows: list[Verdict]) -> None:
                     problem = found if isinstance(found, str) else ""
                     count = None if problem else len(found)
                     loss = cell.values.get(seed)
-                    losses.append((s.name, protocol, length, seed, loss, count, problem))
+                    yield s.name, protocol, length, seed, loss, count, problem
+
+
+def _positions(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "seed", "position", "loss")
+    for s in results.schemes:
         for seed, values in s.by_position()[0].items():
-            positions += [(s.name, seed, i, x) for i, x in enumerate(values.tolist(), 1)]
+            yield from ((s.name, seed, i, x) for i, x in enumerate(values.tolist(), 1))
+
+
+def _speeds(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "measure", "baseline", "median_ratio", "least", "greatest")
+    base = results.manifest["baseline"]
     for measure, ratios in findings.speed_ratios(results).items():
-        base = results.manifest["baseline"]
-        speed += [(n, measure, base, r.median, r.low, r.high) for n, r in ratios.items()]
-    decided = []
+        yield from ((n, measure, base, r.median, r.low, r.high) for n, r in ratios.items())
+
+
+def _speeds_by_length(results: Results) -> Iterator[tuple]:
+    head = ("encoding", "length", "batch", "measure", "median", "tokens_per_second")
+    yield (*head, "baseline", "median_ratio", "least", "greatest", "problem")
+    base, ratios = results.manifest["baseline"], findings.speed_by_length(results)
+    for length, there in (results.speed or {}).get("lengths", {}).items():
+        for name, values in there["encodings"].items():
+            at = name, int(length), there["batch"]
+            if "problem" in values:
+                yield (*at, *[None] * 4, *[None] * 3, values["problem"])
+                continue
+            for measure, value in values.items():
+                r = ratios.get(measure, {}).get(int(length), {}).get(name)
+                median = float(np.median(value))
+                rate = findings.rate_of(measure, median, *at[1:])
+                found = (r.median, r.low, r.high) if r else (None,) * 3
+                yield (*at, measure, median, rate, base, *found, "")
+
+
+def _speed_sections(results: Results) -> list[dict[str, Any]]:
+    """Tokens a second and ratios by length, a section of the page a measure."""
+    there = (results.speed or {}).get("lengths", {})
+    base, sections = results.manifest["baseline"], []
+    for measure, by_length in findings.speed_by_length(results).items():
+        rows = []
+        for scheme in results.schemes:
+            cells = []
+            for length, found in there.items():
+                values = found["encodings"].get(scheme.name, {"problem": "not measured"})
+                ratio = by_length.get(int(length), {}).get(scheme.name)
+                cells.append(findings.speed_cell(measure, values, ratio, int(length), found))
+            rows.append((scheme.name, *cells))
+        unit = "MiB" if measure.endswith("bytes") else "tokens a second"
+        batches = ", ".join(f"{n} × {found['batch']}" for n, found in there.items())
+        sections.append(
+            {
+                "title": f"{findings.BY_LENGTH[measure].partition(',')[0].capitalize()}, by length:"
+                f" {unit}",
+                "note": f"Ours, on {results.speed['device']}: medians, and the ratio of time or"
+                f" memory to {base}, interleaved in one process. Length × batch: {batches}.",
+                "head": ("encoding", *there),
+                "rows": rows,
+                "csv": "speed_by_length.csv",
+            }
+        )
+    return sections
+
+
+def _rates(results: Results) -> Iterator[tuple]:
+    yield ("encoding", "learning_rate", "loss", "status", "used", "remark")
+    for row in findings.rates(results):
+        for rate, loss in row.losses.items():
+            known = loss if math.isfinite(loss) else None
+            used = rate == row.used
+            yield row.name, rate, known, row.statuses[rate], used, row.remark if used else ""
+
+
+def _decided(results: Results, rows: list[Verdict]) -> Iterator[tuple]:
+    head = ("encoding", "reference", "protocol", "length", "seeds", "difference", "low", "high")
+    yield (*head, "p", "p_holm", "median", "each_seed", "verdict")
     for v in rows:
         d = v.difference
-        numbers = (d.n, d.mean, d.low, d.high, d.p, v.holm) if d else (None,) * 6
+        numbers = (d.n, d.mean, d.low, d.high, d.p, v.holm, d.median) if d else (None,) * 7
         numbers = [None if n is None or math.isnan(n) else n for n in numbers]
-        decided.append((v.name, results.manifest["reference"], *results.primary, *numbers, v.words))
-    head = ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
-    plotting.write_csv(results.workdir / "loss_by_length.csv", head, losses)
-    head = ("encoding", "seed", "position", "loss")
-    plotting.write_csv(results.workdir / "loss_by_position.csv", head, positions)
-    head = ("encoding", "measure", "baseline", "median_ratio", "least", "greatest")
-    plotting.write_csv(results.workdir / "speed.csv", head, speed)
-    head = ("encoding", "reference", "protocol", "length", "seeds", "difference", "low", "high")
-    head = (*head, "p", "p_holm", "verdict")
-    plotting.write_csv(results.workdir / "verdicts.csv", head, decided)
+        each = ";".join(f"{x:.6f}" for x in d.values) if d else ""
+        at = results.manifest["reference"], *results.primary
+        yield (v.name, *at, *numbers, each, v.words)
+
+
+def _write_tables(results: Results, rows: list[Verdict]) -> None:
+    """The tables, as CSV with every digit."""
+    tables = {
+        "loss_by_length": _losses(results),
+        "loss_by_position": _positions(results),
+        "speed": _speeds(results),
+        "speed_by_length": _speeds_by_length(results),
+        "rates": _rates(results),
+        "verdicts": _decided(results, rows),
+    }
+    for name, (head, *lines) in tables.items():
+        plotting.write_csv(results.workdir / f"{name}.csv", head, lines)
 
 
 def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
     """Everything that the page shows."""
     folder = results.workdir / "figures"
     lengths, ratios = results.manifest["lengths"], findings.speed_ratios(results)
+    longer = findings.speed_by_length(results)
     tables = {
         p: [(s.name, [findings.cell_text(s.cell(p, n)) for n in lengths]) for s in results.schemes]
         for p in PROTOCOLS
@@ -168,7 +264,15 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
     costs = [_cost(results, s) for s in results.schemes]
     cards = zip(portraits.draw_all(results, folder), results.schemes, strict=True)
     positions = [(s.name, s.by_position()) for s in results.schemes]
+    rates = findings.rates(results)
+    sections = [_rate_section(results, rates)] if any(row.losses for row in rates) else []
+    sections += _speed_sections(results)
+    if not results.manifest["corpus"]["name"].startswith("synthetic:"):
+        ours = findings.what_differs(results)
+        sections += [table.section(ours) for table in published.TABLES]
     return {
+        "sections": sections,
+        "rate_words": findings.rate_words(results),
         "m": results.manifest,
         "primary": results.primary,
         "summary": findings.summary(results, rows),
@@ -178,7 +282,10 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
         "by_position": _figure(folder, figures.loss_by_position(results)),
         "context": max(len(x) for _, (good, _) in positions for x in [*good.values(), ()]),
         "no_position": [f"{name} ({why})" for name, (_, why) in positions if why],
-        "speed": [_figure(folder, figures.speed(results, m, r)) for m, r in ratios.items()],
+        "speed": [
+            *(_figure(folder, figures.speed(results, m, r)) for m, r in ratios.items()),
+            *(_figure(folder, figures.speed_by_length(results, m, r)) for m, r in longer.items()),
+        ],
         "speed_facts": results.speed,
         "training": _figure(folder, figures.training(results)),
         "losses": tables,
@@ -190,7 +297,7 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
         ],
         "keys": [plotting.key(scheme) for scheme in results.schemes],
         "irregularities": findings.irregularities(results),
-        "config": _flat(results.manifest["config"]),
+        "config": reading.flat(results.manifest["config"]),
         "changed": _changed(results.manifest["config"]),
         "commands": _commands(results),
     }
@@ -218,15 +325,16 @@ def summary(workdir: Path) -> Table:
     protocol, length = results.primary
     title = f"Loss at length {length}, {protocol}, minus {results.manifest['reference']} (nats)"
     table = Table(title=Text(title), title_justify="left")
-    for column in ("encoding", "loss", "difference", "95 % interval", "Holm p"):
+    for column in ("encoding", "rate", "loss", "difference", "95 % interval", "Holm p"):
         table.add_column(column, justify="left" if column == "encoding" else "right")
     table.add_column("verdict")
     shown = _verdict_rows(findings.verdicts(results))
     for scheme, row in zip(results.schemes, shown, strict=True):
         cell = scheme.cell(protocol, length)
         loss = findings.cell_text(cell)[0] if cell.estimate else "—"
-        words = (loss, row["mean"], row["interval"], row["holm"], f"{row['mark']} {row['words']}")
-        table.add_row(Text(row["name"]), *map(Text, words))  # Text: names are not markup
+        numbers = findings.rate_used(results, scheme), loss, row["mean"], row["interval"]
+        words = (row["name"], *numbers, row["holm"], f"{row['mark']} {row['words']}")
+        table.add_row(*map(Text, words))  # Text: names are not markup
     return table
 
 

@@ -7,19 +7,25 @@ in the results as such, and a cell that needs it is words, never a mean over the
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments import statistics
-from pe_jax.training.config import PROTOCOLS
+from pe_jax.training.checkpoint import BINDING
+from pe_jax.training.config import PROTOCOLS, CompareConfig, from_json
 
 REQUIRED = (
     *("name", "train_length", "lengths", "baseline", "reference", "encodings", "seeds"),
     *("config", "corpus", "versions", "commit", "device", "command", "steps", "batch"),
     "learning_rate",
 )
+
+
+# Runs of one table share these; what is decided, and against what, is declared before them.
+SAME = (*BINDING, "steps", "eval", "rates", "rate_steps", "protocol", "reference")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +78,13 @@ def _words(troubles: dict[int, str], seeds: list[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """One encoding with its runs, by seed."""
+    """One encoding with its runs, by seed, and the short ones, by learning rate."""
 
     name: str
     spec: str
     index: int
     runs: dict[int, Run]
+    checks: dict[float, Run] = dataclasses.field(default_factory=dict)
 
     def windows(self, protocol: str, length: int) -> tuple[dict[int, np.ndarray], str]:
         """Seed → loss of every window, for the seeds that have it; what is wrong with others."""
@@ -139,6 +146,20 @@ class Results:
         return max(self.manifest["lengths"])
 
 
+def binding(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a manifest that `SAME` names, among others; defaults where it has none."""
+    config = dataclasses.asdict(from_json(CompareConfig, manifest["config"]))
+    corpus = manifest["corpus"]
+    return {**config, "corpus": corpus["digest"], "tokens": corpus.get("tokens")}
+
+
+def flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """A nested configuration as dotted names and values."""
+    if not isinstance(value, dict):
+        return [(prefix, value)]
+    return [pair for k, v in value.items() for pair in flat(v, f"{prefix}.{k}" if prefix else k)]
+
+
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -177,6 +198,27 @@ def _run(folder: Path, seed: int) -> Run:
     return Run(seed, status, reason, evaluation, *metrics)
 
 
+def rate_folder(name: str, rate: float) -> Path:
+    """Where the short run of an encoding at a learning rate is, under the workdir."""
+    return Path("rates", name, repr(float(rate)))
+
+
+def read_checks(workdir: Path, name: str, rates: Iterable[float], seed: int) -> dict[float, Run]:
+    """The short runs of an encoding, by learning rate."""
+    return {float(rate): _run(workdir / rate_folder(name, rate), seed) for rate in rates}
+
+
+def rate_losses(checks: dict[float, Run], length: int) -> dict[float, float]:
+    """Loss at the training length by learning rate; infinite where the run gave none."""
+    found = {rate: run.windows(PROTOCOLS[0], length) for rate, run in checks.items()}
+    return {r: math.inf if isinstance(w, str) else float(w.mean()) for r, w in found.items()}
+
+
+def best_rate(losses: dict[float, float]) -> float:
+    """The learning rate with the least loss; the least rate of several, or if all diverged."""
+    return min(losses, key=lambda rate: (losses[rate], rate))
+
+
 def read(workdir: Path) -> Results:
     """Reads a comparison.
 
@@ -196,6 +238,7 @@ def read(workdir: Path) -> Results:
         if "\0" in name or folder.resolve().parent != (workdir / "runs").resolve():
             raise ValueError(f"encoding name {name!r}: its folder would be outside runs/")
         runs = {seed: _run(folder / f"seed{seed}", seed) for seed in manifest["seeds"]}
-        schemes.append(Scheme(name, str(entry["spec"]), index, runs))
+        checks = read_checks(workdir, name, manifest.get("rates", ()), manifest["seeds"][0])
+        schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks))
     speed = workdir / "speed.json"
     return Results(workdir, manifest, tuple(schemes), _json(speed) if speed.is_file() else None)

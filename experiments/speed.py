@@ -1,28 +1,31 @@
-"""Speed and memory of a training step and of an evaluation, all schemes interleaved.
+"""Speed and memory of training and inference, all schemes interleaved in one process.
 
-Memory is the compiler's figure for the step's temporaries; see timing.py for the rest.
+At the training length: a training step and an evaluation. At each of `timing_lengths`, in batches
+of as many tokens: these, reading a prompt into a cache, and decoding after it. Memory is the
+compiler's figure for the temporaries of the training step; see timing.py for the rest.
 """
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from experiments import timing
+from pe_jax.models import generate
 from pe_jax.training.config import CompareConfig
 from pe_jax.training.evaluate import Evaluator
+from pe_jax.training.step import Trainer
+
+DECODED = 16  # tokens in one call, so that the copy of the cache that it begins with counts little
+OUT_OF_MEMORY = "out of memory"
 
 
 def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
     """Milliseconds a step by scheme and round, and bytes of temporaries."""
-    rng = np.random.default_rng(0)
-    shape = (config.batch, config.length + 1)
-    vocab = min(e.trainer.config.vocab for e in evaluators.values())
-    tokens = rng.integers(0, vocab, shape, dtype=np.int32)
-    batch = {
-        "tokens": tokens,
-        "segments": np.ones(shape, np.int32),
-        "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
-        "weights": np.ones(shape, np.float32),
-    }
+    tokens, batch = _batch(config, evaluators, config.batch, config.length)
     found, programs = {}, {}
     for name, evaluator in evaluators.items():
         memory = evaluator.trainer.compile(config.batch, config.length).memory_analysis()
@@ -30,21 +33,36 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
             "train_temp_bytes": memory.temp_size_in_bytes,
             "compile_seconds": evaluator.trainer.compile_seconds,
         }
-        for what, program in _programs(evaluator, batch).items():
+        for what, program in _programs(evaluator, batch, tokens).items():
             jax.block_until_ready(program())  # the first call of each warms up
             programs[name, what] = program
     for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
         found[name][what] = [1e3 * s for s in seconds]
+    programs.clear()
     devices = next(iter(evaluators.values())).trainer.mesh.devices
     return {
         "device": f"{devices.size} × {devices.flat[0].device_kind}",
         "length": config.length,
         "batch": config.batch,
         "encodings": found,
+        "lengths": {str(n): _at_length(config, evaluators, n) for n in config.timing_lengths},
     }
 
 
-def _programs(evaluator: Evaluator, batch: dict) -> dict:
+def _batch(config: CompareConfig, evaluators: dict[str, Evaluator], rows: int, length: int):
+    """Random tokens [rows, length + 1], and a batch of them as one document a row."""
+    shape = rows, length + 1
+    vocab = min(e.trainer.config.vocab for e in evaluators.values())
+    tokens = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
+    return tokens, {
+        "tokens": tokens,
+        "segments": np.ones(shape, np.int32),
+        "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+        "weights": np.ones(shape, np.float32),
+    }
+
+
+def _programs(evaluator: Evaluator, batch: dict, tokens: np.ndarray) -> dict[str, Callable]:
     """One training step, and one evaluation of the parameters it has reached."""
     trainer = evaluator.trainer
     state, rows = trainer.init(0), trainer.put(batch)
@@ -54,4 +72,63 @@ def _programs(evaluator: Evaluator, batch: dict) -> dict:
         state, _ = trainer.step(state, rows, np.int32(0))
         return state
 
-    return {"train_ms": step, "eval_ms": lambda: evaluator.run(state.params, batch["tokens"])}
+    return {"train_ms": step, "eval_ms": lambda: evaluator.run(state.params, tokens)}
+
+
+def _at_length(config: CompareConfig, evaluators: dict[str, Evaluator], length: int) -> dict:
+    """The same and inference at another length; "encodings" has words where there is no number."""
+    shape = next(iter(evaluators.values())).trainer.mesh.shape
+    parts = shape["data"] * shape["fsdp"]
+    rows = max(1, config.batch * config.length // length // parts) * parts
+    tokens, batch = _batch(config, evaluators, rows, length)
+    found: dict[str, dict[str, Any]] = {}
+    programs = {}
+    for name, evaluator in evaluators.items():
+        logging.info("Speed at length %d: compiling %s", length, name)
+        if not evaluator.defined(length):
+            found[name] = {"problem": "not defined"}
+            continue
+        old = evaluator.trainer
+        trainer = Trainer(old.config, config.optimizer, config.steps, old.mesh, config.positions)
+        there = Evaluator(trainer, config.eval)
+        try:
+            memory = trainer.compile(rows, length).memory_analysis()
+            these = _programs(there, batch, tokens) | _inference(trainer, tokens[:, :-1])
+            for program in these.values():
+                jax.block_until_ready(program())
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            found[name] = {"problem": OUT_OF_MEMORY}
+            continue
+        found[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
+        programs |= {(name, what): program for what, program in these.items()}
+    for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
+        calls = DECODED if what == "decode_ms" else 1
+        found[name][what] = [1e3 * s / calls for s in seconds]
+    return {"batch": rows, "encodings": found}
+
+
+def _inference(trainer: Trainer, tokens: np.ndarray) -> dict[str, Callable]:
+    """Reading all tokens but the last few into a cache, and decoding as many after them."""
+    rows, length = tokens.shape
+    params, key = trainer.init(0).params, jax.random.key(0)
+    prompt = tokens[:, : length - DECODED]
+
+    @jax.jit
+    def prefill(params, prompt):
+        model = trainer.model(params).at_length(length)
+        logits, cache = model(prompt, cache=model.init_cache(rows, length))
+        return logits[:, -1].argmax(-1), cache
+
+    @jax.jit
+    def decode(params, token, cache):
+        model = trainer.model(params).at_length(length)
+        step = lambda carry, _: (generate.decode_step(model, *carry, key, 0.0, 0), None)  # noqa: E731
+        return jax.lax.scan(step, (token, cache), length=DECODED)[0]
+
+    ready = prefill(params, prompt)
+    return {
+        "prefill_ms": functools.partial(prefill, params, prompt),
+        "decode_ms": functools.partial(decode, params, *ready),
+    }

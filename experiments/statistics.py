@@ -22,17 +22,27 @@ LOWER, HIGHER, NONE = "lower", "higher", "none"
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, its 95 % t interval, and the p value of "the mean is 0".
+    """One number a seed, their mean, its 95 % t interval, and the p value of "the mean is 0".
 
     With one seed there is no interval (NaN). Where every seed gave the same number, the interval
     is that number, and p is 1 if it is 0, else NaN: identical seeds say nothing about chance.
     """
 
-    n: int
+    values: tuple[float, ...]
     mean: float
     low: float
     high: float
     p: float
+
+    @property
+    def n(self) -> int:
+        """How many seeds."""
+        return len(self.values)
+
+    @property
+    def median(self) -> float:
+        """Over seeds."""
+        return float(np.median(self.values))
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -51,12 +61,12 @@ def _estimate(values: tuple[float, ...]) -> Estimate:
     x = np.asarray(values, np.float64)
     mean = float(x.mean())
     if x.size == 1:
-        return Estimate(1, mean, math.nan, math.nan, math.nan)
+        return Estimate(values, mean, math.nan, math.nan, math.nan)
     if np.ptp(x) <= 1e-12 * abs(mean):
-        return Estimate(x.size, mean, mean, mean, math.nan if mean else 1.0)
+        return Estimate(values, mean, mean, mean, math.nan if mean else 1.0)
     test = stats.ttest_1samp(x, 0.0)
     interval = test.confidence_interval(1 - LEVEL)
-    return Estimate(x.size, mean, float(interval.low), float(interval.high), float(test.pvalue))
+    return Estimate(values, mean, float(interval.low), float(interval.high), float(test.pvalue))
 
 
 def paired(scheme: Mapping[int, Sequence], reference: Mapping[int, Sequence]) -> list[float]:

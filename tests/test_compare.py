@@ -1,10 +1,12 @@
 """The comparison from end to end: stopped, continued, reported, and never mixed with another."""
 
+import csv
 import dataclasses
 import functools
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import threading
@@ -23,7 +25,7 @@ from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh
-NAMES, SEEDS, STEPS = ("nope", "learned"), (5, 6), 3
+NAMES, SEEDS, STEPS, RATES = ("nope", "learned"), (5, 6), 3, (0.02, 0.1)
 pytestmark = pytest.mark.xdist_group("compare")
 
 
@@ -47,13 +49,18 @@ def settings(folder) -> CompareConfig:
     )
 
 
+def chosen(folder) -> CompareConfig:
+    """The same, with a learning rate for each encoding, and inference timed at a longer length."""
+    return change(settings(folder), rates=RATES, rate_steps=STEPS, timing_lengths=(32,))
+
+
 def files(folder) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("evaluation.json")}
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory, shared_programs):  # noqa: F811
-    """A comparison, stopped in its second run, then continued: folder, files at the stop."""
+    """A comparison, stopped in its second seed, then continued: folder, files at the stop."""
     folder = tmp_path_factory.mktemp("compared")
 
     def stop():
@@ -63,19 +70,21 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "Evaluator", functools.cache(compare.Evaluator))
         with patch.context() as during, pytest.raises(SystemExit) as end:
-            at_step(during, STEPS + 2, stop)
-            compare.main(settings(folder))
+            at_step(during, (len(RATES) + 1) * STEPS + 2, stop)
+            compare.main(chosen(folder))
         assert end.value.code == 128 + signal.SIGTERM
         before = files(folder)
-        compare.main(settings(folder))
+        compare.main(chosen(folder))
     return folder, before
 
 
 def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch):
     folder, before = compared
-    assert list(before) == ["runs/nope/seed5/evaluation.json"]
+    checks = {n: {f"rates/{n}/{rate}/evaluation.json" for rate in RATES} for n in NAMES}
+    assert before.keys() == {*checks["nope"], "runs/nope/seed5/evaluation.json"}
     after = files(folder)
-    assert after.keys() == {f"runs/{n}/seed{s}/evaluation.json" for n in NAMES for s in SEEDS}
+    runs = {f"runs/{n}/seed{s}/evaluation.json" for n in NAMES for s in SEEDS}
+    assert after.keys() == runs.union(*checks.values())
     assert before.items() <= after.items()
     for run in (folder / "runs").glob("*/*"):
         rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
@@ -83,8 +92,33 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch)
     monkeypatch.setattr(compare, "train", None)
     monkeypatch.setattr(compare.speed, "measure", None)
     monkeypatch.setattr(report, "build", lambda _: "here")
-    compare.main(settings(folder))
+    compare.main(chosen(folder))
     assert files(folder) == after
+
+
+def test_each_scheme_is_trained_with_the_best_of_its_learning_rates(compared):
+    folder, _ = compared
+    shown = (folder / "report.html").read_text()
+    assert "Learning rates" in shown and "A demonstration" not in shown
+    for name in NAMES:
+        checks = {rate: folder / "rates" / name / str(rate) for rate in RATES}
+        losses = {}
+        for rate, check in checks.items():
+            found = json.loads((check / "evaluation.json").read_text())
+            assert found["learning_rate"] == rate and not (check / "checkpoints").exists()
+            losses[rate] = np.mean(found["losses"]["non-overlapping"][str(tiny.L)])
+            config = json.loads((check / "config.json").read_text())
+            assert config["eval"]["split"] == "validation" and config["steps"] == STEPS
+            assert config["eval"]["lengths"] == [tiny.L]
+        best = min(losses, key=losses.get)
+        assert losses[RATES[0]] != losses[RATES[1]]
+        for seed in SEEDS:
+            run = folder / "runs" / name / f"seed{seed}"
+            assert json.loads((run / "evaluation.json").read_text())["learning_rate"] == best
+            config = json.loads((run / "config.json").read_text())
+            assert config["optimizer"]["learning_rate"] == best
+        edge = f"the {'least' if best == RATES[0] else 'greatest'} of the grid"
+        assert edge in shown
 
 
 def test_every_run_has_its_numbers(compared):
@@ -106,7 +140,7 @@ def test_every_run_has_its_numbers(compared):
             assert shapes == ([(tiny.L, 16)] if name == "learned" else [])
             config = json.loads((run / "config.json").read_text())
             assert config["seed"] == seed and config["model"]["vocab"] == tiny.V
-    runs = [json.loads(x)["losses"] for x in files(folder).values()]
+    runs = [json.loads(x)["losses"] for x in files(folder / "runs").values()]
     assert len({json.dumps(x) for x in runs}) == 4  # seeds and schemes are told apart
 
 
@@ -118,6 +152,38 @@ def test_speed_is_measured_for_every_scheme_in_turn(compared):
         assert len(found["train_ms"]) == len(found["eval_ms"]) == 5
         assert min(found["train_ms"]) > 0 and found["train_temp_bytes"] > 0
         assert found["compile_seconds"] > 0
+
+
+def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared):
+    folder, _ = compared
+    there = json.loads((folder / "speed.json").read_text())["lengths"]["32"]
+    assert there["batch"] == tiny.R * tiny.L // 32
+    assert there["encodings"]["learned"] == {"problem": "not defined"}
+    found = there["encodings"]["nope"]
+    assert {*found} == {"train_ms", "eval_ms", "prefill_ms", "decode_ms", "train_temp_bytes"}
+    assert all(len(found[x]) == 5 and min(found[x]) > 0 for x in found if x.endswith("_ms"))
+    with (folder / "speed_by_length.csv").open(newline="") as file:
+        rows = {(r["encoding"], r["measure"]): r for r in csv.DictReader(file)}
+    decoded = rows["nope", "decode_ms"]
+    rate = there["batch"] / np.median(found["decode_ms"]) * 1e3
+    np.testing.assert_allclose(float(decoded["tokens_per_second"]), rate)
+    assert float(decoded["median_ratio"]) == 1 and rows["learned", ""]["problem"] == "not defined"
+    assert "Decoding a token, by length: tokens a second" in (folder / "report.html").read_text()
+
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("minutes", ()), ("novels", ()), ("field", ("25M",)), ("field", ("247M",))],
+)
+def test_the_extrapolation_family_is_sound_before_anything_compiles(name, size):
+    config = runpy.run_path(str(CONFIGS / f"extrapolation_{name}.py"))["get_config"](*size)
+    config.check()
+    assert len(compare.names(config)) >= 5 and len(config.rates) >= 3
+    assert config.eval.split == "test" and compare.near(config).split == "validation"
+    assert config.eval.lengths[0] == config.length and config.eval.lengths[-1] >= 16 * config.length
 
 
 def test_the_manifest_says_what_was_compared(compared):
@@ -147,7 +213,7 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     monkeypatch.setattr(compare, "save_json", lambda *_: None)
     monkeypatch.setattr(report, "build", lambda _: "here")
     monkeypatch.setattr(report, "summary", lambda _: "")
-    compare.main(change(settings(more), encodings=("nope", "learned(length={length})", "alibi")))
+    compare.main(change(chosen(more), encodings=("nope", "learned(length={length})", "alibi")))
     assert timed == [*NAMES, "alibi"]
 
 
@@ -179,6 +245,10 @@ def test_after_the_first_error_no_job_begins():
         ({"data": "synthetic:reverse"}, ("data='synthetic:reverse'", "made with")),
         ({"model": {"width": 32}}, ("model.width=32", "made with 16")),
         ({"eval": {"windows": 7}}, ("eval.windows=7", "made with 6")),
+        ({"rates": (0.01, 1.0)}, ("rates=(0.01, 1.0)", "made with (0.02, 0.1)")),
+        ({"rate_steps": 2}, ("rate_steps=2", "made with 3")),
+        ({"reference": "nope"}, ("reference='nope'", "made with 'learned'")),
+        ({"protocol": "sliding"}, ("protocol='sliding'", "made with 'non-overlapping'")),
         (
             {"encodings": ("nope", "learned(length=40)")},
             ("'learned' is 'learned(length=40)' here and 'learned(length=12)' in the workdir",),
@@ -189,7 +259,7 @@ def test_another_comparison_in_the_same_folder_is_refused(compared, capsys, fiel
     folder, _ = compared
     before = files(folder), (folder / "manifest.json").read_bytes()
     with pytest.raises(SystemExit) as end:
-        compare.main(change(settings(folder), **fields))
+        compare.main(change(chosen(folder), **fields))
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
     assert all(word in error for word in words), error

@@ -357,3 +357,43 @@ def test_the_summary_prints_names_as_they_are(whole):
     text = console.file.getvalue()
     assert HOSTILE in text
     assert "missing seed 2" in text
+
+
+def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fake):
+    grid = {"rope": (2.5, 2.1, 2.3), "alibi": (None, 2.6, 2.2), "nope": (None, None, None)}
+    used = {"rope": 0.01, "alibi": 0.1, "nope": 0.001}
+    folder = fake([*grid], speed=False, rates=[0.001, 0.01, 0.1], rate_steps=50)
+    for name, losses in grid.items():
+        for rate, loss in zip((0.001, 0.01, 0.1), losses, strict=True):
+            path = folder / results.rate_folder(name, rate) / "evaluation.json"
+            path.parent.mkdir(parents=True)
+            status = "ok" if loss else "diverged"
+            found = {"status": status, "losses": {"non-overlapping": {"64": [loss, loss]}}}
+            path.write_text(json.dumps(found), encoding="utf-8")
+        for seed in SEEDS:
+            path = folder / "runs" / name / f"seed{seed}" / "evaluation.json"
+            path.write_text(
+                json.dumps({**json.loads(path.read_text()), "learning_rate": used[name]})
+            )
+    read = results.read(folder)
+    rows = {row.name: row for row in findings.rates(read)}
+    for name, row in rows.items():
+        assert results.best_rate(row.losses) == row.used == used[name]
+    assert rows["rope"].remark == ""
+    assert rows["alibi"].remark == "the greatest of the grid: a greater one may be better"
+    assert rows["nope"].remark == "none of them gave a loss: the least was used"
+    words = findings.summary(read, findings.verdicts(read))
+    assert "best of 0.001, 0.01, 0.1 in 50 steps" in words["asked"][0]
+    assert "Of 9 short runs at a learning rate: 4 diverged." in words["sure"]
+    assert "Best learning rate at the edge of the grid, or none: alibi, nope." in words["sure"]
+    report.build(folder)
+    text = Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert "Learning rates" in text and "one seed, in nats per token" in text
+    shown = {(r["encoding"], r["learning_rate"]): r for r in table(folder / "rates.csv")}
+    assert shown["rope", "0.01"]["used"] == "True" and shown["alibi", "0.001"]["loss"] == ""
+
+
+def test_what_others_published_is_marked_as_theirs_and_in_no_table_of_ours(whole, page):
+    assert page.text.count("Theirs, not ours: ") == 3 and "132.41" in page.text
+    assert "Levels do not compare" in page.text
+    assert not any("132.41" in path.read_text() for path in whole.rglob("*.csv"))

@@ -1,10 +1,15 @@
+import gc
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import statistics
+from experiments import findings, statistics
+from experiments.results import Results, Run, Scheme
+
+WHERE = "non-overlapping"
 
 
 def test_interval_and_p_are_those_of_a_paired_t_test():
@@ -55,14 +60,48 @@ def test_an_interval_off_zero_is_no_win_when_holm_says_otherwise():
     assert "Holm" in words
 
 
-def test_noise_alone_wins_no_more_often_than_the_level_over_the_whole_family():
-    rng, wins = np.random.default_rng(0), 0
-    for _ in range(15):
-        found = {str(i): statistics.estimate(rng.normal(size=5)) for i in range(8)}
-        adjusted = statistics.holm({name: e.p for name, e in found.items()})
-        kinds = {statistics.judge(e, adjusted[name], "rope")[0] for name, e in found.items()}
-        wins += kinds != {"none"}
-    assert wins <= stats.binom.ppf(0.999, 15, statistics.LEVEL)
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """statsmodels collects garbage at every call, which takes a while beside jax."""
+    monkeypatch.setattr(gc, "collect", lambda *_: 0)
+
+
+def simulated(rng, names, effects, seeds=5, windows=6):
+    """What runs would have left: windows and seeds shared by all schemes, noise of every run."""
+    text = rng.normal(2.5, 0.3, (seeds, windows))
+    own = 0.02 * rng.normal(size=(len(names), seeds, 1))
+    schemes = []
+    for k, name in enumerate(names):
+        losses = text + own[k] + effects.get(name, 0) + 0.01 * rng.normal(size=text.shape)
+        runs = {s: Run(s, "ok", "", {"losses": {WHERE: {"512": losses[s]}}}) for s in range(seeds)}
+        schemes.append(Scheme(name, "rope", k, runs))
+    manifest = {"reference": names[0], "lengths": [512], "primary": {"protocol": WHERE}}
+    return Results(Path(), manifest, tuple(schemes), None)
+
+
+def test_identical_schemes_under_other_names_win_no_more_often_than_the_level():
+    # The reference is noisy too, so its bad luck shows in all differences at once.
+    rng, names, draws, wins = np.random.default_rng(0), ["rope", *"abcdefgh"], 300, 0
+    for _ in range(draws):
+        kinds = {v.kind for v in findings.verdicts(simulated(rng, names, {}))}
+        wins += bool(kinds & {statistics.LOWER, statistics.HIGHER})
+    assert 0 < wins <= stats.binom.ppf(0.999, draws, statistics.LEVEL)
+
+
+def test_a_planted_difference_is_found_among_identical_schemes():
+    rng, names, planted = np.random.default_rng(1), ["rope", *"abcdefgh"], {"c": -0.3, "f": 0.3}
+    draws, found, false = 60, 0, 0
+    for _ in range(draws):
+        kinds = {v.name: v.kind for v in findings.verdicts(simulated(rng, names, planted))}
+        found += (kinds.pop("c"), kinds.pop("f")) == (statistics.LOWER, statistics.HIGHER)
+        false += bool({*kinds.values()} & {statistics.LOWER, statistics.HIGHER})
+    assert found >= 0.95 * draws
+    assert false <= stats.binom.ppf(0.999, draws, statistics.LEVEL)
+
+
+def test_an_estimate_keeps_every_seed_and_their_median():
+    found = statistics.estimate([0.1, 0.2, 0.9])
+    assert (found.n, found.median, found.values) == (3, 0.2, (0.1, 0.2, 0.9))
 
 
 def test_ratios_are_paired_by_repeat():

@@ -185,9 +185,13 @@ class CompareConfig(Config):
       baseline: the encoding that speed and memory are measured against.
       reference: the encoding that losses are compared with.
       protocol: of the primary metric, at the longest length.
+      rates: peak learning rates to check for every encoding, in short runs, on validation text at
+        the training length; it is trained with its best. None: `optimizer.learning_rate` for all.
+      rate_steps: steps of such a run.
       devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
       workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
       timing_repeats: interleaved rounds of the speed measurement.
+      timing_lengths: where prompts and decoding are timed too; batches have as many tokens.
     """
 
     workdir: str = _field("runs/compare", "a path", bool)
@@ -215,9 +219,20 @@ class CompareConfig(Config):
         " or ".join(PROTOCOLS),
         lambda v: v in PROTOCOLS,
     )
+    rates: tuple[float, ...] = _field(
+        (),
+        "different numbers in (0, 10], or none",
+        lambda v: len({*map(float, v)}) == len(v) and all(0 < x <= 10 for x in v),
+    )
+    rate_steps: int = _int(200, 1)
     devices: str = _share()
     workers: int = _int(0, 0)
     timing_repeats: int = _int(7, 5)
+    timing_lengths: tuple[int, ...] = _field(
+        (),
+        "ascending integers of at least 32, or none",
+        lambda v: all(is_int(n, 32) for n in v) and list(v) == sorted({*v}),
+    )
 
     def check(self) -> None:
         """Checks every model as `Config.check` does, and that no encoding is named twice."""
@@ -225,6 +240,12 @@ class CompareConfig(Config):
         specs = self.specs()
         if len(set(specs)) < len(specs):
             raise ValueError(f"encodings={self.encodings}: name each once")
+        if self.rates and self.optimizer.warmup > self.rate_steps:
+            least = f"optimizer.warmup={self.optimizer.warmup}"
+            raise ValueError(f"rate_steps={self.rate_steps}: must be at least {least}")
+        if self.timing_lengths and self.mesh.seq != 1:
+            fix = "decoding takes no mesh.seq; leave it ()"
+            raise ValueError(f"timing_lengths={self.timing_lengths}: {fix}")
 
     def models(self) -> list[ModelConfig]:
         """One with each encoding."""

@@ -1,0 +1,140 @@
+"""Length extrapolation of the field: 24 schemes, at 25M parameters or as the ALiBi paper's 247M.
+
+    python -m experiments.compare --config=configs/extrapolation_field.py:25M \
+      --config.data=text:novels
+
+25M, bytes, 512 tokens tested to 8,192, five seeds: one GPU. Estimated, not measured: 2 minutes a
+run on an H100 and 6 hours in all; 10 GiB with the states of all schemes, which are timed in turn at
+the end. The paper's order is what to look for: sinusoidal positions fail first, then RoPE, then T5;
+ALiBi holds, and under a sliding window gains nothing from text that is far.
+
+    python -m experiments.compare --config=configs/extrapolation_field.py:247M \
+      --config.encodings="('sinusoidal','rope','t5','alibi')" --config.workdir=runs/paper-a
+
+247M is the size of arXiv 2108.12409 on WikiText-103: 16 layers of width 1024, 8 heads, hidden width
+4096 with ReLU, 73,728 tokens a step, 286,000 steps (205 epochs of its words). What differs: words
+need an adaptive embedding of 267,744 entries, so tokens are 45,056 BPE pieces in one table, as many
+parameters and another perplexity; AdamW, not Nesterov's momentum; the sliding window moves by 512
+tokens, not 1. In `wikitext-103/` are `train/`, `validation/` and `test/` with a file of tokens
+each, and the pieces are made of it once:
+
+    python -c "from pathlib import Path; from pe_jax.training import tokenizer as t; \
+      t.train_bpe([Path('wikitext-103/train/wiki.train.tokens').read_bytes()], \
+      'wikitext-103.json', 45056)"
+
+A command takes one host, as of 8 TPU chips; a pod's hosts take other encodings each, and
+`--join=runs/paper-a,runs/paper-b` makes one report of them. What a step takes there:
+
+    python -m experiments.compile_tpu --config=configs/extrapolation_field.py:247M \
+      --topology=v5e:2x4 --encodings=alibi --program=train
+
+With ALiBi, by the compiler: 12.9 of 16 GiB a chip and 0.49 s a step, 39 hours a run. Where a scheme
+needs more, `--config.model.remat=True` takes less memory and a third more time.
+
+Tier 2 is trained from the start with the table of 16 times the length. What these do to a model
+that was trained without them is the subject of `experiments.extend`; LongRoPE, whose factors are
+searched on a trained model, is only there. Gemma's pattern of 5:1 is 3:1, which divides the layers.
+"""
+
+from pe_jax.models.config import ModelConfig
+from pe_jax.training.config import CompareConfig, EvalConfig, MeshConfig, OptimizerConfig
+
+ENCODINGS = (
+    "nope",
+    "sinusoidal",
+    "learned(length={length})",
+    "shaw",
+    "transformer_xl",
+    "t5",
+    "buckets",
+    "deberta",
+    "rope",
+    "alibi",
+    "rope(base=5e5)",
+    "rope(scaling=linear(factor=16))",
+    "rope(scaling=ntk(factor=16))",
+    "rope(scaling=dynamic_ntk(factor=1,original_length={length}))",
+    "rope(scaling=yarn(factor=16,original_length={length}))",
+    "rope(scaling=llama3(factor=16,original_length={length}))",
+    "rope(fraction=0.25)",
+    "rope(scaling=proportional(fraction=0.75))",
+    "rope(base=1e4)*3,rope(base=1e6)",
+    "xpos",
+    "rope*3,temperature(floor_scale={length})",
+    "kerple",
+    "fire",
+    "sandwich",
+)
+
+
+def get_config(size: str = "25M") -> CompareConfig:
+    return {"25M": gpu, "247M": paper}[size]()
+
+
+def gpu() -> CompareConfig:
+    return CompareConfig(
+        workdir="runs/extrapolation_25M",
+        data="text:novels",
+        encodings=ENCODINGS,
+        baseline="sinusoidal",
+        seeds=5,
+        length=512,
+        batch=64,
+        steps=5000,
+        rates=(3e-4, 1e-3, 3e-3),
+        rate_steps=500,
+        log_every=100,
+        save_every=1000,
+        model=ModelConfig(width=512, layers=8, heads=8, dtype="bfloat16"),
+        optimizer=OptimizerConfig(warmup=250),
+        eval=EvalConfig(
+            lengths=(512, 1024, 2048, 4096, 8192),
+            windows=24,
+            stride=512,
+            split="test",
+            batch_tokens=65536,
+        ),
+        timing_lengths=(512, 1024, 2048, 4096, 8192),
+    )
+
+
+def paper() -> CompareConfig:
+    return CompareConfig(
+        workdir="runs/extrapolation_247M",
+        data="text:wikitext-103",
+        tokenizer="bpe:wikitext-103.json",
+        encodings=ENCODINGS,
+        baseline="sinusoidal",
+        seeds=3,
+        length=512,
+        batch=144,
+        steps=286_000,
+        rates=(2.5e-4, 5e-4, 1e-3),
+        rate_steps=4000,
+        log_every=500,
+        save_every=10_000,
+        devices="all",
+        model=ModelConfig(
+            vocab=45056,
+            width=1024,
+            layers=16,
+            heads=8,
+            mlp_width=4096,
+            gated=False,
+            activation="relu",
+            norm="layer",
+            bias=True,
+            dropout=0.3,
+            dtype="bfloat16",
+        ),
+        optimizer=OptimizerConfig(warmup=4000),
+        mesh=MeshConfig(data=1, fsdp=-1),
+        eval=EvalConfig(
+            lengths=(512, 1024, 2048, 4096, 8192, 16384),
+            windows=6,
+            stride=512,
+            split="test",
+            batch_tokens=131_072,
+        ),
+        timing_lengths=(512, 1024, 3072),
+    )

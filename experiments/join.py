@@ -1,0 +1,149 @@
+"""Several comparisons as one: their runs in one workdir, if they may stand in one table.
+
+    python -m experiments.compare --join=runs/a,runs/b --config.workdir=runs/joined
+
+Each may hold other encodings, or other seeds of the same. What decides a loss must be the same in
+all (corpus, tokens, model, steps, optimizer, evaluation), and what is decided, against what, too.
+Commits, versions and devices may differ, and the report says so. Of a run that several hold, the
+first stands.
+"""
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import results
+from experiments.provenance import save_json
+from experiments.results import Results, Scheme
+
+# Seeds are joined, the corpus is known by its digest, and the others leave the losses as they are.
+FREE = ("seed", "data", "model.encoding", "eval.batch_tokens")
+NOTED = ("commit", "device", "versions")
+RUN = ("evaluation.json", "metrics.jsonl", "config.json", "encoding.npz")
+
+
+def join(folders: Sequence[Path], target: Path) -> None:
+    """Writes a workdir that holds the runs of all.
+
+    Raises:
+      FileNotFoundError: one of the folders has no manifest.
+      ValueError: they are not comparable, saying why; the target holds a comparison of its own.
+    """
+    held = target / "manifest.json"
+    if held.exists() and "joined" not in json.loads(held.read_text(encoding="utf-8")):
+        raise ValueError(f"workdir={str(target)!r} holds a comparison; choose another for the join")
+    parts = [results.read(folder) for folder in folders]
+    for part in parts[1:]:
+        check_comparable(parts[0], part)
+    manifest = joined(parts)
+    for name in ("runs", "rates"):
+        shutil.rmtree(target / name, ignore_errors=True)
+    (target / "speed.json").unlink(missing_ok=True)
+    for part in parts:
+        for scheme in part.schemes:
+            _copy(part, scheme, target)
+    timed = next((part.workdir for part in parts if part.speed), None)
+    if timed:
+        shutil.copy(timed / "speed.json", target)
+    save_json(held, manifest)
+
+
+def _copy(part: Results, scheme: Scheme, target: Path) -> None:
+    """What is small of the runs of a scheme, where no other part has brought it."""
+    folders = [Path("runs", scheme.name, f"seed{seed}") for seed in scheme.runs]
+    folders += [results.rate_folder(scheme.name, rate) for rate in scheme.checks]
+    for folder in folders:
+        if (target / folder / RUN[0]).exists():
+            continue
+        (target / folder).mkdir(parents=True, exist_ok=True)
+        for name in RUN:
+            if (part.workdir / folder / name).exists():
+                shutil.copy(part.workdir / folder / name, target / folder)
+
+
+def check_comparable(first: Results, other: Results) -> None:
+    """Raises ValueError with the first difference that forbids one table."""
+    ours, theirs = (dict(_binding(part.manifest)) for part in (first, other))
+    for field in {**ours, **theirs}:
+        if ours.get(field) != theirs.get(field):
+            raise ValueError(
+                f"{other.workdir}: {field}={theirs.get(field)!r}, and {first.workdir} has"
+                f" {ours.get(field)!r}: not comparable"
+            )
+    for scheme in other.schemes:
+        same = first.scheme(scheme.name)
+        for what in ("spec", "learning_rate"):
+            a, b = (_of(s, what) for s in (same or scheme, scheme))
+            if None not in (a, b) and a != b:
+                raise ValueError(
+                    f"{other.workdir}: {what} of {scheme.name} is {b!r}, and {first.workdir} has"
+                    f" {a!r}: not comparable"
+                )
+
+
+def _of(scheme: Scheme, what: str) -> Any:
+    return scheme.spec if what == "spec" else scheme.fact(what)
+
+
+def _binding(manifest: dict) -> Iterator[tuple[str, Any]]:
+    found = results.binding(manifest)
+    flat = results.flat({field: found[field] for field in results.SAME})
+    return ((name, value) for name, value in flat if name not in FREE)
+
+
+def joined(parts: Sequence[Results]) -> dict:
+    """The manifest of all, with what differs as notes."""
+    manifests = [part.manifest for part in parts]
+    first = manifests[0]
+    encodings = {e["name"]: e for m in manifests for e in m["encodings"]}
+    seeds = sorted({seed for m in manifests for seed in m["seeds"]})
+    specs = [e["spec"] for e in encodings.values()]
+    commands = [shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]])]
+    return {
+        **first,
+        "name": f"{len(encodings)} positional encodings on {first['corpus']['name']}",
+        "encodings": [*encodings.values()],
+        "seeds": seeds,
+        "config": {**first["config"], "encodings": specs, "seed": seeds[0], "seeds": len(seeds)},
+        "commit": ", ".join(dict.fromkeys(m["commit"] for m in manifests)),
+        "device": ", ".join(dict.fromkeys(m["device"] for m in manifests)),
+        "command": "\n".join(commands + [m["command"] for m in manifests]),
+        "notes": [*_notes(parts)],
+        "joined": [str(part.workdir) for part in parts],
+    }
+
+
+def _notes(parts: Sequence[Results]) -> Iterator[str]:
+    """Where each scheme comes from, and what a reader must know of that."""
+    for part in parts:
+        names = ", ".join(scheme.name for scheme in part.schemes)
+        seeds = ", ".join(map(str, part.manifest["seeds"]))
+        yield f"From {part.workdir.name}: {names}; seeds {seeds}."
+    for field in NOTED:
+        found = [part.manifest[field] for part in parts]
+        if any(value != found[0] for value in found):
+            listed = "; ".join(f"{p.workdir.name}: {v}" for p, v in zip(parts, found, strict=True))
+            yield f"Not the same {field} in all: {listed}."
+    yield from _repeated(parts)
+    measured = [part.workdir.name for part in parts if part.speed]
+    if len(measured) > 1:
+        yield f"Speed and memory are those of {measured[0]}: ratios hold within one process."
+
+
+def _repeated(parts: Sequence[Results]) -> Iterator[str]:
+    """Runs that several parts hold."""
+    seen: dict[tuple[str, int], dict] = {}
+    for part in parts:
+        for scheme in part.schemes:
+            for seed, run in scheme.runs.items():
+                if run.status == "missing":
+                    continue
+                losses = run.evaluation.get("losses", {})
+                if (before := seen.setdefault((scheme.name, seed), losses)) is not losses:
+                    how = "the same numbers" if before == losses else "with other numbers"
+                    at = f"{scheme.name}, seed {seed}"
+                    yield f"{at}: also in {part.workdir.name}, {how}; the first stands."

@@ -1,0 +1,74 @@
+"""What others measured, to stand beside ours: never mixed with it, always marked as theirs.
+
+Press et al., "Train Short, Test Long" (ALiBi), arXiv 2108.12409: WikiText-103 in words, 247M
+parameters, 16 layers of width 1024, 8 heads.
+"""
+
+import dataclasses
+from typing import Any
+
+PAPER = "Press et al., arXiv 2108.12409"
+SCHEMES = ("sinusoidal", "rotary", "T5 bias", "ALiBi")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table of a paper: what its numbers are, its columns, a row a scheme."""
+
+    title: str
+    what: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[float | str, ...], ...]
+
+    def section(self, ours: str) -> dict[str, Any]:
+        """As a section of the page; `ours` says what this comparison is instead."""
+        return {
+            "title": f"Theirs, not ours: {self.title}",
+            "note": f"{PAPER}: {self.what}. {ours}",
+            "head": ("theirs", *self.head),
+            "rows": [(n, *map(_text, row)) for n, row in zip(SCHEMES, self.rows, strict=True)],
+            "csv": None,
+        }
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.{0 if value > 1000 else 2}f}"
+
+
+NON_OVERLAPPING = Table(
+    "perplexity by length, without overlap",
+    "validation perplexity of words, non-overlapping evaluation, trained → tested length",
+    ("512 → 512", "→ 1012", "→ 2512", "→ 15512", "1024 → 1024", "→ 3024", "3072 → 3072"),
+    (
+        (20.05, 43.54, 132.41, 406.01, 19.34, 96.46, 18.67),
+        (20.07, 21.37, 31.58, 79.25, 19.33, 35.67, 18.57),
+        (19.65, 18.79, 20.41, "out of memory", 18.80, 18.62, 18.01),
+        (19.73, 18.73, 18.41, 18.31, 18.66, 17.92, 17.60),
+    ),
+)
+SLIDING = Table(
+    "perplexity by length, sliding window",
+    "validation perplexity of words, sliding window of stride 1, trained at 512",
+    ("→ 512", "→ 1024", "→ 3072"),
+    (
+        (18.35, 204.42, 360.12),
+        ("—", "—", "—"),
+        (17.92, 18.51, 30.77),
+        (17.98, 17.92, 18.30),
+    ),
+)
+SPEED = Table(
+    "speed and memory on a V100",
+    "length 1024, one V100; × is the ratio to sinusoidal, from the same figures",
+    ("training, words/s", "×", "evaluation, words/s", "×", "memory, GB", "×"),
+    tuple(
+        (a, a / 26_000, b, b / 77_800, c, c / 19.2)
+        for a, b, c in (
+            (26_000, 77_800, 19.2),
+            (17_700, 39_400, 22.8),
+            (13_000, 20_200, 20.9),
+            (25_800, 76_400, 19.3),
+        )
+    ),
+)
+TABLES = (NON_OVERLAPPING, SLIDING, SPEED)

@@ -1,0 +1,94 @@
+"""Several comparisons joined into one report, and what cannot be."""
+
+import json
+import shutil
+
+import pytest
+
+from experiments import findings, join, report, results
+from tests.test_report import fake  # noqa: F401
+
+pytestmark = pytest.mark.xdist_group("report")
+CONFIG = {"model": {"width": 32, "encoding": "rope"}, "data": "text:a", "steps": 400}
+
+
+def copied(folder, target, **fields):
+    """A copy of a comparison whose manifest has other fields; `config` is merged."""
+    shutil.copytree(folder, target)
+    path = target / "manifest.json"
+    about = json.loads(path.read_text())
+    about |= fields | {"config": {**about["config"], **fields.get("config", {})}}
+    path.write_text(json.dumps(about), encoding="utf-8")
+    return target
+
+
+@pytest.fixture(scope="module")
+def parts(fake):  # noqa: F811
+    """Seeds 0–2 of some schemes, seeds 0–2 of others, and seeds 0 and 3 of all."""
+    first = fake(["nope", "rope", "alibi"], config=CONFIG)
+    other = fake(["rope", "t5", "nope"], config={**CONFIG, "data": "text:b"}, commit="89ab")
+    later = fake(["nope", "rope", "alibi", "t5"], seeds=(0, 3), config=CONFIG, speed=False)
+    return first, other, later
+
+
+def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path):  # noqa: F811
+    one = fake(["nope", "rope", "alibi", "t5"], seeds=(0, 1, 2, 3), config=CONFIG)
+    join.join(parts, tmp_path)
+    whole, single = results.read(tmp_path), results.read(one)
+    assert [s.name for s in whole.schemes] == ["nope", "rope", "alibi", "t5"]
+    assert whole.manifest["seeds"] == [0, 1, 2, 3]
+    assert findings.verdicts(whole) == findings.verdicts(single)
+    assert {run.status for s in whole.schemes for run in s.runs.values()} == {"ok"}
+    report.build(tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Not the same commit in all" in page and "89ab" in page
+    assert "rope, seed 0: also in" in page and "the same numbers; the first stands" in page
+    assert "ratios hold within one process" in page
+
+
+def test_what_no_part_has_is_missing_and_a_join_may_be_made_anew(parts, tmp_path):
+    join.join(parts[:2], tmp_path)
+    join.join([parts[0], parts[2]], tmp_path)
+    found = results.read(tmp_path)
+    assert {seed: run.status for seed, run in found.scheme("t5").runs.items()} == {
+        **dict.fromkeys((1, 2), "missing"),
+        **dict.fromkeys((0, 3), "ok"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"corpus": {"name": "embedded", "digest": "other"}}, "corpus='other'"),
+        ({"config": {"steps": 800}}, "steps=800"),
+        ({"config": {"eval": {"windows": 99}}}, "eval.windows=99"),
+        ({"config": {"eval": {"lengths": [64, 512]}}}, "eval.lengths=(64, 512)"),
+        ({"config": {"optimizer": {"learning_rate": 0.5}}}, "optimizer.learning_rate=0.5"),
+        ({"config": {"model": {"width": 64}}}, "model.width=64"),
+        ({"config": {"reference": "nope"}}, "reference='nope'"),
+        ({"config": {"rates": [0.1, 0.2]}}, "rates=(0.1, 0.2)"),
+        ({"encodings": [{"name": "rope", "spec": "rope(base=5e5)"}]}, "spec of rope"),
+    ],
+)
+def test_what_is_not_comparable_is_refused_in_one_line(parts, tmp_path, fields, words):
+    other = copied(parts[1], tmp_path / "other", **fields)
+    with pytest.raises(ValueError, match="not comparable") as error:
+        join.join([parts[0], other], tmp_path / "joined")
+    assert words in str(error.value) and str(other) in str(error.value)
+    assert "\n" not in str(error.value) and not (tmp_path / "joined").exists()
+
+
+def test_runs_of_one_scheme_at_two_learning_rates_are_refused(parts, tmp_path):
+    folders = [copied(parts[0], tmp_path / name) for name in "ab"]
+    for folder, rate in zip(folders, (0.001, 0.003), strict=True):
+        path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "learning_rate": rate}))
+    with pytest.raises(ValueError, match="learning_rate of rope is 0.003"):
+        join.join(folders, tmp_path / "joined")
+
+
+def test_a_join_never_writes_into_a_comparison(parts):
+    before = sorted(parts[0].rglob("*"))
+    with pytest.raises(ValueError, match="holds a comparison"):
+        join.join(parts[1:], parts[0])
+    assert sorted(parts[0].rglob("*")) == before
