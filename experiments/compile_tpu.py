@@ -222,6 +222,7 @@ def work(compiled: Any, jaxpr: Any, masked: Tiles, chips: int, chip: target.Chip
         # Negative where a loop's bound is not known to the compiler: then it says nothing.
         "optimal_seconds": cost["optimal_seconds"] if cost["optimal_seconds"] > 0 else None,
         "compute_seconds": said.cycles / chip.clock + products.kernels / chips / chip.peak,
+        "unpriced": said.unpriced,
         "exchange_seconds": sum(c.moved for c in said.collectives.values()) / chip.links,
         "collectives": {k: dataclasses.asdict(c) for k, c in sorted(said.collectives.items())},
         "loops": {**masked._asdict(), "found": said.loops, "counted_once": said.unknown},

@@ -16,6 +16,7 @@ HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 CALLS = re.compile(r"(calls|to_apply|body|condition|\w+_computations?)=\{?((?:%[\w.\-]+(?:, )?)+)")
 SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+NO_ESTIMATE = 2**62  # and above: the TPU compiler's word for it is the largest integer
 BOUND = re.compile(r"^[su]\d+\[\]\S* constant\((\d+)\)")
 
 
@@ -54,12 +55,14 @@ class Summary:
       cycles: the compiler's estimates of what runs on the core, added up.
       loops: the loops whose number of turns the text does not tell.
       unknown: how many of those were counted once, as nobody said how often they turn.
+      unpriced: instructions for which the compiler has no estimate: their cycles are missing.
     """
 
     collectives: dict[str, Collective]
     cycles: float
     loops: int
     unknown: int
+    unpriced: int
 
 
 def computations(text: str) -> dict[str, list[Instruction]]:
@@ -144,7 +147,7 @@ def summarize(text: str, loops: Sequence[float] = ()) -> Summary:
     weights: dict[str, float] = defaultdict(float)
     running: dict[str, float] = defaultdict(float)  # not inside a fusion, whose cycles are its own
     weights[next(reversed(modules))] = running[next(reversed(modules))] = 1
-    found = Summary(defaultdict(Collective), 0, 0, 0)
+    found = Summary(defaultdict(Collective), 0, 0, 0, 0)
     for name, body in reversed(modules.items()):
         open_loops = [
             one for one in body if one.op == "while" and turns(modules[_only(one)]) is None
@@ -178,4 +181,6 @@ def _add(found: Summary, one: Instruction, within: str, weight: float, running: 
         total.bytes += weight * size
         total.moved += weight * moved
     if match := CYCLES.search(one.text):
-        found.cycles += running * int(match[1])
+        known = int(match[1]) < NO_ESTIMATE
+        found.cycles += running * int(match[1]) if known else 0
+        found.unpriced += bool(running) and not known

@@ -132,15 +132,16 @@ def figures(cell: Cell, row: dict) -> list[str]:
     chip = target.CHIPS[SLICES[cell.chips].partition(":")[0]]
     step = row["compute_seconds"] + row["exchange_seconds"]
     share = row["flops"] / chip.peak / step
+    least = "≥ " if row["unpriced"] else ""
     sizes = [row["collectives"].get(kind, {"bytes": 0})["bytes"] for kind in hlo.KINDS]
     return [
         mesh,
         f"{row['total'] / target.GIB:.1f}" + ("" if row["fits"] else " (does not fit)"),
-        f"{seconds(step)}",
-        f"{seconds(row['compute_seconds'])}",
+        f"{least}{seconds(step)}",
+        f"{least}{seconds(row['compute_seconds'])}",
         f"{seconds(row['exchange_seconds'])}",
         f"{row['flops'] / 1e12:.3g}",
-        f"{100 * share:.0f} %",
+        f"{'≤ ' * bool(least)}{100 * share:.0f} %",
         *(f"{size / target.GIB:.2g}" if size else "–" for size in sizes),
     ]
 
@@ -181,10 +182,10 @@ How to read it.
 - **GiB a chip**: parameters, Adam's moments, the batch and the temporaries, as the compiler lays
   them out: its own count, exact for the program. "does not fit" is the compiler's word too.
 - **compute**: cycles that the compiler expects of each operation, times how often it runs, over the
-  clock; the products of Pallas kernels at the chip's peak, too little. **exchange**: bytes that a
-  chip sends, over the published bandwidth of all its links. **step** is their sum: as if nothing of
-  the exchange ran beside the computation. Left out: the network's latency and its crossings, the
-  input of data, the host, waiting for the slowest chip.
+  clock; the products of Pallas kernels at the chip's peak, too little; "≥" where it expects nothing
+  of some operation. **exchange**: bytes that a chip sends, over the published bandwidth of all its
+  links. **step** is their sum: as if nothing of the exchange ran beside the computation. Left out:
+  the network's latency and its crossings, the input of data, the host, waiting for the slowest chip.
 - **of peak**: matrix products, those of recomputed blocks too, over what the chip could do in that
   step.
 - **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, a

@@ -75,6 +75,8 @@ def test_what_runs_in_loops_counts_as_often_as_it_runs():
         "reduce-scatter": (20, 20 * 64, 20 * 64 / 2),
         "all-reduce": (1, 32, 2 * 32 * 3 / 4),
     }
+    lost = hlo.summarize(TEXT.replace('"100"', f'"{2**63 - 1}"'), (3, 2))
+    assert (lost.cycles, lost.unpriced) == (0, 1)
     once = hlo.summarize(TEXT)
     assert (once.loops, once.unknown, once.cycles) == (2, 2, 20 * 2 * 100)
     assert hlo.summarize(TEXT, (2,)).unknown == 1
@@ -215,6 +217,7 @@ def test_the_page_says_in_words_what_has_no_figures(tmp_path):
     collective = {"all-gather": {"count": 2.0, "bytes": 3.0 * 2**30, "moved": 1.0}}
     row = {"status": "ok", "total": 5 * 2**30, "fits": True, "flops": 459e12 / 4}
     row |= {"compute_seconds": 0.4, "exchange_seconds": 0.1, "collectives": collective}
+    row["unpriced"] = 0
     refused = {"status": "does not fit", "why": "needs 120G of 95G a chip"}
     late = {"status": "does not compile", "why": "took longer than 600 s"}
     for cell, found in ((done, row), (short, refused), (broken, late)):
