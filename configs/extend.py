@@ -9,13 +9,8 @@ ask for a passkey, as a model of this size learns to look one up from nothing el
 the trained length is the baseline: where no passkey is found there, longer ones say nothing of the
 methods (600 steps at length 128 were not enough). The second command applies each method, without
 and with 100 steps at the target length. Expect RoPE as it is to lose most beyond the trained
-<<<<<<< HEAD
-length, ReRoPE and Self-Extend the least without training. Any finished run of a RoPE model can
-take its place: `--config.runs="('A','B')"`, several being seeds of one model.
-=======
 length, ReRoPE and Self-Extend the least without training. Any finished run of a RoPE model can take
 its place: `--config.runs="('A','B')"`, several being seeds of one model.
->>>>>>> i6-extend
 """
 
 from pe_jax.training.config import Config, EvalConfig, ExtendConfig, OptimizerConfig

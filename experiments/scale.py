@@ -185,7 +185,7 @@ How to read it.
   clock; the products of Pallas kernels at the chip's peak, too little; "≥" where it expects nothing
   of some operation. **exchange**: bytes that a chip sends, over the published bandwidth of all its
   links. **step** is their sum: as if nothing of the exchange ran beside the computation. Left out:
-  the network's latency and its crossings, the input of data, the host, waiting for the slowest chip.
+  the network's latency and its crossings, the input of data, the host, waiting for the slowest.
 - **of peak**: matrix products, those of recomputed blocks too, over what the chip could do in that
   step.
 - **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, a
