@@ -8,7 +8,8 @@ beyond it, sinusoidal positions fail at once, a learned table is not defined, an
 bucketed biases stay flat.
 """
 
-from pe_jax.training.config import CompareConfig, EvalConfig
+from pe_jax.training.config import EvalConfig
+from pe_jax.training.sweeps import CompareConfig
 
 
 def get_config() -> CompareConfig:

@@ -13,7 +13,8 @@ length, ReRoPE and Self-Extend the least without training. Any finished run of a
 its place: `--config.runs="('A','B')"`, several being seeds of one model.
 """
 
-from pe_jax.training.config import Config, EvalConfig, ExtendConfig, OptimizerConfig
+from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
+from pe_jax.training.sweeps import ExtendConfig
 
 
 def get_config(part: str = "extend") -> Config | ExtendConfig:

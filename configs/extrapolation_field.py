@@ -37,19 +37,11 @@ searched on a trained model, is only there. Gemma's pattern of 5:1 is 3:1, which
 """
 
 from pe_jax.models.config import ModelConfig
-from pe_jax.training.config import CompareConfig, EvalConfig, MeshConfig, OptimizerConfig
+from pe_jax.training.config import EvalConfig, MeshConfig, OptimizerConfig
+from pe_jax.training.sweeps import CompareConfig
 
 ENCODINGS = (
-    "nope",
-    "sinusoidal",
-    "learned(length={length})",
-    "shaw",
-    "transformer_xl",
-    "t5",
-    "buckets",
-    "deberta",
-    "rope",
-    "alibi",
+    *CompareConfig().encodings,
     "rope(base=5e5)",
     "rope(scaling=linear(factor=16))",
     "rope(scaling=ntk(factor=16))",

@@ -7,7 +7,8 @@ of each chosen of three. Expect RoPE to lead at 64 and to fall behind ALiBi and 
 sinusoidal positions to fail at 128, and NoPE to be worse and flatter.
 """
 
-from pe_jax.training.config import CompareConfig, EvalConfig
+from pe_jax.training.config import EvalConfig
+from pe_jax.training.sweeps import CompareConfig
 
 
 def get_config() -> CompareConfig:

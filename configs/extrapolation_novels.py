@@ -11,7 +11,8 @@ sliding window.
 """
 
 from pe_jax.models.config import ModelConfig
-from pe_jax.training.config import CompareConfig, EvalConfig, OptimizerConfig
+from pe_jax.training.config import EvalConfig, OptimizerConfig
+from pe_jax.training.sweeps import CompareConfig
 
 
 def get_config() -> CompareConfig:

@@ -8,7 +8,7 @@ questions of up to 12 symbols and tested at 18, 24 and 36. 216 runs of 15 to 40 
 hour and a half on two CPU cores that do nothing else. There are 29 tasks (pe_jax/training/tasks).
 """
 
-from pe_jax.training.config import TasksConfig
+from pe_jax.training.sweeps import TasksConfig
 
 
 def get_config() -> TasksConfig:

@@ -9,7 +9,8 @@ before its end: hours of an accelerator for each.
 """
 
 from pe_jax.models.config import ModelConfig
-from pe_jax.training.config import OptimizerConfig, TasksConfig
+from pe_jax.training.config import OptimizerConfig
+from pe_jax.training.sweeps import TasksConfig
 from pe_jax.training.tasks import TASKS
 
 

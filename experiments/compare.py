@@ -45,10 +45,11 @@ from experiments.train import (
 )
 from pe_jax.encodings.base import Params
 from pe_jax.training.checkpoint import check_same
-from pe_jax.training.config import CompareConfig, Config, EvalConfig, from_json
+from pe_jax.training.config import Config, EvalConfig, from_json
 from pe_jax.training.evaluate import Evaluator, windows
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
+from pe_jax.training.sweeps import CompareConfig
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 

@@ -7,7 +7,8 @@ import rich.table
 
 from experiments import plotting
 from experiments.results import Run, Scheme
-from pe_jax.training.config import PROTOCOLS, ExtendConfig
+from pe_jax.training.config import PROTOCOLS
+from pe_jax.training.sweeps import ExtendConfig
 
 WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}
 LOSSES = ("encoding", "fine-tune", "protocol", "length", "seed", "loss")

@@ -37,8 +37,9 @@ from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.training import data, manifest, passkeys
 from pe_jax.training.checkpoint import BINDING, check_same
-from pe_jax.training.config import Config, ExtendConfig, from_json
+from pe_jax.training.config import Config, from_json
 from pe_jax.training.evaluate import Evaluator
+from pe_jax.training.sweeps import ExtendConfig
 
 SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # by all of the runs
 BINDS = ("factor", "steps", "batch", "optimizer", "eval", "depths", "trials", "search", "base")

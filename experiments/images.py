@@ -33,8 +33,8 @@ from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
 from pe_jax.training import images, placement, sharding
 from pe_jax.training.checkpoint import check_same
-from pe_jax.training.config import ImagesConfig
 from pe_jax.training.step import Trainer
+from pe_jax.training.sweeps import ImagesConfig
 
 BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
 HEADER = ("encoding", "positions", "view", "side", "seed", "accuracy")

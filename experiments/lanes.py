@@ -12,7 +12,7 @@ from absl import logging
 from jax.sharding import Mesh
 
 from pe_jax.training import sharding
-from pe_jax.training.config import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from pe_jax.training.sweeps import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
 
 
 def lanes(config: CompareConfig | ExtendConfig | ImagesConfig | TasksConfig) -> list[Mesh]:

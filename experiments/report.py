@@ -27,7 +27,8 @@ from experiments import figures, findings, page, plotting, portraits, published,
 from experiments import results as reading
 from experiments.findings import Verdict
 from experiments.results import Results, Scheme
-from pe_jax.training.config import PROTOCOLS, CompareConfig
+from pe_jax.training.config import PROTOCOLS
+from pe_jax.training.sweeps import CompareConfig
 
 REPORT = "python -m experiments.report"
 MARKS = {

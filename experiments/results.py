@@ -15,7 +15,8 @@ import numpy as np
 
 from experiments import statistics
 from pe_jax.training.checkpoint import BINDING
-from pe_jax.training.config import PROTOCOLS, CompareConfig, from_json
+from pe_jax.training.config import PROTOCOLS, from_json
+from pe_jax.training.sweeps import CompareConfig
 
 REQUIRED = (
     *("name", "train_length", "lengths", "baseline", "reference", "encodings", "seeds"),

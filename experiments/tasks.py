@@ -32,8 +32,8 @@ from experiments.lock import Lock
 from experiments.provenance import commit, save_json
 from pe_jax.training import placement, sharding, tasks
 from pe_jax.training.checkpoint import check_same
-from pe_jax.training.config import TasksConfig
 from pe_jax.training.step import PLACES, Trainer, token_losses
+from pe_jax.training.sweeps import TasksConfig
 
 BINDING = ("seed", "length", "lengths", "batch", "steps", "test", "model", "optimizer")
 HEADER = (

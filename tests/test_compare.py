@@ -20,7 +20,8 @@ import pytest
 from experiments import compare, lanes, report
 from experiments import train as program
 from pe_jax.training import sharding
-from pe_jax.training.config import PROTOCOLS, CompareConfig, EvalConfig
+from pe_jax.training.config import PROTOCOLS, EvalConfig
+from pe_jax.training.sweeps import CompareConfig
 from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
 

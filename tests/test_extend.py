@@ -19,7 +19,8 @@ from experiments import train as base_program
 from pe_jax.encodings import parse
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import data, passkeys, tokenizer
-from pe_jax.training.config import Config, EvalConfig, ExtendConfig, OptimizerConfig
+from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
+from pe_jax.training.sweeps import ExtendConfig
 from tests.test_data import written
 from tests.trainers import at_step, change, shared_programs  # noqa: F401
 

@@ -14,8 +14,9 @@ import pe_jax
 from experiments import compare
 from pe_jax.encodings.base import Encoding, is_real, require
 from pe_jax.models.generate import generate
-from pe_jax.training.config import CompareConfig, EvalConfig, OptimizerConfig
+from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, pieces
+from pe_jax.training.sweeps import CompareConfig
 from tests import test_contract as contract
 from tests import test_training as training
 from tests import test_transformer as transformer

@@ -17,7 +17,8 @@ from pe_jax import positions as pos
 from pe_jax.models import vit
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import images
-from pe_jax.training.config import ImagesConfig, MeshConfig, OptimizerConfig
+from pe_jax.training.config import MeshConfig, OptimizerConfig
+from pe_jax.training.sweeps import ImagesConfig
 
 COUNT = 64
 pytestmark = pytest.mark.xdist_group("images")

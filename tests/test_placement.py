@@ -9,8 +9,9 @@ from scipy.special import logsumexp
 
 from pe_jax.models.generate import generate
 from pe_jax.training import placement
-from pe_jax.training.config import CompareConfig, Config, EvalConfig
+from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.evaluate import Evaluator
+from pe_jax.training.sweeps import CompareConfig
 from tests import tiny
 from tests.tiny import L
 from tests.trainers import start, steps, trainer

@@ -13,7 +13,8 @@ from configs import tasks_published
 from experiments import tasks as program
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
-from pe_jax.training.config import MeshConfig, OptimizerConfig, TasksConfig
+from pe_jax.training.config import MeshConfig, OptimizerConfig
+from pe_jax.training.sweeps import TasksConfig
 
 pytestmark = pytest.mark.xdist_group("solving")
 LEARNED = "learned(length=20)"

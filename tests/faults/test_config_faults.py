@@ -11,8 +11,9 @@ from absl import app, flags
 
 from experiments import compare, launch
 from experiments import train as program
-from pe_jax.training.config import CompareConfig, Config, EvalConfig, MeshConfig
+from pe_jax.training.config import Config, EvalConfig, MeshConfig
 from pe_jax.training.step import Trainer
+from pe_jax.training.sweeps import CompareConfig
 from tests.test_data import write
 
 ROOT = pathlib.Path(__file__).parents[2]

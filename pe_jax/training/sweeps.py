@@ -1,0 +1,376 @@
+"""The configurations of programs that train many models: checked as those of one run are."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+from pe_jax.models.config import ModelConfig
+from pe_jax.training import placement, tasks
+from pe_jax.training.config import (
+    PROTOCOLS,
+    Config,
+    EvalConfig,
+    MeshConfig,
+    OptimizerConfig,
+    ascending,
+    check_fields,
+    int_field,
+    ranged,
+    real_field,
+    seed_field,
+)
+from pe_jax.training.images import NARROWEST
+
+
+def share() -> Any:
+    """A field that says whether a run takes one device or all."""
+    return ranged("one", "one or all", lambda v: v in ("one", "all"))
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class CompareConfig(Config):
+    """A comparison: every encoding with every seed, and one report.
+
+    Attributes:
+      encodings: as `model.encoding` takes them; `{length}` stands for the training length.
+      seeds: how many; run k has seed `seed` + k.
+      baseline: the encoding that speed and memory are measured against.
+      reference: the encoding that losses are compared with.
+      protocol: of the primary metric, at the longest length.
+      rates: peak learning rates to check for every encoding, in short runs, on validation text at
+        the training length; it is trained with its best. None: `optimizer.learning_rate` for all.
+      rate_steps: steps of such a run.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
+      timing_repeats: interleaved rounds of the speed measurement.
+      timing_lengths: where prompts and decoding are timed too; batches have as many tokens.
+    """
+
+    workdir: str = ranged("runs/compare", "a path", bool)
+    encodings: tuple[str, ...] = ranged(
+        (
+            "nope",
+            "sinusoidal",
+            "learned(length={length})",
+            "shaw",
+            "transformer_xl",
+            "t5",
+            "buckets",
+            "deberta",
+            "rope",
+            "alibi",
+        ),
+        "at least one encoding",
+        lambda v: len(v) > 0,
+    )
+    seeds: int = int_field(3, 1)
+    baseline: str = ranged("nope", "one of the encodings", bool)
+    reference: str = ranged("rope", "one of the encodings", bool)
+    protocol: str = ranged(
+        PROTOCOLS[0],
+        " or ".join(PROTOCOLS),
+        lambda v: v in PROTOCOLS,
+    )
+    rates: tuple[float, ...] = ranged(
+        (),
+        "different numbers in (0, 10], or none",
+        lambda v: len({*map(float, v)}) == len(v) and all(0 < x <= 10 for x in v),
+    )
+    rate_steps: int = int_field(200, 1)
+    devices: str = share()
+    workers: int = int_field(0, 0)
+    timing_repeats: int = int_field(7, 5)
+    timing_lengths: tuple[int, ...] = ranged(
+        (),
+        "ascending integers of at least 32, or none",
+        lambda v: ascending(v, 32),
+    )
+
+    def check(self) -> None:
+        """Checks every model as `Config.check` does, and that no encoding is named twice."""
+        super().check()
+        specs = self.specs()
+        if len(set(specs)) < len(specs):
+            raise ValueError(f"encodings={self.encodings}: name each once")
+        if self.rates and self.optimizer.warmup > self.rate_steps:
+            least = f"optimizer.warmup={self.optimizer.warmup}"
+            raise ValueError(f"rate_steps={self.rate_steps}: must be at least {least}")
+        if self.timing_lengths and self.mesh.seq != 1:
+            fix = "decoding takes no mesh.seq; leave it ()"
+            raise ValueError(f"timing_lengths={self.timing_lengths}: {fix}")
+
+    def models(self) -> list[ModelConfig]:
+        """One with each encoding."""
+        return [dataclasses.replace(self.model, encoding=spec) for spec in self.specs()]
+
+    def specs(self) -> list[str]:
+        """The encodings with the training length filled in."""
+        return [spec.replace("{length}", str(self.length)) for spec in self.encodings]
+
+
+CONVENTIONS = ("index", "normalized", "resized")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ImagesConfig:
+    """A comparison on images: every encoding with every seed, at the training size and larger.
+
+    Attributes:
+      workdir: where results go; made absolute at the start.
+      encodings: as `model.encoding` takes them; `{side}` stands for the patches along a side of a
+        training image. `@normalized` or `@resized` behind one says what positions it gets instead
+        of the patches' indices (`positions.grid`, `positions.resized`); an encoding of one axis
+        gets the patches row by row.
+      seed: of the first run, and of the images to test on.
+      seeds: how many; run k has seed `seed` + k.
+      sides: of the images in pixels, ascending: trained at the first, tested at all.
+      patch: side of a patch in pixels.
+      batch: images in a step.
+      steps: optimizer steps.
+      test: images of each size to test on.
+      log_every: steps between lines of the log.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
+    """
+
+    workdir: str = ranged("runs/images", "a path", bool)
+    encodings: tuple[str, ...] = ranged(
+        (
+            "nope",
+            "sinusoidal_2d",
+            "learned_2d(height={side},width={side},stddev=0.5)",
+            "learned_2d(height={side},width={side},stddev=0.5)@resized",
+            "rope_2d(base=100.0)",
+            "rope_2d(base=100.0,normalized=True)@normalized",
+            "swin(height={side},width={side})",
+            "cpb(height={side},width={side},hidden=64)",
+            "alibi_2d",
+        ),
+        "at least one encoding",
+        lambda v: len(v) > 0,
+    )
+    seed: int = seed_field()
+    seeds: int = int_field(3, 1)
+    sides: tuple[int, ...] = ranged(
+        (32, 48, 64),
+        f"ascending integers of at least {NARROWEST}",
+        lambda v: len(v) > 0 and ascending(v, NARROWEST),
+    )
+    patch: int = int_field(4, 1)
+    batch: int = int_field(32, 1)
+    steps: int = int_field(1_500, 1)
+    test: int = int_field(1024, 1)
+    log_every: int = int_field(100, 1)
+    devices: str = share()
+    workers: int = int_field(0, 0)
+    model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+    def check(self) -> None:
+        """Raises ValueError naming the field, its value and the range it must lie in."""
+        check_fields(self, "")
+        if self.model.causal:
+            raise ValueError("model.causal=True: pass False, every patch sees all others")
+        if any(side % self.patch for side in self.sides):
+            raise ValueError(f"sides={self.sides}: must be multiples of patch={self.patch}")
+        self.optimizer.check(self.steps)
+        for spec, convention in self.entries():
+            if convention not in CONVENTIONS:
+                raise ValueError(f"encodings: {spec}@{convention}: choose one of {CONVENTIONS}")
+            model = dataclasses.replace(self.model, encoding=spec)
+            model.check()
+            for encoding in model.pattern:
+                several = encoding.axes == 2 and (convention == "index" or encoding.real_positions)
+                if not several and not (encoding.axes == 1 and convention == "index"):
+                    raise ValueError(
+                        f"encodings: {spec}@{convention}: an image has two axes; normalized and"
+                        " resized positions are real numbers, which not every encoding takes"
+                    )
+        if len(set(self.entries())) < len(self.encodings):
+            raise ValueError(f"encodings={self.encodings}: name each once")
+
+    def entries(self) -> list[tuple[str, str]]:
+        """(encoding, convention of its positions), with the training size filled in."""
+        side = str(self.sides[0] // self.patch)
+        split = [entry.replace("{side}", side).partition("@") for entry in self.encodings]
+        return [(spec, convention or "index") for spec, _, convention in split]
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class TasksConfig:
+    """A comparison on tasks: every encoding, with every kind of positions, task and seed.
+
+    Attributes:
+      workdir: where results go; made absolute at the start.
+      encodings: as `model.encoding` takes them.
+      positions: as `Config.positions`; each encoding is trained with each of them.
+      tasks: names in `tasks.TASKS`.
+      seed: of the first run, and of the questions to test on.
+      seeds: how many; run k has seed `seed` + k.
+      length: of the longest question in training; all lengths to it are equally likely.
+      lengths: longer ones to test, ascending; `length` is tested too.
+      batch: questions in a step.
+      steps: optimizer steps.
+      test: questions of each length to test on.
+      log_every: steps between lines of the log.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
+      model: with `causal` a decoder, else an encoder, which writes its whole answer at once.
+    """
+
+    workdir: str = ranged("runs/tasks", "a path", bool)
+    encodings: tuple[str, ...] = ranged(
+        ("nope", "sinusoidal", "t5(bidirectional=True)", "rope", "alibi"),
+        "at least one encoding, each once",
+        lambda v: 0 < len(v) == len(set(v)),
+    )
+    positions: tuple[str, ...] = ranged(
+        ("contiguous", "randomized(maximum=128)"),
+        "at least one scheme of positions, each once",
+        lambda v: 0 < len(v) == len(set(v)),
+    )
+    tasks: tuple[str, ...] = ranged(
+        (
+            "even_pairs",
+            "stack_manipulation",
+            "reverse_string",
+            "duplicate_string",
+            "missing_duplicate",
+            "bucket_sort",
+            "recall",
+            "passkey",
+        ),
+        "at least one task, each once",
+        lambda v: 0 < len(v) == len(set(v)),
+    )
+    seed: int = seed_field()
+    seeds: int = int_field(3, 1)
+    length: int = int_field(12, 1)
+    lengths: tuple[int, ...] = ranged(
+        (18, 24, 36),
+        "ascending positive integers",
+        lambda v: len(v) > 0 and ascending(v, 1),
+    )
+    batch: int = int_field(32, 1)
+    steps: int = int_field(1_500, 1)
+    test: int = int_field(256, 1)
+    log_every: int = int_field(250, 1)
+    devices: str = share()
+    workers: int = int_field(0, 0)
+    model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+    def check(self) -> None:
+        """Raises ValueError naming the field, its value and the range it must lie in."""
+        check_fields(self, "")
+        for name in self.tasks:
+            if name not in tasks.TASKS:
+                near = difflib.get_close_matches(name, tasks.TASKS, 1, 0)[0]
+                raise ValueError(f"tasks: {name!r} is unknown; did you mean {near!r}?")
+        if self.lengths[0] <= self.length:
+            raise ValueError(f"lengths={self.lengths}: pass longer ones than length={self.length}")
+        if self.mesh.seq != 1:
+            raise ValueError(f"mesh.seq={self.mesh.seq}: pass 1, rows of tasks are not shared")
+        self.optimizer.check(self.steps)
+        for task in (tasks.TASKS[name] for name in self.tasks):
+            if not task.defined(self.length):
+                limits = f"{task.shortest} to {task.longest or 'any'} symbols"
+                raise ValueError(f"length={self.length}: questions of {task.short} have {limits}")
+        for spec, positions in self.entries():
+            model = dataclasses.replace(self.model, encoding=spec)
+            model.check()
+            places, limit = (
+                placement.choose(positions, model.pattern),
+                placement.limit(model.pattern),
+            )
+            for task in (tasks.TASKS[name] for name in self.tasks):
+                width = task.read(self.length, model.causal)
+                if not places.fits(width, limit):
+                    raise ValueError(
+                        f"length={self.length}: a row of {task.short} has {width} tokens, more than"
+                        f" {spec!r} or positions={positions!r} defines; shorten it, or raise those"
+                    )
+
+    def entries(self) -> list[tuple[str, str]]:
+        """(encoding, positions), without those that do not differ, as one that sees no position."""
+        found = {}
+        for spec in self.encodings:
+            pattern = dataclasses.replace(self.model, encoding=spec).pattern
+            for positions in self.positions:
+                found.setdefault((spec, placement.choose(positions, pattern)), (spec, positions))
+        return list(found.values())
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ExtendConfig:
+    """A trained RoPE model at longer contexts: every method, without and with a short fine-tune.
+
+    Attributes:
+      workdir: where results go; made absolute at the start.
+      runs: workdirs of `experiments.train`; several differ in their seed alone.
+      encodings: what takes the place of the run's `rope`; a field of RoPE left at its default is
+        the run's. `{factor}` stands for the factor, `{length}` for the length trained on,
+        `{window}` for half of it, `{group}` for the least group with which Self-Extend then reaches
+        the target, `{ones}` for as many ones as there are frequencies and `{searched}` for their
+        factors by LongRoPE's search (`experiments.factors`).
+      factor: the target length over the length trained on.
+      steps: of the fine-tune at the target length; 0: none.
+      batch: rows in a step of the fine-tune, and to search with.
+      log_every: steps between lines of metrics.
+      save_every: steps between checkpoints; 0 saves at the end and when stopped.
+      depths: of passkeys, evenly from the beginning of the text to its end.
+      trials: passkeys for each depth and length.
+      search: lists of factors that LongRoPE's search tries.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings side by side; 0 is one a CPU core, or one a GPU or TPU core.
+      optimizer: of the fine-tune.
+      mesh: the devices.
+      eval: what is evaluated; the lengths include the one trained on and the target.
+    """
+
+    workdir: str = ranged("runs/extend", "a path", bool)
+    runs: tuple[str, ...] = ranged(
+        ("runs/train",), "at least one path", lambda v: len(v) > 0 and all(v)
+    )
+    encodings: tuple[str, ...] = ranged(
+        (
+            "rope",
+            "rope(base=5e5)",
+            "rope(scaling=linear(factor={factor}))",
+            "rope(scaling=ntk(factor={factor}))",
+            "rope(scaling=dynamic_ntk(factor=1.0,original_length={length}))",
+            "rope(scaling=yarn(factor={factor},original_length={length}))",
+            "rope(scaling=llama3(factor={factor},original_length={length}))",
+            "rope(scaling=longrope(short_factor={ones},long_factor={searched},"
+            "original_length={length},factor={factor}))",
+            "rerope(window={window})",
+            "self_extend(window={window},group={group})",
+        ),
+        "at least one encoding",
+        lambda v: len(v) > 0,
+    )
+    factor: float = real_field(4.0, 1, 1024)
+    steps: int = int_field(100, 0)
+    batch: int = int_field(8, 1)
+    log_every: int = int_field(25, 1)
+    save_every: int = int_field(0, 0)
+    depths: int = int_field(5, 2)
+    trials: int = int_field(10, 1)
+    search: int = int_field(64, 1)
+    devices: str = share()
+    workers: int = int_field(0, 0)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+
+    def check(self) -> None:
+        """Raises ValueError naming the field, its value and the range it must lie in."""
+        check_fields(self, "")
+        if self.steps:
+            self.optimizer.check(self.steps)
+        self.eval.check()
+        for field in ("encodings", "runs"):
+            if len(set(getattr(self, field))) < len(getattr(self, field)):
+                raise ValueError(f"{field}={getattr(self, field)}: name each once")
