@@ -16,7 +16,6 @@ import platform
 import re
 import shlex
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -208,16 +207,9 @@ class Jobs:
 
     def run(self) -> None:
         """Returns when all is done, or a signal came; the first error of a run ends it too."""
-        spread(self._seeds, self.evaluators, self.meshes)
+        spread(self._seeds, self.evaluators, self.meshes, self.stop)
 
     def _seeds(self, name: str, mesh: Mesh) -> None:
-        try:
-            self._each_seed(name, mesh)
-        except BaseException:
-            self.stop.signal = self.stop.signal or signal.SIGTERM  # the others save and end
-            raise
-
-    def _each_seed(self, name: str, mesh: Mesh) -> None:
         rate = self._rate(name, mesh)
         evaluator = None
         for seed in self.seeds:
@@ -317,9 +309,7 @@ def _run(
     with launch.Stop() as stop:
         jobs = Jobs(config, source, nearby, evaluators, about["seeds"], meshes, stop)
         jobs.run()
-        if stop.signal is not None:
-            logging.info("Stopped; the same command continues here.")
-            sys.exit(128 + stop.signal)
+        stop.leave()
     timed = workdir / "speed.json"
     if not timed.exists() or {*json.loads(timed.read_text())["encodings"]} != {*evaluators}:
         logging.info("Measuring speed and memory, all schemes in turn")

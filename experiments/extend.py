@@ -354,10 +354,8 @@ def main(config: ExtendConfig) -> None:
             searched = any("{searched}" in spec for spec in specs.values())
             found = work.search(meshes[0]) if searched else None
             models = {n: extended(s, config, bases[0].config, found) for n, s in specs.items()}
-            seeds = spread(work.run, models.items(), meshes)
-        if stop.signal is not None:
-            logging.info("Stopped; the same command continues here.")
-            sys.exit(128 + stop.signal)
+            seeds = spread(work.run, models.items(), meshes, stop)
+        stop.leave()
     entries = [
         {"name": name, "encoding": models[name], "seeds": found}
         for name, found in zip(models, seeds, strict=True)

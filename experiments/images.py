@@ -6,12 +6,10 @@ Prints accuracies over seeds and writes results.json, accuracy.csv and accuracy.
 workdir. Interrupted, the same command goes on where it was, run by run.
 """
 
-import contextlib
 import dataclasses
 import functools
-import json
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,18 +19,14 @@ import optax
 import rich
 import rich.table
 from absl import logging
-from jax.sharding import Mesh
 
 from experiments import launch, plotting
-from experiments.compare import slug
-from experiments.lanes import lanes, spread
-from experiments.lock import Lock
 from experiments.provenance import commit, save_json
 from experiments.results import Scheme
+from experiments.trials import Trials, finished
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
-from pe_jax.training import images, placement, sharding
-from pe_jax.training.checkpoint import check_same
+from pe_jax.training import images, placement
 from pe_jax.training.step import Trainer
 from pe_jax.training.sweeps import ImagesConfig
 
@@ -141,52 +135,31 @@ def grouped(config: ImagesConfig) -> dict[tuple[str, bool], list[str]]:
     return found
 
 
-def folder_names(config: ImagesConfig) -> dict[tuple[str, bool], str]:
-    """A folder's name for each.
-
-    Raises:
-      ValueError: two have the same.
-    """
-    found = {
-        item: "-".join([slug(item[0])[:40], *conventions])
-        for item, conventions in grouped(config).items()
+def run(
+    config: ImagesConfig, test: Callable[[], dict], item: tuple[str, bool], trials: Trials
+) -> dict:
+    """Every seed of what `grouped` gives: seed → what it gave."""
+    (spec, normalized), conventions = item, grouped(config)[item]
+    trained = config.sides[0] // config.patch
+    axes = max(e.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
+    at = places(axes, "normalized" if normalized else "index", trained, trained)
+    trainer = functools.cache(lambda: Classifier(config, spec, at, trials.mesh))
+    return {
+        seed: trials.found(
+            f"seed{seed}",
+            lambda seed=seed: one(config, trainer(), conventions, seed, test(), trials.stop),
+        )
+        for seed in range(config.seed, config.seed + config.seeds)
     }
-    if len({*found.values()}) < len(found):
-        raise ValueError(f"encodings={config.encodings}: two of them have the same name in a path")
-    return found
 
 
-def run(config: ImagesConfig, meshes: list[Mesh], stop: launch.Stop) -> dict:
-    """Every run that is missing, encodings side by side: (spec, normalized) → seed → what it gave.
-
-    Conventions that differ only in larger images share their training.
-    """
-    test = {}
+def tests(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
+    """(images, labels) to test on, the same for all."""
+    found = {}
     for number, view in enumerate(views(config)):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), number)
-        test[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
-    groups, folders = grouped(config), folder_names(config)
-
-    def seeds(item, mesh) -> dict:
-        (spec, normalized), conventions = item
-        trained = config.sides[0] // config.patch
-        axes = max(e.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
-        at = places(axes, "normalized" if normalized else "index", trained, trained)
-        trainer, found = None, {}
-        for seed in range(config.seed, config.seed + config.seeds):
-            path = Path(config.workdir) / "runs" / folders[item[0]] / f"seed{seed}.json"
-            if stop.signal is not None:
-                return found
-            if not path.exists():
-                trainer = trainer or Classifier(config, spec, at, mesh)
-                given = one(config, trainer, conventions, seed, test, stop)
-                if not given:
-                    return found
-                save_json(path, given)
-            found[seed] = json.loads(path.read_text())
-        return found
-
-    return dict(zip(groups, spread(seeds, groups.items(), meshes), strict=True))
+        found[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
+    return found
 
 
 def title(spec: str, convention: str, entries, plain: str = "index") -> str:
@@ -267,34 +240,22 @@ def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plot
 def main(config: ImagesConfig) -> None:
     """Runs what is missing, then shows and writes what was found."""
     workdir = Path(config.workdir)
-    now = json.loads(json.dumps(dataclasses.asdict(config)))
-    with launch.one_line_errors():
-        meshes = lanes(config)
-        sharding.check_fits(config.model, config.batch, meshes[0])
-        folder_names(config)
-        if (workdir / "config.json").exists():
-            check_same(json.loads((workdir / "config.json").read_text()), now, BINDING)
-        lock = Lock(workdir)
-        save_json(workdir / "config.json", now)
-    with contextlib.closing(lock), launch.Stop() as stop:
-        with launch.one_line_errors():
-            runs = run(config, meshes, stop)
-        if stop.signal is not None:
-            logging.info("Stopped; the same command continues here.")
-            sys.exit(128 + stop.signal)
-    entries = collect(config, runs)
-    save_json(
-        workdir / "results.json",
-        {"chance": images.CHANCE, "commit": commit(), "config": now, "encodings": entries},
-    )
-    rows = [
-        (e["name"], e["positions"], view.kind, view.side, seed, value)
-        for e in entries
-        for view in views(config)
-        for seed, value in e["accuracy"][view.name].items()
-    ]
-    plotting.save(figure(config, entries, rows), workdir)
-    rich.print(table(config, entries))
+    entries = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
+    work = functools.partial(run, config, functools.cache(lambda: tests(config)))
+    with finished(config, BINDING, entries, work) as (now, runs):
+        found = collect(config, runs)
+        save_json(
+            workdir / "results.json",
+            {"chance": images.CHANCE, "commit": commit(), "config": now, "encodings": found},
+        )
+        rows = [
+            (e["name"], e["positions"], view.kind, view.side, seed, value)
+            for e in found
+            for view in views(config)
+            for seed, value in e["accuracy"][view.name].items()
+        ]
+        plotting.save(figure(config, found, rows), workdir)
+    rich.print(table(config, found))
     print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")
 
 

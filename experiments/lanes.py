@@ -3,6 +3,7 @@
 import itertools
 import os
 import queue
+import signal
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from typing import Any
@@ -11,11 +12,12 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
+from experiments.launch import Stop
 from pe_jax.training import sharding
-from pe_jax.training.sweeps import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from pe_jax.training.sweeps import CompareConfig, ExtendConfig, TrialsConfig
 
 
-def lanes(config: CompareConfig | ExtendConfig | ImagesConfig | TasksConfig) -> list[Mesh]:
+def lanes(config: CompareConfig | ExtendConfig | TrialsConfig) -> list[Mesh]:
     """The meshes of the runs that go on at the same time; logs how they share the devices.
 
     Devices "one": each run has one device. There is a lane for each device, or for each core where
@@ -53,10 +55,13 @@ def lanes(config: CompareConfig | ExtendConfig | ImagesConfig | TasksConfig) -> 
     return [sharding.make_mesh(config.mesh, [device]) for device in chosen]
 
 
-def spread(run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Mesh]) -> list:
+def spread(
+    run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Mesh], stop: Stop
+) -> list:
     """What run(job, mesh) gives, in the order of the jobs; each takes the next mesh that is free.
 
-    After the first error no job begins; it is raised when those under way have ended.
+    After the first error no job begins, and `stop` tells those under way to end, as after a signal;
+    then it is raised.
     """
     free: queue.SimpleQueue = queue.SimpleQueue()
     for mesh in meshes:
@@ -66,6 +71,9 @@ def spread(run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Me
         mesh = free.get()
         try:
             return run(job, mesh)
+        except BaseException:
+            stop.signal = stop.signal or signal.SIGTERM
+            raise
         finally:
             free.put(mesh)
 

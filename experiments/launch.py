@@ -221,6 +221,12 @@ class Stop:
             self.signal = self.noted or signal.SIGTERM
         return self.signal is not None
 
+    def leave(self) -> None:
+        """Ends the program with the signal's status, if one came."""
+        if self.signal is not None:
+            logging.info("Stopped; the same command continues here.")
+            sys.exit(128 + self.signal)
+
     def _note(self, number: int, _: object) -> None:
         if self.noted is not None:  # the second one means now
             os._exit(128 + number)

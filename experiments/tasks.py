@@ -6,11 +6,8 @@ Prints accuracies and writes results.json, tasks.csv and tasks.png into the work
 the same command goes on where it was, run by run.
 """
 
-import contextlib
 import dataclasses
-import json
-import signal
-import sys
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,13 +22,10 @@ from absl import logging
 from jax.sharding import Mesh
 
 from experiments import launch, plotting, statistics
-from experiments.compare import slug
 from experiments.images import title
-from experiments.lanes import lanes, spread
-from experiments.lock import Lock
 from experiments.provenance import commit, save_json
-from pe_jax.training import placement, sharding, tasks
-from pe_jax.training.checkpoint import check_same
+from experiments.trials import Trials, finished
+from pe_jax.training import placement, tasks
 from pe_jax.training.step import PLACES, Trainer, token_losses
 from pe_jax.training.sweeps import TasksConfig
 
@@ -164,46 +158,19 @@ def one(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) 
     return {**found, "seconds": time.monotonic() - begin}
 
 
-def folders(config: TasksConfig) -> dict[tuple[str, str], str]:
-    """A folder's name for each encoding and its positions.
-
-    Raises:
-      ValueError: two have the same.
-    """
-    found = {entry: "-".join(slug(part)[:60] for part in entry) for entry in config.entries()}
-    if len({*found.values()}) < len(found):
-        raise ValueError(f"encodings={config.encodings}: two of them have the same name in a path")
+def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
+    """Every run of an encoding with its positions: task → seed → what it gave."""
+    solver = functools.cache(lambda: Solver(config, *entry, trials.mesh))
+    found: dict[str, dict] = {name: {} for name in config.tasks}
+    for seed in range(config.seed, config.seed + config.seeds):  # a seed of all tasks, first
+        for name in config.tasks:
+            found[name][seed] = trials.found(
+                f"{name}/seed{seed}",
+                lambda task=tasks.TASKS[name], seed=seed: one(
+                    config, solver(), task, seed, trials.stop
+                ),
+            )
     return found
-
-
-def run(config: TasksConfig, meshes: list[Mesh], stop: launch.Stop) -> dict:
-    """Every run that is missing, encodings side by side: entry → task → seed → what it gave."""
-    names = folders(config)
-
-    def each(entry, mesh) -> dict:
-        solver, found = None, {name: {} for name in config.tasks}
-        for seed in range(config.seed, config.seed + config.seeds):  # a seed of all tasks, first
-            for name in config.tasks:
-                path = Path(config.workdir) / "runs" / names[entry] / name / f"seed{seed}.json"
-                if stop.signal is not None:
-                    return found
-                if not path.exists():
-                    solver = solver or Solver(config, *entry, mesh)
-                    given = one(config, solver, tasks.TASKS[name], seed, stop)
-                    if not given:
-                        return found
-                    save_json(path, given)
-                found[name][seed] = json.loads(path.read_text())
-        return found
-
-    def guarded(entry, mesh) -> dict:
-        try:
-            return each(entry, mesh)
-        except BaseException:
-            stop.signal = stop.signal or signal.SIGTERM  # the others end
-            raise
-
-    return dict(zip(names, spread(guarded, names, meshes), strict=True))
 
 
 def collect(config: TasksConfig, runs: dict) -> list[dict]:
@@ -334,47 +301,26 @@ def listed(entries: list[dict]) -> list[tuple]:
     ]
 
 
-def check_digests(saved: dict, now: dict) -> None:
-    """Raises ValueError where a task generates other questions than when the workdir was begun."""
-    for name, digest in now.items():
-        if saved.get(name, digest) != digest:
-            raise ValueError(f"tasks: {name!r} has other questions now; use a new --config.workdir")
-
-
-def begin(config: TasksConfig, now: dict) -> tuple[list[Mesh], Lock]:
-    """The devices of the runs, and the workdir, which this run now holds.
+def digests(config: TasksConfig, saved: dict) -> dict:
+    """Of the questions of each task, to be saved with those of tasks that ran before.
 
     Raises:
-      ValueError: what cannot run, or not in this workdir, before anything is written.
-      OSError: another run is there.
+      ValueError: a task generates other questions than when the workdir was begun.
     """
-    workdir, path = Path(config.workdir), Path(config.workdir) / "config.json"
-    meshes = lanes(config)
-    sharding.check_fits(config.model, config.batch, meshes[0])
-    folders(config)
-    digests = {name: tasks.TASKS[name].digest for name in config.tasks}
-    if path.exists():
-        saved = json.loads(path.read_text())
-        check_same(saved, now, BINDING)
-        check_digests(saved["digests"], digests)
-        digests = saved["digests"] | digests
-    lock = Lock(workdir)
-    save_json(path, now | {"digests": digests})
-    return meshes, lock
+    before = saved.get("digests", {})
+    now = {name: tasks.TASKS[name].digest for name in config.tasks}
+    for name, digest in now.items():
+        if before.get(name, digest) != digest:
+            raise ValueError(f"tasks: {name!r} has other questions now; use a new --config.workdir")
+    return {"digests": before | now}
 
 
 def main(config: TasksConfig) -> None:
     """Runs what is missing, then shows and writes what was found."""
     workdir = Path(config.workdir)
-    now = json.loads(json.dumps(dataclasses.asdict(config)))
-    with launch.one_line_errors():
-        meshes, lock = begin(config, now)
-    with contextlib.closing(lock), launch.Stop() as stop:
-        with launch.one_line_errors():
-            runs = run(config, meshes, stop)
-        if stop.signal is not None:
-            logging.info("Stopped; the same command continues here.")
-            sys.exit(128 + stop.signal)
+    names = {entry: entry for entry in config.entries()}
+    work, also = functools.partial(run, config), functools.partial(digests, config)
+    with finished(config, BINDING, names, work, also) as (now, runs):
         entries = collect(config, runs)
         gained = judged(gains(config, entries))
         plotting.save(figure(config, entries, listed(entries)), workdir)

@@ -17,13 +17,13 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import compare, lanes, report
+from experiments import compare, lanes, launch, report
 from experiments import train as program
 from pe_jax.training import sharding
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from pe_jax.training.sweeps import CompareConfig
 from tests import tiny
-from tests.trainers import OPTIMIZER, at_step, change, shared_programs  # noqa: F401
+from tests.trainers import OPTIMIZER, at_step, change, interrupt, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh
 NAMES, SEEDS, STEPS, RATES = ("nope", "learned"), (5, 6), 3, (0.02, 0.1)
@@ -65,8 +65,7 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
     folder = tmp_path_factory.mktemp("compared")
 
     def stop():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)  # Python handles it in the main thread; this is a run's own
+        interrupt()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "Evaluator", functools.cache(compare.Evaluator))
@@ -233,8 +232,9 @@ def test_after_the_first_error_no_job_begins():
             time.sleep(0.05)  # one may have begun before the error was seen
 
     with pytest.raises(ValueError, match="job 1"):
-        lanes.spread(run, range(50), ["a", "b"])
+        lanes.spread(run, range(50), ["a", "b"], stop := launch.Stop())
     assert {0, 1} <= {*begun} and len(begun) < 10
+    assert stop.signal == signal.SIGTERM  # which those under way look at
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import signal
-import time
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,7 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.training import images
 from pe_jax.training.config import MeshConfig, OptimizerConfig
 from pe_jax.training.sweeps import ImagesConfig
+from tests.trainers import TRIALS, interrupt
 
 COUNT = 64
 pytestmark = pytest.mark.xdist_group("images")
@@ -125,18 +124,11 @@ def settings(folder, **fields) -> ImagesConfig:
     given = {
         "workdir": str(folder),
         "encodings": ("nope", LEARNED, LEARNED + "@resized"),
-        "seeds": 1,
         "sides": (24, 48),
         "patch": 8,
-        "batch": 8,
-        "steps": 3,
         "test": 16,
-        "log_every": 2,
-        "workers": 1,
-        "model": ModelConfig(width=16, layers=1, heads=2, causal=False),
-        "optimizer": OptimizerConfig(warmup=1),
     }
-    return ImagesConfig(**{**given, **fields})
+    return ImagesConfig(**{**TRIALS, **given, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +139,7 @@ def compared(tmp_path_factory):
 
     def draw(*args, **kwargs):
         if kwargs.get("count") == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)  # Python handles it in the main thread
+            interrupt()
         return real(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
 from pe_jax.training.config import MeshConfig, OptimizerConfig
 from pe_jax.training.sweeps import TasksConfig
+from tests.trainers import TRIALS, interrupt
 
 pytestmark = pytest.mark.xdist_group("solving")
 LEARNED = "learned(length=20)"
@@ -27,18 +26,11 @@ def settings(folder, **fields) -> TasksConfig:
         "encodings": ("nope", LEARNED),
         "positions": ("contiguous",),
         "tasks": ("copy", "parity_check"),
-        "seeds": 1,
         "length": 6,
         "lengths": (8, 12),
-        "batch": 8,
-        "steps": 3,
         "test": 12,
-        "log_every": 2,
-        "workers": 1,
-        "model": ModelConfig(width=16, layers=1, heads=2, causal=False),
-        "optimizer": OptimizerConfig(warmup=1),
     }
-    return TasksConfig(**{**given, **fields})
+    return TasksConfig(**{**TRIALS, **given, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +42,7 @@ def compared(tmp_path_factory):
     def batch(task, key, count, *args):
         begun.append(task.short)
         if count == 8 and task.short == "parity_check":
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)  # Python handles it in the main thread
+            interrupt()
         return real(task, key, count, *args)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:

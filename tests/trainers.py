@@ -2,12 +2,16 @@
 
 import dataclasses
 import functools
+import os
+import signal
+import time
 
 import jax
 import numpy as np
 import pytest
 
 from experiments import train as program
+from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig, OptimizerConfig
 from pe_jax.training.step import State, Trainer
@@ -46,7 +50,22 @@ def steps(trainer: Trainer, count: int = 1, batch=None) -> tuple[State, list[lis
     return state, found
 
 
-# One program on any mesh.
+# What a tiny sweep of short trainings has, of any kind.
+TRIALS = {
+    "seeds": 1,
+    "batch": 8,
+    "steps": 3,
+    "log_every": 2,
+    "workers": 1,
+    "model": ModelConfig(width=16, layers=1, heads=2, causal=False),
+    "optimizer": OPTIMIZER,
+}
+
+
+def interrupt() -> None:
+    """SIGTERM, from the thread of a run."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)  # Python handles it in the main thread
 
 
 def spoil(batch: dict) -> dict:

@@ -108,29 +108,56 @@ class CompareConfig(Config):
         return [spec.replace("{length}", str(self.length)) for spec in self.encodings]
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class TrialsConfig:
+    """What sweeps of short trainings have in common: one file for each encoding and seed.
+
+    Attributes:
+      workdir: where results go; made absolute at the start.
+      seed: of the first run, and of what is tested on.
+      seeds: how many; run k has seed `seed` + k.
+      batch: rows in a step.
+      steps: optimizer steps.
+      test: rows of each size to test on.
+      log_every: steps between lines of the log.
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
+      model: an encoder, unless `causal` is set.
+    """
+
+    workdir: str = ranged("runs/trials", "a path", bool)
+    seed: int = seed_field()
+    seeds: int = int_field(3, 1)
+    batch: int = int_field(32, 1)
+    steps: int = int_field(1_500, 1)
+    test: int = int_field(256, 1)
+    log_every: int = int_field(100, 1)
+    devices: str = share()
+    workers: int = int_field(0, 0)
+    model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+
+    def check(self) -> None:
+        """Raises ValueError naming the field, its value and the range it must lie in."""
+        check_fields(self, "")
+        self.optimizer.check(self.steps)
+
+
 CONVENTIONS = ("index", "normalized", "resized")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ImagesConfig:
+class ImagesConfig(TrialsConfig):
     """A comparison on images: every encoding with every seed, at the training size and larger.
 
-    Attributes:
-      workdir: where results go; made absolute at the start.
+    Attributes, beside those of `TrialsConfig`:
       encodings: as `model.encoding` takes them; `{side}` stands for the patches along a side of a
         training image. `@normalized` or `@resized` behind one says what positions it gets instead
         of the patches' indices (`positions.grid`, `positions.resized`); an encoding of one axis
         gets the patches row by row.
-      seed: of the first run, and of the images to test on.
-      seeds: how many; run k has seed `seed` + k.
       sides: of the images in pixels, ascending: trained at the first, tested at all.
       patch: side of a patch in pixels.
-      batch: images in a step.
-      steps: optimizer steps.
-      test: images of each size to test on.
-      log_every: steps between lines of the log.
-      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
-      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
     """
 
     workdir: str = ranged("runs/images", "a path", bool)
@@ -149,32 +176,21 @@ class ImagesConfig:
         "at least one encoding",
         lambda v: len(v) > 0,
     )
-    seed: int = seed_field()
-    seeds: int = int_field(3, 1)
     sides: tuple[int, ...] = ranged(
         (32, 48, 64),
         f"ascending integers of at least {NARROWEST}",
         lambda v: len(v) > 0 and ascending(v, NARROWEST),
     )
     patch: int = int_field(4, 1)
-    batch: int = int_field(32, 1)
-    steps: int = int_field(1_500, 1)
     test: int = int_field(1024, 1)
-    log_every: int = int_field(100, 1)
-    devices: str = share()
-    workers: int = int_field(0, 0)
-    model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
     def check(self) -> None:
-        """Raises ValueError naming the field, its value and the range it must lie in."""
-        check_fields(self, "")
+        """Checks every model as well."""
+        super().check()
         if self.model.causal:
             raise ValueError("model.causal=True: pass False, every patch sees all others")
         if any(side % self.patch for side in self.sides):
             raise ValueError(f"sides={self.sides}: must be multiples of patch={self.patch}")
-        self.optimizer.check(self.steps)
         for spec, convention in self.entries():
             if convention not in CONVENTIONS:
                 raise ValueError(f"encodings: {spec}@{convention}: choose one of {CONVENTIONS}")
@@ -198,24 +214,15 @@ class ImagesConfig:
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class TasksConfig:
+class TasksConfig(TrialsConfig):
     """A comparison on tasks: every encoding, with every kind of positions, task and seed.
 
-    Attributes:
-      workdir: where results go; made absolute at the start.
+    Attributes, beside those of `TrialsConfig`:
       encodings: as `model.encoding` takes them.
       positions: as `Config.positions`; each encoding is trained with each of them.
       tasks: names in `tasks.TASKS`.
-      seed: of the first run, and of the questions to test on.
-      seeds: how many; run k has seed `seed` + k.
       length: of the longest question in training; all lengths to it are equally likely.
       lengths: longer ones to test, ascending; `length` is tested too.
-      batch: questions in a step.
-      steps: optimizer steps.
-      test: questions of each length to test on.
-      log_every: steps between lines of the log.
-      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
-      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
       model: with `causal` a decoder, else an encoder, which writes its whole answer at once.
     """
 
@@ -244,27 +251,17 @@ class TasksConfig:
         "at least one task, each once",
         lambda v: 0 < len(v) == len(set(v)),
     )
-    seed: int = seed_field()
-    seeds: int = int_field(3, 1)
     length: int = int_field(12, 1)
     lengths: tuple[int, ...] = ranged(
         (18, 24, 36),
         "ascending positive integers",
         lambda v: len(v) > 0 and ascending(v, 1),
     )
-    batch: int = int_field(32, 1)
-    steps: int = int_field(1_500, 1)
-    test: int = int_field(256, 1)
     log_every: int = int_field(250, 1)
-    devices: str = share()
-    workers: int = int_field(0, 0)
-    model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
     def check(self) -> None:
-        """Raises ValueError naming the field, its value and the range it must lie in."""
-        check_fields(self, "")
+        """Checks every model and task as well."""
+        super().check()
         for name in self.tasks:
             if name not in tasks.TASKS:
                 near = difflib.get_close_matches(name, tasks.TASKS, 1, 0)[0]
@@ -273,7 +270,6 @@ class TasksConfig:
             raise ValueError(f"lengths={self.lengths}: pass longer ones than length={self.length}")
         if self.mesh.seq != 1:
             raise ValueError(f"mesh.seq={self.mesh.seq}: pass 1, rows of tasks are not shared")
-        self.optimizer.check(self.steps)
         for task in (tasks.TASKS[name] for name in self.tasks):
             if not task.defined(self.length):
                 limits = f"{task.shortest} to {task.longest or 'any'} symbols"
