@@ -14,7 +14,7 @@ ALiBi holds, and under a sliding window gains nothing from text that is far.
 247M is the size of arXiv 2108.12409 on WikiText-103: 16 layers of width 1024, 8 heads, hidden width
 4096 with ReLU, 73,728 tokens a step, 286,000 steps (205 epochs of its words). What differs: words
 need an adaptive embedding of 267,744 entries, so tokens are 45,056 BPE pieces in one table, as many
-parameters and another perplexity; AdamW, not Nesterov's momentum; the sliding window moves by 512
+parameters and another perplexity; AdamW, not Nesterov's momentum; the sliding window moves by 128
 tokens, not 1. In `wikitext-103/` are `train/`, `validation/` and `test/` with a file of tokens
 each, and the pieces are made of it once:
 
@@ -82,7 +82,7 @@ def gpu() -> CompareConfig:
         eval=EvalConfig(
             lengths=(512, 1024, 2048, 4096, 8192),
             windows=24,
-            stride=512,
+            stride=128,
             split="test",
             batch_tokens=65536,
         ),
@@ -124,7 +124,7 @@ def paper() -> CompareConfig:
         eval=EvalConfig(
             lengths=(512, 1024, 2048, 4096, 8192, 16384),
             windows=6,
-            stride=512,
+            stride=128,
             split="test",
             batch_tokens=131_072,
         ),

@@ -15,6 +15,6 @@ def get_config() -> CompareConfig:
         seeds=2,
         model=ModelConfig(width=32, layers=1, heads=2),
         optimizer=OptimizerConfig(warmup=5),
-        eval=EvalConfig(lengths=(16, 128), windows=4, stride=16),
+        eval=EvalConfig(lengths=(16, 128), windows=4, stride=4),
         timing_repeats=5,
     )

@@ -37,6 +37,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments import flops, hlo, launch, target
 from experiments.provenance import commit, save_json
+from experiments.timing import plain
 from experiments.workloads import SPECS
 from pe_jax.encodings import ENCODINGS
 from pe_jax.encodings.base import Encoding
@@ -56,10 +57,10 @@ COLUMNS = {  # of the table, a chip and step: title → how a row has it
     "between": lambda r: f"{r['temporaries'] / target.GIB:.2f}",
     "in all": lambda r: f"{r['total'] / target.GIB:.2f}",
     "fits": lambda r: "yes" if r["fits"] else "no",
-    "TFLOP": lambda r: f"{r['flops'] / 1e12:.3g}",
-    "optimal ms": lambda r: f"{1e3 * r['optimal_seconds']:.3g}" if r["optimal_seconds"] else "–",
-    "compute ms": lambda r: f"{1e3 * r['compute_seconds']:.3g}",
-    "exchange ms": lambda r: f"{1e3 * r['exchange_seconds']:.3g}",
+    "TFLOP": lambda r: plain(r["flops"] / 1e12),
+    "optimal ms": lambda r: plain(1e3 * r["optimal_seconds"]) if r["optimal_seconds"] else "–",
+    "compute ms": lambda r: plain(1e3 * r["compute_seconds"]),
+    "exchange ms": lambda r: plain(1e3 * r["exchange_seconds"]),
 }
 
 
@@ -240,7 +241,7 @@ def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
     shown = rich.table.Table("encoding", "program", "collective", "a step", "MiB a chip")
     for row in rows:
         for kind, found in row.get("collectives", {}).items():
-            size = f"{found['bytes'] / 2**20:.3g}"
+            size = plain(found["bytes"] / 2**20)
             shown.add_row(row["encoding"], row["program"], kind, f"{found['count']:.0f}", size)
     yield shown
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from experiments import launch
 from experiments.plotting import COLOURS, INK, MUTED, Drawing, apart, log2_axis, styled
-from experiments.timing import CSV_HEADER, DENSE, NAIVE, OURS, Results, Row
+from experiments.timing import CSV_HEADER, DENSE, NAIVE, OURS, Results, Row, plain
 from experiments.workloads import MODES, TILE
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
@@ -70,18 +70,12 @@ NUMBERS = {
 }
 
 
-def _plain(x: float | None, digits: int = 3) -> str:
-    if x is None:
-        return "–"
-    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.{digits}g}"
-
-
 def _ratio(x: float | None) -> str:
     return "–" if x is None else f"{x:.2f}"
 
 
 def _mib(row: Row | None) -> str:
-    return "–" if row is None or row.temp_bytes is None else _plain(row.temp_bytes / 2**20)
+    return "–" if row is None or row.temp_bytes is None else plain(row.temp_bytes / 2**20)
 
 
 def _iqr(row: Row) -> float:
@@ -92,9 +86,9 @@ def _iqr(row: Row) -> float:
 COLUMNS: dict[str, Callable[[Results, Row], str]] = {
     "scheme": lambda _, r: r.scheme,
     "engine": lambda _, r: r.engine,
-    "ms min": lambda _, r: _plain(1e3 * min(r.seconds)),
-    "median": lambda _, r: _plain(1e3 * float(np.median(r.seconds))),
-    "IQR": lambda _, r: _plain(_iqr(r), 2),
+    "ms min": lambda _, r: plain(1e3 * min(r.seconds)),
+    "median": lambda _, r: plain(1e3 * float(np.median(r.seconds))),
+    "IQR": lambda _, r: plain(_iqr(r), 2),
     "÷ none": lambda a, r: _ratio(a.ratios(r)["to_none"]),
     "of minima": lambda a, r: _ratio(a.ratios(r)["to_none_of_minima"]),
     "÷ matmuls": lambda a, r: _ratio(a.ratios(r)["to_matmuls"]),
@@ -102,7 +96,7 @@ COLUMNS: dict[str, Callable[[Results, Row], str]] = {
     f"{DENSE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["dense_to_this"]),
     "temp MiB": lambda _, r: _mib(r),
     f"{NAIVE} MiB": lambda a, r: _mib(_naive(a, r)),
-    "compile s": lambda _, r: _plain(r.compile_seconds, 2),
+    "compile s": lambda _, r: plain(r.compile_seconds, 2),
 }
 
 
@@ -298,7 +292,7 @@ def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
                 last.append((*points[-1], name))
         longest = sorted(end for end in last if end[0] == max(last)[0])
         for x, y, name in longest[:1] + longest[1:][-1:]:
-            ends[x, y] = f"{engine}: {name}, {_plain(y)} MiB"
+            ends[x, y] = f"{engine}: {name}, {plain(y)} MiB"
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.yaxis.set_major_formatter("{x:,g}")

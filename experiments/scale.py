@@ -20,6 +20,7 @@ from absl import app, flags, logging
 
 from experiments import hlo, launch, target
 from experiments.provenance import save_json
+from experiments.timing import plain
 from pe_jax.training.config import MeshConfig
 
 SIZES = ("100M", "1B", "7B")
@@ -140,15 +141,15 @@ def figures(cell: Cell, row: dict) -> list[str]:
         f"{least}{seconds(step)}",
         f"{least}{seconds(row['compute_seconds'])}",
         f"{seconds(row['exchange_seconds'])}",
-        f"{row['flops'] / 1e12:.3g}",
+        plain(row["flops"] / 1e12),
         f"{'≤ ' * bool(least)}{100 * share:.0f} %",
-        *(f"{size / target.GIB:.2g}" if size else "–" for size in sizes),
+        *(plain(size / target.GIB, 2) if size else "–" for size in sizes),
     ]
 
 
 def seconds(x: float) -> str:
     """With a unit that suits."""
-    return f"{x:.2g} s" if x >= 1 else f"{1e3 * x:.3g} ms"
+    return f"{plain(x, 2)} s" if x >= 1 else f"{plain(1e3 * x)} ms"
 
 
 def lines(plan: list[Cell], folder: Path, lead: tuple[str, ...]) -> Iterator[str]:

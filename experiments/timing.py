@@ -20,6 +20,13 @@ import numpy as np
 LEAST = 0.02  # seconds: a shorter call is repeated within a sample
 
 
+def plain(x: float | None, digits: int = 3) -> str:
+    """A figure for a table: thousands apart from 100 on, so many digits below; – where none is."""
+    if x is None:
+        return "–"
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.{digits}g}"
+
+
 def _seconds(program: Callable[[], Any], calls: int) -> float:
     begin = time.perf_counter()
     for _ in range(calls):  # each call waits, or a device that queues would overlap them

@@ -101,7 +101,8 @@ class EvalConfig:
     Attributes:
       lengths: context lengths to test, ascending; the longest is the number of targets a window.
       windows: windows of text, each inside one document.
-      stride: targets scored per step of the sliding window; divides the shortest length.
+      stride: targets scored per step of the sliding window; divides the shortest length, and at
+        that length is to be less, or both protocols are the same there.
       split: "validation" or "test".
       batch_tokens: tokens in a forward pass.
     """
