@@ -11,6 +11,7 @@ Interrupted, the same command goes on where it was; what is finished is not repe
 import contextlib
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import platform
 import re
@@ -31,7 +32,7 @@ from jax.sharding import Mesh
 from experiments import join, launch, report, results, speed
 from experiments.lanes import lanes, spread
 from experiments.lock import Lock
-from experiments.provenance import commit, save_json
+from experiments.provenance import commit, made, save_json
 from experiments.train import (
     Diverged,
     Source,
@@ -58,14 +59,21 @@ def slug(spec: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", spec.replace("_", "-")).strip("-.")[:64] or "encoding"
 
 
+def short(spec: str) -> str:
+    """The scheme's name where a spec is one scheme with its fields, else the whole spec."""
+    bare, before = spec, ""
+    while bare != before:  # fields may have fields
+        bare, before = re.sub(r"\([^()]*\)", "", bare), bare
+    return bare if re.fullmatch(r"\w+", bare) else spec
+
+
 def names(config: CompareConfig) -> dict[str, str]:
     """Name → spec: the scheme's name where that tells them apart, else the whole spec's slug."""
     specs = config.specs()
-    plain = [re.fullmatch(r"(\w+)(\(.*\))?", spec) for spec in specs]
-    short = [match[1] if match else "" for match in plain]
+    brief = [short(spec) for spec in specs]
     found = [
-        name if name and short.count(name) == 1 else slug(spec)
-        for name, spec in zip(short, specs, strict=True)
+        x if x.isidentifier() and brief.count(x) == 1 else slug(spec)
+        for x, spec in zip(brief, specs, strict=True)
     ]
     if len(set(found)) < len(found):
         raise ValueError(f"encodings={config.encodings}: two of them have the same name {found}")
@@ -152,7 +160,8 @@ def one(
     try:
         state = train(config, source, trainer, label, stop)
     except Diverged as error:
-        save_json(folder / "evaluation.json", {**found, "status": "diverged", "reason": str(error)})
+        found |= {"status": "diverged", "reason": str(error), **made()}
+        save_json(folder / "evaluation.json", found)
         return
     if stop.signal is not None:
         return
@@ -161,7 +170,7 @@ def one(
     save_encoding(folder, trainer, state.params)
     rows, _, _ = results.read_metrics(folder / "metrics.jsonl")
     last = next((row["loss"] for row in reversed(rows) if row["loss"] is not None), None)
-    found |= {"seconds": time.monotonic() - begin, "train_loss": last}
+    found |= {"seconds": time.monotonic() - begin, "train_loss": last, **made()}
     save_json(folder / "evaluation.json", found)
 
 
@@ -179,13 +188,15 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
         return
     saved = json.loads(path.read_text())
     check_same(results.binding(saved), results.binding(now), results.SAME)
-    before = {e["name"]: e["spec"] for e in saved["encodings"]}
     for name, spec in ((e["name"], e["spec"]) for e in now["encodings"]):
-        if before.get(name, spec) != spec:
-            raise ValueError(
-                f"encodings: {name!r} is {spec!r} here and {before[name]!r} in the workdir;"
-                " use a new --config.workdir"
-            )
+        runs = (path.parent.glob(f"{kind}/{name}/*/config.json") for kind in ("runs", "rates"))
+        for run in itertools.chain(*runs):
+            before = json.loads(run.read_text())["model"]["encoding"]
+            if before != spec:
+                raise ValueError(
+                    f"encodings: {name!r} is {spec!r} here and {before!r} in {run.parent};"
+                    " use a new --config.workdir"
+                )
 
 
 class Jobs:
@@ -311,7 +322,8 @@ def _run(
         jobs.run()
         stop.leave()
     timed = workdir / "speed.json"
-    if not timed.exists() or {*json.loads(timed.read_text())["encodings"]} != {*evaluators}:
+    of = speed.subject(config, evaluators)
+    if not timed.exists() or json.loads(timed.read_text()).get("of") != of:
         logging.info("Measuring speed and memory, all schemes in turn")
         save_json(timed, speed.measure(config, evaluators))
     show(workdir)

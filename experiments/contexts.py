@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import rich.table
 
-from experiments import plotting
+from experiments import findings, plotting
 from experiments.results import Run, Scheme
 from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.sweeps import ExtendConfig
@@ -66,7 +66,23 @@ class Page:
                     cells = [cell(scheme, length) for length in self.config.eval.lengths]
                     table.add_row(scheme.name, *cells)
                 found.append(table)
+            found.append(self._decided(part))
         return found
+
+    def verdicts(self, part: str) -> list[findings.Verdict]:
+        """Every method against the reference, at the target length under a sliding window."""
+        return findings.decide(self.schemes(part), self.config.reference, PROTOCOLS[1], self.target)
+
+    def _decided(self, part: str) -> rich.table.Table:
+        name = self.config.reference
+        title = f"Loss at {self.target}, {PROTOCOLS[1]}, minus that of {name}: {self.parts[part]}"
+        caption = "Paired by seed, 95 % t intervals, Holm over all methods."
+        table = rich.table.Table("encoding", "difference", "verdict", title=title, caption=caption)
+        for row in self.verdicts(part):
+            x = row.difference
+            bounds = "" if x is None or np.isnan(x.low) else f" [{x.low:+.3f}, {x.high:+.3f}]"
+            table.add_row(row.name, "" if x is None else f"{x.mean:+.3f}{bounds}", row.words)
+        return table
 
     def _loss(self, scheme: Scheme, length: int) -> str:
         cell = scheme.cell(PROTOCOLS[1], length)

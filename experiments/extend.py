@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import rich
 from absl import logging
@@ -29,7 +28,7 @@ from experiments import contexts, factors, launch, plotting, trained
 from experiments.compare import slug
 from experiments.lanes import lanes, spread
 from experiments.lock import Lock
-from experiments.provenance import commit, save_json
+from experiments.provenance import made, save_json, together
 from experiments.train import Diverged, Source, batches, evaluate, open_source, prepare, train
 from pe_jax.encodings import ENCODINGS, Encoding, parse
 from pe_jax.encodings.longrope import LongRoPE
@@ -213,13 +212,23 @@ def answers(config: ExtendConfig, evaluator: Evaluator, params, asked: dict) -> 
 class Work:
     """Every method on every run that is missing, methods side by side, runs one after another."""
 
-    def __init__(self, config: ExtendConfig, bases: list[Base], source: Source, stop: launch.Stop):
+    def __init__(
+        self,
+        config: ExtendConfig,
+        bases: list[Base],
+        source: Source,
+        asked: dict,
+        stop: launch.Stop,
+    ):
         self.config, self.bases, self.source, self.stop = config, bases, source, stop
-        self.asked = questions(config, source)
+        self.asked = asked
         self.parts = ("plain", "tuned") if config.steps else ("plain",)
 
     def search(self, mesh: Mesh) -> tuple[float, ...] | None:
-        """LongRoPE's factors, searched once for all runs, on the first; None: a signal came."""
+        """LongRoPE's factors, searched once for all runs, on the first; None: a signal came.
+
+        What was searched on another run stays what it is: all results in a workdir share factors.
+        """
         path, base = Path(self.config.workdir) / "factors.json", self.bases[0]
         if not path.exists():
             logging.info("Searching LongRoPE's factors: %d lists or so", self.config.search)
@@ -288,7 +297,7 @@ class Work:
                 found["passkeys"] = answers(self.config, evaluator, state.params, self.asked)
             except Diverged as error:
                 found |= {"status": "diverged", "reason": str(error)}
-            save_json(path, found | {"seconds": time.monotonic() - begin})
+            save_json(path, found | {"seconds": time.monotonic() - begin, **made()})
             logging.info("%s: %s after %.0f s", label, part, time.monotonic() - begin)
 
 
@@ -327,14 +336,20 @@ def described(config: ExtendConfig, bases: list[Base]) -> dict:
     return json.loads(json.dumps(found))
 
 
-def check_resumable(config: ExtendConfig, now: dict) -> None:
-    """Raises ValueError if the workdir holds results of something else, naming the difference."""
+def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
+    """The checkpoints, by seed, that results in the workdir belong to.
+
+    Raises:
+      ValueError: it holds results of something else, naming the difference.
+    """
     path = Path(config.workdir) / "config.json"
-    if path.exists():
-        saved = json.loads(path.read_text())
-        check_same(saved, now, BINDS)
-        for seed in {*saved["checkpoints"]} & {*now["checkpoints"]}:
-            check_same(saved["checkpoints"], now["checkpoints"], (seed,))
+    if not path.exists():
+        return {}
+    saved = json.loads(path.read_text())
+    check_same(saved, now, BINDS)
+    for seed in {*saved["checkpoints"]} & {*now["checkpoints"]}:
+        check_same(saved["checkpoints"], now["checkpoints"], (seed,))
+    return saved["checkpoints"]
 
 
 def main(config: ExtendConfig) -> None:
@@ -344,13 +359,14 @@ def main(config: ExtendConfig) -> None:
         meshes = lanes(config)
         bases = [read_base(Path(folder).absolute()) for folder in config.runs]
         source = check(config, bases, meshes[0])
+        asked = questions(config, source)
         now = described(config, bases)
-        check_resumable(config, now)
+        now["checkpoints"] = check_resumable(config, now) | now["checkpoints"]
         lock = Lock(workdir)
     with contextlib.closing(lock), launch.Stop() as stop:
         save_json(workdir / "config.json", now)
         with launch.one_line_errors():
-            work, specs = Work(config, bases, source, stop), names(config)
+            work, specs = Work(config, bases, source, asked, stop), names(config)
             searched = any("{searched}" in spec for spec in specs.values())
             found = work.search(meshes[0]) if searched else None
             models = {n: extended(s, config, bases[0].config, found) for n, s in specs.items()}
@@ -362,13 +378,14 @@ def main(config: ExtendConfig) -> None:
     ]
     about = {
         "command": shlex.join(["python", "-m", "experiments.extend", *sys.argv[1:]]),
-        "commit": commit(),
-        "device": f"{len(jax.devices())} × {jax.devices()[0].device_kind}",
+        **together(part for found in seeds for parts in found.values() for part in parts.values()),
         "length": bases[0].config.length,
         "target": target(config, bases[0].config.length),
     }
-    save_json(workdir / "results.json", {**about, "config": now, "encodings": entries})
     page = contexts.Page(config, about["length"], about["target"], entries)
+    words = {part: {v.name: v.words for v in page.verdicts(part)} for part in page.parts}
+    about |= {"config": now, "verdicts": words, "encodings": entries}
+    save_json(workdir / "results.json", about)
     for drawing in page.drawings():
         plotting.save(drawing, workdir)
     for table in page.tables():

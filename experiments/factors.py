@@ -62,7 +62,7 @@ def losses(trainer: Trainer, gain: float) -> Callable:
 
 def first(rope: RoPE, dim: int, factor: float, length: int) -> list[np.ndarray]:
     """Position interpolation, NTK and YaRN as factors: float64 [F] each."""
-    theta = angles.geometric(dim, rope.base)
+    theta = angles.geometric(2 * rope.frequencies(dim).size, rope.base)
     scalings = Linear(factor), NTK(factor), YaRN(factor, length)
     return [theta / scaling(theta, rope.base) for scaling in scalings]
 

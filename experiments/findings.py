@@ -37,9 +37,8 @@ class Verdict:
     holm: float = math.nan
 
 
-def _difference(results: Results, scheme: Scheme, reference: Scheme) -> Estimate | str:
-    """The paired difference of the primary metric, or why there is none."""
-    protocol, length = results.primary
+def _difference(scheme: Scheme, reference: Scheme, protocol: str, length: int) -> Estimate | str:
+    """The paired difference of the losses, or why there is none."""
     ours, problem = scheme.windows(protocol, length)
     theirs, lacking = reference.windows(protocol, length)
     if problem:
@@ -53,21 +52,25 @@ def _difference(results: Results, scheme: Scheme, reference: Scheme) -> Estimate
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Every scheme against the reference at the primary metric, Holm over all that were tested."""
-    name = results.manifest["reference"]
-    reference = results.scheme(name)
+    """Every scheme against the reference at the primary metric."""
+    return decide(results.schemes, results.manifest["reference"], *results.primary)
+
+
+def decide(schemes: Sequence[Scheme], name: str, protocol: str, length: int) -> list[Verdict]:
+    """Every scheme against the reference of that name, Holm over all that were tested."""
+    reference = next((s for s in schemes if s.name == name), None)
     if reference is None:
         why = f"not decided: the reference {name} was not run"
-        return [Verdict(s.name, UNDECIDED, why) for s in results.schemes]
-    others = [s for s in results.schemes if s is not reference]
-    found = {s.name: _difference(results, s, reference) for s in others}
+        return [Verdict(s.name, UNDECIDED, why) for s in schemes]
+    others = [s for s in schemes if s is not reference]
+    found = {s.name: _difference(s, reference, protocol, length) for s in others}
     tested = {n: d for n, d in found.items() if isinstance(d, Estimate)}
     adjusted = statistics.holm({n: d.p for n, d in tested.items()})
     rows = []
-    for scheme in results.schemes:
+    for scheme in schemes:
         difference = found.get(scheme.name)
         if scheme is reference:
-            problem = scheme.cell(*results.primary).problem
+            problem = scheme.cell(protocol, length).problem
             words = f"the reference ({problem})" if problem else "the reference"
             rows.append(Verdict(scheme.name, REFERENCE, words))
         elif isinstance(difference, Estimate):
@@ -319,6 +322,12 @@ def irregularities(results: Results) -> list[str]:
                 notes.append(f"{at}: {run.torn} torn line{plural} of metrics.jsonl skipped.")
             if run.repeated:
                 notes.append(f"{at}: {run.repeated} steps logged again after a resume; last kept.")
+    done = [run.evaluation for s in results.schemes for run in s.runs.values() if run.evaluation]
+    for field in ("commit", "device", "jax"):  # a resume may be of other code, elsewhere
+        counts = collections.Counter(one.get(field, "unknown") for one in done)
+        if len(counts) > 1:
+            listed = ", ".join(f"{value} in {n} runs" for value, n in counts.most_common())
+            notes.append(f"Not the same {field} in all runs: {listed}.")
     if results.speed is None:
         notes.append("Speed and memory were not measured: there is no speed.json.")
     return notes

@@ -21,7 +21,8 @@ import rich.table
 from absl import logging
 
 from experiments import launch, plotting
-from experiments.provenance import commit, save_json
+from experiments.compare import short
+from experiments.provenance import save_json, together
 from experiments.results import Scheme
 from experiments.trials import Trials, finished
 from pe_jax import positions as pos
@@ -164,7 +165,6 @@ def tests(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
 
 def title(spec: str, convention: str, entries, plain: str = "index") -> str:
     """An encoding's name with its positions, and its fields where the name is not enough."""
-    short = lambda s: s.partition("(")[0] if s.count("(") == 1 else s  # noqa: E731
     alone = [short(s) for s, c in entries if c == convention].count(short(spec)) == 1
     name = short(spec) if alone else spec
     return name if convention == plain else f"{name}, {convention}"
@@ -246,7 +246,12 @@ def main(config: ImagesConfig) -> None:
         found = collect(config, runs)
         save_json(
             workdir / "results.json",
-            {"chance": images.CHANCE, "commit": commit(), "config": now, "encodings": found},
+            {
+                "chance": images.CHANCE,
+                **together(x for e in runs.values() for x in e.values()),
+                "config": now,
+                "encodings": found,
+            },
         )
         rows = [
             (e["name"], e["positions"], view.kind, view.side, seed, value)

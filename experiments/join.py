@@ -8,6 +8,7 @@ Commits, versions and devices may differ, and the report says so. Of a run that 
 first stands.
 """
 
+import itertools
 import json
 import shlex
 import shutil
@@ -37,8 +38,10 @@ def join(folders: Sequence[Path], target: Path) -> None:
     if held.exists() and "joined" not in json.loads(held.read_text(encoding="utf-8")):
         raise ValueError(f"workdir={str(target)!r} holds a comparison; choose another for the join")
     parts = [results.read(folder) for folder in folders]
-    for part in parts[1:]:
-        check_comparable(parts[0], part)
+    if target.resolve() in [folder.resolve() for folder in folders]:
+        raise ValueError(f"workdir={str(target)!r} is one of those to join; choose another")
+    for first, other in itertools.combinations(parts, 2):
+        check_comparable(first, other)
     manifest = joined(parts)
     for name in ("runs", "rates"):
         shutil.rmtree(target / name, ignore_errors=True)

@@ -1,12 +1,17 @@
 """What every program leaves about itself: its commit, and files that are whole."""
 
+import functools
 import json
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
 
+
+@functools.cache
 def commit() -> str:
     """The commit of this checkout, if it is one and git is here."""
     git = shutil.which("git")
@@ -19,6 +24,20 @@ def commit() -> str:
         cwd=Path(__file__).parent,
     )
     return found.stdout.strip() or "not a git checkout"
+
+
+def made() -> dict[str, str]:
+    """What a run keeps beside its numbers, as a later call may be of other code, elsewhere."""
+    kind = jax.devices()[0].device_kind
+    return {"commit": commit(), "device": f"{len(jax.devices())} × {kind}", "jax": jax.__version__}
+
+
+def together(runs: Iterable[dict]) -> dict[str, str]:
+    """What all of these runs were made with: each value once."""
+    listed = list(runs)
+    return {
+        field: ", ".join(sorted({run.get(field, "unknown") for run in listed})) for field in made()
+    }
 
 
 def save_json(path: Path, value: Any) -> None:

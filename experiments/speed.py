@@ -21,32 +21,86 @@ from pe_jax.training.sweeps import CompareConfig
 
 DECODED = 16  # tokens in one call, so that the copy of the cache that it begins with counts little
 OUT_OF_MEMORY = "out of memory"
+# Each with what part of batch × length tokens a call computes, or how many tokens it decodes.
+Programs = dict[str, tuple[Callable, float]]
 
 
 def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
-    """Milliseconds a step by scheme and round, and bytes of temporaries."""
-    tokens, batch = _batch(config, evaluators, config.batch, config.length)
-    found, programs = {}, {}
-    for name, evaluator in evaluators.items():
-        memory = evaluator.trainer.compile(config.batch, config.length).memory_analysis()
-        found[name] = {
-            "train_temp_bytes": memory.temp_size_in_bytes,
-            "compile_seconds": evaluator.trainer.compile_seconds,
-        }
-        for what, program in _programs(evaluator, batch, tokens).items():
-            jax.block_until_ready(program())  # the first call of each warms up
-            programs[name, what] = program
-    for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
-        found[name][what] = [1e3 * s for s in seconds]
-    programs.clear()
+    """Times by scheme and round, and bytes of temporaries.
+
+    Times are milliseconds for batch × length tokens, of `decode_ms` for one token of each row.
+    """
+    found = _interleaved(config, evaluators, config.batch, config.length)
+    for name, there in found.items():
+        there["compile_seconds"] = evaluators[name].trainer.compile_seconds
     devices = next(iter(evaluators.values())).trainer.mesh.devices
     return {
         "device": f"{devices.size} × {devices.flat[0].device_kind}",
         "length": config.length,
         "batch": config.batch,
+        "of": subject(config, evaluators),
         "encodings": found,
         "lengths": {str(n): _at_length(config, evaluators, n) for n in config.timing_lengths},
     }
+
+
+def subject(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
+    """What timings belong to: with another subject they are taken again."""
+    return {
+        "specs": {name: e.trainer.config.encoding for name, e in evaluators.items()},
+        "lengths": list(config.timing_lengths),
+        "repeats": config.timing_repeats,
+    }
+
+
+def _at_length(config: CompareConfig, evaluators: dict[str, Evaluator], length: int) -> dict:
+    """The same and inference at another length."""
+    shape = next(iter(evaluators.values())).trainer.mesh.shape
+    parts = shape["data"] * shape["fsdp"]
+    rows = max(1, config.batch * config.length // length // parts) * parts
+    there = {}
+    for name, evaluator in evaluators.items():
+        old = evaluator.trainer
+        trainer = Trainer(old.config, config.optimizer, config.steps, old.mesh, config.positions)
+        there[name] = Evaluator(trainer, config.eval)
+    return {"batch": rows, "encodings": _interleaved(config, there, rows, length, _inference)}
+
+
+def _interleaved(
+    config: CompareConfig,
+    evaluators: dict[str, Evaluator],
+    rows: int,
+    length: int,
+    more: Callable[[Trainer, np.ndarray], Programs] = lambda trainer, tokens: {},
+) -> dict[str, dict]:
+    """Every program of every scheme, in turn; by scheme, with words where there is no number."""
+    tokens, batch = _batch(config, evaluators, rows, length)
+    found: dict[str, dict[str, Any]] = {}
+    programs: dict[tuple[str, str], Callable] = {}
+    shares: dict[tuple[str, str], float] = {}
+    for name, evaluator in evaluators.items():
+        logging.info("Speed at length %d: compiling %s", length, name)
+        if not evaluator.defined(length):
+            found[name] = {"problem": "not defined"}
+            continue
+        trainer = evaluator.trainer
+        try:
+            memory = trainer.compile(rows, length).memory_analysis()
+            these = _programs(evaluator, batch, tokens) | more(trainer, tokens[:, :-1])
+            for program, _ in these.values():
+                jax.block_until_ready(program())  # the first call of each warms up
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            beside = f" beside {len(programs)} programs of the others" if programs else ""
+            found[name] = {"problem": OUT_OF_MEMORY + beside}
+            continue
+        found[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
+        for what, (program, share) in these.items():
+            programs[name, what], shares[name, what] = program, share
+    for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
+        found[name][what] = [1e3 * s / shares[name, what] for s in seconds]
+    return found
 
 
 def _batch(config: CompareConfig, evaluators: dict[str, Evaluator], rows: int, length: int):
@@ -62,54 +116,25 @@ def _batch(config: CompareConfig, evaluators: dict[str, Evaluator], rows: int, l
     }
 
 
-def _programs(evaluator: Evaluator, batch: dict, tokens: np.ndarray) -> dict[str, Callable]:
+def _programs(evaluator: Evaluator, batch: dict, tokens: np.ndarray) -> Programs:
     """One training step, and one evaluation of the parameters it has reached."""
-    trainer = evaluator.trainer
-    state, rows = trainer.init(0), trainer.put(batch)
+    trainer, (rows, width) = evaluator.trainer, tokens.shape
+    state, ready = trainer.init(0), trainer.put(batch)
 
     def step():
         nonlocal state
-        state, _ = trainer.step(state, rows, np.int32(0))
+        state, _ = trainer.step(state, ready, np.int32(0))
         return state
 
-    return {"train_ms": step, "eval_ms": lambda: evaluator.run(state.params, tokens)}
+    whole = -(-rows // evaluator.rows(width - 1)) * evaluator.rows(width - 1)
+    many = np.resize(tokens, (whole, width))  # an evaluation computes so many, whatever is asked
+    return {
+        "train_ms": (step, 1.0),
+        "eval_ms": (lambda: evaluator.run(state.params, many), whole / rows),
+    }
 
 
-def _at_length(config: CompareConfig, evaluators: dict[str, Evaluator], length: int) -> dict:
-    """The same and inference at another length; "encodings" has words where there is no number."""
-    shape = next(iter(evaluators.values())).trainer.mesh.shape
-    parts = shape["data"] * shape["fsdp"]
-    rows = max(1, config.batch * config.length // length // parts) * parts
-    tokens, batch = _batch(config, evaluators, rows, length)
-    found: dict[str, dict[str, Any]] = {}
-    programs = {}
-    for name, evaluator in evaluators.items():
-        logging.info("Speed at length %d: compiling %s", length, name)
-        if not evaluator.defined(length):
-            found[name] = {"problem": "not defined"}
-            continue
-        old = evaluator.trainer
-        trainer = Trainer(old.config, config.optimizer, config.steps, old.mesh, config.positions)
-        there = Evaluator(trainer, config.eval)
-        try:
-            memory = trainer.compile(rows, length).memory_analysis()
-            these = _programs(there, batch, tokens) | _inference(trainer, tokens[:, :-1])
-            for program in these.values():
-                jax.block_until_ready(program())
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            found[name] = {"problem": OUT_OF_MEMORY}
-            continue
-        found[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
-        programs |= {(name, what): program for what, program in these.items()}
-    for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
-        calls = DECODED if what == "decode_ms" else 1
-        found[name][what] = [1e3 * s / calls for s in seconds]
-    return {"batch": rows, "encodings": found}
-
-
-def _inference(trainer: Trainer, tokens: np.ndarray) -> dict[str, Callable]:
+def _inference(trainer: Trainer, tokens: np.ndarray) -> Programs:
     """Reading all tokens but the last few into a cache, and decoding as many after them."""
     rows, length = tokens.shape
     params, key = trainer.init(0).params, jax.random.key(0)
@@ -129,6 +154,6 @@ def _inference(trainer: Trainer, tokens: np.ndarray) -> dict[str, Callable]:
 
     ready = prefill(params, prompt)
     return {
-        "prefill_ms": functools.partial(prefill, params, prompt),
-        "decode_ms": functools.partial(decode, params, *ready),
+        "prefill_ms": (functools.partial(prefill, params, prompt), prompt.shape[1] / length),
+        "decode_ms": (functools.partial(decode, params, *ready), DECODED),
     }

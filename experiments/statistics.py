@@ -102,7 +102,7 @@ def judge(difference: Estimate, adjusted: float, reference: str) -> tuple[str, s
     if difference.n == 1:
         return NONE, f"{nothing} (one seed)"
     if difference.mean == difference.low == difference.high:
-        why = "identical losses" if difference.mean == 0 else "all seeds gave the same number"
+        why = "identical numbers" if difference.mean == 0 else "all seeds gave the same number"
         return NONE, f"{nothing} ({why})"
     if difference.low <= 0 <= difference.high:
         return NONE, nothing

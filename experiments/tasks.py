@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from experiments import launch, plotting, statistics
 from experiments.images import title
-from experiments.provenance import commit, save_json
+from experiments.provenance import save_json, together
 from experiments.trials import Trials, finished
 from pe_jax.training import placement, tasks
 from pe_jax.training.step import PLACES, Trainer, token_losses
@@ -83,9 +83,14 @@ class Solver(Trainer):
         return task.defined(length) and self.positions.fits(width, limit, testing=True)
 
 
-def blocks(config: TasksConfig, task: tasks.Task, length: int) -> Iterator[dict]:
+TEST, OTHER = 0, 2  # streams of questions, beside those of training
+
+
+def blocks(
+    config: TasksConfig, task: tasks.Task, length: int, stream: int = TEST
+) -> Iterator[dict]:
     """The questions to test on at a length, the same for all, in forward passes of one size."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), length)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), stream), length)
     rows = tasks.batch(task, key, config.test, length, length, config.model.causal)
     fits = max(1, TOKENS // task.read(length, config.model.causal))
     size = next(n for n in range(min(fits, config.test), 0, -1) if config.test % n == 0)
@@ -120,21 +125,30 @@ def score(config: TasksConfig, solver: Solver, task: tasks.Task, params: Any) ->
 
 
 def fixed(config: TasksConfig, task: tasks.Task) -> dict:
-    """What knowing the task, but no question, would score: the likeliest token at each place."""
+    """What knowing the task, but no question, would score: the likeliest token at each place.
+
+    Of other questions than those that it is scored on, or it would have seen some of the answers.
+    """
     found: dict[str, list[float] | str] = {}
     for length in (config.length, *config.lengths):
         if not task.defined(length):
             found[str(length)] = "not defined"
             continue
-        rows = [jax.device_get(block) for block in blocks(config, task, length)]
-        targets, weights = (np.concatenate([r[k] for r in rows]) for k in ("targets", "weights"))
-        place = np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
+        targets, weights, place = _placed(blocks(config, task, length))
+        seen, _, where = _placed(blocks(config, task, length, OTHER))
         right = np.zeros(place.shape, bool)
         for at in range(place.max() + 1):
-            likeliest = np.bincount(targets[place == at]).argmax()
-            right |= (place == at) & (targets == likeliest)
+            counts = np.bincount(seen[where == at], minlength=1)
+            right |= (place == at) & (targets == counts.argmax())
         found[str(length)] = accuracy(right, weights)
     return found
+
+
+def _placed(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
+    """Targets, their weights, and the place of each in its answer, -1 where it is none."""
+    listed = [jax.device_get(block) for block in rows]
+    targets, weights = (np.concatenate([r[k] for r in listed]) for k in ("targets", "weights"))
+    return targets, weights, np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
 
 
 def one(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) -> dict:
@@ -173,19 +187,24 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     return found
 
 
-def collect(config: TasksConfig, runs: dict) -> list[dict]:
-    """One entry an encoding and kind of positions: scores by task, length and seed."""
+def label(config: TasksConfig) -> dict[str, str]:
+    """What kinds of positions are called: by their name where that tells them apart."""
     short = [positions.partition("(")[0] for positions in config.positions]
     unique = len({*short}) == len(short)
-    label = dict(zip(config.positions, short if unique else config.positions, strict=True))
-    entries = [(spec, label[positions]) for spec, positions in runs]
+    return dict(zip(config.positions, short if unique else config.positions, strict=True))
+
+
+def collect(config: TasksConfig, runs: dict) -> list[dict]:
+    """One entry an encoding and kind of positions: scores by task, length and seed."""
+    called = label(config)
+    entries = [(spec, called[positions]) for spec, positions in runs]
     lengths, found = [str(n) for n in (config.length, *config.lengths)], []
     for (spec, positions), by_task in runs.items():
         scores = {
             task: {n: {s: _score(run, n) for s, run in by_seed.items()} for n in lengths}
             for task, by_seed in by_task.items()
         }
-        name = title(spec, label[positions], entries, "contiguous")
+        name = title(spec, called[positions], entries, "contiguous")
         found.append({"name": name, "spec": spec, "positions": positions, "scores": scores})
     guess = {
         task: {n: {"": value} for n, value in fixed(config, tasks.TASKS[task]).items()}
@@ -214,45 +233,69 @@ def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) 
     return values if isinstance(values, str) else float(np.mean([*values.values()]))
 
 
-def gains(config: TasksConfig, entries: list[dict]) -> dict[str, statistics.Estimate]:
-    """By entry whose positions are not the first: tokens right beyond, less those with the first.
+def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict, dict]]]:
+    """What is compared: each kind of positions with the first, each encoding with `reference`."""
+    first = {e["spec"]: e for e in entries if e["positions"] == label(config)[config.positions[0]]}
+    other = [e for e in entries if e["spec"] in first and e is not first[e["spec"]]]
+    reference = first.get(config.reference)
+    schemes = [e for e in first.values() if reference and e is not reference]
+    return {
+        "positions": [(e, first[e["spec"]]) for e in other],
+        "encodings": [(e, reference) for e in schemes if reference],
+    }
 
-    Each seed's mean over the tasks that have a number in both, paired; none where no task has.
+
+def difference(config: TasksConfig, one: dict, other: dict) -> dict:
+    """Points of tokens right beyond, of one less the other, paired by seed; the tasks without it.
+
+    Each seed's mean is over the tasks that have a number in both.
     """
-    plain = {e["spec"]: e for e in entries if e["positions"] == config.positions[0]}
-    found = {}
-    for entry in entries:
-        if entry["positions"] in ("", config.positions[0]) or entry["spec"] not in plain:
+    without, both = {}, []
+    for task in config.tasks:
+        sides = [by_seed(config, e, task, 0, True) for e in (one, other)]
+        words = [x for x in sides if isinstance(x, str)]
+        if words:
+            without[task] = words[0]
+        else:
+            both.append(sides)
+    values = [np.mean([100 * (a[s] - b[s]) for a, b in both]) for s in both[0][0]] if both else []
+    found = statistics.estimate(values) if values else None
+    return {"of": one["name"], "minus": other["name"], "estimate": found, "without": without}
+
+
+def judged(differences: list[dict]) -> list[dict]:
+    """With their interval, and in words whether each was shown, after Holm over all of them."""
+    tested = {d["of"]: d["estimate"].p for d in differences if d["estimate"]}
+    adjusted, found = statistics.holm(tested), []
+    for given in differences:
+        x, row = given["estimate"], {k: v for k, v in given.items() if k != "estimate"}
+        if x is None:
+            found.append({**row, "verdict": "no task has a number in both"})
             continue
-        pairs = [
-            [by_seed(config, e, task, 0, True) for e in (entry, plain[entry["spec"]])]
-            for task in config.tasks
-        ]
-        pairs = [pair for pair in pairs if not any(isinstance(x, str) for x in pair)]
-        if pairs:
-            seeds = [np.mean([a[seed] - b[seed] for a, b in pairs]) for seed in pairs[0][0]]
-            found[entry["name"]] = statistics.estimate(seeds)
-    return found
-
-
-def judged(gained: dict[str, statistics.Estimate]) -> dict[str, dict]:
-    """Of each gain: points with their interval, and in words whether it was shown, after Holm."""
-    adjusted, found = statistics.holm({name: x.p for name, x in gained.items()}), {}
-    for name, x in gained.items():
-        kind, words = statistics.judge(x, adjusted[name], "")
+        p = adjusted[given["of"]]
+        kind, words = statistics.judge(x, p, "")
         if kind != statistics.NONE:
             more = "more" if kind == statistics.HIGHER else "fewer"
-            words = f"{more} tokens right (p = {adjusted[name]:.3f})"
-        low, mean, high = (None if np.isnan(v) else 100 * v for v in (x.low, x.mean, x.high))
-        found[name] = {"points": mean, "low": low, "high": high, "seeds": x.n, "verdict": words}
+            words = f"{more} tokens right (p = {p:.3f})"
+        bounds = {"points": x.mean, "low": x.low, "high": x.high}
+        row |= {name: None if np.isnan(v) else v for name, v in bounds.items()}
+        found.append({**row, "seeds": x.n, "verdict": words})
     return found
+
+
+def told(row: dict) -> str:
+    """A line for the terminal."""
+    interval = "" if row.get("low") is None else f" [{row['low']:+.1f}, {row['high']:+.1f}]"
+    points = f"{row['points']:+.1f} points{interval}: " if "points" in row else ""
+    missing = ", ".join(f"{task} ({why})" for task, why in row["without"].items())
+    without = f"; without {missing}" if missing else ""
+    return f"{row['of']} minus {row['minus']}: {points}{row['verdict']}{without}"
 
 
 def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
     """Tokens right beyond the training length, each encoding on each task."""
-    caption = (
-        f"Mean over lengths {config.lengths} and {config.seeds} seeds; trained to {config.length}."
-    )
+    over = f"Mean over lengths {config.lengths} and {config.seeds} seeds"
+    caption = f"{over}; trained to {config.length}, at one learning rate."
     shown = rich.table.Table("task", title="Tokens right at longer lengths", caption=caption)
     for entry in entries:
         shown.add_column(entry["name"], justify="right")
@@ -322,14 +365,19 @@ def main(config: TasksConfig) -> None:
     work, also = functools.partial(run, config), functools.partial(digests, config)
     with finished(config, BINDING, names, work, also) as (now, runs):
         entries = collect(config, runs)
-        gained = judged(gains(config, entries))
+        found = {
+            family: judged([difference(config, *pair) for pair in listed])
+            for family, listed in pairs(config, entries).items()
+        }
         plotting.save(figure(config, entries, listed(entries)), workdir)
-        about = {"commit": commit(), "device": jax.devices()[0].device_kind, "config": now}
-        save_json(workdir / "results.json", {**about, "encodings": entries, "gains": gained})
+        about = together(x for e in runs.values() for task in e.values() for x in task.values())
+        about |= {"config": now, "encodings": entries, "differences": found}
+        save_json(workdir / "results.json", about)
     rich.print(table(config, entries))
-    for name, x in gained.items():
-        interval = "" if x["low"] is None else f" [{x['low']:+.1f}, {x['high']:+.1f}]"
-        print(f"{name}: {x['points']:+.1f} points{interval}: {x['verdict']}")
+    for row in (row for family in found.values() for row in family):
+        print(told(row))
+    if config.reference not in config.encodings:
+        print(f"No two encodings are compared: reference={config.reference!r} was not run.")
     print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from experiments import launch
 from experiments.compare import slug
 from experiments.lanes import lanes, spread
 from experiments.lock import Lock
-from experiments.provenance import save_json
+from experiments.provenance import made, save_json
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.sweeps import TrialsConfig
@@ -24,12 +23,13 @@ class Trials:
     """The runs of one entry: what was found before, or is found now.
 
     Attributes:
+      entry: what it is, kept beside each result.
       mesh: the devices of this entry.
       stop: tells whether a signal came.
     """
 
-    def __init__(self, folder: Path, mesh: Mesh, stop: launch.Stop):
-        self.folder, self.mesh, self.stop = folder, mesh, stop
+    def __init__(self, folder: Path, entry: list[str], mesh: Mesh, stop: launch.Stop):
+        self.folder, self.entry, self.mesh, self.stop = folder, entry, mesh, stop
 
     def found(self, name: str, train: Callable[[], dict]) -> dict:
         """What the run gave, or `train()` gives now; empty where a signal came first."""
@@ -38,7 +38,7 @@ class Trials:
             given = {} if self.stop.signal is not None else train()
             if not given:
                 return {}
-            save_json(path, given)
+            save_json(path, {"entry": self.entry, **made(), **given})
         return json.loads(path.read_text())  # as JSON has it, now and later
 
 
@@ -53,6 +53,16 @@ def folders(entries: Mapping[Any, Iterable[str]]) -> dict[Any, str]:
         if [*found.values()].count(name) > 1:
             raise ValueError(f"encodings: {entry}: another one has the same name in a path, {name}")
     return found
+
+
+def check_entry(folder: Path, parts: list[str]) -> None:
+    """Raises ValueError if a folder holds runs of another entry: names are cut short."""
+    for path in folder.rglob("*.json"):
+        before = json.loads(path.read_text()).get("entry")
+        if before != parts:
+            raise ValueError(
+                f"encodings: {path} is of {before}, not of {parts}; use a new --config.workdir"
+            )
 
 
 @contextlib.contextmanager
@@ -84,16 +94,19 @@ def finished(
         saved = json.loads(path.read_text()) if path.exists() else {}
         if saved:
             check_same(saved, now, binding)
+        for entry, parts in entries.items():
+            check_entry(workdir / "runs" / names[entry], [*parts])
         kept = now | also(saved)
         lock = Lock(workdir)
         save_json(path, kept)
     with contextlib.closing(lock), launch.Stop() as stop:
-        each = functools.partial(_entry, run, names, workdir / "runs", stop)
+
+        def each(entry, mesh: Mesh):
+            return run(
+                entry, Trials(workdir / "runs" / names[entry], [*entries[entry]], mesh, stop)
+            )
+
         with launch.one_line_errors():
             given = spread(each, entries, meshes, stop)
         stop.leave()
         yield now, dict(zip(entries, given, strict=True))
-
-
-def _entry(run, names: dict, folder: Path, stop: launch.Stop, entry, mesh: Mesh):
-    return run(entry, Trials(folder / names[entry], mesh, stop))

@@ -64,13 +64,10 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
     """A comparison, stopped in its second seed, then continued: folder, files at the stop."""
     folder = tmp_path_factory.mktemp("compared")
 
-    def stop():
-        interrupt()
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "Evaluator", functools.cache(compare.Evaluator))
         with patch.context() as during, pytest.raises(SystemExit) as end:
-            at_step(during, (len(RATES) + 1) * STEPS + 2, stop)
+            at_step(during, (len(RATES) + 1) * STEPS + 2, interrupt)
             compare.main(chosen(folder))
         assert end.value.code == 128 + signal.SIGTERM
         before = files(folder)
@@ -154,6 +151,55 @@ def test_speed_is_measured_for_every_scheme_in_turn(compared):
         assert found["compile_seconds"] > 0
 
 
+def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, shared_programs):  # noqa: F811
+    config = change(settings(tmp_path), timing_lengths=(64,))
+    config = change(config, eval={"batch_tokens": 4 * tiny.R * 64}, model=tiny.config("nope"))
+    evaluator = compare.Evaluator(compare.prepare(config, tiny.V), config.eval)
+    rows = []
+    evaluate = compare.Evaluator.run
+    monkeypatch.setattr(
+        compare.Evaluator, "run", lambda e, p, x: (rows.append(x.shape), evaluate(e, p, x))[1]
+    )
+    seconds = lambda programs, repeats: {program: [1.0] * repeats for program in programs}  # noqa: E731
+    monkeypatch.setattr(compare.speed.timing, "interleave", seconds)
+    found = compare.speed.measure(config, {"nope": evaluator})
+    count = tiny.R * tiny.L // 64  # rows of a batch at that length
+    there = found["lengths"]["64"]
+    assert there["batch"] == count and rows[-1] == (evaluator.rows(64), 65)
+    assert evaluator.rows(64) == 4 * tiny.R
+    inferred = {"eval_ms": count / evaluator.rows(64), "prefill_ms": 64 / 48, "decode_ms": 1 / 16}
+    for what, each in {"train_ms": 1, **inferred}.items():
+        np.testing.assert_allclose(there["encodings"]["nope"][what], 1e3 * each, err_msg=what)
+    shorter = tiny.R / evaluator.rows(tiny.L)
+    np.testing.assert_allclose(found["encodings"]["nope"]["eval_ms"], 1e3 * shorter)
+
+
+def test_an_encoding_that_was_left_out_for_a_while_is_not_another_one(tmp_path):
+    folder = tmp_path / "runs" / "t5" / "seed0"
+    folder.mkdir(parents=True)
+    config = settings(tmp_path)
+    about = compare.manifest(config, program.open_source(config), {"nope": "nope"})
+    compare.save_json(tmp_path / "manifest.json", about)  # t5 came before, and was left out then
+    compare.save_json(folder / "config.json", {"model": {"encoding": "t5"}})
+    compare.check_resumable(config, {**about, "encodings": [{"name": "t5", "spec": "t5"}]})
+    again = [{"name": "t5", "spec": "t5(num_buckets=8)"}]
+    with pytest.raises(ValueError, match=r"'t5' is 't5\(num_buckets=8\)' here and 't5' in "):
+        compare.check_resumable(config, {**about, "encodings": again})
+
+
+@pytest.mark.parametrize(
+    "specs, names",
+    [
+        (("rope(base=1e4)*3,rope(base=1e6)", "alibi"), ["rope-base-1e4-3-rope-base-1e6", "alibi"]),
+        (("t5(num_buckets=8)+rope(base=5.0)",), ["t5-num-buckets-8-rope-base-5.0"]),
+        (("rope(scaling=yarn(factor=2))", "transformer_xl"), ["rope", "transformer_xl"]),
+    ],
+)
+def test_only_a_single_scheme_has_the_short_name(tmp_path, specs, names):
+    config = change(settings(tmp_path), encodings=specs, baseline=names[0], reference=names[0])
+    assert [*compare.names(config)] == names
+
+
 def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared):
     folder, _ = compared
     there = json.loads((folder / "speed.json").read_text())["lengths"]["32"]
@@ -183,7 +229,8 @@ def test_the_extrapolation_family_is_sound_before_anything_compiles(name, size):
     config.check()
     assert len(compare.names(config)) >= 5 and len(config.rates) >= 3
     assert config.eval.split == "test" and compare.near(config).split == "validation"
-    assert config.eval.lengths[0] == config.length and config.eval.lengths[-1] >= 16 * config.length
+    assert config.eval.lengths[0] == config.length and config.eval.lengths[-1] >= 8 * config.length
+    assert config.eval.stride <= config.length // 2  # or both protocols are one at that length
 
 
 def test_the_manifest_says_what_was_compared(compared):
@@ -252,7 +299,10 @@ def test_after_the_first_error_no_job_begins():
         ({"protocol": "sliding"}, ("protocol='sliding'", "made with 'non-overlapping'")),
         (
             {"encodings": ("nope", "learned(length=40)")},
-            ("'learned' is 'learned(length=40)' here and 'learned(length=12)' in the workdir",),
+            (
+                "'learned' is 'learned(length=40)' here and 'learned(length=12)' in ",
+                "runs/learned/seed",
+            ),
         ),
     ],
 )

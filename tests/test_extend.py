@@ -118,7 +118,7 @@ def test_every_method_is_another_model_beyond_the_trained_length_and_finite(foun
         assert len(list(csv.DictReader(file))) == len(entries) * 2
     with (folder / "passkeys.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(entries) * 2 * 2 and {0, 1} >= {float(r["exact"]) > 1 for r in rows}
+    assert len(rows) == len(entries) * 2 * 2 and all(0 <= float(r["exact"]) <= 1 for r in rows)
     assert all((folder / f"{n}.png").stat().st_size > 1000 for n in ("loss-sliding", "passkeys"))
 
 
@@ -187,6 +187,7 @@ def refused(config, capsys, *words):
         ({"encodings": ("rope(scaling=linear(factor={fator}))",)}, "fator"),
         ({"eval": EvalConfig(lengths=(L, TARGET), windows=99, stride=L)}, "count=99"),
         ({"eval": EvalConfig(lengths=(L, TARGET, 8 * L), stride=L)}, "length=1665 (its longest"),
+        ({"trials": 10**4}, "count=10000"),
         ({"batch": 0}, "batch=0: must be"),
     ],
 )
@@ -317,6 +318,11 @@ def test_the_search_finds_factors_better_than_those_it_began_with_and_they_rise(
     assert all((np.diff(x) >= 0).all() and min(x) >= 1 for _, x in found)
     calls = iter([True, True, False])
     assert len(factors.search(loss, start, 4.0, 200, lambda: next(calls))) == 2
+
+
+def test_the_first_factors_are_as_many_as_the_frequencies_that_rotate():
+    for spec, count in {"rope": 16, "rope(fraction=0.5)": 8}.items():
+        assert [x.size for x in factors.first(parse(spec)[0], 32, 2.0, L)] == [count] * 3
 
 
 def test_factors_as_parameters_are_the_scaling_that_has_them(base):

@@ -92,3 +92,18 @@ def test_a_join_never_writes_into_a_comparison(parts):
     with pytest.raises(ValueError, match="holds a comparison"):
         join.join(parts[1:], parts[0])
     assert sorted(parts[0].rglob("*")) == before
+
+
+def test_every_part_is_compared_with_every_other(parts, fake, tmp_path):  # noqa: F811
+    encodings = [{"name": "rope", "spec": "rope"}, {"name": "t5", "spec": "t5(num_buckets=8)"}]
+    third = copied(parts[1], tmp_path / "third", encodings=encodings)
+    with pytest.raises(ValueError, match=r"spec of t5 is 't5\(num_buckets=8\)'"):
+        join.join([parts[0], parts[1], third], tmp_path / "joined")
+
+
+def test_a_join_into_one_of_its_parts_is_refused(parts, tmp_path):
+    join.join(parts[:2], tmp_path / "ab")
+    before = sorted((tmp_path / "ab").rglob("*"))
+    with pytest.raises(ValueError, match="is one of those to join"):
+        join.join([tmp_path / "ab", parts[2]], tmp_path / "there" / ".." / "ab")
+    assert sorted((tmp_path / "ab").rglob("*")) == before

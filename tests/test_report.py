@@ -192,7 +192,7 @@ def test_identical_schemes_under_other_names_have_no_winner(fake):
             target = folder / "runs" / name / f"seed{seed}" / "evaluation.json"
             target.write_bytes(source.read_bytes())
     found = verdicts(folder)
-    assert found["twin"] == found["alibi"] == "no difference shown (identical losses)"
+    assert found["twin"] == found["alibi"] == "no difference shown (identical numbers)"
     read = results.read(folder)
     found = findings.summary(read, findings.verdicts(read))["found"]
     assert found[0] == "No scheme was shown to differ from rope."

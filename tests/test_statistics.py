@@ -40,7 +40,7 @@ def test_holm_by_hand_and_untested_schemes_do_not_count():
     [
         ([-0.3], "none", "one seed"),
         ([-0.30, -0.31], "none", "a claim needs 3"),
-        ([0.0, 0.0, 0.0], "none", "identical losses"),
+        ([0.0, 0.0, 0.0], "none", "identical numbers"),
         ([-0.2, -0.2, -0.2], "none", "all seeds gave the same number"),
         ([-0.3, 0.1, -0.2], "none", "no difference shown"),
         ([-0.30, -0.31, -0.29], "lower", "lower loss than rope"),

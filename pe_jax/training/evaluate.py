@@ -62,14 +62,18 @@ class Evaluator:
         shardings = (trainer.shardings.params, trainer.batch_sharding, whole)
         self.losses = jax.jit(losses, in_shardings=shardings, out_shardings=whole)
 
+    def rows(self, length: int) -> int:
+        """How many rows of a length are computed at a time, however few there are."""
+        parts = self.trainer.mesh.shape["data"] * self.trainer.mesh.shape["fsdp"]
+        return max(1, self.config.batch_tokens // length // parts) * parts
+
     def run(self, params: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Loss of each target (nats), and whether it was the likeliest: [R, n] for rows [R, n + 1].
 
         Rows go in batches of one size, so that a length has one program.
         """
         length = rows.shape[1] - 1
-        parts = self.trainer.mesh.shape["data"] * self.trainer.mesh.shape["fsdp"]
-        size = max(1, self.config.batch_tokens // length // parts) * parts
+        size = self.rows(length)
         filler = np.repeat(rows[-1:], -len(rows) % size, axis=0)
         blocks = np.concatenate([rows, filler]).reshape(-1, size, length + 1)
         place = self.trainer.batch_sharding  # all processes have all rows

@@ -92,6 +92,14 @@ class CompareConfig(Config):
         specs = self.specs()
         if len(set(specs)) < len(specs):
             raise ValueError(f"encodings={self.encodings}: name each once")
+        if (
+            self.rates
+            and self.eval.split == "validation"
+            and not self.data.startswith("synthetic:")
+        ):
+            raise ValueError(
+                "eval.split='validation': the rates are chosen there; pass eval.split=test"
+            )
         if self.rates and self.optimizer.warmup > self.rate_steps:
             least = f"optimizer.warmup={self.optimizer.warmup}"
             raise ValueError(f"rate_steps={self.rate_steps}: must be at least {least}")
@@ -219,7 +227,10 @@ class TasksConfig(TrialsConfig):
 
     Attributes, beside those of `TrialsConfig`:
       encodings: as `model.encoding` takes them.
-      positions: as `Config.positions`; each encoding is trained with each of them.
+      positions: as `Config.positions`; each encoding is trained with each of them, and those after
+        the first are compared with it.
+      reference: the encoding that the others are compared with, all with the first positions: the
+        tokens right beyond the training length, the mean over lengths and tasks.
       tasks: names in `tasks.TASKS`.
       length: of the longest question in training; all lengths to it are equally likely.
       lengths: longer ones to test, ascending; `length` is tested too.
@@ -237,6 +248,7 @@ class TasksConfig(TrialsConfig):
         "at least one scheme of positions, each once",
         lambda v: 0 < len(v) == len(set(v)),
     )
+    reference: str = ranged("rope", "an encoding", bool)
     tasks: tuple[str, ...] = ranged(
         (
             "even_pairs",
@@ -311,6 +323,8 @@ class ExtendConfig:
         `{window}` for half of it, `{group}` for the least group with which Self-Extend then reaches
         the target, `{ones}` for as many ones as there are frequencies and `{searched}` for their
         factors by LongRoPE's search (`experiments.factors`).
+      reference: the method that the others are compared with, by its name in the results: the loss
+        at the target under a sliding window.
       factor: the target length over the length trained on.
       steps: of the fine-tune at the target length; 0: none.
       batch: rows in a step of the fine-tune, and to search with.
@@ -347,6 +361,7 @@ class ExtendConfig:
         "at least one encoding",
         lambda v: len(v) > 0,
     )
+    reference: str = ranged("rope", "the name of one of the encodings", bool)
     factor: float = real_field(4.0, 1, 1024)
     steps: int = int_field(100, 0)
     batch: int = int_field(8, 1)

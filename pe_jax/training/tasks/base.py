@@ -111,11 +111,19 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of a few rows: it changes when what is generated changes."""
-        key, length = jax.random.key(0), max(self.shortest, 8)
-        rows = jax.jit(jax.vmap(lambda key: decoder_row(self, self.draw(key, length, length))))
-        tokens, _ = jax.device_get(rows(jax.random.split(key, 4)))
-        return hashlib.sha256(self.name.encode() + tokens.tobytes()).hexdigest()
+        """SHA-256 of a few rows of both layouts: it changes when what is generated changes."""
+        longest = max(self.shortest, min(self.longest or 24, 24))
+
+        def both(key):
+            length = jax.random.randint(key, (), self.shortest, longest + 1)
+            example = self.draw(key, length, longest)
+            return encoder_row(self, example), decoder_row(self, example)
+
+        rows = jax.jit(jax.vmap(both))(jax.random.split(jax.random.key(0), 8))
+        found = hashlib.sha256(self.name.encode())
+        for x in jax.tree.leaves(jax.device_get(rows)):
+            found.update(x.tobytes())
+        return found.hexdigest()
 
     def describe(self) -> str:
         """One line for logs and reports."""
