@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs import tasks_published
+from experiments import solved
 from experiments import tasks as program
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
@@ -81,13 +82,13 @@ def test_a_table_that_is_too_short_is_words_and_every_number_is_listed(compared)
     folder, _ = compared
     found = json.loads((folder / "results.json").read_text())
     entries = {e["name"]: e for e in found["encodings"]}
-    assert [*entries] == [program.FIXED, "nope", "learned", "learned, randomized"]
+    assert [*entries] == [solved.FIXED, "nope", "learned", "learned, randomized"]
     scores = entries["learned"]["scores"]
     assert scores["copy"]["12"] == {"0": "not defined"}  # 24 tokens, and 20 places
     assert all(0 <= x <= 1 for x in scores["copy"]["8"]["0"] + scores["parity_check"]["12"]["0"])
     config = settings(folder, positions=("contiguous", RANDOM))
-    assert program.cell(config, entries["learned"], "copy", 0, True) == "not defined"
-    assert isinstance(program.cell(config, entries["learned"], "copy", 0, False), float)
+    assert solved.cell(config, entries["learned"], "copy", 0, True) == "not defined"
+    assert isinstance(solved.cell(config, entries["learned"], "copy", 0, False), float)
     with (folder / "tasks.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 2 * 3
@@ -140,17 +141,17 @@ def planted(better):
 def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_path):
     config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
     plain, other = planted(0.2)
-    assert program._score({"status": "diverged", "step": 2}, "8") == "diverged"
-    assert program.cell(config, plain, "parity_check", 0, True) == "diverged"
-    np.testing.assert_allclose(program.cell(config, plain, "copy", 0, True), 0.5)
-    assert program.cell(config, plain, "copy", 0, False) == 1
-    found = program.pairs(config, [plain, other])
+    assert solved._score({"status": "diverged", "step": 2}, "8") == "diverged"
+    assert solved.cell(config, plain, "parity_check", 0, True) == "diverged"
+    np.testing.assert_allclose(solved.cell(config, plain, "copy", 0, True), 0.5)
+    assert solved.cell(config, plain, "copy", 0, False) == 1
+    found = solved.pairs(config, [plain, other])
     assert found == {"positions": [(other, plain)], "encodings": []}
-    given = program.difference(config, other, plain)
+    given = solved.difference(config, other, plain)
     gain = given["estimate"]
     np.testing.assert_allclose(gain.mean, 20 + 0.5 / 3)
     assert gain.n == 3 and 19 < gain.low < 20 < gain.high < 22
-    told = program.told(*program.judged([given]))
+    told = solved.told(*solved.judged([given]))
     assert told.startswith("rope, randomized minus rope: +20.2 points [+19.")
     assert ": more tokens right (p = 0.000)" in told
     assert told.endswith("; without parity_check (diverged)")
@@ -161,15 +162,15 @@ def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(
     plain, better = planted(0.2)
     better = {**better, "name": "t5", "spec": "t5", "positions": "contiguous"}
     same = {**plain, "name": "nope", "spec": "nope"}
-    found = program.pairs(config, [plain, better, same])
+    found = solved.pairs(config, [plain, better, same])
     assert found == {"positions": [], "encodings": [(better, plain), (same, plain)]}
-    both = [program.difference(config, *pair) for pair in found["encodings"]]
-    alone, rows = program.judged(both[:1]), program.judged(both)
+    both = [solved.difference(config, *pair) for pair in found["encodings"]]
+    alone, rows = solved.judged(both[:1]), solved.judged(both)
     assert rows[1]["verdict"] == "no difference shown (identical numbers)"
     p = [float(re.search(r"p = ([\d.]+)", row["verdict"])[1]) for row in (*alone, rows[0])]
     assert p[0] <= p[1] and rows[0]["points"] > 20
-    nothing = program.difference(settings(tmp_path, tasks=("parity_check",)), better, plain)
-    assert program.told(*program.judged([nothing])) == (
+    nothing = solved.difference(settings(tmp_path, tasks=("parity_check",)), better, plain)
+    assert solved.told(*solved.judged([nothing])) == (
         "t5 minus rope: no task has a number in both; without parity_check (diverged)"
     )
 
@@ -178,12 +179,12 @@ def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
     config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
     plain = planted(0.2)[0]
     again = {**plain, "name": "again", "positions": RANDOM}
-    (found,) = program.judged([program.difference(config, again, plain)])
+    (found,) = solved.judged([solved.difference(config, again, plain)])
     assert found["points"] == 0 and found["verdict"].startswith("no difference shown")
-    one = {"of": "a", "minus": "b", "without": {}, "estimate": program.statistics.estimate([0.3])}
-    (once,) = program.judged([one])
+    one = {"of": "a", "minus": "b", "without": {}, "estimate": solved.statistics.estimate([0.3])}
+    (once,) = solved.judged([one])
     assert once["low"] is None and once["verdict"] == "no difference shown (one seed)"
-    assert program.told(once) == "a minus b: +0.3 points: no difference shown (one seed)"
+    assert solved.told(once) == "a minus b: +0.3 points: no difference shown (one seed)"
     json.dumps([found, once], allow_nan=False)
 
 
@@ -272,5 +273,5 @@ def test_a_model_learns_to_reverse_and_only_with_positions(tmp_path, causal):
     config = settings(tmp_path, model=model, optimizer=optimizer, batch=64, test=64, **fields)
     program.main(config)
     found = json.loads((tmp_path / "results.json").read_text())["encodings"]
-    cells = {e["name"]: program.cell(config, e, "reverse_string", 0, False) for e in found}
+    cells = {e["name"]: solved.cell(config, e, "reverse_string", 0, False) for e in found}
     assert cells["rope"] > 0.95 and (causal or cells["nope"] < 0.75)

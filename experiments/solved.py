@@ -1,0 +1,200 @@
+"""What `tasks` found, for the eye and in words: accuracies, differences, a table and a map."""
+
+from collections.abc import Callable
+
+import numpy as np
+import rich.table
+
+from experiments import plotting, statistics
+from experiments.images import title
+from pe_jax.training.sweeps import TasksConfig
+
+HEADER = (
+    "encoding",
+    "positions",
+    "task",
+    "length",
+    "seed",
+    "token_accuracy",
+    "exact_match",
+    "note",
+)
+FIXED = "a fixed answer"
+PANELS = (  # title, which of a score's two numbers, whether beyond the training length
+    ("Tokens right at the longest length trained on", 0, False),
+    ("Tokens right at longer ones, mean over lengths", 0, True),
+    ("Whole answers right at longer ones, mean over lengths", 1, True),
+)
+
+
+def label(config: TasksConfig) -> dict[str, str]:
+    """What kinds of positions are called: by their name where that tells them apart."""
+    short = [positions.partition("(")[0] for positions in config.positions]
+    unique = len({*short}) == len(short)
+    return dict(zip(config.positions, short if unique else config.positions, strict=True))
+
+
+def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> list[dict]:
+    """One entry an encoding and kind of positions: scores by task, length and seed.
+
+    The first is what `fixed` gives by task, of the name FIXED.
+    """
+    called = label(config)
+    entries = [(spec, called[positions]) for spec, positions in runs]
+    lengths, found = [str(n) for n in (config.length, *config.lengths)], []
+    for (spec, positions), by_task in runs.items():
+        scores = {
+            task: {n: {s: _score(run, n) for s, run in by_seed.items()} for n in lengths}
+            for task, by_seed in by_task.items()
+        }
+        name = title(spec, called[positions], entries, "contiguous")
+        found.append({"name": name, "spec": spec, "positions": positions, "scores": scores})
+    guess = {task: {n: {"": value} for n, value in fixed(task).items()} for task in config.tasks}
+    return [{"name": FIXED, "spec": "", "positions": "", "scores": guess}, *found]
+
+
+def _score(run: dict, length: str) -> list[float] | str:
+    return run["scores"][length] if run["status"] == "ok" else run["status"]
+
+
+def by_seed(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> dict | str:
+    """Accuracy of each seed, at the training length or over those beyond; or why there is none."""
+    lengths = config.lengths if beyond else (config.length,)
+    scores = [entry["scores"][task][str(n)] for n in lengths]
+    words = [x for score in scores for x in score.values() if isinstance(x, str)]
+    if words:
+        return max(words, key=["not defined", "not finite", "diverged"].index)
+    return {seed: float(np.mean([s[seed][which] for s in scores])) for seed in scores[0]}
+
+
+def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> float | str:
+    """The mean over seeds of `by_seed`, or its words."""
+    values = by_seed(config, entry, task, which, beyond)
+    return values if isinstance(values, str) else float(np.mean([*values.values()]))
+
+
+def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict, dict]]]:
+    """What is compared: each kind of positions with the first, each encoding with `reference`."""
+    first = {e["spec"]: e for e in entries if e["positions"] == label(config)[config.positions[0]]}
+    other = [e for e in entries if e["spec"] in first and e is not first[e["spec"]]]
+    reference = first.get(config.reference)
+    schemes = [e for e in first.values() if reference and e is not reference]
+    return {
+        "positions": [(e, first[e["spec"]]) for e in other],
+        "encodings": [(e, reference) for e in schemes if reference],
+    }
+
+
+def difference(config: TasksConfig, one: dict, other: dict) -> dict:
+    """Points of tokens right beyond, of one less the other, paired by seed; the tasks without it.
+
+    Each seed's mean is over the tasks that have a number in both.
+    """
+    without, both = {}, []
+    for task in config.tasks:
+        sides = [by_seed(config, e, task, 0, True) for e in (one, other)]
+        words = [x for x in sides if isinstance(x, str)]
+        if words:
+            without[task] = words[0]
+        else:
+            both.append(sides)
+    values = [np.mean([100 * (a[s] - b[s]) for a, b in both]) for s in both[0][0]] if both else []
+    found = statistics.estimate(values) if values else None
+    return {"of": one["name"], "minus": other["name"], "estimate": found, "without": without}
+
+
+def judged(differences: list[dict]) -> list[dict]:
+    """With their interval, and in words whether each was shown, after Holm over all of them."""
+    tested = {d["of"]: d["estimate"].p for d in differences if d["estimate"]}
+    adjusted, found = statistics.holm(tested), []
+    for given in differences:
+        x, row = given["estimate"], {k: v for k, v in given.items() if k != "estimate"}
+        if x is None:
+            found.append({**row, "verdict": "no task has a number in both"})
+            continue
+        p = adjusted[given["of"]]
+        kind, words = statistics.judge(x, p, "")
+        if kind != statistics.NONE:
+            more = "more" if kind == statistics.HIGHER else "fewer"
+            words = f"{more} tokens right (p = {p:.3f})"
+        bounds = {"points": x.mean, "low": x.low, "high": x.high}
+        row |= {name: None if np.isnan(v) else v for name, v in bounds.items()}
+        found.append({**row, "seeds": x.n, "verdict": words})
+    return found
+
+
+def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:
+    """All of `pairs`, judged: by family, which Holm corrects for apart."""
+    return {
+        family: judged([difference(config, *pair) for pair in listed])
+        for family, listed in pairs(config, entries).items()
+    }
+
+
+def lines(config: TasksConfig, found: dict[str, list[dict]]) -> list[str]:
+    """The differences for the terminal."""
+    listed = [told(row) for family in found.values() for row in family]
+    if config.reference not in config.encodings:
+        listed.append(f"No encodings are compared: reference={config.reference!r} was not run.")
+    return listed
+
+
+def told(row: dict) -> str:
+    """A line for the terminal."""
+    interval = "" if row.get("low") is None else f" [{row['low']:+.1f}, {row['high']:+.1f}]"
+    points = f"{row['points']:+.1f} points{interval}: " if "points" in row else ""
+    missing = ", ".join(f"{task} ({why})" for task, why in row["without"].items())
+    without = f"; without {missing}" if missing else ""
+    return f"{row['of']} minus {row['minus']}: {points}{row['verdict']}{without}"
+
+
+def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
+    """Tokens right beyond the training length, each encoding on each task."""
+    over = f"Mean over lengths {config.lengths} and {config.seeds} seeds"
+    caption = f"{over}; trained to {config.length}, at one learning rate."
+    shown = rich.table.Table("task", title="Tokens right at longer lengths", caption=caption)
+    for entry in entries:
+        shown.add_column(entry["name"], justify="right")
+    for task in config.tasks:
+        values = [cell(config, entry, task, 0, True) for entry in entries]
+        shown.add_row(task, *(x if isinstance(x, str) else f"{x:.3f}" for x in values))
+    return shown
+
+
+@plotting.styled
+def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
+    """Encoding × task, at the training length and beyond it."""
+    width, height = max(6.4, 2.6 + 0.62 * len(config.tasks)), 1.0 + 0.32 * len(entries)
+    drawn, all_axes = plotting.canvas(width, 3 * height + 1.6, len(PANELS))
+    for axes, (name, which, beyond) in zip(all_axes, PANELS, strict=True):
+        cells = [[cell(config, e, task, which, beyond) for task in config.tasks] for e in entries]
+        values = [[np.nan if isinstance(x, str) else x for x in row] for row in cells]
+        axes.imshow(values, cmap=plotting.RISING, vmin=0, vmax=1, aspect="auto")
+        for y, row in enumerate(cells):
+            for x, value in enumerate(row):
+                text = value.replace(" ", "\n") if isinstance(value, str) else f"{value:.2f}"
+                dark = not isinstance(value, str) and value > 0.6
+                colour = "white" if dark else plotting.INK
+                axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=colour)
+        axes.set_yticks(range(len(entries)), [plotting.label(e["name"], 28) for e in entries])
+        axes.set_xticks([])
+        axes.set(title=name)
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    names = [task.replace("_", " ") for task in config.tasks]
+    all_axes[-1].set_xticks(range(len(names)), names, rotation=40, ha="right")
+    alt = "Accuracy of each encoding on each task, at the training length and at longer ones"
+    return plotting.Drawing("tasks", drawn, HEADER, rows, alt)
+
+
+def listed(entries: list[dict]) -> list[tuple]:
+    """Every number, one a row of the CSV."""
+    return [
+        (e["name"], e["positions"], task, length, seed)
+        + ((None, None, value) if isinstance(value, str) else (*value, ""))
+        for e in entries
+        for task, scores in e["scores"].items()
+        for length, seeds in scores.items()
+        for seed, value in seeds.items()
+    ]
