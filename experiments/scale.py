@@ -174,7 +174,7 @@ measured on one. Made by
 
 which compiles the real training step and the real decoding step, whole models, for slices of TPU
 v5p ({hbm:.0f} GiB and {peak:.0f} TFLOP/s a chip), one program a line, and writes this page.
-{done} of {all} programs are compiled and shown; the same command goes on with the others.
+{done} of its {all} programs are shown; the same command goes on with what is missing.
 
 How to read it.
 
