@@ -20,10 +20,8 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
-import rich.console
 from absl import app, flags, logging
 
 from experiments import launch, performance, plotting, timing, workloads
@@ -180,13 +178,6 @@ def measure(settings: Settings, length: int, mode: str, stop: launch.Stop) -> li
     return rows
 
 
-def show(*parts: Any) -> None:
-    """Prints tables as wide as they are, wider than a narrow terminal if need be."""
-    console = rich.console.Console()
-    console.width = max(console.width, 130)
-    console.print(*parts, sep="\n")
-
-
 def run(settings: Settings, stop: launch.Stop) -> Results:
     """Measures all, and writes the rows after each length and mode."""
     out, rows = Path(settings.out), []
@@ -194,7 +185,7 @@ def run(settings: Settings, stop: launch.Stop) -> Results:
         rows += measure(settings, length, mode, stop)
         results = Results(tuple(rows))
         plotting.write_csv(out / "benchmark.csv", timing.CSV_HEADER, results.csv_rows())
-        show(*performance.terminal(results, length, mode))
+        launch.show(*performance.terminal(results, length, mode))
         if stop.signal is not None:
             break
     return results
@@ -208,7 +199,7 @@ def main(settings: Settings) -> None:
         save_json(out / "benchmark.json", about(settings))
     with launch.Stop() as stop:
         results = run(settings, stop)
-    show(performance.growth_table(results))
+    launch.show(performance.growth_table(results))
     svg = plotting.save(performance.figure(results), out)
     (out / "benchmark.svg").write_text(svg, encoding="utf-8")
     print(f"Results: {out}")

@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import rich
 from absl import flags, logging
 from jax.sharding import Mesh
 
@@ -333,7 +332,7 @@ def show(workdir: Path) -> None:
     """Writes the report, and the verdicts to the terminal."""
     logging.info("Writing the report")
     page = report.build(workdir)
-    rich.print(report.summary(workdir))
+    launch.show(report.summary(workdir))
     print(f"Report: {page}")
 
 

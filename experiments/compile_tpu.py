@@ -282,7 +282,7 @@ def main(config: Config) -> None:
     about = {"topology": given.topology, "chips": len(devices), "commit": commit()}
     about |= {"jax": jax.__version__, "config": dataclasses.asdict(config)}
     write(Path(given.out), about, rows)
-    rich.print(*tables(rows, title))
+    launch.show(*tables(rows, title))
     sys.exit(any(row["status"] != "ok" for row in rows))
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import rich
 from absl import logging
 from jax.sharding import Mesh
 
@@ -389,7 +388,7 @@ def main(config: ExtendConfig) -> None:
     for drawing in page.drawings():
         plotting.save(drawing, workdir)
     for table in page.tables():
-        rich.print(table)
+        launch.show(table)
     print(f"Results: {workdir / 'results.json'}, and figures beside it")
 
 

@@ -260,7 +260,7 @@ def main(config: ImagesConfig) -> None:
             for seed, value in e["accuracy"][view.name].items()
         ]
         plotting.save(figure(config, found, rows), workdir)
-    rich.print(table(config, found))
+    launch.show(table(config, found))
     print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint
+import rich.console
 from absl import app, flags, logging
 from jax.experimental import multihost_utils
 from ml_collections import config_flags
@@ -36,6 +37,13 @@ def one_line_errors() -> Iterator[None]:
         text = " ".join(str(error).split())
         print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
+
+
+def show(*parts: Any) -> None:
+    """Prints tables as wide as they are, wider than a narrow terminal if need be."""
+    console = rich.console.Console()
+    console.width = max(console.width, 130)
+    console.print(*parts, sep="\n")
 
 
 def run(main: Callable[[Any], None], default: str, kind: type) -> None:

@@ -18,12 +18,11 @@ from typing import Any
 
 import markupsafe
 import numpy as np
-import rich
 from absl import app, flags
 from rich.table import Table
 from rich.text import Text
 
-from experiments import figures, findings, page, plotting, portraits, published, statistics
+from experiments import figures, findings, launch, page, plotting, portraits, published, statistics
 from experiments import results as reading
 from experiments.findings import Verdict
 from experiments.results import Results, Scheme
@@ -347,7 +346,7 @@ def main(argv: list[str]) -> None:
         path = build(workdir)
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"report: {error}") from None
-    rich.print(summary(workdir))
+    launch.show(summary(workdir))
     print(path)
 
 

@@ -16,8 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich
-import rich.table
 from absl import logging
 from jax.sharding import Mesh
 
@@ -196,7 +194,7 @@ def main(config: TasksConfig) -> None:
         about = together(x for e in runs.values() for task in e.values() for x in task.values())
         about |= {"config": now, "encodings": entries, "differences": found}
         save_json(workdir / "results.json", about)
-    rich.print(solved.table(config, entries))
+    launch.show(solved.table(config, entries))
     print(*solved.lines(config, found), sep="\n")
     print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")
 

@@ -225,7 +225,7 @@ def test_the_page_says_in_words_what_has_no_figures(tmp_path):
         folder.mkdir()
         (folder / "compiled.json").write_text(json.dumps({"programs": [found]}))
     text = scale.page(plan, tmp_path)
-    assert f"3 of {len(plan)} programs" in text
+    assert f"3 of its {len(plan)} programs" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 4 + 3  # RoPE is in two tables of the three
     assert "| 5.0 | 500 ms | 400 ms | 100 ms | 115 | 50 % | 3 | – | – | – | – |" in text
