@@ -96,7 +96,7 @@ def setting(encoding, queries, kv_heads, options):
     batch, heads, tokens, width = queries
     dims = pe_jax.Dims(heads * width, heads, kv_heads, width)
     causal, window = options.get("causal", True), options.get("window")
-    places = contiguous(tokens)[None]
+    places = jnp.asarray(contiguous(tokens))[None]
     return Rules(encoding, dims, causal, window, True, True), Tokens(
         places, places, options.get("ids")
     )
