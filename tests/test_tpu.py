@@ -116,7 +116,8 @@ def call(engine, rules, tokens, params, q, k, v, **options):
         operands["k_raw"] = k
     if rules.encoding.overrides("state"):
         state = rules.encoding.state(params, turn(q).reshape(*turn(q).shape[:2], -1))
-        operands |= {"q_state": turn(state), "k_state": turn(state)}
+        sides = ("q_state", "k_state")[: 1 + rules.encoding.overrides("state_bias")]
+        operands |= dict.fromkeys(sides, turn(state))
     if engine is tpu and tpu.refusal(rules, params, operands, tokens, tokens):
         engine, options = tiled, {}
     return engine.attend(rules, params, operands, tokens, tokens, **options)
