@@ -326,7 +326,7 @@ def irregularities(results: Results) -> list[str]:
     for field in ("commit", "device", "jax"):  # a resume may be of other code, elsewhere
         counts = collections.Counter(one.get(field, "unknown") for one in done)
         if len(counts) > 1:
-            listed = ", ".join(f"{value} in {n} runs" for value, n in counts.most_common())
+            listed = ", ".join(f"{value} ({n})" for value, n in counts.most_common())
             notes.append(f"Not the same {field} in all runs: {listed}.")
     if results.speed is None:
         notes.append("Speed and memory were not measured: there is no speed.json.")

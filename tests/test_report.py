@@ -397,3 +397,12 @@ def test_what_others_published_is_marked_as_theirs_and_in_no_table_of_ours(whole
     assert page.text.count("Theirs, not ours: ") == 3 and "132.41" in page.text
     assert "Levels do not compare" in page.text
     assert not any("132.41" in path.read_text() for path in whole.rglob("*.csv"))
+
+
+def test_runs_of_other_code_are_noted(fake):
+    folder = fake(["nope", "rope"], seeds=(0, 1))
+    path = folder / "runs" / "nope" / "seed0" / "evaluation.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "commit": "89ab"}))
+    notes = findings.irregularities(results.read(folder))
+    assert "Not the same commit in all runs: unknown (3), 89ab (1)." in notes
+    assert not [note for note in notes if "device" in note]
