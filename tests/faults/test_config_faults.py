@@ -216,7 +216,11 @@ def test_what_can_run_does(command, args):
         (["rates=(0.1,0)"], ("rates=(0.1, 0)", "different numbers in (0, 10]")),
         (["rates=(0.1,0.1)"], ("rates=(0.1, 0.1)", "different numbers in (0, 10]")),
         (["rates=('a',)"], ("rates=('a',)", "different numbers in (0, 10]")),
-        (["rates=(0.1,)", "rate_steps=1", "optimizer.warmup=2"], ("rate_steps=1", "warmup=2")),
+        (
+            ["rates=(0.1,)", "rate_steps=1", "optimizer.warmup=2", "eval.split=test"],
+            ("rate_steps=1", "warmup=2"),
+        ),
+        (["rates=(0.1,)"], ("eval.split='validation': the rates are chosen there", "split=test")),
         (["timing_lengths=(64,32)"], ("timing_lengths=(64, 32)", "ascending integers")),
         (["timing_lengths=(64,)", "mesh.seq=2"], ("timing_lengths=(64,)", "mesh.seq")),
         (["protocol=slide"], ("protocol='slide'", "non-overlapping or sliding")),
