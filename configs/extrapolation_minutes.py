@@ -2,7 +2,7 @@
 
     python -m experiments.compare --config=configs/extrapolation_minutes.py
 
-Six schemes, three seeds, a 2-layer byte model on the embedded text (source code), the learning rate
+Six schemes, five seeds, a 2-layer byte model on the embedded text (source code), the learning rate
 of each chosen of three. Expect RoPE to lead at 64 and to fall behind ALiBi and KERPLE from 256 on,
 sinusoidal positions to fail at 128, and NoPE to be worse and flatter.
 """
@@ -16,9 +16,10 @@ def get_config() -> CompareConfig:
         workdir="runs/extrapolation_minutes",
         encodings=("nope", "sinusoidal", "t5", "rope", "alibi", "kerple"),
         baseline="sinusoidal",
+        seeds=5,
         batch=16,
         steps=400,
-        rates=(1e-3, 3e-3, 1e-2),
+        rates=(3e-3, 1e-2, 3e-2),
         rate_steps=150,
         eval=EvalConfig(lengths=(64, 128, 256, 512, 1024), windows=12, split="test"),
     )

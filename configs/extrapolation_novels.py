@@ -25,7 +25,7 @@ def get_config() -> CompareConfig:
         length=128,
         batch=16,
         steps=600,
-        rates=(1e-3, 3e-3, 1e-2),
+        rates=(3e-3, 1e-2, 3e-2),
         rate_steps=150,
         log_every=100,
         model=ModelConfig(width=96, layers=3),
