@@ -3,8 +3,8 @@
     python -m experiments.compare --config=configs/extrapolation_novels.py --config.data=text:DIR
 
 Six schemes, five seeds, a 3-layer byte model of 0.36M parameters; the learning rate of each chosen
-of three on validation text, the losses on the test split. 30 runs and 18 of half as many steps: by
-arithmetic an hour and a half on two CPU cores that do nothing else (8,000 tokens a second on each),
+of three on validation text, the losses on the test split. 30 runs and as long a check of each rate,
+18 more: by arithmetic an hour and a half on two CPU cores that do nothing else (8,000 tokens a second on each),
 in 2 GB. Expect RoPE to lead at 128 and to fall behind ALiBi by 512, and ALiBi's gain beyond 128 to
 vanish under the sliding window.
 """
@@ -25,7 +25,7 @@ def get_config() -> CompareConfig:
         batch=16,
         steps=600,
         rates=(3e-3, 1e-2, 3e-2),
-        rate_steps=300,
+        rate_steps=600,
         log_every=100,
         model=ModelConfig(width=96, layers=3),
         optimizer=OptimizerConfig(warmup=60),
