@@ -31,7 +31,7 @@ from jax.sharding import Mesh
 from experiments import join, launch, report, results, speed
 from experiments.lanes import lanes, spread
 from experiments.lock import Lock
-from experiments.provenance import commit, made, save_json
+from experiments.provenance import made, save_json
 from experiments.train import (
     Diverged,
     Source,
@@ -119,8 +119,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
             "python": platform.python_version(),
             **{p: importlib.metadata.version(p) for p in PACKAGES},
         },
-        "commit": commit(),
-        "device": f"{len(jax.devices())} × {jax.devices()[0].device_kind}",
+        **made(),
         "command": shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]]),
         "steps": config.steps,
         "batch": config.batch,

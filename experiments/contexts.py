@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import rich.table
 
-from experiments import findings, plotting
+from experiments import findings, plotting, statistics
 from experiments.results import Run, Scheme
 from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.sweeps import ExtendConfig
@@ -86,11 +86,11 @@ class Page:
 
     def _loss(self, scheme: Scheme, length: int) -> str:
         cell = scheme.cell(PROTOCOLS[1], length)
-        return cell.problem or shown([*cell.values.values()], 3)
+        return cell.problem or statistics.shown([*cell.values.values()], 3)
 
     def _keys(self, scheme: Scheme, length: int) -> str:
         found = self.passkeys(scheme, length)
-        return "–" if found is None else shown(found.mean(1).tolist(), 2)
+        return "–" if found is None else statistics.shown(found.mean(1).tolist(), 2)
 
     def drawings(self) -> list[plotting.Drawing]:
         """A figure of losses for each protocol, and one of passkeys."""
@@ -171,9 +171,3 @@ class Page:
 def runs_of(scheme: Scheme) -> list[Run]:
     """Its runs, by seed."""
     return [scheme.runs[seed] for seed in sorted(scheme.runs)]
-
-
-def shown(values: list[float], digits: int) -> str:
-    """Mean, and the standard deviation if there are several."""
-    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{spread}"

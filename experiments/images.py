@@ -20,7 +20,7 @@ import rich
 import rich.table
 from absl import logging
 
-from experiments import launch, plotting
+from experiments import launch, plotting, statistics
 from experiments.compare import short
 from experiments.provenance import save_json, together
 from experiments.results import Scheme
@@ -196,8 +196,7 @@ def cell(entry: dict, view: View) -> str:
     values = [*entry["accuracy"][view.name].values()]
     if None in values:
         return "not defined"
-    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{spread}"
+    return statistics.shown(values, 3)
 
 
 def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:

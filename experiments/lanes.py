@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 
 from experiments.launch import Stop
 from pe_jax.training import sharding
-from pe_jax.training.sweeps import CompareConfig, ExtendConfig, TrialsConfig
+from pe_jax.training.sweeps import Sweep
 
 
-def lanes(config: CompareConfig | ExtendConfig | TrialsConfig) -> list[Mesh]:
+def lanes(config: Sweep) -> list[Mesh]:
     """The meshes of the runs that go on at the same time; logs how they share the devices.
 
     Devices "one": each run has one device. There is a lane for each device, or for each core where

@@ -6,6 +6,7 @@ import numpy as np
 import rich.table
 
 from experiments import plotting, statistics
+from experiments.compare import short as brief
 from experiments.images import title
 from pe_jax.training.sweeps import TasksConfig
 
@@ -29,7 +30,7 @@ PANELS = (  # title, which of a score's two numbers, whether beyond the training
 
 def label(config: TasksConfig) -> dict[str, str]:
     """What kinds of positions are called: by their name where that tells them apart."""
-    short = [positions.partition("(")[0] for positions in config.positions]
+    short = [brief(positions) for positions in config.positions]
     unique = len({*short}) == len(short)
     return dict(zip(config.positions, short if unique else config.positions, strict=True))
 

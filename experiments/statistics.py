@@ -69,6 +69,12 @@ def _estimate(values: tuple[float, ...]) -> Estimate:
     return Estimate(values, mean, float(interval.low), float(interval.high), float(test.pvalue))
 
 
+def shown(values: Sequence[float], digits: int) -> str:
+    """Mean, and the standard deviation if there are several."""
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
+
+
 def paired(scheme: Mapping[int, Sequence], reference: Mapping[int, Sequence]) -> list[float]:
     """Each seed's mean difference over identical windows: seed → the loss of every window.
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-from typing import Any
 
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import placement, tasks
@@ -22,13 +21,23 @@ from pe_jax.training.config import (
 from pe_jax.training.images import NARROWEST
 
 
-def share() -> Any:
-    """A field that says whether a run takes one device or all."""
-    return ranged("one", "one or all", lambda v: v in ("one", "all"))
+@dataclasses.dataclass(unsafe_hash=True)
+class Sweep:
+    """How the runs of a sweep share the devices.
+
+    Attributes:
+      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
+      workers: encodings side by side; 0 is one a CPU core, or one a GPU or TPU core.
+      mesh: the devices.
+    """
+
+    devices: str = ranged("one", "one or all", lambda v: v in ("one", "all"))
+    workers: int = int_field(0, 0)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class CompareConfig(Config):
+class CompareConfig(Config, Sweep):
     """A comparison: every encoding with every seed, and one report.
 
     Attributes:
@@ -40,8 +49,6 @@ class CompareConfig(Config):
       rates: peak learning rates to check for every encoding, in short runs, on validation text at
         the training length; it is trained with its best. None: `optimizer.learning_rate` for all.
       rate_steps: steps of such a run.
-      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
-      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
       timing_repeats: interleaved rounds of the speed measurement.
       timing_lengths: where prompts and decoding are timed too; batches have as many tokens.
     """
@@ -77,8 +84,6 @@ class CompareConfig(Config):
         lambda v: len({*map(float, v)}) == len(v) and all(0 < x <= 10 for x in v),
     )
     rate_steps: int = int_field(200, 1)
-    devices: str = share()
-    workers: int = int_field(0, 0)
     timing_repeats: int = int_field(7, 5)
     timing_lengths: tuple[int, ...] = ranged(
         (),
@@ -117,7 +122,7 @@ class CompareConfig(Config):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class TrialsConfig:
+class TrialsConfig(Sweep):
     """What sweeps of short trainings have in common: one file for each encoding and seed.
 
     Attributes:
@@ -128,8 +133,6 @@ class TrialsConfig:
       steps: optimizer steps.
       test: rows of each size to test on.
       log_every: steps between lines of the log.
-      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
-      workers: encodings trained side by side; 0 is one a CPU core, or one a GPU or TPU core.
       model: an encoder, unless `causal` is set.
     """
 
@@ -140,11 +143,8 @@ class TrialsConfig:
     steps: int = int_field(1_500, 1)
     test: int = int_field(256, 1)
     log_every: int = int_field(100, 1)
-    devices: str = share()
-    workers: int = int_field(0, 0)
     model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
     def check(self) -> None:
         """Raises ValueError naming the field, its value and the range it must lie in."""
@@ -312,7 +312,7 @@ class TasksConfig(TrialsConfig):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ExtendConfig:
+class ExtendConfig(Sweep):
     """A trained RoPE model at longer contexts: every method, without and with a short fine-tune.
 
     Attributes:
@@ -333,10 +333,7 @@ class ExtendConfig:
       depths: of passkeys, evenly from the beginning of the text to its end.
       trials: passkeys for each depth and length.
       search: lists of factors that LongRoPE's search tries.
-      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
-      workers: encodings side by side; 0 is one a CPU core, or one a GPU or TPU core.
       optimizer: of the fine-tune.
-      mesh: the devices.
       eval: what is evaluated; the lengths include the one trained on and the target.
     """
 
@@ -370,10 +367,7 @@ class ExtendConfig:
     depths: int = int_field(5, 2)
     trials: int = int_field(10, 1)
     search: int = int_field(64, 1)
-    devices: str = share()
-    workers: int = int_field(0, 0)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def check(self) -> None:
