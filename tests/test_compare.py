@@ -174,6 +174,24 @@ def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, sha
     np.testing.assert_allclose(found["encodings"]["nope"]["eval_ms"], 1e3 * shorter)
 
 
+def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypatch):
+    config = settings(tmp_path)
+    there = compare.Evaluator(
+        compare.prepare(change(config, model=tiny.config("nope")), tiny.V), EvalConfig()
+    )
+    full = compare.Evaluator(
+        compare.prepare(change(config, model=tiny.config("rope")), tiny.V), EvalConfig()
+    )
+
+    def compiled(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
+
+    monkeypatch.setattr(full.trainer, "compile", compiled)
+    found = compare.speed.measure(config, {"nope": there, "rope": full})["encodings"]
+    assert found["rope"]["problem"] == "out of memory beside 2 programs of the others"
+    assert len(found["nope"]["train_ms"]) == 5
+
+
 def test_an_encoding_that_was_left_out_for_a_while_is_not_another_one(tmp_path):
     folder = tmp_path / "runs" / "t5" / "seed0"
     folder.mkdir(parents=True)

@@ -343,3 +343,15 @@ def test_factors_as_parameters_are_the_scaling_that_has_them(base):
     got = [float(loss(params, np.asarray(x, np.float32), batch)) for x in start]
     np.testing.assert_allclose(got[0], float(theirs(params, batch)), rtol=1e-6)
     assert len({*got}) == 3
+
+
+def test_a_workdir_keeps_the_checkpoints_of_runs_that_are_left_out_for_a_while(base, tmp_path):
+    config = settings(base, tmp_path)
+    owner = program.read_base(pathlib.Path(base.workdir))
+    now = program.described(config, [owner])
+    assert program.check_resumable(config, now) == {}
+    both = {**now, "checkpoints": {**now["checkpoints"], "7": "of seed 7"}}
+    program.save_json(tmp_path / "config.json", both)
+    assert program.check_resumable(config, now) == both["checkpoints"]
+    with pytest.raises(ValueError, match="7='retrained'"):
+        program.check_resumable(config, {**now, "checkpoints": {"7": "retrained"}})

@@ -196,6 +196,15 @@ def test_a_fixed_answer_is_the_likeliest_symbol_of_each_place(tmp_path):
     assert found["12"][0] > 3 / 50 and found["12"][1] < 0.01
 
 
+def test_a_fixed_answer_has_not_seen_the_questions_that_it_is_scored_on(tmp_path, monkeypatch):
+    config, task = settings(tmp_path, test=96), tasks.TASKS["recall"]
+    honest = program.fixed(config, task)
+    monkeypatch.setattr(program, "OTHER", program.TEST)
+    seen = program.fixed(config, task)
+    tokens = [sum(by_length[n][0] for n in ("6", "8", "12")) for by_length in (seen, honest)]
+    assert tokens[0] > tokens[1] + 0.03
+
+
 def test_what_is_right_is_counted_on_the_answer_alone():
     weights = np.array([[0, 0, 1, 1], [0, 1, 1, 0]], np.float32)
     right = np.array([[False, False, True, True], [True, True, False, True]])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pe_jax.training import data, tasks
+from pe_jax.training.tasks import base
 
 LETTERS = len(tasks.SPECIAL)
 COUNT = 48
@@ -340,3 +341,12 @@ def test_tasks_have_digests_of_their_own():
     copy, other = (data.load(f"synthetic:{name}").digest for name in ("copy", "reverse"))
     assert copy != other
     assert data.load("synthetic:copy").describe().startswith("synthetic:copy: generated")
+
+
+@pytest.mark.parametrize("layout", ["encoder_row", "decoder_row"])
+def test_a_digest_changes_with_either_layout(monkeypatch, layout):
+    task = tasks.TASKS["copy"]
+    before, row = task.digest, getattr(base, layout)
+    assert task.digest == before
+    monkeypatch.setattr(base, layout, lambda *given: (row(*given)[0] + 1, *row(*given)[1:]))
+    assert task.digest != before
