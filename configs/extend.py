@@ -30,9 +30,9 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             data="passkeys:embedded",
             length=256,
             batch=16,
-            steps=2000,
+            steps=1200,
             log_every=100,
-            save_every=500,
+            save_every=400,
             model=ModelConfig(layers=3),
             optimizer=OptimizerConfig(learning_rate=5e-3, warmup=50),
             eval=EvalConfig(lengths=(256,), windows=64),
@@ -41,6 +41,6 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
         runs=("runs/extend_base",),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
         eval=EvalConfig(
-            lengths=(128, 256, 512, 1024, 2048), windows=8, stride=64, batch_tokens=4096
+            lengths=(128, 256, 512, 1024, 2048), windows=8, stride=128, batch_tokens=4096
         ),
     )
