@@ -39,6 +39,7 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
         )
     return ExtendConfig(
         runs=("runs/extend_base",),
+        batch=4,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
         eval=EvalConfig(
             lengths=(128, 256, 512, 1024, 2048), windows=8, stride=128, batch_tokens=4096
