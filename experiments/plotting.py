@@ -27,8 +27,9 @@ from experiments.results import Scheme
 INK, MUTED, RULE = "#1b2330", "#5b6675", "#dfe3e8"
 COLOURS = (
     *("#0b3c5d", "#c8553d", "#2a9d8f", "#8a5a99", "#b8860b", "#5b6675", "#3a86c8", "#a23b5e"),
-    *("#5c8a3a", "#d17a22", "#3d3d8f", "#7a4b2a"),
-)
+    *("#5c8a3a", "#d17a22", "#3d3d8f", "#7a4b2a", "#dd44aa", "#004422", "#6688ff", "#770077"),
+    *("#888866", "#bb66dd", "#770011", "#552244", "#dd2266", "#444400", "#aa7788", "#009933"),
+)  # the second dozen: each as far in Lab from those before as a contrast of 3.2 to white allows
 MARKERS = "os^DvPX<>phd"
 TAG = "scheme-"  # of an artist's gid
 RISING = LinearSegmentedColormap.from_list("rising", ["#f1f4f7", "#6f9bc0", "#0b3c5d"])

@@ -13,6 +13,7 @@ import pytest
 import rich.console
 
 import pe_jax
+from configs import extrapolation_field
 from experiments import findings, plotting, report, results
 from pe_jax.encodings import parse
 
@@ -257,6 +258,10 @@ def test_the_one_script_is_ours_and_the_policy_allows_no_other(page):
         *("default-src 'none'", "img-src data:", "style-src 'unsafe-inline'"),
         f"script-src 'sha256-{digest}'",
     ]
+
+
+def test_no_two_schemes_of_the_largest_config_share_a_colour():
+    assert len({*plotting.COLOURS}) == len(plotting.COLOURS) >= len(extrapolation_field.ENCODINGS)
 
 
 def stray(element, inside=False):
