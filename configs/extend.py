@@ -4,9 +4,9 @@
     python -m experiments.train --config=configs/extend.py:train
     python -m experiments.extend --config=configs/extend.py
 
-The first command trains the model, a byte model of 3 layers on the embedded text; half of its rows
-ask for a passkey, and the answer weighs more than text, as a model of this size learns to look one
-up from nothing else. The column of the trained length is the baseline: where no passkey is found
+The first command trains the model, a byte model of 3 layers on the embedded text; its rows ask for
+a passkey, and the answer weighs more than text, as a model of this size learns to look one up from
+nothing else. The column of the trained length is the baseline: where no passkey is found
 there, longer ones say nothing of the methods. The second command applies each method, without and
 with 100 steps at the target length. Expect RoPE as it is to lose most beyond the trained length,
 linear scaling to need the fine-tune, and ReRoPE and Self-Extend to lose the least without training.

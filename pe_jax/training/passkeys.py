@@ -16,7 +16,6 @@ from pe_jax.training.tokenizer import Tokenizer
 TOLD = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
 ASKED = b"\nWhat is the pass key? The pass key is "
 DIGITS = 5
-PART = 0.5  # of the training rows
 WEIGHT = 30.0  # of each token of an answer in training: few of all, and alone in asking for a key
 
 
@@ -74,17 +73,18 @@ def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> int:
 
 
 def planted(row: dict[str, np.ndarray], rng: np.random.Generator, tokens: Tokenizer) -> dict:
-    """A packed row, with a passkey in its longest piece of a document in `PART` of all cases.
+    """A packed row, with a passkey in its longest piece of a document.
 
     The key and the question may stand anywhere in it, the key before the question. Where that piece
     is too short, the row stays as it is. `weights` float32 is 1, and `WEIGHT` on the answer,
-    without which a model of two layers had found no passkey after 3,000 steps.
+    without which a model of two layers had found no passkey after 3,000 steps; asked in half of the
+    rows, one of three layers had found none after 1,200.
     """
     pieces, counts = np.unique(row["tokens_segment_ids"], return_counts=True)
     key, depth, place = draw_key(rng), rng.random(), rng.random()
     need, longest = room(tokens), int(counts.max())
     weights = np.ones(len(row["tokens"]), np.float32)
-    if rng.random() >= PART or longest < need:
+    if longest < need:
         return {**row, "weights": weights}
     start = int(np.argmax(row["tokens_segment_ids"] == pieces[counts.argmax()]))
     end = start + need + round(place * (longest - need))
