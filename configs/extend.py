@@ -30,11 +30,11 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             data="passkeys:embedded",
             length=256,
             batch=16,
-            steps=1200,
+            steps=1000,
             log_every=100,
-            save_every=400,
+            save_every=500,
             model=ModelConfig(layers=3),
-            optimizer=OptimizerConfig(learning_rate=5e-3, warmup=50),
+            optimizer=OptimizerConfig(learning_rate=5e-3, warmup=100),
             eval=EvalConfig(lengths=(256,), windows=64),
         )
     return ExtendConfig(
