@@ -5,9 +5,10 @@
     python -m experiments.extend --config=configs/extend.py
 
 The first command trains the model, a byte model of 3 layers on the embedded text; its rows ask for
-a passkey, and the answer weighs more than text, as a model of this size learns to look one up from
-nothing else. The column of the trained length is the baseline: where no passkey is found
-there, longer ones say nothing of the methods. The second command applies each method, without and
+a passkey, whose repetitions weigh more than text, as a model of this size learns to look one up
+from nothing else; two heads of 32 channels learn it sooner than four of 16. The column of the
+trained length is the baseline: where no passkey is found there, longer ones say nothing of the
+methods. The second command applies each method, without and
 with 100 steps at the target length. Expect RoPE as it is to lose most beyond the trained length,
 linear scaling to need the fine-tune, and ReRoPE and Self-Extend to lose the least without training.
 Any finished run of a RoPE model can take its place; several seeds of one model make intervals:
@@ -33,7 +34,7 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             steps=1000,
             log_every=100,
             save_every=500,
-            model=ModelConfig(layers=3),
+            model=ModelConfig(layers=3, heads=2),
             optimizer=OptimizerConfig(learning_rate=5e-3, warmup=100),
             eval=EvalConfig(lengths=(256,), windows=64),
         )

@@ -287,10 +287,10 @@ def test_training_rows_ask_within_one_document_and_resume(tmp_path):
             want += np.unique(ids, return_counts=True)[1].max() >= passkeys.room(BYTES)
             said = bytes(np.where(row < 256, row, 0).astype(np.uint8))
             for match in re.finditer(
-                rb"The pass key is (\d{5})\.(?s:.*)\? The pass key is \1", said
+                rb"The pass key is (\d{5})\. Remember it\. (\1)(?s:.*)\? The pass key is (\1)", said
             ):
                 assert len({*ids[match.start() - 1 : match.end()]}) == 1
-                heavy += range(match.end() - 5, match.end())
+                heavy += [*range(*match.span(2)), *range(*match.span(3))]
                 asked += 1
             assert (weights[heavy] == passkeys.WEIGHT).all()
             assert {*np.delete(weights, heavy)} <= {0, 1}

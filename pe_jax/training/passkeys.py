@@ -6,7 +6,7 @@
 The sentences are those of that paper; the text around them is the corpus' own, as a small model
 knows no other. PI, YaRN and LongRoPE (arXiv 2306.15595, 2309.00071, 2402.13753) measure with it how
 far back a model can look. A model that is not large learns it only from text that asks: `planted`
-puts such questions into training rows. n tokens of a row, k of an answer.
+puts such questions into training rows. n tokens of a row, k of a key.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from pe_jax.training.tokenizer import Tokenizer
 TOLD = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
 ASKED = b"\nWhat is the pass key? The pass key is "
 DIGITS = 5
-WEIGHT = 30.0  # of each token of an answer in training: few of all, and alone in asking for a key
+WEIGHT = 30.0  # in training, of each token that says a key again: few of all, and alone in asking
 
 
 def draw_key(rng: np.random.Generator) -> bytes:
@@ -29,17 +29,6 @@ def room(tokens: Tokenizer) -> int:
     return sum(len(tokens.encode(part)) for part in (*TOLD, ASKED)) + 3 * DIGITS
 
 
-def sentences(tokens: Tokenizer, key: bytes) -> tuple[np.ndarray, np.ndarray, int]:
-    """What tells the key, what asks for it with its answer, and k: int32 ids.
-
-    The key is encoded by itself, so that it has the same tokens each time.
-    """
-    answer = tokens.encode(key)
-    before, between, after = (tokens.encode(part) for part in TOLD)
-    told = np.concatenate([before, answer, between, answer, after])
-    return told, np.concatenate([tokens.encode(ASKED), answer]), len(answer)
-
-
 def check(length: int, tokens: Tokenizer) -> None:
     """Raises ValueError where rows of so many tokens are too short for the sentences."""
     if length < room(tokens):
@@ -48,8 +37,10 @@ def check(length: int, tokens: Tokenizer) -> None:
         )
 
 
-def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> int:
+def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> np.ndarray:
     """Writes over tokens of a row: the key at a depth, the question and answer at the end.
+
+    The key is encoded by itself, so that it has the same tokens each time.
 
     Args:
       row: int32 [n], changed in place.
@@ -58,27 +49,32 @@ def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> int:
       depth: 0 is the beginning of the row, 1 right before the question.
 
     Returns:
-      k: the answer is the last k tokens.
+      Where the key stands, int [3, k]: told, told again, and the answer, which ends the row.
 
     Raises:
       ValueError: the row is too short for the sentences.
     """
     check(len(row), tokens)
-    told, asked, answer = sentences(tokens, key)
-    spare = len(row) - len(told) - len(asked)
-    start = round(depth * spare)
+    answer = tokens.encode(key)
+    before, between, after = (tokens.encode(part) for part in TOLD)
+    told = np.concatenate([before, answer, between, answer, after])
+    asked = np.concatenate([tokens.encode(ASKED), answer])
+    start = round(depth * (len(row) - len(told) - len(asked)))
     row[start : start + len(told)] = told
     row[len(row) - len(asked) :] = asked
-    return answer
+    first = start + len(before)
+    begins = np.array([first, first + len(answer) + len(between), len(row) - len(answer)])
+    return begins[:, None] + np.arange(len(answer))
 
 
 def planted(row: dict[str, np.ndarray], rng: np.random.Generator, tokens: Tokenizer) -> dict:
     """A packed row, with a passkey in its longest piece of a document.
 
     The key and the question may stand anywhere in it, the key before the question. Where that piece
-    is too short, the row stays as it is. `weights` float32 is 1, and `WEIGHT` on the answer,
-    without which a model of two layers had found no passkey after 3,000 steps; asked in half of the
-    rows, one of three layers had found none after 1,200.
+    is too short, the row stays as it is. `weights` float32 is 1, and `WEIGHT` where the key is said
+    again. Without it a model of two layers had found no passkey after 3,000 steps. On the answer
+    alone one of three layers had found none after 650, in half of the rows none after 1,200; on
+    both it had after 600, as what copies from near comes first.
     """
     pieces, counts = np.unique(row["tokens_segment_ids"], return_counts=True)
     key, depth, place = draw_key(rng), rng.random(), rng.random()
@@ -89,7 +85,8 @@ def planted(row: dict[str, np.ndarray], rng: np.random.Generator, tokens: Tokeni
     start = int(np.argmax(row["tokens_segment_ids"] == pieces[counts.argmax()]))
     end = start + need + round(place * (longest - need))
     changed = row["tokens"].copy()
-    weights[end - plant(changed[start:end], tokens, key, depth) : end] = WEIGHT
+    _, *again = plant(changed[start:end], tokens, key, depth)
+    weights[start + np.concatenate(again)] = WEIGHT
     return {**row, "tokens": changed, "weights": weights}
 
 
@@ -110,7 +107,9 @@ def questions(
     """
     rng = np.random.default_rng(seed)
     rows = np.tile(text, (depths, 1))
-    where = np.repeat(np.linspace(0, 1, depths), len(text))
-    sizes = [plant(row, tokens, draw_key(rng), d) for row, d in zip(rows, where, strict=True)]
-    places = np.arange(rows.shape[1] - 1)
-    return rows, places >= places.size - np.asarray(sizes)[:, None]
+    asked = np.zeros(rows.shape, bool)
+    for row, which, depth in zip(
+        rows, asked, np.repeat(np.linspace(0, 1, depths), len(text)), strict=True
+    ):
+        which[plant(row, tokens, draw_key(rng), depth)[-1]] = True
+    return rows, asked[:, 1:]
