@@ -204,7 +204,7 @@ def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plott
                 axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=colour)
         axes.set_yticks(range(len(entries)), [plotting.label(e["name"], 28) for e in entries])
         axes.set_xticks([])
-        axes.set(title=name)
+        axes.set_title(name, wrap=True)
         axes.grid(visible=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
