@@ -117,8 +117,8 @@ class Page:
                     ends.append((scheme, *points[-1]))
             axes.set(xlabel="context (tokens)", ylabel="loss (nats a token)", title=words)
             plotting.log2_axis(axes, self.config.eval.lengths)
-            plotting.mark_training(axes, self.length)
-            axes.axvline(self.target, color=plotting.MUTED, lw=0.9, zorder=0.5)
+            plotting.mark_length(axes, self.length)
+            plotting.mark_length(axes, self.target, "target", dashed=False)
             plotting.name_lines(axes, ends)
         alt = f"Loss of each method against the length of the context, {protocol}"
         return plotting.Drawing(f"loss-{protocol}", drawn, LOSSES, rows, alt)

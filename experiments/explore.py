@@ -187,7 +187,7 @@ def stretched_waves() -> Drawing:
     axes.set_ylim(0.9, 90)
     width = (3.6, 1.2, 3.0, 1.2, 1.2)
     rows = _lines(axes, 2 * np.pi / plain, ratio, width, marker="o", ms=2.5)
-    plotting.mark_training(axes, TRAINED)
+    plotting.mark_length(axes, TRAINED)
     alt = f"Stretch of each rotary wave from {TRAINED} to {longest} tokens, five ways"
     return Drawing("rope-scaling", figure, ("method", "wavelength", "ratio"), rows, alt)
 

@@ -12,7 +12,7 @@ from experiments.plotting import (
     label,
     log2_axis,
     look,
-    mark_training,
+    mark_length,
     name_lines,
     paint,
     styled,
@@ -69,7 +69,7 @@ def loss_by_length(results: Results, protocol: str) -> Drawing:
     if limits := _range(results):
         axes.set_ylim(*limits)
     axes.set(xlabel="context length (tokens)", ylabel="loss (nats per token)", title=protocol)
-    mark_training(axes, results.manifest["train_length"])
+    mark_length(axes, results.manifest["train_length"])
     name_lines(axes, ends)
     header = ("encoding", "protocol", "length", "mean", "low", "high", "median")
     header = (*header, "seeds", "problem")
@@ -94,7 +94,7 @@ def loss_by_position(results: Results) -> Drawing:
         longest = max(longest, centres[-1])
     log2_axis(axes, 2 ** np.arange(0, np.ceil(np.log2(longest)) + 1))
     axes.set(xlabel="position in the context (the first is 1)", ylabel="loss (nats per token)")
-    mark_training(axes, results.manifest["train_length"])
+    mark_length(axes, results.manifest["train_length"])
     name_lines(axes, ends)
     alt = "Loss in nats per token against position in the context, one line a scheme"
     return Drawing(

@@ -222,7 +222,7 @@ def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plot
         axes.axhline(images.CHANCE, color=plotting.MUTED, lw=0.9, zorder=0.5)
         axes.set(xlabel="side of the image (pixels)", ylabel="accuracy", ylim=(0, 1.12))
         axes.set(title=f"A {kind} view", xticks=config.sides, yticks=np.linspace(0, 1, 6))
-        plotting.mark_training(axes, config.sides[0])
+        plotting.mark_length(axes, config.sides[0])
         plotting.name_lines(axes, ends)
     alt = "Accuracy of each encoding against the side of the image, wider and finer views"
     return plotting.Drawing("accuracy", drawn, HEADER, rows, alt)

@@ -195,11 +195,11 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: fl
         )
 
 
-def mark_training(axes: Axes, length: float) -> None:
-    """A dashed line at the training length."""
-    axes.axvline(length, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
+def mark_length(axes: Axes, length: float, words: str = "trained at", dashed: bool = True) -> None:
+    """A line at a length, named above."""
+    axes.axvline(length, color=MUTED, lw=0.9, ls=(0, (4, 3)) if dashed else "-", zorder=0.5)
     axes.annotate(
-        f"trained at {length}",
+        f"{words} {length}",
         (length, 1.0),
         (4, -2),
         xycoords=("data", "axes fraction"),
