@@ -29,8 +29,8 @@ A command takes one host, as of 8 TPU chips; a pod's hosts take other encodings 
       --topology=v5e:2x4 --encodings=alibi --program=train
 
 By the compiler's estimates, exchange included, a step with ALiBi, T5, KERPLE or Sandwich takes
-0.42 s (34 hours a run) and 12.6 of 16 GiB a chip; sinusoidal positions 0.43 s, RoPE 0.45, Shaw 0.53,
-FIRE 0.59, Transformer-XL 0.60 with 13.4 GiB, DeBERTa 0.84. Where more is needed,
+0.42 s (34 hours a run) and 12.6 of 16 GiB a chip; sinusoidal positions 0.43 s, RoPE 0.45,
+Shaw 0.53, FIRE 0.59, Transformer-XL 0.60 with 13.4 GiB, DeBERTa 0.84. Where more is needed,
 `--config.model.remat=True` takes less memory and a third more time.
 
 Tier 2 is trained from the start with the table of 16 times the length. What these do to a model

@@ -73,7 +73,7 @@ def planted(row: dict[str, np.ndarray], rng: np.random.Generator, tokens: Tokeni
     The key and the question may stand anywhere in it, the key before the question. Where that piece
     is too short, the row stays as it is. `weights` float32 is 1, and `WEIGHT` where the key is said
     again: without it a model of two layers found no passkey in 3,000 steps; on the answer alone one
-    of three layers did in 1,000, in two seeds of four. On both, with wider heads, three of three
+    of three layers did in 1,000, in two seeds of three. On both, with wider heads, three of three
     did in 700, as copying from near comes first.
     """
     pieces, counts = np.unique(row["tokens_segment_ids"], return_counts=True)
