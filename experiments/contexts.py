@@ -118,7 +118,7 @@ class Page:
             axes.set(xlabel="context (tokens)", ylabel="loss (nats a token)", title=words)
             plotting.log2_axis(axes, self.config.eval.lengths)
             plotting.mark_length(axes, self.length)
-            plotting.mark_length(axes, self.target, "target", dashed=False)
+            plotting.mark_length(axes, self.target, "target")
             plotting.name_lines(axes, ends)
         alt = f"Loss of each method against the length of the context, {protocol}"
         return plotting.Drawing(f"loss-{protocol}", drawn, LOSSES, rows, alt)

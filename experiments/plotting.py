@@ -195,9 +195,9 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: fl
         )
 
 
-def mark_length(axes: Axes, length: float, words: str = "trained at", dashed: bool = True) -> None:
-    """A line at a length, named above."""
-    axes.axvline(length, color=MUTED, lw=0.9, ls=(0, (4, 3)) if dashed else "-", zorder=0.5)
+def mark_length(axes: Axes, length: float, words: str = "trained at") -> None:
+    """A dashed line at a length, named above."""
+    axes.axvline(length, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
     axes.annotate(
         f"{words} {length}",
         (length, 1.0),

@@ -16,7 +16,7 @@ from pe_jax.training.tokenizer import Tokenizer
 TOLD = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
 ASKED = b"\nWhat is the pass key? The pass key is "
 DIGITS = 5
-WEIGHT = 30.0  # in training, of each token that says a key again: few of all, and alone in asking
+WEIGHT = 30.0  # in training, of each token that says a key again: few, but they alone look back
 
 
 def draw_key(rng: np.random.Generator) -> bytes:
@@ -108,8 +108,7 @@ def questions(
     rng = np.random.default_rng(seed)
     rows = np.tile(text, (depths, 1))
     asked = np.zeros(rows.shape, bool)
-    for row, which, depth in zip(
-        rows, asked, np.repeat(np.linspace(0, 1, depths), len(text)), strict=True
-    ):
-        which[plant(row, tokens, draw_key(rng), depth)[-1]] = True
+    places = np.repeat(np.linspace(0, 1, depths), len(text))
+    for row, answer, depth in zip(rows, asked, places, strict=True):
+        answer[plant(row, tokens, draw_key(rng), depth)[-1]] = True
     return rows, asked[:, 1:]
