@@ -7,6 +7,7 @@ import signal
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from configs import tasks_published
 from experiments import solved
@@ -54,6 +55,16 @@ def compared(tmp_path_factory):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("seed*.json")}
     program.main(settings(folder, positions=("contiguous", RANDOM)))
     return folder, before
+
+
+def test_every_text_of_the_map_stays_in_the_picture(compared):
+    folder, _ = compared
+    entries = json.loads((folder / "results.json").read_text())["encodings"]
+    drawn = solved.figure(settings(folder), entries, []).figure
+    drawn.canvas.draw()
+    texts = [text for text in drawn.findobj(Text) if text.get_text()]
+    assert {title for title, *_ in solved.PANELS} <= {text.get_text() for text in texts}
+    assert max(text.get_window_extent().x1 for text in texts) <= drawn.bbox.x1
 
 
 def test_it_goes_on_where_it_was(compared):
