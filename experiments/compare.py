@@ -235,7 +235,7 @@ class Jobs:
         for rate in config.rates:
             if self.stop.signal is not None:
                 break
-            label, folder = f"{name} at {rate:g}", results.rate_folder(name, rate)
+            label, folder = f"{name} at {rate:g}", results.rate_folder(name, rate, 1.0)
             run = self._config(name, folder, rate, steps=config.rate_steps, eval=near(config))
             if not (finished := self._finished(run)):
                 one(run, self.nearby, self._evaluator(name, run, mesh), label, self.stop)
@@ -244,8 +244,9 @@ class Jobs:
             self._count(label, run.steps, finished)
         if not config.rates:
             return config.optimizer.learning_rate
-        checks = results.read_checks(Path(config.workdir), name, config.rates, config.seed)
-        return results.best_rate(results.rate_losses(checks, config.length))
+        tried = [(rate, 1.0) for rate in config.rates]
+        checks = results.read_checks(Path(config.workdir), name, tried, config.seed)
+        return results.best_rate(results.rate_losses(checks, config.length))[0]
 
     def _config(self, name: str, folder: Path, rate: float, **fields: Any) -> Config:
         """That of one run."""

@@ -58,7 +58,7 @@ def join(folders: Sequence[Path], target: Path) -> None:
 def _copy(part: Results, scheme: Scheme, target: Path) -> None:
     """What is small of the runs of a scheme, where no other part has brought it."""
     folders = [Path("runs", scheme.name, f"seed{seed}") for seed in scheme.runs]
-    folders += [results.rate_folder(scheme.name, rate) for rate in scheme.checks]
+    folders += [results.check_folder(part.workdir, scheme.name, pair) for pair in scheme.checks]
     for folder in folders:
         if (target / folder / RUN[0]).exists():
             continue

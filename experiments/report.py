@@ -31,6 +31,9 @@ from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.sweeps import CompareConfig
 
 PAGE = "report.html"
+MULTIPLES = (
+    " (× 30): the encoding's own parameters learn at 30 times the rate; a dash where it has none."
+)
 REPORT = "python -m experiments.report"
 MARKS = {
     statistics.LOWER: "▼",
@@ -91,21 +94,26 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
 
 def _rate_section(results: Results, rows: list[findings.Rates]) -> dict[str, Any]:
     """The losses of the check at each learning rate, as a section of the page."""
-    grid = sorted({rate for row in rows for rate in row.losses})
+    grid = sorted({pair for row in rows for pair in row.losses})
     shown = []
     for row in rows:
         cells = [
-            findings.number(row.losses[r]) if math.isfinite(row.losses[r]) else row.statuses[r]
-            for r in grid
+            "—"
+            if pair not in row.losses  # a multiple, and no parameters that could learn at it
+            else findings.number(row.losses[pair])
+            if math.isfinite(row.losses[pair])
+            else row.statuses[pair]
+            for pair in grid
         ]
-        used = f"{row.used:g}" if row.used is not None else "—"
-        shown.append((row.name, *cells, used, row.remark))
+        shown.append((row.name, *cells, findings.pair_words(row.used), row.remark))
     steps, length = results.manifest["rate_steps"], results.manifest["train_length"]
     return {
         "title": "Learning rates",
         "note": f"Loss after {steps:,} steps on {findings.checked_on(results)} at length {length},"
-        " one seed, in nats per token; each scheme was then trained with its best, from the start.",
-        "head": ("encoding", *(f"{rate:g}" for rate in grid), "used", "remark"),
+        " one seed, in nats per token; each scheme was then trained with its best, from the start."
+        + MULTIPLES
+        * any(multiple != 1 for _, multiple in grid),
+        "head": ("encoding", *map(findings.pair_words, grid), "used", "remark"),
         "words": ("remark",),
         "rows": shown,
         "csv": "rates.csv",
@@ -230,12 +238,12 @@ def _speed_sections(results: Results) -> list[dict[str, Any]]:
 
 
 def _rates(results: Results) -> Iterator[tuple]:
-    yield ("encoding", "learning_rate", "loss", "status", "used", "remark")
+    yield ("encoding", "learning_rate", "encoding_rate", "loss", "status", "used", "remark")
     for row in findings.rates(results):
-        for rate, loss in row.losses.items():
+        for pair, loss in row.losses.items():
             known = loss if math.isfinite(loss) else None
-            used = rate == row.used
-            yield row.name, rate, known, row.statuses[rate], used, row.remark if used else ""
+            used = pair == row.used
+            yield row.name, *pair, known, row.statuses[pair], used, row.remark if used else ""
 
 
 def _decided(results: Results, rows: list[Verdict]) -> Iterator[tuple]:

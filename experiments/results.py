@@ -25,6 +25,8 @@ REQUIRED = (
 )
 
 
+Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings
+
 REPORTED = "reported.json"  # of what there was a report, one after another
 
 # Runs of one table share these; what is decided, and against what, is declared before them.
@@ -81,13 +83,13 @@ def _words(troubles: dict[int, str], seeds: list[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """One encoding with its runs, by seed, and those of the check, by learning rate."""
+    """One encoding with its runs, by seed, and those of the check, by (rate, multiple)."""
 
     name: str
     spec: str
     index: int
     runs: dict[int, Run]
-    checks: dict[float, Run] = dataclasses.field(default_factory=dict)
+    checks: dict[Pair, Run] = dataclasses.field(default_factory=dict)
 
     def windows(self, protocol: str, length: int) -> tuple[dict[int, np.ndarray], str]:
         """Seed → loss of every window, for the seeds that have it; what is wrong with others."""
@@ -207,25 +209,44 @@ def _run(folder: Path, seed: int) -> Run:
     return Run(seed, status, reason, evaluation, *metrics)
 
 
-def rate_folder(name: str, rate: float) -> Path:
-    """Where an encoding's check of a learning rate is, under the workdir."""
-    return Path("rates", name, repr(float(rate)))
+def rate_folder(name: str, rate: float, encoding_rate: float) -> Path:
+    """Where an encoding's check of a learning rate and its multiple is, under the workdir."""
+    return Path("rates", name, f"{float(rate)!r}x{float(encoding_rate)!r}")
 
 
-def read_checks(workdir: Path, name: str, rates: Iterable[float], seed: int) -> dict[float, Run]:
-    """The checks of an encoding's learning rates, by rate."""
-    return {float(rate): _run(workdir / rate_folder(name, rate), seed) for rate in rates}
+def check_folder(workdir: Path, name: str, pair: Pair) -> Path:
+    """`rate_folder`, or where comparisons had it before rates of encodings were tried."""
+    folder, before = rate_folder(name, *pair), Path("rates", name, repr(float(pair[0])))
+    old = pair[1] == 1 and not (workdir / folder).exists() and (workdir / before).exists()
+    return before if old else folder
 
 
-def rate_losses(checks: dict[float, Run], length: int) -> dict[float, float]:
-    """Loss at the training length by learning rate; infinite where the run gave none."""
-    found = {rate: run.windows(PROTOCOLS[0], length) for rate, run in checks.items()}
+def pairs(manifest: dict[str, Any], entry: dict[str, Any]) -> list[Pair]:
+    """The (rate, multiple) pairs that a scheme of the manifest was to be checked at."""
+    given = entry.get("checks")
+    if given is None:
+        given = [(rate, 1.0) for rate in manifest.get("rates", ())]
+    return [(float(rate), float(multiple)) for rate, multiple in given]
+
+
+def read_checks(workdir: Path, name: str, pairs: Iterable[Pair], seed: int) -> dict[Pair, Run]:
+    """The checks of an encoding's learning rates, by (rate, multiple)."""
+    found = [(float(rate), float(multiple)) for rate, multiple in pairs]
+    return {pair: _run(workdir / check_folder(workdir, name, pair), seed) for pair in found}
+
+
+def rate_losses(checks: dict[Pair, Run], length: int) -> dict[Pair, float]:
+    """Loss at the training length by (rate, multiple); infinite where the run gave none."""
+    found = {pair: run.windows(PROTOCOLS[0], length) for pair, run in checks.items()}
     return {r: math.inf if isinstance(w, str) else float(w.mean()) for r, w in found.items()}
 
 
-def best_rate(losses: dict[float, float]) -> float:
-    """The learning rate with the least loss; the least rate of several, or if all diverged."""
-    return min(losses, key=lambda rate: (losses[rate], rate))
+def best_rate(losses: dict[Pair, float]) -> Pair:
+    """The pair with the least loss; of several, or if all diverged, the least rate, then multiple.
+
+    An infinite loss, of a check that gave none, is greater than any other.
+    """
+    return min(losses, key=lambda pair: (losses[pair], *pair))
 
 
 def read(workdir: Path) -> Results:
@@ -247,7 +268,7 @@ def read(workdir: Path) -> Results:
         if "\0" in name or folder.resolve().parent != (workdir / "runs").resolve():
             raise ValueError(f"encoding name {name!r}: its folder would be outside runs/")
         runs = {seed: _run(folder / f"seed{seed}", seed) for seed in manifest["seeds"]}
-        checks = read_checks(workdir, name, manifest.get("rates", ()), manifest["seeds"][0])
+        checks = read_checks(workdir, name, pairs(manifest, entry), manifest["seeds"][0])
         schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks))
     paths = workdir / "speed.json", workdir / REPORTED
     speed, reported = (_json(path) if path.is_file() else None for path in paths)

@@ -49,7 +49,7 @@ def pages(chromium, fake, tmp_path_factory):  # noqa: F811
     """Name → file: the report of a small comparison, one seed missing, and the explorer."""
     folder = fake(SCHEMES, name=HOSTILE, rates=[0.001, 0.01], rate_steps=50)
     for name, rate in itertools.product(SCHEMES, (0.001, 0.01)):
-        path = folder / results.rate_folder(name, rate) / "evaluation.json"
+        path = folder / results.rate_folder(name, rate, 1.0) / "evaluation.json"
         path.parent.mkdir(parents=True)
         losses = {"non-overlapping": {"64": [2.0 + rate]}}
         path.write_text(json.dumps({"status": "ok", "losses": losses}))

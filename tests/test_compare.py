@@ -77,7 +77,7 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
 
 def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch):
     folder, before = compared
-    checks = {n: {f"rates/{n}/{rate}/evaluation.json" for rate in RATES} for n in NAMES}
+    checks = {n: {f"rates/{n}/{rate}x1.0/evaluation.json" for rate in RATES} for n in NAMES}
     assert before.keys() == {*checks["nope"], "runs/nope/seed5/evaluation.json"}
     after = files(folder)
     runs = {f"runs/{n}/seed{s}/evaluation.json" for n in NAMES for s in SEEDS}
@@ -98,7 +98,7 @@ def test_each_scheme_is_trained_with_the_best_of_its_learning_rates(compared):
     shown = (folder / "report.html").read_text()
     assert "Learning rates" in shown and "A demonstration" not in shown
     for name in NAMES:
-        checks = {rate: folder / "rates" / name / str(rate) for rate in RATES}
+        checks = {rate: folder / "rates" / name / f"{rate}x1.0" for rate in RATES}
         losses = {}
         for rate, check in checks.items():
             found = json.loads((check / "evaluation.json").read_text())

@@ -347,7 +347,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     folder = fake([*grid], speed=False, rates=[0.001, 0.01, 0.1], rate_steps=50)
     for name, losses in grid.items():
         for rate, loss in zip((0.001, 0.01, 0.1), losses, strict=True):
-            path = folder / results.rate_folder(name, rate) / "evaluation.json"
+            path = folder / results.rate_folder(name, rate, 1.0) / "evaluation.json"
             path.parent.mkdir(parents=True)
             status = "ok" if loss else "diverged"
             found = {"status": status, "losses": {"non-overlapping": {"64": [loss, loss]}}}
@@ -360,7 +360,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     read = results.read(folder)
     rows = {row.name: row for row in findings.rates(read)}
     for name, row in rows.items():
-        assert results.best_rate(row.losses) == row.used == used[name]
+        assert results.best_rate(row.losses) == row.used == (used[name], 1.0)
     assert rows["rope"].remark == ""
     assert rows["alibi"].remark == "the greatest of the grid: a greater one may be better"
     assert rows["nope"].remark == "none of them gave a loss: the least was used"
