@@ -3,7 +3,8 @@
     python -m experiments.compare --config=configs/compare.py --config.data=text:DIR
 
 With `--config.rates` each encoding is first trained for `rate_steps` at each of these learning
-rates, and then, with every seed, at the one whose loss on validation text was the least.
+rates, and then, with every seed, at the one whose loss on validation text was the least. With
+`--config.encoding_rates` its own parameters are tried at each of these multiples of each rate.
 
 Interrupted, the same command goes on where it was; what is finished is not repeated.
 """
@@ -26,9 +27,10 @@ import numpy as np
 from absl import flags, logging
 from jax.sharding import Mesh
 
-from experiments import join, launch, report, results, speed
+from experiments import flops, join, launch, report, results, speed
 from experiments.lanes import lanes, spread
 from experiments.lock import Lock
+from experiments.loops import tiles
 from experiments.provenance import command, made, save_json
 from experiments.train import (
     Diverged,
@@ -45,8 +47,8 @@ from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import Config, EvalConfig, from_json
 from pe_jax.training.evaluate import Evaluator, windows
 from pe_jax.training.sharding import path_name
-from pe_jax.training.step import Trainer
-from pe_jax.training.sweeps import CompareConfig
+from pe_jax.training.step import Trainer, is_encoding
+from pe_jax.training.sweeps import CompareConfig, rate_pairs
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -80,6 +82,12 @@ def names(config: CompareConfig) -> dict[str, str]:
     return dict(zip(found, specs, strict=True))
 
 
+def checks(config: CompareConfig, spec: str) -> list[tuple[float, float]]:
+    """The (learning rate, encoding rate) to check for a scheme; none where there is no choice."""
+    pairs = rate_pairs(config, spec)
+    return pairs if len(pairs) > 1 else []
+
+
 def near(config: CompareConfig) -> EvalConfig:
     """The evaluation of a learning rate: validation text at the training length.
 
@@ -96,6 +104,10 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
     note = "A demonstration: one stated learning rate for all schemes."
     if config.rates:
         note = f"The learning rate of each scheme is the best of {len(config.rates)}."
+    if config.encoding_rates:
+        note += (
+            f" That of its own parameters is the best of {len(config.encoding_rates)} multiples."
+        )
     return {
         "name": f"{len(encodings)} positional encodings on {name}",
         "train_length": config.length,
@@ -103,7 +115,9 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         "baseline": config.baseline,
         "reference": config.reference,
         "primary": {"protocol": config.protocol, "length": config.eval.lengths[-1]},
-        "encodings": [{"name": n, "spec": s} for n, s in encodings.items()],
+        "encodings": [
+            {"name": n, "spec": s, "checks": checks(config, s)} for n, s in encodings.items()
+        ],
         "seeds": [config.seed + k for k in range(config.seeds)],
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
         "dims": dataclasses.asdict(config.model.dims),
@@ -122,7 +136,9 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         "steps": config.steps,
         "batch": config.batch,
         "learning_rate": config.optimizer.learning_rate,
+        "encoding_rate": config.optimizer.encoding_rate,
         "rates": [float(rate) for rate in config.rates],
+        "encoding_rates": [float(multiple) for multiple in config.encoding_rates],
         "rate_steps": config.rate_steps,
         "note": note,
     }
@@ -140,7 +156,7 @@ def count_parameters(trainer: Trainer) -> dict:
     """How many parameters, and how many of them the encodings'."""
     leaves = jax.tree_util.tree_leaves_with_path(trainer.shapes)
     sizes = [(path_name(path), leaf.size) for path, leaf in leaves]
-    own = [n for path, n in sizes if path.startswith("shared") or "/attention/params/" in path]
+    own = [n for path, n in sizes if is_encoding(path)]
     return {"parameters": sum(n for _, n in sizes), "encoding_parameters": sum(own)}
 
 
@@ -151,10 +167,11 @@ def one(
     folder = Path(config.workdir)
     begin, trainer = time.monotonic(), evaluator.trainer
     found: dict = count_parameters(trainer)
-    found["learning_rate"] = config.optimizer.learning_rate
+    for field in ("learning_rate", "encoding_rate"):
+        found[field] = getattr(config.optimizer, field)
     save_json(folder / "config.json", meta(config, source))
     try:
-        state = train(config, source, trainer, label, stop)
+        state = train(config, source, evaluator, label, stop)
     except Diverged as error:
         found |= {"status": "diverged", "reason": str(error), **made()}
         save_json(folder / "evaluation.json", found)
@@ -170,11 +187,11 @@ def one(
     save_json(folder / "evaluation.json", found)
 
 
-def flops_per_token(config: Config, trainer: Trainer) -> float | None:
-    """Of a training step, by the compiler's count (loops count once, so long contexts are low)."""
-    cost = trainer.compile(config.batch, config.length).cost_analysis()
-    flops = (cost or {}).get("flops")
-    return flops and flops / (config.batch * config.length)
+def flops_per_token(config: Config, trainer: Trainer) -> float:
+    """Of the matrix products in a training step, counted in the traced program."""
+    trainer.compile(config.batch, config.length)
+    masked = tiles(trainer.config, config.batch, config.length, trainer.layout)
+    return flops.count(trainer.jaxpr, *masked).total / (config.batch * config.length)
 
 
 def check_resumable(config: CompareConfig, now: dict) -> None:
@@ -207,9 +224,11 @@ class Jobs:
     ):
         self.config, self.source, self.nearby = config, source, nearby
         self.evaluators, self.seeds, self.meshes, self.stop = evaluators, seeds, meshes, stop
-        each = [config.rate_steps] * len(config.rates) + [config.steps] * len(seeds)
-        self.total, self.done = len(evaluators) * len(each), 0
-        self.ran, self.left = 0, len(evaluators) * sum(each)  # steps
+        self.checks = {n: checks(config, e.trainer.config.encoding) for n, e in evaluators.items()}
+        tried = sum(map(len, self.checks.values()))
+        self.total, self.done = tried + len(evaluators) * len(seeds), 0
+        steps = tried * config.rate_steps + len(evaluators) * len(seeds) * config.steps
+        self.ran, self.left = 0, steps
         self.begin, self.lock = time.monotonic(), threading.Lock()
 
     def run(self) -> None:
@@ -217,43 +236,43 @@ class Jobs:
         spread(self._seeds, self.evaluators, self.meshes, self.stop)
 
     def _seeds(self, name: str, mesh: Mesh) -> None:
-        rate = self._rate(name, mesh)
+        pair = self._best(name, mesh)
         evaluator = None
         for seed in self.seeds:
             if self.stop.signal is not None:
                 return
             label, folder = f"{name} seed {seed}", Path("runs", name, f"seed{seed}")
-            run = self._config(name, folder, rate, seed=seed)
+            run = self._config(name, folder, pair, seed=seed)
             if not (finished := self._finished(run)):
                 evaluator = evaluator or self._evaluator(name, run, mesh)
                 one(run, self.source, evaluator, label, self.stop)
             self._count(label, run.steps, finished)
 
-    def _rate(self, name: str, mesh: Mesh) -> float:
-        """The learning rate of an encoding: the best of those to check, after running them."""
-        config = self.config
-        for rate in config.rates:
+    def _best(self, name: str, mesh: Mesh) -> results.Pair:
+        """The rates of an encoding and its parameters: the best to check, after running them."""
+        config, tried = self.config, self.checks[name]
+        if not tried:
+            return rate_pairs(config, self.evaluators[name].trainer.config.encoding)[0]
+        for pair in tried:
             if self.stop.signal is not None:
                 break
-            label, folder = f"{name} at {rate:g}", results.rate_folder(name, rate, 1.0)
-            run = self._config(name, folder, rate, steps=config.rate_steps, eval=near(config))
+            label = f"{name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
+            fields: Any = dict(steps=config.rate_steps, eval=near(config))
+            run = self._config(name, results.rate_folder(name, *pair), pair, **fields)
             if not (finished := self._finished(run)):
                 one(run, self.nearby, self._evaluator(name, run, mesh), label, self.stop)
             if self._finished(run):  # nothing continues from here
                 shutil.rmtree(Path(run.workdir) / "checkpoints", ignore_errors=True)
             self._count(label, run.steps, finished)
-        if not config.rates:
-            return config.optimizer.learning_rate
-        tried = [(rate, 1.0) for rate in config.rates]
-        checks = results.read_checks(Path(config.workdir), name, tried, config.seed)
-        return results.best_rate(results.rate_losses(checks, config.length))[0]
+        found = results.read_checks(Path(config.workdir), name, tried, config.seed)
+        return results.best_rate(results.rate_losses(found, config.length))
 
-    def _config(self, name: str, folder: Path, rate: float, **fields: Any) -> Config:
+    def _config(self, name: str, folder: Path, pair: results.Pair, **fields: Any) -> Config:
         """That of one run."""
         run = from_json(Config, dataclasses.asdict(self.config))
         run.workdir = str(Path(self.config.workdir) / folder)
         run.model = dataclasses.replace(self.evaluators[name].trainer.config)
-        run.optimizer.learning_rate = rate
+        run.optimizer.learning_rate, run.optimizer.encoding_rate = pair
         return dataclasses.replace(run, **fields)
 
     def _finished(self, run: Config) -> bool:
@@ -289,7 +308,7 @@ def main(config: CompareConfig) -> None:
         encodings = names(config)
         source = open_source(config)
         nearby = dataclasses.replace(source, asked=1)
-        if config.rates and source.text is not None:
+        if (config.rates or config.encoding_rates) and source.text is not None:
             text = windows(source.corpus, source.tokens, near(config))
             nearby = dataclasses.replace(source, text=text)
         batches(config, source, meshes[0])  # raises what training would, before anything is written

@@ -293,7 +293,7 @@ class Work:
             found: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
             try:
                 if part == "tuned":
-                    given = self.source, evaluator.trainer, label, self.stop
+                    given = self.source, evaluator, label, self.stop
                     state = train(run, *given, params=state.params)
                     if self.stop.signal is not None:
                         return

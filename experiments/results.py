@@ -30,7 +30,10 @@ Pair = tuple[float, float]  # a learning rate, and the multiple of it for parame
 REPORTED = "reported.json"  # of what there was a report, one after another
 
 # Runs of one table share these; what is decided, and against what, is declared before them.
-SAME = (*BINDING, "steps", "eval", "rates", "rate_steps", "protocol", "reference")
+SAME = (
+    *(*BINDING, "steps", "eval", "rates", "encoding_rates", "rate_steps"),
+    *("protocol", "reference"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +214,12 @@ def _run(folder: Path, seed: int) -> Run:
 
 def rate_folder(name: str, rate: float, encoding_rate: float) -> Path:
     """Where an encoding's check of a learning rate and its multiple is, under the workdir."""
-    return Path("rates", name, f"{float(rate)!r}x{float(encoding_rate)!r}")
+    return Path("rates", name, rates_name(rate, encoding_rate))
+
+
+def rates_name(rate: float, encoding_rate: float) -> str:
+    """A pair of rates in a path: 0.01x30.0."""
+    return f"{float(rate)!r}x{float(encoding_rate)!r}"
 
 
 def check_folder(workdir: Path, name: str, pair: Pair) -> Path:

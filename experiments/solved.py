@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import rich.table
@@ -22,6 +22,7 @@ HEADER = (
     "token_accuracy",
     "exact_match",
     "learning_rate",
+    "encoding_rate",
     "note",
 )
 FIXED = "a fixed answer"
@@ -56,7 +57,8 @@ def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> li
         still = placement.choose(positions, pattern) == placement.Contiguous()
         plain = called[positions] if still else "contiguous"
         name = title(spec, called[positions], entries, plain)
-        rates = {task: [*by.values()][0]["learning_rate"] for task, by in by_task.items()}
+        firsts = {task: next(iter(by.values())) for task, by in by_task.items()}
+        rates = {t: [run["learning_rate"], run["encoding_rate"]] for t, run in firsts.items()}
         found.append({"name": name, "spec": spec, "positions": positions, "scores": scores})
         found[-1]["rates"] = rates
     guess = {task: {n: {"": value} for n, value in fixed(task).items()} for task in config.tasks}
@@ -180,11 +182,23 @@ def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
 
 def chosen(config: TasksConfig, entries: list[dict]) -> str:
     """In words, at what learning rates."""
-    if not config.rates:
-        return "at one learning rate"
-    count = Counter(rate for entry in entries for rate in entry["rates"].values())
-    each = ", ".join(f"{rate:g} in {count[rate]}" for rate in sorted(map(float, config.rates)))
-    return f"at the best learning rate of each encoding and task ({each})"
+    pairs = [pair for entry in entries for pair in entry["rates"].values()]
+    rates, multiples = ([float(pair[k]) for pair in pairs] for k in (0, 1))
+    said = "at one learning rate"
+    if config.rates:
+        each = _counted(config.rates, rates)
+        said = f"at the best learning rate of each encoding and task ({each})"
+    if config.encoding_rates:
+        each = _counted(config.encoding_rates, multiples)
+        said += f", encodings' own parameters at the best multiple of it ({each})"
+    elif config.optimizer.encoding_rate != 1:
+        said += f", encodings' own parameters at {config.optimizer.encoding_rate:g} times that"
+    return said
+
+
+def _counted(values: Iterable[float], found: list[float]) -> str:
+    count = Counter(found)
+    return ", ".join(f"{value:g} in {count[value]}" for value in sorted(map(float, values)))
 
 
 @plotting.styled
@@ -219,7 +233,7 @@ def listed(entries: list[dict]) -> list[tuple]:
     return [
         (e["name"], e["positions"], task, length, seed)
         + ((None, None) if isinstance(value, str) else (*value,))
-        + (e["rates"].get(task), value if isinstance(value, str) else "")
+        + (*e["rates"].get(task, (None, None)), value if isinstance(value, str) else "")
         for e in entries
         for task, scores in e["scores"].items()
         for length, seeds in scores.items()

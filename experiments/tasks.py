@@ -3,7 +3,8 @@
     python -m experiments.tasks --config=configs/tasks.py
 
 With `--config.rates` the first seed is trained at each of these learning rates, and the others at
-the one whose loss on other questions, no longer than those trained on, was the least.
+the one whose loss on other questions, no longer than those trained on, was the least; so with
+`--config.encoding_rates`, multiples of them for an encoding's own parameters.
 
 Prints accuracies and writes results.json, tasks.csv and tasks.png into the workdir. Interrupted,
 the same command goes on where it was, run by run.
@@ -24,24 +25,34 @@ from jax.sharding import Mesh
 
 from experiments import launch, plotting, solved
 from experiments.provenance import command, save_json, together
+from experiments.results import rates_name
 from experiments.trials import Trials, finished
 from pe_jax.training import placement, tasks
 from pe_jax.training.step import PLACES, Trainer, token_losses
-from pe_jax.training.sweeps import TasksConfig
+from pe_jax.training.sweeps import TasksConfig, rate_pairs
 
 BINDING = (
     *("seed", "length", "lengths", "batch", "steps", "test", "model", "optimizer"),
     "reference",
 )
+RATES = ("learning_rate", "encoding_rate")
 TOKENS = 2**14  # in a forward pass of the test
 
 
 class Solver(Trainer):
     """Trains on the rows of any task; `answers` says what is right of the rows of a test."""
 
-    def __init__(self, config: TasksConfig, spec: str, positions: str, rate: float, mesh: Mesh):
+    def __init__(
+        self,
+        config: TasksConfig,
+        spec: str,
+        positions: str,
+        pair: tuple[float, float],
+        mesh: Mesh,
+    ):
         model = dataclasses.replace(config.model, encoding=spec, vocab=tasks.VOCAB)
-        optimizer = dataclasses.replace(config.optimizer, learning_rate=rate)
+        rates = dict(zip(RATES, pair, strict=True))
+        optimizer = dataclasses.replace(config.optimizer, **rates)
         super().__init__(model, optimizer, config.steps, mesh, positions)
         self.answers = jax.jit(self._answers)
 
@@ -189,22 +200,22 @@ def one(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) 
 
 def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     """Every run of an encoding with its positions: task → seed → what it gave, at its rate."""
-    solver = functools.cache(lambda rate: Solver(config, *entry, rate, trials.mesh))
+    solver = functools.cache(lambda pair: Solver(config, *entry, pair, trials.mesh))
 
-    def at(name: str, rate: float, seed: int) -> dict:
+    def at(name: str, pair: tuple[float, float], seed: int) -> dict:
         task = tasks.TASKS[name]
         given = trials.found(
-            f"{name}/{float(rate)!r}/seed{seed}",
-            lambda: one(config, solver(rate), task, seed, trials.stop),
+            f"{name}/{rates_name(*pair)}/seed{seed}",
+            lambda: one(config, solver(pair), task, seed, trials.stop),
         )
-        return {**given, "learning_rate": rate}
+        return {**given, **dict(zip(RATES, pair, strict=True))}
 
     first, *others = range(config.seed, config.seed + config.seeds)
-    rates = config.rates or (config.optimizer.learning_rate,)
-    found = {name: {first: best([at(name, r, first) for r in rates])} for name in config.tasks}
+    pairs = rate_pairs(config, entry[0])
+    found = {name: {first: best([at(name, p, first) for p in pairs])} for name in config.tasks}
     for seed in others:
         for name, runs in found.items():
-            runs[seed] = at(name, runs[first]["learning_rate"], seed)
+            runs[seed] = at(name, tuple(runs[first][field] for field in RATES), seed)
     return found
 
 

@@ -26,8 +26,8 @@ from experiments.lock import Lock
 from experiments.provenance import save_json
 from pe_jax.training import data, placement, sharding, tasks, tokenizer
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
-from pe_jax.training.config import Config
-from pe_jax.training.evaluate import Evaluator, windows
+from pe_jax.training.config import PROTOCOLS, Config
+from pe_jax.training.evaluate import Evaluator, pieces, windows
 from pe_jax.training.metrics import Metrics
 from pe_jax.training.step import State, Trainer
 
@@ -113,14 +113,16 @@ class Diverged(RuntimeError):
 def train(
     config: Config,
     source: Source,
-    trainer: Trainer,
+    evaluator: Evaluator,
     label: str,
     stop: launch.Stop,
     params: Any = None,
 ) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
 
-    The start is a new model, or `params` of one that was trained, with a new optimizer.
+    The start is a new model, or `params` of one that was trained, with a new optimizer. A row of
+    metrics has the mean loss of the steps since the last row, and every `eval.every` steps the loss
+    of the text to evaluate on.
 
     Data or a checkpoint that cannot be read or written end the program, on one line.
 
@@ -128,7 +130,7 @@ def train(
       Diverged: too many updates in a row were not finite; the layer is named and the last
         checkpoint, and nothing is saved.
     """
-    folder = Path(config.workdir)
+    folder, trainer = Path(config.workdir), evaluator.trainer
     readers = [sharding.data_shard(trainer.mesh)[1], jax.process_count()]
     about = meta(config, source) | {"readers": readers, "devices": dict(trainer.mesh.shape)}
     with contextlib.ExitStack() as stack:
@@ -146,18 +148,25 @@ def train(
         metrics = Metrics(folder, config.steps, label, done)
         stack.enter_context(contextlib.closing(metrics)).start(done)
         lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
-        tokens = config.batch * config.length
+        tokens, losses = config.batch * config.length, []
         for step in range(done + 1, config.steps + 1):
             batch = _next(rows, step)
             state, values = trainer.step(state, trainer.put(batch), np.int32(config.seed))
             if lockstep:
                 jax.block_until_ready(state)
             stopping = stop.after(step)  # asked once: a signal may come at any moment
-            due = config.save_every and step % config.save_every == 0
-            save = stopping or step == config.steps or bool(due)
-            if save or step % config.log_every == 0:
+            losses.append(values["loss"])
+            save = stopping or step == config.steps or _due(step, config.save_every)
+            tested = step == config.steps or _due(step, config.eval.every)
+            tested = bool(config.eval.every) and tested and not stopping
+            if save or tested or step == 1 or step % config.log_every == 0:
                 found = {name: float(value) for name, value in values.items()}
                 _check_finite(found, trainer, state, batch, step, checkpoints, save)
+                found["loss"], losses = _mean_finite(losses), []
+                if tested:
+                    begin = time.monotonic()
+                    found["eval_loss"] = trained_loss(evaluator, source, state, config.length)
+                    metrics.pause(time.monotonic() - begin)
                 metrics.write(step, tokens, **found)
             if save:
                 with launch.one_line_errors():
@@ -166,6 +175,17 @@ def train(
             if stopping:
                 break
     return state
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _mean_finite(losses: list) -> float:
+    """Of the steps that were not skipped; NaN if all were."""
+    values = np.asarray([float(loss) for loss in losses])
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if values.size else np.nan
 
 
 def _begin(
@@ -232,6 +252,16 @@ def _where(trainer: Trainer, state: State, batch: dict) -> str:
     return "the gradient"
 
 
+def trained_loss(evaluator: Evaluator, source: Source, state: State, length: int) -> float:
+    """Mean loss on the text to evaluate on, at the length trained on, without overlap (nats)."""
+    if source.text is None:
+        losses, _ = evaluator.answers(state.params, source.corpus, length, source.asked)
+    else:
+        rows = pieces(source.text, length, PROTOCOLS[0], evaluator.config.stride)
+        losses, _ = evaluator.run(state.params, rows)
+    return float(losses.mean())
+
+
 def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:
     """Losses by length, as `evaluation.json` has them."""
     if source.text is None:
@@ -244,6 +274,7 @@ def main(config: Config) -> None:
     with launch.one_line_errors():
         source = open_source(config)
         trainer = prepare(config, source.vocab)
+        evaluator = Evaluator(trainer, config.eval)
         folder = Path(config.workdir)
         saved, finished = folder / "config.json", (folder / "evaluation.json").exists()
         if saved.exists():
@@ -261,14 +292,14 @@ def main(config: Config) -> None:
         begin = time.monotonic()
         with launch.Stop() as stop:
             try:
-                state = train(config, source, trainer, config.model.encoding, stop)
+                state = train(config, source, evaluator, config.model.encoding, stop)
             except Diverged as error:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(1)
         if stop.signal is not None:
             sys.exit(128 + stop.signal)
         found = {"status": "ok", "seconds": time.monotonic() - begin}
-        found |= evaluate(Evaluator(trainer, config.eval), source, state)
+        found |= evaluate(evaluator, source, state)
         if first:
             save_json(folder / "evaluation.json", found)
     for protocol, lengths in found["losses"].items():

@@ -69,7 +69,7 @@ def test_every_text_of_the_map_stays_in_the_picture(compared):
 
 def test_it_goes_on_where_it_was(compared):
     folder, before = compared
-    assert [path.parts[-3:] for path in before] == [("copy", "0.01", "seed0.json")]
+    assert [path.parts[-3:] for path in before] == [("copy", "0.01x1.0", "seed0.json")]
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert len(list(folder.rglob("seed*.json"))) == 3 * 2  # nope sees no positions: not twice
     for fields in ({"steps": 4}, {"lengths": (8, 13)}):
@@ -115,11 +115,15 @@ def test_each_task_has_the_rate_that_learns_it_and_other_seeds_run_at_that_alone
     config = settings(tmp_path, rates=(1e-6, 0.03), **fields)
     program.main(config)
     ran = {path.parts[-2:] for path in tmp_path.rglob("seed*.json")}
-    assert ran == {("1e-06", "seed0.json"), ("0.03", "seed0.json"), ("0.03", "seed1.json")}
+    assert ran == {
+        ("1e-06x1.0", "seed0.json"),
+        ("0.03x1.0", "seed0.json"),
+        ("0.03x1.0", "seed1.json"),
+    }
     (of,) = [
         e for e in json.loads((tmp_path / "results.json").read_text())["encodings"] if e["spec"]
     ]
-    assert of["rates"] == {"copy": 0.03}
+    assert of["rates"] == {"copy": [0.03, 1.0]}
     with (tmp_path / "tasks.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["encoding"] == "rope"]
     assert {(row["seed"], row["learning_rate"]) for row in rows} == {("0", "0.03"), ("1", "0.03")}

@@ -1,5 +1,6 @@
 """Training and evaluation: the same numbers on any mesh, after any stop, by any protocol."""
 
+import dataclasses
 import json
 import re
 from concurrent import futures
@@ -15,7 +16,7 @@ from pe_jax.training import sharding, tasks
 from pe_jax.training.checkpoint import Checkpoints
 from pe_jax.training.config import PROTOCOLS, EvalConfig, MeshConfig
 from pe_jax.training.evaluate import Evaluator, pieces
-from pe_jax.training.step import Trainer
+from pe_jax.training.step import Trainer, is_encoding
 from tests import tiny
 from tests.tiny import SPECS, L, R
 from tests.trainers import OPTIMIZER, STEPS, spoil, start, steps, trainer
@@ -75,6 +76,35 @@ def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed():
 
     a, b, c = loss(0, 0), loss(1, 0), loss(0, 1)
     assert len({a, b, c}) == 3 and loss(0, 0) == a
+
+
+def test_encodings_learn_at_a_rate_of_their_own_shared_and_per_layer_alike():
+    """Times a power of two, so that it is exact; the rest of the model does not notice."""
+    moved = {}
+    for multiple in (1, 4):
+        config = dataclasses.replace(OPTIMIZER, encoding_rate=multiple)
+        mesh = trainer(SPECS["rope"]).mesh
+        one = Trainer(tiny.config("transformer_xl+t5"), config, STEPS, mesh)
+        before = jax.tree.map(np.asarray, start(one).params)
+        after, _ = steps(one, 2)  # the first one warms up: its rate is 0
+        found = jax.tree.map(lambda a, b: np.asarray(a) - b, after.params, before)
+        leaves = jax.tree.leaves_with_path(found)
+        moved[multiple] = {sharding.path_name(path): leaf for path, leaf in leaves}
+    own = [name for name in moved[1] if is_encoding(name)]
+    assert {name.rpartition("/")[2] for name in own} == {"u", "v", "w_r", "table"}
+    for name, step in moved[1].items():
+        assert np.abs(step).max() > 1e-3, name
+        times = 4 if name in own else 1
+        np.testing.assert_allclose(moved[4][name], times * step, rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+def test_a_step_says_its_learning_rate():
+    one, rates = trainer(SPECS["rope"]), []
+    state, batch = one.init(0), one.put(tiny.batch())
+    for _ in range(3):
+        state, values = one.step(state, batch, np.int32(0))
+        rates.append(float(values["learning_rate"]))
+    assert rates[0] == 0 and rates[1] == np.float32(OPTIMIZER.learning_rate) > rates[2] > 0
 
 
 def test_one_batch_is_learned_by_heart():

@@ -126,12 +126,24 @@ def test_weights_outside_the_encoding_are_the_same_for_every_scheme():
     assert not np.array_equal(*want["attention/q/kernel"])  # two layers are not the same
     for spec, other in zip(specs[1:], others, strict=True):
         assert set(other) == set(want), spec
-        # a scheme that leaves scores unscaled has 1/sqrt(E) in its queries: the scores are the same
-        whole = tiny.config(spec).pattern[0].scale(1) == tiny.config(spec).pattern[0].scale(4)
-        fold = {"attention/q/kernel": tiny.config(spec).dims.head_dim ** -0.5} if whole else {}
         for name, x in want.items():
-            x = x * fold.get(name, 1.0)
             np.testing.assert_allclose(other[name], x, 1e-5, 1e-7, err_msg=f"{spec} {name}")
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_scheme_that_does_not_scale_scores_begins_and_learns_as_the_others_do(norm):
+    """T5's scores are not divided by sqrt(E): the model divides its queries, in every step."""
+
+    def loss_and_gradient(spec):
+        graph, params = nnx.split(Transformer(tiny.config(spec, qk_norm=norm), rngs=nnx.Rngs(0)))
+        tokens = tiny.batch()["tokens"]
+        loss = lambda p: (nnx.merge(graph, p)(tokens) ** 2).mean()  # noqa: E731
+        loss, gradient = jax.value_and_grad(loss)(params)
+        attention = nnx.as_pure(gradient)["blocks"][0]["attention"]
+        return loss, {name: attention[name]["kernel"] for name in "qkv"}
+
+    want, got = loss_and_gradient("nope"), loss_and_gradient("t5(stddev=0.0)")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, 1e-4, 1e-7), want, got)
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,12 @@ class Attention(nnx.Module):
         dims, width = config.dims, config.width
         self.config, self.encoding, self.dims = config, encoding, dims
         inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        # What a scheme does not divide by goes into the queries, as T5 does (1910.10683): every
-        # scheme begins with scores of the same size.
-        fold = min(1.0, dims.head_dim**-0.5 / encoding.scale(dims.head_dim))
-        self.q = linear(config, width, inner, rngs, fold * width**-0.5)
+        # Queries are divided by what a scheme does not divide scores by. T5 (1910.10683) has that
+        # in its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
+        # those of other schemes; here all begin alike and learn alike. Content scores begin smaller
+        # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
+        self.fold = min(1.0, dims.head_dim**-0.5 / encoding.scale(dims.head_dim))
+        self.q = linear(config, width, inner, rngs, width**-0.5)
         self.k = linear(config, width, kv, rngs, width**-0.5)
         self.v = linear(config, width, kv, rngs, width**-0.5)
         residual = (2 * config.layers * inner) ** -0.5  # GPT-2's scaling of residual branches
@@ -75,6 +77,8 @@ class Attention(nnx.Module):
         q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.fold != 1:
+            q = self.fold * q
         given: Any = dict(
             x=x,
             encoding=self.encoding,

@@ -2,7 +2,8 @@
 
 Pre-norm blocks, RMSNorm, gated MLP and tied embedding by default, each an ordinary typed field.
 Layers run under scan over repeats of the encoding pattern, so compile time does not grow with
-depth (except with caches, see `_layers`). Parameters are float32, activations `dtype`.
+depth (except with caches, see `_layers`); those of shallow models are unrolled. Parameters are
+float32, activations `dtype`.
 B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 """
 
@@ -20,6 +21,10 @@ from pe_jax.engines import cache as caches
 from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.layers import Block, Linear, linear, norm
+
+# Models of at most so many layers are unrolled: on CPU a step of 2 layers took 0.68 to 0.81 of the
+# time that it takes as a loop, and compiling two thirds.
+UNROLLED = 4
 
 
 class Stack(nnx.Module):
@@ -122,7 +127,8 @@ class Stack(nnx.Module):
         states = [state for _, state in split]
         if cache is None:
             step = jax.checkpoint(repeat) if self.config.remat else repeat
-            return jax.lax.scan(step, x, (states, None, keys))
+            unroll = repeats if self.config.layers <= UNROLLED else 1
+            return jax.lax.scan(step, x, (states, None, keys), unroll=unroll)
         longer = []
         for i in range(repeats):
             own, own_key = jax.tree.map(lambda a: a[i], (states, keys))  # noqa: B023

@@ -53,6 +53,9 @@ class OptimizerConfig:
 
     Attributes:
       learning_rate: at the peak.
+      encoding_rate: the parameters of encodings learn at this multiple of the learning rate, those
+        that the model shares and those of a layer. AdamW moves a parameter by about its rate per
+        step, whatever its gradient: a scalar added to scores needs more than a matrix does.
       warmup: steps from 0 to the peak.
       final: last learning rate as a part of the peak.
       weight_decay: on matrices; vectors and encodings are not decayed.
@@ -63,6 +66,7 @@ class OptimizerConfig:
     """
 
     learning_rate: float = real_field(3e-3, 0, 10, open_low=True)
+    encoding_rate: float = real_field(1.0, 0, 1e4, open_low=True)
     warmup: int = int_field(50, 0)
     final: float = real_field(0.1, 0, 1)
     weight_decay: float = real_field(0.1, 0, 10)
@@ -104,6 +108,8 @@ class EvalConfig:
       stride: targets scored per step of the sliding window; divides the shortest length, and at
         that length is to be less, or both protocols are the same there.
       split: "validation" or "test".
+      every: steps between evaluations while training, at the training length without overlap; 0:
+        none.
       batch_tokens: tokens in a forward pass.
     """
 
@@ -115,6 +121,7 @@ class EvalConfig:
     windows: int = int_field(16, 1)
     stride: int = int_field(32, 1)
     split: str = ranged("validation", "validation or test", lambda v: v in ("validation", "test"))
+    every: int = int_field(0, 0)
     batch_tokens: int = int_field(16384, 1)
 
     def check(self) -> None:
@@ -172,6 +179,12 @@ class Config:
             raise ValueError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)
         self.eval.check()
+        if self.eval.every and self.eval.lengths[-1] % self.length:
+            longest = self.eval.lengths[-1]
+            raise ValueError(
+                f"eval.every={self.eval.every}: length={self.length} must divide the longest of"
+                f" eval.lengths, {longest}; or pass 0"
+            )
 
     def models(self) -> list[ModelConfig]:
         """Every model that is trained."""

@@ -112,6 +112,13 @@ class Evaluator:
                 found[protocol][str(length)] = losses.reshape(count, -1).mean(1).tolist()
         return {"losses": found, "by_position": by_position}
 
+    def answers(self, params: Any, task: tasks.Task, length: int, seed: int = 0):
+        """Of questions whose rows fill a length: mean loss of each answer, whether all is right."""
+        rows = tasks.examples(task, self.config.windows, task.fitting(length + 1), seed)
+        losses, right = self.run(params, rows["tokens"])
+        weights = rows["weights"][:, 1:]
+        return (losses * weights).sum(1) / weights.sum(1), (right | (weights == 0)).all(1)
+
     def by_task_length(self, params: Any, task: tasks.Task, seed: int = 0) -> dict:
         """As `by_length`, for the answers of a task whose rows fill each length.
 
@@ -125,10 +132,7 @@ class Evaluator:
             found["sliding"][key] = found["non-overlapping"][key] = exact[key] = None
             if not self.defined(length) or not task.fills(length + 1):
                 continue
-            rows = tasks.examples(task, self.config.windows, task.fitting(length + 1), seed)
-            losses, right = self.run(params, rows["tokens"])
-            weights = rows["weights"][:, 1:]
-            found["non-overlapping"][key] = ((losses * weights).sum(1) / weights.sum(1)).tolist()
-            exact[key] = float((right | (weights == 0)).all(1).mean())
+            losses, right = self.answers(params, task, length, seed)
+            found["non-overlapping"][key], exact[key] = losses.tolist(), float(right.mean())
         by_position = {"length": self.config.lengths[-1], "loss": None}
         return {"losses": found, "by_position": by_position, "exact": exact}

@@ -39,6 +39,11 @@ class Metrics:
         """Starts the clock at `step`; call it again after a pause such as compiling."""
         self.since = time.monotonic(), step
 
+    def pause(self, seconds: float) -> None:
+        """Leaves time out that was not spent on steps."""
+        if self.since is not None:
+            self.since = self.since[0] + seconds, self.since[1]
+
     def write(self, step: int, tokens_per_step: int, **values: float) -> None:
         """Adds one row, with tokens per second since the last `start` or `write`.
 

@@ -5,6 +5,7 @@ B batch, T tokens a row.
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -38,10 +39,10 @@ class State(NamedTuple):
     skipped: Any
 
 
-def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """AdamW with warm-up and cosine decay, after clipping by the global norm."""
+def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """The learning rate of each update: warm-up, then cosine decay."""
     peak = config.learning_rate
-    schedule = optax.warmup_cosine_decay_schedule(
+    return optax.warmup_cosine_decay_schedule(
         init_value=0.0 if config.warmup else peak,
         peak_value=peak,
         warmup_steps=config.warmup,
@@ -49,14 +50,29 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
         end_value=peak * config.final,
     )
 
-    def decayed(params):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: sharding.path_name(path).endswith("kernel"), params
+
+def is_encoding(name: str) -> bool:
+    """Whether a parameter, by its `sharding.path_name`, belongs to an encoding."""
+    return name.startswith("shared/") or "/attention/params/" in name
+
+
+def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """AdamW with warm-up and cosine decay, after clipping by the global norm.
+
+    The updates of encodings' parameters, which are not decayed, are multiplied by `encoding_rate`.
+    """
+
+    def where(chosen: Callable[[str], bool]) -> Callable[[Any], Any]:
+        return lambda params: jax.tree_util.tree_map_with_path(
+            lambda path, _: chosen(sharding.path_name(path)), params
         )
 
+    rate, decay = schedule(config, steps), config.weight_decay
+    kernels = where(lambda name: name.endswith("kernel"))
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
-        optax.adamw(schedule, config.b1, config.b2, weight_decay=config.weight_decay, mask=decayed),
+        optax.adamw(rate, config.b1, config.b2, weight_decay=decay, mask=kernels),
+        optax.masked(optax.scale(config.encoding_rate), where(is_encoding)),
     )
 
 
@@ -109,6 +125,7 @@ class Trainer:
         is not finite, nothing but the counts changes; after more than `skips` of these in a row,
         nothing is ever updated again.
       skips: how many are borne, from the optimizer's config.
+      jaxpr: of the step, once it is compiled.
     """
 
     def __init__(
@@ -120,9 +137,11 @@ class Trainer:
         positions: str | None = "contiguous",
     ):
         self.config, self.mesh, self.tx = model, mesh, optimizer(config, steps)
+        self.rate = schedule(config, steps)
         self.layout = sharding.layout(model, mesh)
         self.positions: Any = positions and placement.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
+        self.jaxpr: Any = None
         self.batch_sharding = sharding.batch_sharding(mesh)
         self.skips = config.skips
 
@@ -178,7 +197,8 @@ class Trainer:
         if self.compile_seconds is not None:
             return self.step
         begin = time.monotonic()
-        self.step = self.step.lower(*self.arguments(batch, length)).compile()
+        traced = self.step.trace(*self.arguments(batch, length))
+        self.jaxpr, self.step = traced.jaxpr, traced.lower().compile()
         self.compile_seconds = time.monotonic() - begin
         return self.step
 
@@ -207,4 +227,6 @@ class Trainer:
         old = state._replace(skipped=None)
         new = jax.tree.map(lambda new, old: jnp.where(skip, old, new), new, old)
         new = new._replace(step=state.step + 1, skipped=jnp.where(stuck, state.skipped, counts))
-        return new, {"loss": loss, "gradient_norm": norm, "skipped": new.skipped[1]}
+        rate = self.rate(state.step - state.skipped[1])  # optax counts the updates that are made
+        values = {"loss": loss, "gradient_norm": norm, "learning_rate": rate}
+        return new, values | {"skipped": new.skipped[1]}

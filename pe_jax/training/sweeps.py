@@ -3,6 +3,8 @@
 import dataclasses
 import difflib
 
+import jax
+
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import placement, tasks
 from pe_jax.training.config import (
@@ -45,6 +47,31 @@ def rates_field() -> tuple[float, ...]:
     )
 
 
+def multiples_field() -> tuple[float, ...]:
+    """Multiples of the learning rate for encodings to choose from; none is the default."""
+    return ranged(
+        (),
+        "different numbers in (0, 10000], or none",
+        lambda v: len({*map(float, v)}) == len(v) and all(0 < x <= 1e4 for x in v),
+    )
+
+
+def rate_pairs(config: "CompareConfig | TasksConfig", spec: str) -> list[tuple[float, float]]:
+    """The (learning rate, encoding rate) that a scheme chooses from; one pair is no choice.
+
+    Encoding rates are a choice only for a scheme that has parameters.
+    """
+    pattern = dataclasses.replace(config.model, encoding=spec).pattern
+    dims = config.model.dims
+    shapes = [jax.eval_shape(lambda e=e: e.init(jax.random.key(0), dims)) for e in pattern]
+    optimizer = config.optimizer
+    multiples = (
+        (config.encoding_rates or (optimizer.encoding_rate,)) if jax.tree.leaves(shapes) else (1.0,)
+    )
+    rates = config.rates or (optimizer.learning_rate,)
+    return [(float(rate), float(multiple)) for rate in rates for multiple in multiples]
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class CompareConfig(Config, Sweep):
     """A comparison: every encoding with every seed, and one report.
@@ -57,6 +84,8 @@ class CompareConfig(Config, Sweep):
       protocol: of the primary metric, at the longest length.
       rates: peak learning rates to check for every encoding, in short runs, on validation text at
         the training length; it is trained with its best. None: `optimizer.learning_rate` for all.
+      encoding_rates: multiples of it at which parameters of encodings learn, each checked with each
+        of `rates` where a scheme has parameters. None: `optimizer.encoding_rate` for all.
       rate_steps: steps of such a run.
       timing_repeats: interleaved rounds of the speed measurement.
       timing_lengths: where prompts and decoding are timed too; batches have as many tokens.
@@ -88,6 +117,7 @@ class CompareConfig(Config, Sweep):
         lambda v: v in PROTOCOLS,
     )
     rates: tuple[float, ...] = rates_field()
+    encoding_rates: tuple[float, ...] = multiples_field()
     rate_steps: int = int_field(200, 1)
     timing_repeats: int = int_field(7, 5)
     timing_lengths: tuple[int, ...] = ranged(
@@ -102,15 +132,13 @@ class CompareConfig(Config, Sweep):
         specs = self.specs()
         if len(set(specs)) < len(specs):
             raise ValueError(f"encodings={self.encodings}: name each once")
-        if (
-            self.rates
-            and self.eval.split == "validation"
-            and not self.data.startswith("synthetic:")
-        ):
+        chosen = bool(self.rates or self.encoding_rates)
+        on_text = not self.data.startswith("synthetic:")
+        if chosen and on_text and self.eval.split == "validation":
             raise ValueError(
                 "eval.split='validation': the rates are chosen there; pass eval.split=test"
             )
-        if self.rates and self.optimizer.warmup > self.rate_steps:
+        if chosen and self.optimizer.warmup > self.rate_steps:
             least = f"optimizer.warmup={self.optimizer.warmup}"
             raise ValueError(f"rate_steps={self.rate_steps}: must be at least {least}")
         if self.timing_lengths and self.mesh.seq != 1:
@@ -243,6 +271,8 @@ class TasksConfig(TrialsConfig):
       rates: peak learning rates that the first run tries, of every encoding, positions and task;
         the other seeds take the one with the least loss on other questions of the lengths trained
         on. None: `optimizer.learning_rate` for all.
+      encoding_rates: multiples of it at which parameters of encodings learn, each tried with each
+        of `rates` where a scheme has parameters. None: `optimizer.encoding_rate` for all.
       model: with `causal` a decoder, else an encoder, which writes its whole answer at once.
     """
 
@@ -279,6 +309,7 @@ class TasksConfig(TrialsConfig):
         lambda v: len(v) > 0 and ascending(v, 1),
     )
     rates: tuple[float, ...] = rates_field()
+    encoding_rates: tuple[float, ...] = multiples_field()
     log_every: int = int_field(250, 1)
 
     def check(self) -> None:
