@@ -21,7 +21,7 @@ from experiments import compare, lanes, launch, report
 from experiments import train as program
 from pe_jax.training import sharding
 from pe_jax.training.config import PROTOCOLS, EvalConfig
-from pe_jax.training.sweeps import CompareConfig
+from pe_jax.training.sweeps import CompareConfig, rate_pairs
 from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, interrupt, shared_programs  # noqa: F401
 
@@ -116,6 +116,17 @@ def test_each_scheme_is_trained_with_the_best_of_its_learning_rates(compared):
             assert config["optimizer"]["learning_rate"] == best
         edge = f"the {'least' if best == RATES[0] else 'greatest'} of the grid"
         assert edge in shown
+
+
+@pytest.mark.parametrize("given", [{}, {"rates": (0.01, 0.1)}, {"encoding_rates": (1, 30)}])
+def test_encoding_rates_are_a_choice_for_schemes_with_parameters_alone(tmp_path, given):
+    config = change(settings(tmp_path), optimizer={"encoding_rate": 10.0}, **given)
+    rates = given.get("rates", (OPTIMIZER.learning_rate,))
+    plain = [(rate, 1.0) for rate in rates]
+    own = [(rate, float(x)) for rate in rates for x in given.get("encoding_rates", (10,))]
+    assert rate_pairs(config, "nope") == plain and rate_pairs(config, "t5+rope") == own
+    tried = [pairs if len(pairs) > 1 else [] for pairs in (plain, own)]
+    assert [compare.checks(config, spec) for spec in ("rope", "rope,kerple")] == tried
 
 
 def test_every_run_has_its_numbers(compared):

@@ -89,6 +89,31 @@ def test_a_stopped_run_resumes_bitwise(config, monkeypatch, number, status, posi
         program.main(config)
 
 
+def rows_of(config: Config) -> list[dict]:
+    lines = pathlib.Path(config.workdir, "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_run_is_evaluated_along_the_way_and_logs_the_mean_since_the_last_row(
+    config, monkeypatch, tmp_path
+):
+    every = dataclasses.replace(config, workdir=str(tmp_path / "every"))
+    main(every, monkeypatch)
+    each = [row["loss"] for row in rows_of(every)]
+    assert all("eval_loss" not in row for row in rows_of(every))  # 0: none
+    config = change(config, log_every=4, eval={"every": 4})
+    main(config, monkeypatch)
+    rows = rows_of(config)
+    assert [row["step"] for row in rows] == [1, 4, 6]  # the first, those asked for, the last
+    means = [each[0], np.mean(each[1:4]), np.mean(each[4:])]
+    np.testing.assert_allclose([row["loss"] for row in rows], means, rtol=1e-6)
+    assert [row["step"] for row in rows if "eval_loss" in row] == [4, 6]
+    found = json.loads(pathlib.Path(config.workdir, "evaluation.json").read_text())
+    want = np.mean(found["losses"]["non-overlapping"][str(L)])
+    assert rows[-1]["eval_loss"] == pytest.approx(want, rel=1e-6) != rows[1]["eval_loss"]
+    assert rows[0]["learning_rate"] == 0 < rows[2]["learning_rate"] < rows[1]["learning_rate"]
+
+
 def refused(config, monkeypatch, capsys, *words: str, status: int = 2) -> None:
     """The program ends with one line that holds the words, and changes no file."""
 
