@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments import statistics
-from experiments.results import Cell, Pair, Results, Scheme, rate_losses
-from experiments.statistics import Estimate, Ratio
+from experiments.results import Cell, Pair, Question, Results, Scheme, rate_losses
+from experiments.statistics import Estimate, Ratio, Tested
 
 REFERENCE, UNDECIDED = "reference", "undecided"
 MEASURES = {
@@ -28,13 +28,23 @@ BY_LENGTH = {
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One scheme against the reference; `difference` is None where it could not be taken."""
+    """One scheme against the reference.
+
+    `tested` is None where the difference could not be taken; `family` is how many differences
+    Holm's procedure counted; `exploratory` says that seeds or schemes changed after a report.
+    """
 
     name: str
     kind: str
     words: str
-    difference: Estimate | None = None
-    holm: float = math.nan
+    tested: Tested | None = None
+    family: int = 0
+    exploratory: bool = False
+
+    @property
+    def difference(self) -> Estimate | None:
+        """The paired difference, by itself."""
+        return self.tested and self.tested.estimate
 
 
 def _difference(scheme: Scheme, reference: Scheme, protocol: str, length: int) -> Estimate | str:
@@ -51,34 +61,70 @@ def _difference(scheme: Scheme, reference: Scheme, protocol: str, length: int) -
         return f"not comparable: {error}"
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    """Every scheme against the reference at the primary metric."""
-    return decide(results.schemes, results.manifest["reference"], *results.primary)
+def verdicts(results: Results, question: Question | None = None) -> list[Verdict]:
+    """Every scheme against the reference at a question, the primary one if none is given."""
+    asked = question or results.questions[0]
+    at = asked.protocol, asked.length
+    name, again = results.manifest["reference"], bool(results.changes)
+    return decide(results.schemes, name, *at, effect=results.effect, exploratory=again)
 
 
-def decide(schemes: Sequence[Scheme], name: str, protocol: str, length: int) -> list[Verdict]:
-    """Every scheme against the reference of that name, Holm over all that were tested."""
+def decide(
+    schemes: Sequence[Scheme],
+    name: str,
+    protocol: str,
+    length: int,
+    effect: float = 0.0,
+    exploratory: bool = False,
+) -> list[Verdict]:
+    """Every scheme against the reference of that name.
+
+    Holm's family is all schemes but the reference, whatever became of their runs; those whose
+    losses are bitwise the reference's, or those of a scheme before, do not enlarge it.
+    """
     reference = next((s for s in schemes if s.name == name), None)
     if reference is None:
         why = f"not decided: the reference {name} was not run"
         return [Verdict(s.name, UNDECIDED, why) for s in schemes]
     others = [s for s in schemes if s is not reference]
     found = {s.name: _difference(s, reference, protocol, length) for s in others}
-    tested = {n: d for n, d in found.items() if isinstance(d, Estimate)}
-    adjusted = statistics.holm({n: d.p for n, d in tested.items()})
+    differences = {n: d if isinstance(d, Estimate) else None for n, d in found.items()}
+    losses = {s.name: _bits(s, protocol, length) for s in others if differences[s.name]}
+    same = statistics.copies(losses, _bits(reference, protocol, length))
+    tested, family = statistics.family(differences, same)
     rows = []
     for scheme in schemes:
-        difference = found.get(scheme.name)
         if scheme is reference:
             problem = scheme.cell(protocol, length).problem
             words = f"the reference ({problem})" if problem else "the reference"
             rows.append(Verdict(scheme.name, REFERENCE, words))
-        elif isinstance(difference, Estimate):
-            kind, words = statistics.judge(difference, adjusted[scheme.name], name)
-            rows.append(Verdict(scheme.name, kind, words, difference, adjusted[scheme.name]))
+        elif scheme.name in tested:
+            one = tested[scheme.name]
+            kind, words = _verdict(one, name, effect, exploratory)
+            rows.append(Verdict(scheme.name, kind, words, one, family, exploratory))
         else:
-            rows.append(Verdict(scheme.name, UNDECIDED, str(difference)))
+            words = str(found[scheme.name])
+            rows.append(Verdict(scheme.name, UNDECIDED, words, None, family))
     return rows
+
+
+def _bits(scheme: Scheme, protocol: str, length: int) -> tuple[tuple[int, bytes], ...]:
+    """All losses of a scheme, seed by seed."""
+    windows, _ = scheme.windows(protocol, length)
+    return tuple((seed, windows[seed].tobytes()) for seed in sorted(windows))
+
+
+def _verdict(tested: Tested, reference: str, effect: float, exploratory: bool) -> tuple[str, str]:
+    """The kind of a verdict, and in words."""
+    kind, reason = statistics.judge(tested, effect)
+    words = {
+        statistics.LOWER: f"lower loss than {reference}",
+        statistics.HIGHER: f"higher loss than {reference}",
+        statistics.SAME: "no practical difference",
+        statistics.INCONCLUSIVE: "inconclusive",
+    }[kind]
+    remarks = ["exploratory"] * exploratory + [reason] * bool(reason)
+    return kind, words + f" ({'; '.join(remarks)})" * bool(remarks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,11 +251,20 @@ def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else number(p)
 
 
-def interval(estimate: Estimate | None) -> str:
-    """[low, high], or an em dash."""
-    if estimate is None or math.isnan(estimate.low):
+def interval(tested: Tested | None) -> str:
+    """[low, high], simultaneous, or an em dash; a round bracket where Holm excludes a zero."""
+    if tested is None or math.isnan(tested.low):
         return "—"
-    return f"[{number(estimate.low, 4, True)}, {number(estimate.high, 4, True)}]"
+    left, right = (
+        "(" if _ends(tested, tested.low) else "[",
+        ")" if _ends(tested, tested.high) else "]",
+    )
+    return f"{left}{number(tested.low, 4, True)}, {number(tested.high, 4, True)}{right}"
+
+
+def _ends(tested: Tested, bound: float) -> bool:
+    """Whether an end of the interval is the zero that Holm's procedure excludes."""
+    return tested.off_zero and bound == 0
 
 
 def cell_text(cell: Cell) -> tuple[str, str]:
@@ -296,19 +351,37 @@ def _listed(rows: Sequence[Verdict]) -> str:
     return ", ".join(f"{name} ({number(mean, 3, True)})" for mean, name in known)
 
 
-def _sure(results: Results, rows: Sequence[Verdict]) -> str:
+def _sure(results: Results, rows: Sequence[Verdict]) -> list[str]:
+    """Sentences on seeds, tests and intervals."""
     seeds = len(results.manifest["seeds"])
-    tested = sum(not math.isnan(r.holm) for r in rows)
-    text = f"{seeds} seed{'s' * (seeds != 1)} each. "
+    text, lines = f"{seeds} seed{'s' * (seeds != 1)} each. ", []
+    if results.changes:
+        lines.append(
+            f"Exploratory, not confirmatory: {results.changes} after a report. Intervals and p"
+            " values take seeds and schemes as decided beforehand."
+        )
     if seeds < statistics.CLAIM_SEEDS:
-        return text + f"A claim needs at least {statistics.CLAIM_SEEDS}: nothing is claimed here."
+        text += f"A claim needs at least {statistics.CLAIM_SEEDS}: nothing is claimed here."
+        return [*lines, text]
+    family = max((row.family for row in rows), default=0)
+    counted = sum(row.kind != REFERENCE for row in rows)
     text += (
-        "Differences are paired by seed over identical windows; two-sided t tests at 5 %, "
-        f"Holm-corrected over {tested} scheme{'s' * (tested != 1)}. "
+        "Differences are paired by seed over identical windows; two-sided t tests at 5 %,"
+        f" Holm-corrected over {family} scheme{'s' * (family != 1)}: all that were declared, also"
+        " those without a number."
+    )
+    if family < counted and family:
+        text += f" {counted - family} with the same losses as another do not count again."
+    apart = " Each question is corrected apart." if len(results.questions) > 1 else ""
+    text += f"{apart} Intervals are 95 % simultaneous (Holm). "
+    text += (
+        "A difference below the smallest effect of interest, declared as"
+        f" {results.effect:g} nats per token, is not claimed. "
     )
     if seeds < statistics.HEADLINE_SEEDS:
         text += f"Enough to state a difference, not for a headline ({statistics.HEADLINE_SEEDS}). "
-    return text + "What holds for this model, corpus and budget need not hold for others."
+    text += "What holds for this model, corpus and budget need not hold for others."
+    return [*lines, text]
 
 
 def _lost(results: Results) -> list[str]:
@@ -324,34 +397,63 @@ def _lost(results: Results) -> list[str]:
     return lines
 
 
-def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
-    """What was asked, what was found, how sure: sentences made from the verdicts."""
-    m, (protocol, length) = results.manifest, results.primary
-    asked = (
-        f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
-        f" loss than {m['reference']} at length {length} ({protocol} evaluation)? "
-        f"{len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences, "
-        f"{rate_words(results)}."
-    )
+def answers(results: Results, rows: Sequence[Verdict]) -> list[str]:
+    """What was found, in sentences made from the verdicts on one question."""
+    name, effect = results.manifest["reference"], f"{results.effect:g}"
     by_kind = {k: [r for r in rows if r.kind == k] for k in dict.fromkeys(r.kind for r in rows)}
     found = []
     for kind in (statistics.LOWER, statistics.HIGHER):
         if by_kind.get(kind):
+            what = f"exploratory: {kind}" if by_kind[kind][0].exploratory else kind
             listed = _listed(by_kind[kind])
-            found.append(f"{kind.title()} loss than {m['reference']}, in nats per token: {listed}.")
+            found.append(f"{_capital(what)} loss than {name}, in nats per token: {listed}.")
     if not found:
-        found.append(f"No scheme was shown to differ from {m['reference']}.")
-    if same := by_kind.get(statistics.NONE):
-        found.append(f"No difference shown: {', '.join(r.name for r in same)}.")
+        found.append(f"No scheme was shown to have a lower or a higher loss than {name}.")
+    if same := by_kind.get(statistics.SAME):
+        what = "Exploratory: no" if same[0].exploratory else "No"
+        listed = ", ".join(r.name for r in same)
+        found.append(f"{what} practical difference (within ±{effect} nats per token): {listed}.")
+    if open_still := by_kind.get(statistics.INCONCLUSIVE):
+        found.append(f"Inconclusive: {', '.join(r.name for r in open_still)}.")
     if rest := by_kind.get(UNDECIDED):
         found.append(f"No number: {'; '.join(f'{r.name} ({r.words})' for r in rest)}.")
+    return found
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def asked(results: Results, question: Question) -> str:
+    """What a question is called: its role where there are several, length and protocol."""
+    at = f"length {question.length}, {question.protocol} evaluation"
+    if question.length == results.manifest["train_length"]:
+        at = f"the trained length, {question.length}, {question.protocol} evaluation"
+    return f"{_capital(question.role)}: {at}" if len(results.questions) > 1 else _capital(at)
+
+
+def summary(results: Results) -> dict[str, list[str]]:
+    """What was asked, what was found, how sure: sentences made from the verdicts."""
+    m, (first, *others) = results.manifest, results.questions
+    asked_first = (
+        f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
+        f" loss than {m['reference']} at length {first.length} ({first.protocol} evaluation)? "
+        f"{len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences, "
+        f"{rate_words(results)}."
+    )
+    also = [f"Secondary: the same at length {q.length} ({q.protocol} evaluation)." for q in others]
+    rows = verdicts(results, first)
+    found = answers(results, rows)
+    for question in others:
+        words = " ".join(answers(results, verdicts(results, question)))
+        found.append(f"{asked(results, question)}. {words}")
     unmatched = {n for s in results.schemes if (n := s.fact("parameters")) is not None}
-    sure = [_sure(results, rows), *_lost(results)]
+    sure = [*_sure(results, rows), *_lost(results)]
     if edges := [row.name for row in rates(results) if row.remark]:
         sure.append(f"Best learning rate at the edge of the grid, or none: {', '.join(edges)}.")
     if len(unmatched) > 1:
         sure.append(f"Parameters are not matched: {min(unmatched):,} to {max(unmatched):,}.")
-    return {"asked": [asked], "found": found, "sure": sure}
+    return {"asked": [asked_first, *also], "found": found, "sure": sure}
 
 
 def irregularities(results: Results) -> list[str]:

@@ -30,7 +30,8 @@ Pair = tuple[float, float]  # a learning rate, and the multiple of it for parame
 REPORTED = "reported.json"  # of what there was a report, one after another
 
 # Runs of one table share these; what is decided, and against what, is declared before them.
-SAME = (*BINDING, "steps", "eval", "rates", "rate_steps", "protocol", "reference")
+SAME = (*BINDING, "steps", "eval", "rates", "rate_steps")
+SAME += ("protocol", "reference", "smallest_effect")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +128,15 @@ class Scheme:
 
 
 @dataclasses.dataclass(frozen=True)
+class Question:
+    """What the verdicts decide: losses at a length, declared before the runs."""
+
+    role: str
+    protocol: str
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Results:
     """All of a comparison."""
 
@@ -141,6 +151,21 @@ class Results:
         """What a report is of, that may still grow or shrink."""
         return {"seeds": self.manifest["seeds"], "encodings": [s.name for s in self.schemes]}
 
+    @property
+    def changes(self) -> str:
+        """In words, what was added or left out after a report; "" if nothing was."""
+        fields, found = {"seeds": "seed", "encodings": "encoding"}, []
+        for field, word in fields.items():
+            now = dict.fromkeys(self.subject[field])
+            before = [dict.fromkeys(subject[field]) for subject in self.reported]
+            added = [x for x in now if any(x not in then for then in before)]
+            left = [x for x in dict.fromkeys(x for then in before for x in then) if x not in now]
+            for values, what in ((added, "added"), (left, "left out")):
+                if values:
+                    plural = "s" * (len(values) > 1)
+                    found.append(f"{word}{plural} {', '.join(map(str, values))} {what}")
+        return "; ".join(found)
+
     def scheme(self, name: str) -> Scheme | None:
         """The scheme of that name."""
         return next((s for s in self.schemes if s.name == name), None)
@@ -150,6 +175,20 @@ class Results:
         """(protocol, length) of the primary metric."""
         given = self.manifest.get("primary") or {}
         return given.get("protocol", PROTOCOLS[0]), given.get("length", self.longest)
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What is decided, the primary first; a secondary one only where it was declared."""
+        given = self.manifest.get("secondary") or {}
+        asked = [("primary", *self.primary)]
+        if given and (given["protocol"], given["length"]) != self.primary:
+            asked.append(("secondary", given["protocol"], given["length"]))
+        return tuple(Question(*question) for question in asked)
+
+    @property
+    def effect(self) -> float:
+        """The smallest difference of interest, nats per token."""
+        return float(self.manifest.get("smallest_effect", CompareConfig().smallest_effect))
 
     @property
     def longest(self) -> int:

@@ -14,7 +14,7 @@ import rich.console
 
 import pe_jax
 from configs import extrapolation_field
-from experiments import findings, plotting, report, results
+from experiments import findings, plotting, report, results, statistics
 from pe_jax.encodings import parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -193,11 +193,13 @@ def test_identical_schemes_under_other_names_have_no_winner(fake):
             target = folder / "runs" / name / f"seed{seed}" / "evaluation.json"
             target.write_bytes(source.read_bytes())
     found = verdicts(folder)
-    assert found["twin"] == found["alibi"] == "no difference shown (identical numbers)"
+    assert found["twin"] == found["alibi"] == "no practical difference (identical numbers)"
     read = results.read(folder)
-    found = findings.summary(read, findings.verdicts(read))["found"]
-    assert found[0] == "No scheme was shown to differ from rope."
-    assert found[1:] == ["No difference shown: twin, alibi."]
+    found = findings.summary(read)["found"]
+    assert found == [
+        "No scheme was shown to have a lower or a higher loss than rope.",
+        "No practical difference (within ±0.01 nats per token): twin, alibi.",
+    ]
 
 
 def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
@@ -206,9 +208,125 @@ def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
     found = verdicts(fake(names, effects=effects))
     assert found["alibi"] == "lower loss than rope"
     assert found["sinusoidal"] == "higher loss than rope"
-    assert found["twin"].startswith("no difference shown")
+    assert found["twin"] == "inconclusive"
     alone = verdicts(fake(names, seeds=(0,), effects=effects, speed=False))
-    assert alone["alibi"] == alone["sinusoidal"] == "no difference shown (one seed)"
+    assert alone["alibi"] == alone["sinusoidal"] == "inconclusive (one seed)"
+
+
+def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_portraits):
+    effects = {"rope": 0.1, "alibi": -0.1, "t5": 0.1}
+    secondary = {"protocol": "non-overlapping", "length": TRAIN}
+    folder = fake(["nope", "rope", "alibi", "t5"], effects=effects, secondary=secondary)
+    read = results.read(folder)
+    first, second = read.questions
+    assert (first.role, first.length, second.role, second.length) == (
+        "primary",
+        512,
+        "secondary",
+        64,
+    )
+    found = findings.summary(read)
+    assert found["asked"][1] == "Secondary: the same at length 64 (non-overlapping evaluation)."
+    assert "alibi" in found["found"][0] and found["found"][0].startswith("Lower loss than rope")
+    assert found["found"][-1].startswith(
+        "Secondary: the trained length, 64, non-overlapping evaluation. No scheme was shown to have"
+    )
+    assert "Each question is corrected apart." in " ".join(found["sure"])
+    text = Page(report.build(folder).read_text(encoding="utf-8")).text
+    for words in ("Primary: length 512, non-overlapping", "Secondary: the trained length, 64, "):
+        assert words in text
+    rows = {(r["encoding"], r["question"]): r for r in table(folder / "verdicts.csv")}
+    assert len(rows) == 8 and rows["alibi", "primary"]["verdict"] == "lower loss than rope"
+    assert rows["alibi", "secondary"]["length"] == "64"
+    assert abs(float(rows["alibi", "secondary"]["difference"])) < 0.01
+    assert (folder / "figures" / "differences-secondary.csv").is_file()
+    shown = printed(folder)
+    assert "Primary: loss at length 512" in shown and "Secondary: loss at length 64" in shown
+    same = {"protocol": "non-overlapping", "length": 512}
+    (only,) = results.read(fake(["rope"], speed=False, secondary=same)).questions
+    assert only.role == "primary"
+
+
+def printed(folder):
+    """What the terminal shows of the verdicts."""
+    console = rich.console.Console(file=io.StringIO(), width=200)
+    console.print(report.summary(folder))
+    return console.file.getvalue()
+
+
+def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_portraits):
+    names = ["rope", "alibi", "t5", "nope", "shaw", "sinusoidal", "learned"]
+    folder = fake(names, effects=dict.fromkeys(names, 0.1))
+    offset = {0: 0.02, 1: 0.03, 2: 0.045}  # p is 0.05 by itself, and 0.3 in the family of six
+    for seed, extra in offset.items():
+        source = folder / "runs" / "rope" / f"seed{seed}" / "evaluation.json"
+        found = json.loads(source.read_text())
+        found["losses"]["non-overlapping"]["512"] = [
+            loss + extra for loss in found["losses"]["non-overlapping"]["512"]
+        ]
+        (folder / "runs" / "alibi" / f"seed{seed}" / "evaluation.json").write_text(
+            json.dumps(found)
+        )
+    report.build(folder)
+    (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
+    (drawn,) = [
+        r for r in table(folder / "figures" / "differences.csv") if r["encoding"] == "alibi"
+    ]
+    assert float(row["p"]) < 0.05 < float(row["p_holm"])
+    assert row["verdict"] == "inconclusive (not after Holm's correction)"
+    assert float(row["low"]) < 0 < float(row["high"])
+    assert (drawn["low"], drawn["high"]) == (row["low"], row["high"])
+    (tested,) = [v.tested for v in findings.verdicts(results.read(folder)) if v.name == "alibi"]
+    shown = findings.interval(tested)
+    assert shown in Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert shown in printed(folder)
+
+
+def test_a_zero_that_only_holm_excludes_is_where_the_interval_ends():
+    estimate = statistics.estimate([0.30, 0.31, 0.29])
+    shown = findings.interval(statistics.Tested(estimate, 0.03, 0.0, 0.62))
+    assert shown == "(+0.0000, +0.6200]"
+    assert findings.interval(statistics.Tested(estimate, 1.0, 0.0, 0.0)) == "[+0.0000, +0.0000]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"seeds": [0, 1, 2, 3]}, "seed 3 added"),
+        ({"encodings": ["rope", "alibi", "nope", "t5"]}, "encoding t5 added"),
+        ({"encodings": ["rope", "alibi"]}, "encoding nope left out"),
+    ],
+)
+def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
+    fake, no_portraits, fields, words
+):
+    names, effects = ["rope", "alibi", "nope", "t5"], {"rope": 0.3, "alibi": -0.03, "nope": 0.3}
+    folder = fake(names, seeds=(0, 1, 2, 3), effects=effects, speed=False)
+    path = folder / "manifest.json"
+    about = json.loads(path.read_text())
+
+    def shown(seeds, encodings):
+        chosen = [{"name": name, "spec": name} for name in encodings]
+        path.write_text(json.dumps(about | {"seeds": seeds, "encodings": chosen}))
+        page = Page(report.build(folder).read_text(encoding="utf-8"))
+        (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
+        claimed = [a for tag, a in page.tags if tag == "tr" and "claimed" in a.get("class", "")]
+        return row["verdict"], findings.summary(results.read(folder)), page.text, claimed
+
+    first = {"seeds": [0, 1, 2], "encodings": names[:3]}
+    for _ in range(2):  # the same again is no change
+        verdict, found, text, claimed = shown(**first)
+        assert verdict == "lower loss than rope" and claimed
+        assert "xploratory" not in text + printed(folder)
+    for _ in range(2):  # and one report more does not make it confirmatory
+        verdict, found, text, claimed = shown(**first | fields)
+        assert verdict == "lower loss than rope (exploratory)" and not claimed
+        assert found["found"][0].startswith("Exploratory: lower loss than rope")
+        assert found["sure"][0].startswith(f"Exploratory, not confirmatory: {words} after a report")
+        assert f"Exploratory, not confirmatory: {words}" in text
+        terminal = printed(folder)
+        assert "lower loss than rope (exploratory)" in terminal
+        assert f"{words} after a report" in terminal
 
 
 def test_missing_diverged_and_undefined_are_words_never_numbers(whole, page):
@@ -285,7 +403,7 @@ def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
         ("position in the context", {"learned", "shaw", "deberta"}),
         ("training step, time", set()),
         ("the step, one thin line a run", set()),
-        ("95 % t intervals", {"learned", "shaw", "deberta", "rope"}),
+        ("95 % simultaneous (Holm) intervals", {"learned", "shaw", "deberta", "rope"}),
     ]:
         (svg,) = [svg for alt, svg in figures.items() if words in alt]
         found = set(re.findall(r'<g class="scheme" data-s="(\d+)"', svg))
@@ -334,9 +452,7 @@ def test_a_name_that_leaves_the_runs_is_refused(fake):
 
 
 def test_the_summary_prints_names_as_they_are(whole):
-    console = rich.console.Console(file=io.StringIO(), width=200)
-    console.print(report.summary(whole))
-    text = console.file.getvalue()
+    text = printed(whole)
     assert HOSTILE in text
     assert "missing seed 2" in text
 
@@ -364,7 +480,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     assert rows["rope"].remark == ""
     assert rows["alibi"].remark == "the greatest of the grid: a greater one may be better"
     assert rows["nope"].remark == "none of them gave a loss: the least was used"
-    words = findings.summary(read, findings.verdicts(read))
+    words = findings.summary(read)
     assert "best of 0.001, 0.01, 0.1 in 50 steps" in words["asked"][0]
     assert "Of 9 checks of a learning rate: 4 diverged." in words["sure"]
     assert "Best learning rate at the edge of the grid, or none: alibi, nope." in words["sure"]
