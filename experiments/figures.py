@@ -190,3 +190,28 @@ def training(results: Results) -> Drawing | None:
     name_lines(axes, ends)
     alt = "Training loss against the step, one thin line a run"
     return Drawing("training-loss", figure, ("encoding", "seed", "step", "loss"), rows, alt)
+
+
+@styled
+def loss_by_step(results: Results) -> Drawing | None:
+    """Loss at the training length against the step, mean over seeds; None: it was not evaluated."""
+    figure, (axes,) = canvas(5.8, 3.8)
+    rows, ends = [], []
+    for scheme in results.schemes:
+        curve = findings.curve(scheme)
+        if isinstance(curve, str):
+            rows.append((scheme.name, None, None, "", curve))
+            continue
+        for k, (step, loss) in enumerate(zip(curve.steps, curve.losses, strict=True)):
+            each = ";".join(f"{seed}:{losses[k]:.6f}" for seed, losses in curve.seeds.items())
+            rows.append((scheme.name, step, loss, each, ""))
+        axes.plot(curve.steps, curve.losses, lw=1.5, ms=4.5, mec="white", mew=0.4, **look(scheme))
+        ends.append((scheme, curve.steps[-1], curve.losses[-1]))
+    if not ends:
+        return None
+    length = results.manifest["train_length"]
+    axes.set(xlabel="step", ylabel=f"loss at length {length} (nats per token)")
+    name_lines(axes, ends)
+    header = ("encoding", "step", "mean", "seeds", "problem")
+    alt = f"Loss on the evaluation text at length {length} against the step, one line per scheme"
+    return Drawing("loss-by-step", figure, header, rows, alt)

@@ -213,7 +213,7 @@ def _speeds_by_length(results: Results) -> Iterator[tuple]:
 
 
 def _speed_sections(results: Results) -> list[dict[str, Any]]:
-    """Tokens a second and ratios by length, a section of the page a measure."""
+    """Time per token or memory, and ratios, by length: a section of the page for each measure."""
     there = (results.speed or {}).get("lengths", {})
     base, sections, ratios = results.manifest["baseline"], [], findings.speed_by_length(results)
     timed = [values for found in there.values() for values in found["encodings"].values()]
@@ -228,12 +228,12 @@ def _speed_sections(results: Results) -> list[dict[str, Any]]:
                 ratio = by_length.get(int(length), {}).get(scheme.name)
                 cells.append(findings.speed_cell(measure, values, ratio, int(length), found))
             rows.append((scheme.name, *cells))
-        unit = "MiB" if measure.endswith("bytes") else "tokens a second"
+        unit = "MiB" if measure.endswith("bytes") else "microseconds per token"
         batches = ", ".join(f"{n} × {found['batch']}" for n, found in there.items())
         sections.append(
             {
                 "title": f"{findings.BY_LENGTH[measure].partition(',')[0].capitalize()}, by length:"
-                f" {unit}",
+                f" {unit} (ratio to {base}); less is better",
                 "note": f"Ours, on {results.speed['device']}: medians, and the ratio of time or"
                 f" memory to {base}, interleaved in one process. Length × batch: {batches}.",
                 "head": ("encoding", *there),
@@ -332,6 +332,8 @@ def _context(results: Results, decided: Decided) -> dict[str, Any]:
         ],
         "speed_facts": results.speed,
         "training": _figure(folder, figures.training(results)),
+        "by_step": _figure(folder, figures.loss_by_step(results)),
+        "late": findings.still_falling(results),
         "losses": tables,
         "costs": costs,
         "logged": any(row["rate"].endswith("*") for row in costs),

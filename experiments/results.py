@@ -121,6 +121,20 @@ class Scheme:
                 bad[seed] = "not finite"
         return good, _words(bad, list(self.runs))
 
+    def by_step(self) -> tuple[dict[int, dict[int, float]], str]:
+        """Seed → step → loss at the training length during training; what is wrong with others."""
+        good, bad = {}, {}
+        for seed, run in self.runs.items():
+            losses = {row["step"]: row.get("eval_loss") for row in run.metrics}
+            known = {step: float(x) for step, x in losses.items() if x is not None}
+            if run.status != "ok":
+                bad[seed] = run.status
+            elif known:
+                good[seed] = known
+            else:
+                bad[seed] = "not evaluated"
+        return good, _words(bad, list(self.runs))
+
     def fact(self, field: str) -> Any:
         """A field that does not depend on the seed, from the first run that has it."""
         found = (run.evaluation.get(field) for run in self.runs.values())
