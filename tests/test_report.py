@@ -627,6 +627,17 @@ def test_a_scheme_that_is_late_is_told_from_one_that_is_worse(fake, no_portraits
     assert (folder / "figures" / "loss-by-step.png").is_file()
 
 
+def test_what_the_decay_itself_takes_off_is_no_sign_of_being_late(fake):
+    folder = fake(["rope", "t5"], speed=False)
+    evaluated(folder, {"rope": falling(0.1, 2.0, 0.5), "t5": falling(0.1, 2.17, 0.3)})
+    read = results.read(folder)
+    best, ours = (findings.curve(read.scheme(name)) for name in ("rope", "t5"))
+    k = np.flatnonzero(best.losses < ours.losses[-1])[0]
+    slopes = [-np.diff(c.losses)[at] / np.diff(c.work)[at] for c, at in ((best, k - 1), (ours, -1))]
+    assert slopes[1] > slopes[0]  # but rope falls more over the same last steps, of the same decay
+    assert findings.still_falling(read) == {}
+
+
 def test_without_losses_of_all_seeds_nothing_is_said_of_a_curve(fake):
     folder = fake(["rope", "alibi"], speed=False)
     assert report.figures.loss_by_step(results.read(folder)) is None
