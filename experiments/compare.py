@@ -115,6 +115,8 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         "baseline": config.baseline,
         "reference": config.reference,
         "primary": {"protocol": config.protocol, "length": config.eval.lengths[-1]},
+        "secondary": {"protocol": config.protocol, "length": config.length},
+        "smallest_effect": float(config.smallest_effect),
         "encodings": [
             {"name": n, "spec": s, "checks": checks(config, s)} for n, s in encodings.items()
         ],

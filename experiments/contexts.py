@@ -76,12 +76,13 @@ class Page:
     def _decided(self, part: str) -> rich.table.Table:
         name = self.config.reference
         title = f"Loss at {self.target}, {PROTOCOLS[1]}, minus that of {name}: {self.parts[part]}"
-        caption = "Paired by seed, 95 % t intervals, Holm over all methods."
+        caption = "Paired by seed, 95 % simultaneous (Holm) intervals over all methods."
         table = rich.table.Table("encoding", "difference", "verdict", title=title, caption=caption)
         for row in self.verdicts(part):
-            x = row.difference
+            x = row.tested
             bounds = "" if x is None or np.isnan(x.low) else f" [{x.low:+.3f}, {x.high:+.3f}]"
-            table.add_row(row.name, "" if x is None else f"{x.mean:+.3f}{bounds}", row.words)
+            mean = "" if x is None else f"{x.estimate.mean:+.3f}{bounds}"
+            table.add_row(row.name, mean, row.words)
         return table
 
     def _loss(self, scheme: Scheme, length: int) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from experiments import findings, statistics
 from experiments.plotting import (
+    MUTED,
     Drawing,
     canvas,
     dots,
@@ -17,7 +18,7 @@ from experiments.plotting import (
     paint,
     styled,
 )
-from experiments.results import Results
+from experiments.results import Question, Results
 from pe_jax.training.config import PROTOCOLS
 
 
@@ -143,22 +144,30 @@ def speed_by_length(results: Results, measure: str, found: dict[int, dict]) -> D
 
 
 @styled
-def differences(results: Results, verdicts: Sequence[findings.Verdict]) -> Drawing:
-    """Paired differences to the reference: means, intervals, and a tick a seed; primary metric."""
-    found = {v.name: v.difference for v in verdicts if v.difference}
-    shown = [(s, found[s.name]) for s in results.schemes if s.name in found]
+def differences(
+    results: Results, question: Question, verdicts: Sequence[findings.Verdict]
+) -> Drawing:
+    """Paired differences to the reference: means, simultaneous intervals, and a tick a seed."""
+    found = {v.name: v.tested for v in verdicts if v.tested}
+    shown = [(s, found[s.name], found[s.name].estimate) for s in results.schemes if s.name in found]
     figure, (axes,) = canvas(5.8, 1.2 + 0.27 * len(shown))
+    if results.effect:
+        axes.axvspan(-results.effect, results.effect, color=MUTED, alpha=0.13, lw=0, zorder=0.4)
     text = findings.number
-    dots(axes, [(s, d.mean, d.low, d.high, text(d.mean, 3, True)) for s, d in shown], 0.0)
-    for y, (s, d) in enumerate(shown):
+    dots(axes, [(s, d.mean, t.low, t.high, text(d.mean, 3, True)) for s, t, d in shown], 0.0)
+    for y, (s, _, d) in enumerate(shown):
         axes.plot(d.values, [y] * d.n, "|", ms=9, alpha=0.8, **paint(s))
     reference = label(results.manifest["reference"])
     axes.set(xlabel=f"nats per token, minus {reference} (below 0: lower loss)")
-    rows = [(s.name, d.mean, d.low, d.high, d.median, *d.values) for s, d in shown]
-    count = max((d.n for _, d in shown), default=0)
+    rows = [(s.name, d.mean, t.low, t.high, d.median, *d.values) for s, t, d in shown]
+    count = max((d.n for _, _, d in shown), default=0)
     header = ("encoding", "mean", "low", "high", "median", *(f"seed_{k + 1}" for k in range(count)))
-    alt = f"Paired difference of each scheme to {reference}, with 95 % t intervals and every seed"
-    return Drawing("differences", figure, header, rows, alt)
+    alt = (
+        f"Paired difference of each scheme to {reference} at length {question.length}, with 95 %"
+        " simultaneous (Holm) intervals and every seed"
+    )
+    stem = "differences" if question.role == "primary" else f"differences-{question.role}"
+    return Drawing(stem, figure, header, rows, alt)
 
 
 @styled
@@ -181,3 +190,28 @@ def training(results: Results) -> Drawing | None:
     name_lines(axes, ends)
     alt = "Training loss against the step, one thin line a run"
     return Drawing("training-loss", figure, ("encoding", "seed", "step", "loss"), rows, alt)
+
+
+@styled
+def loss_by_step(results: Results) -> Drawing | None:
+    """Loss at the training length against the step, mean over seeds; None: it was not evaluated."""
+    figure, (axes,) = canvas(5.8, 3.8)
+    rows, ends = [], []
+    for scheme in results.schemes:
+        curve = findings.curve(scheme)
+        if isinstance(curve, str):
+            rows.append((scheme.name, None, None, "", curve))
+            continue
+        for k, (step, loss) in enumerate(zip(curve.steps, curve.losses, strict=True)):
+            each = ";".join(f"{seed}:{losses[k]:.6f}" for seed, losses in curve.seeds.items())
+            rows.append((scheme.name, step, loss, each, ""))
+        axes.plot(curve.steps, curve.losses, lw=1.5, ms=4.5, mec="white", mew=0.4, **look(scheme))
+        ends.append((scheme, curve.steps[-1], curve.losses[-1]))
+    if not ends:
+        return None
+    length = results.manifest["train_length"]
+    axes.set(xlabel="step", ylabel=f"loss at length {length} (nats per token)")
+    name_lines(axes, ends)
+    header = ("encoding", "step", "mean", "seeds", "problem")
+    alt = f"Loss on the evaluation text at length {length} against the step, one line per scheme"
+    return Drawing("loss-by-step", figure, header, rows, alt)

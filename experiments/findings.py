@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments import statistics
-from experiments.results import Cell, Pair, Results, Scheme, rate_losses
-from experiments.statistics import Estimate, Ratio
+from experiments.results import Cell, Pair, Question, Results, Scheme, rate_losses
+from experiments.statistics import Estimate, Ratio, Tested
 
 REFERENCE, UNDECIDED = "reference", "undecided"
 MEASURES = {
@@ -28,13 +28,23 @@ BY_LENGTH = {
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One scheme against the reference; `difference` is None where it could not be taken."""
+    """One scheme against the reference.
+
+    `tested` is None where the difference could not be taken; `family` is how many differences
+    Holm's procedure counted; `exploratory` says that seeds or schemes changed after a report.
+    """
 
     name: str
     kind: str
     words: str
-    difference: Estimate | None = None
-    holm: float = math.nan
+    tested: Tested | None = None
+    family: int = 0
+    exploratory: bool = False
+
+    @property
+    def difference(self) -> Estimate | None:
+        """The paired difference, by itself."""
+        return self.tested and self.tested.estimate
 
 
 def _difference(scheme: Scheme, reference: Scheme, protocol: str, length: int) -> Estimate | str:
@@ -51,34 +61,70 @@ def _difference(scheme: Scheme, reference: Scheme, protocol: str, length: int) -
         return f"not comparable: {error}"
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    """Every scheme against the reference at the primary metric."""
-    return decide(results.schemes, results.manifest["reference"], *results.primary)
+def verdicts(results: Results, question: Question | None = None) -> list[Verdict]:
+    """Every scheme against the reference at a question, the primary one if none is given."""
+    asked = question or results.questions[0]
+    at = asked.protocol, asked.length
+    name, again = results.manifest["reference"], bool(results.changes)
+    return decide(results.schemes, name, *at, effect=results.effect, exploratory=again)
 
 
-def decide(schemes: Sequence[Scheme], name: str, protocol: str, length: int) -> list[Verdict]:
-    """Every scheme against the reference of that name, Holm over all that were tested."""
+def decide(
+    schemes: Sequence[Scheme],
+    name: str,
+    protocol: str,
+    length: int,
+    effect: float = 0.0,
+    exploratory: bool = False,
+) -> list[Verdict]:
+    """Every scheme against the reference of that name.
+
+    Holm's family is all schemes but the reference, whatever became of their runs; those whose
+    losses are bitwise the reference's, or those of a scheme before, do not enlarge it.
+    """
     reference = next((s for s in schemes if s.name == name), None)
     if reference is None:
         why = f"not decided: the reference {name} was not run"
         return [Verdict(s.name, UNDECIDED, why) for s in schemes]
     others = [s for s in schemes if s is not reference]
     found = {s.name: _difference(s, reference, protocol, length) for s in others}
-    tested = {n: d for n, d in found.items() if isinstance(d, Estimate)}
-    adjusted = statistics.holm({n: d.p for n, d in tested.items()})
+    differences = {n: d if isinstance(d, Estimate) else None for n, d in found.items()}
+    losses = {s.name: _bits(s, protocol, length) for s in others if differences[s.name]}
+    same = statistics.copies(losses, _bits(reference, protocol, length))
+    tested, family = statistics.family(differences, same)
     rows = []
     for scheme in schemes:
-        difference = found.get(scheme.name)
         if scheme is reference:
             problem = scheme.cell(protocol, length).problem
             words = f"the reference ({problem})" if problem else "the reference"
             rows.append(Verdict(scheme.name, REFERENCE, words))
-        elif isinstance(difference, Estimate):
-            kind, words = statistics.judge(difference, adjusted[scheme.name], name)
-            rows.append(Verdict(scheme.name, kind, words, difference, adjusted[scheme.name]))
+        elif scheme.name in tested:
+            one = tested[scheme.name]
+            kind, words = _verdict(one, name, effect, exploratory)
+            rows.append(Verdict(scheme.name, kind, words, one, family, exploratory))
         else:
-            rows.append(Verdict(scheme.name, UNDECIDED, str(difference)))
+            words = str(found[scheme.name])
+            rows.append(Verdict(scheme.name, UNDECIDED, words, None, family))
     return rows
+
+
+def _bits(scheme: Scheme, protocol: str, length: int) -> tuple[tuple[int, bytes], ...]:
+    """All losses of a scheme, seed by seed."""
+    windows, _ = scheme.windows(protocol, length)
+    return tuple((seed, windows[seed].tobytes()) for seed in sorted(windows))
+
+
+def _verdict(tested: Tested, reference: str, effect: float, exploratory: bool) -> tuple[str, str]:
+    """The kind of a verdict, and in words."""
+    kind, reason = statistics.judge(tested, effect)
+    words = {
+        statistics.LOWER: f"lower loss than {reference}",
+        statistics.HIGHER: f"higher loss than {reference}",
+        statistics.SAME: "no practical difference",
+        statistics.INCONCLUSIVE: "inconclusive",
+    }[kind]
+    remarks = ["exploratory"] * exploratory + [reason] * bool(reason)
+    return kind, words + f" ({'; '.join(remarks)})" * bool(remarks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +226,82 @@ def checked_on(results: Results) -> str:
     return "other questions" if task else "validation text"
 
 
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The loss at the training length during training, mean over seeds.
+
+    Attributes:
+      steps: where every seed was evaluated, ascending.
+      losses: at these, nats per token.
+      work: steps up to there, each counted by its learning rate as a part of the greatest.
+      seeds: each seed's losses.
+    """
+
+    steps: np.ndarray
+    losses: np.ndarray
+    work: np.ndarray
+    seeds: dict[int, np.ndarray]
+
+
+def curve(scheme: Scheme) -> Curve | str:
+    """The loss during training of a scheme, or why there is none: every seed has to have it."""
+    good, problem = scheme.by_step()
+    if problem:
+        return problem
+    steps = np.array(sorted(set.intersection(*(set(losses) for losses in good.values()))))
+    if not steps.size:
+        return "no step at which all seeds were evaluated"
+    seeds = {seed: np.array([losses[step] for step in steps]) for seed, losses in good.items()}
+    rows = next(iter(scheme.runs.values())).metrics
+    rates = [(r["step"], r["learning_rate"]) for r in rows if r.get("learning_rate") is not None]
+    work = steps.astype(float)
+    if len(rates) > 1:
+        at, rate = np.array(rates, float).T
+        done = np.cumsum(np.diff(at, prepend=0) * (rate + np.append(rate[0], rate[:-1])) / 2)
+        work = np.interp(steps, at, done / rate.max())
+    return Curve(steps, np.mean([*seeds.values()], axis=0), work, seeds)
+
+
+def still_falling(results: Results) -> dict[str, str]:
+    """Scheme → a sentence, for each that falls as fast at its end as the best one did there.
+
+    Such a scheme may be late, and not worse. The best is the one with the least loss at the end.
+    Said of a scheme if both hold:
+
+    - Its fall between its last two evaluations is no less than what the best one fell for the same
+      work, at the loss that the scheme ends with (over the two evaluations that enclose that loss).
+      Work is steps times the learning rate as a part of its peak: a decay slows all of them down.
+    - It is more than what the best one fell over the same last steps. The decay itself makes losses
+      fall at the end, of all schemes alike, and that says nothing of being late.
+
+    It compares slopes of means over seeds, without a test, as fine as evaluations were frequent,
+    and does not say where a longer run would end. Nothing is said of a loss that the best one had
+    below its first evaluation, nor of schemes without losses of all seeds.
+    """
+    found = {s.name: curve(s) for s in results.schemes}
+    curves = {name: c for name, c in found.items() if isinstance(c, Curve) and c.steps.size > 1}
+    if not curves:
+        return {}
+    first = min(curves, key=lambda name: curves[name].losses[-1])
+    best, said = curves[first], {}
+    for name, ours in curves.items():
+        (before, last), (begin, end) = ours.losses[-2:], ours.steps[-2:]
+        below = np.flatnonzero(best.losses < last)
+        if name == first or not below.size or below[0] == 0:
+            continue
+        k = below[0]
+        slope = (best.losses[k - 1] - best.losses[k]) / (best.work[k] - best.work[k - 1])
+        there = slope * (ours.work[-1] - ours.work[-2])
+        then = np.interp([begin, end], best.steps, best.losses)
+        if before - last >= there and before - last > then[0] - then[1]:
+            said[name] = (
+                f"still falling: {number(before - last)} nats over the last {end - begin:,} steps;"
+                f" the best scheme, {first}, fell {number(there)} at that level, in as many steps"
+                " at those learning rates"
+            )
+    return said
+
+
 def what_differs(results: Results) -> str:
     """What this comparison is, where a published one stands beside it."""
     m = results.manifest
@@ -205,11 +327,20 @@ def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else number(p)
 
 
-def interval(estimate: Estimate | None) -> str:
-    """[low, high], or an em dash."""
-    if estimate is None or math.isnan(estimate.low):
+def interval(tested: Tested | None) -> str:
+    """[low, high], simultaneous, or an em dash; a round bracket where Holm excludes a zero."""
+    if tested is None or math.isnan(tested.low):
         return "—"
-    return f"[{number(estimate.low, 4, True)}, {number(estimate.high, 4, True)}]"
+    left, right = (
+        "(" if _ends(tested, tested.low) else "[",
+        ")" if _ends(tested, tested.high) else "]",
+    )
+    return f"{left}{number(tested.low, 4, True)}, {number(tested.high, 4, True)}{right}"
+
+
+def _ends(tested: Tested, bound: float) -> bool:
+    """Whether an end of the interval is the zero that Holm's procedure excludes."""
+    return tested.off_zero and bound == 0
 
 
 def cell_text(cell: Cell) -> tuple[str, str]:
@@ -258,12 +389,12 @@ def rate_of(measure: str, median: float, length: int, batch: int) -> float | Non
 
 
 def speed_cell(measure: str, values: dict, ratio: Ratio | None, length: int, there: dict) -> str:
-    """Tokens a second, or MiB, and the ratio to the baseline; or why there is none."""
+    """Microseconds per token, or MiB, and the ratio to the baseline; or why there is none."""
     if measure not in values:
         return values.get("problem", "not measured")
     median = float(np.median(values[measure]))
     rate = rate_of(measure, median, length, there["batch"])
-    shown = number(median / 2**20, 1) if rate is None else number(rate, 0)
+    shown = number(median / 2**20, 1) if rate is None else number(1e6 / rate, 2)
     return shown + (f" ({ratio.median:.2f}×)" if ratio else "")
 
 
@@ -296,19 +427,37 @@ def _listed(rows: Sequence[Verdict]) -> str:
     return ", ".join(f"{name} ({number(mean, 3, True)})" for mean, name in known)
 
 
-def _sure(results: Results, rows: Sequence[Verdict]) -> str:
+def _sure(results: Results, rows: Sequence[Verdict]) -> list[str]:
+    """Sentences on seeds, tests and intervals."""
     seeds = len(results.manifest["seeds"])
-    tested = sum(not math.isnan(r.holm) for r in rows)
-    text = f"{seeds} seed{'s' * (seeds != 1)} each. "
+    text, lines = f"{seeds} seed{'s' * (seeds != 1)} each. ", []
+    if results.changes:
+        lines.append(
+            f"Exploratory, not confirmatory: {results.changes} after a report. Intervals and p"
+            " values take seeds and schemes as decided beforehand."
+        )
     if seeds < statistics.CLAIM_SEEDS:
-        return text + f"A claim needs at least {statistics.CLAIM_SEEDS}: nothing is claimed here."
+        text += f"A claim needs at least {statistics.CLAIM_SEEDS}: nothing is claimed here."
+        return [*lines, text]
+    family = max((row.family for row in rows), default=0)
+    counted = sum(row.kind != REFERENCE for row in rows)
     text += (
-        "Differences are paired by seed over identical windows; two-sided t tests at 5 %, "
-        f"Holm-corrected over {tested} scheme{'s' * (tested != 1)}. "
+        "Differences are paired by seed over identical windows; two-sided t tests at 5 %,"
+        f" Holm-corrected over {family} scheme{'s' * (family != 1)}: all that were declared, also"
+        " those without a number."
+    )
+    if family < counted and family:
+        text += f" {counted - family} with the same losses as another do not count again."
+    apart = " Each question is corrected apart." if len(results.questions) > 1 else ""
+    text += f"{apart} Intervals are 95 % simultaneous (Holm). "
+    text += (
+        "A difference below the smallest effect of interest, declared as"
+        f" {results.effect:g} nats per token, is not claimed. "
     )
     if seeds < statistics.HEADLINE_SEEDS:
         text += f"Enough to state a difference, not for a headline ({statistics.HEADLINE_SEEDS}). "
-    return text + "What holds for this model, corpus and budget need not hold for others."
+    text += "What holds for this model, corpus and budget need not hold for others."
+    return [*lines, text]
 
 
 def _lost(results: Results) -> list[str]:
@@ -324,34 +473,66 @@ def _lost(results: Results) -> list[str]:
     return lines
 
 
-def summary(results: Results, rows: Sequence[Verdict]) -> dict[str, list[str]]:
-    """What was asked, what was found, how sure: sentences made from the verdicts."""
-    m, (protocol, length) = results.manifest, results.primary
-    asked = (
-        f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
-        f" loss than {m['reference']} at length {length} ({protocol} evaluation)? "
-        f"{len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences, "
-        f"{rate_words(results)}."
-    )
+def answers(results: Results, rows: Sequence[Verdict]) -> list[str]:
+    """What was found, in sentences made from the verdicts on one question."""
+    name, effect = results.manifest["reference"], f"{results.effect:g}"
     by_kind = {k: [r for r in rows if r.kind == k] for k in dict.fromkeys(r.kind for r in rows)}
     found = []
     for kind in (statistics.LOWER, statistics.HIGHER):
         if by_kind.get(kind):
+            what = f"exploratory: {kind}" if by_kind[kind][0].exploratory else kind
             listed = _listed(by_kind[kind])
-            found.append(f"{kind.title()} loss than {m['reference']}, in nats per token: {listed}.")
+            found.append(f"{_capital(what)} loss than {name}, in nats per token: {listed}.")
     if not found:
-        found.append(f"No scheme was shown to differ from {m['reference']}.")
-    if same := by_kind.get(statistics.NONE):
-        found.append(f"No difference shown: {', '.join(r.name for r in same)}.")
+        found.append(f"No scheme was shown to have a lower or a higher loss than {name}.")
+    if same := by_kind.get(statistics.SAME):
+        what = "Exploratory: no" if same[0].exploratory else "No"
+        listed = ", ".join(r.name for r in same)
+        found.append(f"{what} practical difference (within ±{effect} nats per token): {listed}.")
+    if open_still := by_kind.get(statistics.INCONCLUSIVE):
+        found.append(f"Inconclusive: {', '.join(r.name for r in open_still)}.")
     if rest := by_kind.get(UNDECIDED):
         found.append(f"No number: {'; '.join(f'{r.name} ({r.words})' for r in rest)}.")
+    return found
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def asked(results: Results, question: Question) -> str:
+    """What a question is called: its role where there are several, length and protocol."""
+    at = f"length {question.length}, {question.protocol} evaluation"
+    if question.length == results.manifest["train_length"]:
+        at = f"the trained length, {question.length}, {question.protocol} evaluation"
+    return f"{_capital(question.role)}: {at}" if len(results.questions) > 1 else _capital(at)
+
+
+def summary(results: Results) -> dict[str, list[str]]:
+    """What was asked, what was found, how sure: sentences made from the verdicts."""
+    m, (first, *others) = results.manifest, results.questions
+    asked_first = (
+        f"Trained on sequences of {m['train_length']} tokens, which positional encoding has a lower"
+        f" loss than {m['reference']} at length {first.length} ({first.protocol} evaluation)? "
+        f"{len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences, "
+        f"{rate_words(results)}."
+    )
+    also = [f"Secondary: the same at length {q.length} ({q.protocol} evaluation)." for q in others]
+    rows = verdicts(results, first)
+    found = answers(results, rows)
+    for question in others:
+        words = " ".join(answers(results, verdicts(results, question)))
+        found.append(f"{asked(results, question)}. {words}")
     unmatched = {n for s in results.schemes if (n := s.fact("parameters")) is not None}
-    sure = [_sure(results, rows), *_lost(results)]
+    sure = [*_sure(results, rows), *_lost(results)]
     if edges := [row.name for row in rates(results) if row.remark]:
         sure.append(f"Best learning rate at the edge of the grid, or none: {', '.join(edges)}.")
+    if late := still_falling(results):
+        listed = " ".join(f"{name} is {words}." for name, words in late.items())
+        sure.append(f"Undertrained, perhaps, rather than worse: {listed}")
     if len(unmatched) > 1:
         sure.append(f"Parameters are not matched: {min(unmatched):,} to {max(unmatched):,}.")
-    return {"asked": [asked], "found": found, "sure": sure}
+    return {"asked": [asked_first, *also], "found": found, "sure": sure}
 
 
 def irregularities(results: Results) -> list[str]:

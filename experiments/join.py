@@ -40,6 +40,7 @@ def join(folders: Sequence[Path], target: Path) -> None:
         raise ValueError(f"workdir={str(target)!r} is one of those to join; choose another")
     for first, other in itertools.combinations(parts, 2):
         check_comparable(first, other)
+    before = results.read(target).reported if held.exists() else ()
     manifest = joined(parts, target)
     for name in ("runs", "rates"):
         shutil.rmtree(target / name, ignore_errors=True)
@@ -50,9 +51,24 @@ def join(folders: Sequence[Path], target: Path) -> None:
     timed = next((part.workdir for part in parts if part.speed), None)
     if timed:
         shutil.copy(timed / "speed.json", target)
-    earlier = [x for part in parts for x in part.reported if x != part.subject]
-    save_json(target / results.REPORTED, earlier)
+    save_json(target / results.REPORTED, [*_earlier(parts, manifest["seeds"], before)])
     save_json(held, manifest)
+
+
+def _earlier(
+    parts: Sequence[Results], seeds: list[int], before: Sequence[dict]
+) -> Iterator[dict[str, Any]]:
+    """What there were reports of before the seeds and schemes of the join were decided.
+
+    That is what a join had in the same workdir, what a part had before it grew, and the report of a
+    part that had other seeds than the join. The report of a part with the same seeds is none: hosts
+    may take other encodings each, and Holm's procedure counts all of them in the join.
+    """
+    found = list(before)
+    for part in parts:
+        grown = {*part.manifest["seeds"]} != {*seeds}
+        found += [x for x in part.reported if x != part.subject or grown]
+    return (x for i, x in enumerate(found) if x not in found[:i])
 
 
 def _copy(part: Results, scheme: Scheme, target: Path) -> None:
@@ -79,7 +95,7 @@ def check_comparable(first: Results, other: Results) -> None:
             )
     for scheme in other.schemes:
         same = first.scheme(scheme.name)
-        for what in ("spec", "learning_rate"):
+        for what in ("spec", "learning_rate", "encoding_rate"):
             a, b = (_of(s, what) for s in (same or scheme, scheme))
             if None not in (a, b) and a != b:
                 raise ValueError(

@@ -57,18 +57,28 @@ SLIDING = Table(
         (17.98, 17.92, 18.30),
     ),
 )
+WORDS_PER_SECOND = ((26_000, 77_800), (17_700, 39_400), (13_000, 20_200), (25_800, 76_400))
+GIGABYTES = (19.2, 22.8, 20.9, 19.3)
 SPEED = Table(
-    "speed and memory on a V100",
-    "length 1024, one V100; × is the ratio to sinusoidal, from the same figures",
-    ("training, words/s", "×", "evaluation, words/s", "×", "memory, GB", "×"),
+    "time and memory on a V100",
+    "length 1024, one V100; time per word and memory as ratios to sinusoidal, less is better, from"
+    " their words per second, in training "
+    + ", ".join(f"{train:,}" for train, _ in WORDS_PER_SECOND)
+    + ", and in evaluation "
+    + ", ".join(f"{test:,}" for _, test in WORDS_PER_SECOND),
+    (
+        "training, time ÷ sinusoidal (less is better)",
+        "evaluation, time ÷ sinusoidal (less is better)",
+        "memory ÷ sinusoidal (less is better)",
+        "memory, GB",
+    ),
     tuple(
-        (a, a / 26_000, b, b / 77_800, c, c / 19.2)
-        for a, b, c in (
-            (26_000, 77_800, 19.2),
-            (17_700, 39_400, 22.8),
-            (13_000, 20_200, 20.9),
-            (25_800, 76_400, 19.3),
+        (
+            *(first / here for first, here in zip(WORDS_PER_SECOND[0], pace, strict=True)),
+            m / 19.2,
+            m,
         )
+        for pace, m in zip(WORDS_PER_SECOND, GIGABYTES, strict=True)
     ),
 )
 TABLES = (NON_OVERLAPPING, SLIDING, SPEED)

@@ -19,6 +19,7 @@ from typing import Any
 import markupsafe
 import numpy as np
 from absl import app, flags
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -26,10 +27,11 @@ from experiments import figures, findings, launch, page, plotting, portraits, pu
 from experiments import results as reading
 from experiments.findings import Verdict
 from experiments.provenance import save_json
-from experiments.results import Results, Scheme
+from experiments.results import Question, Results, Scheme
 from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.sweeps import CompareConfig
 
+Decided = list[tuple[Question, list[Verdict]]]
 PAGE = "report.html"
 MULTIPLES = (
     " (× 30): the encoding's own parameters learn at 30 times the rate; a dash where it has none."
@@ -38,10 +40,14 @@ REPORT = "python -m experiments.report"
 MARKS = {
     statistics.LOWER: "▼",
     statistics.HIGHER: "▲",
-    statistics.NONE: "=",
+    statistics.SAME: "≈",
+    statistics.INCONCLUSIVE: "?",
     findings.REFERENCE: "●",
     findings.UNDECIDED: "∅",
 }
+
+
+CLAIMS = (statistics.LOWER, statistics.HIGHER)
 
 
 def _figure(folder: Path, drawing: plotting.Drawing | None) -> dict[str, Any] | None:
@@ -60,13 +66,14 @@ def _verdict_rows(rows: list[Verdict]) -> list[dict[str, Any]]:
             {
                 "name": row.name,
                 "kind": row.kind,
+                "claimed": row.kind in CLAIMS and not row.exploratory,
                 "mark": MARKS[row.kind],
                 "words": row.words,
                 "mean": findings.number(d.mean, 4, signed=True) if d else "—",
                 "median": findings.number(d.median, 4, signed=True) if d else "—",
-                "interval": findings.interval(d),
+                "interval": findings.interval(row.tested),
                 "p": findings.p_value(d.p) if d else "—",
-                "holm": findings.p_value(row.holm),
+                "holm": findings.p_value(row.tested.holm) if row.tested else "—",
             }
         )
     return shown
@@ -206,7 +213,7 @@ def _speeds_by_length(results: Results) -> Iterator[tuple]:
 
 
 def _speed_sections(results: Results) -> list[dict[str, Any]]:
-    """Tokens a second and ratios by length, a section of the page a measure."""
+    """Time per token or memory, and ratios, by length: a section of the page for each measure."""
     there = (results.speed or {}).get("lengths", {})
     base, sections, ratios = results.manifest["baseline"], [], findings.speed_by_length(results)
     timed = [values for found in there.values() for values in found["encodings"].values()]
@@ -221,12 +228,12 @@ def _speed_sections(results: Results) -> list[dict[str, Any]]:
                 ratio = by_length.get(int(length), {}).get(scheme.name)
                 cells.append(findings.speed_cell(measure, values, ratio, int(length), found))
             rows.append((scheme.name, *cells))
-        unit = "MiB" if measure.endswith("bytes") else "tokens a second"
+        unit = "MiB" if measure.endswith("bytes") else "microseconds per token"
         batches = ", ".join(f"{n} × {found['batch']}" for n, found in there.items())
         sections.append(
             {
                 "title": f"{findings.BY_LENGTH[measure].partition(',')[0].capitalize()}, by length:"
-                f" {unit}",
+                f" {unit} (ratio to {base}); less is better",
                 "note": f"Ours, on {results.speed['device']}: medians, and the ratio of time or"
                 f" memory to {base}, interleaved in one process. Length × batch: {batches}.",
                 "head": ("encoding", *there),
@@ -246,19 +253,21 @@ def _rates(results: Results) -> Iterator[tuple]:
             yield row.name, *pair, known, row.statuses[pair], used, row.remark if used else ""
 
 
-def _decided(results: Results, rows: list[Verdict]) -> Iterator[tuple]:
-    head = ("encoding", "reference", "protocol", "length", "seeds", "difference", "low", "high")
-    yield (*head, "p", "p_holm", "median", "each_seed", "verdict")
-    for v in rows:
-        d = v.difference
-        numbers = (d.n, d.mean, d.low, d.high, d.p, v.holm, d.median) if d else (None,) * 7
-        numbers = [None if n is None or math.isnan(n) else n for n in numbers]
-        each = ";".join(f"{x:.6f}" for x in d.values) if d else ""
-        at = results.manifest["reference"], *results.primary
-        yield (v.name, *at, *numbers, each, v.words)
+def _decided(results: Results, decided: Decided) -> Iterator[tuple]:
+    head = ("encoding", "question", "reference", "protocol", "length", "seeds", "difference")
+    head += ("low", "high", "p", "p_holm", "median", "each_seed", "verdict")
+    yield head
+    for question, rows in decided:
+        at = results.manifest["reference"], question.protocol, question.length
+        for v in rows:
+            d, t = v.difference, v.tested
+            numbers = (d.n, d.mean, t.low, t.high, d.p, t.holm, d.median) if d else (None,) * 7
+            numbers = [None if n is None or math.isnan(n) else n for n in numbers]
+            each = ";".join(f"{x:.6f}" for x in d.values) if d else ""
+            yield (v.name, question.role, *at, *numbers, each, v.words)
 
 
-def _write_tables(results: Results, rows: list[Verdict]) -> None:
+def _write_tables(results: Results, decided: Decided) -> None:
     """The tables, as CSV with every digit."""
     tables = {
         "loss_by_length": _losses(results),
@@ -266,13 +275,27 @@ def _write_tables(results: Results, rows: list[Verdict]) -> None:
         "speed": _speeds(results),
         "speed_by_length": _speeds_by_length(results),
         "rates": _rates(results),
-        "verdicts": _decided(results, rows),
+        "verdicts": _decided(results, decided),
     }
     for name, (head, *lines) in tables.items():
         plotting.write_csv(results.workdir / f"{name}.csv", head, lines)
 
 
-def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
+def _questions(results: Results, decided: Decided, folder: Path) -> list[dict[str, Any]]:
+    """What the page shows of each question: its heading, verdicts and figure."""
+    return [
+        {
+            "title": findings.asked(results, question),
+            "length": question.length,
+            "protocol": question.protocol,
+            "verdicts": _verdict_rows(rows),
+            "figure": _figure(folder, figures.differences(results, question, rows)),
+        }
+        for question, rows in decided
+    ]
+
+
+def _context(results: Results, decided: Decided) -> dict[str, Any]:
     """Everything that the page shows."""
     folder = results.workdir / "figures"
     lengths, ratios = results.manifest["lengths"], findings.speed_ratios(results)
@@ -296,9 +319,9 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
         "rate_words": findings.rate_words(results),
         "m": results.manifest,
         "primary": results.primary,
-        "summary": findings.summary(results, rows),
-        "verdicts": _verdict_rows(rows),
-        "difference": _figure(folder, figures.differences(results, rows)),
+        "effect": f"{results.effect:g}",
+        "summary": findings.summary(results),
+        "questions": _questions(results, decided, folder),
         "by_length": [_figure(folder, draw(results, p)) for p in PROTOCOLS],
         "by_position": _figure(folder, figures.loss_by_position(results)),
         "context": max(len(x) for _, (good, _) in positions for x in [*good.values(), ()]),
@@ -309,6 +332,8 @@ def _context(results: Results, rows: list[Verdict]) -> dict[str, Any]:
         ],
         "speed_facts": results.speed,
         "training": _figure(folder, figures.training(results)),
+        "by_step": _figure(folder, figures.loss_by_step(results)),
+        "late": findings.still_falling(results),
         "losses": tables,
         "costs": costs,
         "logged": any(row["rate"].endswith("*") for row in costs),
@@ -332,9 +357,9 @@ def build(workdir: Path) -> Path:
       ValueError: what is in there cannot be read (a missing or failed run can).
     """
     results = reading.read(workdir)
-    rows = findings.verdicts(results)
-    text = page.render("report.html.j2", ("report.js",), **_context(results, rows))
-    _write_tables(results, rows)
+    decided = [(question, findings.verdicts(results, question)) for question in results.questions]
+    text = page.render("report.html.j2", ("report.js",), **_context(results, decided))
+    _write_tables(results, decided)
     path = results.workdir / PAGE
     path.write_text(text, encoding="utf-8")
     if results.subject not in results.reported:
@@ -342,16 +367,26 @@ def build(workdir: Path) -> Path:
     return path
 
 
-def summary(workdir: Path) -> Table:
-    """The verdicts, for the terminal."""
+def summary(workdir: Path) -> Group:
+    """The verdicts, for the terminal: a table for each question."""
     results = reading.read(workdir)
-    protocol, length = results.primary
-    title = f"Loss at length {length}, {protocol}, minus {results.manifest['reference']} (nats)"
+    tables: list[Any] = [_terminal(results, question) for question in results.questions]
+    if results.changes:
+        tables.append(Text(f"Exploratory, not confirmatory: {results.changes} after a report."))
+    return Group(*tables)
+
+
+def _terminal(results: Results, question: Question) -> Table:
+    """The verdicts on one question, for the terminal."""
+    protocol, length = question.protocol, question.length
+    of = f"{question.role}: loss" if len(results.questions) > 1 else "loss"
+    minus = f"minus {results.manifest['reference']} (nats per token)"
+    title = f"{of[0].upper()}{of[1:]} at length {length}, {protocol}, {minus}"
     table = Table(title=Text(title), title_justify="left")
-    for column in ("encoding", "rate", "loss", "difference", "95 % interval", "Holm p"):
+    for column in ("encoding", "rate", "loss", "difference", "95 % (Holm)", "Holm p"):
         table.add_column(column, justify="left" if column == "encoding" else "right")
     table.add_column("verdict")
-    shown = _verdict_rows(findings.verdicts(results))
+    shown = _verdict_rows(findings.verdicts(results, question))
     for scheme, row in zip(results.schemes, shown, strict=True):
         cell = scheme.cell(protocol, length)
         loss = findings.cell_text(cell)[0] if cell.estimate else "—"

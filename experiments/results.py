@@ -30,10 +30,8 @@ Pair = tuple[float, float]  # a learning rate, and the multiple of it for parame
 REPORTED = "reported.json"  # of what there was a report, one after another
 
 # Runs of one table share these; what is decided, and against what, is declared before them.
-SAME = (
-    *(*BINDING, "steps", "eval", "rates", "encoding_rates", "rate_steps"),
-    *("protocol", "reference"),
-)
+SAME = (*BINDING, "steps", "eval", "rates", "encoding_rates", "rate_steps")
+SAME += ("protocol", "reference", "smallest_effect")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,10 +121,33 @@ class Scheme:
                 bad[seed] = "not finite"
         return good, _words(bad, list(self.runs))
 
+    def by_step(self) -> tuple[dict[int, dict[int, float]], str]:
+        """Seed → step → loss at the training length during training; what is wrong with others."""
+        good, bad = {}, {}
+        for seed, run in self.runs.items():
+            losses = {row["step"]: row.get("eval_loss") for row in run.metrics}
+            known = {step: float(x) for step, x in losses.items() if x is not None}
+            if run.status != "ok":
+                bad[seed] = run.status
+            elif known:
+                good[seed] = known
+            else:
+                bad[seed] = "not evaluated"
+        return good, _words(bad, list(self.runs))
+
     def fact(self, field: str) -> Any:
         """A field that does not depend on the seed, from the first run that has it."""
         found = (run.evaluation.get(field) for run in self.runs.values())
         return next((value for value in found if value is not None), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What the verdicts decide: losses at a length, declared before the runs."""
+
+    role: str
+    protocol: str
+    length: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +165,21 @@ class Results:
         """What a report is of, that may still grow or shrink."""
         return {"seeds": self.manifest["seeds"], "encodings": [s.name for s in self.schemes]}
 
+    @property
+    def changes(self) -> str:
+        """In words, what was added or left out after a report; "" if nothing was."""
+        fields, found = {"seeds": "seed", "encodings": "encoding"}, []
+        for field, word in fields.items():
+            now = dict.fromkeys(self.subject[field])
+            before = [dict.fromkeys(subject[field]) for subject in self.reported]
+            added = [x for x in now if any(x not in then for then in before)]
+            left = [x for x in dict.fromkeys(x for then in before for x in then) if x not in now]
+            for values, what in ((added, "added"), (left, "left out")):
+                if values:
+                    plural = "s" * (len(values) > 1)
+                    found.append(f"{word}{plural} {', '.join(map(str, values))} {what}")
+        return "; ".join(found)
+
     def scheme(self, name: str) -> Scheme | None:
         """The scheme of that name."""
         return next((s for s in self.schemes if s.name == name), None)
@@ -153,6 +189,20 @@ class Results:
         """(protocol, length) of the primary metric."""
         given = self.manifest.get("primary") or {}
         return given.get("protocol", PROTOCOLS[0]), given.get("length", self.longest)
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What is decided, the primary first; a secondary one only where it was declared."""
+        given = self.manifest.get("secondary") or {}
+        asked = [("primary", *self.primary)]
+        if given and (given["protocol"], given["length"]) != self.primary:
+            asked.append(("secondary", given["protocol"], given["length"]))
+        return tuple(Question(*question) for question in asked)
+
+    @property
+    def effect(self) -> float:
+        """The smallest difference of interest, nats per token."""
+        return float(self.manifest.get("smallest_effect", CompareConfig().smallest_effect))
 
     @property
     def longest(self) -> int:

@@ -1,6 +1,7 @@
 """What `tasks` found, for the eye and in words: accuracies, differences, a table and a map."""
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -122,32 +123,50 @@ def difference(config: TasksConfig, one: dict, other: dict) -> dict:
     return {"of": one["name"], "minus": other["name"], "estimate": found, "without": without}
 
 
-def judged(differences: list[dict]) -> list[dict]:
-    """With their interval, and in words whether each was shown, after Holm over all of them."""
-    tested = {d["of"]: d["estimate"].p for d in differences if d["estimate"]}
-    adjusted, found = statistics.holm(tested), []
+def judged(differences: list[dict], same: dict[str, str | None] | None = None) -> list[dict]:
+    """With their interval, and in words whether each was shown, after Holm over all of them.
+
+    Those without a number count too; `same`, as `statistics.copies` gives it, does not.
+    """
+    estimates = {d["of"]: d["estimate"] for d in differences}
+    tested, found = statistics.family(estimates, same)[0], []
     for given in differences:
-        x, row = given["estimate"], {k: v for k, v in given.items() if k != "estimate"}
-        if x is None:
+        row = {k: v for k, v in given.items() if k != "estimate"}
+        if given["of"] not in tested:
             found.append({**row, "verdict": "no task has a number in both"})
             continue
-        p = adjusted[given["of"]]
-        kind, words = statistics.judge(x, p, "")
-        if kind != statistics.NONE:
+        x = tested[given["of"]]
+        kind, reason = statistics.judge(x)
+        if kind in (statistics.HIGHER, statistics.LOWER):
             more = "more" if kind == statistics.HIGHER else "fewer"
-            words = f"{more} tokens right (p = {p:.3f})"
-        bounds = {"points": x.mean, "low": x.low, "high": x.high}
+            words = f"{more} tokens right (p = {x.holm:.3f})"
+        else:
+            what = "no difference" if kind == statistics.SAME else "inconclusive"
+            words = what + f" ({reason})" * bool(reason)
+        bounds = {"points": x.estimate.mean, "low": x.low, "high": x.high}
         row |= {name: None if np.isnan(v) else v for name, v in bounds.items()}
-        found.append({**row, "seeds": x.n, "verdict": words})
+        found.append({**row, "seeds": x.estimate.n, "verdict": words})
     return found
 
 
 def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:
     """All of `pairs`, judged: by family, which Holm corrects for apart."""
     return {
-        family: judged([difference(config, *pair) for pair in listed])
+        family: judged([difference(config, *pair) for pair in listed], _same(listed))
         for family, listed in pairs(config, entries).items()
     }
+
+
+def _same(listed: list[tuple[dict, dict]]) -> dict[str, str | None]:
+    """Comparisons whose scores, of both sides, are those of one before; None: of the other side."""
+    first: dict[str, str] = {}
+    found: dict[str, str | None] = {}
+    for one, other in listed:
+        sides = [json.dumps(entry["scores"], sort_keys=True) for entry in (one, other)]
+        before = first.setdefault(json.dumps(sides), one["name"])
+        if sides[0] == sides[1] or before != one["name"]:
+            found[one["name"]] = None if sides[0] == sides[1] else before
+    return found
 
 
 def lines(config: TasksConfig, found: dict[str, list[dict]]) -> list[str]:

@@ -2,12 +2,19 @@
 
 The unit is the seed. Differences are paired: the same seed, the same windows. A bootstrap over
 windows would describe one model, never a scheme, so there is none here.
+
+A family is every difference that was declared, whatever became of it: Holm's procedure decides
+over all of them, and one without a number counts as p = 1. What a report calls "95 % simultaneous
+(Holm)" is the t interval at 1 - 5 %/m for a family of m: all m together cover the true differences
+in at least 95 % of experiments. Holm's procedure is more powerful; where it excludes a zero that is
+in the interval, the interval ends there. (Levels that step down with the rank would be narrower,
+but their joint coverage fell to 81 % in simulations of 9 schemes.)
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -17,7 +24,7 @@ LEVEL = 0.05
 CLAIM_SEEDS = 3  # fewer show no difference, whatever the numbers are
 HEADLINE_SEEDS = 5
 
-LOWER, HIGHER, NONE = "lower", "higher", "none"
+LOWER, HIGHER, SAME, INCONCLUSIVE = "lower", "higher", "same", "inconclusive"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,31 +100,119 @@ def paired(scheme: Mapping[int, Sequence], reference: Mapping[int, Sequence]) ->
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm-adjusted p values, over those that are defined; the others stay NaN."""
-    tested = [name for name, p in p_values.items() if not math.isnan(p)]
-    adjusted = dict.fromkeys(p_values, math.nan)
-    if tested:
-        values = multipletests([p_values[n] for n in tested], alpha=LEVEL, method="holm")[1]
-        adjusted.update(zip(tested, map(float, values), strict=True))
-    return adjusted
+    """Holm-adjusted p values over all that are given; NaN stays NaN, and counts as p = 1."""
+    if not p_values:
+        return {}
+    known = [1.0 if math.isnan(p) else p for p in p_values.values()]
+    adjusted = multipletests(known, alpha=LEVEL, method="holm")[1]
+    pairs = zip(p_values.items(), map(float, adjusted), strict=True)
+    return {name: math.nan if math.isnan(p) else value for (name, p), value in pairs}
 
 
-def judge(difference: Estimate, adjusted: float, reference: str) -> tuple[str, str]:
-    """The verdict on a paired difference: its kind (LOWER, HIGHER or NONE), and in words."""
-    nothing = "no difference shown"
+@dataclasses.dataclass(frozen=True)
+class Tested:
+    """A difference as one of a family.
+
+    Attributes:
+      estimate: the difference, by itself.
+      holm: its p value after Holm's correction; NaN where there is none.
+      low: where its 95 % simultaneous interval begins; NaN where there is none.
+      high: where that ends. Zero is outside of (low, high) exactly where Holm's procedure excludes
+        it; an interval that it shortens begins or ends at 0.
+    """
+
+    estimate: Estimate
+    holm: float
+    low: float
+    high: float
+
+    @property
+    def off_zero(self) -> bool:
+        """Whether Holm's procedure shows that the difference is not 0."""
+        return self.holm < LEVEL
+
+
+def copies(outcomes: Mapping[str, Hashable], reference: Hashable) -> dict[str, str | None]:
+    """Those that repeat another's outcome: name → the first that has it, None: the reference.
+
+    Bitwise the same losses are the same computation under another name: the hypothesis is the same
+    one, or true by construction, and does not enlarge a family.
+    """
+    first: dict[Hashable, str | None] = {reference: None}
+    return {
+        name: first[outcome]
+        for name, outcome in outcomes.items()
+        if first.setdefault(outcome, name) != name
+    }
+
+
+def family(
+    differences: Mapping[str, Estimate | None], same: Mapping[str, str | None] | None = None
+) -> tuple[dict[str, Tested], int]:
+    """Tests all differences that were declared: (those that have a number, how many count).
+
+    Args:
+      differences: by name; None for one that has no number, which counts as p = 1.
+      same: as `copies` gives it. These do not count: they have what the first has, and p = 1 where
+        that is the reference.
+    """
+    same = same or {}
+    counted = {name: d for name, d in differences.items() if name not in same}
+    size = len(counted)
+    adjusted = holm({name: math.nan if d is None else d.p for name, d in counted.items()})
+    tested = {}
+    for name, difference in differences.items():
+        if difference is not None:
+            first = same.get(name, name)
+            p = 1.0 if first is None else adjusted[first]
+            tested[name] = Tested(difference, p, *_simultaneous(difference, size, p < LEVEL))
+    return tested, size
+
+
+def _simultaneous(difference: Estimate, size: int, off_zero: bool) -> tuple[float, float]:
+    """The t interval at 1 - LEVEL/size, without what Holm's procedure excludes."""
+    if difference.n == 1 or difference.low == difference.high:
+        return difference.low, difference.high
+    half = difference.high - difference.mean
+    half *= _quantile(LEVEL / size, difference.n) / _quantile(LEVEL, difference.n)
+    low, high = difference.mean - half, difference.mean + half
+    if off_zero and difference.mean > 0:
+        low = max(low, 0.0)
+    elif off_zero:
+        high = min(high, 0.0)
+    return low, high
+
+
+def _quantile(level: float, seeds: int) -> float:
+    """Half of a two-sided t interval at 1 - level, in standard errors."""
+    return float(stats.t.isf(level / 2, seeds - 1))
+
+
+def judge(tested: Tested, effect: float = 0.0) -> tuple[str, str]:
+    """The verdict on a paired difference: its kind, and for an inconclusive one the reason, or "".
+
+    LOWER and HIGHER: Holm's procedure shows that it is not 0, and its mean is no less than
+    `effect`, the smallest that is of interest. SAME, no practical difference: all of the 95 %
+    simultaneous interval lies within ±effect, be zero in it or not. (That is stricter than two
+    one-sided tests at 5 %, which ask for the 90 % interval.) INCONCLUSIVE: all else, and fewer
+    seeds than a claim needs.
+    """
+    difference = tested.estimate
     if difference.n == 1:
-        return NONE, f"{nothing} (one seed)"
-    if difference.mean == difference.low == difference.high:
-        why = "identical numbers" if difference.mean == 0 else "all seeds gave the same number"
-        return NONE, f"{nothing} ({why})"
-    if difference.low <= 0 <= difference.high:
-        return NONE, nothing
+        return INCONCLUSIVE, "one seed"
     if difference.n < CLAIM_SEEDS:
-        return NONE, f"{nothing} ({difference.n} seeds; a claim needs {CLAIM_SEEDS})"
-    if not adjusted < LEVEL:
-        return NONE, f"{nothing} (not after Holm's correction)"
+        return INCONCLUSIVE, f"{difference.n} seeds; a claim needs {CLAIM_SEEDS}"
+    if difference.low == difference.high and difference.mean != 0:
+        return INCONCLUSIVE, "all seeds gave the same number"
+    if -effect <= tested.low and tested.high <= effect:
+        return SAME, "identical numbers" if difference.low == difference.high else ""
     kind = LOWER if difference.mean < 0 else HIGHER
-    return kind, f"{kind} loss than {reference}"
+    if tested.off_zero and abs(difference.mean) < effect:
+        return INCONCLUSIVE, f"{kind}, but by less than {effect:g} in the mean"
+    if not tested.off_zero:
+        crosses = difference.low <= 0 <= difference.high
+        return INCONCLUSIVE, "" if crosses else "not after Holm's correction"
+    return kind, ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -243,7 +243,10 @@ def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared)
     rate = there["batch"] / np.median(found["decode_ms"]) * 1e3
     np.testing.assert_allclose(float(decoded["tokens_per_second"]), rate)
     assert float(decoded["median_ratio"]) == 1 and rows["learned", ""]["problem"] == "not defined"
-    assert "Decoding a token, by length: tokens a second" in (folder / "report.html").read_text()
+    assert (
+        "Decoding a token, by length: microseconds per token"
+        in (folder / "report.html").read_text()
+    )
 
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -269,6 +272,8 @@ def test_the_manifest_says_what_was_compared(compared):
     assert specs == {"nope": "nope", "learned": f"learned(length={tiny.L})"}
     assert about["seeds"] == list(SEEDS) and about["steps"] == STEPS
     assert about["primary"] == {"protocol": "non-overlapping", "length": 2 * tiny.L}
+    assert about["secondary"] == {"protocol": "non-overlapping", "length": tiny.L}
+    assert about["smallest_effect"] == 0.01
     assert about["corpus"]["name"] == "synthetic:copy" and len(about["corpus"]["digest"]) == 64
 
 
@@ -326,6 +331,7 @@ def test_after_the_first_error_no_job_begins():
         ({"rate_steps": 2}, ("rate_steps=2", "made with 3")),
         ({"reference": "nope"}, ("reference='nope'", "made with 'learned'")),
         ({"protocol": "sliding"}, ("protocol='sliding'", "made with 'non-overlapping'")),
+        ({"smallest_effect": 0.5}, ("smallest_effect=0.5", "made with 0.01")),
         (
             {"encodings": ("nope", "learned(length=40)")},
             (

@@ -75,6 +75,37 @@ def test_what_the_parts_had_reports_of_before_is_still_noted(parts, tmp_path):
     assert results.read(tmp_path / "joined").reported == (earlier,)
 
 
+def test_seeds_that_are_joined_after_a_report_are_exploratory(
+    parts,
+    tmp_path,
+    no_portraits,  # noqa: F811
+):
+    first, later = (shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 2))
+    report.build(first)  # of seeds 0, 1 and 2
+    target = tmp_path / "joined"
+    for _ in range(2):  # a join that is made anew does not forget
+        join.join([first, later], target)
+        assert results.read(target).changes == "seed 3 added; encoding t5 added"
+        report.build(target)
+    assert "Exploratory, not confirmatory: seed 3 added" in (target / "report.html").read_text()
+
+
+def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is_not(
+    parts,
+    tmp_path,
+    no_portraits,  # noqa: F811
+):
+    hosts = [shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 1)]
+    for folder in hosts:
+        report.build(folder)
+    target = tmp_path / "joined"
+    join.join(hosts, target)
+    report.build(target)
+    assert results.read(target).changes == ""
+    join.join(hosts[:1], target)
+    assert results.read(target).changes == "encoding t5 left out"
+
+
 def test_what_no_part_has_is_missing_and_a_join_may_be_made_anew(parts, tmp_path):
     join.join(parts[:2], tmp_path)
     join.join([parts[0], parts[2]], tmp_path)
@@ -95,6 +126,7 @@ def test_what_no_part_has_is_missing_and_a_join_may_be_made_anew(parts, tmp_path
         ({"config": {"optimizer": {"learning_rate": 0.5}}}, "optimizer.learning_rate=0.5"),
         ({"config": {"model": {"width": 64}}}, "model.width=64"),
         ({"config": {"reference": "nope"}}, "reference='nope'"),
+        ({"config": {"smallest_effect": 0.5}}, "smallest_effect=0.5"),
         ({"config": {"rates": [0.1, 0.2]}}, "rates=(0.1, 0.2)"),
         ({"encodings": [{"name": "rope", "spec": "rope(base=5e5)"}]}, "spec of rope"),
     ],
@@ -109,11 +141,15 @@ def test_what_is_not_comparable_is_refused_in_one_line(parts, tmp_path, fields, 
 
 def test_runs_of_one_scheme_at_two_learning_rates_are_refused(parts, tmp_path):
     folders = [copied(parts[0], tmp_path / name) for name in "ab"]
-    for folder, rate in zip(folders, (0.001, 0.003), strict=True):
-        path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "learning_rate": rate}))
-    with pytest.raises(ValueError, match="learning_rate of rope is 0.003"):
-        join.join(folders, tmp_path / "joined")
+    for field in ("learning_rate", "encoding_rate"):
+        for folder, rate in zip(folders, (0.001, 0.003), strict=True):
+            path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), field: rate}))
+        with pytest.raises(ValueError, match=f"{field} of rope is 0.003"):
+            join.join(folders, tmp_path / "joined")
+        for folder in folders:
+            path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), field: 0.001}))
 
 
 def test_a_join_never_writes_into_a_comparison(parts):

@@ -14,7 +14,7 @@ import rich.console
 
 import pe_jax
 from configs import extrapolation_field
-from experiments import findings, plotting, report, results
+from experiments import findings, plotting, report, results, statistics
 from pe_jax.encodings import parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -193,11 +193,13 @@ def test_identical_schemes_under_other_names_have_no_winner(fake):
             target = folder / "runs" / name / f"seed{seed}" / "evaluation.json"
             target.write_bytes(source.read_bytes())
     found = verdicts(folder)
-    assert found["twin"] == found["alibi"] == "no difference shown (identical numbers)"
+    assert found["twin"] == found["alibi"] == "no practical difference (identical numbers)"
     read = results.read(folder)
-    found = findings.summary(read, findings.verdicts(read))["found"]
-    assert found[0] == "No scheme was shown to differ from rope."
-    assert found[1:] == ["No difference shown: twin, alibi."]
+    found = findings.summary(read)["found"]
+    assert found == [
+        "No scheme was shown to have a lower or a higher loss than rope.",
+        "No practical difference (within ±0.01 nats per token): twin, alibi.",
+    ]
 
 
 def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
@@ -206,9 +208,125 @@ def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
     found = verdicts(fake(names, effects=effects))
     assert found["alibi"] == "lower loss than rope"
     assert found["sinusoidal"] == "higher loss than rope"
-    assert found["twin"].startswith("no difference shown")
+    assert found["twin"] == "inconclusive"
     alone = verdicts(fake(names, seeds=(0,), effects=effects, speed=False))
-    assert alone["alibi"] == alone["sinusoidal"] == "no difference shown (one seed)"
+    assert alone["alibi"] == alone["sinusoidal"] == "inconclusive (one seed)"
+
+
+def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_portraits):
+    effects = {"rope": 0.1, "alibi": -0.1, "t5": 0.1}
+    secondary = {"protocol": "non-overlapping", "length": TRAIN}
+    folder = fake(["nope", "rope", "alibi", "t5"], effects=effects, secondary=secondary)
+    read = results.read(folder)
+    first, second = read.questions
+    assert (first.role, first.length, second.role, second.length) == (
+        "primary",
+        512,
+        "secondary",
+        64,
+    )
+    found = findings.summary(read)
+    assert found["asked"][1] == "Secondary: the same at length 64 (non-overlapping evaluation)."
+    assert "alibi" in found["found"][0] and found["found"][0].startswith("Lower loss than rope")
+    assert found["found"][-1].startswith(
+        "Secondary: the trained length, 64, non-overlapping evaluation. No scheme was shown to have"
+    )
+    assert "Each question is corrected apart." in " ".join(found["sure"])
+    text = Page(report.build(folder).read_text(encoding="utf-8")).text
+    for words in ("Primary: length 512, non-overlapping", "Secondary: the trained length, 64, "):
+        assert words in text
+    rows = {(r["encoding"], r["question"]): r for r in table(folder / "verdicts.csv")}
+    assert len(rows) == 8 and rows["alibi", "primary"]["verdict"] == "lower loss than rope"
+    assert rows["alibi", "secondary"]["length"] == "64"
+    assert abs(float(rows["alibi", "secondary"]["difference"])) < 0.01
+    assert (folder / "figures" / "differences-secondary.csv").is_file()
+    shown = printed(folder)
+    assert "Primary: loss at length 512" in shown and "Secondary: loss at length 64" in shown
+    same = {"protocol": "non-overlapping", "length": 512}
+    (only,) = results.read(fake(["rope"], speed=False, secondary=same)).questions
+    assert only.role == "primary"
+
+
+def printed(folder):
+    """What the terminal shows of the verdicts."""
+    console = rich.console.Console(file=io.StringIO(), width=200)
+    console.print(report.summary(folder))
+    return console.file.getvalue()
+
+
+def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_portraits):
+    names = ["rope", "alibi", "t5", "nope", "shaw", "sinusoidal", "learned"]
+    folder = fake(names, effects=dict.fromkeys(names, 0.1))
+    offset = {0: 0.02, 1: 0.03, 2: 0.045}  # p is 0.05 by itself, and 0.3 in the family of six
+    for seed, extra in offset.items():
+        source = folder / "runs" / "rope" / f"seed{seed}" / "evaluation.json"
+        found = json.loads(source.read_text())
+        found["losses"]["non-overlapping"]["512"] = [
+            loss + extra for loss in found["losses"]["non-overlapping"]["512"]
+        ]
+        (folder / "runs" / "alibi" / f"seed{seed}" / "evaluation.json").write_text(
+            json.dumps(found)
+        )
+    report.build(folder)
+    (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
+    (drawn,) = [
+        r for r in table(folder / "figures" / "differences.csv") if r["encoding"] == "alibi"
+    ]
+    assert float(row["p"]) < 0.05 < float(row["p_holm"])
+    assert row["verdict"] == "inconclusive (not after Holm's correction)"
+    assert float(row["low"]) < 0 < float(row["high"])
+    assert (drawn["low"], drawn["high"]) == (row["low"], row["high"])
+    (tested,) = [v.tested for v in findings.verdicts(results.read(folder)) if v.name == "alibi"]
+    shown = findings.interval(tested)
+    assert shown in Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert shown in printed(folder)
+
+
+def test_a_zero_that_only_holm_excludes_is_where_the_interval_ends():
+    estimate = statistics.estimate([0.30, 0.31, 0.29])
+    shown = findings.interval(statistics.Tested(estimate, 0.03, 0.0, 0.62))
+    assert shown == "(+0.0000, +0.6200]"
+    assert findings.interval(statistics.Tested(estimate, 1.0, 0.0, 0.0)) == "[+0.0000, +0.0000]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"seeds": [0, 1, 2, 3]}, "seed 3 added"),
+        ({"encodings": ["rope", "alibi", "nope", "t5"]}, "encoding t5 added"),
+        ({"encodings": ["rope", "alibi"]}, "encoding nope left out"),
+    ],
+)
+def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
+    fake, no_portraits, fields, words
+):
+    names, effects = ["rope", "alibi", "nope", "t5"], {"rope": 0.3, "alibi": -0.03, "nope": 0.3}
+    folder = fake(names, seeds=(0, 1, 2, 3), effects=effects, speed=False)
+    path = folder / "manifest.json"
+    about = json.loads(path.read_text())
+
+    def shown(seeds, encodings):
+        chosen = [{"name": name, "spec": name} for name in encodings]
+        path.write_text(json.dumps(about | {"seeds": seeds, "encodings": chosen}))
+        page = Page(report.build(folder).read_text(encoding="utf-8"))
+        (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
+        claimed = [a for tag, a in page.tags if tag == "tr" and "claimed" in a.get("class", "")]
+        return row["verdict"], findings.summary(results.read(folder)), page.text, claimed
+
+    first = {"seeds": [0, 1, 2], "encodings": names[:3]}
+    for _ in range(2):  # the same again is no change
+        verdict, found, text, claimed = shown(**first)
+        assert verdict == "lower loss than rope" and claimed
+        assert "xploratory" not in text + printed(folder)
+    for _ in range(2):  # and one report more does not make it confirmatory
+        verdict, found, text, claimed = shown(**first | fields)
+        assert verdict == "lower loss than rope (exploratory)" and not claimed
+        assert found["found"][0].startswith("Exploratory: lower loss than rope")
+        assert found["sure"][0].startswith(f"Exploratory, not confirmatory: {words} after a report")
+        assert f"Exploratory, not confirmatory: {words}" in text
+        terminal = printed(folder)
+        assert "lower loss than rope (exploratory)" in terminal
+        assert f"{words} after a report" in terminal
 
 
 def test_missing_diverged_and_undefined_are_words_never_numbers(whole, page):
@@ -285,7 +403,7 @@ def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
         ("position in the context", {"learned", "shaw", "deberta"}),
         ("training step, time", set()),
         ("the step, one thin line a run", set()),
-        ("95 % t intervals", {"learned", "shaw", "deberta", "rope"}),
+        ("95 % simultaneous (Holm) intervals", {"learned", "shaw", "deberta", "rope"}),
     ]:
         (svg,) = [svg for alt, svg in figures.items() if words in alt]
         found = set(re.findall(r'<g class="scheme" data-s="(\d+)"', svg))
@@ -334,9 +452,7 @@ def test_a_name_that_leaves_the_runs_is_refused(fake):
 
 
 def test_the_summary_prints_names_as_they_are(whole):
-    console = rich.console.Console(file=io.StringIO(), width=200)
-    console.print(report.summary(whole))
-    text = console.file.getvalue()
+    text = printed(whole)
     assert HOSTILE in text
     assert "missing seed 2" in text
 
@@ -364,7 +480,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     assert rows["rope"].remark == ""
     assert rows["alibi"].remark == "the greatest of the grid: a greater one may be better"
     assert rows["nope"].remark == "none of them gave a loss: the least was used"
-    words = findings.summary(read, findings.verdicts(read))
+    words = findings.summary(read)
     assert "best of 0.001, 0.01, 0.1 in 50 steps" in words["asked"][0]
     assert "Of 9 checks of a learning rate: 4 diverged." in words["sure"]
     assert "Best learning rate at the edge of the grid, or none: alibi, nope." in words["sure"]
@@ -375,10 +491,197 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     assert shown["rope", "0.01"]["used"] == "True" and shown["alibi", "0.001"]["loss"] == ""
 
 
+def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
+    losses = {
+        "rope": {(0.01, 1.0): 2.1, (0.03, 1.0): 2.2, (0.1, 1.0): 2.3},
+        "t5": {(0.01, 1.0): 2.9, (0.01, 30.0): 2.5, (0.03, 1.0): 2.8, (0.03, 30.0): 2.4},
+        "alibi": {(0.01, 1.0): 2.9, (0.03, 1.0): 2.5, (0.1, 1.0): 2.8},
+    }
+    losses["t5"] |= {(0.1, 1.0): 2.6, (0.1, 30.0): None}
+    used = {"rope": (0.01, 1.0), "t5": (0.03, 30.0), "alibi": (0.03, 1.0)}
+    encodings = [
+        {"name": n, "spec": n, "checks": [list(pair) for pair in pairs]}
+        for n, pairs in losses.items()
+    ]
+    grid = {"rates": [0.01, 0.03, 0.1], "encoding_rates": [1.0, 30.0], "rate_steps": 50}
+    folder = fake([*losses], speed=False, **grid, encodings=encodings)
+    for name, pairs in losses.items():
+        for pair, loss in pairs.items():
+            path = folder / results.rate_folder(name, *pair) / "evaluation.json"
+            path.parent.mkdir(parents=True)
+            found = {"status": "ok" if loss else "diverged"}
+            found["losses"] = {"non-overlapping": {"64": [loss]}}
+            path.write_text(json.dumps(found))
+        for run in (folder / "runs" / name).glob("*/evaluation.json"):
+            about = dict(zip(("learning_rate", "encoding_rate"), used[name], strict=True))
+            about["encoding_parameters"] = 0 if name != "t5" else 128
+            run.write_text(json.dumps(json.loads(run.read_text()) | about))
+    assert results.rate_folder("t5", 0.03, 30).as_posix() == "rates/t5/0.03x30.0"
+    read = results.read(folder)
+    rows = {row.name: row for row in findings.rates(read)}
+    for name, row in rows.items():
+        assert results.best_rate(row.losses) == row.used == used[name]
+    assert (
+        rows["t5"].remark == "the greatest multiple for the encoding: a greater one may be better"
+    )
+    assert rows["rope"].remark == "the least of the grid: a smaller one may be better"
+    assert rows["alibi"].remark == ""  # it has one multiple, and no edge there
+    shown = {s.name: findings.rate_used(read, s) for s in read.schemes}
+    assert shown == {"rope": "0.01", "t5": "0.03 (× 30)", "alibi": "0.03"}
+    words = "the best of 0.01, 0.03, 0.1, × 1, 30 for parameters of encodings, in 50 steps"
+    assert words in findings.rate_words(read)
+    edges = "Best learning rate at the edge of the grid, or none: rope, t5."
+    assert edges in findings.summary(read)["sure"]
+    text = Page(report.build(folder).read_text(encoding="utf-8")).text
+    assert "0.01 0.01 (× 30) 0.03 0.03 (× 30) 0.1 0.1 (× 30) used remark" in text
+    assert re.search(r"t5 2\.900 2\.500 2\.800 2\.400 2\.600 diverged 0\.03 \(× 30\)", text)
+    assert re.search(r"alibi 2\.900 — 2\.500 — 2\.800 — 0\.03 ", text)
+    listed = {
+        (r["encoding"], r["learning_rate"], r["encoding_rate"]): r
+        for r in table(folder / "rates.csv")
+    }
+    assert len(listed) == 12 and listed["t5", "0.03", "30.0"]["used"] == "True"
+    assert "0.03 (× 30)" in printed(folder)
+
+
+def test_ties_of_a_check_go_to_the_least_rate_and_then_the_least_multiple():
+    best = results.best_rate
+    assert best({(0.1, 1.0): 2.0, (0.01, 30.0): 2.0, (0.01, 10.0): 2.0}) == (0.01, 10.0)
+    assert best({(0.1, 1.0): 1.9, (0.01, 30.0): 2.0}) == (0.1, 1.0)
+    assert best({(0.1, 1.0): np.inf, (0.01, 30.0): np.inf}) == (0.01, 30.0)
+
+
+def test_one_stated_rate_of_encodings_is_told_and_older_checks_are_found(fake):
+    folder = fake(["rope", "t5"], speed=False, encoding_rate=30.0)
+    words = "one learning rate for all (0.001, 30 times that for parameters of encodings)"
+    read = results.read(folder)
+    assert findings.rate_words(read) == words
+    assert findings.rate_used(read, read.scheme("t5")) == "0.001 (× 30)"
+    path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"encoding_parameters": 0}))
+    read = results.read(folder)
+    assert findings.rate_used(read, read.scheme("rope")) == "0.001"  # nothing learns at another
+    older = folder / "rates" / "rope" / "0.01" / "evaluation.json"
+    older.parent.mkdir(parents=True)
+    losses = {"non-overlapping": {"64": [2.5]}}
+    older.write_text(json.dumps({"status": "ok", "losses": losses}))
+    checks = results.read_checks(folder, "rope", [(0.01, 1), (0.01, 30)], 0)
+    assert results.rate_losses(checks, 64) == {(0.01, 1.0): 2.5, (0.01, 30.0): np.inf}
+
+
+PEAK, EVERY, LAST = 0.01, 50, 400
+
+
+def evaluated(folder, curves):
+    """Metrics with a cosine decay to a tenth, and a loss at the training length every 50 steps."""
+    for name, loss in curves.items():
+        for run in (folder / "runs" / name).glob("seed*"):
+            rows = []
+            for step in (1, *range(10, LAST + 1, 10)):
+                decay = 0.1 + 0.45 * (1 + np.cos(np.pi * step / LAST))
+                row = {"step": step, "loss": 2.5, "learning_rate": PEAK * decay}
+                own = 0.001 * int(run.name[-1]) - 0.001  # of the seed
+                rows.append(row | ({} if step % EVERY else {"eval_loss": loss(step, decay) + own}))
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (run / "metrics.jsonl").write_text(lines, encoding="utf-8")
+
+
+def falling(rate, bottom=2.0, settles=0.0):
+    """A loss that falls with the work done to a bottom, and by the decay itself at the end."""
+    at = np.arange(LAST + 1)
+    work = np.cumsum(0.1 + 0.45 * (1 + np.cos(np.pi * at / LAST)))
+
+    def loss(step, decay):
+        return bottom + 2 * np.exp(-rate * work[step]) - settles * (1 - decay)
+
+    return loss
+
+
+def test_a_scheme_that_is_late_is_told_from_one_that_is_worse(fake, no_portraits):
+    # As fast as rope at that loss (alibi: half as far; nope: half as fast); t5 and shaw have ended.
+    names = ["rope", "alibi", "nope", "t5", "shaw"]
+    curves = {"rope": falling(0.02, 2.0, 0.1), "alibi": lambda step, decay: half(step // 2, decay)}
+    half, slow = falling(0.02, 2.0, 0.1), falling(0.004, 2.2, 0.1)
+    curves |= {"nope": slow, "t5": falling(0.03, 2.5, 0.1), "shaw": falling(0.03, 2.5, 0.2)}
+    folder = fake(names, speed=False, secondary={"protocol": "non-overlapping", "length": TRAIN})
+    assert findings.still_falling(results.read(folder)) == {}
+    evaluated(folder, curves)
+    read = results.read(folder)
+    late = findings.still_falling(read)
+    assert set(late) == {"alibi"}
+    ours, best = (findings.curve(read.scheme(name)) for name in ("alibi", "rope"))
+    fall = ours.losses[-2] - ours.losses[-1]
+    assert late["alibi"].startswith(f"still falling: {fall:.3f} nats over the last 50 steps; the")
+    k = np.flatnonzero(best.losses < ours.losses[-1])[0]
+    there = (best.losses[k - 1] - best.losses[k]) / np.diff(best.work)[k - 1]
+    assert (
+        f"rope, fell {there * (ours.work[-1] - ours.work[-2]):.3f} at that level" in late["alibi"]
+    )
+    (sure,) = [x for x in findings.summary(read)["sure"] if "Undertrained" in x]
+    assert f"alibi is {late['alibi']}." in sure
+    text = Page(report.build(folder).read_text(encoding="utf-8")).text
+    assert text.count("till falling: ") == 2  # how sure, and on its card
+    rows = [r for r in table(folder / "figures" / "loss-by-step.csv") if r["encoding"] == "alibi"]
+    assert [int(r["step"]) for r in rows] == list(range(EVERY, LAST + 1, EVERY))
+    np.testing.assert_allclose([float(r["mean"]) for r in rows], ours.losses)
+    assert (folder / "figures" / "loss-by-step.png").is_file()
+
+
+def test_what_the_decay_itself_takes_off_is_no_sign_of_being_late(fake):
+    folder = fake(["rope", "t5"], speed=False)
+    evaluated(folder, {"rope": falling(0.1, 2.0, 0.5), "t5": falling(0.1, 2.17, 0.3)})
+    read = results.read(folder)
+    best, ours = (findings.curve(read.scheme(name)) for name in ("rope", "t5"))
+    k = np.flatnonzero(best.losses < ours.losses[-1])[0]
+    slopes = [-np.diff(c.losses)[at] / np.diff(c.work)[at] for c, at in ((best, k - 1), (ours, -1))]
+    assert slopes[1] > slopes[0]  # but rope falls more over the same last steps, of the same decay
+    assert findings.still_falling(read) == {}
+
+
+def test_without_losses_of_all_seeds_nothing_is_said_of_a_curve(fake):
+    folder = fake(["rope", "alibi"], speed=False)
+    assert report.figures.loss_by_step(results.read(folder)) is None
+    evaluated(folder, {"rope": falling(0.02)})
+    drawn = report.figures.loss_by_step(results.read(folder))
+    assert ("alibi", None, None, "", "not evaluated in seeds 0, 1, 2") in drawn.rows
+    (folder / "runs" / "rope" / "seed1" / "evaluation.json").unlink()
+    assert findings.curve(results.read(folder).scheme("rope")) == "missing seed 1"
+
+
+def test_work_counts_steps_by_their_learning_rate(fake):
+    folder = fake(["rope"], seeds=(0,), speed=False)
+    rows = [(0, 0.0, 3.0), (10, 0.1, 2.9), (20, 0.1, 2.8), (30, 0.0, 2.7)]
+    keys = ("step", "learning_rate", "eval_loss")
+    lines = "".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows)
+    path = folder / "runs" / "rope" / "seed0" / "metrics.jsonl"
+    path.write_text(lines)
+    np.testing.assert_allclose(
+        findings.curve(results.read(folder).scheme("rope")).work, [0, 5, 15, 20]
+    )
+    path.write_text(lines.replace("learning_rate", "other"))
+    np.testing.assert_allclose(
+        findings.curve(results.read(folder).scheme("rope")).work, [0, 10, 20, 30]
+    )
+
+
 def test_what_others_published_is_marked_as_theirs_and_in_no_table_of_ours(whole, page):
     assert page.text.count("Theirs, not ours: ") == 3 and "132.41" in page.text
     assert "Levels do not compare" in page.text
     assert not any("132.41" in path.read_text() for path in whole.rglob("*.csv"))
+
+
+def test_speeds_of_others_and_ours_are_ratios_of_time_where_less_is_better(page):
+    head, rows = report.published.SPEED.head, report.published.SPEED.rows
+    sinusoidal, rotary, t5, alibi = rows
+    assert sinusoidal == (1, 1, 1, 19.2)
+    np.testing.assert_allclose(rotary[:3], [26 / 17.7, 77.8 / 39.4, 22.8 / 19.2])
+    assert min(t5[:3]) > 1 and t5[1] == max(row[1] for row in rows)  # the slowest of all
+    assert all("less is better" in words for words in head if "÷" in words)
+    assert "training, time ÷ sinusoidal (less is better)" in page.text and "1.47" in page.text
+    there, ratio = {"batch": 4}, statistics.ratio([3.0], [2.0])
+    cell = findings.speed_cell("eval_ms", {"eval_ms": [2.0, 3.0, 4.0]}, ratio, 64, there)
+    assert cell == "11.72 (1.50×)"  # 3 ms of 256 tokens
+    assert findings.speed_cell("decode_ms", {"decode_ms": [1.0]}, None, 64, there) == "250.00"
 
 
 @pytest.fixture
@@ -424,7 +727,9 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_portraits):
     assert page.count("out of memory beside 2 programs of the others") == 2  # table, irregularities
     rows = [r for r in table(folder / "speed.csv") if r["encoding"] == "rope"]
     assert [r["problem"] for r in rows] == ["out of memory beside 2 programs of the others"]
-    assert "Training step, by length: tokens a second" in page  # without a ratio, as without nope
+    assert (
+        "Training step, by length: microseconds per token" in page
+    )  # without a ratio, as without nope
     speed["encodings"]["nope"] = {"problem": "out of memory"}
     path.write_text(json.dumps(speed))
     report.build(folder)

@@ -223,7 +223,7 @@ def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(
     assert found == {"positions": [], "encodings": [(better, plain), (same, plain)]}
     both = [solved.difference(config, *pair) for pair in found["encodings"]]
     alone, rows = solved.judged(both[:1]), solved.judged(both)
-    assert rows[1]["verdict"] == "no difference shown (identical numbers)"
+    assert rows[1]["verdict"] == "no difference (identical numbers)"
     p = [float(re.search(r"p = ([\d.]+)", row["verdict"])[1]) for row in (*alone, rows[0])]
     assert p[0] <= p[1] and rows[0]["points"] > 20
     nothing = solved.difference(settings(tmp_path, tasks=("parity_check",)), better, plain)
@@ -255,11 +255,11 @@ def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
     plain = planted(0.2)[0]
     again = {**plain, "name": "again", "positions": RANDOM}
     (found,) = solved.judged([solved.difference(config, again, plain)])
-    assert found["points"] == 0 and found["verdict"].startswith("no difference shown")
+    assert found["points"] == 0 and found["verdict"] == "no difference (identical numbers)"
     one = {"of": "a", "minus": "b", "without": {}, "estimate": solved.statistics.estimate([0.3])}
     (once,) = solved.judged([one])
-    assert once["low"] is None and once["verdict"] == "no difference shown (one seed)"
-    assert solved.told(once) == "a minus b: +0.3 points: no difference shown (one seed)"
+    assert once["low"] is None and once["verdict"] == "inconclusive (one seed)"
+    assert solved.told(once) == "a minus b: +0.3 points: inconclusive (one seed)"
     json.dumps([found, once], allow_nan=False)
 
 

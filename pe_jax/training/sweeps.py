@@ -81,7 +81,9 @@ class CompareConfig(Config, Sweep):
       seeds: how many; run k has seed `seed` + k.
       baseline: the encoding that speed and memory are measured against.
       reference: the encoding that losses are compared with.
-      protocol: of the primary metric, at the longest length.
+      protocol: of the primary metric, at the longest length, and of the secondary, at `length`.
+      smallest_effect: of interest, nats per token: an interval within ± this is "no practical
+        difference", and a mean within it is no claim.
       rates: peak learning rates to check for every encoding, in short runs, on validation text at
         the training length; it is trained with its best. None: `optimizer.learning_rate` for all.
       encoding_rates: multiples of it at which parameters of encodings learn, each checked with each
@@ -116,6 +118,7 @@ class CompareConfig(Config, Sweep):
         " or ".join(PROTOCOLS),
         lambda v: v in PROTOCOLS,
     )
+    smallest_effect: float = real_field(0.01, 0, 10)
     rates: tuple[float, ...] = rates_field()
     encoding_rates: tuple[float, ...] = multiples_field()
     rate_steps: int = int_field(200, 1)
