@@ -24,11 +24,14 @@ def get_config() -> CompareConfig:
         length=128,
         batch=16,
         steps=600,
-        rates=(3e-3, 1e-2, 3e-2),
+        rates=(1e-3, 3e-3, 1e-2, 3e-2),
+        encoding_rates=(1.0, 10.0, 30.0, 100.0),
         rate_steps=600,
         log_every=100,
         model=ModelConfig(width=96, layers=3),
         optimizer=OptimizerConfig(warmup=60),
-        eval=EvalConfig(lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test"),
+        eval=EvalConfig(
+            lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test", every=100
+        ),
         timing_lengths=(128, 512, 1024),
     )
