@@ -447,7 +447,7 @@ def _sure(results: Results, rows: Sequence[Verdict]) -> list[str]:
         " those without a number."
     )
     if family < counted and family:
-        text += f" {counted - family} with the same losses as another do not count again."
+        text += f" Not counted again, as their losses are another's: {counted - family}."
     apart = " Each question is corrected apart." if len(results.questions) > 1 else ""
     text += f"{apart} Intervals are 95 % simultaneous (Holm). "
     text += (

@@ -232,6 +232,22 @@ def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(
     )
 
 
+def test_what_has_no_number_counts_in_the_family_and_what_repeats_another_does_not(tmp_path):
+    config = settings(tmp_path, encodings=("rope", "t5", "nope"), tasks=("copy",), seeds=3)
+    plain, better = planted(0.2)
+    better = {**better, "name": "t5", "spec": "t5", "positions": "contiguous"}
+    again = {**better, "name": "nope", "spec": "nope"}
+    lost = {**again, "scores": {"copy": plain["scores"]["parity_check"]}}  # which diverged
+
+    def first(*entries):
+        return solved.differences(config, [plain, *entries])["encodings"][0]
+
+    alone = first(better)
+    assert alone["verdict"].startswith("more tokens right")
+    assert first(better, again) == alone
+    assert first(better, lost)["low"] < alone["low"]  # a wider interval, in a family of two
+
+
 def test_the_reference_may_be_called_by_its_scheme_and_what_it_is_not_is_said(tmp_path):
     spec = "t5(bidirectional=True)"
     config = settings(tmp_path, encodings=("rope", spec), reference="t5", tasks=("copy",))
