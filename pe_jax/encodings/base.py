@@ -104,6 +104,7 @@ class Encoding:
     one_sided: ClassVar[bool] = False  # all keys ahead of the query look alike
     anchored: ClassVar[bool] = False  # rotated q·k depends on more than the distance
     adds_to_q: ClassVar[bool] = False  # rotate_q adds: in a sum, it must come before rotations
+    scaled_bias: ClassVar[bool] = False  # distance_bias is multiplied by `scale`, as q·k is
     state_width: ClassVar[int] = 0  # C, the numbers a head that `state` gives a token
 
     def check(self, dims: Dims) -> None:

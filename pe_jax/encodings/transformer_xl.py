@@ -35,6 +35,7 @@ class TransformerXL(Encoding):
 
     real_positions = True
     adds_to_q = True
+    scaled_bias = True
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
