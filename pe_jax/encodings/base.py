@@ -70,6 +70,14 @@ def require_bool(field: str, value: Any) -> None:
     require(isinstance(value, bool), field, value, "pass True or False")
 
 
+def align(x: Any, like: jax.Array) -> jax.Array:
+    """`x` with axes of size 1 in front, until it has as many as `like`: [n] → [1, …, 1, n].
+
+    NumPy's rules would add them without a word, and `jax_numpy_rank_promotion="raise"` forbids it.
+    """
+    return jax.lax.broadcast_to_rank(jnp.asarray(x), like.ndim)
+
+
 def take(
     table: jax.Array,
     index: jax.Array,

@@ -238,7 +238,7 @@ class Sum(Encoding):
             vectors = part.relative_state(p, distance)
             if vectors is None:
                 shape = distance.shape[: distance.ndim - (self.axes > 1)]
-                vectors = jnp.zeros((1, *shape, part.state_width))
+                vectors = jnp.zeros((1, *shape, part.state_width), jnp.float32)
             found.append(vectors)
         heads = max(len(x) for x in found)
         return jnp.concatenate([jnp.broadcast_to(x, (heads, *x.shape[1:])) for x in found], axis=-1)

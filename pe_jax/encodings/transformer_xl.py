@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_real, require
 from pe_jax.encodings.sinusoidal import sinusoid
 
 
@@ -53,7 +53,7 @@ class TransformerXL(Encoding):
 
     def rotate_q(self, params, q, positions):
         """Q + u."""
-        return q + params.layer["u"].astype(q.dtype)
+        return q + align(params.layer["u"].astype(q.dtype), q)
 
     def relative_keys(self, params, distance):
         """W_R R(d)."""
