@@ -82,7 +82,8 @@ def shifted(key: jax.Array, positions, maximum: int) -> jax.Array:
     """
     require(is_int(maximum, 0), "maximum", maximum, "pass an integer of at least 0")
     positions = as_positions(positions, real=True)
-    return positions + jax.random.randint(key, (), 0, maximum + 1).astype(positions.dtype)
+    move = jax.random.randint(key, (), 0, maximum + 1, jnp.int32)
+    return positions + move.astype(positions.dtype)
 
 
 def cape(

@@ -322,6 +322,24 @@ def test_a_bias_that_decays_does_not_rise_with_the_distance(case):
         assert (np.diff(bias, axis=-1) <= 0).all() and np.isfinite(bias).all()
 
 
+@each([c for c in util.SINGLE if c.encoding.overrides("distance_bias")])
+def test_a_bias_follows_the_scale_where_the_scheme_says_so(case):
+    """In a sum the scale may be another part's: `Sum` asks `scaled_bias` which terms it is for."""
+    kind = type(case.encoding)
+    doubled = type(
+        "Doubled", (kind,), {"scale": lambda self, head_dim: 2 * kind.scale(self, head_dim)}
+    )
+    fields = {f.name: getattr(case.encoding, f.name) for f in dataclasses.fields(kind)}
+    params, away = (
+        util.random_params(case.encoding),
+        util.spread(case, np.arange(9, dtype=np.int32)),
+    )
+    once, twice = (
+        enc.distance_bias(params, away, DIMS) for enc in (case.encoding, doubled(**fields))
+    )
+    assert_close(twice, np.asarray(once) * (2 if case.encoding.scaled_bias else 1), 1e-6)
+
+
 def arithmetic(case) -> bool:
     return case.encoding.coefficients(util.random_params(case.encoding), DIMS) is not None
 

@@ -39,7 +39,7 @@ def bias(distance, num_heads: int) -> jax.Array:
     """
     distance = pos.as_positions(distance, real=True, name="distance")
     slope = slopes(num_heads).reshape(-1, *(1,) * distance.ndim)
-    return -slope * jnp.abs(distance).astype(jnp.float32)
+    return -slope * jnp.abs(distance)[None].astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ def bias(distance, num_heads: int) -> jax.Array:
     """
     distance = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)
     far = jnp.sqrt(jnp.square(distance).sum(-1))
-    return -slopes(num_heads).reshape(-1, *(1,) * far.ndim) * far
+    return -slopes(num_heads).reshape(-1, *(1,) * far.ndim) * far[None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import is_int, is_real, require
+from pe_jax.encodings.base import align, is_int, is_real, require
 
 
 def geometric(dim: int, base: float = 1e4, denominator: float | None = None) -> np.ndarray:
@@ -51,7 +51,8 @@ def angles(positions, frequencies) -> jax.Array:
     if axes and positions.shape[-2:-1] != np.shape(frequencies)[:1]:
         shape, count = list(positions.shape[:-1]), len(frequencies)
         raise ValueError(f"positions has shape {shape}; pass {count} axes last")
-    angle = positions.astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    positions = positions.astype(jnp.float32)
+    angle = positions * align(jnp.asarray(frequencies, jnp.float32), positions)
     return angle.sum(-2) if axes else angle
 
 
@@ -74,7 +75,14 @@ def exact_angles(positions, frequencies: np.ndarray) -> jax.Array:
     whole, unit = np.rint(turns), 2 * np.pi / 2**32
     steps = (whole.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
     index = jnp.floor(positions).astype(jnp.int32)
-    between = (positions - index).astype(jnp.float32)  # 0, except for float positions
-    coarse = (index * jnp.asarray(steps)).astype(jnp.float32) * np.float32(unit)
-    fine = index.astype(jnp.float32) * jnp.asarray((turns - whole) * unit, jnp.float32)
-    return coarse + fine + between * jnp.asarray(frequencies, jnp.float32)
+    between = (positions - index.astype(positions.dtype)).astype(jnp.float32)  # of integers 0
+    steps, rest, slow = (
+        align(jnp.asarray(x, dtype), index)
+        for x, dtype in (
+            (steps, jnp.int32),
+            ((turns - whole) * unit, jnp.float32),
+            (frequencies, jnp.float32),
+        )
+    )
+    coarse = (index * steps).astype(jnp.float32) * np.float32(unit)
+    return coarse + index.astype(jnp.float32) * rest + between * slow

@@ -70,6 +70,14 @@ def require_bool(field: str, value: Any) -> None:
     require(isinstance(value, bool), field, value, "pass True or False")
 
 
+def align(x: Any, like: jax.Array) -> jax.Array:
+    """`x` with axes of size 1 in front, until it has as many as `like`: [n] → [1, …, 1, n].
+
+    NumPy's rules would add them without a word, and `jax_numpy_rank_promotion="raise"` forbids it.
+    """
+    return jax.lax.broadcast_to_rank(jnp.asarray(x), like.ndim)
+
+
 def take(
     table: jax.Array,
     index: jax.Array,
@@ -104,6 +112,7 @@ class Encoding:
     one_sided: ClassVar[bool] = False  # all keys ahead of the query look alike
     anchored: ClassVar[bool] = False  # rotated q·k depends on more than the distance
     adds_to_q: ClassVar[bool] = False  # rotate_q adds: in a sum, it must come before rotations
+    scaled_bias: ClassVar[bool] = False  # distance_bias is multiplied by `scale`, as q·k is
     state_width: ClassVar[int] = 0  # C, the numbers a head that `state` gives a token
 
     def check(self, dims: Dims) -> None:

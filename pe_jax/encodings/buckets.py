@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool, take
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require, require_bool, take
 
 
 def _check_edges(edges) -> None:
@@ -40,9 +40,9 @@ def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Arra
     """
     _check_edges(edges)
     distance = pos.as_positions(distance, name="distance")
-    above = jnp.abs(distance)[..., None] > jnp.asarray(edges, jnp.int32)
-    found = jnp.sum(above, axis=-1, dtype=jnp.int32)
-    return found + (len(edges) + 1) * (distance < 0) if directional else found
+    reach = jnp.abs(distance)[..., None]
+    found = jnp.sum(reach > align(jnp.asarray(edges, jnp.int32), reach), axis=-1, dtype=jnp.int32)
+    return found + jnp.where(distance < 0, len(edges) + 1, 0) if directional else found
 
 
 def clipped(distance, clip: int) -> jax.Array:

@@ -36,10 +36,11 @@ def interpolate(values: jax.Array, places: jax.Array) -> jax.Array:
       values: float32 [..., T, P].
       places: float32 [..., T, S] within [0, P - 1].
     """
-    low = jnp.floor(places).astype(jnp.int32)
+    whole = jnp.floor(places)
+    low = whole.astype(jnp.int32)
     high = jnp.minimum(low + 1, values.shape[-1] - 1)
     below, above = (jnp.take_along_axis(values, at, axis=-1) for at in (low, high))
-    share = places - low
+    share = places - whole
     return (1 - share) * below + share * above
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require
 
 
 def log_spaced(distance, window: tuple[int, ...]) -> jax.Array:
@@ -31,7 +31,7 @@ def log_spaced(distance, window: tuple[int, ...]) -> jax.Array:
     """
     distance = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)
     pos.check_axes(distance, len(window), "distance")
-    wide = distance * jnp.asarray(8 / (np.array(window) - 1), jnp.float32)
+    wide = distance * align(jnp.asarray(8 / (np.array(window) - 1), jnp.float32), distance)
     return jnp.sign(wide) * jnp.log1p(jnp.abs(wide)) * np.float32(1 / np.log(8))
 
 
@@ -47,7 +47,8 @@ def bias(distance, window: tuple[int, ...], w1, b1, w2) -> jax.Array:
     """
     at = log_spaced(distance, window)
     # so few products that a matmul, which TF32 would round, is no faster
-    hidden = sum(at[..., a, None] * w1[a] for a in range(len(window))) + b1
+    row = at[..., :1]  # its last axis is that of the hidden units
+    hidden = sum(at[..., a, None] * align(w1[a], row) for a in range(len(window))) + align(b1, row)
     precise = jax.lax.Precision.HIGHEST
     logits = jnp.einsum("...n,nh->h...", jax.nn.relu(hidden), w2, precision=precise)
     return 16 * jax.nn.sigmoid(logits)
@@ -81,7 +82,7 @@ class CPB(Encoding):
         draw = lambda key, *shape: self.stddev * jax.random.normal(key, shape, jnp.float32)  # noqa: E731
         return {
             "w1": draw(first, 2, self.hidden),
-            "b1": jnp.zeros(self.hidden),
+            "b1": jnp.zeros(self.hidden, jnp.float32),
             "w2": draw(second, self.hidden, dims.heads),
         }
 

@@ -26,8 +26,8 @@ def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:
       b2: [H].
     """
     both = jnp.concatenate([scores, bias], axis=1)
-    hidden = jax.nn.leaky_relu(jnp.einsum("bgts,gm->bmts", both, w1) + b1[:, None, None])
-    return jnp.einsum("bmts,mh->bhts", hidden, w2) + b2[:, None, None]
+    hidden = jax.nn.leaky_relu(jnp.einsum("bgts,gm->bmts", both, w1) + b1[None, :, None, None])
+    return jnp.einsum("bmts,mh->bhts", hidden, w2) + b2[None, :, None, None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, take
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require, take
 
 
 def _check(buckets: int | None, max_distance: int) -> None:
@@ -72,7 +72,8 @@ def bucket(distance, buckets: int | None = 256, max_distance: int = 512) -> jax.
         mid = buckets // 2
         reach = jnp.abs(distance)
         starts = jnp.asarray(np.minimum(thresholds(buckets, max_distance), 2**31 - 1), jnp.int32)
-        far = mid + jnp.sum(reach[..., None] >= starts, axis=-1, dtype=jnp.int32)
+        beyond = reach[..., None] >= align(starts, reach[..., None])
+        far = mid + jnp.sum(beyond, axis=-1, dtype=jnp.int32)
         distance = jnp.sign(distance) * jnp.where(reach <= mid, reach, far)
     return jnp.clip(distance + span, 0, 2 * span - 1)
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require, require_bool
 
 EPSILON = 1e-6
 
@@ -85,7 +85,8 @@ class FIRE(Encoding):
         """F(ψ(|i - j|)/ψ(max(L, i)))."""
         own = params.shared if self.shared else params.layer
         x = interpolate(q_pos, k_pos, own["c"], own["multiplier"] * self.length)
-        hidden = jax.nn.relu(x[..., None] * own["w1"] + own["b1"])
+        x = x[..., None]
+        hidden = jax.nn.relu(x * align(own["w1"], x) + align(own["b1"], x))
         exact = jax.lax.Precision.HIGHEST
         found = jnp.einsum("...tsw,wh->...hts", hidden, own["w2"], precision=exact)
-        return found + own["b2"][:, None, None]
+        return found + align(own["b2"][:, None, None], found)

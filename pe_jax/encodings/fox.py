@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import running
-from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_real, require
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
     """w_h·x_t + b_h in float32: [*B, T, H] for x [*B, T, D], weight [D, H] and bias [H]."""
     exact = jax.lax.Precision.HIGHEST
-    return jnp.matmul(x.astype(jnp.float32), weight, precision=exact) + bias
+    found = jnp.matmul(x.astype(jnp.float32), weight, precision=exact)
+    return found + align(bias, found)
 
 
 def log_forget(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:

@@ -85,4 +85,5 @@ class KERPLE(Encoding):
     def distance_bias(self, params, distance, dims):
         """The bias of all heads."""
         rows = self.coefficients(params, dims).T
-        return self.profile(rows.reshape(*rows.shape, *(1,) * jnp.ndim(distance)), distance)
+        distance = jnp.asarray(distance)
+        return self.profile(rows.reshape(*rows.shape, *(1,) * distance.ndim), distance[None])

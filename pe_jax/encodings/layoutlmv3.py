@@ -50,6 +50,7 @@ class LayoutLMv3(Encoding):
     stddev: float = 0.02
 
     axes = 3
+    scaled_bias = True
 
     def __post_init__(self):
         for buckets, reach in (

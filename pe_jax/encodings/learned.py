@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, take
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require, take
 
 
 def lookup(table: jax.Array, positions) -> jax.Array:
@@ -53,7 +53,7 @@ class Learned(Encoding):
 
     def embed(self, params, x, positions):
         """X + table[position]."""
-        return x + lookup(params.shared["table"], positions).astype(x.dtype)
+        return x + align(lookup(params.shared["table"], positions).astype(x.dtype), x)
 
     def limit(self):
         """The table's length."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings import learned
-from pe_jax.encodings.base import Encoding, is_int, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require
 
 COMBINE = ("concatenate", "sum")
 
@@ -28,9 +28,11 @@ def between(table: jax.Array, positions) -> jax.Array:
     positions = pos.as_positions(positions, real=True)
     if jnp.issubdtype(positions.dtype, jnp.integer):
         return learned.lookup(table, positions)
-    below, above = (f(positions).astype(jnp.int32) for f in (jnp.floor, jnp.ceil))
+    positions = positions.astype(jnp.float32)
+    floor = jnp.floor(positions)
+    below, above = (x.astype(jnp.int32) for x in (floor, jnp.ceil(positions)))
     low, high = learned.lookup(table, below), learned.lookup(table, above)
-    return low + (positions - below)[..., None] * (high - low)
+    return low + (positions - floor)[..., None] * (high - low)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Learned2D(Encoding):
         whole = (
             jnp.concatenate([row, column], -1) if self.combine == "concatenate" else row + column
         )
-        return x + whole.astype(x.dtype)
+        return x + align(whole.astype(x.dtype), x)
 
     def limit(self):
         """The shorter table's length."""

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings import angles
-from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_real, require
 from pe_jax.encodings.scaling import Scaling
 
 LAYOUTS = ("half", "interleaved")
@@ -86,7 +86,7 @@ def rotate(
         raise ValueError(f"positions of shape {at} do not fit x {x.shape}; pass [T] or [..., T]")
     # the barrier keeps XLA from taking every sine again for each head
     waves = (attention_factor * jnp.cos(angle), attention_factor * jnp.sin(angle))
-    cos, sin = jax.lax.optimization_barrier(waves)
+    cos, sin = (align(wave, x) for wave in jax.lax.optimization_barrier(waves))
     head, rest = x[..., :turned].astype(jnp.float32), x[..., turned:]
     if layout == "half":
         a, b = jnp.split(head, 2, axis=-1)

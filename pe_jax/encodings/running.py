@@ -46,7 +46,7 @@ def total(steps: jax.Array, before: jax.Array | None = None) -> jax.Array:
       before: [*B, H, 2], the sum up to the token before the first; None: 0.
     """
     if not steps.size:
-        return jnp.zeros((*steps.shape, WIDTH))
+        return jnp.zeros((*steps.shape, WIDTH), jnp.float32)
     sums = jnp.stack(_sums(steps), axis=-1)
     return sums if before is None else after(before, sums)
 

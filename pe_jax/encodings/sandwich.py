@@ -36,7 +36,7 @@ def bias(distance, num_heads: int, width: int = 128, base: float = 1e4) -> jax.A
     require(is_int(num_heads, 1), "num_heads", num_heads, "pass an integer of at least 1")
     waves = jnp.cos(angles.exact_angles(distance, angles.geometric(width, base))).sum(-1)
     gain = num_heads / (8 * np.arange(1, num_heads + 1))
-    return jnp.asarray(gain, jnp.float32).reshape(-1, *(1,) * waves.ndim) * waves
+    return jnp.asarray(gain, jnp.float32).reshape(-1, *(1,) * waves.ndim) * waves[None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import angles
-from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_real, require
 
 LAYOUTS = ("interleaved", "concatenated", "tensor2tensor")
 
@@ -66,4 +66,4 @@ class Sinusoidal(Encoding):
     def embed(self, params, x, positions):
         """X + amplitude · PE."""
         table = sinusoid(positions, x.shape[-1], self.base, self.layout)
-        return x + (self.amplitude * table).astype(x.dtype)
+        return x + align((self.amplitude * table).astype(x.dtype), x)

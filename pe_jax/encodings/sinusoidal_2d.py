@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import sinusoidal
-from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_real, require
 
 
 def sinusoid_2d(positions, dim: int, base: float = 1e4, layout: str = "concatenated") -> jax.Array:
@@ -62,4 +62,5 @@ class Sinusoidal2D(Encoding):
     def embed(self, params, x, positions):
         """X + [sinusoid(row) ‖ sinusoid(column)]."""
         pos.on_axes(positions, 2)
-        return x + sinusoid_2d(positions, x.shape[-1], self.base, self.layout).astype(x.dtype)
+        table = sinusoid_2d(positions, x.shape[-1], self.base, self.layout)
+        return x + align(table.astype(x.dtype), x)

@@ -19,7 +19,8 @@ class Sum(Encoding):
 
     Order matters where a part adds to the queries (Transformer-XL): it comes before those that
     rotate, or the sum would not be relative. Parameters are tuples, one entry a part. At most one
-    part may change the scale. ValueError otherwise.
+    part may change the scale, which then multiplies every term that has the factor 1/sqrt(E) in its
+    paper: `transformer_xl+t5` multiplies none of Transformer-XL's four. ValueError otherwise.
     """
 
     parts: tuple[Encoding, ...] = ()
@@ -157,9 +158,19 @@ class Sum(Encoding):
             return None
         return tuple(jnp.concatenate(side, axis=-1) for side in zip(*found, strict=True))
 
+    def _gain(self, part: Encoding, dims: Dims) -> float:
+        """What the `distance_bias` of a part lacks: it knows its own scale, not the sum's."""
+        width = dims.head_dim
+        return self.scale(width) / part.scale(width) if part.scaled_bias else 1.0
+
     def distance_bias(self, params, distance, dims):
-        """Adds."""
-        return self._add("distance_bias", params, distance, dims)
+        """Adds, each multiplied by the sum's scale where the part multiplies it by its own."""
+        found = []
+        for part, p in self._each(params):
+            bias, gain = part.distance_bias(p, distance, dims), self._gain(part, dims)
+            if bias is not None:
+                found.append(bias if gain == 1 else gain * bias)
+        return sum(found[1:], found[0]) if found else None
 
     def _biased(self):
         """The place of the one part with a `distance_bias`; None where there are more, or none."""
@@ -167,9 +178,11 @@ class Sum(Encoding):
         return found[0] if len(found) == 1 else None
 
     def coefficients(self, params, dims):
-        """Those of the one part with a distance bias; None if several have one."""
+        """Those of the one part with a distance bias; None if several have one, or it is scaled."""
         at = self._biased()
-        return None if at is None else self.parts[at].coefficients(self._split(params)[at], dims)
+        if at is None or self._gain(self.parts[at], dims) != 1:
+            return None
+        return self.parts[at].coefficients(self._split(params)[at], dims)
 
     def profile(self, coefficients, distance):
         """That of the one part with a distance bias."""
@@ -225,7 +238,7 @@ class Sum(Encoding):
             vectors = part.relative_state(p, distance)
             if vectors is None:
                 shape = distance.shape[: distance.ndim - (self.axes > 1)]
-                vectors = jnp.zeros((1, *shape, part.state_width))
+                vectors = jnp.zeros((1, *shape, part.state_width), jnp.float32)
             found.append(vectors)
         heads = max(len(x) for x in found)
         return jnp.concatenate([jnp.broadcast_to(x, (heads, *x.shape[1:])) for x in found], axis=-1)

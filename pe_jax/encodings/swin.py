@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, take
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require, take
 
 
 def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
@@ -39,6 +39,7 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
         worst = known[(np.abs(known.astype(np.int64)) >= sides).any(-1)][0].tolist()
         fix = f"keep |distance| below ({height}, {width}) or enlarge the window"
         raise ValueError(f"distance: {worst} is outside the {height} × {width} window; {fix}")
+    sides = align(jnp.asarray(sides, jnp.int32), distance)
     inside = ((distance > -sides) & (distance < sides)).all(-1)
     near = jnp.clip(distance, 1 - sides, sides - 1) + (sides - 1)
     index = near[..., 0] * (2 * width - 1) + near[..., 1]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool, take
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require, require_bool, take
 
 
 @functools.cache
@@ -69,9 +69,10 @@ def bucket(
     side = _side(num_buckets, max_distance, bidirectional)
     distance = pos.as_positions(distance, name="distance")
     reach = jnp.abs(distance) if bidirectional else jnp.maximum(distance, 0)
-    starts = jnp.asarray(thresholds(side, max_distance))
-    found = jnp.sum(reach[..., None] >= starts, axis=-1, dtype=jnp.int32)
-    return found + side * (distance < 0) if bidirectional else found
+    reach = reach[..., None]
+    starts = align(jnp.asarray(thresholds(side, max_distance), jnp.int32), reach)
+    found = jnp.sum(reach >= starts, axis=-1, dtype=jnp.int32)
+    return found + jnp.where(distance < 0, side, 0) if bidirectional else found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require
 
 
 def temperature(
@@ -58,4 +58,5 @@ class Temperature(Encoding):
     def rotate_q(self, params, q, positions):
         """Q · temperature(position)."""
         found = temperature(positions, self.attn_scale, self.floor_scale, self.offset)
-        return (q * found[..., None, None]).astype(q.dtype)
+        found = align(found[..., None, None], q)
+        return (q.astype(jnp.float32) * found).astype(q.dtype)

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_real, require
 from pe_jax.encodings.sinusoidal import sinusoid
 
 
@@ -35,6 +35,7 @@ class TransformerXL(Encoding):
 
     real_positions = True
     adds_to_q = True
+    scaled_bias = True
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
@@ -52,7 +53,7 @@ class TransformerXL(Encoding):
 
     def rotate_q(self, params, q, positions):
         """Q + u."""
-        return q + params.layer["u"].astype(q.dtype)
+        return q + align(params.layer["u"].astype(q.dtype), q)
 
     def relative_keys(self, params, distance):
         """W_R R(d)."""

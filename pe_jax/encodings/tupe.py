@@ -70,10 +70,11 @@ class TUPE(Encoding):
     def init_shared(self, key, dims):
         """P [length, D]; U_Q, U_K [D, H, E]; θ₁, θ₂ [H], zero at first."""
         keys, shape = jax.random.split(key, 3), (dims.width, dims.heads, dims.head_dim)
+        draw = lambda key, *shape: jax.random.normal(key, shape, jnp.float32)  # noqa: E731
         own = {
-            "table": self.stddev * jax.random.normal(keys[0], (self.length, dims.width)),
-            "u_q": dims.width**-0.5 * jax.random.normal(keys[1], shape),
-            "u_k": dims.width**-0.5 * jax.random.normal(keys[2], shape),
+            "table": self.stddev * draw(keys[0], self.length, dims.width),
+            "u_q": dims.width**-0.5 * draw(keys[1], *shape),
+            "u_k": dims.width**-0.5 * draw(keys[2], *shape),
         }
         zeros = jnp.zeros(dims.heads, jnp.float32)
         return own | ({"first": zeros, "to_first": zeros} if self.reset else {})
@@ -104,8 +105,8 @@ class TUPE(Encoding):
         one, two = own["first"][:, None, None], own["to_first"][:, None, None]
         row, column = (jnp.asarray(at == 0)[..., None, :, None] for at in (q_pos, k_pos))
         left = [jnp.where(row, 0, left), jnp.where(row, one, 0), jnp.where(row, 0, two)]
-        ones = jnp.ones((*right.shape[:-1], 1))
-        right = [jnp.where(column, 0, right), ones, column * ones]
+        ones = jnp.ones((*right.shape[:-1], 1), jnp.float32)
+        right = [jnp.where(column, 0, right), ones, jnp.where(column, ones, 0)]
         return jnp.concatenate(left, axis=-1), jnp.concatenate(right, axis=-1)
 
     def limit(self):

@@ -14,7 +14,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, require, take
+from pe_jax.encodings.base import Encoding, align, require, take
 from pe_jax.encodings.t5 import T5, bucket
 
 ROWS = 8  # of the projection: four for each gate
@@ -30,10 +30,11 @@ def gate(x: jax.Array, weight: jax.Array, bias: jax.Array, scale: jax.Array) -> 
       scale: s, [H].
     """
     heads = x.reshape(*x.shape[:-1], *scale.shape, weight.shape[1]).astype(jnp.float32)
-    rows = jnp.einsum("...e,re->...r", heads, weight, precision=jax.lax.Precision.HIGHEST) + bias
+    rows = jnp.einsum("...e,re->...r", heads, weight, precision=jax.lax.Precision.HIGHEST)
+    rows += align(bias, rows)
     sums = rows.reshape(*rows.shape[:-1], 2, ROWS // 2).sum(-1)
     a, b = jnp.moveaxis(jax.nn.sigmoid(sums), -1, 0)
-    return a * (scale * b - 1) + 2
+    return a * (align(scale, b) * b - 1) + 2
 
 
 @dataclasses.dataclass(frozen=True)

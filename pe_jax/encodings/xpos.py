@@ -21,7 +21,7 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import rope
-from pe_jax.encodings.base import Encoding, is_int, is_real, require
+from pe_jax.encodings.base import Encoding, align, is_int, is_real, require
 
 GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30: what remains to the largest float is for the values
 
@@ -48,9 +48,10 @@ def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
             f"positions: {worst} is outside [0, {limit}), where xPos fits float32;"
             " raise scale_base or keep positions inside"
         )
-    inside = jnp.where((positions >= 0) & (positions < limit), positions, jnp.nan)
+    inside = (positions >= 0) & (positions < limit)
+    places = jnp.where(inside, positions.astype(jnp.float32), jnp.nan)[..., None]
     rate = jnp.asarray(np.log(zeta(dim)) / scale_base, jnp.float32)
-    return jnp.exp(inside.astype(jnp.float32)[..., None] * rate)
+    return jnp.exp(places * align(rate, places))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ class XPos(Encoding):
         size = growth(positions, dim, self.scale_base)[..., None, :] ** sign
         turned = rope.rotate(x.astype(jnp.float32), positions, theta, self.layout)
         both = jnp.tile(size, 2) if self.layout == "half" else jnp.repeat(size, 2, axis=-1)
-        return (turned * both).astype(x.dtype)
+        return (turned * align(both, x)).astype(x.dtype)
 
     def limit(self):
         """Where float32 ends."""

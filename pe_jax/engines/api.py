@@ -98,7 +98,8 @@ def attention(
         are missing although T ≠ S; parameters that are missing; causal=False for a scheme that is
         causal alone; an implementation that is unknown, needs another device, or cannot run this
         call (the message says why).
-      TypeError: positions of a dtype that the scheme does not take; q, k or v that is no array.
+      TypeError: positions of a dtype that the scheme does not take; q, k or v that is no array, or
+        of another dtype (float64 too).
     """
     encoding = encoding or Encoding()
     if not isinstance(encoding, Encoding):

@@ -254,10 +254,11 @@ class Bands(Terms):
 
         (band,) = jax.vjp(place, band)[1](weights)
         band = band.reshape(*band.shape[:2], -1, self.width)[:, :, 1 : self.rows + 1, : self.n]
-        out = jnp.matmul(band, near) + weights.sum(-1, keepdims=True) * far[:, None]
+        out = jnp.matmul(band, near) + weights.sum(-1, keepdims=True) * far[None, :, None]
         if self.two_sided:
             below = distances(self.rows, self.columns, tile.gap) <= self.lo
-            out += jnp.where(below, weights, 0).sum(-1, keepdims=True) * step[:, None]
+            lower = jnp.where(below, weights, 0).sum(-1, keepdims=True)
+            out += lower * step[None, :, None]
         return out
 
     def far_values(self, leaves, weights, tile):
@@ -266,4 +267,4 @@ class Bands(Terms):
             return None
         _, far, step = leaves["value whole"]
         vector = far + jnp.where(tile.gap < 0, step, 0) if self.two_sided else far
-        return weights.sum(-1, keepdims=True) * vector[:, None]
+        return weights.sum(-1, keepdims=True) * vector[None, :, None]

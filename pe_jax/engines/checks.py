@@ -14,6 +14,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require, require_bool
 from pe_jax.engines.layout import InOrder
 
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 DRAW = "pass encoding.init(key, dims)"
 
 
@@ -33,9 +34,13 @@ def causal(encoding: Encoding, causal: bool) -> None:
 
 
 def shapes(q, k, v) -> None:
-    """Raises TypeError where q, k or v is not real, ValueError where they do not fit together."""
+    """Raises TypeError for q, k or v of another dtype, ValueError where they do not fit together.
+
+    The engines compute in float32: a float64 result would not be one. (Without `jax_enable_x64`
+    JAX makes float32 of what NumPy has in float64.)
+    """
     for name, x in {"q": q, "k": k, "v": v}.items():
-        if not jnp.issubdtype(x.dtype, jnp.floating):
+        if jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
@@ -114,6 +119,8 @@ def positions(encoding: Encoding, q, k, q_positions, k_positions):
         _check_rows(name, x.shape, [(length, *tail), (*batch, length, *tail)])
         pos.check_near(x, name)
         found.append(x)
+    if found[0].dtype != found[1].dtype:  # a cache holds float32 where the scheme takes it
+        found = [x.astype(jnp.float32) for x in found]
     return found
 
 

@@ -16,7 +16,7 @@ Distances descend along tables, as they do along rows: from n - 1 to 0.
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params
+from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, align
 from pe_jax.engines import dense
 from pe_jax.engines.dense import Rules
 
@@ -87,7 +87,7 @@ def _products(split: int | None, q: jax.Array, k: jax.Array, away: jax.Array) ->
     if split is None:
         views = q[:, :, None]
     else:  # the keys are read once, whole, by a query for each view
-        near = jnp.arange(q.shape[-1]) < q.shape[-1] // 2
+        near = align(jnp.arange(q.shape[-1]) < q.shape[-1] // 2, q)
         views = jnp.stack([jnp.where(near, q, 0), jnp.where(near, 0, q)], axis=2)
     rows = views.reshape(len(q), k.shape[1], -1, q.shape[-1])
     s = jnp.einsum("bkge,bkse->bkgs", rows, k, preferred_element_type=jnp.float32)
@@ -154,19 +154,19 @@ def _contract(form: str, x: jax.Array, table: jax.Array) -> jax.Array:
 def _scores(rules: Rules, s: jax.Array, operands: dict, held: dict, at) -> jax.Array:
     """Scales q·k [B, H, S] and adds all that has a table."""
     scale, n = rules.encoding.scale(rules.dims.head_dim), _reach(held)
-    near = jnp.zeros((1, 1, n))
+    near = jnp.zeros((1, 1, n), jnp.float32)
     if "relative_keys" in held:
         near += scale * _contract("bhe,*ne->bhn", operands["q_raw"], held["relative_keys"])
     if "relative_state" in held:
         near += _contract("bhe,*ne->bhn", operands["q_state"], held["relative_state"])
     if "distance_bias" in held:
-        near += held["distance_bias"]
+        near += held["distance_bias"][None]
     beyond = near[..., :1]
     if "relative_queries" in held:
         k = _by_distance(operands["k_raw"], n, at).astype(jnp.float32)
         vectors = _split(held["relative_queries"], s.shape[1], k.shape[1])
         # A product with ones takes a fifth of the time of a sum over the last axis (CPU).
-        products = (k[:, :, None] * vectors) @ jnp.ones(k.shape[-1])
+        products = (k[:, :, None] * vectors[None]) @ jnp.ones(k.shape[-1], jnp.float32)
         near += scale * products.reshape(len(s), -1, n)
     s *= scale
     if "far" in operands:
@@ -180,7 +180,7 @@ def _bias(rules: Rules, params: Params, at, places: jax.Array) -> jax.Array | fl
     encoding, found = rules.encoding, 0.0
     rows = encoding.coefficients(params, rules.dims)
     if rows is not None:
-        found += encoding.profile(list(rows.T[..., None]), at - places)
+        found += encoding.profile(list(rows.T[..., None]), (at - places)[None])[None]
     if encoding.overrides("bias"):
         found += encoding.bias(params, at[None, None], places[None], rules.dims)[:, :, 0]
     return found

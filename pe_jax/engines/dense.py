@@ -180,7 +180,8 @@ def scores(rules: Rules, params: Params, terms: Any, operands: dict, q: Tokens, 
     if "k_state" in operands:
         bias += state_bias(enc, operands["q_state"], operands["k_state"])
     if enc.overrides("rescore"):
-        bias, raw = jnp.broadcast_to(bias, s.shape), operands["q_raw"].astype(jnp.float32)
+        bias = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), s.shape)
+        raw = operands["q_raw"].astype(jnp.float32)
         bias += enc.rescore(params, s, bias, scale * raw, seen, rules.dims)
     return s + bias
 

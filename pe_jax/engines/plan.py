@@ -180,7 +180,7 @@ class Plan:
         """Likewise of each pair of runs: int32 [runs, runs]."""
         runs = np.arange(self.terms.runs)
         i, j = (runs * (blocks // len(runs)) for blocks in (self.nq, self.nk))
-        return self.gaps(i[:, None], j)
+        return self.gaps(i[:, None], j[None])
 
     def distances(self, i) -> Ends:
         """The smallest and largest distance in each tile of block row i, if contiguous: [nk]."""
@@ -191,7 +191,7 @@ class Plan:
         """The most that a tile's bias exceeds that of distance 0 by: [H, nq, nk], or None."""
         if not skips(self.rules):
             return None
-        low, high = self.distances(jnp.arange(self.nq)[:, None])
+        low, high = jax.vmap(self.distances)(jnp.arange(self.nq, dtype=jnp.int32))
         nearest = jnp.where(low > 0, low, jnp.minimum(high, 0))
         bias = lambda d: self.rules.encoding.distance_bias(params, d, self.rules.dims)  # noqa: E731
         return jax.lax.stop_gradient(bias(nearest) - bias(jnp.zeros((1, 1), jnp.int32)))
@@ -276,7 +276,7 @@ class Plan:
 
     def sees(self) -> jax.Array:
         """Whether the mask shows any tile at all."""
-        return jax.vmap(lambda i: self._mask(i)[0])(jnp.arange(self.nq)).any()
+        return jax.vmap(lambda i: self._mask(i)[0])(jnp.arange(self.nq, dtype=jnp.int32)).any()
 
     def order(self, i, skip) -> Order:
         """The tiles of block row i; those in `skip` [nq, nk] are left out."""
@@ -288,7 +288,8 @@ class Plan:
         if self.views > 1:
             some, whole = self._by_view(i, some, whole)
         kind = jnp.where(some, jnp.where(whole & self.terms.cheap, 0, 1), 2)
-        return Order(jnp.argsort(kind, stable=True), *((kind == n).sum() for n in (0, 1)))
+        tiles = jnp.argsort(kind, stable=True).astype(jnp.int32)
+        return Order(tiles, *((kind == n).sum(dtype=jnp.int32) for n in (0, 1)))
 
     def visit(self, order: Order, f, carry):
         """Carry = f(general, n, carry) for every tile of a row, whole ones first."""

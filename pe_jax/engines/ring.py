@@ -181,8 +181,8 @@ class Hop:
     def forward(self) -> dict:
         """As `tiled.forward`."""
         q, v = self.diff["q"], self.diff["v"]
-        out = jnp.zeros((*q.shape[:3], v.shape[-1]))
-        nothing = {"out": out, "lse": jnp.full((*q.shape[:3], 1), LOWEST)}
+        out = jnp.zeros((*q.shape[:3], v.shape[-1]), jnp.float32)
+        nothing = {"out": out, "lse": jnp.full((*q.shape[:3], 1), LOWEST, jnp.float32)}
         call = self.call
         return self.unless_hidden(
             lambda: tiled.forward(call.rules, call.setup, self.diff, self.fixed), nothing
@@ -201,7 +201,7 @@ class Hop:
             return {"params": params, **dict(zip(("stays", "travels"), _apart(grads), strict=True))}
 
         sides = {n: x for n, x in self.diff.items() if n not in ("tables", "params")}
-        sides = _apart({name: jnp.zeros(x.shape) for name, x in sides.items()})
+        sides = _apart({name: jnp.zeros(x.shape, jnp.float32) for name, x in sides.items()})
         params = jax.tree.map(jnp.zeros_like, self.given["params"])
         return self.unless_hidden(
             f, {"params": params, **dict(zip(("stays", "travels"), sides, strict=True))}

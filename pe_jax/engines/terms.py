@@ -85,7 +85,9 @@ def _sheared(x: jax.Array, table: jax.Array, most: int) -> jax.Array:
 
 def distances(rows: int, columns: int, gap) -> jax.Array:
     """Row minus column, plus `gap`: [r, c]."""
-    return gap + jnp.arange(rows)[:, None] - jnp.arange(columns)[None]
+    places = (jnp.arange(n, dtype=jnp.int32) for n in (rows, columns))
+    row, column = places
+    return gap + row[:, None] - column[None]
 
 
 def features(part: dict, tables: dict, scale: float) -> jax.Array:
@@ -224,8 +226,8 @@ class Profile(Terms):
         return {"coefficients": self.rules.encoding.coefficients(params, self.rules.dims)}
 
     def prepare(self, part, heads):
-        """The coefficients, [C, h, 1, 1]."""
-        rows = jnp.moveaxis(part["tables"]["coefficients"], 1, 0)[..., None, None]
+        """The coefficients, [C, 1, h, 1, 1]."""
+        rows = jnp.moveaxis(part["tables"]["coefficients"], 1, 0)[:, None, :, None, None]
         return {**super().prepare(part, heads), "whole": rows}
 
     def near(self, leaves, tile):
@@ -342,5 +344,6 @@ class Windows(Terms):
         table = leaves.get("value window")
         if table is None:
             return None
-        zeros = alike(jnp.zeros((*weights.shape[:3], table.shape[-1])), (weights, table))
+        zeros = jnp.zeros((*weights.shape[:3], table.shape[-1]), jnp.float32)
+        zeros = alike(zeros, (weights, table))
         return jax.vjp(lambda x: _sheared(x, table, self.sub), zeros)[1](weights)[0]

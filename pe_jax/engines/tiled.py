@@ -68,6 +68,7 @@ def _add(total: dict, part: dict, cuts: dict) -> dict:
     """Adds the gradient of a tile's leaves where they were cut."""
 
     def one(kind, t, x):
+        x = x.astype(t.dtype)
         if kind not in cuts:
             return t + x
         axis, start, size = cuts[kind]
@@ -163,14 +164,14 @@ def _forward_group(plan: Plan, part: dict):
 
         one = (batch, heads, plan.terms.rows, 1)
         # above LOWEST: what the mask hides has weight exp(LOWEST - LOWEST/2) = 0
-        start = jnp.zeros((*one[:3], v.shape[-1])), jnp.full(one, LOWEST / 2), jnp.zeros(one)
-        start = alike(start, part)
+        shapes = ((*one[:3], v.shape[-1]), 0), (one, LOWEST / 2), (one, 0)
+        start = alike(tuple(jnp.full(*x, jnp.float32) for x in shapes), part)
         out, top, total = plan.visit(plan.order(i, skip), visit, start)
         empty = total == 0
         total = jnp.where(empty, 1, total)
         return out / total, jnp.where(empty, LOWEST, top + jnp.log(total))
 
-    out, lse = jax.lax.map(row, jnp.arange(plan.nq))
+    out, lse = jax.lax.map(row, jnp.arange(plan.nq, dtype=jnp.int32))
     return _join(out), _join(lse)
 
 
@@ -219,13 +220,15 @@ def _backward_group(plan: Plan, part: dict):
             dqn = plan.gain * average(ds, _cut_block(k, n, columns))
             return dq + plan.unhalf(dqn, tile.view), total
 
-        start = alike(jnp.zeros((batch, heads, plan.terms.rows, width)), part), carry
+        start = jnp.zeros((batch, heads, plan.terms.rows, width), jnp.float32)
+        start = alike(start, part), carry
         dq, carry = plan.visit(plan.order(i, skip), visit, start)
         return carry, dq
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), leaves)
-    zeros |= {n: jnp.zeros((*x.shape[:2], *x.shape[:1:-1])) for n, x in (("dk", k), ("dv", v))}
-    total, dq = jax.lax.scan(row, alike(zeros, part), jnp.arange(plan.nq))
+    for name, x in (("dk", k), ("dv", v)):
+        zeros[name] = jnp.zeros((*x.shape[:2], *x.shape[:1:-1]), jnp.float32)
+    total, dq = jax.lax.scan(row, alike(zeros, part), jnp.arange(plan.nq, dtype=jnp.int32))
     dk, dv = (jnp.swapaxes(total.pop(name), 2, 3) for name in ("dk", "dv"))
     total = jax.tree.map(lambda g, x: g.astype(x.dtype), total, leaves)
     return {"q": _join(dq), "k": plan.uncolumns(dk), "v": dv, **pull_prepare(total)[0]}
@@ -242,7 +245,7 @@ def _each(rules: Rules, setup: Setup, diff: dict, fixed: dict, f) -> dict:
 
     if setup.groups.total == 1:
         return one(0)
-    found = jax.lax.map(one, jnp.arange(setup.groups.total))
+    found = jax.lax.map(one, jnp.arange(setup.groups.total, dtype=jnp.int32))
     q, v = diff["q"], diff["v"]
     like = {
         **diff,

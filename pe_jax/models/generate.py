@@ -13,13 +13,13 @@ from pe_jax.models.transformer import Transformer
 
 
 def sample(key: jax.Array, logits: jax.Array, temperature: float, top_k: int) -> jax.Array:
-    """Draws a token from logits [..., V]; temperature 0 takes the likeliest, top_k 0 all."""
+    """Draws a token from logits [..., V]; temperature 0 takes the likeliest, top_k 0 all: int32."""
     if temperature == 0:
-        return jnp.argmax(logits, axis=-1)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if top_k:
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)
-    return jax.random.categorical(key, logits / temperature, axis=-1)
+    return jax.random.categorical(key, logits / temperature, axis=-1).astype(jnp.int32)
 
 
 def decode_step(model: Transformer, token, cache, key, temperature: float, top_k: int):

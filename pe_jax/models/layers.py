@@ -142,5 +142,6 @@ class Block(nnx.Module):
     def _drop(self, x, key, which: int):
         if key is None or not self.dropout:
             return x
-        keep = jax.random.bernoulli(jax.random.fold_in(key, which), 1 - self.dropout, x.shape)
+        kept = jnp.float32(1 - self.dropout)  # of a float64, other draws
+        keep = jax.random.bernoulli(jax.random.fold_in(key, which), kept, x.shape)
         return jnp.where(keep, x / (1 - self.dropout), 0).astype(x.dtype)

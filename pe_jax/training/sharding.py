@@ -1,7 +1,8 @@
 """Where arrays live: a (data, fsdp, seq, model) mesh, one table from logical axes to mesh axes.
 
 Everything runs under jit with Auto axes: one device is a mesh of one, and the same program runs on
-a pod. Encodings' own parameters are small and replicated, so that any scheme shards without a word.
+a pod. Encodings' own parameters are small and replicated, so that any scheme shards without a rule
+of its own; a parameter of a model that no rule names is an error.
 """
 
 import re
@@ -28,13 +29,16 @@ MESH_AXES = {  # logical axis → mesh axes
     "heads": "model",
     "hidden": "model",
 }
-LOGICAL = (  # path of a parameter → its logical axes; anything else is replicated
-    (r"embed/embedding", (None, "width")),
+LOGICAL = (  # path of a parameter → its logical axes; () is replicated
+    (r"embed/(embedding|kernel)", (None, "width")),
     (r"head/kernel", ("width", None)),
     (r"blocks/.*/attention/[qkv]/kernel", (None, "width", "heads")),
     (r"blocks/.*/attention/out/kernel", (None, "heads", "width")),
     (r"blocks/.*/mlp/(up|gate)/kernel", (None, "width", "hidden")),
     (r"blocks/.*/mlp/down/kernel", (None, "hidden", "width")),
+    (r"(.*/)?\w*norm/(scale|bias)", ()),
+    (r"(embed|head|blocks/.*/(attention/(q|k|v|out)|mlp/(up|gate|down)))/bias", ()),
+    (r"(shared|blocks/\d+/attention/params)/.*", ()),  # the encodings'
 )
 
 
@@ -139,11 +143,18 @@ def path_name(path: Any) -> str:
 
 
 def parameter_shardings(params: Any, mesh: Mesh) -> Any:
-    """A NamedSharding for each parameter, by its path and the table."""
+    """A NamedSharding for each parameter, by its path and the table.
 
-    def one(path, _):
+    Raises:
+      ValueError: a parameter that no rule names: every device would hold all of it.
+    """
+
+    def one(path, x):
         name = path_name(path)
-        logical = next((axes for rule, axes in LOGICAL if re.match(rule, name)), ())
+        logical = next((axes for rule, axes in LOGICAL if re.fullmatch(rule, name)), None)
+        if logical is None:
+            fix = "add its path to LOGICAL in pe_jax/training/sharding.py (axes () replicate it)"
+            raise ValueError(f"parameter {name} {list(x.shape)}: no sharding rule names it; {fix}")
         return NamedSharding(mesh, PartitionSpec(*(MESH_AXES.get(axis or "") for axis in logical)))
 
     return jax.tree_util.tree_map_with_path(one, params)

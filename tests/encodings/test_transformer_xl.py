@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,23 +25,45 @@ def paper_r(distance):
     return np.array([*map(math.sin, waves), *map(math.cos, waves)])
 
 
+def four_terms(layer, q, k, head):
+    """(a) + (b) + (c) + (d) of §3.3, without the factor 1/sqrt(E)."""
+    u, v, w = (np.asarray(layer[n], np.float64)[head] for n in ("u", "v", "w_r"))
+    scores = np.empty((LENGTH, LENGTH))
+    for i in range(LENGTH):
+        for j in range(LENGTH):
+            r = paper_r(i - j) @ w
+            a, b, c, d = q[i] @ k[j], q[i] @ r, u @ k[j], v @ r
+            scores[i, j] = a + b + c + d
+    return scores
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_it_is_the_sum_of_the_papers_four_terms(causal):
     encoding = pe_jax.make("transformer_xl")
     params = random_params(encoding)
-    u, v_bias, w = (np.asarray(params.layer[n], np.float64) for n in ("u", "v", "w_r"))
 
     def output(q, k, v, head):
-        scores = np.empty((LENGTH, LENGTH))
-        for i in range(LENGTH):
-            for j in range(LENGTH):
-                r = paper_r(i - j) @ w[head]
-                a, b = q[i] @ k[j], q[i] @ r
-                c, d = u[head] @ k[j], v_bias[head] @ r
-                scores[i, j] = (a + b + c + d) / math.sqrt(HEAD_DIM)
+        scores = four_terms(params.layer, q, k, head) / math.sqrt(HEAD_DIM)
         return softmax(scores, causal) @ v
 
     check_attention(encoding, params, output, causal)
+
+
+@pytest.mark.parametrize(
+    "other, scale",
+    [("t5", 1), ("deberta", (3 * HEAD_DIM) ** -0.5), ("tupe", (2 * HEAD_DIM) ** -0.5)],
+)
+def test_in_a_sum_all_four_terms_have_the_scale_of_the_sum(other, scale):
+    (encoding,) = pe_jax.parse(f"transformer_xl+{other}")
+    params = random_params(encoding)
+    layer = params.layer[0]
+    # The other part's terms vanish: only its scale shows.
+    params = pe_jax.Params(*((own, jax.tree.map(jnp.zeros_like, other)) for own, other in params))
+
+    def output(q, k, v, head):
+        return softmax(scale * four_terms(layer, q, k, head), True) @ v
+
+    check_attention(encoding, params, output, True)
 
 
 def test_the_sign_of_the_distance_matters():

@@ -1,0 +1,204 @@
+"""JAX's own settings: 64-bit numbers, promotion of dtypes and of ranks, change nothing here.
+
+Under `jax_enable_x64` an array made without a dtype is float64, under strict promotion an int32 and
+a float32 do not add, under "raise" a vector and a matrix do not. All three at once, for every
+scheme: what is traced holds no float64, and gives what it gives without them.
+"""
+
+import contextlib
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import pe_jax
+from pe_jax import positions
+from pe_jax.engines import cache
+from pe_jax.models.generate import generate
+from pe_jax.training.step import mean_loss
+from tests import tiny, util
+from tests.util import DIMS, B, E, H, T, assert_close
+
+HALF, FULL = jnp.bfloat16, jnp.float32
+# Engines, whether positions are given, and the dtype of q, k and v.
+WAYS = [
+    ("dense", False, FULL),
+    ("dense", True, HALF),
+    ("tiled", False, FULL),
+    ("tiled", False, HALF),
+    ("tiled", True, HALF),
+]
+
+
+@contextlib.contextmanager
+def settings():
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("strict"),
+        jax.numpy_rank_promotion("raise"),
+    ):
+        yield
+
+
+def wide(jaxpr) -> set[str]:
+    """The operations that give an array of float64; a Python number, until it is used, may."""
+    found = set()
+    for equation in jaxpr.eqns:
+        for x in (v.aval for v in equation.outvars):
+            if getattr(x, "dtype", None) == np.float64 and not (x.weak_type and not x.ndim):
+                found.add(f"{equation.primitive} {x.str_short()}")
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            found |= wide(inner)
+    return found
+
+
+def narrow(f, *args) -> None:
+    """Fails if f(*args) makes a float64 under the settings, or raises."""
+    with settings():
+        traced = jax.jit(f).trace(*args)
+    found = wide(traced.jaxpr.jaxpr)
+    assert not found
+    found = {x.dtype for x in jax.tree.leaves(traced.out_info)}
+    assert found <= {jnp.dtype(dtype) for dtype in (FULL, HALF, jnp.int32)}
+
+
+def places(case):
+    """Positions of the tokens; contiguous ones must be given where there are several axes."""
+    return util.spread(case, util.contiguous(B, T))
+
+
+def forward_and_back(case, engine: str, explicit: bool = False, dtype=FULL):
+    at = places(case) if explicit or case.encoding.axes > 1 else None
+
+    def run(params, qkv, cotangent):
+        def f(params, q, k, v):
+            ids = np.zeros((B, T), np.int32)
+            return util.layer(case, params, q, k, v, at, ids, implementation=engine)
+
+        out, pull = jax.vjp(f, params, *qkv)
+        return out, pull(cotangent)
+
+    arrays = jax.tree.map(lambda x: jnp.asarray(x, dtype), (util.inputs(), util.noise(B, T, H, E)))
+    return run, (util.random_params(case.encoding), *arrays)
+
+
+@pytest.mark.parametrize("case", util.CASES, ids=str)
+def test_no_engine_makes_a_float64_or_leaves_a_promotion_to_jax(monkeypatch, case):
+    util.small_tiles(monkeypatch)
+    for engine, *how in WAYS:
+        if engine == "dense" or not case.encoding.overrides("rescore"):
+            run, args = forward_and_back(case, engine, *how)
+            narrow(run, *args)
+
+
+@pytest.mark.parametrize("case", [c for c in util.CASES if c.causal], ids=str)
+def test_nor_does_decoding(case):
+    def run(params, qkv):
+        held = cache.empty(case.encoding, B, T, DIMS, HALF, params)
+        for part in (slice(0, 4), slice(4, 5)):
+            q, k, v = (x[:, part].astype(HALF) for x in qkv)
+            at = places(case)[:, part] if case.encoding.axes > 1 else None
+            how = {"encoding": case.encoding, "params": params, "dims": DIMS, "x": util.flat(q)}
+            out, held = cache.extend(held, q, k, v, at, **how)
+        return out
+
+    narrow(run, util.random_params(case.encoding), util.inputs())
+
+
+@pytest.mark.parametrize("case", util.CASES, ids=str)
+def test_nor_do_slots_at_the_positions_of_one_row(case):
+    """Positions [T], without the batch of the tokens [B, T, …]."""
+    at = places(case)[0]
+
+    def run(params, q):
+        x = case.encoding.embed(params, util.flat(q), at)
+        return x, case.encoding.rotate_q(params, q, at), case.encoding.rotate_k(params, q, at)
+
+    for dtype in (FULL, HALF):
+        narrow(run, util.random_params(case.encoding), jnp.asarray(util.noise(B, T, H, E), dtype))
+
+
+def drawn(key):
+    """What `positions` draws and counts."""
+    ids, tokens = jnp.asarray([[0, 0, 1, 1, 1]]), jnp.asarray([[3, 9, 3, 4, 9]])
+    return (
+        positions.randomized(key, 5, 40, ids[0]),
+        positions.shifted(key, positions.per_segment(ids), 500),
+        positions.cape(key, positions.contiguous(5, 3)),
+        positions.bilevel(tokens, (9,), ids, 3),
+        positions.grid(2, 3, prefix=1),
+        positions.grid(2, 3, normalized=True),
+        positions.resized(4, 6, (2, 3)),
+        positions.multimodal([5, (1, 2, 2), 3]),
+    )
+
+
+def test_positions_are_the_same():
+    want = drawn(jax.random.key(0))
+    with settings():
+        found = drawn(jax.random.key(0))
+    assert [x.dtype for x in found] == [x.dtype for x in want]
+    jax.tree.map(np.testing.assert_array_equal, found, want)
+
+
+@pytest.mark.parametrize("name", pe_jax.ENCODINGS)
+def test_parameters_are_float32_and_the_same(name):
+    encoding = pe_jax.make(name)
+    dims = pe_jax.Dims(96, 4, 4, 24)
+    want = encoding.init(jax.random.key(3), dims)
+    with settings():
+        found = encoding.init(jax.random.key(3), dims)
+    assert {x.dtype for x in jax.tree.leaves(found)} <= {jnp.dtype(jnp.float32)}
+    jax.tree.map(np.testing.assert_array_equal, found, want)
+
+
+@pytest.mark.parametrize("spec", tiny.SPECS.values(), ids=tiny.SPECS)
+def test_a_model_trains_and_generates(spec):
+    config = tiny.config(spec, dropout=0.1)
+    graph, shapes = tiny.skeleton(config)
+
+    def loss(params, batch, key):
+        return jax.value_and_grad(lambda p: mean_loss(nnx.merge(graph, p), batch, key))(params)
+
+    narrow(loss, shapes, tiny.batch(), jax.eval_shape(lambda: jax.random.key(0)))
+    narrow(
+        lambda params, prompt: generate(nnx.merge(graph, params), prompt, 3, key=jax.random.key(0)),
+        shapes,
+        tiny.tokens(2, 4),
+    )
+
+
+@pytest.mark.parametrize("name", "qkv")
+def test_float64_is_refused_and_says_what_to_pass(name):
+    arrays = dict(zip("qkv", util.inputs(), strict=True))
+    with settings():
+        arrays[name] = jnp.asarray(arrays[name], jnp.float64)
+        with pytest.raises(TypeError) as error:
+            pe_jax.attention(**arrays)
+    text = f"{name} has dtype float64; pass float32, bfloat16 or float16"
+    assert str(error.value).startswith(text)
+
+
+def test_what_numpy_has_in_float64_is_float32_to_jax():
+    q, k, v = util.inputs()
+    want = pe_jax.attention(q, k, v)
+    np.testing.assert_array_equal(pe_jax.attention(q.astype(np.float64), k, v), want)
+
+
+# A scheme of each kind of terms in tiles, and those whose numbers come from the layer's input.
+KINDS = "rope alibi t5 shaw transformer_xl fire tupe fox rerope xpos".split()
+FIRST = [next(c for c in util.SINGLE if c.name.partition("(")[0] == kind) for kind in KINDS]
+
+
+@pytest.mark.parametrize("case", FIRST, ids=str)
+def test_numbers_are_the_same(case, monkeypatch):
+    util.small_tiles(monkeypatch)
+    for engine in ("dense", "tiled"):
+        run, args = forward_and_back(case, engine)
+        want = util.jit(run)(*args)
+        with settings():
+            found = util.jit(run)(*args)
+        assert_close(found, want, 1e-6)
