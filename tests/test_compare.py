@@ -152,6 +152,18 @@ def test_every_run_has_its_numbers(compared):
     assert len({json.dumps(x) for x in runs}) == 4  # seeds and schemes are told apart
 
 
+def test_operations_are_counted_in_every_layer_scanned_or_not(tmp_path):
+    """XLA counts the body of a loop once: `rope*3,nope` had four layers where `rope` had one."""
+
+    def count(spec: str, layers: int) -> float:
+        config = change(settings(tmp_path), model={"encoding": spec, "layers": layers})
+        return compare.flops_per_token(config, compare.prepare(config, tiny.V))
+
+    scanned = count("rope", 8)
+    assert count("rope*3,nope", 8) == scanned
+    assert scanned - count("rope", 4) == count("rope", 12) - scanned > 0
+
+
 def test_speed_is_measured_for_every_scheme_in_turn(compared):
     folder, _ = compared
     speed = json.loads((folder / "speed.json").read_text())
