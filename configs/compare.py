@@ -3,10 +3,11 @@
     make compare
     python -m experiments.compare --config=configs/compare.py --config.data=text:DIR
 
-Minutes on 2 cores. One learning rate for all and three times that for the parameters of encodings,
-which a grid of both on validation text chose (docs/results.md). Expect relative positions of every
-kind ahead at the training length, NoPE and positions added to the input behind; beyond it RoPE
-fails, a learned table is not defined, and ALiBi, T5, Shaw and the others stay flat.
+Minutes on 2 cores. One learning rate for all, which a grid shows to be near the best one for each
+(docs/results.md); encodings that have parameters are first trained with six multiples of it for
+these, and keep the one that is best on validation text. Expect relative positions of every kind
+ahead at the training length, NoPE and positions added to the input behind; beyond it RoPE fails and
+a learned table is not defined.
 """
 
 from pe_jax.training.config import EvalConfig, OptimizerConfig
@@ -17,6 +18,8 @@ def get_config() -> CompareConfig:
     return CompareConfig(
         batch=16,
         steps=500,
-        optimizer=OptimizerConfig(learning_rate=0.01, encoding_rate=3.0),
-        eval=EvalConfig(windows=12, every=50),
+        optimizer=OptimizerConfig(learning_rate=0.01),
+        encoding_rates=(0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+        rate_steps=500,
+        eval=EvalConfig(windows=12, split="test", every=50),
     )
