@@ -130,8 +130,8 @@ def attention(
         )
     positions = checks.positions(encoding, q, k, q_positions, k_positions)
     params = checks.params(encoding, params, dims)
-    given = q_positions, k_positions, q_segments
-    encoding = checks.at_length(encoding, q.shape[-3], *given)
+    given = {"q_positions": q_positions, "k_positions": k_positions}
+    encoding = checks.at_length(encoding, q.shape[-3], given, q_segments)
     layout = _layout(implementation, q_index, k_index, q, k)
     at = positions or (layout.order(q.shape[-3]),) * 2
     if positions is None and encoding.anchored and q_segments is not None:

@@ -198,7 +198,7 @@ def extend(
     start, alone = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     short = alone and not encoding.overrides("rescore")
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
-    encoding = checks.at_length(encoding, q.shape[1], positions, None, None)
+    encoding = checks.at_length(encoding, q.shape[1], {"positions": positions})
     cache = append(cache, encoding.rotate_k(params, k, positions), v, k, positions)
     held = cache.tables
     if not held and (short or cache.far is not None):

@@ -146,15 +146,14 @@ def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
     return {name(path): np.shape(leaf) for path, leaf in paths}
 
 
-def at_length(encoding: Encoding, queries: int, q_positions, k_positions, segments) -> Encoding:
+def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = None) -> Encoding:
     """The scheme for the length at hand, where it depends on that and was not told it.
 
     Args:
       encoding: the scheme.
       queries: T, as many as there are keys where no positions are given.
-      q_positions: as `attention` is given them.
-      k_positions: likewise.
-      segments: likewise; their positions restart, so T does not tell how far they go.
+      given: positions by the name of the argument; None where there are none.
+      segments: ids, or None; with them positions restart, so T does not tell how far they go.
 
     Raises:
       ValueError: the length is not told and cannot be known; a known position is beyond it.
@@ -162,7 +161,6 @@ def at_length(encoding: Encoding, queries: int, q_positions, k_positions, segmen
     valid = encoding.valid_length()
     if valid is None:
         return encoding
-    given = {"q_positions": q_positions, "k_positions": k_positions}
     given = {name: x for name, x in given.items() if x is not None}
     if not valid and not given:
         return encoding.at_length(max(queries, 1))

@@ -266,7 +266,7 @@ CACHE_FAULTS = {
     "no length": (ValueError, "encoding.at_length(total_length)", dict(encoding=NTK)),
     "a position beyond its length": (
         ValueError,
-        "q_positions goes to position 4, RoPE is set for 3 tokens; pass encoding.at_length(5)",
+        "positions goes to position 4, RoPE is set for 3 tokens; pass encoding.at_length(5)",
         dict(encoding=NTK.at_length(3)),
     ),
     "the table of one head": (
