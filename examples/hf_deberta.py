@@ -52,7 +52,9 @@ def logits(w, tokens, encoding):
         q, k, v = (linear(name, x).reshape(*x.shape[:2], heads, -1) for name in projections)
         w_q, w_k = map(projection, projections[:2])
         params = pe_jax.Params({"table": table}, {"w_q": w_q, "w_k": w_k})
-        y = pe_jax.attention(q, k, v, encoding=encoding, params=params, causal=False)
+        dims = pe_jax.Dims(table.shape[1], heads, heads, q.shape[-1])
+        given = {"encoding": encoding, "params": params, "dims": dims}
+        y = pe_jax.attention(q, k, v, **given, causal=False)
         y = linear(f"{layer}.attention.output.dense", y.reshape(x.shape))
         x = norm(f"{layer}.attention.output.LayerNorm", x + y)
         y = jax.nn.gelu(linear(f"{layer}.intermediate.dense", x), approximate=False)

@@ -94,6 +94,8 @@ def _attention(scheme: Encoding, implementation: Any) -> None:
             params=params,
             x=x,
             q_positions=positions,
+            causal=True,
+            embedded=True,
             implementation=implementation,
         )
 
@@ -118,7 +120,7 @@ def _decode(scheme: Encoding) -> None:
 
     def run(params, q, k, v, x, positions=None):
         past = cache.empty(scheme, 1, TOKENS, DIMS)
-        shared = {"encoding": scheme, "params": params, "dims": DIMS}
+        shared = {"encoding": scheme, "params": params, "dims": DIMS, "embedded": True}
         return cache.extend(past, q, k, v, positions, x=x, **shared)
 
     jax.eval_shape(run, params, **operands)

@@ -70,9 +70,8 @@ def _look(encoding: Encoding, dims: Dims, causal: bool, params: Params, x, place
     q = x[..., channels].reshape(*x.shape[:-1], dims.heads, dims.head_dim)
     k = q[..., :: dims.heads // dims.kv_heads, :]
     call = functools.partial(pe_jax.attention, q, k, k, x=x, causal=causal)
-    found = call(
-        encoding=encoding, params=params, q_positions=places, dims=dims, implementation=_scores
-    )
+    given = {"encoding": encoding, "params": params, "q_positions": places, "dims": dims}
+    found = call(**given, embedded=True, implementation=_scores)
     return jnp.swapaxes(found, 1, 2)  # attention has put the heads last but one
 
 

@@ -192,7 +192,7 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
     def ours(params, q, k, v):
         implementation = None if engine == OURS else engine
         given: Any = dict(encoding=encoding, params=params, implementation=implementation)
-        return attention(q, k, v, x=flat(q), causal=sizes.causal, **given)
+        return attention(q, k, v, x=flat(q), causal=sizes.causal, embedded=True, **given)
 
     return naive if engine == NAIVE else ours
 
@@ -305,7 +305,7 @@ def _decode(sizes: Sizes, name: str, length: int) -> Program:
     params = encoding.init(jax.random.key(0), dims)
     token = (sizes.batch, 1, sizes.heads, sizes.head_dim)
     q, k, v = (jnp.asarray(normal(*token, seed=s), sizes.dtype) for s in range(3))
-    extend = functools.partial(caches.extend, encoding=encoding, dims=dims)
+    extend = functools.partial(caches.extend, encoding=encoding, dims=dims, embedded=True)
 
     @jax.jit  # nothing but the cache is asked for, so that XLA drops the attention
     def fill(cache, params):

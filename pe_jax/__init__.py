@@ -1,4 +1,7 @@
-"""Positional encodings as pure functions, and one attention that runs any of them."""
+"""Positional encodings as pure functions, and one attention that runs any of them.
+
+Memory is in proportion to the length, except for CoPE and DAPE, which need whole rows of scores.
+"""
 
 from typing import TYPE_CHECKING, Any
 

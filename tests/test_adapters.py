@@ -12,6 +12,7 @@ from flax import nnx
 
 import pe_jax
 from pe_jax import Encoding, Params
+from pe_jax.encodings.rope_scaling import DynamicNTK
 from pe_jax.models import adapters
 from pe_jax.positions import per_segment
 from tests import util
@@ -76,6 +77,7 @@ def wanted(case, **options):
         params=util.random_params(case.encoding),
         q_positions=util.spread(case, util.contiguous(T)) if several else None,
         implementation="dense",
+        embedded=True,
         **options,
     )
 
@@ -134,7 +136,7 @@ def test_in_linen_it_is_attention_and_decoding_equals_the_full_pass(case):
     def run(x):
         variables = {"params": weights()}
         full = of_linen(adapter(case, causal=True)).apply(variables, x)
-        return full, by_steps_linen(of_linen(adapter(case), decode=True), variables, x)
+        return full, by_steps_linen(of_linen(adapter(case, causal=True), decode=True), variables, x)
 
     full, steps = util.jit(run)(X)
     assert_close(full, by_hand(X, wanted(case, causal=True)))
@@ -172,7 +174,7 @@ def test_without_an_encoding_it_is_linens_own_attention(options, mask):
     given = {"BHTS": MASK, "11TS": MASK[:1, :1].astype(np.float32), "none": None}[mask]
 
     def run(x, mask):
-        for fn in (adapters.attention_fn(Encoding()), nn.dot_product_attention):
+        for fn in (adapters.attention_fn(Encoding(), causal=False), nn.dot_product_attention):
             module = of_linen(fn, **options)
             scale = {"scale": jnp.ones(E)}
             norms = {"query_ln": scale, "key_ln": scale} if module.normalize_qk else {}
@@ -187,7 +189,7 @@ def test_without_an_encoding_it_is_linens_own_attention(options, mask):
 )
 def test_without_an_encoding_it_is_nnxs_own_attention(options, causal):
     def run(x):
-        for fn in (adapters.attention_fn(Encoding()), nnx.dot_product_attention):
+        for fn in (adapters.attention_fn(Encoding(), causal=False), nnx.dot_product_attention):
             module = fill(of_nnx(fn, rngs=nnx.Rngs(0, dropout=1), num_kv_heads=H, **options))
             yield module(x, mask=MASK, is_causal=causal)
 
@@ -205,19 +207,24 @@ def test_the_weights_are_sown_as_stock_does():
 
     stock = nn.dot_product_attention, nnx.dot_product_attention
     for run, theirs in zip((linen, capture), stock, strict=True):
-        ours = functools.partial(adapters.attention_fn, Encoding())  # it keeps what is sown
+        ours = functools.partial(
+            adapters.attention_fn, Encoding(), causal=False
+        )  # it keeps what is sown
         assert_close(*util.jit(lambda x: (run(ours(), x), run(theirs, x)))(X))  # noqa: B023
 
 
 def test_stock_modules_know_no_argument_that_it_would_miss():
     """Linen drops what it does not find in the signature, without a word."""
-    ours = set(inspect.signature(adapters.attention_fn(Encoding())).parameters)
+    ours = set(inspect.signature(adapters.attention_fn(Encoding(), causal=False)).parameters)
     linens = set(inspect.signature(nn.dot_product_attention).parameters)
     # its softmax is float32 anyway; the modules do not pass the other
     assert linens - ours == {"force_fp32_for_softmax", "einsum_dot_general"}
     assert set(inspect.signature(nnx.dot_product_attention).parameters) - ours == {"promote_dtype"}
     stock = list(inspect.signature(nn.dot_product_attention).parameters)[:12]
-    assert list(inspect.signature(adapters.attention_fn(Encoding())).parameters)[:12] == stock
+    assert (
+        list(inspect.signature(adapters.attention_fn(Encoding(), causal=False)).parameters)[:12]
+        == stock
+    )
 
 
 def heads():
@@ -231,14 +238,14 @@ def test_any_mask_and_bias_are_honoured_beside_an_encoding(mask):
     """ALiBi with them is stock attention with ALiBi's matrix among the biases."""
     bias, place = noise(B, 1, T, T, seed=5), np.arange(T)
     far = pe_jax.make("alibi").distance_bias(NONE, place[:, None] - place, DIMS)
-    fn = adapters.attention_fn(pe_jax.make("alibi"), NONE)
+    fn = adapters.attention_fn(pe_jax.make("alibi"), NONE, causal=False)
     got = called(fn, *heads(), bias=bias, mask=mask)
     stock = called(nn.dot_product_attention, *heads(), bias=bias + far, mask=mask)
     assert_close(got, stock)
 
 
 def test_several_batch_axes_and_none_are_as_one():
-    fn = adapters.attention_fn(pe_jax.make("alibi"))
+    fn = adapters.attention_fn(pe_jax.make("alibi"), causal=False)
     q, k, v = (np.stack([x, x + 1]) for x in heads())
     mask = np.stack([MASK, ~MASK])
     got = called(fn, q, k, v, mask=mask)
@@ -248,7 +255,7 @@ def test_several_batch_axes_and_none_are_as_one():
 
 
 def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients():
-    fn = adapters.attention_fn(pe_jax.make("rope"))
+    fn = adapters.attention_fn(pe_jax.make("rope"), causal=False)
     mask = MASK.copy()
     mask[0, :, 3] = False
     assert not np.asarray(called(fn, *heads(), mask=mask)[0, 3]).any()
@@ -260,7 +267,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients():
 def test_where_masks_differ_by_head_each_head_has_its_own(spec):
     """CoPE counts what the mask shows; DAPE reads the scores of all heads."""
     (encoding,) = pe_jax.parse(spec)
-    fn = adapters.attention_fn(encoding, util.random_params(encoding))
+    fn = adapters.attention_fn(encoding, util.random_params(encoding), causal=False)
 
     def run(q, k, v, mask):
         alone = [fn(q, k, v, mask=mask[:, h : h + 1])[:, :, h] for h in range(H)]
@@ -278,13 +285,13 @@ def test_segments_window_and_sinks_are_the_masks_that_they_stand_for():
     make = functools.partial(adapters.attention_fn, encoding)
     seen = (same & (far >= 0) & ((far < 3) | first[:, None]))[:, None]
     plain = called(make(causal=True, window=3, sinks=2, segments=segments), *heads())
-    assert_close(plain, called(make(), *heads(), mask=seen))
+    assert_close(plain, called(make(causal=False), *heads(), mask=seen))
 
 
 def test_a_step_stands_where_the_newest_key_of_its_mask_does():
     """Old keys may be hidden (padding on the left), and the newest one in some rows."""
     encoding = pe_jax.parse("t5+rope")[0]
-    fn = adapters.attention_fn(encoding, util.random_params(encoding))
+    fn = adapters.attention_fn(encoding, util.random_params(encoding), causal=False)
     run = util.jit(lambda *args: fn(*args[:3], mask=args[3]))
     q, k, v = heads()
     for at in (0, 5, T - 1):
@@ -311,7 +318,9 @@ def test_a_step_keeps_to_positions_segments_window_and_cause():
 def test_queries_of_another_sequence_have_positions_of_their_own():
     q, k, v = heads()
     q, places = q[:, :5], (np.arange(5) * 2, np.arange(T))
-    fn = adapters.attention_fn(pe_jax.make("rope"), positions=places[1], q_positions=places[0])
+    rope = pe_jax.make("rope")
+    given = {"positions": places[1], "q_positions": places[0]}
+    fn = adapters.attention_fn(rope, causal=False, **given)
     options = {"q_positions": places[0], "k_positions": places[1], "causal": False}
     direct = functools.partial(pe_jax.attention, encoding=pe_jax.make("rope"), **options)
     assert_close(*util.jit(lambda *args: (fn(*args), direct(*args)))(q, k, v))
@@ -374,40 +383,50 @@ ROPE = pe_jax.make("rope")
     "make, error, message",
     [
         (
-            lambda: adapters.attention_fn("rope"),
+            lambda: adapters.attention_fn("rope", causal=False),
             TypeError,
             "encoding='rope': pass what pe_jax.make",
         ),
         (
-            lambda: adapters.attention_fn(ROPE, {}),
+            lambda: adapters.attention_fn(ROPE, {}, causal=False),
             TypeError,
             "params is a dict; pass pe_jax.Params",
         ),
-        (lambda: adapters.attention_fn(ROPE, window=0), ValueError, "window=0: pass an integer"),
-        (lambda: adapters.attention_fn(ROPE, sinks=1), ValueError, "sinks=1: pass a window too"),
+        (
+            lambda: adapters.attention_fn(ROPE, causal=False, window=0),
+            ValueError,
+            "window=0: pass an integer",
+        ),
+        (
+            lambda: adapters.attention_fn(ROPE, causal=False, sinks=1),
+            ValueError,
+            "sinks=1: pass a window too",
+        ),
         (lambda: adapters.attention_fn(ROPE, causal="no"), ValueError, "causal='no': pass True"),
         (
-            lambda: adapters.attention_fn(pe_jax.parse("sinusoidal+rope")[0]),
+            lambda: adapters.attention_fn(pe_jax.parse("sinusoidal+rope")[0], causal=False),
             ValueError,
             r"adds to the input of the first layer.*x = encoding.embed\(params, x, positions\)",
         ),
         (
-            lambda: adapters.attention_fn(pe_jax.make("fox")),
+            lambda: adapters.attention_fn(pe_jax.make("fox"), causal=True),
             ValueError,
             r"reads the layer's input.*pe_jax.attention\(q, k, v, x=x",
         ),
         (
-            lambda: adapters.attention_fn(ROPE)(*heads(), mask=np.where(MASK, 0, -1e9)),
+            lambda: adapters.attention_fn(ROPE, causal=False)(
+                *heads(), mask=np.where(MASK, 0, -1e9)
+            ),
             ValueError,
             "mask holds -1000000000.0: pass booleans; an additive mask is a bias",
         ),
         (
-            lambda: adapters.attention_fn(ROPE)(*heads(), mask=MASK[:, :3]),
+            lambda: adapters.attention_fn(ROPE, causal=False)(*heads(), mask=MASK[:, :3]),
             ValueError,
             r"mask=\(2, 3, 13, 13\): pass a shape that broadcasts to \(2, 4, 13, 13\)",
         ),
         (
-            lambda: adapters.attention_fn(ROPE)(heads()[0][:, :3], *heads()[1:]),
+            lambda: adapters.attention_fn(ROPE, causal=False)(heads()[0][:, :3], *heads()[1:]),
             ValueError,
             "q has 3 tokens and k has 13: pass positions and q_positions",
         ),
@@ -419,18 +438,18 @@ ROPE = pe_jax.make("rope")
             "causal=True: the queries are other tokens than the keys: pass a mask",
         ),
         (
-            lambda: adapters.attention_fn(ROPE)(*heads(), dropout_rate=0.1),
+            lambda: adapters.attention_fn(ROPE, causal=False)(*heads(), dropout_rate=0.1),
             ValueError,
             "dropout_rng=None: pass a key, to drop weights by",
         ),
         (
-            lambda: adapters.attention_fn(ROPE)(*heads(), precision=3),
+            lambda: adapters.attention_fn(ROPE, causal=False)(*heads(), precision=3),
             ValueError,
             "precision=3: pass None, a jax.lax.Precision or its name",
         ),
         (
             lambda: of_linen(
-                adapters.attention_fn(ROPE),
+                adapters.attention_fn(ROPE, causal=False),
                 qk_attn_weights_einsum_cls=lambda: jnp.einsum,
                 attn_weights_value_einsum_cls=lambda: jnp.einsum,
             ).init(jax.random.key(0), X),
@@ -438,7 +457,7 @@ ROPE = pe_jax.make("rope")
             "qk_attn_weights_einsum=.*scores are not one einsum here: leave it out",
         ),
         (
-            lambda: adapters.attention_fn(pe_jax.make("t5"))(*heads()),
+            lambda: adapters.attention_fn(pe_jax.make("t5"), causal=True)(*heads()),
             ValueError,
             "params=None, but T5 has parameters",
         ),
@@ -451,7 +470,62 @@ def test_what_cannot_work_says_why(make, error, message):
 
 
 def test_the_precision_is_that_of_the_module():
-    fn = adapters.attention_fn(ROPE)
+    fn = adapters.attention_fn(ROPE, causal=False)
     for given in (None, "highest", jax.lax.Precision.HIGHEST):
         program = jax.make_jaxpr(functools.partial(fn, precision=given))(*heads())
         assert ("Precision.HIGHEST" in str(program)) == (given is not None)
+
+
+def refused(message: str, call, *args, error=ValueError, **given):
+    with pytest.raises(error, match=message) as caught:
+        call(*args, **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_causality_is_told():
+    refused("'causal'", adapters.attention_fn, ROPE, error=TypeError)
+
+
+def test_a_one_sided_scheme_needs_a_mask_that_hides_what_is_ahead():
+    """Stock modules pass theirs at the call: it is looked at there, where it is known."""
+    encoding, past = pe_jax.make("t5"), np.tri(T, dtype=bool)
+    params = util.random_params(encoding)
+    fn = adapters.attention_fn(encoding, params, causal=False)
+    want = adapters.attention_fn(encoding, params, causal=True)(*heads())
+    assert_close(fn(*heads(), mask=past), want)
+    assert_close(fn(*heads(), is_causal=True), want)
+    assert_close(called(fn, *heads(), mask=past), want)  # one that is not known is believed
+    assert_close(fn(*heads(), mask=past[None, None] & (np.arange(T) > -1)), want)
+    alike = "all later tokens look alike to T5; make it with bidirectional=True"
+    refused("causal=False: " + alike, fn, *heads())
+    refused("causal=False: " + alike, fn, *heads(), bias=np.zeros((T, T)))
+    for mask in (past.T, np.ones((B, 1, 1, T), bool), MASK):
+        refused("mask='…': " + alike, fn, *heads(), mask=mask)
+    xpos = adapters.attention_fn(pe_jax.make("xpos"), causal=False)
+    refused("XPos is for causal attention alone", xpos, *heads(), mask=past)
+
+
+def test_a_scaling_that_depends_on_the_length_is_set_as_attention_sets_it():
+    free = pe_jax.make("rope", scaling=DynamicNTK(8.0, 4))
+    full = functools.partial(adapters.attention_fn, causal=True)
+    want = full(free.at_length(T))(*heads())
+    assert np.abs(want - full(ROPE)(*heads())).max() > 0.01
+    np.testing.assert_array_equal(full(free)(*heads()), want)
+    q, k, v = heads()
+    step = {"mask": np.ones((B, 1, 1, T), bool)}
+    said = r"depends on the length of the whole sequence.*encoding.at_length\(total_length\)"
+    refused(said, full(free), q[:, -1:], k, v, **step)
+    refused(said, full(free, positions=np.arange(T)), *heads())
+    last = full(free.at_length(T))(q[:, -1:], k, v, **step)
+    assert_close(last, want[:, -1:])
+
+
+def test_parameters_fit_the_width_that_is_told():
+    """A module's features need not be the model's width, from which DeBERTa projects its table."""
+    encoding = pe_jax.make("deberta", buckets=None, max_distance=4)
+    dims = pe_jax.Dims(24, H, H, E)
+    params = util.random_params(encoding, dims)
+    make = functools.partial(adapters.attention_fn, encoding, params, causal=True)
+    refused(r"params.shared.table has shape \[8, 24\]; DeBERTa takes \[8, 32\]", make(), *heads())
+    want = pe_jax.attention(*heads(), encoding=encoding, params=params, dims=dims)
+    assert_close(make(dims=dims)(*heads()), want)

@@ -84,7 +84,7 @@ def decoder(case, first: int, contiguous: bool = False, tables: bool = False):
 
     def decode(params, qkv, positions):
         past = cache.empty(case.encoding, B, T + 2, DIMS, params=params if tables else None)
-        shared = {"encoding": case.encoding, "params": params, "dims": DIMS}
+        shared = {"encoding": case.encoding, "params": params, "dims": DIMS, "embedded": True}
 
         def extend(past, qkv, places):
             places = None if contiguous else places
@@ -450,6 +450,29 @@ def test_grouped_heads_equal_repeated_heads(case):
     want = repeated(params, *wide, places, ids)
     for engine in ENGINES:
         assert_close(util.run(case, engine, positions=places)[0], want)
+
+
+SCALED = (
+    "dynamic_ntk(factor=8,original_length=4)",
+    ("longrope(short_factor=[1,1,1,1],long_factor=[1,2,3,4],original_length=4,factor=8)"),
+)
+SCALED = [
+    util.Case(spec, pe_jax.parse(spec)[0])
+    for scaling in SCALED
+    for spec in (f"rope(scaling={scaling})", f"t5+rope(scaling={scaling})")
+]
+
+
+@each(util.CASES + SCALED)
+def test_a_scheme_that_depends_on_the_length_says_whether_it_knows_it(case):
+    """`attention` asks for the length, or resolves it, by `valid_length` alone."""
+    enc = case.encoding
+    depends = any(enc.at_length(n) != enc for n in (2, 9))
+    assert enc.valid_length() == (0 if depends else None) and depends == (case in SCALED)
+    for length in (1, 2, 9):
+        set_ = enc.at_length(length)
+        assert set_.valid_length() is None or set_.valid_length() >= length
+        assert set_.at_length(length) == set_
 
 
 @each(util.CASES)

@@ -45,6 +45,7 @@ def past(case, dtype=jnp.float32, batch=B):
 def extend(case, past, qkv, positions=None, **masked):
     params = util.random_params(case.encoding)
     shared = {"encoding": case.encoding, "params": params, "dims": DIMS, **masked}
+    shared["embedded"] = True
     return cache.extend(past, *qkv, positions, x=util.flat(qkv[0]), **shared)
 
 
@@ -65,7 +66,7 @@ def decode(case, qkv, past, **masked):
 def whole(case, qkv, **masked):
     options = {"dims": DIMS, "implementation": "dense", **masked}
     params = util.random_params(case.encoding)
-    options |= {"encoding": case.encoding, "params": params}
+    options |= {"encoding": case.encoding, "params": params, "embedded": True}
     return util.jit(lambda qkv: pe_jax.attention(*qkv, x=util.flat(qkv[0]), **options))(qkv)
 
 

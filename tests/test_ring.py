@@ -27,6 +27,7 @@ CASES = [c for c in SINGLE + SUMS if not c.encoding.overrides("rescore")]
 KINDS = "learned shaw transformer_xl t5 deberta alibi tupe fox wavlm rerope".split()
 SLOW = pytest.mark.slow
 T5 = "t5(num_buckets=6,max_distance=9)"
+BOTH = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
 
 
 @functools.cache
@@ -72,6 +73,7 @@ def outcome(case: Case, own: Ring | None, places=None, ids=None, kv_heads: int =
             q_positions=lay(places),
             q_segments=lay(ids),
             causal=case.causal,
+            embedded=True,
             implementation=own or "dense",
             **options,
         )
@@ -118,7 +120,7 @@ def test_a_ring_takes_positions_that_are_not_contiguous(tiles, case):
 @SLOW
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("devices", [1, 2, 8])
-@pytest.mark.parametrize("spec", [T5, "transformer_xl", "shaw(clip=3)+fox+rope"])
+@pytest.mark.parametrize("spec", [BOTH, "transformer_xl", "shaw(clip=3)+fox+rope"])
 def test_on_any_number_of_devices(tiles, spec, devices, causal):
     for balanced in (True, False):
         check(case_of(spec, causal), Ring(mesh(seq=devices), balanced=balanced))

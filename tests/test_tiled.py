@@ -38,7 +38,9 @@ NARROW = ["t5(max_distance=40)", "shaw(clip=16)", "deberta(buckets=None,max_dist
 WIDE = ["t5(max_distance=300)", "shaw(clip=90)", "deberta(buckets=None,max_distance=90)"]
 
 
-SIDES = [(spec, True) for spec in NARROW + WIDE] + [(spec, False) for spec in [*NARROW, WIDE[1]]]
+BOTH = "t5(max_distance=40,bidirectional=True)"
+SIDES = [(spec, True) for spec in NARROW + WIDE]
+SIDES += [(spec, False) for spec in [BOTH, *NARROW[1:], WIDE[1]]]
 
 
 @pytest.mark.parametrize("spec, causal", SIDES)
@@ -78,7 +80,7 @@ def test_a_sum_with_a_bias_that_has_no_factors_has_none():
 
 @pytest.mark.parametrize(
     "spec, causal",
-    [("alibi+fox", True), ("fox+t5(max_distance=40)", False), ("wavlm+cable+rope", True)],
+    [("alibi+fox", True), (f"fox+{BOTH}", False), ("wavlm+cable+rope", True)],
 )
 def test_states_enter_tiles_of_every_kind(monkeypatch, spec, causal):
     util.small_tiles(monkeypatch, blocks=(16, 16))

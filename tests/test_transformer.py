@@ -54,12 +54,15 @@ def test_generating_with_a_cache_equals_recomputing(spec):
 
 
 def test_generating_sets_lengths_once_so_that_the_cache_equals_recomputing():
-    lists = "short_factor=[1, 1], long_factor=[0.2, 9], factor=8"
-    model = tiny.config(
-        "rope(base=2, scaling=dynamic_ntk(factor=8, original_length=4)),"
-        f"t5+rope(base=2, scaling=longrope({lists}, original_length=4))"
-    )
-    graph, shapes = tiny.skeleton(model)
+    def config(ntk, long):
+        lists = f"short_factor=[1, 1], long_factor={long}, factor=8"
+        return tiny.config(
+            f"rope(base=2, scaling=dynamic_ntk(factor={ntk}, original_length=4)),"
+            f"t5+rope(base=2, scaling=longrope({lists}, original_length=4))"
+        )
+
+    model, short = config(8, [0.2, 9]), config(1e-9, [1, 1])  # the second is unscaled throughout
+    (graph, shapes), (as_if_short, _) = map(tiny.skeleton, (model, short))
     params = tiny.like(shapes)
     for place in range(2):  # so that attention is sharp
         params["blocks"][place]["attention"]["q"]["kernel"] *= 20
@@ -69,10 +72,13 @@ def test_generating_sets_lengths_once_so_that_the_cache_equals_recomputing():
     @jax.jit
     def recompute(params):
         whole = nnx.merge(graph, params)
-        return [m(found).argmax(-1)[:, 2:-1] for m in (whole.at_length(L), whole)]
+        short = nnx.merge(as_if_short, params)
+        models = whole, whole.at_length(L), short
+        return [m(found).argmax(-1)[:, 2:-1] for m in models]
 
-    there, here = recompute(params)
+    told, there, here = recompute(params)
     np.testing.assert_array_equal(found[:, 3:], there)
+    np.testing.assert_array_equal(told, there)  # a full pass is at its own length
     assert (there != here).mean() > 0.1  # the length matters
     assert built.encodings == model.pattern  # and the model is as it was
     assert built.at_length(L).at_length(9).encodings == built.at_length(9).encodings
@@ -81,7 +87,7 @@ def test_generating_sets_lengths_once_so_that_the_cache_equals_recomputing():
 
 
 def test_a_scheme_for_causal_attention_makes_no_encoder():
-    with pytest.raises(ValueError, match="model.causal=False: 't5.xpos' is for causal"):
+    with pytest.raises(ValueError, match="'t5.xpos': causal=False: T5.XPos is for causal"):
         tiny.config("t5+xpos", causal=False).check()
 
 

@@ -152,6 +152,7 @@ def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Ar
         q_positions=positions,
         q_segments=segments,
         causal=case.causal,
+        embedded=True,
         **options,
     )
 

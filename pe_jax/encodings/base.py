@@ -126,6 +126,14 @@ class Encoding:
         """
         return self
 
+    def valid_length(self) -> int | None:
+        """Positions below this are right as the scheme stands; None: all, 0: none yet.
+
+        A scheme that overrides `at_length` overrides this too: 0 before, so that `attention` asks
+        for the length or resolves it, then at least the length that it was called with.
+        """
+        return None
+
     def init_shared(self, key: jax.Array, dims: Dims) -> Any:
         """Parameters that the whole model shares (float32)."""
         return {}

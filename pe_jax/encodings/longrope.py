@@ -66,3 +66,9 @@ class LongRoPE(Scaling):
     def at_length(self, length):
         """With `length` replaced."""
         return dataclasses.replace(self, length=length)
+
+    def valid_length(self):
+        """L₀ for a `length` up to it, None (all positions) for one beyond; 0 without a length."""
+        if self.length is None:
+            return 0
+        return self.original_length if self.length <= self.original_length else None

@@ -154,6 +154,10 @@ class RoPE(Encoding):
             return self
         return dataclasses.replace(self, scaling=self.scaling.at_length(length))
 
+    def valid_length(self):
+        """That of the scaling."""
+        return None if self.scaling is None else self.scaling.valid_length()
+
     def rotate_q(self, params, q, positions):
         """R_m q."""
         return self._rotate(q, positions)

@@ -88,6 +88,10 @@ class DynamicNTK(Scaling):
         """With `length` replaced."""
         return dataclasses.replace(self, length=length)
 
+    def valid_length(self):
+        """`length`, at least L₀, up to which nothing is scaled; 0 without a length."""
+        return 0 if self.length is None else max(self.length, self.original_length)
+
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(Scaling):

@@ -25,6 +25,10 @@ class Scaling:
         """The scaling for sequences of `length` tokens, where it depends on that; else itself."""
         return self
 
+    def valid_length(self) -> int | None:
+        """Positions below this are right as the scaling stands, as `Encoding.valid_length`."""
+        return None
+
 
 def positive(**fields: Any) -> None:
     """Raises ValueError unless every field is a number above 0."""

@@ -109,6 +109,10 @@ class Sum(Encoding):
         """Every part at that length."""
         return Sum(tuple(part.at_length(length) for part in self.parts))
 
+    def valid_length(self):
+        """The smallest of the parts."""
+        return min((n for p in self.parts if (n := p.valid_length()) is not None), default=None)
+
     def init_shared(self, key, dims):
         """A tuple, one entry a part."""
         keys = jax.random.split(key, len(self.parts))

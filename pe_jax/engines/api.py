@@ -39,9 +39,10 @@ def attention(
     k_segments: Any = None,
     q_index: Any = None,
     k_index: Any = None,
-    causal: bool = True,
+    causal: bool | None = None,
     window: int | None = None,
     sinks: int = 0,
+    embedded: bool = False,
     implementation: str | Callable | None = None,
     dims: Dims | None = None,
 ) -> jax.Array:
@@ -54,15 +55,17 @@ def attention(
       q: [*B, T, H, E]; float32, bfloat16 or float16.
       k: [*B, S, K, E].
       v: [*B, S, K, F]; F = E where the scheme adds vectors at the values (Shaw).
-      encoding: the scheme; None is NoPE.
-      params: its parameters, as `encoding.init(key, dims)` draws them; may be left out for a scheme
-        that has none.
+      encoding: the scheme; None is NoPE. One that depends on the length of the sequence (a dynamic
+        NTK or LongRoPE scaling) is set for T where no positions are given and T = S; else it cannot
+        be known: pass `encoding.at_length(total_length)`, which stays as it is.
+      params: its parameters, of the shapes that `encoding.init(key, dims)` draws; may be left out
+        for a scheme that has none.
       x: [*B, T, D], the layer's input, from which q, k and v were projected; read only by schemes
         with a state (FoX, CABLE, WavLM), for which T must equal S (else call `attend`).
       q_positions: where the queries stand, integers [T] or [*B, T] (float32 where the scheme
         declares `real_positions`; a trailing axis where it has several). None: contiguous, from 0
-        in each segment; then T must equal S. They are constants: the tiled engine passes no
-        gradient to them.
+        in each segment; then T must equal S. They are constants: their gradient is zero in every
+        engine, though the functions of `pe_jax.encodings` by themselves have one.
       k_positions: likewise; None: as `q_positions`, if T = S.
       q_segments: integers [*B, T]: a query sees the keys of its own segment only. A negative id
         (padding) sees nothing.
@@ -70,23 +73,31 @@ def attention(
       q_index: the place of each query among the tokens, [T] or [*B, T], for the mask. None:
         0 … T - 1 if T = S.
       k_index: likewise; None: 0 … S - 1.
-      causal: whether later tokens (by index) are hidden.
+      causal: whether later tokens (by index) are hidden. None: they are; a scheme of several axes
+        must be told.
       window: see at most so many tokens back, oneself included.
       sinks: the first so many tokens of each segment (a run of equal ids; without segments, those
         of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
         LM-Infinite, arXiv 2308.16137).
+      embedded: says that `x = encoding.embed(params, x, positions)` was called on the input of the
+        first layer, for a scheme that adds to it (sinusoidal and learned tables, BiPE, sums with
+        them): attention sees q, k and v alone and cannot.
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
-        Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length.
-        Also an engine of one's own, a function like `pe_jax.engines.dense.attend`; and, under jit
+        Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length, O(L²) memory.
+        Where a bias decays (ALiBi), "tiled" and "fused" leave out tiles in which each key weighs
+        less than 2⁻⁴³ of the query's own.
+        Also an engine of one's own, a function like `pe_jax.engines.dense.attend` (with an
+        attribute `masked` that is True, if it hides more than `causal` says); and, under jit
         on several devices: `pe_jax.engines.apart.Apart(mesh, axes)`, where each row is on one of
         them, which then may run its kernel; `pe_jax.engines.ring.Ring(mesh)`, where they share a
         row's tokens: q, k, v, x, positions and segments lie as its `spread` lays them, and so does
         the output.
-      dims: global sizes; None: from q and k, the model width being H·E. Under jit, heads may be
-        sharded; inside shard_map q must have all its heads (their slopes and tables need them).
+      dims: global sizes; None: from q and k, the model width being x's or H·E. Under jit, heads
+        may be sharded; inside shard_map q must have all its heads (their slopes and tables need
+        them).
 
     Gradients are first order and reverse mode where the tiled engine runs (a custom VJP).
 
@@ -95,9 +106,11 @@ def attention(
 
     Raises:
       ValueError: shapes, positions, indices or segments that do not fit together; positions that
-        are missing although T ≠ S; parameters that are missing; causal=False for a scheme that is
-        causal alone; an implementation that is unknown, needs another device, or cannot run this
-        call (the message says why).
+        are missing although T ≠ S; parameters that are missing or of another shape; a scheme that
+        adds to the input, unless `embedded`; one that needs a length and has none, or a known
+        position beyond it; causal=False for a scheme that is causal alone, or to which all later
+        tokens look alike; causal=None for one of several axes; an implementation that is unknown,
+        needs another device, or cannot run this call (the message says why).
       TypeError: positions of a dtype that the scheme does not take; q, k or v that is no array, or
         of another dtype (float64 too).
     """
@@ -107,17 +120,19 @@ def attention(
     for name, array in {"q": q, "k": k, "v": v}.items():
         if not hasattr(array, "ndim"):
             raise TypeError(f"{name} is a {type(array).__name__}; pass an array")
-    dims = dims or checks.dims(q, k)
+    dims = dims or checks.dims(q, k, x)
     encoding.check(dims)
-    params = checks.params(encoding, params, dims)
+    checks.embedded(encoding, embedded)
+    causal = checks.causal(encoding, causal, _masked(implementation))
     checks.shapes(q, k, v)
     if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
         raise ValueError(
             f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
         )
     positions = checks.positions(encoding, q, k, q_positions, k_positions)
-    checks.causal(encoding, causal)
-    checks.names(encoding, params, dims)
+    params = checks.params(encoding, params, dims)
+    given = {"q_positions": q_positions, "k_positions": k_positions}
+    encoding = checks.at_length(encoding, q.shape[-3], given, q_segments)
     layout = _layout(implementation, q_index, k_index, q, k)
     at = positions or (layout.order(q.shape[-3]),) * 2
     if positions is None and encoding.anchored and q_segments is not None:
@@ -126,9 +141,7 @@ def attention(
         at = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
     state = None
     if encoding.overrides("state"):
-        checks.layer_input(encoding, x)
-        if x.shape[:-1] != q.shape[:-2]:
-            raise ValueError(f"x has shape {x.shape}; pass {[*q.shape[:-2], dims.width]}")
+        checks.layer_input(encoding, x, q.shape[:-2], dims)
         state = layout.state(encoding, params, x)
     return attend(
         encoding.rotate_q(params, q, at[0]),
@@ -172,20 +185,21 @@ def attend(
     k_segments: Any = None,
     q_index: Any = None,
     k_index: Any = None,
-    causal: bool = True,
+    causal: bool | None = None,
     window: int | None = None,
     sinks: int = 0,
     implementation: str | Callable | None = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
 
-    Takes what `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were
-    before the rotation (read only by schemes with relative keys or queries). Instead of x it takes
-    `q_state` [*B, T, H, C] and `k_state` [*B, S, H, C], what `encoding.state` gives for the tokens
-    of either side (None: as `q_state`, if T = S).
+    What comes before is the caller's: `embed`, `at_length` and the rotations. Takes what
+    `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were before the
+    rotation (read only by schemes with relative keys or queries). Instead of x it takes `q_state`
+    [*B, T, H, C] and `k_state` [*B, S, H, C], what `encoding.state` gives for the tokens of either
+    side (None: as `q_state`, if T = S).
     """
     checks.window(window, sinks)
-    checks.causal(encoding, causal)
+    causal = checks.causal(encoding, causal, _masked(implementation))
     checks.shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = checks.segments(q_segments, k_segments, batch, queries, keys)
@@ -204,6 +218,7 @@ def attend(
         flat = [_flat(x, batch, 1 + (encoding.axes > 1)) for x in positions]
     if not (queries and keys and q.size):
         return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
+    params = checks.params(encoding, params, dims)
     dense.check_values(encoding, params, v.shape[-1])
     operands = {"q": q, "k": k, "v": v}
     if encoding.overrides("relative_keys") or encoding.overrides("rescore"):
@@ -261,6 +276,11 @@ def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Call
         return tiled.attend
     _log(logging.INFO, f"{name}: tiled")
     return tiled.attend
+
+
+def _masked(implementation: Any) -> bool:
+    """Whether an engine hides more than `causal` says."""
+    return getattr(implementation, "masked", False)
 
 
 def _refusal(name: str, *call) -> str | None:

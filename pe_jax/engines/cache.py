@@ -157,6 +157,7 @@ def extend(
     dims: Dims,
     window: int | None = None,
     sinks: int = 0,
+    embedded: bool = False,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Appends T tokens and attends to the whole past: a prompt, a part of one, or one token.
@@ -168,16 +169,23 @@ def extend(
       v: [B, T, K, F].
       positions: integers [B or 1, T], where the new tokens stand; None: on from the cache's length,
         the tokens before standing at 0 … length - 1 (what is known to differ is refused).
+        Constants, as for `attention`.
       x: [B, T, D], the layer's input, for schemes that read it.
-      encoding: the scheme, and so on as for `attention`.
+      encoding: the scheme, and so on as for `attention`; one that depends on the length of the
+        sequence as `encoding.at_length(total_length)`.
       params: its parameters.
       dims: the sizes.
       window: as for `attention`.
       sinks: as for `attention`.
+      embedded: as for `attention`.
       implementation: as for `attention`; None also allows the short way of one contiguous token.
 
     Returns:
       Output [B, T, H, F], and the longer cache.
+
+    Raises:
+      ValueError: tokens that do not fit the cache or each other; what `attention` refuses of
+        positions, parameters, x, a scheme that adds to the input, or one that needs a length.
     """
     if q.shape != (*k.shape[:2], dims.heads, dims.head_dim):
         raise ValueError(
@@ -185,9 +193,12 @@ def extend(
             f" {dims.heads} heads of {dims.head_dim}"
         )
     checks.window(window, sinks)
+    checks.embedded(encoding, embedded)
+    params = checks.params(encoding, params, dims)
     start, alone = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     short = alone and not encoding.overrides("rescore")
-    positions = _positions(cache, positions, q, encoding)
+    positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
+    encoding = checks.at_length(encoding, q.shape[1], {"positions": positions})
     cache = append(cache, encoding.rotate_k(params, k, positions), v, k, positions)
     held = cache.tables
     if not held and (short or cache.far is not None):
@@ -197,6 +208,7 @@ def extend(
         cache = dataclasses.replace(cache, far=_write(cache.far, beyond, start, 2))
     states: Any = None
     if cache.state is not None:
+        checks.layer_input(encoding, x, q.shape[:2], dims)
         states, grown = _remember(cache.state, x, start, encoding, params)
         cache = dataclasses.replace(cache, state=grown)
     rotated = encoding.rotate_q(params, q, positions)
@@ -237,7 +249,6 @@ def extend(
 
 def _remember(held: jax.Array, x, start, encoding: Encoding, params: Params):
     """The states [B, T, H, C] of the new tokens, and those held with them from row `start` on."""
-    checks.layer_input(encoding, x)
     last = jax.lax.dynamic_index_in_dim(held, jnp.maximum(start - 1, 0), 2, keepdims=False)
     states = encoding.state(params, x, jnp.where(start > 0, last, 0))
     return states, _write(held, jnp.swapaxes(states, 1, 2), start, 2)

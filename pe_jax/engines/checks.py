@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require, require_bool
@@ -26,11 +27,51 @@ def window(window: int | None, sinks: int) -> None:
     require(window is not None or not sinks, "sinks", sinks, fix)
 
 
-def causal(encoding: Encoding, causal: bool) -> None:
-    """Raises ValueError where a scheme for causal attention sees what is ahead."""
+def causal(encoding: Encoding, causal: bool | None, masked: bool = False) -> bool:
+    """Whether later tokens are hidden: True unless told, for a scheme of one axis.
+
+    Args:
+      encoding: the scheme.
+      causal: what the caller says; None: nothing.
+      masked: whether the engine has a mask of its own that may hide what a one-sided scheme cannot
+        tell apart.
+
+    Raises:
+      ValueError: nothing is said for a scheme of several axes; a scheme for causal attention alone,
+        or one to which all later tokens look alike, sees them.
+    """
+    if causal is None:
+        fix = f"{_name(encoding)} has {encoding.axes} axes; pass True, or False to see all tokens"
+        require(encoding.axes == 1, "causal", None, fix)
+        return True
     require_bool("causal", causal)
-    fix = f"{type(encoding).__name__} is for causal attention alone"
+    fix = f"{_name(encoding)} is for causal attention alone"
     require(causal or not encoding.causal_only, "causal", causal, fix)
+    require(causal or masked or not encoding.one_sided, "causal", causal, alike(encoding))
+    return causal
+
+
+def alike(encoding: Encoding) -> str:
+    """What is wrong, and the fix, where a one-sided scheme sees later tokens."""
+    return (
+        f"all later tokens look alike to {_name(encoding)}; make it with bidirectional=True, or"
+        " pass causal=True"
+    )
+
+
+def embedded(encoding: Encoding, embedded: bool) -> None:
+    """Raises ValueError where a scheme adds to the input, unless the caller has called `embed`."""
+    require_bool("embedded", embedded)
+    fix = (
+        f"{_name(encoding)} adds to the input of the first layer, which attention does not see;"
+        " call x = encoding.embed(params, x, positions) there, then pass embedded=True"
+    )
+    require(embedded or not encoding.overrides("embed"), "embedded", embedded, fix)
+
+
+def _name(encoding: Encoding) -> str:
+    """T5+RoPE of a sum."""
+    return "+".join(type(part).__name__ for part in getattr(encoding, "parts", (encoding,)))
 
 
 def shapes(q, k, v) -> None:
@@ -55,26 +96,46 @@ def shapes(q, k, v) -> None:
         raise ValueError(f"k has {k.shape[-2]} heads, but q has {heads}; use one of {divisors}")
 
 
-def dims(q: jax.Array, k: jax.Array) -> Dims:
-    """The sizes that q [*B, T, H, E] and k [*B, S, K, E] show; the model's width is H·E."""
-    for name, x in {"q": q, "k": k}.items():
-        if x.ndim < 3:
-            raise ValueError(f"{name} has shape {x.shape}; pass [*B, length, heads, width]")
-    return Dims(q.shape[-2] * q.shape[-1], q.shape[-2], k.shape[-2], q.shape[-1])
+def dims(q: jax.Array, k: jax.Array, x: Any = None) -> Dims:
+    """The sizes that q [*B, T, H, E] and k [*B, S, K, E] show.
+
+    The model's width is that of the layer's input x [*B, T, D]; without one, H·E.
+    """
+    for name, rows in {"q": q, "k": k}.items():
+        if rows.ndim < 3:
+            raise ValueError(f"{name} has shape {rows.shape}; pass [*B, length, heads, width]")
+    heads, head_dim = q.shape[-2:]
+    width = heads * head_dim if x is None else np.shape(x)[-1]
+    return Dims(width, heads, k.shape[-2], head_dim)
 
 
 def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
-    """The parameters as they are, or none for a scheme that has none."""
-    if params is not None:
-        if not isinstance(params, Params):
-            raise TypeError(
-                f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)"
-            )
-        return params
-    empty = _shapes(encoding, dims)
-    if jax.tree.leaves(empty):
-        raise ValueError(f"params=None, but {type(encoding).__name__} has parameters; {DRAW}")
-    return empty
+    """The parameters as they are, or none for a scheme that has none.
+
+    Raises:
+      TypeError: they are no `Params`.
+      ValueError: one is missing, or of another shape than `encoding.init(key, dims)` draws: what
+        broadcasts (the table of one head) would be another model.
+    """
+    want = _shapes(encoding, dims)
+    if params is None:
+        if jax.tree.leaves(want):
+            raise ValueError(f"params=None, but {type(encoding).__name__} has parameters; {DRAW}")
+        return want
+    if not isinstance(params, Params):
+        raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
+    for side, wanted, given in zip(Params._fields, want, params, strict=True):
+        wanted, given = _by_path(wanted), _by_path(given)
+        if missing := sorted(wanted.keys() - given.keys()):
+            name = type(encoding).__name__
+            raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
+        for path, shape in wanted.items():
+            if given[path] != shape:
+                raise ValueError(
+                    f"params.{side}.{path} has shape {list(given[path])}; {_name(encoding)} takes"
+                    f" {list(shape)} for {dims}; {DRAW}, or the dims= that it was drawn for"
+                )
+    return params
 
 
 @functools.lru_cache(256)
@@ -83,21 +144,60 @@ def _shapes(encoding: Encoding, dims: Dims) -> Params:
     return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
 
 
-def names(encoding: Encoding, params: Params, dims: Dims) -> None:
-    """Raises ValueError where a parameter is missing. Shapes are free: a table may be cut."""
-    for side, want, given in zip(Params._fields, _shapes(encoding, dims), params, strict=True):
-        if missing := sorted(_names(want) - _names(given)):
-            name = type(encoding).__name__
-            raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
-
-
-def _names(tree: Any) -> set[str]:
+def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of each leaf."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths}
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): np.shape(leaf) for path, leaf in paths}
+
+
+def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = None) -> Encoding:
+    """The scheme for the length at hand, where it depends on that and was not told it.
+
+    Args:
+      encoding: the scheme.
+      queries: T, as many as there are keys where no positions are given.
+      given: positions by the name of the argument; None where there are none.
+      segments: ids, or None; with them positions restart, so T does not tell how far they go.
+
+    Raises:
+      ValueError: the length is not told and cannot be known; a known position is beyond it.
+    """
+    valid = encoding.valid_length()
+    if valid is None:
+        return encoding
+    given = {name: x for name, x in given.items() if x is not None}
+    if not valid and not given:
+        return encoding.at_length(max(queries, 1))
+    if not valid:
+        raise ValueError(
+            f"encoding: {_name(encoding)} depends on the length of the whole sequence, which"
+            " positions do not tell; pass encoding.at_length(total_length)"
+        )
+    if not given and segments is None:
+        within(encoding, "q", queries - 1)
+    for name, x in given.items():
+        known = pos.concrete(x)
+        if known is not None and known.size:
+            within(encoding, name, known.max())
+    return encoding
+
+
+def within(encoding: Encoding, name: str, farthest) -> None:
+    """Raises ValueError where the scheme was told a shorter length than that of this position."""
+    valid = encoding.valid_length()
+    if valid is not None and farthest >= valid:
+        raise ValueError(
+            f"{name} goes to position {farthest}, {_name(encoding)} is set for {valid} tokens; pass"
+            f" encoding.at_length({math.floor(farthest) + 1})"
+        )
 
 
 def positions(encoding: Encoding, q, k, q_positions, k_positions):
-    """Checked positions of queries and keys, or None where they are contiguous from 0."""
+    """Checked positions of queries and keys, or None where they are contiguous from 0.
+
+    They are constants to a gradient in every engine: a tile passes none to them.
+    """
     batch, queries, keys = q.shape[:-3], q.shape[-3], k.shape[-3]
     if q_positions is None and k_positions is None:
         if queries != keys:
@@ -118,7 +218,7 @@ def positions(encoding: Encoding, q, k, q_positions, k_positions):
         tail = (encoding.axes,) if encoding.axes > 1 else ()
         _check_rows(name, x.shape, [(length, *tail), (*batch, length, *tail)])
         pos.check_near(x, name)
-        found.append(x)
+        found.append(jax.lax.stop_gradient(x))
     if found[0].dtype != found[1].dtype:  # a cache holds float32 where the scheme takes it
         found = [x.astype(jnp.float32) for x in found]
     return found
@@ -159,11 +259,13 @@ def segments(q_segments, k_segments, batch, queries: int, keys: int):
     return found
 
 
-def layer_input(encoding: Encoding, x) -> None:
-    """Raises ValueError where a scheme that reads the layer's input is not given it."""
+def layer_input(encoding: Encoding, x, rows: tuple[int, ...], dims: Dims) -> None:
+    """Raises ValueError where a scheme that reads the layer's input is not given `rows` of it."""
     if x is None:
         name = type(encoding).__name__
         raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
+    if x.shape != (*rows, dims.width):
+        raise ValueError(f"x has shape {x.shape}; pass {[*rows, dims.width]}")
 
 
 def states(encoding: Encoding, q_state, k_state, q, k) -> dict[str, jax.Array]:

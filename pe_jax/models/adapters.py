@@ -29,7 +29,7 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, Params, require, require_bool
+from pe_jax.encodings.base import Dims, Encoding, Params, require, require_bool
 from pe_jax.engines import checks, dense
 from pe_jax.engines.api import attention
 
@@ -38,13 +38,14 @@ def attention_fn(
     encoding: Encoding,
     params: Params | None = None,
     *,
-    causal: bool = False,
+    causal: bool,
     window: int | None = None,
     sinks: int = 0,
     segments: Any = None,
     positions: Any = None,
     q_positions: Any = None,
     embedded: bool = False,
+    dims: Dims | None = None,
 ) -> "AttentionFn":
     """A function that stock Linen and NNX attention take as `attention_fn`.
 
@@ -60,11 +61,15 @@ def attention_fn(
 
     Args:
       encoding: the scheme, from `pe_jax.make` or `pe_jax.parse`. One that depends on the length of
-        the sequence (a dynamic NTK or LongRoPE scaling) as `encoding.at_length(n)`, the same for
-        the full pass and for all steps of decoding.
+        the sequence (a dynamic NTK or LongRoPE scaling) as for `pe_jax.attention`: without
+        `positions` a full pass is at its own length; to decode, or with `positions`, pass
+        `encoding.at_length(total_length)`.
       params: its parameters, `Params(shared, layer)`, of arrays or of `nnx.Param`; None if it has
         none.
-      causal: whether later tokens are hidden. The module's own default is that they are not.
+      causal: whether later tokens are hidden; False leaves that to the mask that the module passes.
+        A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
+        hides them: without a mask, or with a known one that shows any, a call is refused. One for
+        causal attention alone (xPos) needs True.
       window: see at most so many tokens back (and ahead, if not causal), oneself included.
       sinks: the first so many tokens of each segment (of the row, without segments) stay in sight
         beyond the window.
@@ -75,24 +80,21 @@ def attention_fn(
       embedded: says that `encoding.embed` is called on the input of the first layer, for a scheme
         that adds to it (when decoding, with the new token's own position): an `attention_fn` is
         given q, k and v alone and cannot.
+      dims: the sizes that the parameters were drawn for; None: the module's features, H·E, are the
+        model's width.
 
     Raises:
       ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; one that
         reads the layer's input; a scheme of several axes without `positions`.
-      TypeError: what is no encoding, or no `Params`.
+      TypeError: what is no encoding, or no `Params`; `causal` left out.
     """
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives")
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     require_bool("causal", causal)
-    require_bool("embedded", embedded)
     checks.window(window, sinks)
-    if encoding.overrides("embed") and not embedded:
-        raise ValueError(
-            f"encoding={encoding!r}: it adds to the input of the first layer, which no attention_fn"
-            " sees; call x = encoding.embed(params, x, positions) there, then pass embedded=True"
-        )
+    checks.embedded(encoding, embedded)
     if encoding.overrides("state"):
         raise ValueError(
             f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
@@ -101,13 +103,17 @@ def attention_fn(
     if encoding.axes > 1 and positions is None:
         name, axes = type(encoding).__name__, encoding.axes
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
-    return AttentionFn(encoding, params, causal, window, sinks, segments, positions, q_positions)
+    places = segments, positions, q_positions
+    return AttentionFn(encoding, params, causal, window, sinks, *places, dims)
 
 
 class AttentionFn(nnx.Module):
     """What `attention_fn` returns; called by the stock modules as they call their own."""
 
-    def __init__(self, encoding, params, causal, window, sinks, segments, positions, q_positions):
+    def __init__(
+        self, encoding, params, causal, window, sinks, segments, positions, q_positions, dims
+    ):
+        self.dims = dims
         self.encoding, self.causal, self.window, self.sinks = encoding, causal, window, sinks
         self.params = nnx.data(params)
         self.segments = nnx.data(segments)
@@ -183,9 +189,12 @@ class AttentionFn(nnx.Module):
 
         engine = None
         if mask is not None or bias is not None or module is not None or drop is not None:
-            mask = None if mask is None else _flat("mask", _booleans(mask), shape)
+            hidden = None if mask is None else _flat("mask", _booleans(mask), shape)
+            if mask is not None and self.encoding.one_sided and not places["causal"]:
+                _check_hides_later(self.encoding, mask, shape)
             bias = None if bias is None else _flat("bias", bias, shape)
-            engine = functools.partial(dense.attend, mask=mask, bias=bias, change=change)
+            engine = functools.partial(dense.attend, mask=hidden, bias=bias, change=change)
+            engine.masked = mask is not None  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
         with _precision(precision):
             return attention(
                 q,
@@ -195,7 +204,9 @@ class AttentionFn(nnx.Module):
                 params=nnx.as_pure(self.params),
                 window=self.window,
                 sinks=self.sinks,
+                embedded=True,  # or `attention_fn` has refused
                 implementation=engine,
+                dims=self.dims,
                 **places,
             )
 
@@ -241,6 +252,14 @@ def _booleans(mask) -> jax.Array:
         worst = known[~np.isin(known, (0, 1))].flat[0]
         raise ValueError(f"mask holds {worst}: pass booleans; an additive mask is a bias")
     return jnp.asarray(mask).astype(bool)
+
+
+def _check_hides_later(encoding: Encoding, mask, shape: tuple[int, ...]) -> None:
+    """Raises ValueError where a known mask shows later tokens to a one-sided scheme."""
+    known, (queries, keys) = pos.concrete(mask), shape[-2:]
+    if known is not None and queries == keys:
+        whole = np.broadcast_to(known, np.broadcast_shapes(known.shape, (queries, keys)))
+        require(not np.triu(whole, 1).any(), "mask", "…", checks.alike(encoding))
 
 
 def _flat(name: str, x, shape: tuple[int, ...]) -> jax.Array:

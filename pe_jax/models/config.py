@@ -13,6 +13,7 @@ from flax import nnx
 
 from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding, is_int, is_real
+from pe_jax.engines import checks
 
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
@@ -127,11 +128,8 @@ class ModelConfig:
             pattern = self.pattern
             for encoding in pattern:
                 encoding.check(self.dims)
+                checks.causal(encoding, self.causal)
         except ValueError as error:
             raise ValueError(f"model.encoding={self.encoding!r}: {error}") from error
-        both_ways = not any(encoding.causal_only for encoding in pattern)
-        need(self.causal or both_ways, "causal", f"{self.encoding!r} is for causal attention alone")
-        sees = self.causal or not any(encoding.one_sided for encoding in pattern)
-        need(sees, "encoding", "all later tokens look alike; pass bidirectional=True, or causal")
         multiple = f"must be a multiple of the pattern's length {len(pattern)}"
         need(self.layers % len(pattern) == 0, "layers", multiple)

@@ -86,6 +86,7 @@ class Attention(nnx.Module):
             dims=self.dims,
             window=self.config.window or None,
             sinks=self.config.sinks,
+            embedded=True,  # by the model, before the first layer
             implementation=None if self.config.attention == "auto" else self.config.attention,
         )
         if cache is None:

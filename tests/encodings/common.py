@@ -38,7 +38,7 @@ def softmax(scores, causal):
     return e / e.sum(-1, keepdims=True)
 
 
-@functools.partial(jax.jit, static_argnames=("encoding", "causal"))
+@functools.partial(jax.jit, static_argnames=("encoding", "causal", "embedded"))
 def attend(q, k, v, encoding=None, params=None, causal=True, **given):
     """The dense engine; test_contract.py holds the others to it."""
     options = {"encoding": encoding, "params": params, "causal": causal, **given}

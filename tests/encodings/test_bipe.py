@@ -87,6 +87,7 @@ def test_scores_look_at_the_pieces_alone(relative, causal):
         params=params,
         q_positions=places,
         causal=causal,
+        embedded=True,
         implementation="dense",
     )
     for head in range(HEADS):
@@ -131,4 +132,4 @@ def test_it_uses_the_slots_of_its_halves_alone(relative, used):
 def test_it_wants_both_numbers_of_a_position():
     encoding = pe_jax.make("bipe")
     with pytest.raises(ValueError, match=r"BiPE has 2 axes: pass q_positions"):
-        attend(*qkv(), encoding=encoding, params=random_params(encoding))
+        attend(*qkv(), encoding=encoding, params=random_params(encoding), embedded=True)

@@ -65,7 +65,7 @@ def test_a_sequence_of_text_image_and_video_decodes_as_it_is_read():
     length = places.shape[1]
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, length, h, 8)).astype("f") for h in (2, 1, 1))
-    want = pe_jax.attention(q, k, v, encoding=encoding, q_positions=places)
+    want = pe_jax.attention(q, k, v, encoding=encoding, q_positions=places, causal=True)
     shared = {"encoding": encoding, "params": NONE, "dims": dims}
     step = jax.jit(lambda past, at, *qkv: cache.extend(past, *qkv, at, **shared))
     past, at = cache.empty(encoding, 1, length, dims), 0

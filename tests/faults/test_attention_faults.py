@@ -11,7 +11,9 @@ from hypothesis import assume, given
 
 import pe_jax
 from pe_jax import Params
-from pe_jax.encodings import alibi, learned
+from pe_jax.encodings import alibi, learned, rope
+from pe_jax.encodings.longrope import LongRoPE
+from pe_jax.encodings.rope_scaling import DynamicNTK
 from pe_jax.engines import cache
 from tests import util
 from tests.util import DIMS, B, E, H, K
@@ -31,11 +33,12 @@ def attention(q=Q, k=K_, v=V, **options):
     return pe_jax.attention(q, k, v, **options)
 
 
-def extend(q=Q, k=K_, v=V, positions=None, capacity=8, encoding=ROPE):
+def extend(q=Q, k=K_, v=V, positions=None, capacity=8, encoding=ROPE, params=None, **options):
     positions = util.contiguous(1, T) if positions is None else positions
     past = cache.empty(encoding, B, capacity, DIMS)
-    params = util.random_params(encoding)
-    return cache.extend(past, q, k, v, positions, encoding=encoding, params=params, dims=DIMS)[0]
+    params = util.random_params(encoding) if params is None else params
+    options |= {"encoding": encoding, "params": params, "dims": DIMS}
+    return cache.extend(past, q, k, v, positions, **options)[0]
 
 
 def refuses(kind, message: str, f, *args, **options):
@@ -53,6 +56,7 @@ def at(*values, dtype=np.int32):
 
 
 FAR = np.full(T, 2**24)
+NTK = pe_jax.make("rope", scaling=DynamicNTK(8.0, 2))  # depends on the length from 2 tokens on
 FAULTS = {
     "odd head width": (
         ValueError,
@@ -81,7 +85,7 @@ FAULTS = {
     "causal": (ValueError, "causal='no' … True or False", dict(causal="no")),
     "a short table": (
         ValueError,
-        "table=(4, 16): axis 1 must have 32",
+        "params.shared.table has shape [4, 16]; T5 takes [4, 32] for … init(key, dims)",
         dict(encoding=T5, params=Params({"table": np.zeros((H, 16))}, {})),
     ),
     "a name": (TypeError, "encoding='rope' … pe_jax.make", dict(encoding="rope")),
@@ -109,6 +113,83 @@ FAULTS = {
         ValueError,
         "params.shared has no 0.table for Sum",
         dict(encoding=pe_jax.Sum((T5, ROPE)), params=NO_PARAMS),
+    ),
+    "the table of one head": (
+        ValueError,
+        "params.shared.table has shape [1, 32]; T5 takes [4, 32] for … heads=4 … init(key, dims)",
+        dict(encoding=T5, params=Params({"table": np.zeros((1, 32))}, {})),
+    ),
+    "parameters of other heads": (
+        ValueError,
+        "params.shared.0.table has shape [8, 32]; T5+RoPE takes [4, 32] … dims=",
+        dict(
+            encoding=pe_jax.Sum((T5, ROPE)), params=Params(({"table": np.zeros((8, 32))}, {}), {})
+        ),
+    ),
+    "parameters of another width": (
+        ValueError,
+        "params.layer.weight has shape [24, 4]; FoX takes [32, 4] for Dims(width=32",
+        dict(
+            encoding=FOX,
+            x=X,
+            params=Params({}, {"bias": X[0, 0, :H], "weight": X[0, :1, :24].T * np.ones(H)}),
+        ),
+    ),
+    "an input of another width": (
+        ValueError,
+        "x has shape (2, 5, 24); pass [2, 5, 32]",
+        dict(encoding=FOX, x=X[..., :24], dims=DIMS),
+    ),
+    "all see all, one-sided": (
+        ValueError,
+        "causal=False: all later tokens look alike to T5; … bidirectional=True … causal=True",
+        dict(encoding=T5, causal=False),
+    ),
+    "all see all, one-sided part": (
+        ValueError,
+        "causal=False: all later tokens look alike to T5+RoPE",
+        dict(encoding=pe_jax.Sum((T5, ROPE)), causal=False),
+    ),
+    "all see all, causal alone": (
+        ValueError,
+        "causal=False: XPos is for causal attention alone",
+        dict(encoding=pe_jax.make("xpos"), causal=False),
+    ),
+    "several axes, no word on the mask": (
+        ValueError,
+        "causal=None: RoPE2D has 2 axes; pass True, or False",
+        dict(encoding=pe_jax.make("rope_2d"), q_positions=np.zeros((T, 2), int)),
+    ),
+    "no length, positions": (
+        ValueError,
+        "RoPE depends on the length … encoding.at_length(total_length)",
+        dict(encoding=NTK, q_positions=np.arange(T)),
+    ),
+    "no length, a part": (
+        ValueError,
+        "T5+RoPE depends on the length … encoding.at_length(total_length)",
+        dict(encoding=pe_jax.Sum((T5, NTK)), q_positions=np.arange(T)),
+    ),
+    "no length, other keys": (
+        ValueError,
+        "RoPE depends on the length … encoding.at_length(total_length)",
+        dict(
+            encoding=NTK,
+            k=K_[:, :3],
+            v=V[:, :3],
+            q_positions=np.arange(T),
+            k_positions=np.arange(3),
+        ),
+    ),
+    "more tokens than its length": (
+        ValueError,
+        "q goes to position 4, RoPE is set for 3 tokens; pass encoding.at_length(5)",
+        dict(encoding=NTK.at_length(3)),
+    ),
+    "a position beyond its length": (
+        ValueError,
+        "k_positions goes to position 9, RoPE is set for 8 tokens; pass encoding.at_length(10)",
+        dict(encoding=NTK.at_length(8), q_positions=np.arange(T), k_positions=5 + np.arange(T)),
     ),
     "engine": (ValueError, "'tield' … 'tiled'", dict(implementation="tield")),
     "GPU": (ValueError, "'fused': it needs a GPU … a CPU … 'tiled'", dict(implementation="fused")),
@@ -177,12 +258,122 @@ CACHE_FAULTS = {
         "float32 … integers",
         dict(positions=np.zeros((1, T), np.float32), encoding=T5),
     ),
+    "the input alone": (
+        ValueError,
+        "embedded=False: Learned adds to the input",
+        dict(encoding=pe_jax.make("learned")),
+    ),
+    "no length": (ValueError, "encoding.at_length(total_length)", dict(encoding=NTK)),
+    "a position beyond its length": (
+        ValueError,
+        "positions goes to position 4, RoPE is set for 3 tokens; pass encoding.at_length(5)",
+        dict(encoding=NTK.at_length(3)),
+    ),
+    "the table of one head": (
+        ValueError,
+        "params.shared.table has shape [1, 32]; T5 takes [4, 32]",
+        dict(encoding=T5, params=Params({"table": np.zeros((1, 32))}, {})),
+    ),
+    "no input": (ValueError, "x=None: FoX reads", dict(encoding=FOX)),
+    "another input": (
+        ValueError,
+        "x has shape (2, 5, 24); pass [2, 5, 32]",
+        dict(encoding=FOX, x=X[..., :24]),
+    ),
 }
 
 
 @pytest.mark.parametrize("kind, message, options", CACHE_FAULTS.values(), ids=list(CACHE_FAULTS))
 def test_the_cache_refuses(kind, message, options):
     refuses(kind, message, extend, **options)
+
+
+# What would be another model.
+
+INPUTS = "sinusoidal learned bipe sinusoidal_2d learned_2d sinusoidal+rope rope+learned".split()
+
+
+@pytest.mark.parametrize("spec", INPUTS)
+def test_a_scheme_that_adds_to_the_input_wants_to_be_told_that_it_was_added(spec):
+    """Left out, it would be NoPE, or the rest of the sum alone."""
+    (encoding,) = pe_jax.parse(spec)
+    places = np.zeros((T, encoding.axes), int) if encoding.axes > 1 else None
+    given = {"encoding": encoding, "q_positions": places, "causal": True}
+    said = "embedded=False: … x = encoding.embed(params, x, positions) … embedded=True"
+    refuses(ValueError, said, attention, **given)
+    refuses(ValueError, "embedded='yes': pass True or False", attention, **given, embedded="yes")
+    out = attention(**given, embedded=True)
+    turned = {"sinusoidal+rope": ROPE, "rope+learned": ROPE}.get(spec, pe_jax.Encoding())
+    if encoding.axes == 1:
+        np.testing.assert_array_equal(out, attention(encoding=turned))
+
+
+@pytest.mark.parametrize("causal", (True, False))
+def test_several_axes_are_told_whether_later_tokens_are_hidden(causal):
+    places = np.stack([np.arange(T) // 2, np.arange(T) % 2], axis=-1)
+    given = {"encoding": pe_jax.make("rope_2d"), "q_positions": places, "causal": causal}
+    moved = attention(**given) - attention(v=V + (np.arange(T) > 2)[:, None, None], **given)
+    assert np.asarray(moved)[:, :3].any() == (not causal)
+
+
+def test_one_axis_is_causal_unless_told():
+    np.testing.assert_array_equal(attention(encoding=ROPE), attention(encoding=ROPE, causal=True))
+
+
+LONG = LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 2, factor=4.0)
+SCALED = {"dynamic_ntk": NTK, "longrope": pe_jax.make("rope", scaling=LONG)}
+
+
+@pytest.mark.parametrize("engine", ("dense", "tiled"))
+@pytest.mark.parametrize("encoding", SCALED.values(), ids=list(SCALED))
+def test_a_scaling_that_depends_on_the_length_has_that_of_the_call(encoding, engine):
+    """Packed or not, as the Transformer sets it; what was set before stays as it is."""
+    given = {"implementation": engine}
+    for segments in (None, np.zeros((B, T), int)):
+        got = attention(encoding=encoding, q_segments=segments, **given)
+        want = attention(encoding=encoding.at_length(T), q_segments=segments, **given)
+        np.testing.assert_array_equal(got, want)
+
+    def by_hand(encoding):
+        turned = [encoding.rotate_q(NO_PARAMS, x, np.arange(T)) for x in (Q, K_)]
+        raw = {"q_raw": Q, "k_raw": K_, "params": NO_PARAMS, "dims": DIMS}
+        return pe_jax.attend(*turned, V, encoding=encoding, **raw, **given)
+
+    assert np.abs(got - by_hand(encoding)).max() > 0.01  # as it stands, it is for short sequences
+    longer = encoding.at_length(4 * T)
+    for places in (None, np.arange(T)):
+        got = attention(encoding=longer, q_positions=places, **given)
+        np.testing.assert_allclose(got, by_hand(longer), atol=1e-6)
+
+
+def test_a_scaling_within_its_original_length_is_right_at_any_position():
+    """A length below the original one is none that is scaled; beyond it LongRoPE knows one more."""
+    short, long = (pe_jax.make("rope", scaling=LONG).at_length(n) for n in (1, 3))
+    assert np.isfinite(attention(encoding=long, q_positions=10 * np.arange(T))).all()
+    said = "q_positions goes to position 40, RoPE is set for 2 tokens"
+    refuses(ValueError, said, attention, encoding=short, q_positions=10 * np.arange(T))
+    wide = dataclasses.replace(NTK, scaling=DynamicNTK(8.0, T)).at_length(1)
+    np.testing.assert_array_equal(attention(encoding=wide), attention(encoding=ROPE))
+
+
+@pytest.mark.parametrize("spec", ("rope", "alibi", "fire+rope", "rope_2d"))
+@pytest.mark.parametrize("engine", ("dense", "tiled", "a cache"))
+def test_no_gradient_goes_to_positions(engine, spec):
+    """A constant in every engine: else it would depend on which of them runs."""
+    (encoding,) = pe_jax.parse(spec)
+
+    @jax.grad
+    def grad(places):
+        if engine == "a cache":
+            return (extend(positions=places[None], encoding=encoding) ** 2).sum()
+        out = attention(encoding=encoding, q_positions=places, causal=True, implementation=engine)
+        return (out**2).sum()
+
+    shape = (T, encoding.axes) if encoding.axes > 1 else (T,)
+    places = jnp.asarray(np.arange(T * encoding.axes).reshape(shape) * 0.7, jnp.float32)
+    assert not np.asarray(grad(places)).any()
+    alone = jax.grad(lambda p: (rope.rotate(Q, p, rope.frequencies(E)) * Q).sum())
+    assert np.asarray(alone(jnp.arange(T, dtype=jnp.float32))).any()  # the functions have one
 
 
 @pytest.mark.parametrize("name", ("q_positions", "q_segments", "q_index"))

@@ -41,6 +41,7 @@ def attend(encoding, params=None, **options):
         options["q_positions"] = np.stack([at] * encoding.axes, axis=-1)
     q, k, v = np.random.default_rng(0).standard_normal((3, len(PLACES), 2, 8), np.float32)
     options |= {"x": q.reshape(len(q), -1)} if encoding.overrides("state") else {}
+    options |= {"causal": True, "embedded": True}
     return pe_jax.attention(
         q, k, v, encoding=encoding, params=params, implementation="dense", **options
     )
