@@ -80,6 +80,9 @@ def attention(
         or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
         kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length.
+        How many devices share the call is that of the mesh in force (`jax.set_mesh`, shard_map),
+        else of the mesh that q, k and v lie on; else one. On several, tiles hold all heads, and
+        None takes no kernel, which XLA could not divide.
         Also an engine of one's own, a function like `pe_jax.engines.dense.attend`; and, under jit
         on several devices: `pe_jax.engines.apart.Apart(mesh, axes)`, where each row is on one of
         them, which then may run its kernel; `pe_jax.engines.ring.Ring(mesh)`, where they share a
@@ -252,7 +255,8 @@ def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Call
         return dense.attend
     if device in KERNELS:
         why = _refusal(KERNELS[device], rules, params, operands, q, k)
-        if devices() > 1:  # under jit XLA would gather the operands of a kernel
+        shared = devices(operands["q"], operands["k"], operands["v"])
+        if shared > 1:  # under jit XLA would gather the operands of a kernel
             why = "several devices, among which XLA cannot divide a kernel"
         if why is None:
             _log(logging.INFO, f"{name}: the {KERNELS[device]} kernel")
