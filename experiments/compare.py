@@ -192,7 +192,8 @@ def one(
 def flops_per_token(config: Config, trainer: Trainer) -> float:
     """Of the matrix products in a training step, counted in the traced program."""
     trainer.compile(config.batch, config.length)
-    masked = tiles(trainer.config, config.batch, config.length, trainer.layout)
+    given = config.batch, config.length, trainer.layout, trainer.mesh.size
+    masked = tiles(trainer.config, *given)
     return flops.count(trainer.jaxpr, *masked).total / (config.batch * config.length)
 
 

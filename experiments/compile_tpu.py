@@ -106,8 +106,9 @@ def measure(config: Config, program: str, devices: list, chip: target.Chip) -> d
         trainer = Trainer(model, config.optimizer, config.steps, mesh, config.positions)
         masked = Tiles()
         if program == "train":
-            masked = tiles(model, config.batch, config.length, trainer.layout)
-        traced = TRACES[program](trainer, config)
+            masked = tiles(model, config.batch, config.length, trainer.layout, mesh.size)
+        with trainer.in_force():
+            traced = TRACES[program](trainer, config)
         lowered = traced.lower()
     try:
         compiled = lowered.compile()

@@ -27,20 +27,24 @@ class Tiles(NamedTuple):
     share: float = 1.0
 
 
-def tiles(model: ModelConfig, batch: int, length: int, layout: InOrder = IN_ORDER) -> Tiles:
+def tiles(
+    model: ModelConfig, batch: int, length: int, layout: InOrder = IN_ORDER, devices: int = 1
+) -> Tiles:
     """What the mask decides while a training step runs, if each row of tokens is one document.
 
     Of the tiles that a decaying bias leaves out nothing is known: they count.
     """
     tiled = [e for e in model.pattern if not e.overrides("rescore")]
-    found = [_turns(encoding, model, batch, length, layout) for encoding in tiled]
+    found = [_turns(encoding, model, batch, length, layout, devices) for encoding in tiled]
     if not found:
         return Tiles()
     whole, partial, columns = (sum(x) / len(found) for x in zip(*found, strict=True))
     return Tiles((whole, partial), (whole + partial) / columns)
 
 
-def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int, layout: InOrder):
+def _turns(
+    encoding: Encoding, model: ModelConfig, batch: int, length: int, layout: InOrder, devices: int
+):
     """Tiles a row that the mask leaves whole, and in part, on the mean; and all there are.
 
     On a ring the mean is over its hops too, as every device meets the keys of all others.
@@ -54,7 +58,7 @@ def _turns(encoding: Encoding, model: ModelConfig, batch: int, length: int, layo
         for heads in (dims.heads, dims.kv_heads)
     )
     ring = isinstance(layout, Ring)
-    cuts = layout.cuts if ring else tiled.Cuts(devices=jax.device_count())
+    cuts = layout.cuts if ring else tiled.Cuts(devices=devices)
     order = np.asarray(layout.order(length))[None]
     factored = jax.eval_shape(lambda: encoding.factors(params, order, order, dims)) is not None
     setup = tiled.arrange(rules, params, q, k, cuts, factored)

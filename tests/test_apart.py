@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pe_jax
 from pe_jax.engines.apart import Apart
@@ -29,7 +30,9 @@ def test_each_device_runs_its_kernel_where_the_compiler_could_not_divide_it(spec
     encoding = pe_jax.make(spec)
     dims = pe_jax.Dims(256, 4, 4, 64)
     params = encoding.init(jax.random.key(0), dims)
-    q = jax.ShapeDtypeStruct((2, 2048, 4, 64), jnp.bfloat16)
+    rows = mesh(data=2)
+    where = NamedSharding(rows, PartitionSpec("data"))
+    q = jax.ShapeDtypeStruct((2, 2048, 4, 64), jnp.bfloat16, sharding=where)
 
     def traced(implementation) -> str:
         run = lambda q: pe_jax.attention(  # noqa: E731
@@ -38,7 +41,7 @@ def test_each_device_runs_its_kernel_where_the_compiler_could_not_divide_it(spec
         return str(jax.make_jaxpr(run)(q))
 
     assert "pallas_call" not in traced(None)
-    assert "pallas_call" in traced(Apart(mesh(data=2), ("data",)))
+    assert "pallas_call" in traced(Apart(rows, ("data",)))
 
 
 def test_rows_that_do_not_divide_are_refused():
@@ -55,6 +58,6 @@ def test_a_trainer_shares_rows_so_where_there_are_kernels():
         return sharding.layout(ModelConfig(attention=attention), fake)
 
     assert isinstance(layout("tpu", data=4, fsdp=2), Apart)
-    assert isinstance(layout("gpu"), Apart)  # one of several, as a sweep's runs have
+    assert layout("gpu") is IN_ORDER  # one of several, as a sweep's runs have: alone
     assert layout("cpu", data=8) is layout("tpu", data=4, model=2) is IN_ORDER
     assert layout("tpu", "tiled", data=8) is IN_ORDER

@@ -41,7 +41,6 @@ def mesh(**axes: int):
 def tiles(monkeypatch):
     """Makes few tokens many tiles."""
     util.small_tiles(monkeypatch, blocks=(3, 3), sub_blocks=(1,))
-    monkeypatch.setattr(plan, "alone", lambda: False)
 
 
 def case_of(spec: str, causal: bool = True) -> Case:

@@ -1,5 +1,6 @@
 """The tiled engine where it is special: bands, tiles out of reach, groups, several devices."""
 
+import contextlib
 import functools
 import logging
 
@@ -7,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
-from pe_jax.engines import api, bands, plan, terms
+from pe_jax.engines import api, bands, plan, terms, tiled
 from pe_jax.engines.dense import Rules, Tokens
 from tests import util
 from tests.util import assert_close, noise
@@ -143,6 +144,70 @@ def test_the_same_bits_each_time(monkeypatch, spec):
     jax.tree.map(np.testing.assert_array_equal, once, twice)
 
 
+def data_mesh(count: int):
+    kinds = (AxisType.Auto,)
+    return jax.make_mesh((count,), ("data",), kinds, devices=jax.devices()[:count])
+
+
+def chosen(shape=(2, 4, 2048, 64), put=None, mesh=None, inside=lambda f: f) -> tuple:
+    """How many devices a call under jit takes itself to be shared by, and its tiles."""
+    found = []
+
+    def look(q):
+        count = plan.devices(q)
+        found.append((count, tiled.tile_sizes(terms.Terms, q, q, tiled.Cuts(devices=count))))
+        return q
+
+    q = jnp.zeros(shape)
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        jax.jit(inside(look))(q if put is None else jax.device_put(q, put))
+    return found[0]
+
+
+def test_the_devices_are_those_of_the_mesh_and_not_of_the_process(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert jax.device_count() == 8
+    one = (1, ((512, 512), plan.Groups(2, 2, 1, 2)))  # two heads at a time, in turn
+    two = (2, ((512, 512), plan.Groups(1, 1, 2, 4)))  # all heads
+    across = lambda count: NamedSharding(data_mesh(count), PartitionSpec("data"))  # noqa: E731
+    each = {"in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
+    assert chosen() == chosen(mesh=data_mesh(1)) == chosen(put=across(1)) == one
+    assert chosen(put=jax.devices()[3]) == one
+    assert chosen(mesh=data_mesh(2)) == chosen(put=across(2)) == two
+    alone = chosen((4, 4, 2048, 64), inside=lambda f: jax.shard_map(f, mesh=data_mesh(2), **each))
+    assert alone == one
+
+
+def test_a_kernel_is_for_one_device_of_many(monkeypatch, caplog):
+    """Of a process that sees eight, too."""
+    assert jax.device_count() == 8
+    assert picked(caplog, monkeypatch, "alibi", 2048, "gpu")[0] == "fused"
+    with jax.sharding.use_abstract_mesh(data_mesh(2).abstract_mesh):
+        assert picked(caplog, monkeypatch, "alibi", 2048, "gpu")[0] == "tiled"
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl", "fox", "rerope"])
+@pytest.mark.parametrize("axis", [0, 2], ids=["rows", "heads"])
+def test_devices_that_share_a_call_by_the_compiler_are_one(monkeypatch, spec, axis):
+    """Under jit, on arrays that lie on a mesh: all heads in a tile, nothing cut up by hand."""
+    util.small_tiles(monkeypatch, blocks=(16, 16))
+    (encoding,) = pe_jax.parse(spec)
+    params, x = util.random_params(encoding, DIMS), noise(2, 40, DIMS.width)
+    qkv = [jnp.asarray(noise(2, 40, HEADS, WIDTH, seed=n)) for n in range(3)]
+
+    def grads(implementation):
+        def loss(params, *qkv):
+            how = {"x": x, "dims": dims, "implementation": implementation}
+            return (pe_jax.attention(*qkv, encoding=encoding, params=params, **how) ** 2).sum()
+
+        dims = pe_jax.Dims(DIMS.width, HEADS, HEADS, WIDTH)
+        return util.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+
+    where = NamedSharding(data_mesh(2), PartitionSpec(*[None] * axis, "data"))
+    found = grads("tiled")(params, *(jax.device_put(y, where) for y in qkv))
+    assert_close(found, grads("dense")(params, *qkv), 2e-5)
+
+
 @pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl"])
 def test_a_batch_divided_by_shard_map_is_the_whole_batch(monkeypatch, spec):
     util.small_tiles(monkeypatch, blocks=(16, 16))
@@ -159,8 +224,7 @@ def test_a_batch_divided_by_shard_map_is_the_whole_batch(monkeypatch, spec):
     def shard(params, *qkv):
         return jax.lax.psum(loss(params, *qkv), "data")
 
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    each = PartitionSpec("data")
+    mesh, each = data_mesh(2), PartitionSpec("data")
     whole = (PartitionSpec(), each, each, each)
     divided = jax.shard_map(shard, mesh=mesh, in_specs=whole, out_specs=PartitionSpec())
     grads = [util.jit(jax.grad(f, argnums=(0, 1, 2, 3)))(params, *qkv) for f in (loss, divided)]
@@ -190,7 +254,6 @@ def test_half_precision_is_near_full_precision(monkeypatch):
 def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> list[str]:
     api._log.cache_clear()
     monkeypatch.setattr(jax, "default_backend", lambda: device)
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
     (encoding,) = pe_jax.parse(spec)
     rules = Rules(encoding, DIMS, True, None, True, True)
     params = util.random_params(encoding, DIMS)

@@ -116,7 +116,6 @@ def inputs(length: int = T, kv_heads: int = K) -> tuple[np.ndarray, ...]:
 def small_tiles(patch, blocks=BLOCKS, group=(1, 2), sub_blocks=(1, 2)) -> None:
     """Makes T tokens many tiles, two heads at a time, as thousands of tokens are on a CPU."""
     patch.setattr(plan, "block_sizes", lambda _, __, *sizes: tuple(map(min, blocks, sizes)))
-    patch.setattr(plan, "alone", lambda: True)
     patch.setattr(plan, "group_sizes", lambda *_: group)
     patch.setattr(bands, "SUB_BLOCKS", sub_blocks)
 

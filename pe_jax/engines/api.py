@@ -89,6 +89,9 @@ def attention(
         Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length, O(L²) memory.
         Where a bias decays (ALiBi), "tiled" and "fused" leave out tiles in which each key weighs
         less than 2⁻⁴³ of the query's own.
+        How many devices share the call is that of the mesh in force (`jax.set_mesh`, shard_map),
+        else of the mesh that q, k and v lie on; else one. On several, tiles hold all heads, and
+        None takes no kernel, which XLA could not divide.
         Also an engine of one's own, a function like `pe_jax.engines.dense.attend` (with an
         attribute `masked` that is True, if it hides more than `causal` says); and, under jit
         on several devices: `pe_jax.engines.apart.Apart(mesh, axes)`, where each row is on one of
@@ -267,7 +270,8 @@ def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Call
         return dense.attend
     if device in KERNELS:
         why = _refusal(KERNELS[device], rules, params, operands, q, k)
-        if devices() > 1:  # under jit XLA would gather the operands of a kernel
+        shared = devices(operands["q"], operands["k"], operands["v"])
+        if shared > 1:  # under jit XLA would gather the operands of a kernel
             why = "several devices, among which XLA cannot divide a kernel"
         if why is None:
             _log(logging.INFO, f"{name}: the {KERNELS[device]} kernel")

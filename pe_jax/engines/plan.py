@@ -58,17 +58,28 @@ def group_sizes(batch: int, heads: int, kv_heads: int, area: int) -> tuple[int, 
     return max(b for b in range(1, batch + 1) if batch % b == 0 and b * h <= max(most, h)), h
 
 
-def devices() -> int:
-    """How many devices share what is traced here: all, or what a shard_map leaves of its mesh."""
+def devices(*arrays) -> int:
+    """How many devices share what is computed from these arrays.
+
+    The mesh in force says so (`jax.set_mesh`; a shard_map, whose manual axes do not count); where
+    there is none, the mesh that the arrays lie on, which their types tell under jit too. Neither:
+    one device, however many the process sees. The engine and the sizes of tiles follow from it, and
+    never a result: XLA divides whatever it is given.
+
+    What is not seen is a mesh that `in_shardings` alone know, of a jit whose arguments lie on no
+    mesh. Enter the mesh (`jax.set_mesh`), as the trainer does, or heads take turns that could run
+    side by side.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.manual_axes:
-        return jax.device_count()
+    if mesh.empty:
+        meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+        return max((mesh.size for mesh in meshes if not mesh.empty), default=1)
     return mesh.size // math.prod(mesh.shape[axis] for axis in mesh.manual_axes)
 
 
-def alone() -> bool:
-    """Whether heads may take turns: on a CPU that is the only device."""
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
+def alone(count: int) -> bool:
+    """Whether heads may take turns: on a CPU, where `count` devices share a call."""
+    return jax.default_backend() == "cpu" and count == 1
 
 
 class Groups(NamedTuple):

@@ -324,7 +324,7 @@ def tile_sizes(way: type[Terms], q, k, cuts: Cuts) -> tuple[tuple[int, int], Gro
     """Rows and columns of a tile, and the groups."""
     (batch, heads, queries, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
     queries, keys = queries // cuts.parts, keys // cuts.parts
-    if plans.alone() and way.heads_apart:
+    if plans.alone(cuts.parts * cuts.devices) and way.heads_apart:
         rows, columns = plans.block_sizes(way.shape, 1, queries, keys)
         b, h = plans.group_sizes(batch, heads, kv_heads, rows * columns)
     else:
@@ -386,7 +386,8 @@ def factored(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens)
 def attend(rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens) -> jax.Array:
     """As `dense.attend`, in tiles; gradients reach operands and parameters, not positions."""
     operands = factored(rules, params, operands, q, k)
-    queries, cuts = operands["q"].shape[2], Cuts(devices=plans.devices())
+    queries = operands["q"].shape[2]
+    cuts = Cuts(devices=plans.devices(operands["q"], operands["k"], operands["v"]))
     factored_bias = "k_factor" in operands
     setup = arrange(rules, params, operands["q"], operands["k"], cuts, factored_bias)
     diff, q, k = prepare(setup, operands, q, k, cuts)

@@ -1,7 +1,9 @@
 """Attention on a TPU: splash where a mask suffices, else a Pallas kernel that computes the bias.
 
-The result is that of `dense` and `tiled`; what this engine cannot run, `refusal` names. A bias of
-distances reaches the kernel in one of two forms, never as a matrix in memory:
+The result is that of `dense` and `tiled`; what this engine cannot run, `refusal` names. Splash
+takes q as scaled. Where that would round a bfloat16 q once more (E = 32, 96, 128, …: any but a
+power of 4), the other kernel runs, without a bias: it scales float32 scores. A bias of distances
+reaches it in one of two forms, never as a matrix in memory:
 
 * `coefficients` [H, C]: the scheme's `profile` is traced into the kernel (ALiBi);
 * `strips` [H, R, 2·block]: any other function of the distance is evaluated outside, once for each
@@ -74,8 +76,15 @@ def attend(
 
     `interpret` runs the kernels without a TPU, slowly, for tests.
     """
-    run = _with_bias if rules.encoding.overrides("distance_bias") else _with_splash
+    plain = not rules.encoding.overrides("distance_bias") and _scales_exactly(rules, operands)
+    run = _with_splash if plain else _with_kernel
     return run(rules, params, operands, q.segments, interpret).astype(jnp.float32)
+
+
+def _scales_exactly(rules: Rules, operands: dict) -> bool:
+    """Whether q times the scale is no further rounding: in float32, or by a power of two."""
+    power = math.frexp(rules.encoding.scale(rules.dims.head_dim))[0] == 0.5
+    return power or operands["q"].dtype == jnp.float32
 
 
 def _block(tokens: int) -> int:
@@ -124,7 +133,7 @@ def _mask(rules: Rules, length: int) -> masks.Mask:
     return masks.CausalMask(shape) if rules.causal else masks.FullMask(shape)
 
 
-# A kernel of ours: the scores have a bias of distances.
+# A kernel of ours: the scores have a bias of distances, or a scale that splash would round.
 
 
 def _plan(rules: Rules, params: Params, operands: dict, interpret: bool = False) -> Plan:
@@ -147,7 +156,7 @@ def _plan(rules: Rules, params: Params, operands: dict, interpret: bool = False)
     )
 
 
-def _with_bias(rules: Rules, params: Params, operands: dict, ids, interpret: bool) -> jax.Array:
+def _with_kernel(rules: Rules, params: Params, operands: dict, ids, interpret: bool) -> jax.Array:
     """[B, H, T, F] in v's dtype."""
     plan = _plan(rules, params, operands, interpret)
     diff = {name: _pad(operands[name], 2, plan.block) for name in "qkv"}

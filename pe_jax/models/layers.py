@@ -13,7 +13,7 @@ from pe_jax.encodings.base import Encoding, Params
 from pe_jax.engines import cache as caches
 from pe_jax.engines.api import attention
 from pe_jax.engines.layout import IN_ORDER
-from pe_jax.engines.plan import alone
+from pe_jax.engines.plan import alone, devices
 from pe_jax.models.config import ACTIVATIONS, DTYPES, NORMS, ModelConfig
 
 
@@ -25,7 +25,7 @@ class Linear(nnx.Linear):
 
     def __call__(self, inputs, out_sharding=None):
         """[..., D] → [..., D']."""
-        if not alone():
+        if not alone(devices(inputs)):
             return super().__call__(inputs, out_sharding)
         rows = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
         return rows.reshape(*inputs.shape[:-1], -1)

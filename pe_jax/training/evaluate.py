@@ -54,7 +54,8 @@ class Evaluator:
             places = trainer.positions.test(key, read, jnp.zeros_like(read))
             model, layout = trainer.model(params).at_length(read.shape[1]), trainer.layout
             places = None if places is None else layout.spread(places)
-            logits: Any = model(layout.spread(read), positions=places, layout=layout)
+            with trainer.in_force():
+                logits: Any = model(layout.spread(read), positions=places, layout=layout)
             targets = layout.spread(tokens[:, 1:])
             right = logits.argmax(-1) == targets
             return jax.tree.map(layout.restore, (token_losses(logits, targets), right))

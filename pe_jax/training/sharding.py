@@ -131,7 +131,7 @@ def layout(model: ModelConfig, mesh: Mesh) -> InOrder:
     axis = MESH_AXES["tokens"]
     if mesh.shape[axis] == 1:
         kernels = mesh.devices.flat[0].platform in KERNELS and model.attention == "auto"
-        whole = jax.device_count() > 1 and mesh.shape[MESH_AXES["heads"]] == 1
+        whole = mesh.devices.size > 1 and mesh.shape[MESH_AXES["heads"]] == 1
         return Apart(mesh, MESH_AXES["batch"]) if kernels and whole else IN_ORDER
     balanced = model.causal and not model.window
     return Ring(mesh, axis, MESH_AXES["batch"], MESH_AXES["heads"], balanced)

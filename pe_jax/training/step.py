@@ -206,6 +206,13 @@ class Trainer:
         """The model with these parameters."""
         return nnx.merge(self.graph, params)
 
+    def in_force(self) -> Any:
+        """Puts the mesh in force while a program is traced: engines ask it how many devices share.
+
+        Shapes alone, as `compile` passes, do not say on which mesh the arrays will lie.
+        """
+        return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
+
     def put(self, batch: dict) -> dict:
         """Moves this process's rows of a batch to the devices."""
         place = functools.partial(jax.make_array_from_process_local_data, self.batch_sharding)
@@ -213,9 +220,10 @@ class Trainer:
 
     def _step(self, state: State, batch: dict, seed: jax.Array):
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        loss, grads = jax.value_and_grad(
-            lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
-        )(state.params)
+        with self.in_force():
+            loss, grads = jax.value_and_grad(
+                lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
+            )(state.params)
         norm = optax.tree.norm(grads)
         updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
         new = State(optax.apply_updates(state.params, updates), opt_state, state.step, None)
