@@ -105,9 +105,8 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
     if config.rates:
         note = f"The learning rate of each scheme is the best of {len(config.rates)}."
     if config.encoding_rates:
-        note += (
-            f" That of its own parameters is the best of {len(config.encoding_rates)} multiples."
-        )
+        count = len(config.encoding_rates)
+        note += f" Parameters of encodings learn at the best of {count} multiples of it."
     return {
         "name": f"{len(encodings)} positional encodings on {name}",
         "train_length": config.length,

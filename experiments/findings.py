@@ -173,15 +173,16 @@ def _remark(losses: dict[Pair, float], used: Pair | None) -> str:
     if used not in losses:
         return "not one of the grid"
     rates, multiples = (sorted({pair[k] for pair in losses}) for k in (0, 1))
-    edges = [_edge(rates, used[0], "of the grid")]
-    if len(multiples) > 1:
-        edges.append(_edge(multiples, used[1], "multiple for the encoding"))
+    edges = [
+        _edge(rates, used[0], "of the grid"),
+        _edge(multiples, used[1], "multiple for the encoding"),
+    ]
     return "; ".join(filter(None, edges))
 
 
 def _edge(grid: list[float], used: float, what: str) -> str:
-    """In words, whether the best value is the first or the last of those that were tried."""
-    if used not in (grid[0], grid[-1]):
+    """In words, whether the best value is the first or the last of several that were tried."""
+    if len(grid) == 1 or used not in (grid[0], grid[-1]):
         return ""
     which, further = ("least", "smaller") if used == grid[0] else ("greatest", "greater")
     return f"the {which} {what}: a {further} one may be better"
@@ -213,11 +214,12 @@ def rate_words(results: Results) -> str:
     grid, multiples = (
         ", ".join(f"{value:g}" for value in sorted({pair[k] for pair in tried})) for k in (0, 1)
     )
+    checked = f"in {m['rate_steps']:,} steps on {checked_on(results)} at length {m['train_length']}"
+    if "," not in grid:
+        of = f"the best of {multiples} times that {checked}"
+        return f"one learning rate for all ({grid}), for parameters of encodings {of}"
     several = f", × {multiples} for parameters of encodings," if multiples != "1" else ""
-    return (
-        f"the learning rate of each the best of {grid}{several} in {m['rate_steps']:,} steps on"
-        f" {checked_on(results)} at length {m['train_length']}"
-    )
+    return f"the learning rate of each the best of {grid}{several} {checked}"
 
 
 def checked_on(results: Results) -> str:

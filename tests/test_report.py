@@ -544,6 +544,12 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
     assert "0.03 (× 30)" in printed(folder)
 
 
+def test_one_stated_rate_is_no_grid_that_could_have_an_edge():
+    losses = {(0.01, multiple): abs(multiple - 10) for multiple in (1.0, 10.0, 30.0)}
+    assert findings._remark(losses, (0.01, 10.0)) == ""
+    assert findings._remark(losses, (0.01, 30.0)).startswith("the greatest multiple for")
+
+
 def test_ties_of_a_check_go_to_the_least_rate_and_then_the_least_multiple():
     best = results.best_rate
     assert best({(0.1, 1.0): 2.0, (0.01, 30.0): 2.0, (0.01, 10.0): 2.0}) == (0.01, 10.0)
