@@ -530,8 +530,10 @@ def summary(results: Results) -> dict[str, list[str]]:
     if edges := [row.name for row in rates(results) if row.remark]:
         sure.append(f"Best learning rate at the edge of the grid, or none: {', '.join(edges)}.")
     if late := still_falling(results):
-        listed = " ".join(f"{name} is {words}." for name, words in late.items())
-        sure.append(f"Undertrained, perhaps, rather than worse: {listed}")
+        sure.append(
+            f"Undertrained, perhaps, rather than worse: {', '.join(late)}. At the end each falls as"
+            " fast as the scheme with the least loss did at that loss; its card has the numbers."
+        )
     if len(unmatched) > 1:
         sure.append(f"Parameters are not matched: {min(unmatched):,} to {max(unmatched):,}.")
     return {"asked": [asked_first, *also], "found": found, "sure": sure}
