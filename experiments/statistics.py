@@ -7,8 +7,9 @@ A family is every difference that was declared, whatever became of it: Holm's pr
 over all of them, and one without a number counts as p = 1. What a report calls "95 % simultaneous
 (Holm)" is the t interval at 1 - 5 %/m for a family of m: all m together cover the true differences
 in at least 95 % of experiments. Holm's procedure is more powerful; where it excludes a zero that is
-in the interval, the interval ends there. (Levels that step down with the rank would be narrower,
-but their joint coverage fell to 81 % in simulations of 9 schemes.)
+in the interval, the interval ends there. The ends so cut are Holm's claim, not the interval's: with
+them joint coverage was 91 to 96 % in simulations of 9 schemes. (Levels that step down with the rank
+would be narrower, but then it fell to 81 %.)
 """
 
 import dataclasses
