@@ -29,6 +29,7 @@ from experiments.provenance import commit, save_json
 from experiments.timing import DENSE, NAIVE, OURS, Results, Row
 from experiments.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
 from pe_jax.encodings.base import is_int, require
+from pe_jax.engines import checks
 
 PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
 
@@ -88,7 +89,9 @@ class Settings:
         require(decodes, "causal", self.causal, "decoding is causal: take it out of --modes")
         for name in self.schemes:
             try:
-                workloads.scheme(name, self.lengths[0]).check(self.sizes.dims)
+                encoding = workloads.scheme(name, self.lengths[0])
+                encoding.check(self.sizes.dims)
+                checks.causal(encoding, self.causal)
             except ValueError as error:
                 raise ValueError(f"schemes={name!r}: {error}") from error
         for name in ("benchmark.csv", "benchmark.json"):

@@ -243,8 +243,8 @@ def _where(trainer: Trainer, state: State, batch: dict) -> str:
     if jax.process_count() > 1:  # the layers are run one by one, which takes all of them here
         return "the gradient or a layer"
     try:
-        model = trainer.model(state.params)
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
+        model = trainer.model(state.params).at_length(rows[0].shape[1])
         places = trainer.positions.test(jax.random.key(0), *rows)
         model.check_finite(rows[0], positions=places, segments=rows[1])
     except FloatingPointError as error:

@@ -258,6 +258,12 @@ def test_a_bad_flag_is_one_line(command, tmp_path, flag, words):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_scheme_that_needs_a_causal_mask_is_refused_before_anything_runs(command, tmp_path):
+    flags = "--nocausal", "--modes=forward", "--schemes=nope,t5"
+    said = command(f"--out={tmp_path / 'run'}", *flags)
+    assert "schemes='t5': causal=False: all later tokens look alike to T5" in said
+
+
 def test_results_are_not_written_over(command, tmp_path):
     (tmp_path / "benchmark.csv").write_text("mine")
     assert "choose another folder" in command(f"--out={tmp_path}")
