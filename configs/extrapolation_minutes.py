@@ -19,7 +19,7 @@ def get_config() -> CompareConfig:
         seeds=5,
         batch=16,
         steps=400,
-        rates=(3e-3, 1e-2, 3e-2),
+        rates=(3e-3, 1e-2, 3e-2, 1e-1),
         encoding_rates=(0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
         rate_steps=400,
         eval=EvalConfig(lengths=(64, 128, 256, 512, 1024), windows=12, split="test", every=50),

@@ -25,7 +25,7 @@ def get_config() -> CompareConfig:
         batch=16,
         steps=600,
         rates=(1e-3, 3e-3, 1e-2, 3e-2),
-        encoding_rates=(1.0, 10.0, 30.0, 100.0),
+        encoding_rates=(1.0, 3.0, 10.0, 30.0),
         rate_steps=600,
         log_every=100,
         model=ModelConfig(width=96, layers=3),
