@@ -310,7 +310,8 @@ def main(config: CompareConfig) -> None:
         encodings = names(config)
         source = open_source(config)
         nearby = dataclasses.replace(source, asked=1)
-        if (config.rates or config.encoding_rates) and source.text is not None:
+        chosen = any(checks(config, spec) for spec in encodings.values())
+        if chosen and source.text is not None:
             text = windows(source.corpus, source.tokens, near(config))
             nearby = dataclasses.replace(source, text=text)
         batches(config, source, meshes[0])  # raises what training would, before anything is written

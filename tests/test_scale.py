@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs.scale import get_config
-from experiments import compile_tpu, flops, hlo, scale, target
+from experiments import compile_tpu, flops, hlo, loops, scale, target
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
@@ -117,9 +117,9 @@ def whole_and_partial(q, k, rows: int, columns: int, window: int = 0):
 
 def sizes_of_tiles(monkeypatch) -> list[tuple[int, int]]:
     """Rows and columns of the tiles that are chosen from here on."""
-    found, sizes = [], compile_tpu.tiled.tile_sizes
+    found, sizes = [], loops.tiled.tile_sizes
     monkeypatch.setattr(
-        compile_tpu.tiled, "tile_sizes", lambda *a: found.append(sizes(*a)[0]) or sizes(*a)
+        loops.tiled, "tile_sizes", lambda *a: found.append(sizes(*a)[0]) or sizes(*a)
     )
     return found
 
@@ -131,7 +131,7 @@ def test_turns_of_the_loops_over_tiles_are_those_of_the_mask(spec, window, monke
     sizes = sizes_of_tiles(monkeypatch)
     with target.tracing_for(devices):
         assert jax.default_backend() == "tpu"
-        found = compile_tpu.tiles(model, 8, 2048, devices=4)
+        found = loops.tiles(model, 8, 2048, devices=4)
     assert jax.default_backend() == "cpu"
     (rows, columns), order = sizes[0], np.arange(2048)
     whole, partial = whole_and_partial(order, order, rows, columns, window)
@@ -146,7 +146,7 @@ def test_turns_on_a_ring_are_the_mean_over_its_hops(window, hops, monkeypatch):
     model = ModelConfig(encoding="rope", vocab=9, width=64, heads=4, window=window)
     ring = sharding.layout(model, sharding.make_mesh(MeshConfig(seq=4, data=2), jax.devices()))
     sizes = sizes_of_tiles(monkeypatch)
-    found = compile_tpu.tiles(model, 8, 2048, ring)
+    found = loops.tiles(model, 8, 2048, ring)
     order = np.asarray(ring.order(2048)).reshape(4, -1)
     pairs = [(order[i], order[(i - back) % 4]) for i in range(4) for back in range(hops + 1)]
     want = np.mean([whole_and_partial(*pair, *sizes[0], window) for pair in pairs], 0)

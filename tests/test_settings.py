@@ -102,7 +102,7 @@ def test_nor_does_decoding(case):
             q, k, v = (x[:, part].astype(HALF) for x in qkv)
             at = places(case)[:, part] if case.encoding.axes > 1 else None
             how = {"encoding": case.encoding, "params": params, "dims": DIMS, "x": util.flat(q)}
-            out, held = cache.extend(held, q, k, v, at, **how)
+            out, held = cache.extend(held, q, k, v, at, embedded=True, **how)
         return out
 
     narrow(run, util.random_params(case.encoding), util.inputs())

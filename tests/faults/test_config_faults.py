@@ -220,11 +220,22 @@ def test_what_can_run_does(command, args):
             ["rates=(0.1,)", "rate_steps=1", "optimizer.warmup=2", "eval.split=test"],
             ("rate_steps=1", "warmup=2"),
         ),
-        (["rates=(0.1,)"], ("eval.split='validation': the rates are chosen there", "split=test")),
+        (
+            ["rates=(0.1,)", "eval.split=validation"],
+            ("eval.split='validation': the rates are chosen there", "split=test"),
+        ),
+        (
+            ["encoding_rates=(1,0)"],
+            ("encoding_rates=(1, 0)", "different numbers in (0, 10000]"),
+        ),
+        (["length=3"], ("eval.every=50", "length=3 must divide the longest of eval.lengths, 8")),
         (["timing_lengths=(64,32)"], ("timing_lengths=(64, 32)", "ascending integers")),
         (["timing_lengths=(64,)", "mesh.seq=2"], ("timing_lengths=(64,)", "mesh.seq")),
         (["protocol=slide"], ("protocol='slide'", "non-overlapping or sliding")),
-        (["length=900", "encodings=('rope','nope')"], ("length=900", "fewer than one row")),
+        (
+            ["length=900", "encodings=('rope','nope')", "eval.every=0"],
+            ("length=900", "fewer than one row"),
+        ),
     ],
 )
 def test_a_bad_comparison_is_refused(command, capfd, tmp_path, args, words):
