@@ -12,6 +12,7 @@ import optax
 import pytest
 from scipy.special import logsumexp
 
+from pe_jax.models import layers
 from pe_jax.training import sharding, tasks
 from pe_jax.training.checkpoint import Checkpoints
 from pe_jax.training.config import PROTOCOLS, EvalConfig, MeshConfig
@@ -46,6 +47,23 @@ def test_weights_go_round_and_activations_stay(capfd):
     assert re.search(rf"f32\[{R // 4},{L},16\]", text) and "all-gather" in text
     assert not re.search(rf"f32\[({R},{L}|{R * L}),\d+\]", text)
     assert "Involuntary full rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_step_is_traced_for_the_devices_of_its_mesh(count, monkeypatch):
+    """From shapes without shardings, and of a model that lays out no activation."""
+    monkeypatch.setattr(sharding, "activation_sharding", lambda mesh: None)
+    found, devices = set(), layers.devices
+    monkeypatch.setattr(layers, "devices", lambda x: found.add(devices(x)) or devices(x))
+    config = MeshConfig(data=1) if count == 1 else MeshConfig(data=2, fsdp=2, model=2)
+    mesh = sharding.make_mesh(config, jax.devices()[:count])
+    one = Trainer(tiny.config("rope"), OPTIMIZER, STEPS, mesh)
+    bare = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
+    one.step.trace(*jax.tree.map(bare, one.arguments(R, L)))
+    tokens = jax.ShapeDtypeStruct((R, L + 1), np.int32)
+    losses = Evaluator(one, EvalConfig(lengths=(L,))).losses
+    losses.trace(one.shapes, tokens, jax.ShapeDtypeStruct((), np.int32))
+    assert found == {count}
 
 
 def test_eight_devices_start_as_one_does():
