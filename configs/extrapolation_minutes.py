@@ -2,9 +2,10 @@
 
     python -m experiments.compare --config=configs/extrapolation_minutes.py
 
-Six schemes, five seeds, a 2-layer byte model on the embedded text (source code), the learning rate
-of each chosen of three: 48 runs, 14 minutes on two hyperthreads of an AMD EPYC. docs/results.md has
-what it gave: RoPE leads at 64 and falls behind ALiBi and KERPLE from 256 on.
+Six schemes, five seeds, a 2-layer byte model on the embedded text (source code); the learning rate
+of each chosen of four, and for T5 and KERPLE, which have parameters, each with six multiples of it
+for these. 94 runs, about 20 minutes on two CPU cores that do nothing else. docs/results.md has what
+it gave: T5 leads at 64; RoPE falls behind T5, ALiBi and KERPLE from 256 on.
 """
 
 from pe_jax.training.config import EvalConfig
