@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import findings, statistics
+from experiments import curves, findings, formats, statistics
 from experiments.plotting import (
     MUTED,
     Drawing,
@@ -153,7 +153,7 @@ def differences(
     figure, (axes,) = canvas(5.8, 1.2 + 0.27 * len(shown))
     if results.effect:
         axes.axvspan(-results.effect, results.effect, color=MUTED, alpha=0.13, lw=0, zorder=0.4)
-    text = findings.number
+    text = formats.number
     dots(axes, [(s, d.mean, t.low, t.high, text(d.mean, 3, True)) for s, t, d in shown], 0.0)
     for y, (s, _, d) in enumerate(shown):
         axes.plot(d.values, [y] * d.n, "|", ms=9, alpha=0.8, **paint(s))
@@ -198,7 +198,7 @@ def loss_by_step(results: Results) -> Drawing | None:
     figure, (axes,) = canvas(5.8, 3.8)
     rows, ends = [], []
     for scheme in results.schemes:
-        curve = findings.curve(scheme)
+        curve = curves.curve(scheme)
         if isinstance(curve, str):
             rows.append((scheme.name, None, None, "", curve))
             continue

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments import statistics
-from experiments.results import Cell, Pair, Question, Results, Scheme, rate_losses
+from experiments.curves import still_falling
+from experiments.formats import number
+from experiments.learning_rates import rate_words, rates
+from experiments.results import Cell, Question, Results, Scheme
 from experiments.statistics import Estimate, Ratio, Tested
 
 REFERENCE, UNDECIDED = "reference", "undecided"
@@ -127,183 +130,6 @@ def _verdict(tested: Tested, reference: str, effect: float, exploratory: bool) -
     return kind, words + f" ({'; '.join(remarks)})" * bool(remarks)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """The learning rates of one scheme: losses of the checks, the pair used, a remark on it.
-
-    A pair is a learning rate, and the multiple of it at which the encoding's parameters learn.
-    """
-
-    name: str
-    losses: dict[Pair, float]
-    statuses: dict[Pair, str]
-    used: Pair | None
-    remark: str
-
-
-def rates(results: Results) -> list[Rates]:
-    """What the check of learning rates found, scheme by scheme."""
-    length, rows = results.manifest["train_length"], []
-    for scheme in results.schemes:
-        losses = rate_losses(scheme.checks, length)
-        statuses = {pair: run.status for pair, run in scheme.checks.items()}
-        used = _used(results, scheme)
-        rows.append(Rates(scheme.name, losses, statuses, used, _remark(losses, used)))
-    return rows
-
-
-def _used(results: Results, scheme: Scheme) -> Pair | None:
-    """The (rate, multiple) that its runs had; None if there was a grid and no run is there."""
-    stated = not scheme.checks
-    rate = scheme.fact("learning_rate")
-    if rate is None and stated:
-        rate = results.manifest["learning_rate"]
-    multiple = scheme.fact("encoding_rate")
-    if multiple is None:
-        multiple = results.manifest.get("encoding_rate", 1.0) if stated else 1.0
-    return None if rate is None else (float(rate), float(multiple))
-
-
-def _remark(losses: dict[Pair, float], used: Pair | None) -> str:
-    """What a reader must know about the pair that was used."""
-    if not losses or used is None:
-        return ""
-    if not any(map(math.isfinite, losses.values())):
-        return "none of them gave a loss: the least was used"
-    if used not in losses:
-        return "not one of the grid"
-    rates, multiples = (sorted({pair[k] for pair in losses}) for k in (0, 1))
-    edges = [
-        _edge(rates, used[0], "of the grid"),
-        _edge(multiples, used[1], "multiple for the encoding"),
-    ]
-    return "; ".join(filter(None, edges))
-
-
-def _edge(grid: list[float], used: float, what: str) -> str:
-    """In words, whether the best value is the first or the last of several that were tried."""
-    if len(grid) == 1 or used not in (grid[0], grid[-1]):
-        return ""
-    which, further = ("least", "smaller") if used == grid[0] else ("greatest", "greater")
-    return f"the {which} {what}: a {further} one may be better"
-
-
-def pair_words(pair: Pair | None) -> str:
-    """0.01, or 0.01 (× 30) where the encoding's parameters learn 30 times as fast."""
-    if pair is None:
-        return "—"
-    return f"{pair[0]:g}" + (f" (× {pair[1]:g})" if pair[1] != 1 else "")
-
-
-def rate_used(results: Results, scheme: Scheme) -> str:
-    """The learning rate that its runs had, and its multiple for the encoding's parameters."""
-    used = _used(results, scheme)
-    if used and scheme.fact("encoding_parameters") == 0:  # none that could learn at another rate
-        used = used[0], 1.0
-    return pair_words(used)
-
-
-def rate_words(results: Results) -> str:
-    """How the learning rates came about."""
-    m = results.manifest
-    tried = {pair for scheme in results.schemes for pair in scheme.checks}
-    if not tried:
-        multiple = m.get("encoding_rate", 1.0)
-        faster = f", {multiple:g} times that for parameters of encodings" if multiple != 1 else ""
-        return f"one learning rate for all ({m['learning_rate']:g}{faster})"
-    grid, multiples = (
-        ", ".join(f"{value:g}" for value in sorted({pair[k] for pair in tried})) for k in (0, 1)
-    )
-    checked = f"in {m['rate_steps']:,} steps on {checked_on(results)} at length {m['train_length']}"
-    if "," not in grid:
-        of = f"the best of {multiples} times that {checked}"
-        return f"one learning rate for all ({grid}), for parameters of encodings {of}"
-    several = f", × {multiples} for parameters of encodings," if multiples != "1" else ""
-    return f"the learning rate of each the best of {grid}{several} {checked}"
-
-
-def checked_on(results: Results) -> str:
-    """What the learning rates were chosen on: a task has questions, and no splits."""
-    task = results.manifest["corpus"]["name"].startswith("synthetic:")
-    return "other questions" if task else "validation text"
-
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """The loss at the training length during training, mean over seeds.
-
-    Attributes:
-      steps: where every seed was evaluated, ascending.
-      losses: at these, nats per token.
-      work: steps up to there, each counted by its learning rate as a part of the greatest.
-      seeds: each seed's losses.
-    """
-
-    steps: np.ndarray
-    losses: np.ndarray
-    work: np.ndarray
-    seeds: dict[int, np.ndarray]
-
-
-def curve(scheme: Scheme) -> Curve | str:
-    """The loss during training of a scheme, or why there is none: every seed has to have it."""
-    good, problem = scheme.by_step()
-    if problem:
-        return problem
-    steps = np.array(sorted(set.intersection(*(set(losses) for losses in good.values()))))
-    if not steps.size:
-        return "no step at which all seeds were evaluated"
-    seeds = {seed: np.array([losses[step] for step in steps]) for seed, losses in good.items()}
-    rows = next(iter(scheme.runs.values())).metrics
-    rates = [(r["step"], r["learning_rate"]) for r in rows if r.get("learning_rate") is not None]
-    work = steps.astype(float)
-    if len(rates) > 1:
-        at, rate = np.array(rates, float).T
-        done = np.cumsum(np.diff(at, prepend=0) * (rate + np.append(rate[0], rate[:-1])) / 2)
-        work = np.interp(steps, at, done / rate.max())
-    return Curve(steps, np.mean([*seeds.values()], axis=0), work, seeds)
-
-
-def still_falling(results: Results) -> dict[str, str]:
-    """Scheme → a sentence, for each that falls as fast at its end as the best one did there.
-
-    Such a scheme may be late, and not worse. The best is the one with the least loss at the end.
-    Said of a scheme if both hold:
-
-    - Its fall between its last two evaluations is no less than what the best one fell for the same
-      work, at the loss that the scheme ends with (over the two evaluations that enclose that loss).
-      Work is steps times the learning rate as a part of its peak: a decay slows all of them down.
-    - It is more than what the best one fell over the same last steps. The decay itself makes losses
-      fall at the end, of all schemes alike, and that says nothing of being late.
-
-    It compares slopes of means over seeds, without a test, as fine as evaluations were frequent,
-    and does not say where a longer run would end. Nothing is said of a loss that the best one had
-    below its first evaluation, nor of schemes without losses of all seeds.
-    """
-    found = {s.name: curve(s) for s in results.schemes}
-    curves = {name: c for name, c in found.items() if isinstance(c, Curve) and c.steps.size > 1}
-    if not curves:
-        return {}
-    first = min(curves, key=lambda name: curves[name].losses[-1])
-    best, said = curves[first], {}
-    for name, ours in curves.items():
-        (before, last), (begin, end) = ours.losses[-2:], ours.steps[-2:]
-        below = np.flatnonzero(best.losses < last)
-        if name == first or not below.size or below[0] == 0:
-            continue
-        k = below[0]
-        slope = (best.losses[k - 1] - best.losses[k]) / (best.work[k] - best.work[k - 1])
-        there = slope * (ours.work[-1] - ours.work[-2])
-        then = np.interp([begin, end], best.steps, best.losses)
-        if before - last >= there and before - last > then[0] - then[1]:
-            said[name] = (
-                f"still falling: {number(before - last)} nats over the last {end - begin:,} steps;"
-                f" the best scheme, {first}, fell {number(there)} at that level, in as many steps"
-                " at those learning rates"
-            )
-    return said
-
-
 def what_differs(results: Results) -> str:
     """What this comparison is, where a published one stands beside it."""
     m = results.manifest
@@ -315,18 +141,6 @@ def what_differs(results: Results) -> str:
         f"Here: {m['corpus']['name']}, tokens are {kind}, {size}{tokens:,.1f}M tokens of training"
         " a run. Levels do not compare, only which schemes hold as the text grows longer."
     )
-
-
-def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
-    """A number for a table: a true minus, thousands apart, an em dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return "—"
-    return f"{value:{'+' if signed else ''},.{digits}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def p_value(p: float) -> str:
-    """A p value to three digits."""
-    return "< 0.001" if p < 0.001 else number(p)
 
 
 def interval(tested: Tested | None) -> str:

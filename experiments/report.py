@@ -23,7 +23,19 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from experiments import figures, findings, launch, page, plotting, portraits, published, statistics
+from experiments import (
+    curves,
+    figures,
+    findings,
+    formats,
+    launch,
+    learning_rates,
+    page,
+    plotting,
+    portraits,
+    published,
+    statistics,
+)
 from experiments import results as reading
 from experiments.findings import Verdict
 from experiments.provenance import save_json
@@ -69,11 +81,11 @@ def _verdict_rows(rows: list[Verdict]) -> list[dict[str, Any]]:
                 "claimed": row.kind in CLAIMS and not row.exploratory,
                 "mark": MARKS[row.kind],
                 "words": row.words,
-                "mean": findings.number(d.mean, 4, signed=True) if d else "—",
-                "median": findings.number(d.median, 4, signed=True) if d else "—",
+                "mean": formats.number(d.mean, 4, signed=True) if d else "—",
+                "median": formats.number(d.median, 4, signed=True) if d else "—",
                 "interval": findings.interval(row.tested),
-                "p": findings.p_value(d.p) if d else "—",
-                "holm": findings.p_value(row.tested.holm) if row.tested else "—",
+                "p": formats.p_value(d.p) if d else "—",
+                "holm": formats.p_value(row.tested.holm) if row.tested else "—",
             }
         )
     return shown
@@ -87,19 +99,19 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
     return {
         "name": scheme.name,
         "spec": scheme.spec,
-        "parameters": findings.number(scheme.fact("parameters"), 0),
-        "encoding_parameters": findings.number(scheme.fact("encoding_parameters"), 0),
-        "flops": findings.number(flops / 1e6 if flops else None, 2),
-        "rate": findings.number(rate, 0) + (" *" if source == "logged" else ""),
+        "parameters": formats.number(scheme.fact("parameters"), 0),
+        "encoding_parameters": formats.number(scheme.fact("encoding_parameters"), 0),
+        "flops": formats.number(flops / 1e6 if flops else None, 2),
+        "rate": formats.number(rate, 0) + (" *" if source == "logged" else ""),
         "problem": measured.get("problem", ""),
-        "memory": findings.number(temporary / 2**20 if temporary else None, 1),
-        "compile": findings.number(measured.get("compile_seconds"), 1),
+        "memory": formats.number(temporary / 2**20 if temporary else None, 1),
+        "compile": formats.number(measured.get("compile_seconds"), 1),
         "train_loss": findings.cell_text(findings.train_loss(scheme))[0],
-        "learning_rate": findings.rate_used(results, scheme),
+        "learning_rate": learning_rates.rate_used(results, scheme),
     }
 
 
-def _rate_section(results: Results, rows: list[findings.Rates]) -> dict[str, Any]:
+def _rate_section(results: Results, rows: list[learning_rates.Rates]) -> dict[str, Any]:
     """The losses of the check at each learning rate, as a section of the page."""
     grid = sorted({pair for row in rows for pair in row.losses})
     shown = []
@@ -107,20 +119,19 @@ def _rate_section(results: Results, rows: list[findings.Rates]) -> dict[str, Any
         cells = [
             "—"
             if pair not in row.losses  # a multiple, and no parameters that could learn at it
-            else findings.number(row.losses[pair])
+            else formats.number(row.losses[pair])
             if math.isfinite(row.losses[pair])
             else row.statuses[pair]
             for pair in grid
         ]
-        shown.append((row.name, *cells, findings.pair_words(row.used), row.remark))
+        shown.append((row.name, *cells, learning_rates.pair_words(row.used), row.remark))
     steps, length = results.manifest["rate_steps"], results.manifest["train_length"]
     return {
         "title": "Learning rates",
-        "note": f"Loss after {steps:,} steps on {findings.checked_on(results)} at length {length},"
-        " one seed, in nats per token; each scheme was then trained with its best, from the start."
-        + MULTIPLES
-        * any(multiple != 1 for _, multiple in grid),
-        "head": ("encoding", *map(findings.pair_words, grid), "used", "remark"),
+        "note": f"Loss after {steps:,} steps on {learning_rates.checked_on(results)} at length"
+        f" {length}, one seed, in nats per token; each scheme was then trained with its best, from"
+        " the start." + MULTIPLES * any(multiple != 1 for _, multiple in grid),
+        "head": ("encoding", *map(learning_rates.pair_words, grid), "used", "remark"),
         "words": ("remark",),
         "rows": shown,
         "csv": "rates.csv",
@@ -155,8 +166,8 @@ def _runs(results: Results, scheme: Scheme) -> list[dict[str, Any]]:
     return [
         {
             "seed": seed,
-            "loss": findings.number(values.get(seed)),
-            "train_loss": findings.number(run.evaluation.get("train_loss")),
+            "loss": formats.number(values.get(seed)),
+            "train_loss": formats.number(run.evaluation.get("train_loss")),
             "status": run.status + f": {run.reason}" * bool(run.reason),
         }
         for seed, run in scheme.runs.items()
@@ -246,7 +257,7 @@ def _speed_sections(results: Results) -> list[dict[str, Any]]:
 
 def _rates(results: Results) -> Iterator[tuple]:
     yield ("encoding", "learning_rate", "encoding_rate", "loss", "status", "used", "remark")
-    for row in findings.rates(results):
+    for row in learning_rates.rates(results):
         for pair, loss in row.losses.items():
             known = loss if math.isfinite(loss) else None
             used = pair == row.used
@@ -308,7 +319,7 @@ def _context(results: Results, decided: Decided) -> dict[str, Any]:
     costs = [_cost(results, s) for s in results.schemes]
     cards = zip(portraits.draw_all(results, folder), results.schemes, strict=True)
     positions = [(s.name, s.by_position()) for s in results.schemes]
-    rates = findings.rates(results)
+    rates = learning_rates.rates(results)
     sections = [_rate_section(results, rates)] if any(row.losses for row in rates) else []
     sections += _speed_sections(results)
     if not results.manifest["corpus"]["name"].startswith("synthetic:"):
@@ -316,7 +327,7 @@ def _context(results: Results, decided: Decided) -> dict[str, Any]:
         sections += [table.section(ours) for table in published.TABLES]
     return {
         "sections": sections,
-        "rate_words": findings.rate_words(results),
+        "rate_words": learning_rates.rate_words(results),
         "m": results.manifest,
         "primary": results.primary,
         "effect": f"{results.effect:g}",
@@ -333,7 +344,7 @@ def _context(results: Results, decided: Decided) -> dict[str, Any]:
         "speed_facts": results.speed,
         "training": _figure(folder, figures.training(results)),
         "by_step": _figure(folder, figures.loss_by_step(results)),
-        "late": findings.still_falling(results),
+        "late": curves.still_falling(results),
         "losses": tables,
         "costs": costs,
         "logged": any(row["rate"].endswith("*") for row in costs),
@@ -390,7 +401,7 @@ def _terminal(results: Results, question: Question) -> Table:
     for scheme, row in zip(results.schemes, shown, strict=True):
         cell = scheme.cell(protocol, length)
         loss = findings.cell_text(cell)[0] if cell.estimate else "—"
-        numbers = findings.rate_used(results, scheme), loss, row["mean"], row["interval"]
+        numbers = learning_rates.rate_used(results, scheme), loss, row["mean"], row["interval"]
         words = (row["name"], *numbers, row["holm"], f"{row['mark']} {row['words']}")
         table.add_row(*map(Text, words))  # Text: names are not markup
     return table

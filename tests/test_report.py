@@ -14,7 +14,8 @@ import rich.console
 
 import pe_jax
 from configs import extrapolation_field
-from experiments import findings, plotting, report, results, statistics
+from experiments import findings, learning_rates, plotting, report, results, statistics
+from experiments.curves import curve, still_falling
 from pe_jax.encodings import parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -474,7 +475,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
                 json.dumps({**json.loads(path.read_text()), "learning_rate": used[name]})
             )
     read = results.read(folder)
-    rows = {row.name: row for row in findings.rates(read)}
+    rows = {row.name: row for row in learning_rates.rates(read)}
     for name, row in rows.items():
         assert results.best_rate(row.losses) == row.used == (used[name], 1.0)
     assert rows["rope"].remark == ""
@@ -518,7 +519,7 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
             run.write_text(json.dumps(json.loads(run.read_text()) | about))
     assert results.rate_folder("t5", 0.03, 30).as_posix() == "rates/t5/0.03x30.0"
     read = results.read(folder)
-    rows = {row.name: row for row in findings.rates(read)}
+    rows = {row.name: row for row in learning_rates.rates(read)}
     for name, row in rows.items():
         assert results.best_rate(row.losses) == row.used == used[name]
     assert (
@@ -526,10 +527,10 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
     )
     assert rows["rope"].remark == "the least of the grid: a smaller one may be better"
     assert rows["alibi"].remark == ""  # it has one multiple, and no edge there
-    shown = {s.name: findings.rate_used(read, s) for s in read.schemes}
+    shown = {s.name: learning_rates.rate_used(read, s) for s in read.schemes}
     assert shown == {"rope": "0.01", "t5": "0.03 (× 30)", "alibi": "0.03"}
     words = "the best of 0.01, 0.03, 0.1, × 1, 30 for parameters of encodings, in 50 steps"
-    assert words in findings.rate_words(read)
+    assert words in learning_rates.rate_words(read)
     edges = "Best learning rate at the edge of the grid, or none: rope, t5."
     assert edges in findings.summary(read)["sure"]
     text = Page(report.build(folder).read_text(encoding="utf-8")).text
@@ -546,8 +547,8 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
 
 def test_one_stated_rate_is_no_grid_that_could_have_an_edge():
     losses = {(0.01, multiple): abs(multiple - 10) for multiple in (1.0, 10.0, 30.0)}
-    assert findings._remark(losses, (0.01, 10.0)) == ""
-    assert findings._remark(losses, (0.01, 30.0)).startswith("the greatest multiple for")
+    assert learning_rates._remark(losses, (0.01, 10.0)) == ""
+    assert learning_rates._remark(losses, (0.01, 30.0)).startswith("the greatest multiple for")
 
 
 def test_ties_of_a_check_go_to_the_least_rate_and_then_the_least_multiple():
@@ -561,12 +562,14 @@ def test_one_stated_rate_of_encodings_is_told_and_older_checks_are_found(fake):
     folder = fake(["rope", "t5"], speed=False, encoding_rate=30.0)
     words = "one learning rate for all (0.001, 30 times that for parameters of encodings)"
     read = results.read(folder)
-    assert findings.rate_words(read) == words
-    assert findings.rate_used(read, read.scheme("t5")) == "0.001 (× 30)"
+    assert learning_rates.rate_words(read) == words
+    assert learning_rates.rate_used(read, read.scheme("t5")) == "0.001 (× 30)"
     path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"encoding_parameters": 0}))
     read = results.read(folder)
-    assert findings.rate_used(read, read.scheme("rope")) == "0.001"  # nothing learns at another
+    assert (
+        learning_rates.rate_used(read, read.scheme("rope")) == "0.001"
+    )  # nothing learns at another
     older = folder / "rates" / "rope" / "0.01" / "evaluation.json"
     older.parent.mkdir(parents=True)
     losses = {"non-overlapping": {"64": [2.5]}}
@@ -610,12 +613,12 @@ def test_a_scheme_that_is_late_is_told_from_one_that_is_worse(fake, no_portraits
     half, slow = falling(0.02, 2.0, 0.1), falling(0.004, 2.2, 0.1)
     curves |= {"nope": slow, "t5": falling(0.03, 2.5, 0.1), "shaw": falling(0.03, 2.5, 0.2)}
     folder = fake(names, speed=False, secondary={"protocol": "non-overlapping", "length": TRAIN})
-    assert findings.still_falling(results.read(folder)) == {}
+    assert still_falling(results.read(folder)) == {}
     evaluated(folder, curves)
     read = results.read(folder)
-    late = findings.still_falling(read)
+    late = still_falling(read)
     assert set(late) == {"alibi"}
-    ours, best = (findings.curve(read.scheme(name)) for name in ("alibi", "rope"))
+    ours, best = (curve(read.scheme(name)) for name in ("alibi", "rope"))
     fall = ours.losses[-2] - ours.losses[-1]
     assert late["alibi"].startswith(f"still falling: {fall:.3f} nats over the last 50 steps; the")
     k = np.flatnonzero(best.losses < ours.losses[-1])[0]
@@ -637,11 +640,11 @@ def test_what_the_decay_itself_takes_off_is_no_sign_of_being_late(fake):
     folder = fake(["rope", "t5"], speed=False)
     evaluated(folder, {"rope": falling(0.1, 2.0, 0.5), "t5": falling(0.1, 2.17, 0.3)})
     read = results.read(folder)
-    best, ours = (findings.curve(read.scheme(name)) for name in ("rope", "t5"))
+    best, ours = (curve(read.scheme(name)) for name in ("rope", "t5"))
     k = np.flatnonzero(best.losses < ours.losses[-1])[0]
     slopes = [-np.diff(c.losses)[at] / np.diff(c.work)[at] for c, at in ((best, k - 1), (ours, -1))]
     assert slopes[1] > slopes[0]  # but rope falls more over the same last steps, of the same decay
-    assert findings.still_falling(read) == {}
+    assert still_falling(read) == {}
 
 
 def test_without_losses_of_all_seeds_nothing_is_said_of_a_curve(fake):
@@ -651,7 +654,7 @@ def test_without_losses_of_all_seeds_nothing_is_said_of_a_curve(fake):
     drawn = report.figures.loss_by_step(results.read(folder))
     assert ("alibi", None, None, "", "not evaluated in seeds 0, 1, 2") in drawn.rows
     (folder / "runs" / "rope" / "seed1" / "evaluation.json").unlink()
-    assert findings.curve(results.read(folder).scheme("rope")) == "missing seed 1"
+    assert curve(results.read(folder).scheme("rope")) == "missing seed 1"
 
 
 def test_work_counts_steps_by_their_learning_rate(fake):
@@ -661,13 +664,9 @@ def test_work_counts_steps_by_their_learning_rate(fake):
     lines = "".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows)
     path = folder / "runs" / "rope" / "seed0" / "metrics.jsonl"
     path.write_text(lines)
-    np.testing.assert_allclose(
-        findings.curve(results.read(folder).scheme("rope")).work, [0, 5, 15, 20]
-    )
+    np.testing.assert_allclose(curve(results.read(folder).scheme("rope")).work, [0, 5, 15, 20])
     path.write_text(lines.replace("learning_rate", "other"))
-    np.testing.assert_allclose(
-        findings.curve(results.read(folder).scheme("rope")).work, [0, 10, 20, 30]
-    )
+    np.testing.assert_allclose(curve(results.read(folder).scheme("rope")).work, [0, 10, 20, 30])
 
 
 def test_what_others_published_is_marked_as_theirs_and_in_no_table_of_ours(whole, page):
@@ -746,9 +745,9 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_portraits):
 def test_a_rate_that_no_run_used_is_not_shown(fake):
     folder = fake(["nope", "rope"], seeds=(0,), speed=False, rates=[0.1, 0.2], rate_steps=5)
     (scheme, _) = results.read(folder).schemes
-    assert findings.rate_used(results.read(folder), scheme) == "—"
+    assert learning_rates.rate_used(results.read(folder), scheme) == "—"
     plain = results.read(fake(["nope", "rope"], seeds=(0,), speed=False))
-    assert findings.rate_used(plain, plain.schemes[0]) == "0.001"
+    assert learning_rates.rate_used(plain, plain.schemes[0]) == "0.001"
 
 
 def test_runs_of_other_code_are_noted(fake):

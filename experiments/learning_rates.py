@@ -1,0 +1,107 @@
+"""The learning rates of a comparison: what was tried, what was used, and in words."""
+
+import dataclasses
+import math
+
+from experiments.results import Pair, Results, Scheme, rate_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """The learning rates of one scheme: losses of the checks, the pair used, a remark on it.
+
+    A pair is a learning rate, and the multiple of it at which the encoding's parameters learn.
+    """
+
+    name: str
+    losses: dict[Pair, float]
+    statuses: dict[Pair, str]
+    used: Pair | None
+    remark: str
+
+
+def rates(results: Results) -> list[Rates]:
+    """What the check of learning rates found, scheme by scheme."""
+    length, rows = results.manifest["train_length"], []
+    for scheme in results.schemes:
+        losses = rate_losses(scheme.checks, length)
+        statuses = {pair: run.status for pair, run in scheme.checks.items()}
+        used = _used(results, scheme)
+        rows.append(Rates(scheme.name, losses, statuses, used, _remark(losses, used)))
+    return rows
+
+
+def _used(results: Results, scheme: Scheme) -> Pair | None:
+    """The (rate, multiple) that its runs had; None if there was a grid and no run is there."""
+    stated = not scheme.checks
+    rate = scheme.fact("learning_rate")
+    if rate is None and stated:
+        rate = results.manifest["learning_rate"]
+    multiple = scheme.fact("encoding_rate")
+    if multiple is None:
+        multiple = results.manifest.get("encoding_rate", 1.0) if stated else 1.0
+    return None if rate is None else (float(rate), float(multiple))
+
+
+def _remark(losses: dict[Pair, float], used: Pair | None) -> str:
+    """What a reader must know about the pair that was used."""
+    if not losses or used is None:
+        return ""
+    if not any(map(math.isfinite, losses.values())):
+        return "none of them gave a loss: the least was used"
+    if used not in losses:
+        return "not one of the grid"
+    rates, multiples = (sorted({pair[k] for pair in losses}) for k in (0, 1))
+    edges = [
+        _edge(rates, used[0], "of the grid"),
+        _edge(multiples, used[1], "multiple for the encoding"),
+    ]
+    return "; ".join(filter(None, edges))
+
+
+def _edge(grid: list[float], used: float, what: str) -> str:
+    """In words, whether the best value is the first or the last of several that were tried."""
+    if len(grid) == 1 or used not in (grid[0], grid[-1]):
+        return ""
+    which, further = ("least", "smaller") if used == grid[0] else ("greatest", "greater")
+    return f"the {which} {what}: a {further} one may be better"
+
+
+def pair_words(pair: Pair | None) -> str:
+    """0.01, or 0.01 (× 30) where the encoding's parameters learn 30 times as fast."""
+    if pair is None:
+        return "—"
+    return f"{pair[0]:g}" + (f" (× {pair[1]:g})" if pair[1] != 1 else "")
+
+
+def rate_used(results: Results, scheme: Scheme) -> str:
+    """The learning rate that its runs had, and its multiple for the encoding's parameters."""
+    used = _used(results, scheme)
+    if used and scheme.fact("encoding_parameters") == 0:  # none that could learn at another rate
+        used = used[0], 1.0
+    return pair_words(used)
+
+
+def rate_words(results: Results) -> str:
+    """How the learning rates came about."""
+    m = results.manifest
+    tried = {pair for scheme in results.schemes for pair in scheme.checks}
+    if not tried:
+        multiple = m.get("encoding_rate", 1.0)
+        faster = f", {multiple:g} times that for parameters of encodings" if multiple != 1 else ""
+        return f"one learning rate for all ({m['learning_rate']:g}{faster})"
+    grid, multiples = (
+        ", ".join(f"{value:g}" for value in sorted({pair[k] for pair in tried})) for k in (0, 1)
+    )
+    checked = f"in {m['rate_steps']:,} steps on {checked_on(results)} at length {m['train_length']}"
+    if "," not in grid:
+        of = f"the best of {multiples} times that {checked}"
+        return f"one learning rate for all ({grid}), for parameters of encodings {of}"
+    several = f", × {multiples} for parameters of encodings," if multiples != "1" else ""
+    return f"the learning rate of each the best of {grid}{several} {checked}"
+
+
+def checked_on(results: Results) -> str:
+    """What the learning rates were chosen on: a task has questions, and no splits."""
+    task = results.manifest["corpus"]["name"].startswith("synthetic:")
+    return "other questions" if task else "validation text"
