@@ -46,7 +46,8 @@ from pe_jax.training.sweeps import CompareConfig
 Decided = list[tuple[Question, list[Verdict]]]
 PAGE = "report.html"
 MULTIPLES = (
-    " (× 30): the encoding's own parameters learn at 30 times the rate; a dash where it has none."
+    " × is the multiple of the rate at which an encoding's own parameters learn. The loss at a rate"
+    " is the least over multiples, that at a multiple the least over rates."
 )
 REPORT = "python -m experiments.report"
 MARKS = {
@@ -112,30 +113,42 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
 
 
 def _rate_section(results: Results, rows: list[learning_rates.Rates]) -> dict[str, Any]:
-    """The losses of the check at each learning rate, as a section of the page."""
-    grid = sorted({pair for row in rows for pair in row.losses})
-    shown = []
-    for row in rows:
-        cells = [
-            "—"
-            if pair not in row.losses  # a multiple, and no parameters that could learn at it
-            else formats.number(row.losses[pair])
-            if math.isfinite(row.losses[pair])
-            else row.statuses[pair]
-            for pair in grid
-        ]
-        shown.append((row.name, *cells, learning_rates.pair_words(row.used), row.remark))
+    """The losses of the checks, by learning rate and by multiple, as a section of the page."""
+    pairs = {pair for row in rows for pair in row.losses}
+    rates, multiples = (sorted({pair[k] for pair in pairs}) for k in (0, 1))
+    columns = [(0, rate) for rate in rates] * (len(rates) > 1 or len(multiples) == 1)
+    columns += [(1, multiple) for multiple in multiples] * (len(multiples) > 1)
+    shown = [
+        (
+            row.name,
+            *(_least(row, *column) for column in columns),
+            learning_rates.pair_words(row.used),
+            row.remark,
+        )
+        for row in rows
+    ]
     steps, length = results.manifest["rate_steps"], results.manifest["train_length"]
     return {
         "title": "Learning rates",
         "note": f"Loss after {steps:,} steps on {learning_rates.checked_on(results)} at length"
         f" {length}, one seed, in nats per token; each scheme was then trained with its best, from"
-        " the start." + MULTIPLES * any(multiple != 1 for _, multiple in grid),
-        "head": ("encoding", *map(learning_rates.pair_words, grid), "used", "remark"),
+        " the start." + MULTIPLES * (len(multiples) > 1),
+        "head": ("encoding", *(f"{'× ' * k}{value:g}" for k, value in columns), "used", "remark"),
         "words": ("remark",),
         "rows": shown,
         "csv": "rates.csv",
     }
+
+
+def _least(row: learning_rates.Rates, which: int, value: float) -> str:
+    """The least loss with a learning rate (0) or a multiple of it (1); or why there is none."""
+    if which and len({multiple for _, multiple in row.losses}) < 2:
+        return "—"  # no parameters that could learn at another rate
+    pairs = [pair for pair in row.losses if pair[which] == value]
+    if not pairs:
+        return "—"
+    best = min(pairs, key=lambda pair: row.losses[pair])
+    return formats.number(row.losses[best]) if row.losses[best] < math.inf else row.statuses[best]
 
 
 def _changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
