@@ -4,7 +4,7 @@
 
 Six schemes, five seeds, a 2-layer byte model on the embedded text (source code); the learning rate
 of each chosen of four, and for T5 and KERPLE, which have parameters, each with six multiples of it
-for these. 94 runs, about 20 minutes on two CPU cores that do nothing else. docs/results.md has what
+for these. 94 runs, half an hour on two CPU cores with tests beside them. docs/results.md has what
 it gave: T5 leads at 64; RoPE falls behind T5, ALiBi and KERPLE from 256 on.
 """
 

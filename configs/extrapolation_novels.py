@@ -1,12 +1,13 @@
-"""Length extrapolation on novels, hours on two CPU cores: trained at 128, tested to 1,024.
+"""Length extrapolation on novels, an hour on two CPU cores: trained at 128, tested to 1,024.
 
     python -m experiments.compare --config=configs/extrapolation_novels.py --config.data=text:DIR
 
 Six schemes, five seeds, a 3-layer byte model of 0.36M parameters; the learning rate of each chosen
 of four, and for T5 and KERPLE, which have parameters, each with four multiples of it for these, on
-validation text; losses of the test split. 30 runs and 48 checks that are as long: hours on two CPU
-cores, in 2 GB. Expect RoPE to lead ALiBi at 128 and to fall behind it by 512, and ALiBi's gain
-beyond 128 to vanish under the sliding window.
+validation text; losses of the test split. 30 runs and 48 checks that are as long: an hour on two
+CPU cores by the pace of the first ones (not run whole with this grid), in 2 GB. Expect RoPE to lead
+ALiBi at 128 and to fall behind it by 512, and ALiBi's gain beyond 128 to vanish under the sliding
+window.
 """
 
 from pe_jax.models.config import ModelConfig

@@ -38,21 +38,12 @@ class Sweep:
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
 
-def rates_field() -> tuple[float, ...]:
-    """Peak learning rates to choose from; none to choose from is the default."""
+def choices_field(high: float) -> tuple[float, ...]:
+    """Different numbers up to `high` to choose from; none to choose from is the default."""
     return ranged(
         (),
-        "different numbers in (0, 10], or none",
-        lambda v: len({*map(float, v)}) == len(v) and all(0 < x <= 10 for x in v),
-    )
-
-
-def multiples_field() -> tuple[float, ...]:
-    """Multiples of the learning rate for encodings to choose from; none is the default."""
-    return ranged(
-        (),
-        "different numbers in (0, 10000], or none",
-        lambda v: len({*map(float, v)}) == len(v) and all(0 < x <= 1e4 for x in v),
+        f"different numbers in (0, {high:g}], or none",
+        lambda v: len({*map(float, v)}) == len(v) and all(0 < x <= high for x in v),
     )
 
 
@@ -119,8 +110,8 @@ class CompareConfig(Config, Sweep):
         lambda v: v in PROTOCOLS,
     )
     smallest_effect: float = real_field(0.01, 0, 10)
-    rates: tuple[float, ...] = rates_field()
-    encoding_rates: tuple[float, ...] = multiples_field()
+    rates: tuple[float, ...] = choices_field(10)
+    encoding_rates: tuple[float, ...] = choices_field(1e4)
     rate_steps: int = int_field(200, 1)
     timing_repeats: int = int_field(7, 5)
     timing_lengths: tuple[int, ...] = ranged(
@@ -311,8 +302,8 @@ class TasksConfig(TrialsConfig):
         "ascending positive integers",
         lambda v: len(v) > 0 and ascending(v, 1),
     )
-    rates: tuple[float, ...] = rates_field()
-    encoding_rates: tuple[float, ...] = multiples_field()
+    rates: tuple[float, ...] = choices_field(10)
+    encoding_rates: tuple[float, ...] = choices_field(1e4)
     log_every: int = int_field(250, 1)
 
     def check(self) -> None:
