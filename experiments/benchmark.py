@@ -28,8 +28,8 @@ from experiments import launch, performance, plotting, timing, workloads
 from experiments.provenance import commit, save_json
 from experiments.timing import DENSE, NAIVE, OURS, Results, Row
 from experiments.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
-from pe_jax.encodings.base import is_int, require
 from pe_jax.engines import checks
+from pe_jax.validation import is_int, require
 
 PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
 

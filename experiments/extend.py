@@ -28,9 +28,9 @@ from experiments.lock import Lock
 from experiments.provenance import command, made, save_json, together
 from experiments.train import Diverged, Source, batches, evaluate, open_source, prepare, train
 from pe_jax.encodings import ENCODINGS, Encoding, parse
-from pe_jax.encodings.longrope import LongRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.rope_scaling import SCALINGS
+from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.training import data, manifest, passkeys, sharding
 from pe_jax.training.checkpoint import BINDING, check_same
 from pe_jax.training.config import Config, from_json

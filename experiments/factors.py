@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pe_jax.encodings import angles
 from pe_jax.encodings.rope import RoPE, rotate
 from pe_jax.encodings.rope_scaling import NTK, Linear, YaRN
+from pe_jax.numerics import angles
 from pe_jax.training.step import Trainer, mean_loss
 
 PARENTS, CHILDREN = 8, 8

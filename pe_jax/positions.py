@@ -12,7 +12,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.base import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, require
 
 EXACT = 2**24  # float32 holds every integer up to here; beyond, neighbouring positions collide
 

@@ -10,7 +10,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (  # what a floor may import besides the standard library, and all that is below it
-    (("pe_jax.encodings", "pe_jax.positions"), ("jax", "numpy")),
+    (
+        ("pe_jax.encodings", "pe_jax.numerics", "pe_jax.positions", "pe_jax.validation"),
+        ("jax", "numpy"),
+    ),
     (("pe_jax.engines",), ()),
     (("pe_jax.models",), ("flax",)),
     (

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.validation import is_int, require
 
 
 def slopes(num_heads: int) -> jax.Array:

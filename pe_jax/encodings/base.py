@@ -15,12 +15,9 @@ position, n any shape. `distance = q_pos - k_pos`, everywhere: positive looks ba
 """
 
 import dataclasses
-import sys
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
 
 DISTANCE_SLOTS = (
     "distance_bias",
@@ -46,59 +43,6 @@ class Dims:
     heads: int
     kv_heads: int
     head_dim: int
-
-
-def require(ok: bool, field: str, value: Any, fix: str) -> None:
-    """Raises ValueError naming the field, its value and what would be right."""
-    if not ok:
-        raise ValueError(f"{field}={value!r}: {fix}")
-
-
-def is_int(value: Any, low: int) -> bool:
-    """Whether `value` is an integer (not a bool) of at least `low`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
-
-
-def is_real(value: Any) -> bool:
-    """Whether `value` is a finite number (not a bool)."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= sys.float_info.max  # also for an integer too large to convert
-
-
-def require_bool(field: str, value: Any) -> None:
-    """Raises ValueError unless `value` is True or False: "no" would count as True."""
-    require(isinstance(value, bool), field, value, "pass True or False")
-
-
-def align(x: Any, like: jax.Array) -> jax.Array:
-    """`x` with axes of size 1 in front, until it has as many as `like`: [n] → [1, …, 1, n].
-
-    NumPy's rules would add them without a word, and `jax_numpy_rank_promotion="raise"` forbids it.
-    """
-    return jax.lax.broadcast_to_rank(jnp.asarray(x), like.ndim)
-
-
-def take(
-    table: jax.Array,
-    index: jax.Array,
-    axis: int = 0,
-    rows: int | None = None,
-    mode: str | None = None,
-) -> jax.Array:
-    """The rows of a table at `index` [*n]: one axis of the table becomes the axes *n.
-
-    Under Explicit mesh axes the rows are divided as the index is; JAX asks to be told.
-
-    Raises:
-      ValueError: the table has not so many `rows` (None: any): an index could be clamped.
-    """
-    table, spec = jnp.asarray(table), None
-    if rows is not None:
-        require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
-    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-        own, given = jax.typeof(table).sharding.spec, jax.typeof(index).sharding.spec
-        spec = PartitionSpec(*own[:axis], *given, *own[axis + 1 :])
-    return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,11 @@ absolute half is a learned table; sinusoids of the place need no table.
 import dataclasses
 
 from pe_jax.encodings.alibi import ALiBi
-from pe_jax.encodings.base import Encoding, is_int, require
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.sinusoidal import Sinusoidal
+from pe_jax.validation import is_int, require
 
 BETWEEN, INSIDE = 0, 1  # the axes of a position
 

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, align, is_int, is_real, require, require_bool, take
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics.arrays import align, take
+from pe_jax.validation import is_int, is_real, require, require_bool
 
 
 def _check_edges(edges) -> None:

@@ -13,8 +13,8 @@ import dataclasses
 
 import jax
 
-from pe_jax.encodings import running
 from pe_jax.encodings.fox import FoX, project
+from pe_jax.numerics import running_sums
 
 
 def slopes(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
@@ -28,4 +28,4 @@ class CABLE(FoX):
 
     def state(self, params, x, before=None):
         """Minus the running sum of the slopes."""
-        return running.total(-slopes(x, **params.layer), before)
+        return running_sums.total(-slopes(x, **params.layer), before)

@@ -15,7 +15,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, is_int, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.validation import is_int, require
 
 
 def positions(gates: jax.Array, count: int) -> jax.Array:

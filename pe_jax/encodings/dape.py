@@ -11,7 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, is_int, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.validation import is_int, require
 
 
 def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:

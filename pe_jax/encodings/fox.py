@@ -13,8 +13,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings import running
-from pe_jax.encodings.base import Encoding, align, is_real, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics import running_sums
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_real, require
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
@@ -35,9 +37,9 @@ def forgetting(log_gates: jax.Array) -> jax.Array:
     Args:
       log_gates: float32 [*B, T, H], as `log_forget` gives them.
     """
-    sums = jnp.moveaxis(running.total(log_gates), -2, -3)  # [*B, H, T, 2]
+    sums = jnp.moveaxis(running_sums.total(log_gates), -2, -3)  # [*B, H, T, 2]
     rows, columns = ([x[..., 0], x[..., 1]] for x in (sums[..., None, :], sums[..., None, :, :]))
-    return -jnp.abs(running.difference(rows, columns))
+    return -jnp.abs(running_sums.difference(rows, columns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ class FoX(Encoding):
 
     stddev: float = 0.02
 
-    state_width = running.WIDTH
+    state_width = running_sums.WIDTH
 
     def __post_init__(self):
         require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
@@ -59,12 +61,12 @@ class FoX(Encoding):
 
     def state(self, params, x, before=None):
         """c_t, the running sum of log f."""
-        return running.total(log_forget(x, **params.layer), before)
+        return running_sums.total(log_forget(x, **params.layer), before)
 
     def state_after(self, before, state):
         """The sum before, and the sum since."""
-        return running.after(before, state)
+        return running_sums.after(before, state)
 
     def state_bias(self, q_state, k_state):
         """-|c_i - c_j|."""
-        return -jnp.abs(running.difference(q_state, k_state))
+        return -jnp.abs(running_sums.difference(q_state, k_state))

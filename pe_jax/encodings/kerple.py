@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.validation import require
 
 KINDS = ("log", "power")
 LEAST = 1e-2  # of p and a, in the authors' code

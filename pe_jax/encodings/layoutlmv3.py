@@ -13,7 +13,9 @@ import jax
 
 from pe_jax import positions as pos
 from pe_jax.encodings import t5
-from pe_jax.encodings.base import Encoding, is_real, require, take
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics.arrays import take
+from pe_jax.validation import is_real, require
 
 TABLES = ("index", "x", "y")
 

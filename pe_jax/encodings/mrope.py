@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings import angles, rope
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+from pe_jax.encodings import rope
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics import angles
+from pe_jax.validation import is_int, is_real, require, require_bool
 
 
 def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:

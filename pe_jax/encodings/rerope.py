@@ -23,8 +23,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import is_int, require
 from pe_jax.encodings.rope import RoPE, rotate
+from pe_jax.validation import is_int, require
 
 
 def rotate_twice(

@@ -19,9 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings import angles
-from pe_jax.encodings.base import Encoding, align, is_real, require
-from pe_jax.encodings.scaling import Scaling
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.numerics import angles
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_real, require
 
 LAYOUTS = ("half", "interleaved")
 

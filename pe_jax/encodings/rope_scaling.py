@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from pe_jax.encodings import rope_hf
-from pe_jax.encodings.base import is_real, require
-from pe_jax.encodings.longrope import LongRoPE
 from pe_jax.encodings.rope import RoPE
-from pe_jax.encodings.scaling import Scaling, positive, tokens
-from pe_jax.encodings.yarn import YaRN
+from pe_jax.encodings.scaling import hugging_face
+from pe_jax.encodings.scaling.base import Scaling, positive, tokens
+from pe_jax.encodings.scaling.longrope import LongRoPE
+from pe_jax.encodings.scaling.yarn import YaRN
+from pe_jax.validation import is_real, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +187,7 @@ def from_hf(
       ValueError: an unknown type or key (naming the nearest), a key that is missing, a value out of
         range, an odd number of rotated channels, M-RoPE, a dict of dicts.
     """
-    base, fraction, name, fields = rope_hf.read(
+    base, fraction, name, fields = hugging_face.read(
         rope_parameters,
         head_dim=head_dim,
         rope_theta=rope_theta,

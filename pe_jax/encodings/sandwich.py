@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings import angles
-from pe_jax.encodings.base import Encoding, is_int, is_real, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics import angles
+from pe_jax.validation import is_int, is_real, require
 
 
 def bias(distance, num_heads: int, width: int = 128, base: float = 1e4) -> jax.Array:

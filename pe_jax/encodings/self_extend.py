@@ -15,8 +15,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import is_int, require
 from pe_jax.encodings.rerope import ReRoPE
+from pe_jax.validation import is_int, require
 
 
 @dataclasses.dataclass(frozen=True)

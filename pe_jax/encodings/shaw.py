@@ -12,8 +12,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, is_int, require, require_bool, take
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.buckets import clipped
+from pe_jax.numerics.arrays import take
+from pe_jax.validation import is_int, require, require_bool
 
 
 def relative(table: jax.Array, distance) -> jax.Array:

@@ -12,8 +12,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings import angles
-from pe_jax.encodings.base import Encoding, align, is_real, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics import angles
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_real, require
 
 LAYOUTS = ("interleaved", "concatenated", "tensor2tensor")
 

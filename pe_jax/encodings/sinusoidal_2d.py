@@ -15,7 +15,9 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import sinusoidal
-from pe_jax.encodings.base import Encoding, align, is_real, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_real, require
 
 
 def sinusoid_2d(positions, dim: int, base: float = 1e4, layout: str = "concatenated") -> jax.Array:

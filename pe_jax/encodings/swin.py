@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, align, is_int, is_real, require, take
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics.arrays import align, take
+from pe_jax.validation import is_int, is_real, require
 
 
 def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, align, is_int, is_real, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_int, is_real, require
 
 
 def temperature(

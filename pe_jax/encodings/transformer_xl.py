@@ -12,8 +12,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, align, is_real, require
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.sinusoidal import sinusoid
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_real, require
 
 
 def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:

@@ -20,8 +20,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, is_int, is_real, require, require_bool
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.learned import lookup
+from pe_jax.validation import is_int, is_real, require, require_bool
 
 
 def correlation(q_p, k_p, u_q: jax.Array, u_k: jax.Array) -> jax.Array:

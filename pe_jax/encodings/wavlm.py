@@ -14,8 +14,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding, align, require, take
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.t5 import T5, bucket
+from pe_jax.numerics.arrays import align, take
+from pe_jax.validation import require
 
 ROWS = 8  # of the projection: four for each gate
 

@@ -21,7 +21,9 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import rope
-from pe_jax.encodings.base import Encoding, align, is_int, is_real, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_int, is_real, require
 
 GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30: what remains to the largest float is for the values
 

@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, require
+from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params
 from pe_jax.engines import checks, dense, tiled
 from pe_jax.engines.apart import Apart
 from pe_jax.engines.axes import under_auto_axes
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.plan import TILE, devices
+from pe_jax.validation import require
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}

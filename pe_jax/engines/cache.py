@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require
+from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.engines import checks, decode
 from pe_jax.engines.api import attend
 from pe_jax.engines.dense import Rules
+from pe_jax.validation import is_int, require
 
 
 @jax.tree_util.register_dataclass

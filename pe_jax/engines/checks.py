@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, is_int, require, require_bool
+from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.engines.layout import InOrder
+from pe_jax.validation import is_int, require, require_bool
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 DRAW = "pass encoding.init(key, dims)"

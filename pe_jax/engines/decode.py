@@ -16,9 +16,10 @@ Distances descend along tables, as they do along rows: from n - 1 to 0.
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params, align
+from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params
 from pe_jax.engines import dense
 from pe_jax.engines.dense import Rules
+from pe_jax.numerics.arrays import align
 
 SIDES = {"k", "k_raw", "v", "far", "k_state"}  # operands of S rows
 

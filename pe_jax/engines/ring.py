@@ -24,13 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pe_jax.encodings.base import Params, require
+from pe_jax.encodings.base import Params
 from pe_jax.engines import tiled
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.layout import Dealt
 from pe_jax.engines.plan import LOWEST, Plan, own
 from pe_jax.engines.terms import alike
 from pe_jax.engines.tiled import Cuts, Setup
+from pe_jax.validation import require
 
 
 @dataclasses.dataclass(frozen=True)

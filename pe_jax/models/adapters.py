@@ -29,9 +29,10 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, require, require_bool
+from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.engines import checks, dense
 from pe_jax.engines.api import attention
+from pe_jax.validation import require, require_bool
 
 
 def attention_fn(

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax.encodings import parse
-from pe_jax.encodings.base import Dims, Encoding, is_int, is_real
+from pe_jax.encodings.base import Dims, Encoding
 from pe_jax.engines import checks
+from pe_jax.validation import is_int, is_real
 
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}

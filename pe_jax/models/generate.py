@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import is_int, is_real, require
 from pe_jax.models.transformer import Transformer
+from pe_jax.validation import is_int, is_real, require
 
 
 def sample(key: jax.Array, logits: jax.Array, temperature: float, top_k: int) -> jax.Array:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pe_jax.encodings.base import is_int
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.transformer import Stack
+from pe_jax.validation import is_int
 
 
 def patches(images: jax.Array, side: int) -> jax.Array:

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pe_jax.encodings.base import is_int
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import placement
+from pe_jax.validation import is_int
 
 PROTOCOLS = ("non-overlapping", "sliding")  # of an evaluation; see `evaluate`
 

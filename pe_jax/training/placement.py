@@ -19,7 +19,8 @@ from typing import ClassVar
 import jax
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, is_int, require
+from pe_jax.encodings.base import Encoding
+from pe_jax.validation import is_int, require
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import fox, running
+from pe_jax.encodings import fox
+from pe_jax.numerics import running_sums
 from tests.encodings.common import (
     DIMS,
     HEAD_DIM,
@@ -66,9 +67,9 @@ def test_a_token_forgets_what_came_before_it_and_not_itself():
 @jax.jit
 def neighbours(steps):
     """Running sums, and each one's distance from the sum before."""
-    state = running.total(steps)
+    state = running_sums.total(steps)
     one, other = ([x[..., n] for n in range(2)] for x in (state[1:], state[:-1]))
-    return state, running.difference(one, other)
+    return state, running_sums.difference(one, other)
 
 
 def test_differences_of_long_sums_keep_their_precision():
@@ -84,12 +85,12 @@ def test_differences_of_long_sums_keep_their_precision():
 
 def test_a_sum_goes_on_from_where_it_was():
     steps = np.random.default_rng(0).uniform(-9, 0, (2, 40, 3)).astype(np.float32)
-    whole, first = running.total(steps), running.total(steps[:, :25])
-    rest = running.total(steps[:, 25:], first[:, -1])
+    whole, first = running_sums.total(steps), running_sums.total(steps[:, :25])
+    rest = running_sums.total(steps[:, 25:], first[:, -1])
     exact = np.asarray(whole, np.float64).sum(-1)
     for got, want in ((first, exact[:, :25]), (rest, exact[:, 25:])):
         np.testing.assert_allclose(np.asarray(got, np.float64).sum(-1), want, rtol=1e-12)
-    assert running.total(steps[:, :0]).shape == (2, 0, 3, 2)
+    assert running_sums.total(steps[:, :0]).shape == (2, 0, 3, 2)
 
 
 def test_the_gradient_of_a_sum_reaches_each_step_before_it():
@@ -97,8 +98,8 @@ def test_the_gradient_of_a_sum_reaches_each_step_before_it():
     weights = np.arange(1, 7, dtype=np.float32)[:, None]
 
     def loss(steps):
-        state = running.total(steps)
-        return (weights * running.difference([state[..., 0], state[..., 1]], [0, 0])).sum()
+        state = running_sums.total(steps)
+        return (weights * running_sums.difference([state[..., 0], state[..., 1]], [0, 0])).sum()
 
     np.testing.assert_allclose(jax.grad(loss)(steps), np.cumsum(weights[::-1], axis=0)[::-1])
     forward = jax.jvp(loss, (steps,), (np.ones_like(steps),))[1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import angles, rope, rope_scaling
+from pe_jax.encodings import rope, rope_scaling
 from pe_jax.encodings.rope_scaling import (
     NTK,
     DynamicNTK,
@@ -19,6 +19,7 @@ from pe_jax.encodings.rope_scaling import (
     Proportional,
     YaRN,
 )
+from pe_jax.numerics import angles
 from tests.encodings.common import NONE
 from tests.faults.test_encoding_faults import refused
 

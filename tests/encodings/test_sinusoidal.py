@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pe_jax
-from pe_jax.encodings import angles, sinusoidal
+from pe_jax.encodings import sinusoidal
+from pe_jax.numerics import angles
 from tests.encodings.common import NONE
 
 

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 import pe_jax
 from pe_jax import Params
 from pe_jax.encodings import alibi, learned, rope
-from pe_jax.encodings.longrope import LongRoPE
 from pe_jax.encodings.rope_scaling import DynamicNTK
+from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.engines import cache
 from tests import util
 from tests.util import DIMS, B, E, H, K

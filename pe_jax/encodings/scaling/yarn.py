@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pe_jax.encodings.base import is_real, require, require_bool
-from pe_jax.encodings.scaling import Scaling, gain, positive, tokens
+from pe_jax.encodings.scaling.base import Scaling, gain, positive, tokens
+from pe_jax.validation import is_real, require, require_bool
 
 
 @dataclasses.dataclass(frozen=True)

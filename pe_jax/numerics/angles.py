@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import align, is_int, is_real, require
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_int, is_real, require
 
 
 def geometric(dim: int, base: float = 1e4, denominator: float | None = None) -> np.ndarray:

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from pe_jax.encodings.base import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, require
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 COMMON += ("original_max_position_embeddings", "max_position_embeddings")

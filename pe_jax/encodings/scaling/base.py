@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pe_jax.encodings.base import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, require
 
 
 @dataclasses.dataclass(frozen=True)

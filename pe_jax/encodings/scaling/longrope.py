@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pe_jax.encodings.base import is_real, require
-from pe_jax.encodings.scaling import Scaling, gain, tokens
+from pe_jax.encodings.scaling.base import Scaling, gain, tokens
+from pe_jax.validation import is_real, require
 
 
 @dataclasses.dataclass(frozen=True)

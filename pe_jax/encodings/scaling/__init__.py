@@ -1,0 +1,1 @@
+"""Scalings of the frequencies of RoPE; `pe_jax.encodings.rope_scaling` has them all."""
