@@ -28,7 +28,7 @@ from experiments import launch, performance, plotting, timing, workloads
 from experiments.provenance import commit, save_json
 from experiments.timing import DENSE, NAIVE, OURS, Results, Row
 from experiments.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
-from pe_jax.engines import checks
+from pe_jax.engines import inputs
 from pe_jax.validation import is_int, require
 
 PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
@@ -91,7 +91,7 @@ class Settings:
             try:
                 encoding = workloads.scheme(name, self.lengths[0])
                 encoding.check(self.sizes.dims)
-                checks.causal(encoding, self.causal)
+                inputs.causal(encoding, self.causal)
             except ValueError as error:
                 raise ValueError(f"schemes={name!r}: {error}") from error
         for name in ("benchmark.csv", "benchmark.json"):

@@ -12,7 +12,20 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings.base import DISTANCE_SLOTS, Encoding
+from pe_jax.encodings.base import Encoding, skeleton
+from pe_jax.encodings.terms import (
+    DistanceBias,
+    DistanceTerm,
+    PairBias,
+    RelativeQueries,
+    RelativeState,
+    Rotation,
+    RowRescore,
+    Term,
+    TokenBias,
+    TokenProduct,
+    select,
+)
 from pe_jax.engines import cache
 from tests import util
 from tests.util import DIMS, B, E, H, K, assert_close
@@ -32,10 +45,15 @@ def named(*names):
     return pytest.mark.parametrize("case", found, ids=str)
 
 
+def terms(case, *kinds):
+    """The terms of these kinds, with shapes for arrays."""
+    return select(skeleton(case.encoding, DIMS), *kinds)
+
+
 def near(case) -> int:
-    """How many distances differ, as the scheme declares it."""
-    horizon = case.encoding.horizon()
-    return S if horizon is None else min(S, horizon[1] + 1)
+    """How many distances differ, as the terms declare it."""
+    horizons = [term.horizon for term in terms(case, DistanceTerm)]
+    return S if None in horizons else min(S, 1 + max((high for _, high in horizons), default=0))
 
 
 def past(case, dtype=jnp.float32, batch=B):
@@ -71,32 +89,37 @@ def whole(case, qkv, **masked):
 
 
 @each
-def test_a_cache_holds_what_the_scheme_declares(case):
-    enc, found = case.encoding, past(case)
-    queries, n = enc.overrides("relative_queries"), near(case)
-    assert found.v.shape == (B, K, S, E)
-    assert found.k.shape == (B, K, S, E if enc.split() is None else 2 * E)
-    assert (found.k_raw is not None) == (queries and enc.overrides("rotate_k"))
-    assert (found.far is not None) == (queries and n < S)
-    assert found.far is None or found.far.shape == (B, H, S)
-    assert (found.state is not None) == enc.overrides("state")
-    assert found.state is None or found.state.shape == (B, H, S, enc.state_width)
-    params = util.random_params(enc)
-    placed = {"distance_bias"} if enc.coefficients(params, DIMS) is not None else set()
-    assert set(found.tables) == {s for s in DISTANCE_SLOTS if enc.overrides(s)} - placed
-    for slot, table in found.tables.items():
-        assert table.dtype == jnp.float32 and table.shape[0] in (1, H)
-        width = {"distance_bias": (), "relative_state": (enc.state_width,)}.get(slot, (E,))
-        assert table.shape[1:] == (n, *width)
-    assert not cache.empty(enc, B, S, DIMS).tables
+def test_a_cache_holds_what_the_terms_need(case):
+    enc, empty = case.encoding, past(case)
+    queries, n = bool(terms(case, RelativeQueries)), near(case)
+    rotations = terms(case, Rotation)
+    assert empty.v.shape == (B, K, S, E)
+    views = 2 if any(rotation.split for rotation in rotations) else 1
+    assert empty.k.shape == (B, K, S, views * E)
+    assert (empty.k_raw is not None) == (queries and any(r.k for r in rotations))
+    assert (empty.far is not None) == (queries and n < S)
+    assert empty.far is None or empty.far.shape == (B, H, S)
+    for term, state, table in zip(terms(case, Term), empty.states, empty.tables, strict=True):
+        if isinstance(term, TokenBias):
+            assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32
+        elif isinstance(term, TokenProduct):  # the half that queries are multiplied by
+            assert state.shape == (B, H, S, term.state.width // 2) and state.dtype == jnp.float32
+        else:
+            assert state is None
+        assert (table is not None) == isinstance(term, DistanceTerm)
+        if table is not None:
+            assert table.dtype == jnp.float32 and table.shape[0] in (1, H)
+            width = (E,)
+            if isinstance(term, DistanceBias | RelativeState):
+                width = (term.state.width,) if term.state else ()
+            assert table.shape[1:] == (n, *width)
+    assert cache.empty(enc, B, S, DIMS).tables is None
 
 
-WHOLE = "rescore", "bias"  # need whole rows of scores, or a bias of each row's own position
+WHOLE = RowRescore, PairBias  # need whole rows of scores, or a bias of each row's own position
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CAUSAL if not any(map(c.encoding.overrides, WHOLE))], ids=str
-)
+@pytest.mark.parametrize("case", [c for c in CAUSAL if not terms(c, *WHOLE)], ids=str)
 def test_a_step_makes_nothing_as_large_as_the_keys(case):
     token = [x[:, :1] for x in util.inputs(N)]
     program = str(jax.make_jaxpr(lambda past: extend(case, past, token))(past(case)))
@@ -135,7 +158,7 @@ def test_so_it_does_under_a_window(case, masked):
 def test_a_window_costs_its_width_and_the_sinks_theirs(case):
     token, given = [x[:, :1] for x in util.inputs(N)], past(case)
     step = jax.make_jaxpr(lambda past: extend(case, past, token, window=8, sinks=2))
-    width = 2 + max([8, *(table.shape[1] for table in given.tables.values())])
+    width = 2 + max(8, near(case))
     assert width < S and f"f32[{B},{H},{width}] = exp" in str(step(given))
 
 

@@ -15,6 +15,7 @@ position, n any shape. `distance = q_pos - k_pos`, everywhere: positive looks ba
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -26,6 +27,24 @@ DISTANCE_SLOTS = (
     "relative_values",
     "relative_state",
 )
+
+
+class Claims(NamedTuple):
+    """What a scheme says of the input that it can serve; `attention` refuses other input.
+
+    Attributes:
+      axes: of a position; above 1: positions [*B, T, A], distances [*n, A].
+      real_positions: float32 positions make sense.
+      causal_only: keys ahead of the query (distance < 0) make no sense.
+      one_sided: all keys ahead of the query look alike.
+      anchored: rotated q·k depends on more than the distance.
+    """
+
+    axes: int = 1
+    real_positions: bool = False
+    causal_only: bool = False
+    one_sided: bool = False
+    anchored: bool = False
 
 
 class Params(NamedTuple):
@@ -58,6 +77,17 @@ class Encoding:
     adds_to_q: ClassVar[bool] = False  # rotate_q adds: in a sum, it must come before rotations
     scaled_bias: ClassVar[bool] = False  # distance_bias is multiplied by `scale`, as q·k is
     state_width: ClassVar[int] = 0  # C, the numbers a head that `state` gives a token
+
+    @property
+    def claims(self) -> Claims:
+        """What input the scheme can serve."""
+        return Claims(*(getattr(self, field) for field in Claims._fields))
+
+    def terms(self, params: Params, dims: Dims) -> tuple:
+        """What the scheme adds to attention, and where: the kinds of `terms`."""
+        from pe_jax.encodings.from_slots import from_slots
+
+        return from_slots(self, params, dims)
 
     def check(self, dims: Dims) -> None:
         """Raises ValueError where the scheme cannot serve these sizes."""
@@ -220,3 +250,9 @@ class Encoding:
     def overrides(self, slot: str) -> bool:
         """Whether the scheme uses this slot."""
         return getattr(type(self), slot) is not getattr(Encoding, slot)
+
+
+@functools.lru_cache(512)
+def skeleton(encoding: Encoding, dims: Dims) -> tuple:
+    """The terms with shapes in the place of arrays: what can be known without parameters."""
+    return jax.eval_shape(lambda: encoding.terms(encoding.init(jax.random.key(0), dims), dims))

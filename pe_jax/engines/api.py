@@ -1,8 +1,5 @@
 """`attention`: any encoding with any engine, in the shapes of `jax.nn.dot_product_attention`."""
 
-import difflib
-import functools
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params
-from pe_jax.engines import checks, dense, tiled
-from pe_jax.engines.apart import Apart
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.base import Claims, Dims, Encoding, Params
+from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, RowRescore, Side, Term, Tokens
+from pe_jax.engines import dispatch, inputs
+from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.axes import under_auto_axes
-from pe_jax.engines.dense import Rules, Tokens
-from pe_jax.engines.layout import IN_ORDER, InOrder
-from pe_jax.engines.plan import TILE, devices
-from pe_jax.validation import require
+from pe_jax.numerics.arrays import align
 
-IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
-KERNELS = {"gpu": "fused", "tpu": "tpu"}
-SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit one tile …
-SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
+NO_CLAIMS = Claims()
 
 
 @under_auto_axes
@@ -33,6 +26,7 @@ def attention(
     *,
     encoding: Encoding | None = None,
     params: Params | None = None,
+    terms: tuple[Term, ...] = (),
     x: Any = None,
     q_positions: Any = None,
     k_positions: Any = None,
@@ -61,6 +55,8 @@ def attention(
         be known: pass `encoding.at_length(total_length)`, which stays as it is.
       params: its parameters, of the shapes that `encoding.init(key, dims)` draws; may be left out
         for a scheme that has none.
+      terms: what is added besides, as `(pe_jax.DistanceBias(f, table), pe_jax.Sink(logits))`: kinds
+        of `pe_jax.encodings.terms`, for who has a function and needs no class.
       x: [*B, T, D], the layer's input, from which q, k and v were projected; read only by schemes
         with a state (FoX, CABLE, WavLM), for which T must equal S (else call `attend`).
       q_positions: where the queries stand, integers [T] or [*B, T] (float32 where the scheme
@@ -124,38 +120,46 @@ def attention(
     for name, array in {"q": q, "k": k, "v": v}.items():
         if not hasattr(array, "ndim"):
             raise TypeError(f"{name} is a {type(array).__name__}; pass an array")
-    dims = dims or checks.dims(q, k, x)
+    dims = dims or inputs.dims(q, k, x)
     encoding.check(dims)
-    checks.embedded(encoding, embedded)
-    causal = checks.causal(encoding, causal, _masked(implementation))
-    checks.shapes(q, k, v)
+    inputs.embedded(encoding, embedded)
+    causal = inputs.causal(encoding, causal, dispatch.has_own_mask(implementation))
+    inputs.shapes(q, k, v)
     if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
         raise ValueError(
             f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
         )
-    positions = checks.positions(encoding, q, k, q_positions, k_positions)
-    params = checks.params(encoding, params, dims)
+    positions = inputs.positions(
+        encoding.claims, q, k, q_positions, k_positions, type(encoding).__name__
+    )
+    params = inputs.params(encoding, params, dims)
     given = {"q_positions": q_positions, "k_positions": k_positions}
-    encoding = checks.at_length(encoding, q.shape[-3], given, q_segments)
-    layout = _layout(implementation, q_index, k_index, q, k)
-    at = positions or (layout.order(q.shape[-3]),) * 2
-    if positions is None and encoding.anchored and q_segments is not None:
-        batch = q.shape[:-3]
-        ids = checks.segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
-        at = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
-    state = None
-    if encoding.overrides("state"):
-        checks.layer_input(encoding, x, q.shape[:-2], dims)
-        state = layout.state(encoding, params, x)
+    encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
+    layout = dispatch.layout(implementation, q_index, k_index, q, k)
+    name = inputs.title(encoding)
+    all_terms = (*encoding.terms(params, dims), *inputs.terms(terms))
+    kinds.check(all_terms)
+    places = positions or (layout.order(q.shape[-3]),) * 2
+    if positions is None and q_segments is not None:
+        if inputs.absolute(all_terms, encoding.claims.anchored):
+            batch = q.shape[:-3]
+            ids = inputs.segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
+            places = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
+    inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
+    states = [
+        tuple(None if t.state is None else layout.state(t.state, x, at) for t in all_terms)
+        for at in places
+    ]
     return attend(
-        encoding.rotate_q(params, q, at[0]),
-        encoding.rotate_k(params, k, at[1]),
+        inputs.rotate(all_terms, "q", q, places[0], states[0]),
+        inputs.rotate(all_terms, "k", k, places[1], states[1]),
         v,
-        encoding=encoding,
-        params=params,
+        terms=all_terms,
+        dims=dims,
         q_raw=q,
         k_raw=k,
-        q_state=state,
+        q_states=states[0],
+        k_states=states[1],
         q_positions=positions and positions[0],
         k_positions=positions and positions[1],
         q_segments=q_segments,
@@ -166,7 +170,9 @@ def attention(
         window=window,
         sinks=sinks,
         implementation=implementation,
-        dims=dims,
+        claims=encoding.claims,
+        name=name,
+        legacy=(encoding, params),
     )
 
 
@@ -176,167 +182,90 @@ def attend(
     k: jax.Array,
     v: jax.Array,
     *,
-    encoding: Encoding,
-    params: Params,
+    terms: tuple[Term, ...],
     dims: Dims,
     q_raw: jax.Array,
     k_raw: jax.Array,
-    q_state: jax.Array | None = None,
-    k_state: jax.Array | None = None,
+    q_states: Any = None,
+    k_states: Any = None,
     q_positions: Any = None,
     k_positions: Any = None,
     q_segments: Any = None,
     k_segments: Any = None,
     q_index: Any = None,
     k_index: Any = None,
-    causal: bool | None = None,
+    causal: bool = True,
     window: int | None = None,
     sinks: int = 0,
     implementation: str | Callable | None = None,
+    claims: Claims = NO_CLAIMS,
+    name: str = "attention",
+    legacy: Any = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
 
-    What comes before is the caller's: `embed`, `at_length` and the rotations. Takes what
+    What comes before is the caller's: the input, `at_length` and the rotations. Takes what
     `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were before the
-    rotation (read only by schemes with relative keys or queries). Instead of x it takes `q_state`
-    [*B, T, H, C] and `k_state` [*B, S, H, C], what `encoding.state` gives for the tokens of either
-    side (None: as `q_state`, if T = S).
+    rotation (read only by relative keys and queries). Instead of x it takes `q_states` and
+    `k_states`: for each term what its `State` gives for the tokens of either side, [*B, T, H, C],
+    or None where it has none (k_states=None: as `q_states`, if T = S). `claims` says what positions
+    the terms take, `name` what messages call them.
     """
-    checks.window(window, sinks)
-    causal = checks.causal(encoding, causal, _masked(implementation))
-    checks.shapes(q, k, v)
+    inputs.window(window, sinks)
+    inputs.shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
-    q_seg, k_seg = checks.segments(q_segments, k_segments, batch, queries, keys)
-    layout = _layout(implementation, q_index, k_index, q, k)
+    q_seg, k_seg = inputs.segments(q_segments, k_segments, batch, queries, keys)
+    layout = dispatch.layout(implementation, q_index, k_index, q, k)
     others = keys if causal or window is not None else queries
-    q_ind = checks.index("q_index", q_index, batch, queries, others, layout)
-    k_ind = checks.index("k_index", k_index, batch, keys, keys, layout)
-    positions = checks.positions(encoding, q, k, q_positions, k_positions)
+    q_ind = inputs.index("q_index", q_index, batch, queries, others, layout)
+    k_ind = inputs.index("k_index", k_index, batch, keys, keys, layout)
+    positions = inputs.positions(claims, q, k, q_positions, k_positions, name)
     contiguous = positions is None
-    if contiguous:
+    if positions is None:
         places = layout.order(queries)[None]
-        if q_seg is not None and encoding.overrides("bias"):
-            places = layout.per_segment(q_seg)  # distances are the same either way
-        flat = [places, places]
+        if q_seg is not None and kinds.select(terms, kinds.PairBias):
+            places, contiguous = layout.per_segment(q_seg), False
+        elif q_seg is not None and legacy is not None and legacy[0].overrides("bias"):
+            places = layout.per_segment(q_seg)
+        places = [places, places]
     else:
-        flat = [_flat(x, batch, 1 + (encoding.axes > 1)) for x in positions]
+        places = [_flat(x, batch, 1 + (claims.axes > 1)) for x in positions]
     if not (queries and keys and q.size):
         return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
-    params = checks.params(encoding, params, dims)
-    dense.check_values(encoding, params, v.shape[-1])
-    operands = {"q": q, "k": k, "v": v}
-    if encoding.overrides("relative_keys") or encoding.overrides("rescore"):
-        operands["q_raw"] = q_raw
-    if encoding.overrides("relative_queries"):
-        operands["k_raw"] = k_raw
-    operands |= checks.states(encoding, q_state, k_state, q, k)
-    operands = {name: _heads_first(x) for name, x in operands.items()}
-    q_tokens = Tokens(flat[0], _flat(q_ind, batch, 1), q_seg)
+    inputs.check_values(terms, v.shape[-1], claims.axes)
+    states = inputs.check_states(terms, q_states, k_states, q, k)
     rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
-    k_tokens = Tokens(flat[1], _flat(k_ind, batch, 1), k_seg, rank)
+    q_side = Side(
+        _heads_first(q),
+        _heads_first(q_raw) if kinds.select(terms, RelativeKeys, RowRescore) else None,
+        states[0],
+        Tokens(places[0], _flat(q_ind, batch, 1), q_seg),
+    )
+    k_side = Side(
+        _heads_first(k),
+        _heads_first(k_raw) if kinds.select(terms, RelativeQueries) else None,
+        states[1],
+        Tokens(places[1], _flat(k_ind, batch, 1), k_seg, rank),
+    )
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    rules = Rules(encoding, dims, causal, window, aligned, contiguous, sinks)
-    run = _pick(implementation, rules, params, operands, q_tokens, k_tokens)
-    out = run(rules, params, operands, q_tokens, k_tokens)
+    spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous)
+    call = dispatch.Call(spec, terms, q_side, k_side, _heads_first(v))
+    out, lse = dispatch.engine(implementation, call, name, legacy)(*call)
+    out = leave_to_sinks(terms, out, lse)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 
 
-def _pick(implementation, rules, params, operands, q: Tokens, k: Tokens) -> Callable:
-    """The engine's `attend`. Logs each choice that it makes by itself, once."""
-    if isinstance(implementation, Apart):
-        return functools.partial(implementation.run, lambda *call: _pick(None, *call)(*call))
-    if callable(implementation):
-        return implementation
-    device, enc = jax.default_backend(), rules.encoding
-    name, whole = type(enc).__name__, enc.overrides("rescore")
-    if implementation is not None:
-        if implementation not in IMPLEMENTATIONS:
-            near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
-            raise ValueError(
-                f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?"
-            )
-        if whole and implementation != "dense":
-            fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
-            raise ValueError(f"implementation={implementation!r}: {fix}")
-        if implementation in KERNELS.values():
-            why = _refusal(implementation, rules, params, operands, q, k)
-            if why is not None:
-                raise ValueError(f"implementation={implementation!r}: {why}; pass 'tiled' or None")
-        return _engine(implementation).attend
-    if _is_small(enc, operands):
-        _log(logging.INFO, f"{name}: dense, for one query or a short sequence")
-        return dense.attend
-    if whole:
-        _log(logging.WARNING, f"{name}: dense, O(L²) memory: it needs whole rows of scores")
-        return dense.attend
-    if device in KERNELS:
-        why = _refusal(KERNELS[device], rules, params, operands, q, k)
-        shared = devices(operands["q"], operands["k"], operands["v"])
-        if shared > 1:  # under jit XLA would gather the operands of a kernel
-            why = "several devices, among which XLA cannot divide a kernel"
-        if why is None:
-            _log(logging.INFO, f"{name}: the {KERNELS[device]} kernel")
-            return _engine(KERNELS[device]).attend
-        _log(logging.WARNING, f"{name}: tiles of XLA, not the {KERNELS[device]} kernel: {why}")
-        return tiled.attend
-    _log(logging.INFO, f"{name}: tiled")
-    return tiled.attend
-
-
-def _masked(implementation: Any) -> bool:
-    """Whether an engine hides more than `causal` says."""
-    return getattr(implementation, "masked", False)
-
-
-def _refusal(name: str, *call) -> str | None:
-    """Why a kernel cannot run here, or cannot run this call; None if it can."""
-    device = jax.default_backend()
-    if KERNELS.get(device) != name:
-        needs = next(d for d, kernel in KERNELS.items() if kernel == name)
-        return f"it needs a {needs.upper()}, this is a {device.upper()}"
-    return _engine(name).refusal(*call)
-
-
-def _is_small(encoding: Encoding, operands: dict) -> bool:
-    """Whether all scores at once are no more than the tiled engine would hold."""
-    (batch, heads, queries, _), keys = operands["q"].shape, operands["k"].shape[2]
-    short = SHORTER if any(map(encoding.overrides, DISTANCE_SLOTS[1:])) else SHORT
-    fits = batch * heads * queries * keys <= TILE
-    return queries == 1 or (max(queries, keys) <= short and fits)
-
-
-@functools.cache
-def _log(level: int, text: str) -> None:
-    logging.getLogger("pe_jax").log(level, "attention: %s", text)
-
-
-def _engine(name: str) -> Any:
-    """The module of an engine; kernels are imported when they are used."""
-    if name == "fused":
-        from pe_jax.engines import fused as engine
-    elif name == "tpu":
-        from pe_jax.engines import tpu as engine
-    else:
-        engine = {"dense": dense, "tiled": tiled}[name]
-    return engine
+def leave_to_sinks(terms: tuple, out: jax.Array, lse: Any) -> jax.Array:
+    """The output [B, H, T, F] that is left where sinks take a share; lse [B, H, T, 1]."""
+    for sink in kinds.select(terms, kinds.Sink):
+        logit = align(sink.logit[:, None, None], out)
+        out, lse = out * jax.nn.sigmoid(lse - logit), jnp.logaddexp(lse, logit)
+    return out
 
 
 def _heads_first(x: jax.Array) -> jax.Array:
     """[*B, T, H, E] → [B, H, T, E]."""
     return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)
-
-
-def _layout(implementation, q_index, k_index, q, k) -> InOrder:
-    """How the tokens lie: an engine of several devices says so itself."""
-    if not isinstance(implementation, InOrder):
-        return IN_ORDER
-    for name, index in {"q_index": q_index, "k_index": k_index}.items():
-        fix = f"leave it out: {type(implementation).__name__} knows where tokens lie"
-        require(index is None, name, "given", fix)
-    if q.shape[-3] != k.shape[-3]:
-        name = type(implementation).__name__
-        raise ValueError(f"{q.shape[-3]} queries and {k.shape[-3]} keys: {name} is for one row")
-    return implementation
 
 
 def _flat(x: jax.Array, batch, tail: int) -> jax.Array:

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params
-from pe_jax.engines import checks, decode
-from pe_jax.engines.api import attend
-from pe_jax.engines.dense import Rules
+from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
+from pe_jax.encodings.terms import RelativeQueries, Rotation, RowRescore, TokenProduct, select
+from pe_jax.engines import decode, inputs
+from pe_jax.engines.api import attend, leave_to_sinks
+from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.validation import is_int, require
 
 
@@ -35,8 +36,8 @@ class Cache:
     v: jax.Array
     k_raw: jax.Array | None
     far: jax.Array | None
-    state: jax.Array | None
-    tables: dict[str, jax.Array]
+    states: tuple[jax.Array | None, ...]
+    tables: tuple[jax.Array | None, ...] | None
     positions: jax.Array
     length: jax.Array
 
@@ -54,45 +55,72 @@ def empty(
     dtype=jnp.float32,
     params: Params | None = None,
 ) -> Cache:
-    """A cache without tokens, laid out as the scheme declares.
+    """A cache without tokens, laid out as the encoding's terms need it.
 
-    * k_raw [B, K, S, E], keys as they were: if the scheme rotates keys and has relative queries;
-    * far [B, H, S] float32, each key's relative-query term beyond the horizon: if the scheme has
-      relative queries and its horizon ends within the capacity;
-    * state [B, H, S, C] float32: if the scheme has one;
-    * tables, by slot [H, n] or [H or 1, n, E] float32: distance slots, evaluated once from
-      `params` for the n = horizon + 1 (without one, S) distances that occur. They do not follow
-      parameters that change later. Without `params` there are none, and each token evaluates
-      the slots anew: cheap for a lookup, dear for what projects a table (DeBERTa, Transformer-XL).
+    * k_raw [B, K, S, E], keys before rotations: if keys are rotated and meet relative queries;
+    * far [B, H, S] float32, each key's relative-query term past the horizon: if there are relative
+      queries and their horizon ends within the capacity;
+    * states, for each term [B, H, S, C] float32 if it reads the states of keys, [B, H, 1, C] if its
+      state is a running sum that goes on, else None;
+    * tables, for each term [H or 1, n, …] float32 if it depends on the distance: its values for the
+      n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`. They do
+      not follow parameters that change later. Without `params` there are none, and each token
+      evaluates the terms anew: cheap for a lookup, dear for what projects a table (DeBERTa,
+      Transformer-XL).
 
     Raises:
       ValueError: `capacity` is not a positive integer.
     """
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
-    places = (batch, capacity) + (encoding.axes,) * (encoding.axes > 1)
-    row = jax.ShapeDtypeStruct((batch, capacity, dims.kv_heads, dims.head_dim), dtype)
+    claims, terms = encoding.claims, skeleton(encoding, dims)
+    places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
+    key = jax.eval_shape(
+        _rotated_keys,
+        terms,
+        jax.ShapeDtypeStruct((batch, capacity, dims.width), dtype),
+        jax.ShapeDtypeStruct((batch, capacity, dims.kv_heads, dims.head_dim), dtype),
+        jax.ShapeDtypeStruct(places, jnp.int32),
+    )
+    queries = bool(select(terms, RelativeQueries))
+    rotated = any(rotation.k is not None for rotation in select(terms, Rotation))
+    past = queries and decode.distances(terms, capacity) < capacity
 
-    def shapes(key, x):
-        drawn = encoding.init(key, dims)
-        rotated = encoding.rotate_k(drawn, x, jnp.zeros(places, jnp.int32))  # may widen a key
-        return rotated, decode.tables(encoding, drawn, dims, capacity)
+    def zeros(heads: int, width: int, dtype=dtype, rows: int = capacity) -> jax.Array:
+        return jnp.zeros((batch, heads, rows, width), dtype)
 
-    key, found = jax.eval_shape(shapes, jax.random.key(0), row)
-    queries = found.get("relative_queries")
-    raw = encoding.overrides("relative_queries") and encoding.overrides("rotate_k")
-    beyond = queries is not None and queries.shape[1] < capacity
-    remembered = (batch, dims.heads, capacity, encoding.state_width)
-    zeros = lambda width: jnp.zeros((batch, dims.kv_heads, capacity, width), dtype)  # noqa: E731
+    def state(term):
+        if inputs.reads_keys(term):
+            return zeros(dims.heads, _kept(term), jnp.float32)
+        if term.state is not None and term.state.after is not None:
+            return zeros(dims.heads, term.state.width, jnp.float32, 1)
+        return None
+
     return Cache(
-        k=zeros(key.shape[-1]),
-        v=zeros(dims.head_dim),
-        k_raw=zeros(dims.head_dim) if raw else None,
-        far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if beyond else None,
-        state=jnp.zeros(remembered, jnp.float32) if encoding.overrides("state") else None,
-        tables={} if params is None else decode.tables(encoding, params, dims, capacity),
-        positions=jnp.zeros(places, jnp.float32 if encoding.real_positions else jnp.int32),
+        k=zeros(dims.kv_heads, key.shape[-1]),
+        v=zeros(dims.kv_heads, dims.head_dim),
+        k_raw=zeros(dims.kv_heads, dims.head_dim) if queries and rotated else None,
+        far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if past else None,
+        states=tuple(map(state, terms)),
+        tables=None if params is None else _tables(encoding, params, dims, capacity),
+        positions=jnp.zeros(places, jnp.float32 if claims.real_positions else jnp.int32),
         length=jnp.zeros((), jnp.int32),
     )
+
+
+def _rotated_keys(terms: tuple, x, k, positions) -> jax.Array:
+    states = tuple(None if t.state is None else t.state(x, positions) for t in terms)
+    return inputs.rotate(terms, "k", k, positions, states)
+
+
+def _tables(encoding: Encoding, params: Params, dims: Dims, rows: int) -> tuple[Any, ...]:
+    """None for a scheme whose positions have several axes: they are never contiguous."""
+    terms = encoding.terms(params, dims)
+    return (None,) * len(terms) if encoding.claims.axes > 1 else decode.tables(terms, rows)
+
+
+def _kept(term: Any) -> int:
+    """How many numbers of a key's state a term reads."""
+    return term.state.width // (2 if isinstance(term, TokenProduct) else 1)
 
 
 def append(cache: Cache, k: jax.Array, v: jax.Array, k_raw: jax.Array, positions) -> Cache:
@@ -193,49 +221,55 @@ def extend(
             f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
             f" {dims.heads} heads of {dims.head_dim}"
         )
-    checks.window(window, sinks)
-    checks.embedded(encoding, embedded)
-    params = checks.params(encoding, params, dims)
-    start, alone = cache.length, positions is None and q.shape[1] == 1 and implementation is None
-    short = alone and not encoding.overrides("rescore")
+    inputs.window(window, sinks)
+    inputs.embedded(encoding, embedded)
+    params = inputs.params(encoding, params, dims)
+    start, contiguous = cache.length, positions is None
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
-    encoding = checks.at_length(encoding, q.shape[1], {"positions": positions})
-    cache = append(cache, encoding.rotate_k(params, k, positions), v, k, positions)
+    encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
+    terms = encoding.terms(params, dims)
+    inputs.layer_input(terms, type(encoding).__name__, x, q.shape[:2], dims)
+    short = contiguous and q.shape[1] == 1 and implementation is None
+    short = short and not select(terms, RowRescore)
+    states, cache = _remember(cache, terms, x, positions)
+    cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
     held = cache.tables
-    if not held and (short or cache.far is not None):
-        held = decode.tables(encoding, params, dims, cache.capacity)
+    if held is None and (short or cache.far is not None):
+        held = decode.tables(terms, cache.capacity)
     if cache.far is not None:
-        beyond = decode.far(held["relative_queries"], jnp.swapaxes(k, 1, 2), dims.heads)
-        cache = dataclasses.replace(cache, far=_write(cache.far, beyond, start, 2))
-    states: Any = None
-    if cache.state is not None:
-        checks.layer_input(encoding, x, q.shape[:2], dims)
-        states, grown = _remember(cache.state, x, start, encoding, params)
-        cache = dataclasses.replace(cache, state=grown)
-    rotated = encoding.rotate_q(params, q, positions)
-    rows = {
-        "k": cache.k.astype(q.dtype),
-        "v": cache.v.astype(q.dtype),
-        "k_raw": (cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype),
-    }
+        past = decode.far(terms, held, jnp.swapaxes(k, 1, 2), dims.heads)
+        cache = dataclasses.replace(cache, far=_write(cache.far, past, start, 2))
+    rotated = inputs.rotate(terms, "q", q, positions, states)
+    rows = decode.Rows(
+        k=cache.k.astype(q.dtype),
+        raw=(cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype),
+        v=cache.v.astype(q.dtype),
+        far=cache.far,
+        states=tuple(
+            x if inputs.reads_keys(t) else None for t, x in zip(terms, cache.states, strict=True)
+        ),
+    )
     if short:
-        rules = Rules(encoding, dims, True, window, sinks=sinks)
-        rows |= {"q": rotated[:, 0], "q_raw": q[:, 0]}
-        rows |= {} if cache.far is None else {"far": cache.far}
-        if cache.state is not None:
-            rows |= {"q_state": states[:, 0], "k_state": cache.state}
-        out = decode.attend(rules, params, rows, held, start)[:, None]
-        return out.astype(q.dtype), cache
+        spec = AttentionSpec(dims, True, window, sinks)
+        query = decode.Query(rotated[:, 0], q[:, 0], jax.tree.map(lambda s: s[:, 0], states))
+        out, lse = decode.attend(spec, terms, query, rows, held, start)
+        out = leave_to_sinks(terms, out[:, :, None], lse[:, :, None])[:, :, 0]
+        return out[:, None].astype(q.dtype), cache
+
+    def tokens_first(x):
+        return jnp.swapaxes(x, 1, 2)
+
     # Rows not written yet are later than every query, so the causal mask hides them.
     out = attend(
         rotated,
-        **{name: jnp.swapaxes(x, 1, 2) for name, x in rows.items()},
-        encoding=encoding,
-        params=params,
+        tokens_first(rows.k),
+        tokens_first(rows.v),
+        terms=terms,
         dims=dims,
         q_raw=q,
-        q_state=states,
-        k_state=None if cache.state is None else jnp.swapaxes(cache.state, 1, 2),
+        k_raw=tokens_first(rows.raw),
+        q_states=states,
+        k_states=jax.tree.map(tokens_first, rows.states),
         q_positions=jnp.broadcast_to(positions, (len(q), *positions.shape[1:])),
         k_positions=cache.positions,
         q_index=pos.contiguous(q.shape[1], start),
@@ -244,29 +278,47 @@ def extend(
         window=window,
         sinks=sinks,
         implementation=implementation,
+        claims=encoding.claims,
+        name=inputs.title(encoding),
+        legacy=(encoding, params),
     )
     return out, cache
 
 
-def _remember(held: jax.Array, x, start, encoding: Encoding, params: Params):
-    """The states [B, T, H, C] of the new tokens, and those held with them from row `start` on."""
-    last = jax.lax.dynamic_index_in_dim(held, jnp.maximum(start - 1, 0), 2, keepdims=False)
-    states = encoding.state(params, x, jnp.where(start > 0, last, 0))
-    return states, _write(held, jnp.swapaxes(states, 1, 2), start, 2)
+def _remember(cache: Cache, terms: tuple, x, positions) -> tuple[tuple, Cache]:
+    """The states [B or 1, T, H, C] of new tokens for each term, and the cache that keeps them."""
+    start, states, kept = cache.length, [], []
+    for term, old in zip(terms, cache.states, strict=True):
+        if term.state is None:
+            states.append(None)
+            kept.append(None)
+            continue
+        before = None
+        if term.state.after is not None:
+            last = jnp.clip(start - 1, 0, old.shape[2] - 1)
+            before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
+            before = jnp.where(start > 0, before, 0)
+        states.append(term.state(x, positions, before))
+        if old is not None:
+            new = jnp.swapaxes(states[-1], 1, 2)[..., -old.shape[-1] :]
+            row, new = (start, new) if inputs.reads_keys(term) else (0, new[:, :, -1:])
+            old = _write(old, new, row, 2)
+        kept.append(old)
+    return tuple(states), dataclasses.replace(cache, states=tuple(kept))
 
 
 def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax.Array:
     """Checked positions of the new tokens: [B or 1, T], with a trailing [A] if axes > 1."""
-    tail = (q.shape[1],) + (encoding.axes,) * (encoding.axes > 1)
+    tail = (q.shape[1],) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
     if positions is not None:
-        positions = pos.as_positions(positions, real=encoding.real_positions)
+        positions = pos.as_positions(positions, real=encoding.claims.real_positions)
         if positions.shape not in ((1, *tail), (q.shape[0], *tail)):
             allowed = f"{[1, *tail]} or {[q.shape[0], *tail]}"
             raise ValueError(f"positions has shape {list(positions.shape)}; pass {allowed}")
         return positions
-    if encoding.axes > 1:
+    if encoding.claims.axes > 1:
         name = type(encoding).__name__
-        raise ValueError(f"{name} has {encoding.axes} axes: pass positions {[1, *tail]}")
+        raise ValueError(f"{name} has {encoding.claims.axes} axes: pass positions {[1, *tail]}")
     known, length = pos.concrete(cache.positions), pos.concrete(cache.length)
     if known is not None and length is not None:
         if (known[:, :length] != np.arange(int(length))).any():

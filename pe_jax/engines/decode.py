@@ -1,91 +1,132 @@
-"""One new token against a cache whose row j holds position j: what a scheme costs beside NoPE.
+"""One new token against a cache whose row j holds position j: what a term costs beside NoPE.
 
 Row j is at distance t - j from the token at row t, so what depends on the distance alone lies along
-the rows in order. Each distance slot is evaluated for the n distances that differ (`tables`): up to
-the scheme's horizon, or as many as there are rows. Beyond the horizon
+the rows in order. Each such term is evaluated for the n distances that differ (`tables`): up to the
+widest horizon, or as many as there are rows. Past the horizon
 
-* biases and q·relative_keys are one constant a head;
-* k·relative_queries is one scalar a key and head, known when the key is written (`far`);
+* biases and q·relative_keys are one constant per head;
+* k·relative_queries is one scalar per key and head, known when the key is written (`far`);
 * relative values are one vector, for the sum of the far weights.
 
-A bias that is arithmetic (`coefficients`) is computed in place and has no table.
-B batch, S rows, K key heads, H query heads, E and F widths of keys and values.
+Every other term of scores is evaluated by its own formula, for one row of pairs.
+B batch, S rows, K key heads, H query heads, E and F widths of keys and values, C of a state.
 Distances descend along tables, as they do along rows: from n - 1 to 0.
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import DISTANCE_SLOTS, Dims, Encoding, Params
-from pe_jax.engines import dense
-from pe_jax.engines.dense import Rules
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import (
+    DistanceBias,
+    DistanceTerm,
+    RelativeKeys,
+    RelativeQueries,
+    RelativeState,
+    RelativeValues,
+    ScoreTerm,
+    Side,
+    Tokens,
+    select,
+)
+from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.numerics.arrays import align
 
-SIDES = {"k", "k_raw", "v", "far", "k_state"}  # operands of S rows
 
+class Rows(NamedTuple):
+    """The rows of a cache that the new token may read: k [B, K, S, E] and so on.
 
-def tables(encoding: Encoding, params: Params, dims: Dims, rows: int) -> dict[str, jax.Array]:
-    """The distance slots that a scheme uses, by name: float32 [H, n] or [H or 1, n, E].
-
-    None where a position has several axes: such positions are never contiguous.
+    Attributes:
+      k: keys as rotated.
+      raw: keys before rotations, [B, K, S, E].
+      v: [B, K, S, F].
+      far: k·relative_queries past the horizon, [B, H, S]; None where there is none.
+      states: for each term the keys' [B or 1, H, S, C], or None.
     """
-    if encoding.axes > 1:
-        return {}
-    horizon = encoding.horizon()
-    n = rows if horizon is None else min(rows, max(horizon[1], 0) + 1)
-    away = jnp.arange(n - 1, -1, -1, dtype=jnp.int32)
-    found = {slot: getattr(encoding, slot)(params, away) for slot in DISTANCE_SLOTS[1:]}
-    if encoding.coefficients(params, dims) is None:
-        found["distance_bias"] = encoding.distance_bias(params, away, dims)
-    return {slot: x.astype(jnp.float32) for slot, x in found.items() if x is not None}
+
+    k: jax.Array
+    raw: jax.Array
+    v: jax.Array
+    far: jax.Array | None
+    states: tuple[Any, ...]
 
 
-def far(table: jax.Array, k_raw: jax.Array, heads: int) -> jax.Array:
-    """k·relative_queries beyond the horizon: float32 [B, H, T] for k_raw [B, K, T, E]."""
-    vectors = _split(table[:, 0], heads, k_raw.shape[1])
-    found = jnp.einsum("bkte,kge->bkgt", k_raw.astype(jnp.float32), vectors)
-    return found.reshape(len(k_raw), heads, -1)
+class Query(NamedTuple):
+    """The new token: x and raw [B, H, E] after and before rotations, states [B or 1, H, C]."""
+
+    x: jax.Array
+    raw: jax.Array
+    states: tuple[Any, ...]
 
 
-def attend(rules: Rules, params: Params, operands: dict, held: dict, at) -> jax.Array:
-    """What the token at row `at` reads from its own row and those before it: float32 [B, H, F].
+def distances(terms: tuple, rows: int) -> int:
+    """How many distances differ among `rows`: n."""
+    horizons = [term.horizon for term in select(terms, DistanceTerm)]
+    if not horizons or None in horizons:
+        return rows if horizons else 1
+    return min(rows, max(max(high, 0) for _, high in horizons) + 1)
+
+
+def tables(terms: tuple, rows: int) -> tuple[Any, ...]:
+    """For each term its values at n distances, float32 [H or 1, n, …]; None for other kinds."""
+    away = jnp.arange(distances(terms, rows) - 1, -1, -1, dtype=jnp.int32)
+    return tuple(term.at(away) if isinstance(term, DistanceTerm) else None for term in terms)
+
+
+def far(terms: tuple, held: tuple, k_raw: jax.Array, heads: int) -> jax.Array:
+    """k·relative_queries past the horizon: float32 [B, H, T] for k_raw [B, K, T, E]."""
+    raw, products = k_raw.astype(jnp.float32), []
+    for term, table in zip(terms, held, strict=True):
+        if isinstance(term, RelativeQueries):
+            vectors = _by_key_head(table[:, 0], heads, k_raw.shape[1])
+            products.append(jnp.einsum("bkte,kge->bkgt", raw, vectors))
+    return _total(products).reshape(len(k_raw), heads, -1)
+
+
+def attend(
+    spec: AttentionSpec, terms: tuple, query: Query, rows: Rows, held: tuple, at: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What the token at row `at` reads from its own row and those before it.
 
     Args:
-      rules: the scheme, the sizes, the window.
-      params: the scheme's parameters (read by `bias` and `coefficients` alone).
-      operands: "q", "q_raw" [B, H, E]; "k", "k_raw" [B, K, S, E]; "v" [B, K, S, F]; "far"
-        [B, H, S] where the scheme has relative queries and its horizon is within S; "q_state"
-        [B, H, C] and "k_state" [B, H, S, C] where it has a state.
+      spec: the sizes, the window, the sinks.
+      terms: what the encoding adds.
+      query: the token.
+      rows: the cache.
       held: what `tables` gives for S rows.
       at: int32 [].
+
+    Returns:
+      The output, float32 [B, H, F], and the logarithm of the sum of exponentials, [B, H, 1].
     """
-    places, at_row, operands = _view(rules, operands, held, at)
-    q, k, v = (operands[name] for name in "qkv")
-    split = len(q), k.shape[1], -1  # [B, K, H/K, …]
-    s = _products(rules.encoding.split(), q, k, at - places)
-    s = _scores(rules, s, operands, held, at_row)
+    n = distances(terms, rows.k.shape[2])
+    places, at_row, rows = _view(spec, n, rows, at)
+    heads_by_key = len(query.x), rows.k.shape[1], -1  # [B, K, H/K, …]
+    s = _products(kinds.split(terms), query.x, rows.k, at - places)
+    s = _scores(spec, terms, s, query, rows, held, n, at_row)
     seen = places <= at
-    if rules.window is not None:
-        seen &= (places > at - rules.window) | (places < rules.sinks)
-    s += _bias(rules, params, at, places)
-    if rules.encoding.overrides("state_bias"):
-        states = operands["q_state"][:, :, None], operands["k_state"]
-        s += dense.state_bias(rules.encoding, *states)[:, :, 0]
+    if spec.window is not None:
+        seen &= (places > at - spec.window) | (places < spec.sinks)
+    s += _pairwise(spec, terms, query, rows, at, places)
     s = jnp.where(seen, s, -jnp.inf)
-    weights = jnp.exp(s - s.max(-1, keepdims=True))  # a token sees itself: the maximum is finite
+    top = s.max(-1, keepdims=True)  # a token sees itself: the maximum is finite
+    weights = jnp.exp(s - top)
     out = jnp.einsum(
         "bkgs,bksf->bkgf",
-        weights.astype(v.dtype).reshape(*split, s.shape[-1]),
-        v,
+        weights.astype(rows.v.dtype).reshape(*heads_by_key, s.shape[-1]),
+        rows.v,
         preferred_element_type=jnp.float32,
-    ).reshape(*q.shape[:2], -1)
+    ).reshape(*query.x.shape[:2], -1)
     total = weights.sum(-1, keepdims=True)
-    return (out + _values(weights, total, held, at_row)) / total
+    out = (out + _values(terms, weights, total, held, n, at_row)) / total
+    return out, top + jnp.log(total)
 
 
-def _products(split: int | None, q: jax.Array, k: jax.Array, away: jax.Array) -> jax.Array:
+def _products(limit: int | None, q: jax.Array, k: jax.Array, away: jax.Array) -> jax.Array:
     """Rotated q [B, H, E] · k [B, K, S, E]: float32 [B, H, S], in the view of each distance [S]."""
-    if split is None:
+    if limit is None:
         views = q[:, :, None]
     else:  # the keys are read once, whole, by a query for each view
         near = align(jnp.arange(q.shape[-1]) < q.shape[-1] // 2, q)
@@ -93,38 +134,32 @@ def _products(split: int | None, q: jax.Array, k: jax.Array, away: jax.Array) ->
     rows = views.reshape(len(q), k.shape[1], -1, q.shape[-1])
     s = jnp.einsum("bkge,bkse->bkgs", rows, k, preferred_element_type=jnp.float32)
     s = s.reshape(*views.shape[:3], -1)
-    return s[:, :, 0] if split is None else jnp.where(away < split, s[:, :, 0], s[:, :, 1])
+    return s[:, :, 0] if limit is None else jnp.where(away < limit, s[:, :, 0], s[:, :, 1])
 
 
-def _reach(held: dict) -> int:
-    """How many distances the tables hold: n."""
-    return max((x.shape[1] for x in held.values()), default=1)
-
-
-def _view(rules: Rules, operands: dict, held: dict, at):
-    """The rows that may count: their places, which of them is row `at`, and the operands there.
+def _view(spec: AttentionSpec, n: int, rows: Rows, at):
+    """The rows that may count: their places, which of them is row `at`, and what they hold.
 
     A window costs its width and the sinks theirs. Sinks come first; while the window still holds
-    them, their rows are doubles, which a place beyond every token hides.
+    them, their rows are doubles, which a place past every token hides.
     """
-    rows, sinks = operands["k"].shape[2], rules.sinks
-    size = rows if rules.window is None else max(rules.window, _reach(held))
-    if sinks + size >= rows:
-        return jnp.arange(rows, dtype=jnp.int32), at, operands
+    count, sinks = rows.k.shape[2], spec.sinks
+    size = count if spec.window is None else max(spec.window, n)
+    if sinks + size >= count:
+        return jnp.arange(count, dtype=jnp.int32), at, rows
     first = jnp.maximum(at - size + 1, 0)
 
     def cut(x):
-        x, lead = jax.lax.dynamic_slice_in_dim(x, first, size, 2), x[:, :, :sinks]
-        return jnp.concatenate([lead, x], axis=2) if sinks else x
+        near, lead = jax.lax.dynamic_slice_in_dim(x, first, size, 2), x[:, :, :sinks]
+        return jnp.concatenate([lead, near], axis=2) if sinks else near
 
-    kept = {name: cut(operands[name]) for name in operands.keys() & SIDES}
     lead = jnp.arange(sinks, dtype=jnp.int32)
-    lead = jnp.where(lead < first, lead, rows)
+    lead = jnp.where(lead < first, lead, count)
     places = jnp.concatenate([lead, first + jnp.arange(size, dtype=jnp.int32)])
-    return places, at - first + sinks, operands | kept
+    return places, at - first + sinks, jax.tree.map(cut, rows)
 
 
-def _split(table: jax.Array, heads: int, groups: int) -> jax.Array:
+def _by_key_head(table: jax.Array, heads: int, groups: int) -> jax.Array:
     """[H or 1, …] → [K, H/K, …]: query heads by the key head that they share."""
     whole = jnp.broadcast_to(table, (heads, *table.shape[1:]))
     return whole.reshape(groups, -1, *table.shape[1:])
@@ -138,10 +173,10 @@ def _by_distance(x: jax.Array, n: int, at) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(rows, at - begin, n, 2)
 
 
-def _by_row(near: jax.Array, beyond: jax.Array, rows: int, at) -> jax.Array:
-    """[B, H, n] by distance → [B, H, S] by row, `beyond` [B, H, 1] in the rows farther away."""
+def _by_row(near: jax.Array, past: jax.Array, rows: int, at) -> jax.Array:
+    """[B, H, n] by distance → [B, H, S] by row, `past` [B, H, 1] in the rows farther away."""
     n = near.shape[-1]
-    wide = jnp.broadcast_to(beyond, (*near.shape[:2], rows + n - 1))
+    wide = jnp.broadcast_to(past, (*near.shape[:2], rows + n - 1))
     return jax.lax.dynamic_update_slice_in_dim(wide, near, at, 2)[..., n - 1 :]
 
 
@@ -152,45 +187,63 @@ def _contract(form: str, x: jax.Array, table: jax.Array) -> jax.Array:
     return jnp.einsum(form, x.astype(jnp.float32), table[0] if shared else table)
 
 
-def _scores(rules: Rules, s: jax.Array, operands: dict, held: dict, at) -> jax.Array:
+def _total(parts: list) -> Any:
+    """Their sum, without a zero to begin with."""
+    return sum(parts[1:], parts[0])
+
+
+def _scores(
+    spec: AttentionSpec, terms: tuple, s: jax.Array, query: Query, rows: Rows, held, n: int, at
+) -> jax.Array:
     """Scales q·k [B, H, S] and adds all that has a table."""
-    scale, n = rules.encoding.scale(rules.dims.head_dim), _reach(held)
-    near = jnp.zeros((1, 1, n), jnp.float32)
-    if "relative_keys" in held:
-        near += scale * _contract("bhe,*ne->bhn", operands["q_raw"], held["relative_keys"])
-    if "relative_state" in held:
-        near += _contract("bhe,*ne->bhn", operands["q_state"], held["relative_state"])
-    if "distance_bias" in held:
-        near += held["distance_bias"][None]
-    beyond = near[..., :1]
-    if "relative_queries" in held:
-        k = _by_distance(operands["k_raw"], n, at).astype(jnp.float32)
-        vectors = _split(held["relative_queries"], s.shape[1], k.shape[1])
+    scale = kinds.scale(terms, spec.dims.head_dim)
+    near, by_key = jnp.zeros((1, 1, n), jnp.float32), []
+    for term, state, table in zip(terms, query.states, held, strict=True):
+        if isinstance(term, RelativeKeys):
+            raw = term.queries(query.raw[:, :, None])[:, :, 0]
+            near += scale * _contract("bhe,*ne->bhn", raw, table)
+        elif isinstance(term, RelativeState):
+            near += _contract("bhe,*ne->bhn", state, table)
+        elif isinstance(term, DistanceBias):
+            near += (scale if term.scaled else 1) * table[None]
+        elif isinstance(term, RelativeQueries):
+            by_key.append(table)
+    past = near[..., :1]
+    if by_key:
+        k = _by_distance(rows.raw, n, at).astype(jnp.float32)
+        vectors = _by_key_head(_total(by_key), s.shape[1], k.shape[1])
         # A product with ones takes a fifth of the time of a sum over the last axis (CPU).
         products = (k[:, :, None] * vectors[None]) @ jnp.ones(k.shape[-1], jnp.float32)
         near += scale * products.reshape(len(s), -1, n)
     s *= scale
-    if "far" in operands:
-        s += scale * operands["far"]
-        near -= scale * _by_distance(operands["far"], n, at)
-    return s + _by_row(near, beyond, s.shape[-1], at) if held else s
+    if rows.far is not None:
+        s += scale * rows.far
+        near -= scale * _by_distance(rows.far, n, at)
+    if not any(isinstance(term, DistanceTerm) for term in terms):
+        return s
+    return s + _by_row(near, past, s.shape[-1], at)
 
 
-def _bias(rules: Rules, params: Params, at, places: jax.Array) -> jax.Array | float:
-    """Biases without a table, of rows at `places` [S]: [B or 1, H, S], or 0."""
-    encoding, found = rules.encoding, 0.0
-    rows = encoding.coefficients(params, rules.dims)
-    if rows is not None:
-        found += encoding.profile(list(rows.T[..., None]), (at - places)[None])[None]
-    if encoding.overrides("bias"):
-        found += encoding.bias(params, at[None, None], places[None], rules.dims)[:, :, 0]
+def _pairwise(
+    spec: AttentionSpec, terms: tuple, query: Query, rows: Rows, at, places: jax.Array
+) -> jax.Array | float:
+    """Terms without a table, of rows at `places` [S]: [B or 1, H, S], or 0."""
+    scale, found = kinds.scale(terms, spec.dims.head_dim), 0.0
+    q_tokens, k_tokens = (Tokens(x, x) for x in (at[None, None], places[None]))
+    q = Side(query.x[:, :, None], query.raw[:, :, None], (), q_tokens)
+    k = Side(rows.k, rows.raw, (), k_tokens)
+    for term, q_state, k_state in zip(terms, query.states, rows.states, strict=True):
+        if isinstance(term, ScoreTerm) and not isinstance(term, DistanceTerm):
+            states = None if q_state is None else q_state[:, :, None], k_state
+            found += (scale if term.scaled else 1) * term.scores(q, k, states)[:, :, 0]
     return found
 
 
-def _values(weights: jax.Array, total: jax.Array, held: dict, at) -> jax.Array | float:
+def _values(terms: tuple, weights: jax.Array, total, held: tuple, n: int, at) -> jax.Array | float:
     """Σ weights·relative_values for weights [B, H, S] of sum `total`: [B, H, F], or 0."""
-    if "relative_values" not in held:
+    added = [x for t, x in zip(terms, held, strict=True) if isinstance(t, RelativeValues)]
+    if not added:
         return 0.0
-    near = _by_distance(weights, _reach(held), at)
+    near = _by_distance(weights, n, at)
     near = near.at[..., 0].add((total - near.sum(-1, keepdims=True))[..., 0])
-    return _contract("bhn,*nf->bhf", near, held["relative_values"])
+    return _contract("bhn,*nf->bhf", near, _total(added))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding, Params
+from pe_jax.encodings.terms import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,9 @@ class InOrder:
         """`positions.per_segment` of segments [B, T] that lie as they do here."""
         return self.spread(pos.per_segment(self.restore(jnp.asarray(segments))))
 
-    def state(self, encoding: Encoding, params: Params, x: jax.Array):
-        """`encoding.state` of x [*B, T, D] that lies as it does here."""
-        return encoding.state(params, x)
+    def state(self, state: State, x: jax.Array, positions) -> jax.Array:
+        """The states [*B, T, H, C] of tokens that lie as they do here."""
+        return state(x, positions)
 
 
 IN_ORDER = InOrder()
@@ -79,19 +79,19 @@ class Dealt(InOrder):
         """Block by block."""
         return self._cut(x, 1)[:, np.argsort(self.blocks)].reshape(x.shape)
 
-    def state(self, encoding, params, x):
+    def state(self, state, x, positions):
         """Of each block by itself, then moved to where those before it end: no token travels."""
-        if not encoding.overrides("state_after"):
-            return encoding.state(params, x)
+        if state.after is None:
+            return state(x, positions)
         batch = x.ndim - 2
-        states = encoding.state(params, self._cut(x, batch))  # [*B, P, c, H, C]
+        states = state(self._cut(x, batch), None)  # [*B, P, c, H, C]
         ends = jnp.moveaxis(states[..., -1, :, :], batch, 0)
 
         def step(before, end):
-            after = encoding.state_after(before, end[..., None, :, :])
+            after = state.after(before, end[..., None, :, :])
             return after[..., 0, :, :], before
 
         inverse = np.argsort(self.blocks)
         _, before = jax.lax.scan(step, jnp.zeros_like(ends[0]), ends[inverse])
-        moved = encoding.state_after(jnp.moveaxis(before[self.blocks], 0, batch), states)
+        moved = state.after(jnp.moveaxis(before[self.blocks], 0, batch), states)
         return moved.reshape(*x.shape[:-1], *moved.shape[-2:])

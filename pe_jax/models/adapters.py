@@ -30,7 +30,7 @@ from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params
-from pe_jax.engines import checks, dense
+from pe_jax.engines import inputs, reference
 from pe_jax.engines.api import attention
 from pe_jax.validation import require, require_bool
 
@@ -94,8 +94,8 @@ def attention_fn(
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     require_bool("causal", causal)
-    checks.window(window, sinks)
-    checks.embedded(encoding, embedded)
+    inputs.window(window, sinks)
+    inputs.embedded(encoding, embedded)
     if encoding.overrides("state"):
         raise ValueError(
             f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
@@ -194,8 +194,8 @@ class AttentionFn(nnx.Module):
             if mask is not None and self.encoding.one_sided and not places["causal"]:
                 _check_hides_later(self.encoding, mask, shape)
             bias = None if bias is None else _flat("bias", bias, shape)
-            engine = functools.partial(dense.attend, mask=hidden, bias=bias, change=change)
-            engine.masked = mask is not None  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+            engine = functools.partial(reference.attend, mask=hidden, bias=bias, change=change)
+            engine.has_own_mask = mask is not None  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
         with _precision(precision):
             return attention(
                 q,
@@ -260,7 +260,7 @@ def _check_hides_later(encoding: Encoding, mask, shape: tuple[int, ...]) -> None
     known, (queries, keys) = pos.concrete(mask), shape[-2:]
     if known is not None and queries == keys:
         whole = np.broadcast_to(known, np.broadcast_shapes(known.shape, (queries, keys)))
-        require(not np.triu(whole, 1).any(), "mask", "…", checks.alike(encoding))
+        require(not np.triu(whole, 1).any(), "mask", "…", inputs.alike(encoding))
 
 
 def _flat(name: str, x, shape: tuple[int, ...]) -> jax.Array:

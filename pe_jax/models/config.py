@@ -13,7 +13,7 @@ from flax import nnx
 
 from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding
-from pe_jax.engines import checks
+from pe_jax.engines import inputs
 from pe_jax.validation import is_int, is_real
 
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
@@ -129,7 +129,7 @@ class ModelConfig:
             pattern = self.pattern
             for encoding in pattern:
                 encoding.check(self.dims)
-                checks.causal(encoding, self.causal)
+                inputs.causal(encoding, self.causal)
         except ValueError as error:
             raise ValueError(f"model.encoding={self.encoding!r}: {error}") from error
         multiple = f"must be a multiple of the pattern's length {len(pattern)}"

@@ -1,4 +1,4 @@
-"""What `attention` is given, checked and completed before anything is computed.
+"""What `attention` is given: checked, completed and laid out before anything is computed.
 
 B batch (any number of axes), T queries, S keys, H query heads, D model width, C width of a state.
 """
@@ -12,8 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params
+from pe_jax.encodings.base import Claims, Dims, Encoding, Params
+from pe_jax.encodings.terms import (
+    Input,
+    PairBias,
+    QueryBias,
+    RelativeValues,
+    Rotation,
+    Term,
+    TokenBias,
+    TokenProduct,
+    select,
+)
 from pe_jax.engines.layout import InOrder
+from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, require, require_bool
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -42,20 +54,20 @@ def causal(encoding: Encoding, causal: bool | None, masked: bool = False) -> boo
         or one to which all later tokens look alike, sees them.
     """
     if causal is None:
-        fix = f"{_name(encoding)} has {encoding.axes} axes; pass True, or False to see all tokens"
-        require(encoding.axes == 1, "causal", None, fix)
+        fix = f"{title(encoding)} has {encoding.claims.axes} axes; pass True, or False to see all"
+        require(encoding.claims.axes == 1, "causal", None, fix)
         return True
     require_bool("causal", causal)
-    fix = f"{_name(encoding)} is for causal attention alone"
-    require(causal or not encoding.causal_only, "causal", causal, fix)
-    require(causal or masked or not encoding.one_sided, "causal", causal, alike(encoding))
+    fix = f"{title(encoding)} is for causal attention alone"
+    require(causal or not encoding.claims.causal_only, "causal", causal, fix)
+    require(causal or masked or not encoding.claims.one_sided, "causal", causal, alike(encoding))
     return causal
 
 
 def alike(encoding: Encoding) -> str:
     """What is wrong, and the fix, where a one-sided scheme sees later tokens."""
     return (
-        f"all later tokens look alike to {_name(encoding)}; make it with bidirectional=True, or"
+        f"all later tokens look alike to {title(encoding)}; make it with bidirectional=True, or"
         " pass causal=True"
     )
 
@@ -64,13 +76,13 @@ def embedded(encoding: Encoding, embedded: bool) -> None:
     """Raises ValueError where a scheme adds to the input, unless the caller has called `embed`."""
     require_bool("embedded", embedded)
     fix = (
-        f"{_name(encoding)} adds to the input of the first layer, which attention does not see;"
+        f"{title(encoding)} adds to the input of the first layer, which attention does not see;"
         " call x = encoding.embed(params, x, positions) there, then pass embedded=True"
     )
     require(embedded or not encoding.overrides("embed"), "embedded", embedded, fix)
 
 
-def _name(encoding: Encoding) -> str:
+def title(encoding: Encoding) -> str:
     """T5+RoPE of a sum."""
     return "+".join(type(part).__name__ for part in getattr(encoding, "parts", (encoding,)))
 
@@ -133,7 +145,7 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
         for path, shape in wanted.items():
             if given[path] != shape:
                 raise ValueError(
-                    f"params.{side}.{path} has shape {list(given[path])}; {_name(encoding)} takes"
+                    f"params.{side}.{path} has shape {list(given[path])}; {title(encoding)} takes"
                     f" {list(shape)} for {dims}; {DRAW}, or the dims= that it was drawn for"
                 )
     return params
@@ -172,7 +184,7 @@ def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = Non
         return encoding.at_length(max(queries, 1))
     if not valid:
         raise ValueError(
-            f"encoding: {_name(encoding)} depends on the length of the whole sequence, which"
+            f"encoding: {title(encoding)} depends on the length of the whole sequence, which"
             " positions do not tell; pass encoding.at_length(total_length)"
         )
     if not given and segments is None:
@@ -189,12 +201,12 @@ def within(encoding: Encoding, name: str, farthest) -> None:
     valid = encoding.valid_length()
     if valid is not None and farthest >= valid:
         raise ValueError(
-            f"{name} goes to position {farthest}, {_name(encoding)} is set for {valid} tokens; pass"
+            f"{name} goes to position {farthest}, {title(encoding)} is set for {valid} tokens; pass"
             f" encoding.at_length({math.floor(farthest) + 1})"
         )
 
 
-def positions(encoding: Encoding, q, k, q_positions, k_positions):
+def positions(claims: Claims, q, k, q_positions, k_positions, name: str):
     """Checked positions of queries and keys, or None where they are contiguous from 0.
 
     They are constants to a gradient in every engine: a tile passes none to them.
@@ -205,29 +217,34 @@ def positions(encoding: Encoding, q, k, q_positions, k_positions):
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
             )
-        return None if encoding.axes == 1 else _missing(encoding)
+        if claims.axes > 1:
+            raise ValueError(
+                f"{name} has {claims.axes} axes: pass q_positions [*B, T, {claims.axes}]"
+            )
+        return None
     if q_positions is None or k_positions is None:
         if queries != keys or q_positions is None:
             raise ValueError("q_positions and k_positions: pass both, or neither")
         k_positions = q_positions
-    found = []
-    for name, x, length in (
-        ("q_positions", q_positions, queries),
-        ("k_positions", k_positions, keys),
-    ):
-        x = pos.as_positions(x, real=encoding.real_positions, name=name)
-        tail = (encoding.axes,) if encoding.axes > 1 else ()
-        _check_rows(name, x.shape, [(length, *tail), (*batch, length, *tail)])
-        pos.check_near(x, name)
-        found.append(jax.lax.stop_gradient(x))
-    if found[0].dtype != found[1].dtype:  # a cache holds float32 where the scheme takes it
-        found = [x.astype(jnp.float32) for x in found]
-    return found
+    checked = []
+    tail = (claims.axes,) if claims.axes > 1 else ()
+    sides = (("q_positions", q_positions, queries), ("k_positions", k_positions, keys))
+    for side, x, length in sides:
+        x = pos.as_positions(x, real=claims.real_positions, name=side)
+        _check_rows(side, x.shape, [(length, *tail), (*batch, length, *tail)])
+        pos.check_near(x, side)
+        checked.append(jax.lax.stop_gradient(x))
+    if checked[0].dtype != checked[1].dtype:  # a cache holds float32 where the scheme takes it
+        checked = [x.astype(jnp.float32) for x in checked]
+    return checked
 
 
-def _missing(encoding: Encoding):
-    name = type(encoding).__name__
-    raise ValueError(f"{name} has {encoding.axes} axes: pass q_positions [*B, T, {encoding.axes}]")
+def terms(terms: Any) -> tuple[Term, ...]:
+    """Raises TypeError for what is no tuple of terms."""
+    ok = isinstance(terms, tuple) and all(isinstance(t, Term) for t in terms)
+    if not ok or select(terms, Input):
+        raise TypeError(f"terms={terms!r}: pass a tuple of terms of scores, as (pe_jax.Sink(b),)")
+    return terms
 
 
 def index(name: str, index, batch, length: int, other: int, layout: InOrder) -> jax.Array:
@@ -260,30 +277,77 @@ def segments(q_segments, k_segments, batch, queries: int, keys: int):
     return found
 
 
-def layer_input(encoding: Encoding, x, rows: tuple[int, ...], dims: Dims) -> None:
-    """Raises ValueError where a scheme that reads the layer's input is not given `rows` of it."""
+def layer_input(terms: tuple, name: str, x, rows: tuple[int, ...], dims: Dims) -> None:
+    """Raises ValueError where terms that read the layer's input are not given `rows` of it."""
+    if not any(term.state is not None and term.state.of == "x" for term in terms):
+        return
     if x is None:
-        name = type(encoding).__name__
         raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
     if x.shape != (*rows, dims.width):
         raise ValueError(f"x has shape {x.shape}; pass {[*rows, dims.width]}")
 
 
-def states(encoding: Encoding, q_state, k_state, q, k) -> dict[str, jax.Array]:
-    """Checked states of queries and keys, by operand; of keys only where a bias reads them."""
-    if not encoding.overrides("state"):
-        return {}
-    if k_state is None and q.shape[-3] == k.shape[-3]:
-        k_state = q_state
-    found = {"q_state": q_state, "k_state": k_state}
-    for name, state in found.items():
-        side = (q if name == "q_state" else k).shape
-        want = [*side[:-2], q.shape[-2], encoding.state_width]
-        if state is None or list(state.shape) != want:
-            shown = None if state is None else list(state.shape)
-            fix = f"pass {want}, from encoding.state(params, x)"
-            raise ValueError(f"{name} has shape {shown}; {fix}")
-    return found if encoding.overrides("state_bias") else {"q_state": q_state}
+def absolute(terms: tuple, anchored: bool = False) -> bool:
+    """Whether more than the distance counts, so that positions restart in each segment."""
+    of_positions = (t.state is not None and t.state.of == "positions" for t in terms)
+    return anchored or any(of_positions) or bool(select(terms, PairBias))
+
+
+def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> jax.Array:
+    """Queries (`side` "q") or keys ("k") [*B, T, H or K, E] after query biases and rotations."""
+    if side == "q":
+        for term in select(terms, QueryBias):
+            x = x + align(term.u.astype(x.dtype), x)
+    for term, state in zip(terms, states, strict=True):
+        if isinstance(term, Rotation):
+            x = term.rotate(side, x, positions, state)
+    return x
+
+
+def check_states(terms: tuple, q_states, k_states, q: jax.Array, k: jax.Array) -> list[tuple]:
+    """The states of queries and keys for each term, heads first: [B or 1, H, T, C] or None.
+
+    Raises:
+      ValueError: one is missing or of another shape.
+    """
+    if k_states is None and q.shape[-3] == k.shape[-3]:
+        k_states = q_states
+    sides = []
+    for name, states, side in (("q_states", q_states, q), ("k_states", k_states, k)):
+        needed = [t.state if name[0] == "q" or reads_keys(t) else None for t in terms]
+        if states is None and not any(needed):
+            states = (None,) * len(terms)
+        heads_first = []
+        for i, (state, x) in enumerate(zip(needed, states or (None,) * len(terms), strict=True)):
+            if state is None:
+                heads_first.append(None)
+                continue
+            half = name[0] == "k" and isinstance(terms[i], TokenProduct) and x is not None
+            width = x.shape[-1] if half else state.width
+            want = (side.shape[-3], q.shape[-2], width)
+            shapes = (want, (1, *want), (*side.shape[:-3], *want))
+            if x is None or x.shape not in shapes:
+                shown = None if x is None else list(x.shape)
+                fix = f"pass {list(shapes[-1])}, what the term's State gives"
+                raise ValueError(f"{name}[{i}] has shape {shown}; {fix}")
+            x = x[None] if x.ndim == 3 else x.reshape(-1, *want)
+            heads_first.append(jnp.swapaxes(x, 1, 2))
+        sides.append(tuple(heads_first))
+    return sides
+
+
+def reads_keys(term: Any) -> bool:
+    """Whether a term reads the states of keys, and not of queries alone."""
+    return isinstance(term, TokenBias | TokenProduct)
+
+
+def check_values(terms: tuple, width: int, axes: int = 1) -> None:
+    """Raises ValueError where v is not as wide as the vectors that are added to it."""
+    distance = jax.ShapeDtypeStruct((1, axes)[: 1 + (axes > 1)], jnp.int32)
+    for term in select(terms, RelativeValues):
+        need = jax.eval_shape(term.at, distance).shape[-1]
+        if need != width:
+            raise ValueError(f"v has width {width}; relative values need {need}")
 
 
 def _check_rows(name: str, shape, allowed) -> None:

@@ -1,0 +1,472 @@
+"""Where a position can enter attention: the kinds of terms, each defined by its formula for a pair.
+
+    x      + Input                                                    (once, before the first layer)
+    q', k' = Rotation(q + QueryBias), Rotation(k)
+    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
+             + Profile + DistanceBias + PairBias                      (from positions)
+             + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
+             + RowRescore                                             (from whole rows of scores)
+    out    = weights·v + Σ weights·RelativeValues, times σ(lse - Sink)
+
+`encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
+tuple, a sum of encodings is concatenation, and the order does not matter except among rotations. A
+term is a pytree. Its leaves are float arrays, gathered from the parameters and not computed; all
+else is static and compares by value: a function is one of a module or a method of a frozen
+dataclass, so that jit does not trace it again. Whatever is costly belongs in the function: engines
+evaluate it once for the distances that occur (`tabled`). Scores, biases and states are float32.
+`scale` is 1/sqrt(E) unless a `Scale` says otherwise; engines apply it to q·k and the scaled kinds.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
+A axes of a position, C numbers of a state or a profile, n any shape. `distance = q_pos - k_pos`.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.numerics.arrays import align
+
+static: Any = functools.partial(dataclasses.field, metadata={"static": True})
+
+
+class Tokens(NamedTuple):
+    """What is known of queries or keys besides their vectors; nothing here has a gradient.
+
+    Attributes:
+      positions: where they stand: [B or 1, T], with a trailing axis A if a position has several.
+      index: their place among the tokens, for the mask: [B or 1, T].
+      segments: ids of documents [B or 1, T]; a token with a negative id sees nothing; or None.
+      rank: the place within the segment, where attention sinks are counted; None: `index`.
+    """
+
+    positions: jax.Array
+    index: jax.Array
+    segments: jax.Array | None = None
+    rank: jax.Array | None = None
+
+
+class Side(NamedTuple):
+    """Queries or keys, heads first.
+
+    Attributes:
+      x: the vectors after rotations: [B, H or K, T, E].
+      raw: the same before rotations, or None where no term reads them.
+      states: for each term its state, float32 [B or 1, H, T, C], or None where it has none.
+      tokens: positions, and what the mask is made of.
+    """
+
+    x: jax.Array
+    raw: Any
+    states: tuple[Any, ...]
+    tokens: Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A bound method that compares by value; Python's own compare their owners by identity."""
+
+    function: Callable
+    owner: Any
+
+    def __call__(self, *args):
+        return self.function(self.owner, *args)
+
+
+class Term:
+    """One thing that an encoding adds to attention."""
+
+    state: "State | None" = None  # of the kinds that read each token's state
+
+    def for_heads(self, share: Callable[[jax.Array, int], jax.Array]) -> Any:
+        """The term of some of the heads: `share(x, axis)` picks them from arrays with all."""
+        return self
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            function = getattr(self, field.name)
+            if not field.metadata.get("static") or not callable(function):
+                continue
+            if inspect.ismethod(function):
+                method = Method(function.__func__, function.__self__)
+                object.__setattr__(self, field.name, method)
+            elif isinstance(function, functools.partial) or "<" in getattr(
+                function, "__qualname__", ""
+            ):
+                raise TypeError(
+                    f"{type(self).__name__}.{field.name}={function!r}: jit would trace it anew each"
+                    " time; pass a function of a module or a method of a frozen dataclass"
+                )
+
+
+def kind(cls):
+    """A frozen dataclass that is a pytree of those of its fields that are not static."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@kind
+class State(Term):
+    """Numbers of each token: `fn(arrays, x, before)`, float32 [*B, T, H, width].
+
+    x is the layer's input [*B, T, D] and `before` the state [*B, H, width] of the token before the
+    first, or None at the beginning of a row. A state depends on its token and on those before it in
+    the row, whose documents may be several: only differences within one may count.
+
+    Attributes:
+      fn: the function; `fn(arrays, positions)` where the state is `of` positions.
+      arrays: its parameters.
+      width: how many numbers.
+      after: for running sums, `after(before, state)`: a state that began at zero, as it is after
+        tokens whose last state is `before`. Devices then sum their own tokens side by side.
+      of: "x" or "positions".
+    """
+
+    fn: Callable = static()
+    arrays: Any
+    width: int = static()
+    after: Callable | None = static(default=None)
+    of: str = static(default="x")
+
+    def __call__(self, x, positions, before=None):
+        return (
+            self.fn(self.arrays, positions)
+            if self.of == "positions"
+            else self.fn(self.arrays, x, before)
+        )
+
+
+# Before the scores.
+
+
+@kind
+class Input(Term):
+    """Adds `fn(arrays, positions, width)` [*B, T, D] to the input of the first layer, D = width."""
+
+    fn: Callable = static()
+    arrays: Any = None
+
+
+@kind
+class QueryBias(Term):
+    """Adds u [H, E] to every query, before any rotation."""
+
+    u: jax.Array
+
+
+@kind
+class Rotation(Term):
+    """Maps each query and each key by its position: `q(arrays, x, positions)`, `k(…)`.
+
+    x is [*B, T, H or K, E]; the result keeps its dtype and may be wider. Keys are mapped once and
+    kept so in a cache. In a sum rotations act in order.
+
+    Attributes:
+      q: what maps queries; None: nothing does.
+      k: what maps keys.
+      arrays: their parameters.
+      split: q and k give two views of each token side by side, [*B, T, H, 2E]; the first scores
+        pairs below this distance (the future too), the second the others.
+      state: the function gets this state [*B, T, H, C] of the tokens last.
+    """
+
+    q: Callable | None = static()
+    k: Callable | None = static()
+    arrays: Any = None
+    split: int | None = static(default=None)
+    state: State | None = None
+
+    def rotate(self, side: str, x: jax.Array, positions: jax.Array, state: Any = None) -> jax.Array:
+        """Queries (`side` "q") or keys ("k")."""
+        function = self.q if side == "q" else self.k
+        more = () if self.state is None else (state,)
+        return x if function is None else function(self.arrays, x, positions, *more)
+
+
+# Terms of scores.
+
+
+@kind
+class Scale(Term):
+    """What q·k and the scaled kinds are multiplied by, in the place of 1/sqrt(E); at most one."""
+
+    value: float = static()
+
+
+class ScoreTerm(Term):
+    """A kind with a formula for every pair. Engines that work pair by pair take any of these."""
+
+    scaled: ClassVar[bool] = False  # multiplied by the scale, as q·k is
+
+    def scores(self, q: Side, k: Side, own: Any) -> jax.Array:
+        """Float32 [B or 1, H or 1, T, S]; `own` are the term's states of queries and keys."""
+        raise NotImplementedError
+
+
+@kind
+class Profile(ScoreTerm):
+    """A bias that is plain arithmetic on the distance: `fn([C arrays], distance)`.
+
+    Engines compute it in place, at any positions, and hold no table. The arrays are the columns of
+    `numbers` [H, C], of any shapes that broadcast with distances.
+
+    Attributes:
+      fn: the function.
+      numbers: C numbers for each head, float32 [H, C].
+      decays: whether the bias does not rise with |distance|. Engines then leave out tiles in which
+        it makes every key negligible.
+    """
+
+    fn: Callable = static()
+    numbers: jax.Array
+    decays: bool = static(default=False)
+
+    def at(self, distance: jax.Array) -> jax.Array:
+        """Of distances [*n]: float32 [H, *n]."""
+        columns = jnp.moveaxis(self.numbers, 1, 0)
+        columns = columns.reshape(*columns.shape, *(1,) * distance.ndim)
+        return self.fn(list(columns), distance[None])
+
+    def scores(self, q, k, own):
+        return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, numbers=share(self.numbers, 0))
+
+
+@kind
+class PairBias(ScoreTerm):
+    """A bias of two positions: `fn(arrays, q_pos, k_pos)`, float32 [*B, H, T, S].
+
+    The last resort: it is evaluated pair by pair in every tile.
+    """
+
+    fn: Callable = static()
+    arrays: Any = None
+
+    def scores(self, q, k, own):
+        return self.fn(self.arrays, q.tokens.positions, k.tokens.positions)
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, -3))
+
+
+@kind
+class TokenBias(ScoreTerm):
+    """A bias that is arithmetic on two tokens' states: `fn([C of the query], [C of the key])`.
+
+    The entries have shapes that broadcast. Every pair that is seen must be finite.
+    """
+
+    fn: Callable = static()
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def scores(self, q, k, own):
+        numbers, (rows, columns) = range(self.state.width), own
+        return self.fn(
+            [rows[..., :, None, n] for n in numbers], [columns[..., None, :, n] for n in numbers]
+        )
+
+
+@kind
+class TokenProduct(ScoreTerm):
+    """A bias that is a dot product: half the query's state · the other half of the key's."""
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def factors(self, own: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """[B or 1, H, T, C/2] of queries and [B or 1, H, S, C/2] of keys."""
+        half = self.state.width // 2
+        return own[0][..., :half], own[1][..., -half:]  # a cache keeps that half alone
+
+    def scores(self, q, k, own):
+        rows, columns = self.factors(own)
+        exact = jax.lax.Precision.HIGHEST
+        return jnp.matmul(rows, jnp.swapaxes(columns, -1, -2), precision=exact)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Reads a table [H or 1, high - low + 1, …] of the distances low … high."""
+
+    low: int
+    high: int
+
+    def __call__(self, table: jax.Array, distance: jax.Array) -> jax.Array:
+        return jnp.take(table, jnp.clip(distance, self.low, self.high) - self.low, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfSomeHeads:
+    """What `fn` gives for all heads, of those that `share` picks along `axis`."""
+
+    fn: Callable
+    share: Callable
+    axis: int
+
+    def __call__(self, *args):
+        return self.share(self.fn(*args), self.axis)
+
+
+@kind
+class DistanceTerm(Term):
+    """A kind whose `fn(arrays, distance)` depends on the distance alone: [H or 1, *n, …].
+
+    Attributes:
+      fn: the function, of integer distances [*n] ([*n, A] of several axes).
+      arrays: its parameters.
+      horizon: (low, high): constant for distances ≤ low and for distances ≥ high, or None. Only
+        tiles near the diagonal then pay for it.
+    """
+
+    fn: Callable = static()
+    arrays: Any = None
+    horizon: tuple[int, int] | None = static(default=None, kw_only=True)
+
+    def at(self, distance: jax.Array) -> jax.Array:
+        """Of distances [*n]: float32 [H or 1, *n, …]."""
+        return self.fn(self.arrays, distance).astype(jnp.float32)
+
+    def tabled(self, low: int, high: int) -> "DistanceTerm":
+        """The same term for distances low … high, read from a table: its function runs once."""
+        first, last = self.horizon or (low, high)
+        last = max(min(last, high), low)
+        first = min(max(first, low), last)
+        table = self.at(jnp.arange(first, last + 1, dtype=jnp.int32))
+        horizon = None if self.horizon is None else (first, last)
+        return dataclasses.replace(self, fn=Rows(first, last), arrays=table, horizon=horizon)
+
+    def contract(self, form: str, x: jax.Array, q: Side, k: Side) -> jax.Array:
+        """Sums x times the vectors [H or 1, B or 1, T, S, E] of all pairs as `form` says.
+
+        `*` in the form stands for the axes of heads and batch, left out where they are 1.
+        """
+        vectors = self.at(pair_distance(q, k))
+        shared = tuple(axis for axis in (0, 1) if vectors.shape[axis] == 1)
+        axes = "".join(name for axis, name in enumerate("hb") if axis not in shared)
+        return jnp.einsum(form.replace("*", axes), x.astype(jnp.float32), vectors.squeeze(shared))
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, 0))
+
+
+@kind
+class DistanceBias(DistanceTerm, ScoreTerm):
+    """A bias: `fn` gives [H, *n]. With `scaled` it is multiplied by the scale, as q·k is."""
+
+    scaled: bool = static(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def scores(self, q, k, own):
+        return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
+
+
+@kind
+class RelativeKeys(DistanceTerm, ScoreTerm):
+    """Vectors [H or 1, *n, E] dotted with q as it was before rotations (plus `u` [H, E])."""
+
+    scaled = True
+    u: jax.Array | None = dataclasses.field(default=None, kw_only=True)
+
+    def queries(self, raw: jax.Array) -> jax.Array:
+        """What is dotted with the vectors: float32 [B, H, T, E] for queries before rotations."""
+        raw = raw.astype(jnp.float32)
+        return raw if self.u is None else raw + align(self.u[:, None], raw)
+
+    def scores(self, q, k, own):
+        return self.contract("bhte,*tse->bhts", self.queries(q.raw), q, k)
+
+    def for_heads(self, share):
+        term = super().for_heads(share)
+        return term if self.u is None else dataclasses.replace(term, u=share(self.u, 0))
+
+
+@kind
+class RelativeQueries(DistanceTerm, ScoreTerm):
+    """Vectors [H or 1, *n, E] dotted with k as it was before rotations."""
+
+    scaled = True
+
+    def scores(self, q, k, own):
+        return self.contract("bhse,*tse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
+
+
+@kind
+class RelativeState(DistanceTerm, ScoreTerm):
+    """Vectors [H or 1, *n, C] dotted with the query's state."""
+
+    state: State = dataclasses.field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+
+    def scores(self, q, k, own):
+        return self.contract("bhte,*tse->bhts", own[0], q, k)
+
+
+@kind
+class RowRescore(Term):
+    """What whole rows of scores add to themselves: O(T·S) memory, the dense engine alone.
+
+    `fn(arrays, scores, bias, q, seen)` gives float32 [B, H, T, S] from the scaled products without
+    biases, the sum of all biases (which is added too), the queries before rotations times the scale
+    [B, H, T, E], and what the mask shows (bool [B or 1, H or 1, T, S]).
+    """
+
+    fn: Callable = static()
+    arrays: Any = None
+
+
+# Of the output.
+
+
+@kind
+class RelativeValues(DistanceTerm):
+    """Vectors [H or 1, *n, F] averaged with the attention weights, as the values are."""
+
+    def values(self, weights: jax.Array, q: Side, k: Side) -> jax.Array:
+        """Float32 [B, H, T, F] for weights [B, H, T, S]."""
+        return self.contract("bhts,*tse->bhte", weights, q, k)
+
+
+@kind
+class Sink(Term):
+    """One more logit [H] in the softmax of each row, without a value: what no key gets."""
+
+    logit: jax.Array
+
+
+# Tuples of terms.
+
+
+def pair_distance(q: Side, k: Side) -> jax.Array:
+    """`q_pos - k_pos` of all pairs: [B or 1, T, S], with a trailing A if positions have it."""
+    return q.tokens.positions[:, :, None] - k.tokens.positions[:, None]
+
+
+def repeat_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[B, K, S, E] → [B, H, S, E]."""
+    return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
+
+
+def select(terms: tuple, *kinds: type) -> list:
+    """The terms of these kinds."""
+    return [term for term in terms if isinstance(term, kinds)]
+
+
+def scale(terms: tuple, head_dim: int) -> float:
+    """What dot products are multiplied by."""
+    return next((term.value for term in select(terms, Scale)), head_dim**-0.5)
+
+
+def split(terms: tuple) -> int | None:
+    """The distance from which the second view of q and k scores a pair; None: there is one view."""
+    return next((t.split for t in select(terms, Rotation) if t.split is not None), None)
+
+
+def check(terms: tuple) -> None:
+    """Raises ValueError where terms cannot be together."""
+    count = len(select(terms, Scale))
+    if count > 1:
+        raise ValueError(f"{count} terms set a scale; keep at most one")
+    if any(rotation.split is not None for rotation in select(terms, Rotation)[:-1]):
+        raise ValueError("a rotation cannot follow one of two views; put that last")

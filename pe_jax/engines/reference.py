@@ -1,0 +1,114 @@
+"""The dense engine: every formula in full, one T×S matrix per head; others are tested against it.
+
+Heads lead here and in every engine: q [B, H, T, E], k [B, K, S, E], v [B, K, S, F]; each of the K
+key heads serves H/K query heads. An engine is a function `attend(spec, terms, q, k, v)` that
+returns the output, float32 [B, H, T, F], and the logarithm of each row's sum of exponentials,
+float32 [B, H, T, 1]; a row that sees nothing gets zeros and `LOWEST`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import (
+    RelativeValues,
+    RowRescore,
+    ScoreTerm,
+    Side,
+    pair_distance,
+    repeat_heads,
+    select,
+)
+from pe_jax.engines.attention_spec import AttentionSpec
+
+LOWEST = -1e30  # below any score; finite, so that differences are never NaN
+TERMS = (ScoreTerm, RelativeValues, RowRescore)  # base classes and kinds that this engine takes
+
+
+def products(terms: tuple, q: Side, k: Side) -> jax.Array:
+    """q·k after rotations, in the view that the distance of a pair asks for: [B, H, T, S]."""
+    limit = kinds.split(terms)
+    if limit is None:
+        return multiply(q.x, k.x)
+    views = (jnp.split(x, 2, axis=-1) for x in (q.x, k.x))
+    near, far = (multiply(*view) for view in zip(*views, strict=True))
+    return jnp.where(pair_distance(q, k)[:, None] < limit, near, far)
+
+
+def multiply(q: jax.Array, k: jax.Array) -> jax.Array:
+    """[B, H, T, E] and [B, K, S, E]: float32 [B, H, T, S]."""
+    k = repeat_heads(k, q.shape[1])
+    return jnp.einsum("bhte,bhse->bhts", q, k, preferred_element_type=jnp.float32)
+
+
+def scores(spec: AttentionSpec, terms: tuple, q: Side, k: Side, seen: Any = None) -> jax.Array:
+    """The scores of all pairs before the mask: float32 [B, H, T, S].
+
+    Args:
+      spec: the sizes.
+      terms: what the encoding adds.
+      q: the queries.
+      k: the keys.
+      seen: bool [B or 1, H or 1, T, S], what the mask shows; read by `RowRescore` alone.
+    """
+    scale = kinds.scale(terms, spec.dims.head_dim)
+    s, bias = products(terms, q, k), 0.0
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, ScoreTerm):
+            more = term.scores(q, k, states)
+            s, bias = (s + more, bias) if term.scaled else (s, bias + more)
+    s = s * scale
+    if rescores := select(terms, RowRescore):
+        bias = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), s.shape)
+        raw = scale * q.raw.astype(jnp.float32)
+        bias = bias + sum(term.fn(term.arrays, s, bias, raw, seen) for term in rescores)
+    return s + bias
+
+
+def average(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """Weights [B, H, T, S] times values [B, K, S, F]: float32 [B, H, T, F]."""
+    return jnp.einsum(
+        "bhts,bhsf->bhtf",
+        weights.astype(v.dtype),
+        repeat_heads(v, weights.shape[1]),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def attend(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    change: Callable[[jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention with everything written out: output and log-sum-exp, see the head of this file.
+
+    Only this engine takes what has no form but that of a matrix, of a shape that broadcasts to
+    [B, H, T, S]: `mask` (bool) hides more than `spec` does, `bias` is added to the scores. `change`
+    maps the weights [B, H, T, S] before they average the values: dropout.
+    """
+    seen = spec.mask(q.tokens, k.tokens)
+    seen = seen if mask is None else seen & mask
+    s = scores(spec, terms, q, k, seen)
+    s = s if bias is None else s + bias
+    s = jnp.where(seen, s, -jnp.inf)
+    top = jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True))
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    e = jnp.where(seen, jnp.exp(s - top), 0)
+    total = e.sum(-1, keepdims=True)
+    safe = jnp.where(total > 0, total, 1)
+    lse = jnp.where(total > 0, top + jnp.log(safe), LOWEST)
+    weights = e / safe
+    weights = weights if change is None else change(weights)
+    out = average(weights, v)
+    for term in select(terms, RelativeValues):
+        out = out + term.values(weights, q, k)
+    return out, lse
