@@ -111,6 +111,7 @@ def _kernel(engine):
             raise ValueError(why)
         return call[2]["v"]
 
+    ask.slots = True
     return ask
 
 

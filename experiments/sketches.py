@@ -18,7 +18,7 @@ from PIL import Image, ImageColor
 import pe_jax
 from experiments import plotting
 from pe_jax import Dims, Encoding, Params, positions
-from pe_jax.engines import dense
+from pe_jax.engines import reference
 
 DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
@@ -56,11 +56,10 @@ def _params(encoding: Encoding) -> Params:
     return jax.tree.unflatten(tree, [fill(n, leaf) for n, leaf in enumerate(leaves)])
 
 
-def _scores(rules, params, operands, q, k) -> jax.Array:
+def _scores(spec, terms, q, k, v) -> tuple[jax.Array, None]:
     """An engine that stops at the scores: [B, H, T, S], where attention gives an output."""
-    terms = dense.Pairs(rules, params, q.positions, k.positions)
-    seen = rules.mask(q, k)
-    return jnp.where(seen, dense.scores(rules, params, terms, operands, q, k, seen), jnp.nan)
+    seen = spec.mask(q.tokens, k.tokens)
+    return jnp.where(seen, reference.scores(spec, terms, q, k, seen), jnp.nan), None
 
 
 def _look(encoding: Encoding, dims: Dims, causal: bool, params: Params, x, places) -> jax.Array:

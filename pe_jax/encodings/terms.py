@@ -284,8 +284,11 @@ class TokenProduct(ScoreTerm):
 
     def scores(self, q, k, own):
         rows, columns = self.factors(own)
+        batch = max(len(rows), len(columns))
+        rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
+        columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
         exact = jax.lax.Precision.HIGHEST
-        return jnp.matmul(rows, jnp.swapaxes(columns, -1, -2), precision=exact)
+        return jnp.einsum("bhtc,bhsc->bhts", rows, columns, precision=exact)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -336,8 +336,9 @@ def test_a_scaling_that_depends_on_the_length_has_that_of_the_call(encoding, eng
 
     def by_hand(encoding):
         turned = [encoding.rotate_q(NO_PARAMS, x, np.arange(T)) for x in (Q, K_)]
-        raw = {"q_raw": Q, "k_raw": K_, "params": NO_PARAMS, "dims": DIMS}
-        return pe_jax.attend(*turned, V, encoding=encoding, **raw, **given)
+        raw = {"q_raw": Q, "k_raw": K_, "dims": DIMS}
+        terms = encoding.terms(NO_PARAMS, DIMS)
+        return pe_jax.attend(*turned, V, terms=terms, **raw, **given)
 
     assert np.abs(got - by_hand(encoding)).max() > 0.01  # as it stands, it is for short sequences
     longer = encoding.at_length(4 * T)
