@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Profile
 from pe_jax.validation import is_int, require
 
 
@@ -47,17 +48,12 @@ def bias(distance, num_heads: int) -> jax.Array:
 class ALiBi(Encoding):
     """Subtracts a penalty that grows with the distance, at a rate fixed for each head."""
 
-    decays = True
-    real_positions = True
+    claims = Claims(real_positions=True)
 
-    def distance_bias(self, params, distance, dims):
-        """-m_h·|d|."""
-        return bias(distance, dims.heads)
+    def terms(self, params, dims):
+        return (Profile(penalty, slopes(dims.heads)[:, None], decays=True, learned=False),)
 
-    def coefficients(self, params, dims):
-        """m_h."""
-        return slopes(dims.heads)[:, None]
 
-    def profile(self, coefficients, distance):
-        """-m·|d|."""
-        return -coefficients[0] * jnp.abs(distance).astype(jnp.float32)
+def penalty(numbers, distance):
+    """-m·|d| for slopes m = numbers[0], of any shapes that broadcast."""
+    return -numbers[0] * jnp.abs(distance).astype(jnp.float32)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings.alibi import slopes
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import DistanceBias
 
 
 def bias(distance, num_heads: int) -> jax.Array:
@@ -23,18 +24,21 @@ def bias(distance, num_heads: int) -> jax.Array:
       ValueError: `num_heads` is not a positive integer.
       TypeError: half-precision distances.
     """
-    distance = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)
-    far = jnp.sqrt(jnp.square(distance).sum(-1))
-    return -slopes(num_heads).reshape(-1, *(1,) * far.ndim) * far[None]
+    distance = pos.as_positions(distance, real=True, name="distance")
+    return penalty(slopes(num_heads), distance)
+
+
+def penalty(slopes: jax.Array, distance: jax.Array) -> jax.Array:
+    """-m_h·‖distance‖: float32 [H, *n] for slopes [H] and distances [*n, A]."""
+    far = jnp.sqrt(jnp.square(distance.astype(jnp.float32)).sum(-1))
+    return -slopes.reshape(-1, *(1,) * far.ndim) * far[None]
 
 
 @dataclasses.dataclass(frozen=True)
 class ALiBi2D(Encoding):
     """Subtracts a penalty that grows with the distance between two places, fixed for each head."""
 
-    axes = 2
-    real_positions = True
+    claims = Claims(axes=2, real_positions=True)
 
-    def distance_bias(self, params, distance, dims):
-        """-m_h·‖d‖."""
-        return bias(distance, dims.heads)
+    def terms(self, params, dims):
+        return (DistanceBias(penalty, slopes(dims.heads)),)

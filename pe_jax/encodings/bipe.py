@@ -9,12 +9,16 @@ absolute half is a learned table; sinusoids of the place need no table.
 """
 
 import dataclasses
+from collections.abc import Callable
 
-from pe_jax.encodings.alibi import ALiBi
-from pe_jax.encodings.base import Encoding
+import jax.numpy as jnp
+
+from pe_jax.encodings.alibi import slopes
+from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.sinusoidal import Sinusoidal
+from pe_jax.encodings.terms import DistanceBias, Rotation
 from pe_jax.validation import is_int, require
 
 BETWEEN, INSIDE = 0, 1  # the axes of a position
@@ -32,7 +36,7 @@ class BiPE(Encoding):
     length: int = 512
     base: float = 1e4
 
-    axes = 2
+    claims = Claims(axes=2)
 
     def __post_init__(self):
         for field, known in (
@@ -48,39 +52,53 @@ class BiPE(Encoding):
     def _inside(self) -> Encoding:
         return Learned(self.length) if self.absolute == "learned" else Sinusoidal()
 
-    @property
-    def _between(self) -> Encoding:
-        return RoPE(self.base) if self.relative == "rope" else ALiBi()
-
-    def overrides(self, slot):
-        """Whether one of the two uses the slot."""
-        return self._inside.overrides(slot) or self._between.overrides(slot)
-
     def check(self, dims):
-        """Checks both."""
         self._inside.check(dims)
-        self._between.check(dims)
+        if self.relative == "rope":
+            RoPE(self.base).check(dims)
 
     def init_shared(self, key, dims):
         """The table [length, D] of the places, if learned."""
         return self._inside.init_shared(key, dims)
 
-    def embed(self, params, x, positions):
-        """X + PE(place)."""
-        return self._inside.embed(params, x, positions[..., INSIDE])
+    def inputs(self, shared):
+        return tuple(
+            dataclasses.replace(term, fn=Inside(term.fn)) for term in self._inside.inputs(shared)
+        )
 
-    def rotate_q(self, params, q, positions):
-        """RoPE by the segment's index."""
-        return self._between.rotate_q(params, q, positions[..., BETWEEN])
-
-    def rotate_k(self, params, k, positions):
-        """RoPE by the segment's index."""
-        return self._between.rotate_k(params, k, positions[..., BETWEEN])
-
-    def distance_bias(self, params, distance, dims):
-        """ALiBi of the segments between."""
-        return self._between.distance_bias(params, distance[..., BETWEEN], dims)
+    def terms(self, params, dims):
+        if self.relative == "alibi":
+            return (DistanceBias(penalty, slopes(dims.heads)),)
+        rotate = Between(RoPE(self.base).rotate)
+        return (Rotation(rotate, rotate),)
 
     def limit(self):
-        """The table's length, for the places."""
         return self._inside.limit()
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside:
+    """The function of an `Input`, at the place inside the segment."""
+
+    fn: Callable
+
+    def __call__(self, arrays, positions, width):
+        """[..., D] for positions [..., 2]."""
+        return self.fn(arrays, positions[..., INSIDE], width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """The function of a `Rotation`, at the index of the segment."""
+
+    fn: Callable
+
+    def __call__(self, arrays, x, positions):
+        """X [..., T, H, E] at positions [..., T, 2]."""
+        return self.fn(arrays, x, positions[..., BETWEEN])
+
+
+def penalty(slopes, distance):
+    """-m_h·|d| of the segments between: [H, *n] for distances [*n, 2]."""
+    apart = jnp.abs(distance[..., BETWEEN])[None].astype(jnp.float32)
+    return -slopes.reshape(-1, *(1,) * (apart.ndim - 1)) * apart

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align, take
 from pe_jax.validation import is_int, is_real, require, require_bool
 
@@ -73,14 +74,20 @@ class _Table(Encoding):
     def _index(self, distance):
         raise NotImplementedError
 
+    def _horizon(self) -> tuple[int, int]:
+        raise NotImplementedError
+
     def init_shared(self, key, dims):
         """Table [H, rows]."""
         shape = (dims.heads, self._rows())
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
-    def distance_bias(self, params, distance, dims):
-        """table[h, index(d)]."""
-        return take(params.shared["table"], self._index(distance), 1, self._rows())
+    def terms(self, params, dims):
+        return (DistanceBias(self.lookup, params.shared["table"], horizon=self._horizon()),)
+
+    def lookup(self, table, distance):
+        """table[h, index(d)]: [H, *n]."""
+        return take(table, self._index(distance), 1, self._rows())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +108,7 @@ class Buckets(_Table):
     def _index(self, distance):
         return bucket(distance, self.edges, self.directional)
 
-    def horizon(self):
-        """One beyond the last edge, on each side."""
+    def _horizon(self):
         return -self.edges[-1] - 1, self.edges[-1] + 1
 
 
@@ -122,6 +128,5 @@ class Clipped(_Table):
     def _index(self, distance):
         return clipped(distance, self.clip)
 
-    def horizon(self):
-        """±clip."""
+    def _horizon(self):
         return -self.clip, self.clip

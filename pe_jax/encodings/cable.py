@@ -14,7 +14,6 @@ import dataclasses
 import jax
 
 from pe_jax.encodings.fox import FoX, project
-from pe_jax.numerics import running_sums
 
 
 def slopes(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
@@ -26,6 +25,6 @@ def slopes(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
 class CABLE(FoX):
     """Subtracts slopes that each token and head computes from the layer's input, summed."""
 
-    def state(self, params, x, before=None):
-        """Minus the running sum of the slopes."""
-        return running_sums.total(-slopes(x, **params.layer), before)
+    def steps(self, own, x):
+        """Minus the slopes."""
+        return -slopes(x, **own)

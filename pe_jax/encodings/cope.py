@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import RowRescore
 from pe_jax.validation import is_int, require
 
 
@@ -59,9 +60,12 @@ class CoPE(Encoding):
         """The vectors [P, E], zeros as the authors have them."""
         return {"vectors": jnp.zeros((self.positions, dims.head_dim), jnp.float32)}
 
-    def rescore(self, params, scores, bias, q, seen, dims):
-        """q·e[p]."""
+    def terms(self, params, dims):
+        return (RowRescore(self.count, params.layer["vectors"]),)
+
+    def count(self, vectors, scores, bias, q, seen):
+        """q·e[p]: float32 [B, H, T, S]."""
         places = positions(jnp.where(seen, jax.nn.sigmoid(scores), 0), self.positions)
         exact = jax.lax.Precision.HIGHEST
-        values = jnp.einsum("bhte,pe->bhtp", q, params.layer["vectors"], precision=exact)
+        values = jnp.einsum("bhte,pe->bhtp", q, vectors, precision=exact)
         return interpolate(values, places)

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, require
 
@@ -69,8 +70,7 @@ class CPB(Encoding):
     hidden: int = 512
     stddev: float = 0.02
 
-    axes = 2
-    real_positions = True
+    claims = Claims(axes=2, real_positions=True)
 
     def __post_init__(self):
         for field, low in {"height": 2, "width": 2, "hidden": 1}.items():
@@ -88,6 +88,9 @@ class CPB(Encoding):
             "w2": draw(second, self.hidden, dims.heads),
         }
 
-    def distance_bias(self, params, distance, dims):
-        """16·sigmoid(MLP(d̂))."""
-        return bias(distance, (self.height, self.width), **params.layer)
+    def terms(self, params, dims):
+        return (DistanceBias(self.bias, params.layer),)
+
+    def bias(self, own, distance):
+        """16·sigmoid(MLP(d̂)): [H, *n]."""
+        return bias(distance, (self.height, self.width), **own)

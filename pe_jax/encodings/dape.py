@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import RowRescore
 from pe_jax.validation import is_int, require
 
 
@@ -53,6 +54,10 @@ class DAPE(Encoding):
             found[f"b{n}"] = uniform(keys[2 * n - 1], rows, columns)
         return found
 
-    def rescore(self, params, scores, bias, q, seen, dims):
-        """f([A, B])."""
-        return adapt(scores, bias, **params.layer)
+    def terms(self, params, dims):
+        return (RowRescore(rescore, params.layer),)
+
+
+def rescore(own, scores, bias, q, seen):
+    """f([A, B])."""
+    return adapt(scores, bias, **own)

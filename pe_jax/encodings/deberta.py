@@ -20,6 +20,7 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, Scale
 from pe_jax.numerics.arrays import align, take
 from pe_jax.validation import is_int, is_real, require
 
@@ -106,25 +107,23 @@ class DeBERTa(Encoding):
         w = dims.width**-0.5 * jax.random.normal(key, (2, *shape), jnp.float32)
         return {"w_k": w[0], "w_q": w[1]}
 
-    def scale(self, head_dim):
-        """Three terms share the variance: 1/sqrt(3E)."""
-        return (3 * head_dim) ** -0.5
+    def terms(self, params, dims):
+        table, own, horizon = params.shared["table"], params.layer, self._horizon()
+        return (
+            Scale((3 * dims.head_dim) ** -0.5),  # three terms share the variance
+            RelativeKeys(self.project, (table, own["w_k"]), horizon=horizon),
+            RelativeQueries(self.project, (table, own["w_q"]), horizon=horizon),
+        )
 
-    def _rows(self, table, w, distance):
+    def project(self, arrays, distance):
+        """The rows of P W at δ: [H, *n, E] for P [2·span, D] and W [H, D, E]."""
+        table, w = arrays
         count = 2 * (self.buckets or self.max_distance)
         require(len(table) == count, "table", table.shape, f"axis 0 must have {count}")
         rows = jnp.einsum("rd,hde->hre", table, w)
         return take(rows, bucket(distance, self.buckets, self.max_distance), axis=1)
 
-    def relative_keys(self, params, distance):
-        """K^r (content to position)."""
-        return self._rows(params.shared["table"], params.layer["w_k"], distance)
-
-    def relative_queries(self, params, distance):
-        """Q^r (position to content)."""
-        return self._rows(params.shared["table"], params.layer["w_q"], distance)
-
-    def horizon(self):
+    def _horizon(self) -> tuple[int, int]:
         """Where the row reaches the table's ends; later than `max_distance` for v2."""
         if self.buckets is None:
             return -self.max_distance, self.max_distance - 1

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import PairBias
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, require, require_bool
 
@@ -52,7 +53,7 @@ class FIRE(Encoding):
     length: float = 512.0
     shared: bool = False
 
-    real_positions = True
+    claims = Claims(real_positions=True)
 
     def __post_init__(self):
         require(is_int(self.width, 1), "width", self.width, "pass an integer of at least 1")
@@ -83,9 +84,11 @@ class FIRE(Encoding):
         """C and the multiplier of L; w1, b1 [width]; w2 [width, H], b2 [H]; unless `shared`."""
         return {} if self.shared else self._init(key, dims)
 
-    def bias(self, params, q_pos, k_pos, dims):
-        """F(ψ(|i - j|)/ψ(max(L, i)))."""
-        own = params.shared if self.shared else params.layer
+    def terms(self, params, dims):
+        return (PairBias(self.bias, params.shared if self.shared else params.layer),)
+
+    def bias(self, own, q_pos, k_pos):
+        """f(ψ(|i - j|)/ψ(max(L, i))): float32 [*B, H, T, S]."""
         x = interpolate(q_pos, k_pos, own["c"], own["multiplier"] * self.length)
         x = x[..., None]
         hidden = jax.nn.relu(x * align(own["w1"], x) + align(own["b1"], x))

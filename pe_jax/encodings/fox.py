@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import State, TokenBias
 from pe_jax.numerics import running_sums
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_real, require
@@ -48,8 +49,6 @@ class FoX(Encoding):
 
     stddev: float = 0.02
 
-    state_width = running_sums.WIDTH
-
     def __post_init__(self):
         require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
 
@@ -59,14 +58,19 @@ class FoX(Encoding):
         weight = self.stddev * jax.random.normal(key, shape, jnp.float32)
         return {"weight": weight, "bias": jnp.zeros(dims.heads, jnp.float32)}
 
-    def state(self, params, x, before=None):
-        """c_t, the running sum of log f."""
-        return running_sums.total(log_forget(x, **params.layer), before)
+    def terms(self, params, dims):
+        after, width = running_sums.after, running_sums.WIDTH
+        return (TokenBias(fade, State(self.sums, params.layer, width=width, after=after)),)
 
-    def state_after(self, before, state):
-        """The sum before, and the sum since."""
-        return running_sums.after(before, state)
+    def steps(self, own, x):
+        """What each token adds to the sum, log f: float32 [*B, T, H]."""
+        return log_forget(x, **own)
 
-    def state_bias(self, q_state, k_state):
-        """-|c_i - c_j|."""
-        return -jnp.abs(running_sums.difference(q_state, k_state))
+    def sums(self, own, x, before):
+        """c_t, the running sum of the steps: [*B, T, H, 2]."""
+        return running_sums.total(self.steps(own, x), before)
+
+
+def fade(q_state, k_state):
+    """-|c_i - c_j|."""
+    return -jnp.abs(running_sums.difference(q_state, k_state))

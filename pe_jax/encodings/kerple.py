@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Profile
 from pe_jax.validation import require
 
 KINDS = ("log", "power")
@@ -62,8 +63,7 @@ class KERPLE(Encoding):
 
     kind: str = "log"
 
-    decays = True
-    real_positions = True
+    claims = Claims(real_positions=True)
 
     def __post_init__(self):
         require(self.kind in KINDS, "kind", self.kind, f"choose one of {', '.join(KINDS)}")
@@ -73,18 +73,11 @@ class KERPLE(Encoding):
         p, a = jax.random.uniform(key, (2, dims.heads), jnp.float32)
         return {"p": 2 * p, "a": a}
 
-    def coefficients(self, params, dims):
-        """P and a, within their ranges."""
+    def terms(self, params, dims):
         p = _within(params.layer["p"], LEAST, 2.0 if self.kind == "power" else jnp.inf)
-        return jnp.stack([p, _within(params.layer["a"], LEAST)], axis=-1)
+        numbers = jnp.stack([p, _within(params.layer["a"], LEAST)], axis=-1)
+        return (Profile(self.profile, numbers, decays=True),)
 
-    def profile(self, coefficients, distance):
-        """The bias of one head."""
-        p, a = coefficients
-        return {"log": logarithmic, "power": power}[self.kind](distance, p, a)
-
-    def distance_bias(self, params, distance, dims):
-        """The bias of all heads."""
-        rows = self.coefficients(params, dims).T
-        distance = jnp.asarray(distance)
-        return self.profile(rows.reshape(*rows.shape, *(1,) * distance.ndim), distance[None])
+    def profile(self, numbers, distance):
+        """The bias of distances for p and a, of any shapes that broadcast."""
+        return {"log": logarithmic, "power": power}[self.kind](distance, *numbers)

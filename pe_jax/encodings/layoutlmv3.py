@@ -13,7 +13,8 @@ import jax
 
 from pe_jax import positions as pos
 from pe_jax.encodings import t5
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import take
 from pe_jax.validation import is_real, require
 
@@ -51,8 +52,7 @@ class LayoutLMv3(Encoding):
     spatial_distance: int = 256
     stddev: float = 0.02
 
-    axes = 3
-    scaled_bias = True
+    claims = Claims(axes=3)
 
     def __post_init__(self):
         for buckets, reach in (
@@ -75,8 +75,11 @@ class LayoutLMv3(Encoding):
             for name, k, n in zip(TABLES, keys, sizes, strict=True)
         }
 
-    def distance_bias(self, params, distance, dims):
-        """The sum of three, scaled as the dot product is."""
+    def terms(self, params, dims):
+        tables = tuple(params.shared[name] for name in TABLES)
+        return (DistanceBias(self.bias, tables, scaled=True),)
+
+    def bias(self, tables, distance):
+        """The sum of three: [H, *n]."""
         reaches = (self.max_distance, self.spatial_distance, self.spatial_distance)
-        tables = [params.shared[name] for name in TABLES]
-        return self.scale(dims.head_dim) * bias(tables, distance, reaches)
+        return bias(tables, distance, reaches)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
-from pe_jax.numerics.arrays import align, take
+from pe_jax.encodings.terms import Input
+from pe_jax.numerics.arrays import take
 from pe_jax.validation import is_int, is_real, require
 
 
@@ -53,10 +54,13 @@ class Learned(Encoding):
         shape = (self.length, dims.width)
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
-    def embed(self, params, x, positions):
-        """X + table[position]."""
-        return x + align(lookup(params.shared["table"], positions).astype(x.dtype), x)
+    def inputs(self, shared):
+        return (Input(table_rows, shared["table"]),)
 
     def limit(self):
-        """The table's length."""
         return self.length
+
+
+def table_rows(table, positions, width):
+    """`lookup` as an `Input` has it."""
+    return lookup(table, positions)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings import learned
-from pe_jax.encodings.base import Encoding
-from pe_jax.numerics.arrays import align
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Input
 from pe_jax.validation import is_int, is_real, require
 
 COMBINE = ("concatenate", "sum")
@@ -49,8 +49,7 @@ class Learned2D(Encoding):
     combine: str = "concatenate"
     stddev: float = 0.02
 
-    axes = 2
-    real_positions = True
+    claims = Claims(axes=2, real_positions=True)
 
     def __post_init__(self):
         for field in ("height", "width"):
@@ -75,17 +74,16 @@ class Learned2D(Encoding):
             )
         }
 
-    def embed(self, params, x, positions):
-        """X + the vectors of row and column."""
-        row, column = (
-            between(params.shared[name], place)
-            for name, place in zip(("rows", "columns"), pos.on_axes(positions, 2), strict=True)
-        )
-        whole = (
-            jnp.concatenate([row, column], -1) if self.combine == "concatenate" else row + column
-        )
-        return x + align(whole.astype(x.dtype), x)
+    def inputs(self, shared):
+        return (Input(self.rows, (shared["rows"], shared["columns"])),)
+
+    def rows(self, tables, positions, width):
+        """The vectors of row and column, side by side or added: [..., D]."""
+        places = zip(tables, pos.on_axes(positions, 2), strict=True)
+        row, column = (between(table, place) for table, place in places)
+        if self.combine == "sum":
+            return row + column
+        return jnp.concatenate([row, column], axis=-1)
 
     def limit(self):
-        """The shorter table's length."""
         return min(self.height, self.width)

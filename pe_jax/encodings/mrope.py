@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings import rope
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.validation import is_int, is_real, require, require_bool
 
@@ -76,8 +77,7 @@ class MRoPE(Encoding):
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
 
-    axes = 3
-    real_positions = True
+    claims = Claims(axes=3, real_positions=True)
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
@@ -104,10 +104,9 @@ class MRoPE(Encoding):
     def _frequencies(self, head_dim: int) -> jax.Array:
         return frequencies(head_dim, self._sections(head_dim), self.base, self.interleaved)
 
-    def rotate_q(self, params, q, positions):
-        """R_(time, row, column) q."""
-        return rope.rotate(q, positions, self._frequencies(q.shape[-1]))
+    def terms(self, params, dims):
+        return (Rotation(self.rotate, self.rotate),)
 
-    def rotate_k(self, params, k, positions):
-        """R_(time, row, column) k."""
-        return rope.rotate(k, positions, self._frequencies(k.shape[-1]))
+    def rotate(self, _, x, positions):
+        """R_(time, row, column) x: [..., T, H, E]."""
+        return rope.rotate(x, positions, self._frequencies(x.shape[-1]))

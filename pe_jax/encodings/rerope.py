@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.rope import RoPE, rotate
+from pe_jax.encodings.terms import Rotation
 from pe_jax.validation import is_int, require
 
 
@@ -59,18 +60,17 @@ class ReRoPE(RoPE):
         super().__post_init__()
         require(is_int(self.window, 1), "window", self.window, "pass an integer of at least 1")
 
-    def split(self):
-        """The window."""
-        return self.window
+    def terms(self, params, dims):
+        return (Rotation(self.rotate_q, self.rotate_k, split=self.window),)
+
+    def rotate_q(self, _, q, positions):
+        """R_m q, and R_w q."""
+        return self._twice(q, positions, jnp.asarray([self.window], jnp.int32))
+
+    def rotate_k(self, _, k, positions):
+        """R_n k, and R_0 k."""
+        return self._twice(k, positions, jnp.zeros(1, jnp.int32))
 
     def _twice(self, x, near, far):
         how = self.frequencies(x.shape[-1]), self.layout, self.attention_factor
         return rotate_twice(x, near, far, *how)
-
-    def rotate_q(self, params, q, positions):
-        """R_m q, and R_w q."""
-        return self._twice(q, positions, jnp.asarray([self.window], jnp.int32))
-
-    def rotate_k(self, params, k, positions):
-        """R_n k, and R_0 k."""
-        return self._twice(k, positions, jnp.zeros(1, jnp.int32))

@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_real, require
@@ -112,7 +113,7 @@ class RoPE(Encoding):
     layout: str = "half"
     scaling: Scaling | None = None
 
-    real_positions = True
+    claims = Claims(real_positions=True)
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
@@ -160,14 +161,10 @@ class RoPE(Encoding):
         """That of the scaling."""
         return None if self.scaling is None else self.scaling.valid_length()
 
-    def rotate_q(self, params, q, positions):
-        """R_m q."""
-        return self._rotate(q, positions)
+    def terms(self, params, dims):
+        return (Rotation(self.rotate, self.rotate),)
 
-    def rotate_k(self, params, k, positions):
-        """R_n k."""
-        return self._rotate(k, positions)
-
-    def _rotate(self, x, positions):
+    def rotate(self, _, x, positions):
+        """R_m x: [..., T, H, E]."""
         theta = self.frequencies(x.shape[-1])
         return rotate(x, positions, theta, self.layout, self.attention_factor)

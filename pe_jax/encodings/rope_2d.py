@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings import rope
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.validation import is_int, is_real, require, require_bool
 
@@ -73,8 +74,7 @@ class RoPE2D(Encoding):
     normalized: bool = False
     layout: str = "half"
 
-    axes = 2
-    real_positions = True
+    claims = Claims(axes=2, real_positions=True)
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
@@ -108,10 +108,9 @@ class RoPE2D(Encoding):
         channels = self._channels(head_dim)
         return frequencies(channels, self.base, self.spectrum, self.normalized)
 
-    def rotate_q(self, params, q, positions):
-        """R_(row, column) q."""
-        return rope.rotate(q, positions, self._frequencies(q.shape[-1]), self.layout)
+    def terms(self, params, dims):
+        return (Rotation(self.rotate, self.rotate),)
 
-    def rotate_k(self, params, k, positions):
-        """R_(row, column) k."""
-        return rope.rotate(k, positions, self._frequencies(k.shape[-1]), self.layout)
+    def rotate(self, _, x, positions):
+        """R_(row, column) x: [..., T, H, E]."""
+        return rope.rotate(x, positions, self._frequencies(x.shape[-1]), self.layout)

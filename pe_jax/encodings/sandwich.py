@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics import angles
 from pe_jax.validation import is_int, is_real, require
 
@@ -34,10 +35,23 @@ def bias(distance, num_heads: int, width: int = 128, base: float = 1e4) -> jax.A
       ValueError: `num_heads` not positive; odd `width`; `base` ≤ 1; |distance| ≥ 2**24.
       TypeError: half-precision distances.
     """
-    require(is_int(num_heads, 1), "num_heads", num_heads, "pass an integer of at least 1")
+    return weighted(strengths(num_heads), distance, width, base)
+
+
+def weighted(strengths: jax.Array, distance, width: int, base: float) -> jax.Array:
+    """The sum of waves times `strengths` [H]: float32 [H, *n] for distances [*n]."""
     waves = jnp.cos(angles.exact_angles(distance, angles.geometric(width, base))).sum(-1)
-    gain = num_heads / (8 * np.arange(1, num_heads + 1))
-    return jnp.asarray(gain, jnp.float32).reshape(-1, *(1,) * waves.ndim) * waves[None]
+    return strengths.reshape(-1, *(1,) * waves.ndim) * waves[None]
+
+
+def strengths(num_heads: int) -> jax.Array:
+    """H/8h, by which the sum of waves is multiplied: float32 [H].
+
+    Raises:
+      ValueError: `num_heads` is not a positive integer.
+    """
+    require(is_int(num_heads, 1), "num_heads", num_heads, "pass an integer of at least 1")
+    return jnp.asarray(num_heads / (8 * np.arange(1, num_heads + 1)), jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +61,16 @@ class Sandwich(Encoding):
     width: int = 128
     base: float = 1e4
 
-    real_positions = True
+    claims = Claims(real_positions=True)
 
     def __post_init__(self):
         ok = is_int(self.width, 2) and self.width % 2 == 0
         require(ok, "width", self.width, "pass an even integer of at least 2")
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
 
-    def distance_bias(self, params, distance, dims):
-        """Σ_i cos(d·w_i)/(8h/H)."""
-        return bias(distance, dims.heads, self.width, self.base)
+    def terms(self, params, dims):
+        return (DistanceBias(self.bias, strengths(dims.heads)),)
+
+    def bias(self, strengths, distance):
+        """Σ_i cos(d·w_i)/(8h/H): [H, *n]."""
+        return weighted(strengths, distance, self.width, self.base)

@@ -15,6 +15,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from pe_jax.encodings.base import Claims
 from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.validation import is_int, require
 
@@ -26,8 +27,7 @@ class SelfExtend(ReRoPE):
     group: int = 8
     window: int = 1024
 
-    real_positions = False
-    anchored = True
+    claims = Claims(anchored=True)
 
     def __post_init__(self):
         super().__post_init__()
@@ -37,10 +37,10 @@ class SelfExtend(ReRoPE):
         positions = jnp.asarray(positions)
         return self._twice(x, positions, jnp.floor_divide(positions, self.group) + shift)
 
-    def rotate_q(self, params, q, positions):
+    def rotate_q(self, _, q, positions):
         """At m, and at ⌊m/G⌋ + w - ⌊w/G⌋."""
         return self._shifted(q, positions, self.window - self.window // self.group)
 
-    def rotate_k(self, params, k, positions):
+    def rotate_k(self, _, k, positions):
         """At n, and at ⌊n/G⌋."""
         return self._shifted(k, positions, 0)

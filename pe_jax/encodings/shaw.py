@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.buckets import clipped
+from pe_jax.encodings.terms import RelativeKeys, RelativeValues
 from pe_jax.numerics.arrays import take
 from pe_jax.validation import is_int, require, require_bool
 
@@ -53,20 +54,13 @@ class Shaw(Encoding):
             for n, d in zip(names, draws, strict=True)
         }
 
-    def _rows(self, table, distance):
-        index = clipped(distance, self.clip)
-        return take(table, index, table.ndim - 2, 2 * self.clip + 1)
-
-    def relative_keys(self, params, distance):
-        """a^K."""
-        return self._rows(params.layer["keys"], distance)
-
-    def relative_values(self, params, distance):
-        """a^V."""
+    def terms(self, params, dims):
+        own, horizon = params.layer, (-self.clip, self.clip)
+        keys = RelativeKeys(self.lookup, own["keys"], horizon=horizon)
         if not self.values:
-            return None
-        return self._rows(params.layer["values"], distance)
+            return (keys,)
+        return keys, RelativeValues(self.lookup, own["values"], horizon=horizon)
 
-    def horizon(self):
-        """±clip."""
-        return -self.clip, self.clip
+    def lookup(self, table, distance):
+        """a_r: [1, *n, E]."""
+        return take(table, clipped(distance, self.clip), table.ndim - 2, 2 * self.clip + 1)

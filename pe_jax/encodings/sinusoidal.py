@@ -12,9 +12,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Input
 from pe_jax.numerics import angles
-from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_real, require
 
 LAYOUTS = ("interleaved", "concatenated", "tensor2tensor")
@@ -54,7 +54,7 @@ class Sinusoidal(Encoding):
     layout: str = "interleaved"
     amplitude: float = 1.0
 
-    real_positions = True
+    claims = Claims(real_positions=True)
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
@@ -65,7 +65,9 @@ class Sinusoidal(Encoding):
         """The model width must be even."""
         require(dims.width % 2 == 0, "width", dims.width, "sinusoidal needs an even model width")
 
-    def embed(self, params, x, positions):
-        """X + amplitude · PE."""
-        table = sinusoid(positions, x.shape[-1], self.base, self.layout)
-        return x + align((self.amplitude * table).astype(x.dtype), x)
+    def inputs(self, shared):
+        return (Input(self.waves),)
+
+    def waves(self, _, positions, width):
+        """Amplitude · PE: [..., D]."""
+        return self.amplitude * sinusoid(positions, width, self.base, self.layout)

@@ -15,8 +15,8 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import sinusoidal
-from pe_jax.encodings.base import Encoding
-from pe_jax.numerics.arrays import align
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Input
 from pe_jax.validation import is_real, require
 
 
@@ -48,8 +48,7 @@ class Sinusoidal2D(Encoding):
     base: float = 1e4
     layout: str = "concatenated"
 
-    axes = 2
-    real_positions = True
+    claims = Claims(axes=2, real_positions=True)
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
@@ -61,8 +60,10 @@ class Sinusoidal2D(Encoding):
         fix = "two axes of sine and cosine need a multiple of 4"
         require(dims.width % 4 == 0, "width", dims.width, fix)
 
-    def embed(self, params, x, positions):
-        """X + [sinusoid(row) ‖ sinusoid(column)]."""
+    def inputs(self, shared):
+        return (Input(self.waves),)
+
+    def waves(self, _, positions, width):
+        """[sinusoid(row) ‖ sinusoid(column)]: [..., D]."""
         pos.on_axes(positions, 2)
-        table = sinusoid_2d(positions, x.shape[-1], self.base, self.layout)
-        return x + align(table.astype(x.dtype), x)
+        return sinusoid_2d(positions, width, self.base, self.layout)

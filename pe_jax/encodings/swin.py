@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align, take
 from pe_jax.validation import is_int, is_real, require
 
@@ -57,7 +58,7 @@ class Swin(Encoding):
     width: int = 7
     stddev: float = 0.02
 
-    axes = 2
+    claims = Claims(axes=2)
 
     def __post_init__(self):
         for field in ("height", "width"):
@@ -70,10 +71,12 @@ class Swin(Encoding):
         shape = (dims.heads, (2 * self.height - 1) * (2 * self.width - 1))
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
-    def distance_bias(self, params, distance, dims):
-        """table[h, index(dr, dc)]."""
-        return lookup(params.layer["table"], distance, self.height, self.width)
+    def terms(self, params, dims):
+        return (DistanceBias(self.lookup, params.layer["table"]),)
+
+    def lookup(self, table, distance):
+        """table[h, index(dr, dc)]: [H, *n]."""
+        return lookup(table, distance, self.height, self.width)
 
     def limit(self):
-        """The window's shorter side."""
         return min(self.height, self.width)

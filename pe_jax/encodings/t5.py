@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import DistanceBias, Scale, Term
 from pe_jax.numerics.arrays import align, take
 from pe_jax.validation import is_int, is_real, require, require_bool
 
@@ -92,25 +93,26 @@ class T5(Encoding):
         require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
 
     @property
-    def one_sided(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Unless it is bidirectional."""
-        return not self.bidirectional
+    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """One-sided unless it is bidirectional."""
+        return Claims(one_sided=not self.bidirectional)
 
     def init_shared(self, key, dims):
         """Table [H, num_buckets]."""
         shape = (dims.heads, self.num_buckets)
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
-    def scale(self, head_dim):
-        """T5 folds 1/sqrt(E) into the initial weights."""
-        return 1.0
+    def terms(self, params, dims) -> tuple[Term, ...]:
+        # T5 folds 1/sqrt(E) into the initial weights
+        bias = DistanceBias(self.lookup, params.shared["table"], horizon=self.horizon())
+        return Scale(1.0), bias
 
-    def distance_bias(self, params, distance, dims):
-        """table[h, bucket(d)]."""
+    def lookup(self, table, distance):
+        """table[h, bucket(d)]: [H, *n]."""
         index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
-        return take(params.shared["table"], index, 1, self.num_buckets)
+        return take(table, index, 1, self.num_buckets)
 
-    def horizon(self):
+    def horizon(self) -> tuple[int, int]:
         """From the last threshold on (each side), the bucket no longer changes."""
         side = _side(self.num_buckets, self.max_distance, self.bidirectional)
         last = int(thresholds(side, self.max_distance)[-1])

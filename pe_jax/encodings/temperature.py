@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, require
 
@@ -49,7 +50,7 @@ class Temperature(Encoding):
     floor_scale: int = 8192
     offset: int = 1
 
-    anchored = True
+    claims = Claims(anchored=True)
 
     def __post_init__(self):
         require(is_real(self.attn_scale), "attn_scale", self.attn_scale, "pass a finite number")
@@ -57,8 +58,11 @@ class Temperature(Encoding):
         require(is_int(self.floor_scale, 1), "floor_scale", self.floor_scale, fix)
         require(is_int(self.offset, 0), "offset", self.offset, "pass an integer of at least 0")
 
-    def rotate_q(self, params, q, positions):
+    def terms(self, params, dims):
+        return (Rotation(self.sharpen, None),)
+
+    def sharpen(self, _, q, positions):
         """Q · temperature(position)."""
-        found = temperature(positions, self.attn_scale, self.floor_scale, self.offset)
-        found = align(found[..., None, None], q)
-        return (q.astype(jnp.float32) * found).astype(q.dtype)
+        factor = temperature(positions, self.attn_scale, self.floor_scale, self.offset)
+        factor = align(factor[..., None, None], q)
+        return (q.astype(jnp.float32) * factor).astype(q.dtype)

@@ -24,14 +24,20 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 
 from pe_jax.numerics.arrays import align
 
-static: Any = functools.partial(dataclasses.field, metadata={"static": True})
+
+def static(**options: Any) -> Any:
+    """A field that is no array: part of a term's structure."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+T = TypeVar("T")
 
 
 class Tokens(NamedTuple):
@@ -103,7 +109,8 @@ class Term:
                 )
 
 
-def kind(cls):
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def kind(cls: type[T]) -> type[T]:
     """A frozen dataclass that is a pytree of those of its fields that are not static."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
@@ -218,11 +225,13 @@ class Profile(ScoreTerm):
       numbers: C numbers for each head, float32 [H, C].
       decays: whether the bias does not rise with |distance|. Engines then leave out tiles in which
         it makes every key negligible.
+      learned: whether anything learns the numbers; where not, kernels compute no gradient of them.
     """
 
     fn: Callable = static()
     numbers: jax.Array
     decays: bool = static(default=False)
+    learned: bool = static(default=True)
 
     def at(self, distance: jax.Array) -> jax.Array:
         """Of distances [*n]: float32 [H, *n]."""

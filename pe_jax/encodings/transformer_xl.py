@@ -3,8 +3,8 @@
     score = [(q_i + u)·k_j + (q_i + v)·(W_R R_{i-j})]/sqrt(E)
 
 R is the sinusoid of the distance over the model width, all sines before all cosines; u, v and W_R
-belong to each layer. The four terms (a)–(d) of the paper enter by three slots: u is added to the
-query (a, c), q·W_R R is a relative key (b), v·W_R R a bias of the distance (d).
+belong to each layer. Of the four terms (a)–(d) of the paper, u in the query gives (a) and (c), and
+W_R R as a relative key of q + v gives (b) and (d).
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.sinusoidal import sinusoid
-from pe_jax.numerics.arrays import align
+from pe_jax.encodings.terms import QueryBias, RelativeKeys
 from pe_jax.validation import is_real, require
 
 
@@ -35,9 +35,7 @@ class TransformerXL(Encoding):
 
     base: float = 1e4
 
-    real_positions = True
-    adds_to_q = True
-    scaled_bias = True
+    claims = Claims(real_positions=True)
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
@@ -53,16 +51,10 @@ class TransformerXL(Encoding):
         w_r = dims.width**-0.5 * jax.random.normal(key, shape, jnp.float32)
         return {"u": zeros, "v": zeros, "w_r": w_r}
 
-    def rotate_q(self, params, q, positions):
-        """Q + u."""
-        return q + align(params.layer["u"].astype(q.dtype), q)
+    def terms(self, params, dims):
+        own = params.layer
+        return QueryBias(own["u"]), RelativeKeys(self.project, own["w_r"], u=own["v"])
 
-    def relative_keys(self, params, distance):
-        """W_R R(d)."""
-        return relative_keys(params.layer["w_r"], distance, self.base)
-
-    def distance_bias(self, params, distance, dims):
-        """v·W_R R(d)/sqrt(E)."""
-        v = self.scale(dims.head_dim) * params.layer["v"]
-        keys = relative_keys(params.layer["w_r"], distance, self.base)
-        return jnp.einsum("he,h...e->h...", v, keys, precision=jax.lax.Precision.HIGHEST)
+    def project(self, w_r, distance):
+        """W_R R(d): [H, *n, E]."""
+        return relative_keys(w_r, distance, self.base)

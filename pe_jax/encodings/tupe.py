@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.learned import lookup
+from pe_jax.encodings.terms import Scale, State, TokenProduct
 from pe_jax.validation import is_int, is_real, require, require_bool
 
 
@@ -80,36 +81,33 @@ class TUPE(Encoding):
         zeros = jnp.zeros(dims.heads, jnp.float32)
         return own | ({"first": zeros, "to_first": zeros} if self.reset else {})
 
-    def scale(self, head_dim):
-        """(2E)^-½, as two terms are added."""
-        return (2 * head_dim) ** -0.5
+    def terms(self, params, dims):
+        width = 2 * (dims.head_dim + 2 * self.reset)
+        state = State(self.factors, params.shared, width=width, of="positions")
+        return Scale((2 * dims.head_dim) ** -0.5), TokenProduct(state)
 
-    def bias(self, params, q_pos, k_pos, dims):
-        """(p_i U_Q)·(p_j U_K)/sqrt(2E), reset."""
-        own = params.shared
-        q_p, k_p = (lookup(own["table"], x) for x in (q_pos, k_pos))
-        found = correlation(q_p, k_p, own["u_q"], own["u_k"])
-        if not self.reset:
-            return found
-        return reset(found, jnp.asarray(q_pos), jnp.asarray(k_pos), own["first"], own["to_first"])
+    def factors(self, own, positions):
+        """P U_Q/sqrt(2E) beside p U_K; of position 0, zeros, and θ in two channels more.
 
-    def factors(self, params, q_pos, k_pos, dims):
-        """p_i U_Q/sqrt(2E) and p_j U_K; of position 0, zeros, and θ in two channels more."""
-        own, form, exact = params.shared, "...td,dhe->...hte", jax.lax.Precision.HIGHEST
+        [*B, T, H, C]: half of the numbers are for queries, the other half for keys.
+        """
+        p, exact = lookup(own["table"], positions), jax.lax.Precision.HIGHEST
         left, right = (
-            jnp.einsum(form, lookup(own["table"], at), own[u], precision=exact)
-            for at, u in ((q_pos, "u_q"), (k_pos, "u_k"))
+            jnp.einsum("...td,dhe->...the", p, own[u], precision=exact) for u in ("u_q", "u_k")
         )
-        left = self.scale(dims.head_dim) * left
+        left = (2 * left.shape[-1]) ** -0.5 * left
         if not self.reset:
-            return left, right
-        one, two = own["first"][:, None, None], own["to_first"][:, None, None]
-        row, column = (jnp.asarray(at == 0)[..., None, :, None] for at in (q_pos, k_pos))
-        left = [jnp.where(row, 0, left), jnp.where(row, one, 0), jnp.where(row, 0, two)]
-        ones = jnp.ones((*right.shape[:-1], 1), jnp.float32)
-        right = [jnp.where(column, 0, right), ones, jnp.where(column, ones, 0)]
-        return jnp.concatenate(left, axis=-1), jnp.concatenate(right, axis=-1)
+            return jnp.concatenate([left, right], axis=-1)
+        first = jnp.asarray(positions == 0)[..., None, None]
+        rows = jnp.broadcast_to(first, (*left.shape[:-1], 1))
+        left = [
+            jnp.where(first, 0, left),
+            jnp.where(rows, own["first"][:, None], 0),
+            jnp.where(rows, 0, own["to_first"][:, None]),
+        ]
+        ones = jnp.ones(rows.shape, jnp.float32)
+        right = [jnp.where(first, 0, right), ones, jnp.where(rows, ones, 0)]
+        return jnp.concatenate([*left, *right], axis=-1)
 
     def limit(self):
-        """The table's length."""
         return self.length

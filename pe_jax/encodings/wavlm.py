@@ -14,9 +14,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.t5 import T5, bucket
-from pe_jax.numerics.arrays import align, take
+from pe_jax.encodings.t5 import T5
+from pe_jax.encodings.terms import RelativeState, State
+from pe_jax.numerics.arrays import align
 from pe_jax.validation import require
 
 ROWS = 8  # of the projection: four for each gate
@@ -47,10 +47,6 @@ class WavLM(T5):
     max_distance: int = 800
     bidirectional: bool = True
 
-    state_width = 1
-    scale = Encoding.scale  # 1/sqrt(E), not T5's 1
-    distance_bias = Encoding.distance_bias  # none: the table is read through the gate
-
     def check(self, dims):
         """Each head gates by its slice of the model's width."""
         fix = f"WavLM gives each of {dims.heads} heads {dims.head_dim} channels of it: make it H·E"
@@ -62,11 +58,16 @@ class WavLM(T5):
         bias, ones = jnp.zeros(ROWS, jnp.float32), jnp.ones(dims.heads, jnp.float32)
         return {"weight": weight, "bias": bias, "scale": ones}
 
-    def state(self, params, x, before=None):
-        """g_i."""
-        return gate(x, **params.layer)[..., None]
+    def terms(self, params, dims):
+        state = State(gate_state, params.layer, width=1)
+        table, horizon = params.shared["table"], self.horizon()
+        return (RelativeState(self.entry, table, state=state, horizon=horizon),)
 
-    def relative_state(self, params, distance):
-        """The entry of the table, as a vector of one number."""
-        index = bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
-        return take(params.shared["table"], index, 1, self.num_buckets)[..., None]
+    def entry(self, table, distance):
+        """The entry of the table, as a vector of one number: [H, *n, 1]."""
+        return self.lookup(table, distance)[..., None]
+
+
+def gate_state(own, x, before):
+    """g_t as a state of one number: [*B, T, H, 1]."""
+    return gate(x, **own)[..., None]

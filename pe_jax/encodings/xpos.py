@@ -21,7 +21,8 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import rope
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, require
 
@@ -64,7 +65,7 @@ class XPos(Encoding):
     scale_base: int = 512
     layout: str = "interleaved"
 
-    causal_only = True
+    claims = Claims(causal_only=True)
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
@@ -77,11 +78,14 @@ class XPos(Encoding):
         fix = "xPos rotates pairs: use an even head width"
         require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
 
-    def rotate_q(self, params, q, positions):
+    def terms(self, params, dims):
+        return (Rotation(self.rotate_q, self.rotate_k),)
+
+    def rotate_q(self, _, q, positions):
         """ζ^(m/512) R_m q."""
         return self._rotate(q, positions, 1)
 
-    def rotate_k(self, params, k, positions):
+    def rotate_k(self, _, k, positions):
         """ζ^(-n/512) R_n k."""
         return self._rotate(k, positions, -1)
 
