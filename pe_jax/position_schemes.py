@@ -1,54 +1,60 @@
-"""Schemes that change the positions of a run, as `config.positions` names them.
+"""Schemes that change the positions themselves, by the names that `config.positions` takes.
 
 `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`, `cape(local_shift=0.5)`,
 `bilevel(separators=(46, 10))`. What they draw in training is a function of the step's key, so that
-a run that was stopped resumes bitwise. Tests go as in the papers: `randomized` draws there too;
-`shape` and `cape` do not move anything.
+a resumed run is bitwise the same. Tests follow the papers: `randomized` draws in tests too; `shape`
+and `cape` leave test positions contiguous.
 
-Packed documents: positions restart with each segment of a row, and are then drawn by row. A segment
-gets what it would get alone (`randomized`: a set of its own; `shape`, `cape`: the row's one shift
-and scale), and no segment sees another, so that the row's draw is shared does not show.
-B batch, T tokens.
+Packed documents: positions restart with each segment of a row, and are then drawn per row. A
+segment gets what it would get alone (`randomized`: a separate set; `shape`, `cape`: the row's shift
+and scale). Segments do not attend to each other, so a draw shared by a row has no effect on the
+outputs. B batch, T tokens.
 """
 
-import ast
 import dataclasses
-import difflib
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
 
 from pe_jax import positions as pos
+from pe_jax import spec as specs
 from pe_jax.encodings.base import Encoding
 from pe_jax.validation import is_int, require
 
 
 @dataclasses.dataclass(frozen=True)
 class Contiguous:
-    """0, 1, 2, … in each segment: the fast path of every engine. The base of the others."""
+    """0, 1, 2, … in each segment: the fast path of every engine. Base class of the others."""
 
     axes: ClassVar[int] = 1
     real: ClassVar[bool] = False  # float32 positions
 
-    def reach(self, length: int, testing: bool = False) -> int | None:
-        """Positions stay below this; None where there are none for so many tokens."""
+    def bound(self, length: int, testing: bool = False) -> int | None:
+        """Exclusive upper bound of the positions of `length` tokens; None if too many tokens."""
         return length
 
     def fits(self, length: int, limit: int | None, testing: bool = False) -> bool:
-        """Whether so many tokens have positions, and all are below `limit` (None: no limit)."""
-        reach = self.reach(length, testing)
-        return reach is not None and (limit is None or reach <= limit)
+        """Whether `length` tokens have positions, all below `limit` (None: no limit)."""
+        bound = self.bound(length, testing)
+        return bound is not None and (limit is None or bound <= limit)
 
-    def train(self, key: jax.Array, tokens: jax.Array, segments: jax.Array) -> jax.Array | None:
-        """Positions [B, T(, axes)] of tokens and segments [B, T], or None: contiguous."""
+    def training_positions(
+        self, key: jax.Array, tokens: jax.Array, segments: jax.Array
+    ) -> jax.Array | None:
+        """Positions [B, T(, axes)] of tokens and segments [B, T]; None means contiguous."""
         return None
 
-    def test(self, key: jax.Array, tokens: jax.Array, segments: jax.Array) -> jax.Array | None:
-        """Likewise where nothing is trained."""
+    def test_positions(
+        self, key: jax.Array, tokens: jax.Array, segments: jax.Array
+    ) -> jax.Array | None:
+        """The same for evaluation."""
         return None
 
 
-def _by_row(draw, key: jax.Array, segments: jax.Array) -> jax.Array:
+def _per_row(
+    draw: Callable[[jax.Array, jax.Array], jax.Array], key: jax.Array, segments: jax.Array
+) -> jax.Array:
     """draw(key, segments [T]) of each row: [B, T]."""
     return jax.vmap(draw)(jax.random.split(key, len(segments)), segments)
 
@@ -62,42 +68,41 @@ class Randomized(Contiguous):
     def __post_init__(self):
         require(is_int(self.maximum, 1), "maximum", self.maximum, "pass an integer of at least 1")
 
-    def reach(self, length, testing=False):
-        """`maximum`, whatever the length."""
+    def bound(self, length, testing=False):
         return self.maximum if length <= self.maximum else None
 
-    def train(self, key, tokens, segments):
-        """A set for each segment."""
-        draw = lambda k, ids: pos.randomized(k, len(ids), self.maximum, ids)  # noqa: E731
-        return _by_row(draw, key, segments)
+    def training_positions(self, key, tokens, segments):
+        def draw(row_key, ids):
+            return pos.randomized(row_key, len(ids), self.maximum, ids)
 
-    def test(self, key, tokens, segments):
-        """As in training."""
-        return self.train(key, tokens, segments)
+        return _per_row(draw, key, segments)
+
+    def test_positions(self, key, tokens, segments):
+        return self.training_positions(key, tokens, segments)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape(Contiguous):
-    """`positions.shifted`: one shift of up to `maximum` a row, in training alone."""
+    """`positions.shifted`: one shift of up to `maximum` per row, in training only."""
 
     maximum: int = 500
 
     def __post_init__(self):
         require(is_int(self.maximum, 0), "maximum", self.maximum, "pass an integer of at least 0")
 
-    def reach(self, length, testing=False):
-        """The farthest shift, in training."""
+    def bound(self, length, testing=False):
         return length + (0 if testing else self.maximum)
 
-    def train(self, key, tokens, segments):
-        """A shift for each row."""
-        draw = lambda k, ids: pos.shifted(k, pos.per_segment(ids), self.maximum)  # noqa: E731
-        return _by_row(draw, key, segments)
+    def training_positions(self, key, tokens, segments):
+        def draw(row_key, ids):
+            return pos.shifted(row_key, pos.per_segment(ids), self.maximum)
+
+        return _per_row(draw, key, segments)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cape(Contiguous):
-    """`positions.cape`: shifts and a scale, in training alone; for schemes that take float32."""
+    """`positions.cape`: shifts and a scale, in training only; for schemes that take float32."""
 
     global_shift: float = 5.0
     local_shift: float = 0.5
@@ -108,10 +113,11 @@ class Cape(Contiguous):
     def __post_init__(self):
         pos.check_cape(**dataclasses.asdict(self))
 
-    def train(self, key, tokens, segments):
-        """A shift and a scale for each row, a shift for each token."""
-        fields = dataclasses.asdict(self)
-        return _by_row(lambda k, ids: pos.cape(k, pos.per_segment(ids), **fields), key, segments)
+    def training_positions(self, key, tokens, segments):
+        def draw(row_key, ids):
+            return pos.cape(row_key, pos.per_segment(ids), **dataclasses.asdict(self))
+
+        return _per_row(draw, key, segments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,17 +132,14 @@ class Bilevel(Contiguous):
     def __post_init__(self):
         pos.check_bilevel(self.separators, self.longest)
 
-    def reach(self, length, testing=False):
-        """The places end at `longest`; without one, a row may be a single piece."""
-        return self.longest or length
+    def bound(self, length, testing=False):
+        return self.longest or length  # without `longest`, a row may be a single piece
 
-    def train(self, key, tokens, segments):
-        """Index of the piece, and place."""
+    def training_positions(self, key, tokens, segments):
         return pos.bilevel(tokens, self.separators, segments, self.longest)
 
-    def test(self, key, tokens, segments):
-        """As in training."""
-        return self.train(key, tokens, segments)
+    def test_positions(self, key, tokens, segments):
+        return self.training_positions(key, tokens, segments)
 
 
 SCHEMES = {
@@ -148,7 +151,7 @@ SCHEMES = {
 }
 
 
-def limit(pattern: tuple[Encoding, ...]) -> int | None:
+def position_limit(pattern: tuple[Encoding, ...]) -> int | None:
     """The first position that the encodings do not define, on any axis; None if they define all."""
     return min((n for e in pattern if (n := e.limit()) is not None), default=None)
 
@@ -161,46 +164,30 @@ def parse(spec: str) -> Contiguous:
         range.
     """
     try:
-        match ast.parse(spec.strip(), mode="eval").body:
-            case ast.Name(id=name):
-                fields = {}
-            case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
-                given = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
-                fields = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-            case _:
-                raise ValueError
-    except (SyntaxError, ValueError):
-        raise ValueError(f"positions={spec!r}: write name, or name(field=value)") from None
-    known = [f.name for f in dataclasses.fields(SCHEMES[name])] if name in SCHEMES else SCHEMES
-    for given in [name] if name not in SCHEMES else fields:
-        if given not in known:
-            near = difflib.get_close_matches(given, [*known, ""], 1, 0)[0]
-            hint = f"did you mean {near!r}?" if near else "it has none"
-            raise ValueError(f"positions={spec!r}: {given!r} is unknown; {hint}")
-    try:
-        return SCHEMES[name](**fields)
-    except (ValueError, TypeError) as error:
+        name, fields = specs.parse_call(spec)
+        return specs.build("scheme", SCHEMES, name, fields)
+    except ValueError as error:
         raise ValueError(f"positions={spec!r}: {error}") from error
 
 
 def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
-    """The scheme, if the encodings take what it gives; contiguous if they look at no position.
+    """The scheme of a spec, checked against the encodings; contiguous if all of them are NoPE.
 
     Raises:
-      ValueError: as `parse`; an encoding with another number of axes, or that takes integers alone.
+      ValueError: as `parse`; an encoding with another number of axes, or that takes only integers.
     """
-    found = parse(spec)
+    scheme = parse(spec)
     if all(type(encoding) is Encoding for encoding in pattern):
         return Contiguous()
     for encoding in pattern:
         name = type(encoding).__name__
-        if encoding.axes != found.axes:
+        if encoding.axes != scheme.axes:
             raise ValueError(
-                f"positions={spec!r}: gives positions of {found.axes} axes, {name} takes"
+                f"positions={spec!r}: gives positions of {scheme.axes} axes, {name} takes"
                 f" {encoding.axes}: bipe needs bilevel(separators=…), images configs/images.py"
             )
-        if found.real and not encoding.real_positions:
+        if scheme.real and not encoding.real_positions:
             raise ValueError(
                 f"positions={spec!r}: gives float32, {name} takes integers; use another encoding"
             )
-    return found
+    return scheme
