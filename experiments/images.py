@@ -24,9 +24,10 @@ from experiments import launch, plotting, statistics
 from experiments.provenance import command, save_json, together
 from experiments.results import Scheme
 from experiments.trials import Trials, finished, title
+from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
-from pe_jax.training import images, placement
+from pe_jax.training import images
 from pe_jax.training.step import Trainer
 from pe_jax.training.sweeps import ImagesConfig
 
@@ -89,7 +90,7 @@ def answer(config: ImagesConfig, trainer: Classifier, convention: str, params, t
     found: dict[str, float | None] = {}
     pattern = trainer.config.pattern
     axes = max(e.axes for e in pattern)
-    limit = placement.limit(pattern)
+    limit = position_schemes.position_limit(pattern)
     for view, (pixels, labels) in test.items():
         side, trained = view.side // config.patch, config.sides[0] // config.patch
         furthest = side * side if axes == 1 else side

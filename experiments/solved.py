@@ -11,7 +11,7 @@ import rich.table
 from experiments import plotting, statistics
 from experiments.compare import short as brief
 from experiments.trials import title
-from pe_jax.training import placement
+from pe_jax import position_schemes
 from pe_jax.training.sweeps import TasksConfig
 
 HEADER = (
@@ -55,7 +55,7 @@ def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> li
             for task, by_seed in by_task.items()
         }
         pattern = dataclasses.replace(config.model, encoding=spec).pattern
-        still = placement.choose(positions, pattern) == placement.Contiguous()
+        still = position_schemes.choose(positions, pattern) == position_schemes.Contiguous()
         plain = called[positions] if still else "contiguous"
         name = title(spec, called[positions], entries, plain)
         firsts = {task: next(iter(by.values())) for task, by in by_task.items()}

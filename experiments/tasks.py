@@ -27,7 +27,8 @@ from experiments import launch, plotting, solved
 from experiments.provenance import command, save_json, together
 from experiments.results import rates_name
 from experiments.trials import Trials, finished
-from pe_jax.training import placement, tasks
+from pe_jax import position_schemes
+from pe_jax.training import tasks
 from pe_jax.training.step import PLACES, Trainer, token_losses
 from pe_jax.training.sweeps import TasksConfig, rate_pairs
 
@@ -63,12 +64,12 @@ class Solver(Trainer):
     def loss(self, model, batch, key):
         """Mean cross entropy over the answers."""
         rows = batch["tokens"], batch["segments"]
-        places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
+        places = self.position_scheme.training_positions(jax.random.fold_in(key, PLACES), *rows)
         logits = self._logits(model, batch, places, key if self.dropout else None)
         return mean_loss(logits, batch)
 
     def _answers(self, params, batch, key):
-        places = self.positions.test(key, batch["tokens"], batch["segments"])
+        places = self.position_scheme.test_positions(key, batch["tokens"], batch["segments"])
         logits = self._logits(self.model(params), batch, places)
         counts = batch["weights"] > 0
         finite = jnp.where(counts, jnp.isfinite(logits).all(-1), True).all()
@@ -77,8 +78,9 @@ class Solver(Trainer):
 
     def defined(self, task: tasks.Task, length: int) -> bool:
         """Whether the task has such questions, and their tokens positions that are defined."""
-        limit, width = placement.limit(self.config.pattern), task.read(length, self.config.causal)
-        return task.defined(length) and self.positions.fits(width, limit, testing=True)
+        limit = position_schemes.position_limit(self.config.pattern)
+        width = task.read(length, self.config.causal)
+        return task.defined(length) and self.position_scheme.fits(width, limit, testing=True)
 
 
 def mean_loss(logits: jax.Array, batch: dict) -> jax.Array:

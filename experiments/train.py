@@ -24,7 +24,8 @@ from jax.sharding import Mesh
 from experiments import launch
 from experiments.lock import Lock
 from experiments.provenance import save_json
-from pe_jax.training import data, placement, sharding, tasks, tokenizer
+from pe_jax import position_schemes
+from pe_jax.training import data, sharding, tasks, tokenizer
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import PROTOCOLS, Config
 from pe_jax.training.evaluate import Evaluator, pieces, windows
@@ -74,11 +75,12 @@ def prepare(config: Config, vocab: int, mesh: Mesh | None = None) -> Trainer:
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
     sharding.check_fits(config.model, config.batch, mesh, lengths)
     pattern = config.model.pattern
-    places, limit = placement.choose(config.positions, pattern), placement.limit(pattern)
+    places = position_schemes.choose(config.positions, pattern)
+    limit = position_schemes.position_limit(pattern)
     if not places.fits(config.length, limit):
         raise ValueError(
             f"length={config.length}: {config.model.encoding!r} is defined for {limit} positions,"
-            f" {config.positions} has {places.reach(config.length)};"
+            f" {config.positions} has {places.bound(config.length)};"
             " shorten them or lengthen the table"
         )
     model = dataclasses.replace(config.model)
@@ -245,7 +247,7 @@ def _where(trainer: Trainer, state: State, batch: dict) -> str:
     try:
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
         model = trainer.model(state.params).at_length(rows[0].shape[1])
-        places = trainer.positions.test(jax.random.key(0), *rows)
+        places = trainer.position_scheme.test_positions(jax.random.key(0), *rows)
         model.check_finite(rows[0], positions=places, segments=rows[1])
     except FloatingPointError as error:
         return str(error)

@@ -1,6 +1,8 @@
 """Checks of settings: ValueErrors that name the field, its value and what would be right."""
 
+import difflib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -24,3 +26,22 @@ def is_real(value: Any) -> bool:
 def require_bool(field: str, value: Any) -> None:
     """Raises ValueError unless `value` is True or False: "no" would count as True."""
     require(isinstance(value, bool), field, value, "pass True or False")
+
+
+def require_stddev(value: Any, field: str = "stddev") -> None:
+    """Raises ValueError unless `value` is a standard deviation: a finite number of at least 0."""
+    require(is_real(value) and value >= 0, field, value, "pass >= 0")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.0) -> str:
+    """The most similar of those that begin with `name`, else of all, for "did you mean".
+
+    Args:
+      name: what was given.
+      known: what could have been meant.
+      cutoff: similarity in [0, 1] below which nothing is suggested: "" then.
+    """
+    known = list(known)
+    longer = [candidate for candidate in known if name and candidate.startswith(name)]
+    matches = difflib.get_close_matches(name, longer or known, 1, 0.0 if longer else cutoff)
+    return "".join(matches)

@@ -1,7 +1,7 @@
 """The laws that every scheme obeys. A scheme put into `ENCODINGS` is tested here without a change.
 
-Where a law does not apply, the scheme says so by what it declares (the slots that it overrides,
-`decays`, `horizon`, `limit`, `axes`, `real_positions`) or by name, with the reason, in EXEMPT.
+Where a law does not apply, the scheme says so by what it declares (its terms, their horizons, its
+claims, its limit) or by name, with the reason, in EXEMPT.
 """
 
 import dataclasses
@@ -16,8 +16,20 @@ import pytest
 from hypothesis import given
 
 import pe_jax
-from pe_jax.encodings.base import DISTANCE_SLOTS
-from pe_jax.engines import cache
+from pe_jax.encodings.terms import (
+    DistanceTerm,
+    PairBias,
+    Profile,
+    RelativeValues,
+    Rotation,
+    Scale,
+    ScoreTerm,
+    Side,
+    Tokens,
+    select,
+)
+from pe_jax.engines import cache, reference
+from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.positions import per_segment
 from tests import util
 from tests.util import DIMS, B, E, H, K, T, assert_close, contiguous
@@ -28,7 +40,7 @@ EXEMPT: dict[str, dict[str, str]] = {
     "rotation": {"xpos": "it scales besides: norms change with the position"},
 }
 
-ENGINES = ("dense", "tiled")
+ENGINES = ("dense",)  # MOVE
 
 
 def each(cases, law: str = ""):
@@ -49,12 +61,12 @@ def many_tiles():
 
 FIRST = list({type(c.encoding): c for c in reversed(util.SINGLE)}.values())[::-1]  # one a scheme
 RELATIVE = [c for c in util.CASES if util.is_relative(c.encoding)]
-ONE_AXIS = [c for c in util.CASES if c.encoding.axes == 1]
+ONE_AXIS = [c for c in util.CASES if c.encoding.claims.axes == 1]
 ROTATIONS = [
     c
     for c in util.SINGLE
-    if c.encoding.overrides("rotate_q") and c.encoding.overrides("rotate_k")
-    if c.encoding.split() is None  # two views are two rotations
+    for rotation in util.terms(c.encoding, Rotation)
+    if rotation.q and rotation.k and rotation.split is None  # two views are two rotations
 ]
 
 
@@ -133,7 +145,7 @@ def test_decoding_contiguous_tokens_equals_dense(case, tables):
 @each(util.CASES)
 @given(st.integers(1, T - 1), st.sampled_from(["dense", "tiled", "tiled, contiguous"]))
 def test_packed_equals_separate(case, cut, how):
-    engine, explicit = how.split(",")[0], how in ENGINES or case.encoding.axes > 1
+    engine, explicit = how.split(",")[0], how in ENGINES or case.encoding.claims.axes > 1
     packed = np.where(contiguous(B, T) < cut, 3, 5).astype(np.int32)
     qkv, cotangent = util.inputs(), util.noise(B, T, H, E, seed=9)
 
@@ -202,8 +214,8 @@ def test_a_relative_scheme_does_not_change_under_a_shift(case, data, shift):
 def rotation(case):
     def rotate(x, positions):
         params = util.random_params(case.encoding)
-        slots = (case.encoding.rotate_q, case.encoding.rotate_k)
-        return [slot(params, x, positions) for slot in slots]
+        (term,) = select(case.encoding.terms(params, DIMS), Rotation)
+        return [term.rotate(side, x, positions) for side in "qk"]
 
     return util.jit(rotate)
 
@@ -220,23 +232,30 @@ def test_a_rotation_keeps_norms_and_only_differences_count(case, data):
     assert_close((xm * yn).sum(-1), (x * y_diff).sum(-1), 5e-4)  # x·R(m)ᵀR(n)y
 
 
-# The slots themselves.
+# The terms themselves.
 
 
-def slots(case, params, q, k, q_pos, k_pos):
-    """Every slot of positions [T]: those of tokens [T, …], those of pairs [H or 1, T, T, …]."""
-    enc = case.encoding
+def values(case, params, q, k, q_pos, k_pos):
+    """What every term gives at positions [T]: of tokens [T, …], of pairs [H or 1, T, T, …].
+
+    Each is a list, in the order of the terms.
+    """
     wide = q.reshape(len(q), -1)
     apart = q_pos[:, None] - k_pos[None]
-    tokens = {
-        "embed": enc.embed(params, wide, q_pos),
-        "rotate_q": enc.rotate_q(params, q, q_pos),
-        "rotate_k": enc.rotate_k(params, k, k_pos),
-    }
-    pairs = {s: getattr(enc, s)(params, apart) for s in DISTANCE_SLOTS[1:]}
-    pairs["distance_bias"] = enc.distance_bias(params, apart, DIMS)
-    pairs["bias"] = enc.bias(params, q_pos, k_pos, DIMS)
-    return tokens, {name: x for name, x in pairs.items() if x is not None}
+    of_queries, of_keys, pairs = [case.encoding.embed(params, wide, q_pos)], [], []
+    for term in case.encoding.terms(params, DIMS):
+        state = term.state if term.state is not None and term.state.of == "positions" else None
+        if isinstance(term, Rotation):
+            of_queries.append(term.rotate("q", q, q_pos))
+            of_keys.append(term.rotate("k", k, k_pos))
+        elif isinstance(term, DistanceTerm | Profile):
+            pairs.append(term.at(apart))
+        elif isinstance(term, PairBias):
+            pairs.append(term.fn(term.arrays, q_pos, k_pos))
+        elif state is not None:
+            states = (jnp.moveaxis(state(None, places), 1, 0)[None] for places in (q_pos, k_pos))
+            pairs.append(term.scores(None, None, tuple(states))[0])
+    return of_queries, of_keys, pairs
 
 
 @functools.cache
@@ -247,21 +266,22 @@ def tile_and_whole(case):
         def cut(x, axis, start, size):
             return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
-        tokens, pairs = slots(case, params, q, q, q_pos, k_pos)
-        starts = {"embed": (i, rows), "rotate_q": (i, rows), "rotate_k": (j, columns)}
-        whole = {name: cut(x, 0, *starts[name]) for name, x in tokens.items()}
-        whole |= {n: cut(cut(x, 1, i, rows), 2, j, columns) for n, x in pairs.items()}
+        of_queries, of_keys, pairs = values(case, params, q, q, q_pos, k_pos)
+        whole = (
+            [cut(x, 0, i, rows) for x in of_queries],
+            [cut(x, 0, j, columns) for x in of_keys],
+            [cut(cut(x, 1, i, rows), 2, j, columns) for x in pairs],
+        )
         at_q, at_k = cut(q_pos, 0, i, rows), cut(k_pos, 0, j, columns)
         at_rows, at_columns = cut(q, 0, i, rows), cut(q, 0, j, columns)
-        tile, tile_pairs = slots(case, params, at_rows, at_columns, at_q, at_k)
-        return whole, tile | tile_pairs
+        return whole, values(case, params, at_rows, at_columns, at_q, at_k)
 
     return util.jit(both)
 
 
 @each(util.SINGLE)
 @given(st.data())
-def test_a_tile_of_a_slot_is_the_slot_of_the_tile(case, data):
+def test_a_tile_of_a_term_is_the_term_of_the_tile(case, data):
     q_pos, k_pos = (data.draw(util.positions(case, (T,))) for _ in range(2))
     i, j = (data.draw(st.integers(0, T - size)) for size in util.BLOCKS)
     q = util.noise(T, H, E)
@@ -275,10 +295,10 @@ def test_biases_are_float32_and_tokens_keep_their_type(case):
     places = util.spread(case, np.zeros(T, np.int32))
     params = util.random_params(case.encoding)
     q = jnp.zeros((T, H, E), jnp.bfloat16)
-    tokens, pairs = jax.eval_shape(lambda: slots(case, params, q, q, places, places))
-    assert {x.dtype for x in tokens.values()} == {jnp.dtype(jnp.bfloat16)}
-    assert {x.dtype for x in pairs.values()} <= {jnp.dtype(jnp.float32)}
-    assert all(x.shape[0] in (1, H) and x.shape[1:3] == (T, T) for x in pairs.values())
+    *tokens, pairs = jax.eval_shape(lambda: values(case, params, q, q, places, places))
+    assert {x.dtype for side in tokens for x in side} == {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in pairs} <= {jnp.dtype(jnp.float32)}
+    assert all(x.shape[0] in (1, H) and x.shape[1:3] == (T, T) for x in pairs)
 
 
 @each(FIRST)
@@ -301,57 +321,68 @@ def test_angles_and_biases_do_not_follow_bfloat16(case):
         assert_close(out, want, 0.04)
 
 
-@each([c for c in util.SINGLE if c.encoding.horizon() is not None])
-def test_beyond_the_horizon_nothing_changes(case):
-    low, high = case.encoding.horizon()
-    params = util.random_params(case.encoding)
-    for edge, beyond in ((low, -np.arange(300)), (high, np.arange(300))):
-        away = np.concatenate([edge + beyond, [edge + 2**20 * np.sign(beyond[1])]]).astype(np.int32)
-        for slot in DISTANCE_SLOTS:
-            sizes = [DIMS] if slot == "distance_bias" else []
-            found = getattr(case.encoding, slot)(params, away, *sizes)
-            if found is not None:
-                np.testing.assert_array_equal(found, np.take(found, [0] * len(away), axis=1))
+def distance_terms(case) -> list:
+    """With values for arrays."""
+    return select(case.encoding.terms(util.random_params(case.encoding), DIMS), DistanceTerm)
 
 
-@each([c for c in util.CASES if c.encoding.decays])
+@each([c for c in util.CASES if any(t.horizon for t in util.terms(c.encoding, DistanceTerm))])
+def test_past_the_horizon_nothing_changes(case):
+    for term in distance_terms(case):
+        if term.horizon is None:
+            continue
+        low, high = term.horizon
+        for edge, past in ((low, -np.arange(300)), (high, np.arange(300))):
+            away = np.concatenate([edge + past, [edge + 2**20 * np.sign(past[1])]])
+            found = term.at(away.astype(np.int32))
+            np.testing.assert_array_equal(found, np.take(found, [0] * len(away), axis=1))
+
+
+@each([c for c in util.CASES if util.terms(c.encoding, DistanceTerm)])
+def test_a_table_of_a_term_is_the_term(case):
+    """What tiles, decoding and kernels read."""
+    if case.encoding.claims.axes > 1:
+        pytest.skip("distances of several axes have no table")
+    away = np.arange(-T, T + 1, dtype=np.int32)
+    for term in distance_terms(case):
+        table = term.tabled(-T, T)
+        assert type(table) is type(term) and table.state == term.state
+        assert_close(table.at(away), term.at(away), 0)
+
+
+@each([c for c in util.CASES if any(t.decays for t in util.terms(c.encoding, Profile))])
 def test_a_bias_that_decays_does_not_rise_with_the_distance(case):
     away = np.concatenate([np.arange(300), np.geomspace(300, 2**23, 50)]).astype(np.int32)
-    for side in (away, -away):
-        bias = case.encoding.distance_bias(util.random_params(case.encoding), side, DIMS)
-        assert (np.diff(bias, axis=-1) <= 0).all() and np.isfinite(bias).all()
+    for term in select(case.encoding.terms(util.random_params(case.encoding), DIMS), Profile):
+        for side in (away, -away):
+            bias = term.at(side)
+            assert (np.diff(bias, axis=-1) <= 0).all() and np.isfinite(bias).all()
 
 
-@each([c for c in util.SINGLE if c.encoding.overrides("distance_bias")])
-def test_a_bias_follows_the_scale_where_the_scheme_says_so(case):
-    """In a sum the scale may be another part's: `Sum` asks `scaled_bias` which terms it is for."""
-    kind = type(case.encoding)
-    doubled = type(
-        "Doubled", (kind,), {"scale": lambda self, head_dim: 2 * kind.scale(self, head_dim)}
-    )
-    fields = {f.name: getattr(case.encoding, f.name) for f in dataclasses.fields(kind)}
-    params, away = (
-        util.random_params(case.encoding),
-        util.spread(case, np.arange(9, dtype=np.int32)),
-    )
-    once, twice = (
-        enc.distance_bias(params, away, DIMS) for enc in (case.encoding, doubled(**fields))
-    )
-    assert_close(twice, np.asarray(once) * (2 if case.encoding.scaled_bias else 1), 1e-6)
+@each([c for c in util.SINGLE if util.terms(c.encoding, ScoreTerm)])
+def test_the_scale_multiplies_the_scaled_kinds_and_no_others(case):
+    """In a sum it may be another part's."""
+    spec, x = AttentionSpec(DIMS, True), util.inputs()[0]
+    places = util.spread(case, contiguous(1, T))
+    raw = jnp.swapaxes(jnp.asarray(x), 1, 2)
+    for term in select(case.encoding.terms(util.random_params(case.encoding), DIMS), ScoreTerm):
+        states = (None, term.state and jnp.swapaxes(term.state(util.flat(x), places), 1, 2))
+        side = Side(0 * raw, raw, states, Tokens(places, places))  # q·k = 0
+        once, twice = (
+            reference.scores(spec, (Scale(scale), term), side, side) for scale in (1.0, 2.0)
+        )
+        assert np.abs(once).max() > 0
+        assert_close(twice, np.asarray(once) * (2 if term.scaled else 1), 1e-6)
 
 
-def arithmetic(case) -> bool:
-    return case.encoding.coefficients(util.random_params(case.encoding), DIMS) is not None
-
-
-@each([c for c in util.CASES if arithmetic(c)])
-def test_a_profile_is_the_distance_bias_head_by_head(case):
-    params, away = util.random_params(case.encoding), np.arange(-300, 300, dtype=np.int32)
-    rows = case.encoding.coefficients(params, DIMS)
-    assert rows.dtype == jnp.float32 and rows.shape[0] == H
-    want = case.encoding.distance_bias(params, away, DIMS)
-    for head, row in enumerate(rows):
-        assert_close(case.encoding.profile(list(row), away), want[head], 1e-6)
+@each([c for c in util.CASES if util.terms(c.encoding, Profile)])
+def test_a_profile_is_the_same_head_by_head(case):
+    """Engines and kernels give it one head's numbers at a time."""
+    away = np.arange(-300, 300, dtype=np.int32)
+    for term in select(case.encoding.terms(util.random_params(case.encoding), DIMS), Profile):
+        assert term.numbers.dtype == jnp.float32 and term.numbers.shape[0] == H
+        for head, row in enumerate(term.numbers):
+            assert_close(term.fn(list(row), away), term.at(away)[head], 1e-6)
 
 
 @each(util.SINGLE)
@@ -361,9 +392,9 @@ def test_the_limit_is_where_positions_end(case):
 
     @util.jit
     def used(place):
-        places = jnp.broadcast_to(place, (1, enc.axes)[: 1 + (enc.axes > 1)])
+        places = jnp.broadcast_to(place, (1, enc.claims.axes)[: 1 + (enc.claims.axes > 1)])
         x = jnp.ones((1, H, E))
-        return slots(case, params, x, x, places, jnp.zeros_like(places))
+        return values(case, params, x, x, places, jnp.zeros_like(places))
 
     def finite(place):
         return all(np.isfinite(x).all() for x in jax.tree.leaves(used(np.int32(place))))
@@ -374,14 +405,14 @@ def test_the_limit_is_where_positions_end(case):
         assert not finite(limit) and not finite(below)
 
 
-@each([c for c in util.SINGLE if c.encoding.real_positions])
+@each([c for c in util.SINGLE if c.encoding.claims.real_positions])
 def test_whole_float32_positions_are_integers(case):
     params, q = util.random_params(case.encoding), util.noise(T, H, E)
     first = -3 if case.encoding.limit() is None else 0
     places = util.spread(case, np.arange(first, T + first, dtype=np.int32))
     args = [x.astype(t) for t in (np.int32, np.float32) for x in (places, places[::-1])]
     ints, reals = util.jit(
-        lambda a, b, c, d: [slots(case, params, q, q, *x) for x in ((a, b), (c, d))]
+        lambda a, b, c, d: [values(case, params, q, q, *x) for x in ((a, b), (c, d))]
     )(*args)
     assert_close(reals, ints, 1e-6)
 
@@ -423,7 +454,7 @@ def test_jit_grad_scan_remat_and_vmap_compose(case):
 
 @each(FIRST)
 def test_one_token_sees_itself_and_none_gives_none(case):
-    params, many = util.random_params(case.encoding), case.encoding.axes > 1
+    params, many = util.random_params(case.encoding), case.encoding.claims.axes > 1
 
     def short(length, engine):
         ids = np.zeros((B, length), np.int32)
@@ -433,9 +464,9 @@ def test_one_token_sees_itself_and_none_gives_none(case):
 
     outs = util.jit(lambda: [[short(n, e) for e in ENGINES] for n in (0, 1)])()
     assert [x.shape for x in outs[0]] == [(B, 0, H, E)] * 2
-    extra = case.encoding.relative_values(params, util.spread(case, np.zeros(1, np.int32)))
     want = np.repeat(util.inputs(1)[2], H // K, axis=2)
-    want = want + (0 if extra is None else np.asarray(extra).reshape(-1, E))
+    for term in select(case.encoding.terms(params, DIMS), RelativeValues):
+        want = want + np.asarray(term.at(np.zeros(1, np.int32))).reshape(-1, E)
     for out in outs[1]:
         assert_close(out, want, 1e-6)
 

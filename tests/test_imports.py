@@ -11,7 +11,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (  # what a floor may import besides the standard library, and all that is below it
     (
-        ("pe_jax.encodings", "pe_jax.numerics", "pe_jax.positions", "pe_jax.validation"),
+        ("pe_jax.encodings", "pe_jax.numerics", "pe_jax.positions", "pe_jax.position_schemes")
+        + ("pe_jax.spec", "pe_jax.validation"),
         ("jax", "numpy"),
     ),
     (("pe_jax.engines",), ()),
@@ -109,6 +110,29 @@ def test_an_arrow_that_points_up_is_seen():
     ]:
         assert not allowed(name, at), name
     assert allowed("pe_jax.encodings.base", 1) and allowed("optax", 4) and allowed("math", 0)
+
+
+def undocumented(tree: ast.AST) -> list[str]:
+    """Public methods without a docstring, of classes that have no base class to override."""
+    return [
+        f"{kind.name}.{method.name}"
+        for kind in ast.walk(tree)
+        if isinstance(kind, ast.ClassDef) and not kind.bases
+        for method in kind.body
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
+        if ast.get_docstring(method) is None
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_methods_have_docstrings_unless_they_override(path):
+    assert not undocumented(ast.parse(path.read_text()))
+
+
+def test_a_method_without_a_docstring_is_seen():
+    body = "\n def f(self): pass\n def _g(self): pass\n def h(self): 'x'"
+    assert undocumented(ast.parse(f"class A:{body}")) == ["A.f"]
+    assert not undocumented(ast.parse(f"class A(B):{body}"))
 
 
 PICKLES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "yaml", "runpy"}

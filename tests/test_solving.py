@@ -307,7 +307,8 @@ def test_a_model_is_scored_on_what_it_answers(tmp_path, monkeypatch, causal):
     """A model that answers with the targets but for one row is right but for it."""
     config = settings(tmp_path, model=ModelConfig(width=16, layers=1, heads=2, causal=causal))
     solver = program.Solver.__new__(program.Solver)
-    solver.config, solver.positions = config.model, program.placement.parse("contiguous")
+    solver.config = config.model
+    solver.position_scheme = program.position_schemes.parse("contiguous")
     monkeypatch.setattr(program, "TOKENS", 60)  # several forward passes
 
     def answers(params, rows, key):
@@ -363,7 +364,7 @@ def test_the_configurations_are_valid_and_randomized_positions_reach_their_longe
     for config in (TasksConfig(), tasks_published.get_config()):
         config.check()
         assert len(config.entries()) == 2 * len(config.encodings) - 1  # nope once
-        places = program.placement.parse(config.positions[1])
+        places = program.position_schemes.parse(config.positions[1])
         for name in config.tasks:
             width = tasks.TASKS[name].read(config.lengths[-1], config.model.causal)
             assert places.fits(width, None, testing=True)

@@ -14,8 +14,10 @@ import numpy as np
 
 import pe_jax
 from pe_jax import Encoding, Params, Sum
-from pe_jax.encodings.base import Dims
+from pe_jax.encodings.base import Dims, adds_to_input, skeleton
+from pe_jax.encodings.terms import RowRescore, Term, select
 from pe_jax.engines import bands, plan
+from pe_jax.engines import inputs as inputs_
 from pe_jax.positions import per_segment
 
 B, T, H, K, E = 2, 13, 4, 2, 8
@@ -83,14 +85,20 @@ def _sum(*names: str) -> Case:
     return Case("+".join(names), Sum(tuple(parts)))
 
 
+def terms(encoding: Encoding, *kinds: type) -> list:
+    """Its terms of these kinds, with shapes in the place of arrays."""
+    return select(skeleton(encoding, DIMS), *(kinds or (Term,)))
+
+
 def is_relative(encoding: Encoding) -> bool:
     """Whether only distances matter, by what the scheme declares."""
-    return not (encoding.overrides("embed") or encoding.overrides("bias") or encoding.anchored)
+    absolute = inputs_.absolute(skeleton(encoding, DIMS), encoding.claims.anchored)
+    return not (absolute or adds_to_input(encoding, DIMS))
 
 
 SINGLE = [_single(n, fields) for n in pe_jax.ENCODINGS for fields in SMALL.get(n, [{}])]
-# Sums have code of their own for each slot, not for each scheme: these take every slot through it.
-SUMS = [_sum("shaw", "t5")] + [
+# These take every kind of term through a sum, and two through each way of the tiled engine.
+SUMS = [_sum(*names) for names in (("shaw", "t5"), ("t5", "alibi"), ("fire", "t5"))] + [
     _sum(name, "rope") for name in "sinusoidal shaw transformer_xl t5 deberta alibi".split()
 ]
 CASES = SINGLE + SUMS
@@ -131,14 +139,14 @@ def flat(q) -> jax.Array:
 
 
 def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Array:
-    """Attention, after `embed` has added what it adds, to q, so that this slot takes part too.
+    """Attention, after `embed` has added what it adds, to q, so that inputs take part too.
 
     The layer's input, for schemes that read it, is q again. What needs whole rows runs dense.
     """
     enc = case.encoding
-    if enc.overrides("rescore"):
+    if terms(enc, RowRescore):
         options["implementation"] = "dense"
-    if enc.overrides("embed"):
+    if adds_to_input(enc, DIMS):
         places = per_segment(segments) if positions is None else positions
         q = enc.embed(params, flat(q), places).reshape(q.shape)
     return pe_jax.attention(
@@ -198,7 +206,7 @@ def contiguous(*shape: int) -> np.ndarray:
 
 def spread(case: Case, places: np.ndarray) -> np.ndarray:
     """Positions of contiguous tokens on several axes: each runs slower than the one before."""
-    axes = case.encoding.axes
+    axes = case.encoding.claims.axes
     return places if axes == 1 else np.stack([places // (a + 1) for a in range(axes)], axis=-1)
 
 
@@ -215,8 +223,8 @@ def positions(case: Case, shape=(B, T), reach: int = 2**22):
     shuffled = st.permutations(range(shape[-1])).map(
         lambda p: np.tile(np.int32(p), (*shape[:-1], 1))
     )
-    drawn, axes = near | far | shuffled, case.encoding.axes
-    if case.encoding.causal_only:  # no position runs backwards
+    drawn, axes = near | far | shuffled, case.encoding.claims.axes
+    if case.encoding.claims.causal_only:  # no position runs backwards
         drawn = drawn.map(lambda x: np.sort(x, axis=-1))
     if axes == 1:
         return drawn

@@ -16,7 +16,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align, take
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import is_int, require, require_bool, require_stddev
 
 
 def _check_edges(edges) -> None:
@@ -66,7 +66,7 @@ class _Table(Encoding):
     stddev: float = dataclasses.field(default=0.02, kw_only=True)
 
     def __post_init__(self):
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def _rows(self) -> int:
         raise NotImplementedError

@@ -18,7 +18,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, require, require_stddev
 
 
 def log_spaced(distance, window: tuple[int, ...]) -> jax.Array:
@@ -76,7 +76,7 @@ class CPB(Encoding):
         for field, low in {"height": 2, "width": 2, "hidden": 1}.items():
             value = getattr(self, field)
             require(is_int(value, low), field, value, f"pass an integer of at least {low}")
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def init_layer(self, key, dims):
         """w1 [2, N], b1 [N], w2 [N, H]."""

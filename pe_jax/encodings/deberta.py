@@ -22,7 +22,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, Scale
 from pe_jax.numerics.arrays import align, take
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, require, require_stddev
 
 
 def _check(buckets: int | None, max_distance: int) -> None:
@@ -94,7 +94,7 @@ class DeBERTa(Encoding):
 
     def __post_init__(self):
         _check(self.buckets, self.max_distance)
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
         """P [2·span, D]."""

@@ -17,7 +17,7 @@ from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import State, TokenBias
 from pe_jax.numerics import running_sums
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_real, require
+from pe_jax.validation import require_stddev
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
@@ -50,7 +50,7 @@ class FoX(Encoding):
     stddev: float = 0.02
 
     def __post_init__(self):
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def init_layer(self, key, dims):
         """Weight [D, H], bias [H] of zeros: gates begin near 1/2."""

@@ -16,7 +16,7 @@ from pe_jax.encodings import t5
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import take
-from pe_jax.validation import is_real, require
+from pe_jax.validation import require_stddev
 
 TABLES = ("index", "x", "y")
 
@@ -64,7 +64,7 @@ class LayoutLMv3(Encoding):
             except ValueError as error:
                 text = str(error).replace("num_buckets", buckets).replace("max_distance", reach)
                 raise ValueError(text) from None
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
         """Tables: index [H, num_buckets], x and y [H, spatial_buckets]."""

@@ -15,7 +15,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics.arrays import take
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, require, require_stddev
 
 
 def lookup(table: jax.Array, positions) -> jax.Array:
@@ -47,7 +47,7 @@ class Learned(Encoding):
 
     def __post_init__(self):
         require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
         """Table [length, D]."""

@@ -15,7 +15,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings import learned
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Input
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, require, require_stddev
 
 COMBINE = ("concatenate", "sum")
 
@@ -56,7 +56,7 @@ class Learned2D(Encoding):
             value = getattr(self, field)
             require(is_int(value, 1), field, value, "pass an integer of at least 1")
         require(self.combine in COMBINE, "combine", self.combine, f"choose one of {COMBINE}")
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def check(self, dims):
         """Halves need an even model width."""

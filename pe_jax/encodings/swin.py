@@ -18,7 +18,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align, take
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, require, require_stddev
 
 
 def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
@@ -64,7 +64,7 @@ class Swin(Encoding):
         for field in ("height", "width"):
             value = getattr(self, field)
             require(is_int(value, 1), field, value, "pass an integer of at least 1")
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def init_layer(self, key, dims):
         """Table [H, (2·height - 1)(2·width - 1)]."""

@@ -22,7 +22,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias, Scale, Term
 from pe_jax.numerics.arrays import align, take
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import is_int, require, require_bool, require_stddev
 
 
 @functools.cache
@@ -90,7 +90,7 @@ class T5(Encoding):
     def __post_init__(self):
         require_bool("bidirectional", self.bidirectional)
         _side(self.num_buckets, self.max_distance, self.bidirectional)
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -51,7 +51,7 @@ class Tokens(NamedTuple):
     """
 
     positions: jax.Array
-    index: jax.Array
+    index: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     segments: jax.Array | None = None
     rank: jax.Array | None = None
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.learned import lookup
 from pe_jax.encodings.terms import Scale, State, TokenProduct
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import is_int, require, require_bool, require_stddev
 
 
 def correlation(q_p, k_p, u_q: jax.Array, u_k: jax.Array) -> jax.Array:
@@ -67,7 +67,7 @@ class TUPE(Encoding):
     def __post_init__(self):
         require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
         require_bool("reset", self.reset)
-        require(is_real(self.stddev) and self.stddev >= 0, "stddev", self.stddev, "pass >= 0")
+        require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
         """P [length, D]; U_Q, U_K [D, H, E]; θ₁, θ₂ [H], zero at first."""

@@ -122,7 +122,7 @@ def attention(
             raise TypeError(f"{name} is a {type(array).__name__}; pass an array")
     dims = dims or inputs.dims(q, k, x)
     encoding.check(dims)
-    inputs.embedded(encoding, embedded)
+    inputs.embedded(encoding, dims, embedded)
     causal = inputs.causal(encoding, causal, dispatch.has_own_mask(implementation))
     inputs.shapes(q, k, v)
     if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
@@ -146,20 +146,23 @@ def attention(
             ids = inputs.segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
             places = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
     inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
-    states = [
-        tuple(None if t.state is None else layout.state(t.state, x, at) for t in all_terms)
-        for at in places
-    ]
+    q_states = tuple(
+        None if t.state is None else layout.state(t.state, x, places[0]) for t in all_terms
+    )
+    k_states = tuple(  # of the same tokens, whose positions may differ
+        layout.state(t.state, x, places[1]) if t.state and t.state.of == "positions" else state
+        for t, state in zip(all_terms, q_states, strict=True)
+    )
     return attend(
-        inputs.rotate(all_terms, "q", q, places[0], states[0]),
-        inputs.rotate(all_terms, "k", k, places[1], states[1]),
+        inputs.rotate(all_terms, "q", q, places[0], q_states),
+        inputs.rotate(all_terms, "k", k, places[1], k_states),
         v,
         terms=all_terms,
         dims=dims,
         q_raw=q,
         k_raw=k,
-        q_states=states[0],
-        k_states=states[1],
+        q_states=q_states,
+        k_states=k_states,
         q_positions=positions and positions[0],
         k_positions=positions and positions[1],
         q_segments=q_segments,
@@ -225,8 +228,6 @@ def attend(
         places = layout.order(queries)[None]
         if q_seg is not None and kinds.select(terms, kinds.PairBias):
             places, contiguous = layout.per_segment(q_seg), False
-        elif q_seg is not None and legacy is not None and legacy[0].overrides("bias"):
-            places = layout.per_segment(q_seg)
         places = [places, places]
     else:
         places = [_flat(x, batch, 1 + (claims.axes > 1)) for x in positions]

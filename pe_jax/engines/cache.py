@@ -222,7 +222,7 @@ def extend(
             f" {dims.heads} heads of {dims.head_dim}"
         )
     inputs.window(window, sinks)
-    inputs.embedded(encoding, embedded)
+    inputs.embedded(encoding, dims, embedded)
     params = inputs.params(encoding, params, dims)
     start, contiguous = cache.length, positions is None
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))

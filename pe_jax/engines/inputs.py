@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Claims, Dims, Encoding, Params
+from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input
 from pe_jax.encodings.terms import (
     Input,
     PairBias,
@@ -72,14 +72,14 @@ def alike(encoding: Encoding) -> str:
     )
 
 
-def embedded(encoding: Encoding, embedded: bool) -> None:
+def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
     """Raises ValueError where a scheme adds to the input, unless the caller has called `embed`."""
     require_bool("embedded", embedded)
     fix = (
         f"{title(encoding)} adds to the input of the first layer, which attention does not see;"
         " call x = encoding.embed(params, x, positions) there, then pass embedded=True"
     )
-    require(embedded or not encoding.overrides("embed"), "embedded", embedded, fix)
+    require(embedded or not adds_to_input(encoding, dims), "embedded", embedded, fix)
 
 
 def title(encoding: Encoding) -> str:
@@ -279,12 +279,17 @@ def segments(q_segments, k_segments, batch, queries: int, keys: int):
 
 def layer_input(terms: tuple, name: str, x, rows: tuple[int, ...], dims: Dims) -> None:
     """Raises ValueError where terms that read the layer's input are not given `rows` of it."""
-    if not any(term.state is not None and term.state.of == "x" for term in terms):
+    if not reads_input(terms):
         return
     if x is None:
         raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
     if x.shape != (*rows, dims.width):
         raise ValueError(f"x has shape {x.shape}; pass {[*rows, dims.width]}")
+
+
+def reads_input(terms: tuple) -> bool:
+    """Whether a state is computed from the layer's input."""
+    return any(term.state is not None and term.state.of == "x" for term in terms)
 
 
 def absolute(terms: tuple, anchored: bool = False) -> bool:

@@ -29,7 +29,7 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params
+from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
 from pe_jax.engines import inputs, reference
 from pe_jax.engines.api import attention
 from pe_jax.validation import require, require_bool
@@ -95,26 +95,31 @@ def attention_fn(
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     require_bool("causal", causal)
     inputs.window(window, sinks)
-    inputs.embedded(encoding, embedded)
-    if encoding.overrides("state"):
-        raise ValueError(
-            f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
-            " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
-        )
-    if encoding.axes > 1 and positions is None:
-        name, axes = type(encoding).__name__, encoding.axes
+    axes = encoding.claims.axes
+    if axes > 1 and positions is None:
+        name = type(encoding).__name__
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
     places = segments, positions, q_positions
-    return AttentionFn(encoding, params, causal, window, sinks, *places, dims)
+    return AttentionFn(encoding, params, causal, window, sinks, *places, embedded, dims)
 
 
 class AttentionFn(nnx.Module):
     """What `attention_fn` returns; called by the stock modules as they call their own."""
 
     def __init__(
-        self, encoding, params, causal, window, sinks, segments, positions, q_positions, dims
+        self,
+        encoding,
+        params,
+        causal,
+        window,
+        sinks,
+        segments,
+        positions,
+        q_positions,
+        embedded,
+        dims,
     ):
-        self.dims = dims
+        self.dims, self.embedded = dims, embedded
         self.encoding, self.causal, self.window, self.sinks = encoding, causal, window, sinks
         self.params = nnx.data(params)
         self.segments = nnx.data(segments)
@@ -175,6 +180,12 @@ class AttentionFn(nnx.Module):
         ):
             require(einsum is None, name, einsum, "scores are not one einsum here: leave it out")
         q, k, v = promote_dtype(query, key, value, dtype=dtype)
+        dims = self.dims or inputs.dims(q, k)
+        if inputs.reads_input(skeleton(self.encoding, dims)):
+            raise ValueError(
+                f"encoding={self.encoding!r}: it reads the layer's input, which no attention_fn"
+                " sees; call pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
+            )
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
         places = self._places(shape, mask, self.causal or is_causal)
         drop = None
@@ -191,7 +202,7 @@ class AttentionFn(nnx.Module):
         engine = None
         if mask is not None or bias is not None or module is not None or drop is not None:
             hidden = None if mask is None else _flat("mask", _booleans(mask), shape)
-            if mask is not None and self.encoding.one_sided and not places["causal"]:
+            if mask is not None and self.encoding.claims.one_sided and not places["causal"]:
                 _check_hides_later(self.encoding, mask, shape)
             bias = None if bias is None else _flat("bias", bias, shape)
             engine = functools.partial(reference.attend, mask=hidden, bias=bias, change=change)
@@ -205,9 +216,9 @@ class AttentionFn(nnx.Module):
                 params=nnx.as_pure(self.params),
                 window=self.window,
                 sinks=self.sinks,
-                embedded=True,  # or `attention_fn` has refused
+                embedded=self.embedded,
                 implementation=engine,
-                dims=self.dims,
+                dims=dims,
                 **places,
             )
 
@@ -238,7 +249,7 @@ class AttentionFn(nnx.Module):
         if given is None:
             given = index if segments is None else pos.per_segment(segments)
         given = jnp.asarray(given)
-        own = jnp.take(given, at, axis=given.ndim - 1 - (self.encoding.axes > 1))
+        own = jnp.take(given, at, axis=given.ndim - 1 - (self.encoding.claims.axes > 1))
         found = {"q_positions": own, "k_positions": given, "q_index": at, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)

@@ -4,7 +4,6 @@ D width, N layers.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 
 import jax
@@ -14,7 +13,7 @@ from flax import nnx
 from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding
 from pe_jax.engines import inputs
-from pe_jax.validation import is_int, is_real
+from pe_jax.validation import is_int, is_real, nearest
 
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
@@ -89,7 +88,7 @@ class ModelConfig:
 
         Encodings of several axes limit positions, which say nothing of the number of tokens.
         """
-        limits = [e.limit() for e in self.pattern if e.axes == 1]
+        limits = [e.limit() for e in self.pattern if e.claims.axes == 1]
         return min((n for n in limits if n is not None), default=None)
 
     @property
@@ -117,8 +116,8 @@ class ModelConfig:
             "attention": ("auto", "dense", "tiled"),
         }
         for field, known in choices.items():
-            close = difflib.get_close_matches(str(getattr(self, field)), list(known), 1, 0)
-            need(getattr(self, field) in known, field, f"did you mean {''.join(close)!r}?")
+            value = getattr(self, field)
+            need(value in known, field, f"did you mean {nearest(str(value), known)!r}?")
         divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
         need(self.heads % self.dims.kv_heads == 0, "kv_heads", f"must divide heads: {divisors}")
         fits = bool(self.head_dim) or self.width % self.heads == 0

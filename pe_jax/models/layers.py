@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pe_jax.encodings.base import Encoding, Params
+from pe_jax.encodings import terms
+from pe_jax.encodings.base import Encoding, Params, skeleton
 from pe_jax.engines import cache as caches
 from pe_jax.engines.api import attention
 from pe_jax.engines.layout import IN_ORDER
@@ -59,7 +60,9 @@ class Attention(nnx.Module):
         # in its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
         # those of other schemes; here all begin alike and learn alike. Content scores begin smaller
         # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
-        self.fold = min(1.0, dims.head_dim**-0.5 / encoding.scale(dims.head_dim))
+        self.fold = min(
+            1.0, dims.head_dim**-0.5 / terms.scale(skeleton(encoding, dims), dims.head_dim)
+        )
         self.q = linear(config, width, inner, rngs, width**-0.5)
         self.k = linear(config, width, kv, rngs, width**-0.5)
         self.v = linear(config, width, kv, rngs, width**-0.5)

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from pe_jax import position_schemes
 from pe_jax.models.config import ModelConfig
-from pe_jax.training import placement
 from pe_jax.validation import is_int
 
 PROTOCOLS = ("non-overlapping", "sliding")  # of an evaluation; see `evaluate`
@@ -144,7 +144,7 @@ class Config:
       tokenizer: `bytes` or `bpe:PATH`.
       length: tokens in a row.
       positions: where they stand: `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`,
-        `cape(local_shift=0.5)` or `bilevel(separators=(46, 10))`; see `placement`.
+        `cape(local_shift=0.5)` or `bilevel(separators=(46, 10))`; see `pe_jax.position_schemes`.
       batch: rows in a step, over all devices.
       steps: optimizer steps.
       log_every: steps between lines of metrics.
@@ -171,7 +171,7 @@ class Config:
         check_fields(self, "")
         for model in self.models():
             model.check()
-            if placement.choose(self.positions, model.pattern).reach(self.length) is None:
+            if position_schemes.choose(self.positions, model.pattern).bound(self.length) is None:
                 raise ValueError(
                     f"positions={self.positions!r}: maximum must be at least length={self.length}"
                 )

@@ -10,7 +10,6 @@ indices and resumes only under the same values, which the caller keeps beside it
 """
 
 import dataclasses
-import difflib
 import functools
 
 import grain
@@ -20,6 +19,7 @@ from pe_jax.training import corpus as corpora
 from pe_jax.training import packing, passkeys, records, tasks
 from pe_jax.training.corpus import Corpus
 from pe_jax.training.tokenizer import BPE, Tokenizer, check_ids, utf8
+from pe_jax.validation import nearest
 
 SOURCES = {
     "embedded": "embedded",
@@ -47,8 +47,8 @@ def load(spec: str) -> Corpus | tasks.Task:
     """
     kind, _, rest = spec.partition(":")
     if kind not in SOURCES or bool(rest) != (kind != "embedded"):
-        near = difflib.get_close_matches(kind, SOURCES, 1, 0)[0]
-        raise ValueError(f"data={spec!r} is no source; did you mean {SOURCES[near]!r}?")
+        near = SOURCES[nearest(kind, SOURCES)]
+        raise ValueError(f"data={spec!r} is no source; did you mean {near!r}?")
     if kind == "embedded":
         return corpora.embedded()
     if kind == "text":
@@ -58,7 +58,7 @@ def load(spec: str) -> Corpus | tasks.Task:
     if kind == "passkeys":
         return _with_passkeys(rest)
     if rest not in tasks.TASKS:
-        near = difflib.get_close_matches(rest, tasks.TASKS, 1, 0)[0]
+        near = nearest(rest, tasks.TASKS)
         raise ValueError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
     return tasks.TASKS[rest]
 

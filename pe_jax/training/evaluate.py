@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pe_jax.training import data, placement, tasks
+from pe_jax import position_schemes
+from pe_jax.training import data, tasks
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from pe_jax.training.step import Trainer, token_losses
 
@@ -51,7 +52,7 @@ class Evaluator:
 
         def losses(params, tokens, block):
             key, read = jax.random.fold_in(jax.random.key(0), block), tokens[:, :-1]
-            places = trainer.positions.test(key, read, jnp.zeros_like(read))
+            places = trainer.position_scheme.test_positions(key, read, jnp.zeros_like(read))
             model, layout = trainer.model(params).at_length(read.shape[1]), trainer.layout
             places = None if places is None else layout.spread(places)
             with trainer.in_force():
@@ -85,8 +86,8 @@ class Evaluator:
 
     def defined(self, length: int) -> bool:
         """Whether so many tokens have positions, and the encodings define them."""
-        limit = placement.limit(self.trainer.config.pattern)
-        return self.trainer.positions.fits(length, limit, testing=True)
+        limit = position_schemes.position_limit(self.trainer.config.pattern)
+        return self.trainer.position_scheme.fits(length, limit, testing=True)
 
     def by_length(self, params: Any, text: np.ndarray) -> dict:
         """Mean loss of each window by protocol and length, and by position at the longest length.

@@ -14,8 +14,10 @@ import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pe_jax.encodings.base import skeleton
+from pe_jax.encodings.terms import RowRescore, select
 from pe_jax.engines.apart import Apart
-from pe_jax.engines.api import KERNELS
+from pe_jax.engines.dispatch import KERNELS
 from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.ring import Ring
 from pe_jax.models.config import ModelConfig
@@ -102,7 +104,7 @@ def check_fits(
 def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
     ring: Any = layout(model, mesh)
     seq = f"mesh.seq={mesh.shape['seq']}"
-    whole = [type(e).__name__ for e in model.pattern if e.overrides("rescore")]
+    whole = [type(e).__name__ for e in model.pattern if select(skeleton(e, model.dims), RowRescore)]
     if whole:
         raise ValueError(f"{seq}: {whole[0]} needs whole rows of scores; use mesh.seq=1")
     if model.attention == "dense":

@@ -14,10 +14,11 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pe_jax import position_schemes
 from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
-from pe_jax.training import placement, sharding
+from pe_jax.training import sharding
 from pe_jax.training.config import OptimizerConfig
 
 PLACES = 2**31  # folded into a step's key for its positions; dropout splits the key itself
@@ -139,7 +140,7 @@ class Trainer:
         self.config, self.mesh, self.tx = model, mesh, optimizer(config, steps)
         self.rate = schedule(config, steps)
         self.layout = sharding.layout(model, mesh)
-        self.positions: Any = positions and placement.choose(positions, model.pattern)
+        self.position_scheme: Any = positions and position_schemes.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
         self.jaxpr: Any = None
         self.batch_sharding = sharding.batch_sharding(mesh)
@@ -182,7 +183,7 @@ class Trainer:
     def loss(self, model: Any, batch: dict, key: jax.Array) -> jax.Array:
         """What is minimised, of one batch; `key` is the step's."""
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
-        places = self.positions.train(jax.random.fold_in(key, PLACES), *rows)
+        places = self.position_scheme.training_positions(jax.random.fold_in(key, PLACES), *rows)
         return mean_loss(model, batch, key if self.dropout else None, places, self.layout)
 
     def arguments(self, batch: int, length: int) -> tuple[State, dict, jax.ShapeDtypeStruct]:

@@ -1,12 +1,12 @@
 """The configurations of programs that train many models: checked as those of one run are."""
 
 import dataclasses
-import difflib
 
 import jax
 
+from pe_jax import position_schemes
 from pe_jax.models.config import ModelConfig
-from pe_jax.training import placement, tasks
+from pe_jax.training import tasks
 from pe_jax.training.config import (
     PROTOCOLS,
     Config,
@@ -21,6 +21,7 @@ from pe_jax.training.config import (
     seed_field,
 )
 from pe_jax.training.images import NARROWEST
+from pe_jax.validation import nearest
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -232,8 +233,10 @@ class ImagesConfig(TrialsConfig):
             model = dataclasses.replace(self.model, encoding=spec)
             model.check()
             for encoding in model.pattern:
-                several = encoding.axes == 2 and (convention == "index" or encoding.real_positions)
-                if not several and not (encoding.axes == 1 and convention == "index"):
+                several = encoding.claims.axes == 2 and (
+                    convention == "index" or encoding.claims.real_positions
+                )
+                if not several and not (encoding.claims.axes == 1 and convention == "index"):
                     raise ValueError(
                         f"encodings: {spec}@{convention}: an image has two axes; normalized and"
                         " resized positions are real numbers, which not every encoding takes"
@@ -311,7 +314,7 @@ class TasksConfig(TrialsConfig):
         super().check()
         for name in self.tasks:
             if name not in tasks.TASKS:
-                near = difflib.get_close_matches(name, tasks.TASKS, 1, 0)[0]
+                near = nearest(name, tasks.TASKS)
                 raise ValueError(f"tasks: {name!r} is unknown; did you mean {near!r}?")
         if self.lengths[0] <= self.length:
             raise ValueError(f"lengths={self.lengths}: pass longer ones than length={self.length}")
@@ -324,13 +327,11 @@ class TasksConfig(TrialsConfig):
         for spec, positions in self.entries():
             model = dataclasses.replace(self.model, encoding=spec)
             model.check()
-            places, limit = (
-                placement.choose(positions, model.pattern),
-                placement.limit(model.pattern),
-            )
+            scheme = position_schemes.choose(positions, model.pattern)
+            limit = position_schemes.position_limit(model.pattern)
             for task in (tasks.TASKS[name] for name in self.tasks):
                 width = task.read(self.length, model.causal)
-                if not places.fits(width, limit):
+                if not scheme.fits(width, limit):
                     raise ValueError(
                         f"length={self.length}: a row of {task.short} has {width} tokens, more than"
                         f" {spec!r} or positions={positions!r} defines; shorten it, or raise those"
@@ -338,12 +339,13 @@ class TasksConfig(TrialsConfig):
 
     def entries(self) -> list[tuple[str, str]]:
         """(encoding, positions), without those that do not differ, as one that sees no position."""
-        found = {}
+        entries = {}
         for spec in self.encodings:
             pattern = dataclasses.replace(self.model, encoding=spec).pattern
             for positions in self.positions:
-                found.setdefault((spec, placement.choose(positions, pattern)), (spec, positions))
-        return list(found.values())
+                scheme = position_schemes.choose(positions, pattern)
+                entries.setdefault((spec, scheme), (spec, positions))
+        return list(entries.values())
 
 
 @dataclasses.dataclass(unsafe_hash=True)

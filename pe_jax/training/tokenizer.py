@@ -4,7 +4,6 @@ Both map the bytes of a document to int32 ids and back, and name one id that end
 """
 
 import dataclasses
-import difflib
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Protocol
 
 import numpy as np
 import tokenizers
+
+from pe_jax.validation import nearest
 
 _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
 
@@ -109,8 +110,7 @@ def get(spec: str) -> Tokenizer:
     if kind == "bytes" and not path:
         return Bytes()
     if kind != "bpe" or not path:
-        near = difflib.get_close_matches(kind, ("bytes", "bpe"), 1, 0)[0]
-        near = {"bpe": "bpe:PATH"}.get(near, near)
+        near = nearest(kind, ("bytes", "bpe:PATH"))
         raise ValueError(f"tokenizer={spec!r} is unknown; did you mean {near!r}?")
     return _load_bpe(path)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
+from pe_jax import position_schemes
 from pe_jax.models.generate import generate
-from pe_jax.training import placement
 from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.sweeps import CompareConfig
@@ -21,8 +21,10 @@ TOKENS = np.int32([[3, 9, 3, 1, 1, 9, 9, 2, 2, 2, 2, 2]] * 2)
 
 
 def drawn(spec: str, key: int = 0, testing: bool = False):
-    scheme = placement.parse(spec)
-    found = (scheme.test if testing else scheme.train)(jax.random.key(key), TOKENS, IDS)
+    scheme = position_schemes.parse(spec)
+    found = (scheme.test_positions if testing else scheme.training_positions)(
+        jax.random.key(key), TOKENS, IDS
+    )
     return None if found is None else np.asarray(found)
 
 
@@ -77,8 +79,8 @@ def test_bilevel_positions_come_from_the_tokens():
     ],
 )
 def test_how_many_positions_there_are(spec, training, testing, beyond):
-    scheme = placement.parse(spec)
-    found = scheme.reach(12), scheme.reach(12, testing=True), scheme.reach(50, testing=True)
+    scheme = position_schemes.parse(spec)
+    found = scheme.bound(12), scheme.bound(12, testing=True), scheme.bound(50, testing=True)
     assert found == (training, testing, beyond)
 
 
@@ -101,7 +103,8 @@ def test_eight_devices_draw_what_one_does():
 
 def test_nope_looks_at_no_position_and_keeps_the_fast_path():
     for spec in ("cape", "bilevel", "randomized(maximum=40)"):
-        assert placement.choose(spec, tiny.config("nope").pattern) == placement.Contiguous()
+        scheme = position_schemes.choose(spec, tiny.config("nope").pattern)
+        assert scheme == position_schemes.Contiguous()
 
 
 @pytest.mark.parametrize("relative", ["rope", "alibi"])
@@ -110,7 +113,7 @@ def test_bipe_trains_on_the_pieces_of_the_text(relative):
     batch = tiny.batch()
     (found,) = steps(one, 1, batch)[1]
     read, ids = batch["tokens"][:, :-1], batch["segments"][:, :-1]
-    places = one.positions.train(jax.random.key(0), read, ids)
+    places = one.position_scheme.training_positions(jax.random.key(0), read, ids)
     model = one.model(tiny.like(one.shapes))
     logits = np.asarray(model(read, positions=places, segments=ids))
     own = np.take_along_axis(logits, batch["tokens"][:, 1:, None], -1)[..., 0]
@@ -140,8 +143,8 @@ def test_tests_draw_where_the_paper_does_and_have_no_number_beyond_the_maximum()
     [
         ("", ("positions=''",)),
         ("shap", ("'shap' is unknown", "did you mean 'shape'?")),
-        ("shape(max=3)", ("'max' is unknown", "did you mean 'maximum'?")),
-        ("contiguous(maximum=3)", ("'maximum' is unknown", "it has none")),
+        ("shape(max=3)", ("no field 'max'", "did you mean 'maximum'?")),
+        ("contiguous(maximum=3)", ("no field 'maximum'", "it has none")),
         ("shape(500)", ("write name, or name(field=value)",)),
         ("shape(maximum=f())", ("write name, or name(field=value)",)),
         ("shape+cape", ("write name, or name(field=value)",)),

@@ -1,0 +1,193 @@
+"""Schemes that change the positions themselves, by the names that `config.positions` takes.
+
+`contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`, `cape(local_shift=0.5)`,
+`bilevel(separators=(46, 10))`. What they draw in training is a function of the step's key, so that
+a resumed run is bitwise the same. Tests follow the papers: `randomized` draws in tests too; `shape`
+and `cape` leave test positions contiguous.
+
+Packed documents: positions restart with each segment of a row, and are then drawn per row. A
+segment gets what it would get alone (`randomized`: a separate set; `shape`, `cape`: the row's shift
+and scale). Segments do not attend to each other, so a draw shared by a row has no effect on the
+outputs. B batch, T tokens.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax
+
+from pe_jax import positions as pos
+from pe_jax import spec as specs
+from pe_jax.encodings.base import Encoding
+from pe_jax.validation import is_int, require
+
+
+@dataclasses.dataclass(frozen=True)
+class Contiguous:
+    """0, 1, 2, … in each segment: the fast path of every engine. Base class of the others."""
+
+    axes: ClassVar[int] = 1
+    real: ClassVar[bool] = False  # float32 positions
+
+    def bound(self, length: int, testing: bool = False) -> int | None:
+        """Exclusive upper bound of the positions of `length` tokens; None if too many tokens."""
+        return length
+
+    def fits(self, length: int, limit: int | None, testing: bool = False) -> bool:
+        """Whether `length` tokens have positions, all below `limit` (None: no limit)."""
+        bound = self.bound(length, testing)
+        return bound is not None and (limit is None or bound <= limit)
+
+    def training_positions(
+        self, key: jax.Array, tokens: jax.Array, segments: jax.Array
+    ) -> jax.Array | None:
+        """Positions [B, T(, axes)] of tokens and segments [B, T]; None means contiguous."""
+        return None
+
+    def test_positions(
+        self, key: jax.Array, tokens: jax.Array, segments: jax.Array
+    ) -> jax.Array | None:
+        """The same for evaluation."""
+        return None
+
+
+def _per_row(
+    draw: Callable[[jax.Array, jax.Array], jax.Array], key: jax.Array, segments: jax.Array
+) -> jax.Array:
+    """draw(key, segments [T]) of each row: [B, T]."""
+    return jax.vmap(draw)(jax.random.split(key, len(segments)), segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Randomized(Contiguous):
+    """`positions.randomized`: T of `maximum` positions, in order, in training and in tests."""
+
+    maximum: int = 2048
+
+    def __post_init__(self):
+        require(is_int(self.maximum, 1), "maximum", self.maximum, "pass an integer of at least 1")
+
+    def bound(self, length, testing=False):
+        return self.maximum if length <= self.maximum else None
+
+    def training_positions(self, key, tokens, segments):
+        def draw(row_key, ids):
+            return pos.randomized(row_key, len(ids), self.maximum, ids)
+
+        return _per_row(draw, key, segments)
+
+    def test_positions(self, key, tokens, segments):
+        return self.training_positions(key, tokens, segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape(Contiguous):
+    """`positions.shifted`: one shift of up to `maximum` per row, in training only."""
+
+    maximum: int = 500
+
+    def __post_init__(self):
+        require(is_int(self.maximum, 0), "maximum", self.maximum, "pass an integer of at least 0")
+
+    def bound(self, length, testing=False):
+        return length + (0 if testing else self.maximum)
+
+    def training_positions(self, key, tokens, segments):
+        def draw(row_key, ids):
+            return pos.shifted(row_key, pos.per_segment(ids), self.maximum)
+
+        return _per_row(draw, key, segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cape(Contiguous):
+    """`positions.cape`: shifts and a scale, in training only; for schemes that take float32."""
+
+    global_shift: float = 5.0
+    local_shift: float = 0.5
+    scaling: float = 1.03
+
+    real = True
+
+    def __post_init__(self):
+        pos.check_cape(**dataclasses.asdict(self))
+
+    def training_positions(self, key, tokens, segments):
+        def draw(row_key, ids):
+            return pos.cape(row_key, pos.per_segment(ids), **dataclasses.asdict(self))
+
+        return _per_row(draw, key, segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bilevel(Contiguous):
+    """`positions.bilevel`, in training and in tests; bytes 46 and 10 end a sentence, a line."""
+
+    separators: tuple[int, ...] = (46, 10)
+    longest: int | None = None
+
+    axes = 2
+
+    def __post_init__(self):
+        pos.check_bilevel(self.separators, self.longest)
+
+    def bound(self, length, testing=False):
+        return self.longest or length  # without `longest`, a row may be a single piece
+
+    def training_positions(self, key, tokens, segments):
+        return pos.bilevel(tokens, self.separators, segments, self.longest)
+
+    def test_positions(self, key, tokens, segments):
+        return self.training_positions(key, tokens, segments)
+
+
+SCHEMES = {
+    "contiguous": Contiguous,
+    "randomized": Randomized,
+    "shape": Shape,
+    "cape": Cape,
+    "bilevel": Bilevel,
+}
+
+
+def position_limit(pattern: tuple[Encoding, ...]) -> int | None:
+    """The first position that the encodings do not define, on any axis; None if they define all."""
+    return min((n for e in pattern if (n := e.limit()) is not None), default=None)
+
+
+def parse(spec: str) -> Contiguous:
+    """Reads `randomized(maximum=2048)`: a name, and fields that are literals.
+
+    Raises:
+      ValueError: what cannot be read, an unknown name or field (naming the nearest), a value out of
+        range.
+    """
+    try:
+        name, fields = specs.parse_call(spec)
+        return specs.build("scheme", SCHEMES, name, fields)
+    except ValueError as error:
+        raise ValueError(f"positions={spec!r}: {error}") from error
+
+
+def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
+    """The scheme of a spec, checked against the encodings; contiguous if all of them are NoPE.
+
+    Raises:
+      ValueError: as `parse`; an encoding with another number of axes, or that takes only integers.
+    """
+    scheme = parse(spec)
+    if all(type(encoding) is Encoding for encoding in pattern):
+        return Contiguous()
+    for encoding in pattern:
+        name = type(encoding).__name__
+        if encoding.claims.axes != scheme.axes:
+            raise ValueError(
+                f"positions={spec!r}: gives positions of {scheme.axes} axes, {name} takes"
+                f" {encoding.claims.axes}: bipe needs bilevel(separators=…), images configs/images.py"
+            )
+        if scheme.real and not encoding.claims.real_positions:
+            raise ValueError(
+                f"positions={spec!r}: gives float32, {name} takes integers; use another encoding"
+            )
+    return scheme

@@ -1,0 +1,165 @@
+"""Config strings, read and written: `rope(base=5e5)`, a sum `t5+rope`, a pattern `rope*3,nope`.
+
+Reading gives a syntax tree of `Call`s; `build` makes an object of one, with a table of classes. The
+classes are frozen dataclasses, whose fields are the settings; `format_spec` writes one back.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pe_jax.validation import nearest
+
+
+class Call(NamedTuple):
+    """`name(field=value, …)`, or a name alone; a value is a literal or another call."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+Pattern = tuple[tuple[Call, ...], ...]  # for each layer, the summands
+
+
+def parse_call(spec: str) -> Call:
+    """Reads a name, or `name(field=value, …)` with literals.
+
+    Raises:
+      ValueError: anything else.
+    """
+    try:
+        return _call(ast.parse(spec.strip(), mode="eval").body, nested=None)
+    except (SyntaxError, ValueError):
+        raise ValueError("write name, or name(field=value)") from None
+
+
+def parse_pattern(spec: str, example: str, nested: str) -> Pattern:
+    """Reads names, `name(field=value, …)`, sums `a+b`, repetitions `a*3` and sequences `a,b`.
+
+    Args:
+      spec: the string.
+      example: a valid spec, for error messages.
+      nested: what may be passed as a field besides literals, for error messages.
+
+    Raises:
+      ValueError: what cannot be read, with the piece at fault.
+    """
+    try:
+        tree = ast.parse(spec.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"not a valid expression, such as {example!r}") from None
+    return _pattern(tree, nested)
+
+
+def _pattern(node: ast.expr, nested: str) -> Pattern:
+    match node:
+        case ast.Name() | ast.Call(func=ast.Name(), args=[]):
+            return ((_call(node, nested=nested),),)
+        case ast.Tuple(elts=parts):
+            return tuple(layer for part in parts for layer in _pattern(part, nested))
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
+            return _pattern(left, nested) * times
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            a, b = _pattern(left, nested), _pattern(right, nested)
+            if len(a) == len(b) == 1:
+                return (a[0] + b[0],)
+    forms = "name, name(field=value), a+b, a*3, or a,b"
+    raise ValueError(f"cannot read {ast.unparse(node)!r}; write {forms}")
+
+
+def _call(node: ast.expr, nested: str | None) -> Call:
+    match node:
+        case ast.Name(id=name):
+            return Call(name, {})
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
+            return Call(name, _fields(keywords, nested))
+    raise ValueError(f"cannot read {ast.unparse(node)!r}; write name, or name(field=value)")
+
+
+def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
+    """Values of `field=value, …`."""
+    fields = {}
+    for keyword in keywords:
+        shown = ast.unparse(keyword)
+        if keyword.arg is None or keyword.arg in fields:
+            fix = "write field=value" if keyword.arg is None else "give each field once"
+            raise ValueError(f"cannot read {shown!r}; {fix}")
+        match keyword.value:
+            case ast.Call(func=ast.Name(), args=[]) if nested:
+                fields[keyword.arg] = _call(keyword.value, nested)
+            case literal:
+                try:
+                    fields[keyword.arg] = ast.literal_eval(literal)
+                except ValueError:
+                    raise ValueError(f"{shown}: pass a literal, or {nested}") from None
+    return fields
+
+
+def build(kind: str, table: Mapping[str, type], name: str, fields: Mapping[str, Any]) -> Any:
+    """An object of the class that `table` has under `name`; sequences become tuples.
+
+    Args:
+      kind: what the classes are, for error messages: "encoding".
+      table: name → class, a dataclass.
+      name: of the class.
+      fields: settings.
+
+    Raises:
+      ValueError: unknown name or field (naming the nearest), or a value out of range.
+      TypeError: the name is not a string.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{kind}={name!r}: pass a name, such as {next(iter(table))!r}")
+    if name not in table:
+        raise ValueError(f"{kind} {name!r} is unknown; {_suggestion(name, table)}")
+    defaults = {f.name: f.default for f in dataclasses.fields(table[name])}
+    for field in fields:
+        if field not in defaults:
+            hint = _suggestion(field, defaults)
+            raise ValueError(f"{kind} {name!r} has no field {field!r}; {hint}")
+    required = [f for f, default in defaults.items() if default is dataclasses.MISSING]
+    if missing := [f for f in required if f not in fields]:
+        raise ValueError(f"{kind} {name!r} needs {', '.join(missing)}")
+    try:
+        return table[name](**{field: _plain(value) for field, value in fields.items()})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{kind} {name!r}: {error}") from error
+
+
+def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+    if close := nearest(name.lower(), known, cutoff=0.65):
+        return f"did you mean {close!r}?"
+    return f"known: {', '.join(known)}" if known else "it has none"
+
+
+def _plain(value: Any) -> Any:
+    """Sequences as tuples, NumPy's numbers and arrays as Python's: hashable and serialisable."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+def format_call(name: str, fields: Mapping[str, str], separator: str = ",") -> str:
+    """`name(field=value,…)` of values that are written already; a name alone without fields."""
+    listed = separator.join(f"{field}={value}" for field, value in fields.items())
+    return f"{name}({listed})" if fields else name
+
+
+def format_spec(value: Any, names: Mapping[type, str]) -> str:
+    """The spec from which a parser makes an equal object: fields at their defaults are left out.
+
+    Args:
+      value: an instance of a class in `names`, or a literal.
+      names: class → the name that specs use.
+    """
+    if type(value) not in names:
+        return repr(value)
+    fields = {
+        f.name: format_spec(getattr(value, f.name), names)
+        for f in dataclasses.fields(value)
+        if getattr(value, f.name) != f.default
+    }
+    return format_call(names[type(value)], fields)

@@ -1,0 +1,64 @@
+"""Config strings: what is written is read back as an equal object, whatever the fields are."""
+
+import pytest
+
+import pe_jax
+from pe_jax import position_schemes, spec, validation
+from pe_jax.encodings.registry import format_encoding
+from tests import util
+from tests.encodings.test_rope_scaling import SPECS
+
+
+@pytest.mark.parametrize("case", util.CASES, ids=str)
+def test_an_encoding_is_read_as_it_was_written(case):
+    assert pe_jax.parse(format_encoding(case.encoding)) == (case.encoding,)
+
+
+@pytest.mark.parametrize("scaling", SPECS.values(), ids=SPECS)
+def test_a_scaling_is_read_as_it_was_written(scaling):
+    encoding = pe_jax.Sum((pe_jax.make("t5"), pe_jax.make("rope", scaling=scaling)))
+    assert pe_jax.parse(format_encoding(encoding)) == (encoding,)
+
+
+def test_fields_at_their_defaults_are_left_out():
+    assert format_encoding(pe_jax.make("rope")) == "rope"
+    assert format_encoding(pe_jax.make("rope", base=5e5, layout="half")) == "rope(base=500000.0)"
+
+
+@pytest.mark.parametrize("text", ["contiguous", "cape(scaling=1.5)", "bilevel(separators=(3, 9))"])
+def test_a_position_scheme_is_read_as_it_was_written(text):
+    names = {kind: name for name, kind in position_schemes.SCHEMES.items()}
+    assert spec.format_spec(position_schemes.parse(text), names) == text
+
+
+def test_a_pattern_is_a_tree_of_calls():
+    a, b = spec.Call("a", {}), spec.Call("b", {"x": (1, 2), "y": spec.Call("c", {"z": None})})
+    tree = spec.parse_pattern("a*2,(b(x=(1, 2), y=c(z=None))+a,a)", "a", "c(…)")
+    assert tree == ((a,), (a,), (b, a), (a,))
+    assert spec.parse_call("b(x=-1)") == spec.Call("b", {"x": -1})
+
+
+@pytest.mark.parametrize(
+    "name, near",
+    [
+        ("rop", "rope"),  # the most similar
+        ("sinus", "sinusoidal"),  # begins with it, although "minus" is more similar
+        ("qqq", ""),
+        ("", ""),
+    ],
+)
+def test_the_nearest_name(name, near):
+    assert (
+        validation.nearest(name, ("rope", "minus", "sinusoidal_2d", "sinusoidal"), cutoff=0.65)
+        == near
+    )
+    assert validation.nearest("qqq", ("rope",)) == "rope"
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 10**400, float("inf"), float("nan"), -1, "1", True])
+def test_a_standard_deviation_is_a_finite_number_of_at_least_0(value):
+    if value in (0, 0.5):
+        validation.require_stddev(value)
+    else:
+        with pytest.raises(ValueError, match="stddev=.*: pass >= 0"):
+            validation.require_stddev(value)
