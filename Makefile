@@ -46,7 +46,7 @@ extend: .venv/ready  # trains a model, then extends it
 	$(BIN)/python -m experiments.extend --config=configs/extend.py
 
 soak: .venv/ready  # ten minutes of kills; MINUTES=1 for fewer
-	$(BIN)/python -m experiments.soak --minutes=$(or $(MINUTES),10)
+	$(BIN)/python -m tools.soak --minutes=$(or $(MINUTES),10)
 
 test: .venv/ready-test
 	$(BIN)/ruff check
@@ -61,7 +61,7 @@ oracles: .venv/ready-oracles
 	$(BIN)/pytest -n 2 -m oracles tests/oracles tests/test_examples.py
 
 tpu: .venv/ready-tpu  # every scheme of one axis, compiled for a slice that need not be there; no TPU is used
-	$(BIN)/python -m experiments.compile_tpu --config=configs/smoke.py --topology=v5e:2x2 \
+	$(BIN)/python -m tools.compile_tpu --config=configs/smoke.py --topology=v5e:2x2 \
 	  --encodings=all --config.length=1024 --config.batch=4 --config.model.dtype=bfloat16 --out=runs/tpu
 
 clean:

@@ -10,8 +10,8 @@ ahead at the training length, NoPE and positions added to the input behind; beyo
 a learned table is not defined.
 """
 
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
-from pe_jax.training.sweeps import CompareConfig
 
 
 def get_config() -> CompareConfig:

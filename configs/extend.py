@@ -20,9 +20,9 @@ model can take its place; several seeds of one model make intervals:
       --config.runs="('runs/extend_base','runs/extend_base1')"
 """
 
+from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
-from pe_jax.training.sweeps import ExtendConfig
 
 
 def get_config(part: str = "extend") -> Config | ExtendConfig:

@@ -25,7 +25,7 @@ each, and the pieces are made of it once:
 A command takes one host, as of 8 TPU chips; a pod's hosts take other encodings each, and
 `--join=runs/paper-a,runs/paper-b` makes one report of them. What a step takes there:
 
-    python -m experiments.compile_tpu --config=configs/extrapolation_field.py:247M \
+    python -m tools.compile_tpu --config=configs/extrapolation_field.py:247M \
       --topology=v5e:2x4 --encodings=alibi --program=train
 
 By the compiler's estimates, exchange included, a step with ALiBi, T5, KERPLE or Sandwich takes
@@ -38,9 +38,9 @@ that was trained without them is the subject of `experiments.extend`; LongRoPE, 
 searched on a trained model, is only there. Gemma's pattern of 5:1 is 3:1, which divides the layers.
 """
 
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, MeshConfig, OptimizerConfig
-from pe_jax.training.sweeps import CompareConfig
 
 ENCODINGS = (
     *CompareConfig().encodings,

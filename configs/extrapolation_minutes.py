@@ -8,8 +8,8 @@ for these. 94 runs, half an hour on two CPU cores with tests beside them. docs/r
 it gave: T5 leads at 64; RoPE falls behind T5, ALiBi and KERPLE from 256 on.
 """
 
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.config import EvalConfig
-from pe_jax.training.sweeps import CompareConfig
 
 
 def get_config() -> CompareConfig:

@@ -10,9 +10,9 @@ ALiBi at 128 and to fall behind it by 512, and ALiBi's gain beyond 128 to vanish
 window.
 """
 
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
-from pe_jax.training.sweeps import CompareConfig
 
 
 def get_config() -> CompareConfig:

@@ -8,7 +8,7 @@ near or far? Eight classes, chance 0.125. Larger images are a wider view of the 
 finer view of the same scenes.
 """
 
-from pe_jax.training.sweeps import ImagesConfig
+from experiments.running.sweep_configs import ImagesConfig
 
 
 def get_config() -> ImagesConfig:

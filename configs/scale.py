@@ -1,6 +1,6 @@
-"""Models of 100M, 1B and 7B parameters, for `experiments.scale` to compile for TPU slices.
+"""Models of 100M, 1B and 7B parameters, for `tools.scale_docs` to compile for TPU slices.
 
-    python -m experiments.compile_tpu --config=configs/scale.py:1B --topology=v5p:4x4x4 \
+    python -m tools.compile_tpu --config=configs/scale.py:1B --topology=v5p:4x4x4 \
       --config.length=32768 --config.batch=64 --config.mesh.fsdp=64
 
 bfloat16 activations, float32 parameters, blocks recomputed in the backward pass.

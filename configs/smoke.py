@@ -1,8 +1,8 @@
 """The whole comparison on tiny sizes, to see that everything works: `make smoke`."""
 
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
-from pe_jax.training.sweeps import CompareConfig
 
 
 def get_config() -> CompareConfig:

@@ -10,7 +10,7 @@ multiples for its table. 264 runs of 15 to 40 ms per step: more than an hour on 
 do nothing else. There are 29 tasks (pe_jax/training/tasks).
 """
 
-from pe_jax.training.sweeps import TasksConfig
+from experiments.running.sweep_configs import TasksConfig
 
 
 def get_config() -> TasksConfig:

@@ -8,9 +8,9 @@ here they are this library's (pre-norm), and a run is not saved before its end: 
 accelerator for each.
 """
 
+from experiments.running.sweep_configs import TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import OptimizerConfig
-from pe_jax.training.sweeps import TasksConfig
 from pe_jax.training.tasks import TASKS
 
 

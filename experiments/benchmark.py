@@ -6,7 +6,7 @@ For each length and mode, all programs are compiled, then timed in turn (see tim
 matmuls, every scheme by our engines, by jax.nn.dot_product_attention with a materialised bias, and
 by PyTorch's FlexAttention where torch is installed. Files in --out: benchmark.csv, benchmark.json
 (versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C writes what is there;
-`python -m experiments.performance` makes a page of it.
+`python -m tools.performance_docs` makes a page of it.
 """
 
 import dataclasses
@@ -24,10 +24,12 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from experiments import launch, performance, plotting, timing, workloads
-from experiments.provenance import commit, save_json
-from experiments.timing import DENSE, NAIVE, OURS, Results, Row
-from experiments.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
+from experiments.measuring import timing, workloads
+from experiments.measuring.timing import DENSE, NAIVE, OURS, Results, Row
+from experiments.measuring.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
+from experiments.reporting import benchmark_report, plotting
+from experiments.running import launch
+from experiments.running.provenance import commit, save_json
 from pe_jax.engines import inputs
 from pe_jax.validation import is_int, require
 
@@ -188,7 +190,7 @@ def run(settings: Settings, stop: launch.Stop) -> Results:
         rows += measure(settings, length, mode, stop)
         results = Results(tuple(rows))
         plotting.write_csv(out / "benchmark.csv", timing.CSV_HEADER, results.csv_rows())
-        launch.show(*performance.terminal(results, length, mode))
+        launch.show(*benchmark_report.terminal(results, length, mode))
         if stop.signal is not None:
             break
     return results
@@ -202,8 +204,8 @@ def main(settings: Settings) -> None:
         save_json(out / "benchmark.json", about(settings))
     with launch.Stop() as stop:
         results = run(settings, stop)
-    launch.show(performance.growth_table(results))
-    svg = plotting.save(performance.figure(results), out)
+    launch.show(benchmark_report.growth_table(results))
+    svg = plotting.save(benchmark_report.figure(results), out)
     (out / "benchmark.svg").write_text(svg, encoding="utf-8")
     print(f"Results: {out}")
     if stop.signal is not None:

@@ -15,7 +15,6 @@ import importlib.metadata
 import itertools
 import json
 import platform
-import re
 import shutil
 import threading
 import time
@@ -27,12 +26,16 @@ import numpy as np
 from absl import flags, logging
 from jax.sharding import Mesh
 
-from experiments import flops, join, launch, report, results, speed
-from experiments.lanes import lanes, spread
-from experiments.lock import Lock
-from experiments.loops import tiles
-from experiments.provenance import command, made, save_json
-from experiments.train import (
+from experiments.measuring import flops, model_speed
+from experiments.measuring.loop_counts import tiles
+from experiments.reporting import comparison_report, join_comparisons, results
+from experiments.running import launch
+from experiments.running.lock import Lock
+from experiments.running.parallel_runs import lanes, spread
+from experiments.running.provenance import command, made, save_json
+from experiments.running.run_names import short, slug
+from experiments.running.sweep_configs import CompareConfig, rate_pairs
+from experiments.running.training_loop import (
     Diverged,
     Source,
     batches,
@@ -48,22 +51,8 @@ from pe_jax.training.config import Config, EvalConfig, from_json
 from pe_jax.training.evaluate import Evaluator, windows
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer, is_encoding
-from pe_jax.training.sweeps import CompareConfig, rate_pairs
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-
-
-def slug(spec: str) -> str:
-    """A folder's name for an encoding: `rope(base=5e5)` → rope-base-5e5."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", spec.replace("_", "-")).strip("-.")[:64] or "encoding"
-
-
-def short(spec: str) -> str:
-    """The scheme's name where a spec is one scheme with its fields, else the whole spec."""
-    bare, before = spec, ""
-    while bare != before:  # fields may have fields
-        bare, before = re.sub(r"\([^()]*\)", "", bare), bare
-    return bare if re.fullmatch(r"\w+", bare) else spec
 
 
 def names(config: CompareConfig) -> dict[str, str]:
@@ -342,18 +331,18 @@ def _run(
         jobs.run()
         stop.leave()
     timed = workdir / "speed.json"
-    of = speed.subject(config, evaluators)
+    of = model_speed.subject(config, evaluators)
     if not timed.exists() or json.loads(timed.read_text()).get("of") != of:
         logging.info("Measuring speed and memory, all schemes in turn")
-        save_json(timed, speed.measure(config, evaluators))
+        save_json(timed, model_speed.measure(config, evaluators))
     show(workdir)
 
 
 def show(workdir: Path) -> None:
     """Writes the report, and the verdicts to the terminal."""
     logging.info("Writing the report")
-    page = report.build(workdir)
-    launch.show(report.summary(workdir))
+    page = comparison_report.build(workdir)
+    launch.show(comparison_report.summary(workdir))
     print(f"Report: {page}")
 
 
@@ -363,7 +352,7 @@ def start(config: CompareConfig) -> None:
         return main(config)
     workdir = Path(config.workdir)
     with launch.one_line_errors():
-        join.join([Path(folder) for folder in flags.FLAGS.join], workdir)
+        join_comparisons.join([Path(folder) for folder in flags.FLAGS.join], workdir)
     show(workdir)
 
 

@@ -16,9 +16,10 @@ from absl import app, flags
 from matplotlib import colors
 from matplotlib.axes import Axes
 
-from experiments import launch, page, plotting, statistics
-from experiments.plotting import Drawing, canvas, log2_axis, look, name_lines, styled
-from experiments.results import Scheme
+from experiments.reporting import html_page, plotting, statistics
+from experiments.reporting.plotting import Drawing, canvas, log2_axis, look, name_lines, styled
+from experiments.reporting.results import Scheme
+from experiments.running import launch
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
 
 COMMAND = "python -m experiments.explore"
@@ -216,7 +217,7 @@ def explorer(pictures: Sequence[dict[str, str]] = ()) -> str:
         for name, ramp in (("rising", plotting.RISING), ("signed", plotting.SIGNED))
     }
     colours = " ".join(plotting.COLOURS[:2])
-    return page.render(
+    return html_page.render(
         "explore.html.j2", SCRIPTS, pictures=pictures, command=COMMAND, colours=colours, **ramps
     )
 

@@ -21,12 +21,22 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments import contexts, factors, launch, plotting, trained
-from experiments.compare import slug
-from experiments.lanes import lanes, spread
-from experiments.lock import Lock
-from experiments.provenance import command, made, save_json, together
-from experiments.train import Diverged, Source, batches, evaluate, open_source, prepare, train
+from experiments.reporting import extension_report, plotting
+from experiments.running import launch, longrope_search, trained_run
+from experiments.running.lock import Lock
+from experiments.running.parallel_runs import lanes, spread
+from experiments.running.provenance import command, made, save_json, together
+from experiments.running.run_names import slug
+from experiments.running.sweep_configs import ExtendConfig
+from experiments.running.training_loop import (
+    Diverged,
+    Source,
+    batches,
+    evaluate,
+    open_source,
+    prepare,
+    train,
+)
 from pe_jax.encodings import ENCODINGS, Encoding, parse
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.rope_scaling import SCALINGS
@@ -35,7 +45,6 @@ from pe_jax.training import data, manifest, passkeys, sharding
 from pe_jax.training.checkpoint import BINDING, check_same
 from pe_jax.training.config import Config, from_json
 from pe_jax.training.evaluate import Evaluator
-from pe_jax.training.sweeps import ExtendConfig
 
 SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # by all of the runs
 BINDS = (
@@ -61,8 +70,8 @@ def read_base(folder: Path) -> Base:
     Raises:
       ValueError: it is none.
     """
-    config, saved = trained.read(folder)
-    with trained.last(folder) as (checkpoints, step):
+    config, saved = trained_run.read(folder)
+    with trained_run.last(folder) as (checkpoints, step):
         digest = hashlib.sha256((checkpoints.path(step) / manifest.NAME).read_bytes()).hexdigest()
     where = f"runs={str(folder)!r}"
     if step != config.steps:
@@ -240,13 +249,13 @@ class Work:
             run = longer(self.config, base, base.config.model.encoding, path.parent)
             trainer = prepare(run, self.source.vocab, mesh)
             batch = trainer.put(next(batches(run, self.source, mesh)))
-            params = trained.restore(base.folder, trainer).params
+            params = trained_run.restore(base.folder, trainer).params
             length, factor = base.config.length, self.config.factor
             gain = LongRoPE((1.0,), (1.0,), length, factor=factor).attention_factor
-            loss = factors.losses(trainer, gain)
-            found = factors.search(
+            loss = longrope_search.losses(trainer, gain)
+            found = longrope_search.search(
                 lambda x: loss(params, jnp.asarray(x, jnp.float32), batch),
-                factors.first(ropes[0], base.config.model.dims.head_dim, factor, length),
+                longrope_search.first(ropes[0], base.config.model.dims.head_dim, factor, length),
                 factor,
                 self.config.search,
                 lambda: self.stop.signal is None,
@@ -285,7 +294,7 @@ class Work:
     def _one(self, name: str, base: Base, run: Config, evaluator: Evaluator, paths: dict) -> None:
         """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
         label = f"{name} seed {base.config.seed}"
-        state = trained.restore(base.folder, evaluator.trainer)
+        state = trained_run.restore(base.folder, evaluator.trainer)
         for part, path in paths.items():
             if self.stop.signal is not None or path.exists():
                 continue
@@ -391,7 +400,7 @@ def main(config: ExtendConfig) -> None:
         "length": bases[0].config.length,
         "target": target(config, bases[0].config.length),
     }
-    page = contexts.Page(config, about["length"], about["target"], entries)
+    page = extension_report.Page(config, about["length"], about["target"], entries)
     words = {part: {v.name: v.words for v in page.verdicts(part)} for part in page.parts}
     about |= {"config": now, "verdicts": words, "encodings": entries}
     save_json(workdir / "results.json", about)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from experiments import launch, trained
+from experiments.running import launch, trained_run
 from pe_jax.models.generate import generate
 from pe_jax.training import sharding, tokenizer
 from pe_jax.training.config import MeshConfig
@@ -25,11 +25,11 @@ SEED = flags.DEFINE_integer("seed", 0, "of the sampling", lower_bound=0)
 
 def load(workdir: Path):
     """The model of the last checkpoint, and its tokenizer."""
-    config, _ = trained.read(workdir)
+    config, _ = trained_run.read(workdir)
     # one device, however many it was trained on
     mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
     trainer = Trainer(config.model, config.optimizer, config.steps, mesh)
-    return trainer.model(trained.restore(workdir, trainer).params), config
+    return trainer.model(trained_run.restore(workdir, trainer).params), config
 
 
 def main(_: list[str]) -> None:

@@ -20,16 +20,18 @@ import rich
 import rich.table
 from absl import logging
 
-from experiments import launch, plotting, statistics
-from experiments.provenance import command, save_json, together
-from experiments.results import Scheme
-from experiments.trials import Trials, finished, title
+from experiments.reporting import plotting, statistics
+from experiments.reporting.results import Scheme
+from experiments.running import launch
+from experiments.running.provenance import command, save_json, together
+from experiments.running.run_names import title
+from experiments.running.sweep_configs import ImagesConfig
+from experiments.running.trials import Trials, finished
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
 from pe_jax.training import images
 from pe_jax.training.step import Trainer
-from pe_jax.training.sweeps import ImagesConfig
 
 BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
 HEADER = ("encoding", "positions", "view", "side", "seed", "accuracy")

@@ -23,14 +23,15 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments import launch, plotting, solved
-from experiments.provenance import command, save_json, together
-from experiments.results import rates_name
-from experiments.trials import Trials, finished
+from experiments.reporting import plotting, tasks_report
+from experiments.reporting.results import rates_name
+from experiments.running import launch
+from experiments.running.provenance import command, save_json, together
+from experiments.running.sweep_configs import TasksConfig, rate_pairs
+from experiments.running.trials import Trials, finished
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import PLACES, Trainer, token_losses
-from pe_jax.training.sweeps import TasksConfig, rate_pairs
 
 BINDING = (
     *("seed", "length", "lengths", "batch", "steps", "test", "model", "optimizer"),
@@ -244,21 +245,21 @@ def digests(config: TasksConfig, saved: dict) -> dict:
 def main(config: TasksConfig) -> None:
     """Runs what is missing, then shows and writes what was found."""
     workdir = Path(config.workdir)
-    if solved.referred(config) is None:
+    if tasks_report.referred(config) is None:
         logging.warning("reference=%r is not among the encodings", config.reference)
     names = {entry: entry for entry in config.entries()}
     work, also = functools.partial(run, config), functools.partial(digests, config)
     with finished(config, BINDING, names, work, also) as (now, runs):
-        entries = solved.collect(config, runs, lambda name: fixed(config, tasks.TASKS[name]))
-        found = solved.differences(config, entries)
-        plotting.save(solved.figure(config, entries, solved.listed(entries)), workdir)
+        entries = tasks_report.collect(config, runs, lambda name: fixed(config, tasks.TASKS[name]))
+        found = tasks_report.differences(config, entries)
+        plotting.save(tasks_report.figure(config, entries, tasks_report.listed(entries)), workdir)
         about = {"command": command("tasks")} | together(
             x for e in runs.values() for task in e.values() for x in task.values()
         )
         about |= {"config": now, "encodings": entries, "differences": found}
         save_json(workdir / "results.json", about)
-    launch.show(solved.table(config, entries))
-    print(*solved.lines(config, found), sep="\n")
+    launch.show(tasks_report.table(config, entries))
+    print(*tasks_report.lines(config, found), sep="\n")
     print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")
 
 

@@ -7,7 +7,7 @@ import json
 import pathlib
 import sys
 
-from experiments import launch, train
+from experiments.running import launch, training_loop
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from pe_jax.training.step import Trainer
 from tests import tiny
@@ -42,7 +42,7 @@ if __name__ == "__main__":
     Trainer.put = noted(rows)
 
     def main(config):
-        train.main(config)
+        training_loop.run(config)
         path.write_text(json.dumps(rows))
 
     launch.run(main, "tests/processes.py", Config)

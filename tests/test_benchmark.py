@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from absl import flags
 
-from experiments import benchmark, launch, performance, plotting, timing, workloads
-from experiments.timing import Results, Row
+from experiments import benchmark
+from experiments.measuring import timing, workloads
+from experiments.measuring.timing import Results, Row
+from experiments.reporting import benchmark_report, plotting
+from experiments.running import launch
 
-FORWARD, BACKWARD = performance.BOTH
+FORWARD, BACKWARD = benchmark_report.BOTH
 FEW = ("nope", "shaw", "t5", "rope", workloads.PLAIN, "fox", "wavlm", "rerope", "cope")
 TINY = benchmark.Settings(
     lengths=(32,), model_lengths=(64,), heads=2, head_dim=8, engines=("ours",), schemes=FEW
@@ -46,7 +49,7 @@ def measured(tmp_path_factory):
 
 def test_every_scheme_and_mode_has_its_numbers(measured):
     _, results, _ = measured
-    wanted = {(32, m, s) for m in (*performance.BOTH, "decoding step") for s in FEW}
+    wanted = {(32, m, s) for m in (*benchmark_report.BOTH, "decoding step") for s in FEW}
     wanted |= {(64, m, s) for m in workloads.MODES["model"] for s in MODELS}
     assert wanted == {row.key[:3] for row in results.rows if row.engine == "ours"}
     for row in results.rows:
@@ -142,10 +145,10 @@ def test_ratios_are_paired_by_round():
 def page_of(folder, rows, **about) -> str:
     folder.mkdir(exist_ok=True)
     results = Results(rows)
-    (folder / "benchmark.svg").write_text(plotting.save(performance.figure(results), folder))
+    (folder / "benchmark.svg").write_text(plotting.save(benchmark_report.figure(results), folder))
     about = {**benchmark.about(benchmark.Settings()), **about}
     (folder / "benchmark.json").write_text(json.dumps(about))
-    return performance.write([folder], folder / "docs", "the command").read_text()
+    return benchmark_report.write([folder], folder / "docs", "the command").read_text()
 
 
 def test_the_page_marks_targets_as_reached_or_missed(tmp_path):

@@ -15,7 +15,8 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments import explore, report, results
+from experiments import explore
+from experiments.reporting import comparison_report, results
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
 from tests.test_report import HOSTILE, fake  # noqa: F401 (a fixture)
 
@@ -63,7 +64,7 @@ def pages(chromium, fake, tmp_path_factory):  # noqa: F811
     (folder / "runs" / "nope" / "seed2" / "evaluation.json").unlink()
     out = tmp_path_factory.mktemp("explore")
     explorer = explore.write(out, [explore.alibi_slopes])[-1]
-    return {"report": report.build(folder), "explorer": explorer}
+    return {"report": comparison_report.build(folder), "explorer": explorer}
 
 
 @pytest.fixture

@@ -17,11 +17,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import compare, lanes, launch, report
-from experiments import train as program
+from experiments import compare
+from experiments.reporting import comparison_report
+from experiments.running import launch, parallel_runs
+from experiments.running import training_loop as program
+from experiments.running.run_names import slug
+from experiments.running.sweep_configs import CompareConfig, rate_pairs
 from pe_jax.training import sharding
 from pe_jax.training.config import PROTOCOLS, EvalConfig
-from pe_jax.training.sweeps import CompareConfig, rate_pairs
 from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, interrupt, shared_programs  # noqa: F401
 
@@ -87,8 +90,8 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch)
         rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == [1, 2, 3], run
     monkeypatch.setattr(compare, "train", None)
-    monkeypatch.setattr(compare.speed, "measure", None)
-    monkeypatch.setattr(report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.model_speed, "measure", None)
+    monkeypatch.setattr(comparison_report, "build", lambda _: "here")
     compare.main(chosen(folder))
     assert files(folder) == after
 
@@ -184,8 +187,8 @@ def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, sha
         compare.Evaluator, "run", lambda e, p, x: (rows.append(x.shape), evaluate(e, p, x))[1]
     )
     seconds = lambda programs, repeats: {program: [1.0] * repeats for program in programs}  # noqa: E731
-    monkeypatch.setattr(compare.speed.timing, "interleave", seconds)
-    found = compare.speed.measure(config, {"nope": evaluator})
+    monkeypatch.setattr(compare.model_speed.timing, "interleave", seconds)
+    found = compare.model_speed.measure(config, {"nope": evaluator})
     count = tiny.R * tiny.L // 64  # rows of a batch at that length
     there = found["lengths"]["64"]
     assert there["batch"] == count and rows[-1] == (evaluator.rows(64), 65)
@@ -210,7 +213,7 @@ def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypat
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
 
     monkeypatch.setattr(full.trainer, "compile", compiled)
-    found = compare.speed.measure(config, {"nope": there, "rope": full})["encodings"]
+    found = compare.model_speed.measure(config, {"nope": there, "rope": full})["encodings"]
     assert found["rope"]["problem"] == "out of memory beside 2 programs of the others"
     assert len(found["nope"]["train_ms"]) == 5
 
@@ -302,10 +305,11 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     shutil.copytree(folder, more)
     timed = []
     monkeypatch.setattr(compare, "one", lambda *_: None)
-    monkeypatch.setattr(compare.speed, "measure", lambda _, e: timed.extend(e) or {"encodings": e})
+    note = lambda _, e: timed.extend(e) or {"encodings": e}  # noqa: E731
+    monkeypatch.setattr(compare.model_speed, "measure", note)
     monkeypatch.setattr(compare, "save_json", lambda *_: None)
-    monkeypatch.setattr(report, "build", lambda _: "here")
-    monkeypatch.setattr(report, "summary", lambda _: "")
+    monkeypatch.setattr(comparison_report, "build", lambda _: "here")
+    monkeypatch.setattr(comparison_report, "summary", lambda _: "")
     compare.main(change(chosen(more), encodings=("nope", "learned(length={length})", "alibi")))
     assert timed == [*NAMES, "alibi"]
 
@@ -325,7 +329,7 @@ def test_after_the_first_error_no_job_begins():
             time.sleep(0.05)  # one may have begun before the error was seen
 
     with pytest.raises(ValueError, match="job 1"):
-        lanes.spread(run, range(50), ["a", "b"], stop := launch.Stop())
+        parallel_runs.spread(run, range(50), ["a", "b"], stop := launch.Stop())
     assert {0, 1} <= {*begun} and len(begun) < 10
     assert stop.signal == signal.SIGTERM  # which those under way look at
 
@@ -374,9 +378,9 @@ def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, sha
         return train(run, *rest)
 
     monkeypatch.setattr(compare, "train", diverges)
-    monkeypatch.setattr(compare.speed, "measure", lambda *_: {})
-    monkeypatch.setattr(compare.report, "build", lambda _: "here")
-    monkeypatch.setattr(compare.report, "summary", lambda _: "")
+    monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
+    monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
     monkeypatch.setattr(compare, "evaluate", lambda *_: {"losses": {}})
     compare.main(config)
     found = [json.loads(x) for _, x in sorted(files(tmp_path).items())]
@@ -397,11 +401,11 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     names = ("nope", "rope", "alibi", "t5")
     given = {"encodings": names, "reference": "rope", "seeds": 1, "workers": 0, **fields}
     config = change(settings(tmp_path), **given)
-    barrier = threading.Barrier(min(len(names), len(lanes.lanes(config))))
+    barrier = threading.Barrier(min(len(names), len(parallel_runs.lanes(config))))
     monkeypatch.setattr(compare, "one", one)
-    monkeypatch.setattr(compare.speed, "measure", lambda *_: {})
-    monkeypatch.setattr(compare.report, "build", lambda _: "here")
-    monkeypatch.setattr(compare.report, "summary", lambda _: "")
+    monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
+    monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
     compare.main(config)
     return found
 
@@ -459,4 +463,4 @@ def test_names_are_short_where_they_can_be_and_safe():
 # 59
 @pytest.mark.parametrize("spec", ["<script>", r"$\frac{", "../x", "/etc", "...", "", "a" * 99, "é"])
 def test_a_folder_is_never_named_by_anything_harmful(spec):
-    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", compare.slug(spec))
+    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", slug(spec))

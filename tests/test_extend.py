@@ -13,14 +13,15 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import contexts, factors, trained
 from experiments import extend as program
-from experiments import train as base_program
+from experiments.reporting import extension_report
+from experiments.running import longrope_search, trained_run
+from experiments.running import training_loop as base_program
+from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.encodings import parse
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import data, passkeys, sharding, tokenizer
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
-from pe_jax.training.sweeps import ExtendConfig
 from tests.test_data import written
 from tests.trainers import at_step, change, shared_programs  # noqa: F401
 
@@ -86,7 +87,7 @@ def base(tmp_path_factory) -> Config:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     config = base_config(folder, data=f"passkeys:text:{text}")
-    base_program.main(dataclasses.replace(config, model=dataclasses.replace(config.model)))
+    base_program.run(dataclasses.replace(config, model=dataclasses.replace(config.model)))
     return config
 
 
@@ -141,7 +142,7 @@ def test_a_spec_is_filled_from_the_run_and_read_back(base, found):
 def test_a_fine_tune_changes_the_model_is_stopped_and_goes_on_where_it_was(
     base, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(contexts.Page, "drawings", lambda _: [])  # drawn by another test
+    monkeypatch.setattr(extension_report.Page, "drawings", lambda _: [])  # drawn by another test
     given = {"encodings": ("rope(scaling=linear(factor={factor}))",), "steps": 2}
     given["optimizer"] = OptimizerConfig(warmup=1, learning_rate=1e-4)
     config = settings(base, tmp_path / "run", **given)
@@ -337,16 +338,16 @@ def test_the_search_finds_factors_better_than_those_it_began_with_and_they_rise(
         return float(np.abs(x - want).sum())
 
     start = [np.full(4, 4.0), np.array([1.0, 1.5, 2.5, 4.0])]
-    found = factors.search(loss, start, 4.0, 200, lambda: True)
+    found = longrope_search.search(loss, start, 4.0, 200, lambda: True)
     assert found[0][0] < 0.5 * min(map(loss, start)) and len(found) >= 200
     assert all((np.diff(x) >= 0).all() and min(x) >= 1 for _, x in found)
     calls = iter([True, True, False])
-    assert len(factors.search(loss, start, 4.0, 200, lambda: next(calls))) == 2
+    assert len(longrope_search.search(loss, start, 4.0, 200, lambda: next(calls))) == 2
 
 
 def test_the_first_factors_are_as_many_as_the_frequencies_that_rotate():
     for spec, count in {"rope": 16, "rope(fraction=0.5)": 8}.items():
-        assert [x.size for x in factors.first(parse(spec)[0], 32, 2.0, L)] == [count] * 3
+        assert [x.size for x in longrope_search.first(parse(spec)[0], 32, 2.0, L)] == [count] * 3
 
 
 def test_factors_as_parameters_are_the_scaling_that_has_them(base):
@@ -359,11 +360,11 @@ def test_factors_as_parameters_are_the_scaling_that_has_them(base):
     )
     run = program.longer(config, owner, "rope", owner.folder)
     batch = next(base_program.batches(run, source, plain.mesh))
-    params = trained.restore(owner.folder, plain).params
+    params = trained_run.restore(owner.folder, plain).params
     theirs = jax.jit(lambda p, b: scaled.loss(scaled.model(p), b, jax.random.key(0)))
     dim = owner.config.model.dims.head_dim
-    start = factors.first(parse("rope")[0], dim, 2.0, L)
-    loss = factors.losses(plain, 1.0)
+    start = longrope_search.first(parse("rope")[0], dim, 2.0, L)
+    loss = longrope_search.losses(plain, 1.0)
     got = [float(loss(params, np.asarray(x, np.float32), batch)) for x in start]
     np.testing.assert_allclose(got[0], float(theirs(params, batch)), rtol=1e-6)
     assert len({*got}) == 3

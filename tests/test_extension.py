@@ -12,11 +12,11 @@ import pytest
 
 import pe_jax
 from experiments import compare
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.encodings.base import Encoding
 from pe_jax.models.generate import generate
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, pieces
-from pe_jax.training.sweeps import CompareConfig
 from pe_jax.validation import is_real, require
 from tests import test_contract as contract
 from tests import test_training as training

@@ -7,12 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from experiments import compare, findings, results
+from experiments import compare
+from experiments.reporting import findings, results
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax import ENCODINGS
 from pe_jax.encodings.buckets import Clipped
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
-from pe_jax.training.sweeps import CompareConfig
 from tests.test_data import write
 from tests.trainers import shared_programs  # noqa: F401
 
@@ -56,7 +57,7 @@ def compared(folder, data: str, **fields) -> tuple[results.Results, dict[str, st
 def test_a_scheme_that_only_needs_a_rate_of_its_own_is_not_called_worse(tmp_path, monkeypatch):
     """Each letter is the third one before it, so that a bias of distances is all that is needed."""
     monkeypatch.setitem(ENCODINGS, "weak", Weak)
-    monkeypatch.setattr(compare.speed, "measure", lambda *_: {})
+    monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
     monkeypatch.setattr(compare, "show", lambda _: None)
     rng, splits = np.random.default_rng(0), ("train", "validation", "test")
     words = {

@@ -11,12 +11,12 @@ import pytest
 from flax import nnx
 
 from experiments import images as program
+from experiments.running.sweep_configs import ImagesConfig
 from pe_jax import positions as pos
 from pe_jax.models import vit
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import images
 from pe_jax.training.config import MeshConfig, OptimizerConfig
-from pe_jax.training.sweeps import ImagesConfig
 from tests.trainers import TRIALS, interrupt
 
 COUNT = 64

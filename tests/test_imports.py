@@ -1,6 +1,7 @@
 """The house: imports point down, floor by floor, and importing pe_jax brings in jax alone."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -22,23 +23,28 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
         ("optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "tensorboardX")
         + ("absl", "humanize"),
     ),
+    (("experiments.running",), ("pe_jax", "ml_collections", "rich")),  # pe_jax: the public face too
+    (("experiments.measuring",), ()),
     (
-        ("experiments",),
-        ("pe_jax",)  # the public face too
-        + ("ml_collections", "scipy", "statsmodels", "matplotlib", "jinja2", "rich")
+        ("experiments.reporting",),
+        ("scipy", "statsmodels", "matplotlib", "jinja2")
         + ("markupsafe", "PIL"),  # what jinja2 and matplotlib bring with them
     ),
+    (("experiments",), ()),
+    (("tools",), ()),
     (("examples",), ()),
 )
 OPTIONAL = {  # compared with where it is, needed nowhere
-    "experiments.flex": ("torch",),
+    "experiments.measuring.flex_attention": ("torch",),
     "examples.hf": ("torch",),
     "examples.hf_llama": ("transformers",),
     "examples.hf_bloom": ("transformers",),
     "examples.hf_t5": ("transformers",),
     "examples.hf_deberta": ("transformers",),
 }
-FILES = sorted(p for f in ("pe_jax", "experiments", "examples") for p in ROOT.glob(f"{f}/**/*.py"))
+FOLDERS = ("pe_jax", "experiments", "tools", "examples")
+FILES = sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.py"))
+PROGRAMS = sorted(path for path in FILES if '__name__ == "__main__"' in path.read_text())
 
 
 def module(path: pathlib.Path) -> str:
@@ -52,6 +58,7 @@ def within(name: str, packages) -> bool:
     return any(name == p or name.startswith(p + ".") for p in packages)
 
 
+@functools.cache
 def imports(path: pathlib.Path) -> set[str]:
     """What a file imports at any depth, by full name."""
     found = set()
@@ -88,6 +95,19 @@ def test_imports_point_down(path):
     assert not wrong, f"{module(path)} is on floor {at} and imports {sorted(wrong)}"
 
 
+def test_programs_do_not_import_programs():
+    programs = {module(path) for path in PROGRAMS}
+    assert {"experiments.train", "experiments.compare", "tools.soak"} <= programs
+    for path in FILES:
+        assert not imports(path) & programs, f"{module(path)} imports a program"
+
+
+def test_programs_alone_are_at_the_top_of_experiments():
+    top = {path for path in ROOT.glob("experiments/*.py") if path.name != "__init__.py"}
+    assert top <= {*PROGRAMS}
+    assert not {path for path in PROGRAMS if (ROOT / "experiments") in path.parents} - top
+
+
 @pytest.mark.parametrize("path", FILES, ids=module)
 def test_what_needs_an_optional_library_is_imported_late(path):
     tree = ast.parse(path.read_text())
@@ -98,15 +118,19 @@ def test_what_needs_an_optional_library_is_imported_late(path):
 
 
 def test_an_arrow_that_points_up_is_seen():
-    assert floor("pe_jax.encodings.rope") == 0 and floor("experiments.train") == 4
+    assert floor("pe_jax.encodings.rope") == 0 and floor("experiments.train") == 7
     for name, at in [
         ("pe_jax.engines.api", 0),
         ("flax.nnx", 1),
         ("pe_jax.training.data", 2),
-        ("experiments.launch", 3),
+        ("experiments.running.launch", 3),
         ("pe_jax", 0),  # the face is above floor 0: it would be a circle
-        ("torch", 4),
-        ("tensorflow", 4),
+        ("experiments.reporting.plotting", 4),
+        ("experiments.measuring.timing", 4),
+        ("experiments.train", 6),
+        ("tools.hlo", 7),
+        ("torch", 9),
+        ("tensorflow", 9),
     ]:
         assert not allowed(name, at), name
     assert allowed("pe_jax.encodings.base", 1) and allowed("optax", 4) and allowed("math", 0)
@@ -192,6 +216,6 @@ def test_importing_pe_jax_loads_jax_alone_and_no_engine_before_it_is_used():
         [sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = set(found.stdout.split())
-    heavy = {name for _, libraries in FLOORS[2:5] for name in libraries} - {"pe_jax"}
+    heavy = {name for _, libraries in FLOORS[2:] for name in libraries} - {"pe_jax"}
     heavy |= {"tensorflow", "torch"}
     assert "pe_jax.encodings.rope" in loaded and not loaded & {*heavy, "pe_jax.engines"}

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from experiments import findings, join, report, results
+from experiments.reporting import comparison_report, findings, join_comparisons, results
 from tests.test_report import fake, no_portraits  # noqa: F401
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -34,13 +34,13 @@ def parts(fake):  # noqa: F811
 
 def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path):  # noqa: F811
     one = fake(["nope", "rope", "alibi", "t5"], seeds=(0, 1, 2, 3), config=CONFIG)
-    join.join(parts, tmp_path)
+    join_comparisons.join(parts, tmp_path)
     whole, single = results.read(tmp_path), results.read(one)
     assert [s.name for s in whole.schemes] == ["nope", "rope", "alibi", "t5"]
     assert whole.manifest["seeds"] == [0, 1, 2, 3]
     assert findings.verdicts(whole) == findings.verdicts(single)
     assert {run.status for s in whole.schemes for run in s.runs.values()} == {"ok"}
-    report.build(tmp_path)
+    comparison_report.build(tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Not the same commit in all" in page and "89ab" in page
     assert "rope, seed 0: also in" in page and "the same numbers; the first stands" in page
@@ -55,8 +55,8 @@ def test_a_joined_report_has_the_commands_that_make_it_in_their_order(
 ):
     monkeypatch.setattr("sys.argv", ["compare", "--join=a,b"])
     target, other = tmp_path / "joined", copied(parts[1], tmp_path / "other", commit="89abcde")
-    join.join([parts[0], other], target)
-    page = report.build(target).read_text(encoding="utf-8")
+    join_comparisons.join([parts[0], other], target)
+    page = comparison_report.build(target).read_text(encoding="utf-8")
     (shown,) = re.findall(r"<h3>Commands</h3>\s*<pre><code>(.*?)</code>", page, re.S)
     compare = "python -m experiments.compare --steps=400"
     assert shown.split("\n")[:5] == [
@@ -71,7 +71,7 @@ def test_what_the_parts_had_reports_of_before_is_still_noted(parts, tmp_path):
     earlier = {"seeds": [0, 1], "encodings": ["rope", "t5", "nope"]}
     own = {"seeds": [0, 1, 2], "encodings": ["rope", "t5", "nope"]}
     (folder / results.REPORTED).write_text(json.dumps([earlier, own]))
-    join.join([parts[0], folder], tmp_path / "joined")
+    join_comparisons.join([parts[0], folder], tmp_path / "joined")
     assert results.read(tmp_path / "joined").reported == (earlier,)
 
 
@@ -81,12 +81,12 @@ def test_seeds_that_are_joined_after_a_report_are_exploratory(
     no_portraits,  # noqa: F811
 ):
     first, later = (shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 2))
-    report.build(first)  # of seeds 0, 1 and 2
+    comparison_report.build(first)  # of seeds 0, 1 and 2
     target = tmp_path / "joined"
     for _ in range(2):  # a join that is made anew does not forget
-        join.join([first, later], target)
+        join_comparisons.join([first, later], target)
         assert results.read(target).changes == "seed 3 added; encoding t5 added"
-        report.build(target)
+        comparison_report.build(target)
     assert "Exploratory, not confirmatory: seed 3 added" in (target / "report.html").read_text()
 
 
@@ -97,18 +97,18 @@ def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is
 ):
     hosts = [shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 1)]
     for folder in hosts:
-        report.build(folder)
+        comparison_report.build(folder)
     target = tmp_path / "joined"
-    join.join(hosts, target)
-    report.build(target)
+    join_comparisons.join(hosts, target)
+    comparison_report.build(target)
     assert results.read(target).changes == ""
-    join.join(hosts[:1], target)
+    join_comparisons.join(hosts[:1], target)
     assert results.read(target).changes == "encoding t5 left out"
 
 
 def test_what_no_part_has_is_missing_and_a_join_may_be_made_anew(parts, tmp_path):
-    join.join(parts[:2], tmp_path)
-    join.join([parts[0], parts[2]], tmp_path)
+    join_comparisons.join(parts[:2], tmp_path)
+    join_comparisons.join([parts[0], parts[2]], tmp_path)
     found = results.read(tmp_path)
     assert {seed: run.status for seed, run in found.scheme("t5").runs.items()} == {
         **dict.fromkeys((1, 2), "missing"),
@@ -134,7 +134,7 @@ def test_what_no_part_has_is_missing_and_a_join_may_be_made_anew(parts, tmp_path
 def test_what_is_not_comparable_is_refused_in_one_line(parts, tmp_path, fields, words):
     other = copied(parts[1], tmp_path / "other", **fields)
     with pytest.raises(ValueError, match="not comparable") as error:
-        join.join([parts[0], other], tmp_path / "joined")
+        join_comparisons.join([parts[0], other], tmp_path / "joined")
     assert words in str(error.value) and str(other) in str(error.value)
     assert "\n" not in str(error.value) and not (tmp_path / "joined").exists()
 
@@ -146,7 +146,7 @@ def test_runs_of_one_scheme_at_two_learning_rates_are_refused(parts, tmp_path):
             path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
             path.write_text(json.dumps({**json.loads(path.read_text()), field: rate}))
         with pytest.raises(ValueError, match=f"{field} of rope is 0.003"):
-            join.join(folders, tmp_path / "joined")
+            join_comparisons.join(folders, tmp_path / "joined")
         for folder in folders:
             path = folder / "runs" / "rope" / "seed0" / "evaluation.json"
             path.write_text(json.dumps({**json.loads(path.read_text()), field: 0.001}))
@@ -155,7 +155,7 @@ def test_runs_of_one_scheme_at_two_learning_rates_are_refused(parts, tmp_path):
 def test_a_join_never_writes_into_a_comparison(parts):
     before = sorted(parts[0].rglob("*"))
     with pytest.raises(ValueError, match="holds a comparison"):
-        join.join(parts[1:], parts[0])
+        join_comparisons.join(parts[1:], parts[0])
     assert sorted(parts[0].rglob("*")) == before
 
 
@@ -163,12 +163,12 @@ def test_every_part_is_compared_with_every_other(parts, fake, tmp_path):  # noqa
     encodings = [{"name": "rope", "spec": "rope"}, {"name": "t5", "spec": "t5(num_buckets=8)"}]
     third = copied(parts[1], tmp_path / "third", encodings=encodings)
     with pytest.raises(ValueError, match=r"spec of t5 is 't5\(num_buckets=8\)'"):
-        join.join([parts[0], parts[1], third], tmp_path / "joined")
+        join_comparisons.join([parts[0], parts[1], third], tmp_path / "joined")
 
 
 def test_a_join_into_one_of_its_parts_is_refused(parts, tmp_path):
-    join.join(parts[:2], tmp_path / "ab")
+    join_comparisons.join(parts[:2], tmp_path / "ab")
     before = sorted((tmp_path / "ab").rglob("*"))
     with pytest.raises(ValueError, match="is one of those to join"):
-        join.join([tmp_path / "ab", parts[2]], tmp_path / "there" / ".." / "ab")
+        join_comparisons.join([tmp_path / "ab", parts[2]], tmp_path / "there" / ".." / "ab")
     assert sorted((tmp_path / "ab").rglob("*")) == before

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from experiments import portraits, results, sketches
+from experiments.reporting import results, scheme_pictures, trained_scheme_pictures
 from pe_jax.encodings import ENCODINGS
 from tests.test_report import LENGTHS, fake, table  # noqa: F401
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.xdist_group("report")
 
 def drawn(folder):
     """The rows of each scheme's portrait."""
-    cards = portraits.draw_all(results.read(folder), folder / "figures")
+    cards = trained_scheme_pictures.draw_all(results.read(folder), folder / "figures")
     assert not [card["caption"] for card in cards if not card["svg"]]
     return {card["name"]: table(folder / "figures" / f"{card['stem']}.csv") for card in cards}
 
 
 @pytest.mark.slow
 def test_every_scheme_is_drawn_and_only_nope_adds_nothing(fake):  # noqa: F811
-    specs = [sketches.spec(name) for name, kind in ENCODINGS.items() if kind().axes == 1]
+    specs = [scheme_pictures.spec(name) for name, kind in ENCODINGS.items() if kind().axes == 1]
     folder = fake(specs, speed=False)
     for path in folder.rglob("encoding.npz"):  # as if trained: what begins at zero, as CoPE, moved
         with np.load(path) as arrays:

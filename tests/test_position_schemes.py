@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax import position_schemes
 from pe_jax.models.generate import generate
 from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.evaluate import Evaluator
-from pe_jax.training.sweeps import CompareConfig
 from tests import tiny
 from tests.tiny import L
 from tests.trainers import start, steps, trainer

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import launch
-from experiments import train as program
+from experiments.running import launch
+from experiments.running import training_loop as program
 from pe_jax.training import config as configs
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
@@ -84,7 +84,7 @@ def alone(folder, patch, devices: int, **fields) -> list:
     with patch.context() as during:
         during.setattr(sharding, "make_mesh", lambda c: make(c, jax.devices()[:devices]))
         during.setattr(Trainer, "put", noted(rows))
-        program.main(dataclasses.replace(get_config(), workdir=str(folder), **fields))
+        program.run(dataclasses.replace(get_config(), workdir=str(folder), **fields))
     return rows
 
 

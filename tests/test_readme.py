@@ -8,57 +8,60 @@ import numpy as np
 import pytest
 
 import pe_jax
-from experiments import facts, schemes, sketches
+from experiments.reporting import scheme_pictures
 from pe_jax import positions
 from pe_jax.encodings import alibi, rope
 from tests.oracles.cases import CASES, GOLDEN
+from tools import encoding_docs, encoding_facts
 
 
 def test_the_table_of_schemes_is_the_generated_one():
-    text = schemes.README.read_text(encoding="utf-8")
-    assert schemes.insert(text) == text, "run python -m experiments.schemes"
+    text = encoding_docs.README.read_text(encoding="utf-8")
+    assert encoding_docs.insert(text) == text, "run python -m tools.encoding_docs"
 
 
 def test_the_page_of_encodings_is_the_generated_one():
-    text = schemes.PAGE.read_text(encoding="utf-8")
-    assert schemes.page() == text, "run python -m experiments.schemes"
+    text = encoding_docs.PAGE.read_text(encoding="utf-8")
+    assert encoding_docs.page() == text, "run python -m tools.encoding_docs"
 
 
 def test_a_scheme_that_is_new_is_missed(monkeypatch):
     monkeypatch.setitem(pe_jax.ENCODINGS, "rope_again", rope.RoPE)
-    text = schemes.README.read_text(encoding="utf-8")
-    assert "| [`rope_again`](docs/encodings.md#rope_again) |" in schemes.insert(text)
-    assert "\n## rope_again\n" in schemes.page()
+    text = encoding_docs.README.read_text(encoding="utf-8")
+    assert "| [`rope_again`](docs/encodings.md#rope_again) |" in encoding_docs.insert(text)
+    assert "\n## rope_again\n" in encoding_docs.page()
 
 
 def test_each_scheme_has_a_picture_and_none_is_left_over():
-    files = {path.stem: path.stat().st_size for path in schemes.FIGURES.iterdir()}
-    assert files.keys() == pe_jax.ENCODINGS.keys(), "run python -m experiments.schemes"
+    files = {path.stem: path.stat().st_size for path in encoding_docs.FIGURES.iterdir()}
+    assert files.keys() == pe_jax.ENCODINGS.keys(), "run python -m tools.encoding_docs"
     assert max(files.values()) < 25_000
-    links = re.findall(r"!\[[^]]*\]\(([^)]+)\)", schemes.PAGE.read_text(encoding="utf-8"))
+    links = re.findall(r"!\[[^]]*\]\(([^)]+)\)", encoding_docs.PAGE.read_text(encoding="utf-8"))
     assert len(links) == len(files)
-    assert all((schemes.PAGE.parent / link).is_file() for link in links)
+    assert all((encoding_docs.PAGE.parent / link).is_file() for link in links)
 
 
 def test_the_page_shows_an_equation_and_tests_of_each_scheme():
     for name, kind in pe_jax.ENCODINGS.items():
-        assert "```text" in schemes.section(name, kind), f"{name}: indent the equation"
-        assert facts.claims(facts.tests(name)), name
+        assert "```text" in encoding_docs.section(name, kind), f"{name}: indent the equation"
+        assert encoding_facts.claims(encoding_facts.tests(name)), name
 
 
 @pytest.mark.parametrize("name", pe_jax.ENCODINGS)
 def test_imports_and_config_strings_of_the_page_are_those_of_the_scheme(name):
     kind = pe_jax.ENCODINGS[name]
-    line, _, used = schemes.borrowed(kind).partition("  # ")
+    line, _, used = encoding_docs.borrowed(kind).partition("  # ")
     space: dict = {}
     exec(line, space)
     assert [eval(thing, space) for thing in used.split(", ")][-1] is kind
-    assert pe_jax.parse(schemes.config(name, kind)) == (kind(),)
+    assert pe_jax.parse(encoding_docs.config(name, kind)) == (kind(),)
 
 
 def test_engines_are_those_that_run_the_scheme():
     everywhere = ("dense", "tiled", "fused", "tpu", "decode")
-    found = {name: facts.engines(name) for name in ("alibi", "shaw", "fox", "rope_2d", "cope")}
+    found = {
+        name: encoding_facts.engines(name) for name in ("alibi", "shaw", "fox", "rope_2d", "cope")
+    }
     assert found == {
         "alibi": everywhere,
         "shaw": ("dense", "tiled", "fused", "decode"),
@@ -69,45 +72,48 @@ def test_engines_are_those_that_run_the_scheme():
 
 
 def test_oracles_are_those_of_the_cases():
-    compared = {facts.case_of(case) for _, case, _ in GOLDEN}
-    assert compared == {name for name, found in facts.oracles().items() if found}
-    assert facts.case_of("rope_2d_pixtral") == "rope_2d" and facts.case_of("rope_yarn") == "rope"
-    assert all(facts.case_of(case) for case in CASES)
-    assert facts.oracles()["t5"] == [("t5", "T5Attention")]
-    assert ("llama", "LlamaRotaryEmbedding") in facts.oracles()["rope"]
+    compared = {encoding_facts.case_of(case) for _, case, _ in GOLDEN}
+    assert compared == {name for name, found in encoding_facts.oracles().items() if found}
+    assert (
+        encoding_facts.case_of("rope_2d_pixtral") == "rope_2d"
+        and encoding_facts.case_of("rope_yarn") == "rope"
+    )
+    assert all(encoding_facts.case_of(case) for case in CASES)
+    assert encoding_facts.oracles()["t5"] == [("t5", "T5Attention")]
+    assert ("llama", "LlamaRotaryEmbedding") in encoding_facts.oracles()["rope"]
 
 
 def test_a_picture_shows_what_attention_adds():
-    x, places = sketches.tokens(9), positions.contiguous(9)
+    x, places = scheme_pictures.tokens(9), positions.contiguous(9)
     distance = np.subtract.outer(np.arange(9), np.arange(9))
     seen = distance >= 0
-    (found,) = sketches.added(pe_jax.make("alibi"), x, places)
-    want = np.where(seen, alibi.bias(distance, sketches.DIMS.heads), np.nan)
+    (found,) = scheme_pictures.added(pe_jax.make("alibi"), x, places)
+    want = np.where(seen, alibi.bias(distance, scheme_pictures.DIMS.heads), np.nan)
     np.testing.assert_allclose(found, want, atol=1e-5)
-    assert not np.abs(sketches.added(pe_jax.make("nope"), x, places)[..., seen]).any()
+    assert not np.abs(scheme_pictures.added(pe_jax.make("nope"), x, places)[..., seen]).any()
     heads = np.asarray(x[0]).reshape(9, 4, 64)
     turned = np.asarray(rope.rotate(heads, places, rope.frequencies(64)))
     scores = [np.einsum("the,she->hts", y, y) / 8 for y in (turned, heads)]
-    (found,) = sketches.added(pe_jax.make("rope"), x, places)
+    (found,) = scheme_pictures.added(pe_jax.make("rope"), x, places)
     np.testing.assert_allclose(found[:, seen], (scores[0] - scores[1])[:, seen], atol=1e-4)
 
 
 def test_a_picture_drawn_again_has_the_same_bytes(tmp_path):
     for folder in ("one", "two"):
-        sketches.draw("alibi", tmp_path / folder)
+        scheme_pictures.draw("alibi", tmp_path / folder)
     one, two = ((tmp_path / folder / "alibi.png").read_bytes() for folder in ("one", "two"))
     assert one == two
 
 
 def test_the_import_example_runs_as_written():
-    code = re.findall(r"```python\n(.*?)```", schemes.README.read_text(), re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", encoding_docs.README.read_text(), re.DOTALL)
     assert code
     for example in code:
-        subprocess.run([sys.executable, "-c", example], check=True, cwd=schemes.README.parent)
+        subprocess.run([sys.executable, "-c", example], check=True, cwd=encoding_docs.README.parent)
 
 
 def test_every_file_and_make_target_that_it_names_exists():
-    root, text = schemes.README.parent, schemes.README.read_text()
+    root, text = encoding_docs.README.parent, encoding_docs.README.read_text()
     for path in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (root / path).exists(), path
     makefile = (root / "Makefile").read_text()

@@ -14,8 +14,17 @@ import rich.console
 
 import pe_jax
 from configs import extrapolation_field
-from experiments import findings, learning_rates, plotting, report, results, statistics
-from experiments.curves import curve, still_falling
+from experiments.reporting import (
+    comparison_report,
+    findings,
+    html_page,
+    learning_rates,
+    plotting,
+    published_results,
+    results,
+    statistics,
+)
+from experiments.reporting.loss_curves import curve, still_falling
 from pe_jax.encodings import parse
 
 LENGTHS, SEEDS, TRAIN = (64, 128, 256, 512), (0, 1, 2), 64
@@ -147,7 +156,7 @@ def whole(fake):
     path.write_text(json.dumps({**found, "status": "diverged", "reason": "loss is NaN at step 7"}))
     with (folder / "runs" / "rope" / "seed0" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 390, "loss": 9.25}\n{"step": 400, "lo')
-    report.build(folder)
+    comparison_report.build(folder)
     return folder
 
 
@@ -233,7 +242,7 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_por
         "Secondary: the trained length, 64, non-overlapping evaluation. No scheme was shown to have"
     )
     assert "Each question is corrected apart." in " ".join(found["sure"])
-    text = Page(report.build(folder).read_text(encoding="utf-8")).text
+    text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
     for words in ("Primary: length 512, non-overlapping", "Secondary: the trained length, 64, "):
         assert words in text
     rows = {(r["encoding"], r["question"]): r for r in table(folder / "verdicts.csv")}
@@ -251,7 +260,7 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_por
 def printed(folder):
     """What the terminal shows of the verdicts."""
     console = rich.console.Console(file=io.StringIO(), width=200)
-    console.print(report.summary(folder))
+    console.print(comparison_report.summary(folder))
     return console.file.getvalue()
 
 
@@ -268,7 +277,7 @@ def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_port
         (folder / "runs" / "alibi" / f"seed{seed}" / "evaluation.json").write_text(
             json.dumps(found)
         )
-    report.build(folder)
+    comparison_report.build(folder)
     (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
     (drawn,) = [
         r for r in table(folder / "figures" / "differences.csv") if r["encoding"] == "alibi"
@@ -309,7 +318,7 @@ def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
     def shown(seeds, encodings):
         chosen = [{"name": name, "spec": name} for name in encodings]
         path.write_text(json.dumps(about | {"seeds": seeds, "encodings": chosen}))
-        page = Page(report.build(folder).read_text(encoding="utf-8"))
+        page = Page(comparison_report.build(folder).read_text(encoding="utf-8"))
         (row,) = [r for r in table(folder / "verdicts.csv") if r["encoding"] == "alibi"]
         claimed = [a for tag, a in page.tags if tag == "tr" and "claimed" in a.get("class", "")]
         return row["verdict"], findings.summary(results.read(folder)), page.text, claimed
@@ -369,7 +378,7 @@ def test_hostile_names_are_text_and_nothing_is_fetched(page):
 
 def test_the_one_script_is_ours_and_the_policy_allows_no_other(page):
     (script,) = page.scripts
-    assert script == (report.page.HERE / "report.js").read_text(encoding="utf-8")
+    assert script == (html_page.TEMPLATES / "report.js").read_text(encoding="utf-8")
     assert sum(tag == "script" for tag, _ in page.tags) == 1
     (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -485,7 +494,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     assert "best of 0.001, 0.01, 0.1 in 50 steps" in words["asked"][0]
     assert "Of 9 checks of a learning rate: 4 diverged." in words["sure"]
     assert "Best learning rate at the edge of the grid, or none: alibi, nope." in words["sure"]
-    report.build(folder)
+    comparison_report.build(folder)
     text = Page((folder / "report.html").read_text(encoding="utf-8")).text
     assert "Learning rates" in text and "one seed, in nats per token" in text
     shown = {(r["encoding"], r["learning_rate"]): r for r in table(folder / "rates.csv")}
@@ -533,7 +542,7 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
     assert words in learning_rates.rate_words(read)
     edges = "Best learning rate at the edge of the grid, or none: rope, t5."
     assert edges in findings.summary(read)["sure"]
-    text = Page(report.build(folder).read_text(encoding="utf-8")).text
+    text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
     assert "encoding 0.01 0.03 0.1 × 1 × 30 used remark" in text
     assert re.search(r"t5 2\.500 2\.400 2\.600 2\.600 2\.400 0\.03 \(× 30\)", text)
     assert re.search(r"alibi 2\.900 2\.500 2\.800 — — 0\.03 ", text)
@@ -628,7 +637,7 @@ def test_a_scheme_that_is_late_is_told_from_one_that_is_worse(fake, no_portraits
     )
     (sure,) = [x for x in findings.summary(read)["sure"] if "Undertrained" in x]
     assert sure.startswith("Undertrained, perhaps, rather than worse: alibi. At the end")
-    text = Page(report.build(folder).read_text(encoding="utf-8")).text
+    text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
     assert text.count("till falling: ") == 1 and sure in text  # on its card; how sure
     rows = [r for r in table(folder / "figures" / "loss-by-step.csv") if r["encoding"] == "alibi"]
     assert [int(r["step"]) for r in rows] == list(range(EVERY, LAST + 1, EVERY))
@@ -649,9 +658,9 @@ def test_what_the_decay_itself_takes_off_is_no_sign_of_being_late(fake):
 
 def test_without_losses_of_all_seeds_nothing_is_said_of_a_curve(fake):
     folder = fake(["rope", "alibi"], speed=False)
-    assert report.figures.loss_by_step(results.read(folder)) is None
+    assert comparison_report.figures.loss_by_step(results.read(folder)) is None
     evaluated(folder, {"rope": falling(0.02)})
-    drawn = report.figures.loss_by_step(results.read(folder))
+    drawn = comparison_report.figures.loss_by_step(results.read(folder))
     assert ("alibi", None, None, "", "not evaluated in seeds 0, 1, 2") in drawn.rows
     (folder / "runs" / "rope" / "seed1" / "evaluation.json").unlink()
     assert curve(results.read(folder).scheme("rope")) == "missing seed 1"
@@ -676,7 +685,7 @@ def test_what_others_published_is_marked_as_theirs_and_in_no_table_of_ours(whole
 
 
 def test_speeds_of_others_and_ours_are_ratios_of_time_where_less_is_better(page):
-    head, rows = report.published.SPEED.head, report.published.SPEED.rows
+    head, rows = published_results.SPEED.head, published_results.SPEED.rows
     sinusoidal, rotary, t5, alibi = rows
     assert sinusoidal == (1, 1, 1, 19.2)
     np.testing.assert_allclose(rotary[:3], [26 / 17.7, 77.8 / 39.4, 22.8 / 19.2])
@@ -696,7 +705,7 @@ def no_portraits(monkeypatch):
     def skipped(*_):
         raise ValueError("left out")
 
-    monkeypatch.setattr(report.portraits, "draw", skipped)
+    monkeypatch.setattr(comparison_report.trained_scheme_pictures, "draw", skipped)
 
 
 def test_what_was_added_or_left_out_after_a_report_is_noted(fake, no_portraits):
@@ -705,7 +714,7 @@ def test_what_was_added_or_left_out_after_a_report_is_noted(fake, no_portraits):
     def notes(**fields):
         path = folder / "manifest.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-        report.build(folder)
+        comparison_report.build(folder)
         found = findings.irregularities(results.read(folder))
         return [note for note in found if "There was a report before" in note]
 
@@ -727,7 +736,7 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_portraits):
         "64": {"batch": 4, "encodings": {"nope": {"problem": "out of memory"}, "alibi": one}}
     }
     path.write_text(json.dumps(speed))
-    report.build(folder)
+    comparison_report.build(folder)
     page = Page((folder / "report.html").read_text()).text
     assert page.count("out of memory beside 2 programs of the others") == 2  # table, irregularities
     rows = [r for r in table(folder / "speed.csv") if r["encoding"] == "rope"]
@@ -737,7 +746,7 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_portraits):
     )  # without a ratio, as without nope
     speed["encodings"]["nope"] = {"problem": "out of memory"}
     path.write_text(json.dumps(speed))
-    report.build(folder)
+    comparison_report.build(folder)
     page = Page((folder / "report.html").read_text()).text
     assert "No ratios: nope was not timed." in page and "Not measured." not in page
 

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from experiments import generate
-from experiments import train as program
+from experiments.running import training_loop as program
 from pe_jax.training import tokenizer
 from pe_jax.training.checkpoint import Checkpoints
 from pe_jax.training.config import Config, EvalConfig
@@ -50,7 +50,7 @@ def main(config: Config, monkeypatch) -> State | None:
     states, train = [None], program.train
     with monkeypatch.context() as patch:
         patch.setattr(program, "train", lambda *a: states.append(train(*a)) or states[-1])
-        program.main(dataclasses.replace(config, model=dataclasses.replace(config.model)))
+        program.run(dataclasses.replace(config, model=dataclasses.replace(config.model)))
     return states[-1]
 
 
@@ -86,7 +86,7 @@ def test_a_stopped_run_resumes_bitwise(config, monkeypatch, number, status, posi
     jax.tree.map(np.testing.assert_array_equal, read, got.params)
     with monkeypatch.context() as patch:  # 42: nothing is left to do
         patch.setattr(program, "train", None)
-        program.main(config)
+        program.run(config)
 
 
 def rows_of(config: Config) -> list[dict]:
@@ -185,7 +185,7 @@ def test_a_finished_run_does_nothing_and_is_not_taken_for_a_longer_one(config, m
         patch.setattr(Checkpoints, "save", lambda *_: None)
         main(config, monkeypatch)
         patch.setattr(program, "train", None)
-        program.main(change(config))
+        program.run(change(config))
     refused(change(config, steps=12), monkeypatch, capsys, "steps=12", "made with 6")
     lengths = {"lengths": (4, 8), "stride": 4}
     refused(change(config, eval=lengths), monkeypatch, capsys, "eval.lengths=[4, 8]", "[4, 12]")

@@ -14,12 +14,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs.scale import get_config
-from experiments import compile_tpu, flops, hlo, loops, scale, target
+from experiments.measuring import flops, loop_counts
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from tests import tiny
 from tests.test_tpu import lowered
+from tools import compile_tpu, hlo, scale_docs, tpu_slice
 
 # As libtpu writes a module: computations before their callers, three notations of groups.
 TEXT = """\
@@ -117,9 +118,9 @@ def whole_and_partial(q, k, rows: int, columns: int, window: int = 0):
 
 def sizes_of_tiles(monkeypatch) -> list[tuple[int, int]]:
     """Rows and columns of the tiles that are chosen from here on."""
-    found, sizes = [], loops.tiled.tile_sizes
+    found, sizes = [], loop_counts.tiled.tile_sizes
     monkeypatch.setattr(
-        loops.tiled, "tile_sizes", lambda *a: found.append(sizes(*a)[0]) or sizes(*a)
+        loop_counts.tiled, "tile_sizes", lambda *a: found.append(sizes(*a)[0]) or sizes(*a)
     )
     return found
 
@@ -129,9 +130,9 @@ def test_turns_of_the_loops_over_tiles_are_those_of_the_mask(spec, window, monke
     model = ModelConfig(encoding=spec, vocab=9, width=64, heads=4, window=window)
     devices = [type("Chip", (), {"platform": "tpu"})()] * 4
     sizes = sizes_of_tiles(monkeypatch)
-    with target.tracing_for(devices):
+    with tpu_slice.tracing_for(devices):
         assert jax.default_backend() == "tpu"
-        found = loops.tiles(model, 8, 2048, devices=4)
+        found = loop_counts.tiles(model, 8, 2048, devices=4)
     assert jax.default_backend() == "cpu"
     (rows, columns), order = sizes[0], np.arange(2048)
     whole, partial = whole_and_partial(order, order, rows, columns, window)
@@ -146,7 +147,7 @@ def test_turns_on_a_ring_are_the_mean_over_its_hops(window, hops, monkeypatch):
     model = ModelConfig(encoding="rope", vocab=9, width=64, heads=4, window=window)
     ring = sharding.layout(model, sharding.make_mesh(MeshConfig(seq=4, data=2), jax.devices()))
     sizes = sizes_of_tiles(monkeypatch)
-    found = loops.tiles(model, 8, 2048, ring)
+    found = loop_counts.tiles(model, 8, 2048, ring)
     order = np.asarray(ring.order(2048)).reshape(4, -1)
     pairs = [(order[i], order[(i - back) % 4]) for i in range(4) for back in range(hops + 1)]
     want = np.mean([whole_and_partial(*pair, *sizes[0], window) for pair in pairs], 0)
@@ -173,7 +174,7 @@ def test_a_program_that_does_not_fit_says_what_it_needs():
 @pytest.mark.parametrize("name", ["v5e", "v5e:16", "v9:2x2", "v5e:16x16;rm", "v5p:"])
 def test_a_slice_that_cannot_be_names_the_fix(name):
     with pytest.raises(ValueError, match="write CHIP:SHAPE, as v5e:16x16"):
-        target.check(name)
+        tpu_slice.check(name)
 
 
 def test_caches_are_divided_as_batch_and_heads_are():
@@ -191,7 +192,7 @@ def test_caches_are_divided_as_batch_and_heads_are():
 
 
 def test_every_cell_of_the_plan_is_a_model_that_fits_its_mesh():
-    plan = scale.cells()
+    plan = scale_docs.cells()
     assert len(set(plan)) == len(plan) and {c.size for c in plan} == {"100M", "1B", "7B"}
     for cell in plan:
         config = get_config(cell.size)
@@ -201,8 +202,8 @@ def test_every_cell_of_the_plan_is_a_model_that_fits_its_mesh():
         dataclasses.replace(config.model, encoding=cell.encoding).check()
         lengths = {"length": cell.context} if cell.program == "train" else None
         sharding.check_fits(config.model, cell.batch, mesh, lengths)  # pyright: ignore
-        kind, _, shape = scale.SLICES[cell.chips].partition(":")
-        assert kind in target.CHIPS and np.prod([int(n) for n in shape.split("x")]) == cell.chips
+        kind, _, shape = scale_docs.SLICES[cell.chips].partition(":")
+        assert kind in tpu_slice.CHIPS and np.prod([int(n) for n in shape.split("x")]) == cell.chips
 
 
 def test_the_sizes_are_what_their_names_say():
@@ -212,7 +213,7 @@ def test_the_sizes_are_what_their_names_say():
 
 
 def test_the_page_says_in_words_what_has_no_figures(tmp_path):
-    plan = scale.cells()
+    plan = scale_docs.cells()
     done, short, broken = plan[:3]
     collective = {"all-gather": {"count": 2.0, "bytes": 3.0 * 2**30, "moved": 1.0}}
     row = {"status": "ok", "total": 5 * 2**30, "fits": True, "flops": 459e12 / 4}
@@ -224,7 +225,7 @@ def test_the_page_says_in_words_what_has_no_figures(tmp_path):
         folder = tmp_path / cell.name
         folder.mkdir()
         (folder / "compiled.json").write_text(json.dumps({"programs": [found]}))
-    text = scale.page(plan, tmp_path)
+    text = scale_docs.page(plan, tmp_path)
     assert f"3 of its {len(plan)} programs" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 4 + 3  # RoPE is in two tables of the three
@@ -233,29 +234,29 @@ def test_the_page_says_in_words_what_has_no_figures(tmp_path):
 
 
 def test_a_sweep_repeats_nothing_and_stops_in_time(tmp_path, monkeypatch):
-    plan, begun = scale.cells()[:3], []
+    plan, begun = scale_docs.cells()[:3], []
 
     def compile_cell(cell, folder, limit):
         begun.append(cell)
         folder.mkdir(parents=True)
         (folder / "compiled.json").write_text("{}")
 
-    monkeypatch.setattr(scale, "compile_cell", compile_cell)
-    scale.sweep(plan, tmp_path, 0, 9)
+    monkeypatch.setattr(scale_docs, "compile_cell", compile_cell)
+    scale_docs.sweep(plan, tmp_path, 0, 9)
     assert begun == []
-    scale.sweep(plan[:1], tmp_path, 1, 9)
-    scale.sweep(plan, tmp_path, 1, 9)
+    scale_docs.sweep(plan[:1], tmp_path, 1, 9)
+    scale_docs.sweep(plan, tmp_path, 1, 9)
     assert begun == plan
 
 
 def test_a_cell_is_words_only_where_the_compiler_is_to_blame(tmp_path, monkeypatch):
-    cell = scale.cells()[0]
+    cell = scale_docs.cells()[0]
 
     def run(code):
         text = "Traceback\nModuleNotFoundError: No module named 'x'"
         found = subprocess.CompletedProcess([], code, "", text)
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: found)
-        scale.compile_cell(cell, tmp_path / str(code), 9)
+        scale_docs.compile_cell(cell, tmp_path / str(code), 9)
 
     with pytest.raises(OSError, match="exit status 1: ModuleNotFoundError: No module named 'x'"):
         run(1)
@@ -268,7 +269,7 @@ def test_a_cell_is_words_only_where_the_compiler_is_to_blame(tmp_path, monkeypat
 def test_training_and_decoding_compile_for_a_slice(tmp_path):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("no libtpu here: pip install -e '.[tpu]', or make tpu")
-    command = [sys.executable, "-m", "experiments.compile_tpu", "--config=configs/smoke.py"]
+    command = [sys.executable, "-m", "tools.compile_tpu", "--config=configs/smoke.py"]
     command += ["--topology=v5e:2x2", f"--out={tmp_path}", "--config.length=32"]
     command += ["--config.mesh.model=2", "--encodings=t5+rope"]
     found = subprocess.run(command, env=os.environ, capture_output=True, text=True)

@@ -10,12 +10,12 @@ import pytest
 from matplotlib.text import Text
 
 from configs import tasks_published
-from experiments import solved
 from experiments import tasks as program
+from experiments.reporting import tasks_report
+from experiments.running.sweep_configs import TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
 from pe_jax.training.config import MeshConfig, OptimizerConfig
-from pe_jax.training.sweeps import TasksConfig
 from tests.trainers import TRIALS, interrupt
 
 pytestmark = pytest.mark.xdist_group("solving")
@@ -60,10 +60,10 @@ def compared(tmp_path_factory):
 def test_every_text_of_the_map_stays_in_the_picture(compared):
     folder, _ = compared
     entries = json.loads((folder / "results.json").read_text())["encodings"]
-    drawn = solved.figure(settings(folder), entries, []).figure
+    drawn = tasks_report.figure(settings(folder), entries, []).figure
     drawn.canvas.draw()
     texts = [text for text in drawn.findobj(Text) if text.get_text()]
-    assert {title for title, *_ in solved.PANELS} <= {text.get_text() for text in texts}
+    assert {title for title, *_ in tasks_report.PANELS} <= {text.get_text() for text in texts}
     assert max(text.get_window_extent().x1 for text in texts) <= drawn.bbox.x1
 
 
@@ -94,13 +94,13 @@ def test_a_table_that_is_too_short_is_words_and_every_number_is_listed(compared)
     found = json.loads((folder / "results.json").read_text())
     entries = {e["name"]: e for e in found["encodings"]}
     assert found["command"].startswith("python -m experiments.tasks")
-    assert [*entries] == [solved.FIXED, "nope", "learned", "learned, randomized"]
+    assert [*entries] == [tasks_report.FIXED, "nope", "learned", "learned, randomized"]
     scores = entries["learned"]["scores"]
     assert scores["copy"]["12"] == {"0": "not defined"}  # 24 tokens, and 20 places
     assert all(0 <= x <= 1 for x in scores["copy"]["8"]["0"] + scores["parity_check"]["12"]["0"])
     config = settings(folder, positions=("contiguous", RANDOM))
-    assert solved.cell(config, entries["learned"], "copy", 0, True) == "not defined"
-    assert isinstance(solved.cell(config, entries["learned"], "copy", 0, False), float)
+    assert tasks_report.cell(config, entries["learned"], "copy", 0, True) == "not defined"
+    assert isinstance(tasks_report.cell(config, entries["learned"], "copy", 0, False), float)
     with (folder / "tasks.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 2 * 3
@@ -198,17 +198,17 @@ def planted(better):
 def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_path):
     config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
     plain, other = planted(0.2)
-    assert solved._score({"status": "diverged", "step": 2}, "8") == "diverged"
-    assert solved.cell(config, plain, "parity_check", 0, True) == "diverged"
-    np.testing.assert_allclose(solved.cell(config, plain, "copy", 0, True), 0.5)
-    assert solved.cell(config, plain, "copy", 0, False) == 1
-    found = solved.pairs(config, [plain, other])
+    assert tasks_report._score({"status": "diverged", "step": 2}, "8") == "diverged"
+    assert tasks_report.cell(config, plain, "parity_check", 0, True) == "diverged"
+    np.testing.assert_allclose(tasks_report.cell(config, plain, "copy", 0, True), 0.5)
+    assert tasks_report.cell(config, plain, "copy", 0, False) == 1
+    found = tasks_report.pairs(config, [plain, other])
     assert found == {"positions": [(other, plain)], "encodings": []}
-    given = solved.difference(config, other, plain)
+    given = tasks_report.difference(config, other, plain)
     gain = given["estimate"]
     np.testing.assert_allclose(gain.mean, 20 + 0.5 / 3)
     assert gain.n == 3 and 19 < gain.low < 20 < gain.high < 22
-    told = solved.told(*solved.judged([given]))
+    told = tasks_report.told(*tasks_report.judged([given]))
     assert told.startswith("rope, randomized minus rope: +20.2 points [+19.")
     assert ": more tokens right (p = 0.000)" in told
     assert told.endswith("; without parity_check (diverged)")
@@ -219,15 +219,15 @@ def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(
     plain, better = planted(0.2)
     better = {**better, "name": "t5", "spec": "t5", "positions": "contiguous"}
     same = {**plain, "name": "nope", "spec": "nope"}
-    found = solved.pairs(config, [plain, better, same])
+    found = tasks_report.pairs(config, [plain, better, same])
     assert found == {"positions": [], "encodings": [(better, plain), (same, plain)]}
-    both = [solved.difference(config, *pair) for pair in found["encodings"]]
-    alone, rows = solved.judged(both[:1]), solved.judged(both)
+    both = [tasks_report.difference(config, *pair) for pair in found["encodings"]]
+    alone, rows = tasks_report.judged(both[:1]), tasks_report.judged(both)
     assert rows[1]["verdict"] == "no difference (identical numbers)"
     p = [float(re.search(r"p = ([\d.]+)", row["verdict"])[1]) for row in (*alone, rows[0])]
     assert p[0] <= p[1] and rows[0]["points"] > 20
-    nothing = solved.difference(settings(tmp_path, tasks=("parity_check",)), better, plain)
-    assert solved.told(*solved.judged([nothing])) == (
+    nothing = tasks_report.difference(settings(tmp_path, tasks=("parity_check",)), better, plain)
+    assert tasks_report.told(*tasks_report.judged([nothing])) == (
         "t5 minus rope: no task has a number in both; without parity_check (diverged)"
     )
 
@@ -240,7 +240,7 @@ def test_what_has_no_number_counts_in_the_family_and_what_repeats_another_does_n
     lost = {**again, "scores": {"copy": plain["scores"]["parity_check"]}}  # which diverged
 
     def first(*entries):
-        return solved.differences(config, [plain, *entries])["encodings"][0]
+        return tasks_report.differences(config, [plain, *entries])["encodings"][0]
 
     alone = first(better)
     assert alone["verdict"].startswith("more tokens right")
@@ -253,16 +253,16 @@ def test_the_reference_may_be_called_by_its_scheme_and_what_it_is_not_is_said(tm
     config = settings(tmp_path, encodings=("rope", spec), reference="t5", tasks=("copy",))
     rope, _ = planted(0.2)
     other = {**rope, "name": "t5", "spec": spec}
-    assert solved.pairs(config, [rope, other])["encodings"] == [(rope, other)]
+    assert tasks_report.pairs(config, [rope, other])["encodings"] == [(rope, other)]
     config.reference = "nope"
-    found = {family: [] for family in solved.pairs(config, [rope, other])}
-    assert solved.lines(config, found) == ["No encodings are compared with reference='nope'."]
+    found = {family: [] for family in tasks_report.pairs(config, [rope, other])}
+    assert tasks_report.lines(config, found) == ["No encodings are compared with reference='nope'."]
 
 
 def test_what_sees_no_position_is_not_named_after_any(tmp_path):
     config = settings(tmp_path, encodings=("nope", LEARNED), positions=(RANDOM, "contiguous"))
     runs = {entry: {} for entry in config.entries()}
-    found = solved.collect(config, runs, lambda task: {})
+    found = tasks_report.collect(config, runs, lambda task: {})
     assert [e["name"] for e in found[1:]] == ["nope", "learned, randomized", "learned"]
 
 
@@ -270,12 +270,17 @@ def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
     config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
     plain = planted(0.2)[0]
     again = {**plain, "name": "again", "positions": RANDOM}
-    (found,) = solved.judged([solved.difference(config, again, plain)])
+    (found,) = tasks_report.judged([tasks_report.difference(config, again, plain)])
     assert found["points"] == 0 and found["verdict"] == "no difference (identical numbers)"
-    one = {"of": "a", "minus": "b", "without": {}, "estimate": solved.statistics.estimate([0.3])}
-    (once,) = solved.judged([one])
+    one = {
+        "of": "a",
+        "minus": "b",
+        "without": {},
+        "estimate": tasks_report.statistics.estimate([0.3]),
+    }
+    (once,) = tasks_report.judged([one])
     assert once["low"] is None and once["verdict"] == "inconclusive (one seed)"
-    assert solved.told(once) == "a minus b: +0.3 points: inconclusive (one seed)"
+    assert tasks_report.told(once) == "a minus b: +0.3 points: inconclusive (one seed)"
     json.dumps([found, once], allow_nan=False)
 
 
@@ -380,5 +385,5 @@ def test_a_model_learns_to_reverse_and_only_with_positions(tmp_path, causal):
     config = settings(tmp_path, model=model, optimizer=optimizer, batch=64, test=64, **fields)
     program.main(config)
     found = json.loads((tmp_path / "results.json").read_text())["encodings"]
-    cells = {e["name"]: solved.cell(config, e, "reverse_string", 0, False) for e in found}
+    cells = {e["name"]: tasks_report.cell(config, e, "reverse_string", 0, False) for e in found}
     assert cells["rope"] > 0.95 and (causal or cells["nope"] < 0.75)

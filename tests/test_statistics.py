@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import findings, statistics
-from experiments.results import Results, Run, Scheme
+from experiments.reporting import findings, statistics
+from experiments.reporting.results import Results, Run, Scheme
 
 WHERE = "non-overlapping"
 

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental import topologies
 
 import pe_jax
-from experiments.workloads import SPECS
+from experiments.measuring.workloads import SPECS
 from pe_jax.engines import dense, tiled, tpu, tpu_kernels
 from pe_jax.engines.dense import Rules, Tokens
 from tests import util

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import train as program
+from experiments.running import training_loop as program
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig, OptimizerConfig

@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from experiments import launch
+from experiments.running import launch
 from pe_jax.training.step import Trainer
 
 

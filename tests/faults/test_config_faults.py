@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from absl import app, flags
 
-from experiments import compare, launch
-from experiments import train as program
+from experiments import compare
+from experiments.running import launch
+from experiments.running import training_loop as program
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.config import Config, EvalConfig, MeshConfig
 from pe_jax.training.step import Trainer
-from pe_jax.training.sweeps import CompareConfig
 from tests.test_data import write
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -40,8 +41,8 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "quiet_libraries", lambda: None)
     monkeypatch.setattr(Trainer, "compile", compiled)
 
-    def call(*args: str, main=program) -> int | str | None:
-        name = main.__name__.rpartition(".")[2]
+    def call(*args: str, main=program.run) -> int | str | None:
+        name = "train" if main is program.run else "compare"
         default = str(ROOT / "configs" / f"{name}.py")
         # a tuple given twice is both, one after the other
         given = {x.partition("=")[0] for x in args}
@@ -49,7 +50,7 @@ def command(monkeypatch, tmp_path):
         argv = [name, *(() if "--config" in given else base), *args]
         monkeypatch.setattr(sys, "argv", argv)
         try:
-            launch.run(main.main, default, Config if main is program else CompareConfig)
+            launch.run(main, default, Config if main is program.run else CompareConfig)
         except SystemExit as end:
             return end.code
         except Compiled:
@@ -179,7 +180,7 @@ def test_what_is_no_override_is_refused(command, capfd, tmp_path, args, words):
     refused(command, capfd, tmp_path, *args, words=words)
 
 
-def refused(command, capfd, tmp_path, *args, words, main=program):
+def refused(command, capfd, tmp_path, *args, words, main=program.run):
     """Exit status 2 and one line with the words; no folder is made."""
     capfd.readouterr()
     status = command(*args, main=main)
@@ -239,12 +240,12 @@ def test_what_can_run_does(command, args):
     ],
 )
 def test_a_bad_comparison_is_refused(command, capfd, tmp_path, args, words):
-    refused(command, capfd, tmp_path, *(SET + x for x in args), words=words, main=compare)
+    refused(command, capfd, tmp_path, *(SET + x for x in args), words=words, main=compare.main)
 
 
 def test_a_comparison_has_encodings_and_no_encoding(command, capfd, tmp_path):
     words = ("Unknown command line flag 'encoding'",)
-    refused(command, capfd, tmp_path, "--encoding=alibi", words=words, main=compare)
+    refused(command, capfd, tmp_path, "--encoding=alibi", words=words, main=compare.main)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import tempfile
 
 import pytest
 
-from experiments import launch
-from experiments.lock import NAME, Lock
+from experiments.running import launch
+from experiments.running.lock import NAME, Lock
 
-HOLD = "import sys, pathlib, experiments.lock as lock; lock.Lock(pathlib.Path(sys.argv[1]));"
+HOLD = (
+    "import sys, pathlib, experiments.running.lock as lock; lock.Lock(pathlib.Path(sys.argv[1]));"
+)
 HOLD += "print('held', flush=True); sys.stdin.read()"
 
 

@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from experiments import processes, soak
+from experiments.running import trainer_process
 from pe_jax.training import manifest
 from tests.faults import children
+from tools import soak
 
 BOUND = 30  # seconds until the last of a group is down
 CACHE = pathlib.Path(__file__).parents[2] / ".jax_cache"
@@ -25,9 +26,9 @@ def data(tmp_path_factory):
 @pytest.fixture
 def shared(monkeypatch):
     """`soak` starts its processes with the settings of the tests."""
-    start = processes.start
+    start = trainer_process.start
     here = lambda flags, log: start(flags, log, {"CACHE": str(CACHE)}, children.devices)  # noqa: E731
-    monkeypatch.setattr(soak.processes, "start", here)
+    monkeypatch.setattr(soak.trainer_process, "start", here)
 
 
 # 52, 56
@@ -61,7 +62,7 @@ def group(data, tmp_path):
             slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
             slurm |= {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)}
             slurm |= {"JAX_COORDINATOR_PORT": port, "DEVICES": "2", "CACHE": str(CACHE)}
-            running.append(processes.start(flags, tmp_path / f"{index}.log", slurm, before))
+            running.append(trainer_process.start(flags, tmp_path / f"{index}.log", slurm, before))
         return running
 
     yield start

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from experiments.results import Pair, Results, Scheme, rate_losses
+from experiments.reporting.results import Pair, Results, Scheme, rate_losses
 
 
 @dataclasses.dataclass(frozen=True)

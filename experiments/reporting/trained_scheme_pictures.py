@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import plotting, sketches
-from experiments.results import Results, Scheme
+from experiments.reporting import plotting, scheme_pictures
+from experiments.reporting.results import Results, Scheme
 from pe_jax import positions
 from pe_jax.encodings import Dims, Encoding, Params, parse
 
@@ -74,12 +74,14 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing,
     limit = parse(scheme.spec)[0].limit() or results.longest
     reach = min(results.longest, limit, REACH)
     encoding, params, dims, note = _subject(results, scheme, reach)
-    x = jnp.concatenate([sketches.repeated(reach, dims.width), sketches.tokens(reach, dims.width)])
+    x = jnp.concatenate(
+        [scheme_pictures.repeated(reach, dims.width), scheme_pictures.tokens(reach, dims.width)]
+    )
     given = x, positions.contiguous(reach), True, params, dims  # one program for both
-    same, random = sketches.added(encoding, *given)
-    lines, values = sketches.by_distance(same), random.mean(0)[:TOKENS, :TOKENS]
+    same, random = scheme_pictures.added(encoding, *given)
+    lines, values = scheme_pictures.by_distance(same), random.mean(0)[:TOKENS, :TOKENS]
     figure, (above, below) = plotting.canvas(3.7, 5.2, 2)
-    sketches.curves(above, lines)
+    scheme_pictures.curves(above, lines)
     trained = results.manifest["train_length"]
     if trained < reach:
         above.axvline(trained, color=plotting.MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
@@ -87,17 +89,17 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing,
     low, high = above.get_ylim()
     above.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
     above.legend(fontsize=8, frameon=False, loc="upper right", handlelength=1.2, ncols=2)
-    sketches.pairs(below, values)
+    scheme_pictures.pairs(below, values)
     for axes in (above, below):
         axes.tick_params(labelsize=8.5)
     rows = [
-        (sketches.ALIKE, name, d, None, value)
+        (scheme_pictures.ALIKE, name, d, None, value)
         for name, line in lines.items()
         for d, value in enumerate(line)
         if not np.isnan(value)
     ]
     rows += [
-        (sketches.RANDOM, "mean of the heads", i, j, values[i, j])
+        (scheme_pictures.RANDOM, "mean of the heads", i, j, values[i, j])
         for i, j in zip(*np.nonzero(~np.isnan(values)), strict=True)
     ]
     caption = words(encoding) + (f" ({note}.)" if note else "")

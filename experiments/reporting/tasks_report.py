@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import rich.table
 
-from experiments import plotting, statistics
-from experiments.compare import short as brief
-from experiments.trials import title
+from experiments.reporting import plotting, statistics
+from experiments.running.run_names import short as brief
+from experiments.running.run_names import title
+from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
-from pe_jax.training.sweeps import TasksConfig
 
 HEADER = (
     "encoding",

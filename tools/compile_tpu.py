@@ -1,6 +1,6 @@
 """Compiles training and decoding for a TPU slice, on a machine without a TPU.
 
-    python -m experiments.compile_tpu --config=configs/train.py --topology=v5e:16x16 \
+    python -m tools.compile_tpu --config=configs/train.py --topology=v5e:16x16 \
       --config.mesh.fsdp=16 --encodings=rope --encodings=alibi
 
 The programs are the real ones: the step of `Trainer` with its shardings, and `decode_step` of
@@ -34,21 +34,23 @@ import rich.table
 from absl import flags, logging
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments import flops, hlo, launch, target
-from experiments.loops import Tiles, tiles
-from experiments.provenance import commit, save_json
-from experiments.timing import plain
-from experiments.workloads import SPECS
+from experiments.measuring import flops
+from experiments.measuring.loop_counts import Tiles, tiles
+from experiments.measuring.timing import plain
+from experiments.measuring.workloads import SPECS
+from experiments.running import launch
+from experiments.running.provenance import commit, save_json
 from pe_jax.encodings import ENCODINGS
 from pe_jax.models import generate
 from pe_jax.training import sharding, tokenizer
 from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
+from tools import hlo, tpu_slice
 
 COLUMNS = {  # of the table, a chip and step: title → how a row has it
-    "GiB in": lambda r: f"{r['arguments'] / target.GIB:.2f}",
-    "between": lambda r: f"{r['temporaries'] / target.GIB:.2f}",
-    "in all": lambda r: f"{r['total'] / target.GIB:.2f}",
+    "GiB in": lambda r: f"{r['arguments'] / tpu_slice.GIB:.2f}",
+    "between": lambda r: f"{r['temporaries'] / tpu_slice.GIB:.2f}",
+    "in all": lambda r: f"{r['total'] / tpu_slice.GIB:.2f}",
     "fits": lambda r: "yes" if r["fits"] else "no",
     "TFLOP": lambda r: plain(r["flops"] / 1e12),
     "optimal ms": lambda r: plain(1e3 * r["optimal_seconds"]) if r["optimal_seconds"] else "–",
@@ -94,11 +96,11 @@ def decode_program(trainer: Trainer, config: Config) -> Any:
 TRACES = {"train": train_program, "decode": decode_program}
 
 
-def measure(config: Config, program: str, devices: list, chip: target.Chip) -> dict:
+def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -> dict:
     """What the compiler says of one program of `config.model`; in words if it refuses it."""
     begin, model = time.monotonic(), config.model
     row = {"encoding": model.encoding, "program": program}
-    with target.tracing_for(devices):
+    with tpu_slice.tracing_for(devices):
         mesh = sharding.make_mesh(config.mesh, devices)
         lengths = {"length": config.length} if program == "train" else None
         sharding.check_fits(model, config.batch, mesh, lengths)
@@ -129,7 +131,7 @@ def refused(text: str) -> dict:
     return {"status": "does not compile", "why": " ".join(text.split())[:300]}
 
 
-def memory(compiled: Any, chip: target.Chip) -> dict:
+def memory(compiled: Any, chip: tpu_slice.Chip) -> dict:
     """Bytes a chip: what comes in, goes out and is needed between; and whether that fits."""
     found = compiled.memory_analysis()
     names = ("argument", "output", "alias", "temp", "generated_code")
@@ -147,7 +149,7 @@ def memory(compiled: Any, chip: target.Chip) -> dict:
     }
 
 
-def work(compiled: Any, jaxpr: Any, masked: Tiles, chips: int, chip: target.Chip) -> dict:
+def work(compiled: Any, jaxpr: Any, masked: Tiles, chips: int, chip: tpu_slice.Chip) -> dict:
     """Operations, seconds and collectives, a chip and a step."""
     cost, said = compiled.cost_analysis(), hlo.summarize(compiled.as_text(), masked.turns)
     products = flops.count(jaxpr, *masked)
@@ -199,9 +201,9 @@ def main(config: Config) -> None:
     """Compiles every program that is asked for, and says what it needs."""
     given = flags.FLAGS
     with launch.one_line_errors():
-        chip = target.check(given.topology)
+        chip = tpu_slice.check(given.topology)
         jax.config.update("jax_platforms", "cpu")
-        devices = target.devices(given.topology)
+        devices = tpu_slice.devices(given.topology)
         config.model.vocab = config.model.vocab or tokenizer.get(config.tokenizer).vocab
         wanted, base = specs(given.encodings, config), dataclasses.replace(config.model)
         for spec in wanted:

@@ -12,9 +12,9 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments.launch import Stop
+from experiments.running.launch import Stop
+from experiments.running.sweep_configs import Sweep
 from pe_jax.training import sharding
-from pe_jax.training.sweeps import Sweep
 
 
 def lanes(config: Sweep) -> list[Mesh]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import curves, findings, formats, statistics
-from experiments.plotting import (
+from experiments.reporting import findings, loss_curves, number_formats, statistics
+from experiments.reporting.plotting import (
     MUTED,
     Drawing,
     canvas,
@@ -18,7 +18,7 @@ from experiments.plotting import (
     paint,
     styled,
 )
-from experiments.results import Question, Results
+from experiments.reporting.results import Question, Results
 from pe_jax.training.config import PROTOCOLS
 
 
@@ -153,7 +153,7 @@ def differences(
     figure, (axes,) = canvas(5.8, 1.2 + 0.27 * len(shown))
     if results.effect:
         axes.axvspan(-results.effect, results.effect, color=MUTED, alpha=0.13, lw=0, zorder=0.4)
-    text = formats.number
+    text = number_formats.number
     dots(axes, [(s, d.mean, t.low, t.high, text(d.mean, 3, True)) for s, t, d in shown], 0.0)
     for y, (s, _, d) in enumerate(shown):
         axes.plot(d.values, [y] * d.n, "|", ms=9, alpha=0.8, **paint(s))
@@ -198,7 +198,7 @@ def loss_by_step(results: Results) -> Drawing | None:
     figure, (axes,) = canvas(5.8, 3.8)
     rows, ends = [], []
     for scheme in results.schemes:
-        curve = curves.curve(scheme)
+        curve = loss_curves.curve(scheme)
         if isinstance(curve, str):
             rows.append((scheme.name, None, None, "", curve))
             continue

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from experiments.timing import LIMIT, NAIVE, OURS
+from experiments.measuring.timing import LIMIT, NAIVE, OURS
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, Params
@@ -289,12 +289,12 @@ def _attention(
 def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) -> Program:
     if importlib.util.find_spec("torch") is None:
         raise Refused("torch is not installed")
-    from experiments import flex
+    from experiments.measuring import flex_attention
 
     encoding, begin = scheme(name, length), time.perf_counter()
     params = encoding.init(jax.random.key(0), sizes.dims)
     given = dict(dtype=sizes.dtype, causal=sizes.causal, backward=backward)
-    run = flex.program(encoding, params, operands, sizes.dims, **given)
+    run = flex_attention.program(encoding, params, operands, sizes.dims, **given)
     run()  # compiles
     return Program(run, None, time.perf_counter() - begin)
 

@@ -1,6 +1,6 @@
 """The plan from one chip to 1,024: sizes × contexts × slices compiled for a TPU that is not there.
 
-    python -m experiments.scale --out=runs/scale
+    python -m tools.scale_docs --out=runs/scale
 
 Each cell is one `compile_tpu` in a process of its own, and one folder: the same command again goes
 on where it was. `--minutes` bounds a run: no cell is begun after that. Writes docs/scale.md from
@@ -18,10 +18,11 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from experiments import hlo, launch, target
-from experiments.provenance import save_json
-from experiments.timing import plain
+from experiments.measuring.timing import plain
+from experiments.running import launch
+from experiments.running.provenance import save_json
 from pe_jax.training.config import MeshConfig
+from tools import hlo, tpu_slice
 
 SIZES = ("100M", "1B", "7B")
 CONTEXTS = (4096, 32768, 131072)
@@ -79,7 +80,7 @@ def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
     fields = {"length": cell.context, "batch": cell.batch}
     fields |= {f"mesh.{axis}": n for axis, n in dataclasses.asdict(cell.mesh).items()}
     fields["model.encoding"] = cell.encoding
-    command = [sys.executable, "-m", "experiments.compile_tpu"]
+    command = [sys.executable, "-m", "tools.compile_tpu"]
     command += [f"--config=configs/scale.py:{cell.size}", f"--topology={SLICES[cell.chips]}"]
     command += [f"--program={cell.program}", f"--out={folder}"]
     command += [f"--config.{field}={value}" for field, value in fields.items()]
@@ -130,20 +131,20 @@ def figures(cell: Cell, row: dict) -> list[str]:
     mesh = " × ".join(str(n) for n in dataclasses.asdict(cell.mesh).values())
     if row["status"] != "ok":
         return [mesh, f"{row['status']}: {row['why']}"]
-    chip = target.CHIPS[SLICES[cell.chips].partition(":")[0]]
+    chip = tpu_slice.CHIPS[SLICES[cell.chips].partition(":")[0]]
     step = row["compute_seconds"] + row["exchange_seconds"]
     share = row["flops"] / chip.peak / step
     least = "≥ " if row["unpriced"] else ""
     sizes = [row["collectives"].get(kind, {"bytes": 0})["bytes"] for kind in hlo.KINDS]
     return [
         mesh,
-        f"{row['total'] / target.GIB:.1f}" + ("" if row["fits"] else " (does not fit)"),
+        f"{row['total'] / tpu_slice.GIB:.1f}" + ("" if row["fits"] else " (does not fit)"),
         f"{least}{seconds(step)}",
         f"{least}{seconds(row['compute_seconds'])}",
         f"{seconds(row['exchange_seconds'])}",
         plain(row["flops"] / 1e12),
         f"{'≤ ' * bool(least)}{100 * share:.0f} %",
-        *(plain(size / target.GIB, 2) if size else "–" for size in sizes),
+        *(plain(size / tpu_slice.GIB, 2) if size else "–" for size in sizes),
     ]
 
 
@@ -170,7 +171,7 @@ TEXT = """\
 Estimates of the TPU compiler (libtpu), made on a machine without a TPU: no figure here was
 measured on one. Made by
 
-    python -m experiments.scale --out=runs/scale
+    python -m tools.scale_docs --out=runs/scale
 
 which compiles the real training step and the real decoding step, whole models, for slices of TPU
 v5p ({hbm:.0f} GiB and {peak:.0f} TFLOP/s a chip), one program a line, and writes this page.
@@ -213,13 +214,13 @@ A decoding step: one token for each row, caches of 32,768 tokens.
 
 def page(plan: list[Cell], folder: Path) -> str:
     """docs/scale.md."""
-    chip, fields = target.CHIPS["v5p"], dataclasses.fields(MeshConfig)
+    chip, fields = tpu_slice.CHIPS["v5p"], dataclasses.fields(MeshConfig)
     grid = [c for c in plan if c.encoding == "rope" and c.program == "train"]
     grid.sort(key=lambda c: (SIZES.index(c.size), c.context, c.chips))
     kinds = [c for c in plan if (c.size, c.context, c.chips) == ("1B", 32768, 64)]
     join = lambda cells, *lead: "\n".join(lines(cells, folder, lead))  # noqa: E731
     return TEXT.format(
-        hbm=chip.hbm / target.GIB,
+        hbm=chip.hbm / tpu_slice.GIB,
         peak=chip.peak / 1e12,
         done=sum(read(cell, folder) is not None for cell in plan),
         all=len(plan),
@@ -236,7 +237,7 @@ def main(_: list[str]) -> None:
     given, plan = flags.FLAGS, cells()
     with launch.one_line_errors():
         for topology in SLICES.values():
-            target.check(topology)
+            tpu_slice.check(topology)
         sweep(plan, Path(given.out), given.minutes, given.limit)
     Path(given.page).write_text(page(plan, Path(given.out)))
     print(f"Plan: {given.page}")

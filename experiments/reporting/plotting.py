@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import MaxNLocator
 
-from experiments.results import Scheme
+from experiments.reporting.results import Scheme
 
 INK, MUTED, RULE = "#1b2330", "#5b6675", "#dfe3e8"
 COLOURS = (

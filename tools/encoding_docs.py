@@ -1,7 +1,7 @@
 """README's table of schemes, docs/encodings.md and its pictures, from the code.
 
-`python -m experiments.schemes` writes all three. Every word about a scheme comes from its
-docstrings, its tests and what it declares; `facts` reads them.
+`python -m tools.encoding_docs` writes all three. Every word about a scheme comes from its
+docstrings, its tests and what it declares; `encoding_facts` reads them.
 """
 
 import argparse
@@ -11,18 +11,19 @@ import re
 import textwrap
 import urllib.parse
 
-from experiments import facts, sketches
+from experiments.reporting import scheme_pictures
 from pe_jax import ENCODINGS, Encoding
 from pe_jax.encodings.rope_scaling import SCALINGS
+from tools import encoding_facts
 
-README, PAGE = facts.ROOT / "README.md", facts.ROOT / "docs" / "encodings.md"
-FIGURES = facts.ROOT / "docs" / "figures" / "encodings"
+README, PAGE = encoding_facts.ROOT / "README.md", encoding_facts.ROOT / "docs" / "encodings.md"
+FIGURES = encoding_facts.ROOT / "docs" / "figures" / "encodings"
 BEGIN, END = "<!-- schemes: begin -->", "<!-- schemes: end -->"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
 INTRO = """\
 # The encodings, one by one
 
-*Written by `python -m experiments.schemes` from docstrings, tests and what each scheme declares.*
+*Written by `python -m tools.encoding_docs` from docstrings, tests and what each scheme declares.*
 
 Each section has the equation, the pictures of what it adds, what to mind (where the paper, its
 released code and this one differ), what it is held to, and the lines that import it.
@@ -48,7 +49,7 @@ What is added to values (Shaw) does not show in scores.
 
 def _oracle(name: str) -> str:
     """The libraries of the scheme's oracles, the first by name."""
-    found = list(dict.fromkeys(library for library, _ in facts.oracles().get(name, [])))
+    found = list(dict.fromkeys(library for library, _ in encoding_facts.oracles().get(name, [])))
     return (found[0] + f" +{len(found) - 1}" * (len(found) > 1)) if found else "NumPy"
 
 
@@ -58,7 +59,7 @@ def _arxiv(number: str) -> str:
 
 def _source(kind: type[Encoding]) -> str:
     """The paper, or the host of a page, with its link."""
-    found = facts.source(kind)
+    found = encoding_facts.source(kind)
     host = urllib.parse.urlsplit(found).netloc
     return f"[{host}]({found})" if host else _arxiv(found)
 
@@ -66,15 +67,15 @@ def _source(kind: type[Encoding]) -> str:
 def row(name: str, kind: type[Encoding]) -> list[str]:
     """One line of the table."""
     scheme = kind()
-    model, layer = facts.sizes(scheme)
-    every = set.intersection(*(set(facts.engines(other)) for other in ENCODINGS))
-    engines = [engine for engine in facts.engines(name) if engine not in every]
+    model, layer = encoding_facts.sizes(scheme)
+    every = set.intersection(*(set(encoding_facts.engines(other)) for other in ENCODINGS))
+    engines = [engine for engine in encoding_facts.engines(name) if engine not in every]
     return [
         f"[`{name}`](docs/encodings.md#{name})",
         _source(kind),
-        facts.enters(scheme),
+        encoding_facts.enters(scheme),
         f"{model:,} + {layer:,}",
-        facts.beyond(scheme),
+        encoding_facts.beyond(scheme),
         ", ".join(engines) or "–",
         _oracle(name),
     ]
@@ -84,7 +85,11 @@ def table() -> str:
     """The table in Markdown, and what is true of all its rows."""
     rows = [HEAD, ["---"] * len(HEAD), *(row(n, k) for n, k in ENCODINGS.items())]
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
-    every = [e for e in facts.ENGINES if all(e in facts.engines(name) for name in ENCODINGS)]
+    every = [
+        e
+        for e in encoding_facts.ENGINES
+        if all(e in encoding_facts.engines(name) for name in ENCODINGS)
+    ]
     note = f"\nAll {len(ENCODINGS)} run `{'` and `'.join(every)}`; *engines* has the others."
     return "\n".join([*lines, note])
 
@@ -144,12 +149,12 @@ def config(name: str, kind: type) -> str:
 
 def _held(name: str) -> str:
     """Oracles, and the claims of the tests, folded."""
-    path = facts.tests(name)
-    file = path.relative_to(facts.ROOT).as_posix()
-    claims = facts.claims(path)
+    path = encoding_facts.tests(name)
+    file = path.relative_to(encoding_facts.ROOT).as_posix()
+    claims = encoding_facts.claims(path)
     oracles = [
         f"`{what}` ({'PyTorch' if library == 'torch' else f'transformers, {library}'})"
-        for library, what in facts.oracles().get(name, [])
+        for library, what in encoding_facts.oracles().get(name, [])
     ]
     others = f", and the answers of {', '.join(oracles)}" if oracles else ""
     lines = [
@@ -168,9 +173,9 @@ def section(name: str, kind: type[Encoding]) -> str:
     """All about one scheme."""
     title, blocks = _docstring(inspect.getmodule(kind))
     what = inspect.getdoc(kind) or ""
-    drawn = sketches.spec(name)
+    drawn = scheme_pictures.spec(name)
     alt = f"What {name} adds to the scores"
-    model, layer = facts.sizes(kind())
+    model, layer = encoding_facts.sizes(kind())
     parts = [
         f"## {name}",
         _prose(what),
@@ -178,8 +183,15 @@ def section(name: str, kind: type[Encoding]) -> str:
         f"![{alt}](figures/encodings/{name}.png)",
         *([f"Drawn as `{drawn}`, so that it can be seen."] if drawn != name else []),
         *blocks,
-        f"**Enters at** {facts.enters(kind())} · **parameters** {model:,} + {layer:,} · **beyond"
-        f" training** {facts.beyond(kind())} · **runs** {', '.join(facts.engines(name))}",
+        " · ".join(
+            f"**{title}** {text}"
+            for title, text in {
+                "Enters at": encoding_facts.enters(kind()),
+                "parameters": f"{model:,} + {layer:,}",
+                "beyond training": encoding_facts.beyond(kind()),
+                "runs": ", ".join(encoding_facts.engines(name)),
+            }.items()
+        ),
         _held(name),
         f"```python\n{borrowed(kind)}\n```",
         f"In a config, or for `pe_jax.parse`: `{config(name, kind)}`",
@@ -223,7 +235,7 @@ def main() -> None:
     if given.text_only:
         return
     for name in ENCODINGS:
-        sketches.draw(name, FIGURES)
+        scheme_pictures.draw(name, FIGURES)
     for path in {*FIGURES.glob("*.png")} - {FIGURES / f"{name}.png" for name in ENCODINGS}:
         path.unlink()
 

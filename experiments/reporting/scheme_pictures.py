@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from PIL import Image, ImageColor
 
 import pe_jax
-from experiments import plotting
+from experiments.reporting import plotting
 from pe_jax import Dims, Encoding, Params, positions
 from pe_jax.engines import reference
 

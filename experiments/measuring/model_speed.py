@@ -13,11 +13,11 @@ import jax
 import numpy as np
 from absl import logging
 
-from experiments import timing
+from experiments.measuring import timing
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.models import generate
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import Trainer
-from pe_jax.training.sweeps import CompareConfig
 
 DECODED = 16  # tokens in one call, so that the copy of the cache that it begins with counts little
 OUT_OF_MEMORY = "out of memory"

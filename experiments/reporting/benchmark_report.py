@@ -1,21 +1,16 @@
 """Pages of what `experiments.benchmark` measured: tables, a figure, and which targets were reached.
 
-    python -m experiments.performance --runs=runs/benchmark
-
-writes docs/performance.md and docs/figures/performance-NAME.png, one section a folder in --runs.
-Text outside the two marks in the page stays as it is.
+`write` makes docs/performance.md and docs/figures/performance-NAME.png of them, one section per
+run. Text outside the two marks in the page stays as it is.
 """
 
 import dataclasses
 import json
-import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -23,10 +18,9 @@ from matplotlib.ticker import LogLocator
 from rich import box
 from rich.table import Table
 
-from experiments import launch
-from experiments.plotting import COLOURS, INK, MUTED, Drawing, apart, log2_axis, styled
-from experiments.timing import CSV_HEADER, DENSE, NAIVE, OURS, Results, Row, plain
-from experiments.workloads import MODES, TILE
+from experiments.measuring.timing import CSV_HEADER, DENSE, NAIVE, OURS, Results, Row, plain
+from experiments.measuring.workloads import MODES, TILE
+from experiments.reporting.plotting import COLOURS, INK, MUTED, Drawing, apart, log2_axis, styled
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 FORWARD, BACKWARD = MODES["forward"] + MODES["backward"]
@@ -396,17 +390,3 @@ def write(runs: Sequence[Path], docs: Path, command: str) -> Path:
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     page.write_text(insert(text, "\n\n".join(parts)), encoding="utf-8")
     return page
-
-
-def main(_: list[str]) -> None:
-    """Writes the page that the flags ask for."""
-    command = shlex.join(["python", "-m", "experiments.performance", *sys.argv[1:]])
-    with launch.one_line_errors():
-        page = write([Path(p) for p in flags.FLAGS.runs], Path(flags.FLAGS.docs), command)
-    print(f"Page: {page}")
-
-
-if __name__ == "__main__":
-    flags.DEFINE_list("runs", ["runs/benchmark"], "folders that experiments.benchmark filled")
-    flags.DEFINE_string("docs", "docs", "folder of the page")
-    app.run(main)

@@ -9,14 +9,14 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments import launch
-from experiments.compare import short, slug
-from experiments.lanes import lanes, spread
-from experiments.lock import Lock
-from experiments.provenance import made, save_json
+from experiments.running import launch
+from experiments.running.lock import Lock
+from experiments.running.parallel_runs import lanes, spread
+from experiments.running.provenance import made, save_json
+from experiments.running.run_names import slug
+from experiments.running.sweep_configs import TrialsConfig
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
-from pe_jax.training.sweeps import TrialsConfig
 
 
 class Trials:
@@ -53,13 +53,6 @@ def folders(entries: Mapping[Any, Iterable[str]]) -> dict[Any, str]:
         if [*found.values()].count(name) > 1:
             raise ValueError(f"encodings: {entry}: another one has the same name in a path, {name}")
     return found
-
-
-def title(spec: str, convention: str, entries: Iterable[tuple[str, str]], plain: str) -> str:
-    """An encoding's name with its positions, and its fields where the name is not enough."""
-    alone = [short(s) for s, c in entries if c == convention].count(short(spec)) == 1
-    name = short(spec) if alone else spec
-    return name if convention == plain else f"{name}, {convention}"
 
 
 def check_entry(folder: Path, parts: list[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 import markupsafe
 
-HERE = Path(__file__).parent
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, scripts: tuple[str, ...], **context) -> str:
@@ -19,10 +19,10 @@ def render(template: str, scripts: tuple[str, ...], **context) -> str:
 
     The template shows `script` in its one script element, and `digest` in its policy.
     """
-    script = "".join((HERE / name).read_text(encoding="utf-8") for name in scripts)
+    script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

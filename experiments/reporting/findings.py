@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import statistics
-from experiments.curves import still_falling
-from experiments.formats import number
-from experiments.learning_rates import rate_words, rates
-from experiments.results import Cell, Question, Results, Scheme
-from experiments.statistics import Estimate, Ratio, Tested
+from experiments.reporting import statistics
+from experiments.reporting.learning_rates import rate_words, rates
+from experiments.reporting.loss_curves import still_falling
+from experiments.reporting.number_formats import number
+from experiments.reporting.results import Cell, Question, Results, Scheme
+from experiments.reporting.statistics import Estimate, Ratio, Tested
 
 REFERENCE, UNDECIDED = "reference", "undecided"
 MEASURES = {

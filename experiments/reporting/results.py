@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import statistics
+from experiments.reporting import statistics
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.checkpoint import BINDING
 from pe_jax.training.config import PROTOCOLS, from_json
-from pe_jax.training.sweeps import CompareConfig
 
 REQUIRED = (
     *("name", "train_length", "lengths", "baseline", "reference", "encodings", "seeds"),

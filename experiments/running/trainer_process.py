@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from experiments import launch, train
+from experiments.running import launch, training_loop
+from pe_jax.training.config import Config
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
@@ -44,4 +45,4 @@ def _run(flags: list[str], log: Path, environment: dict, before: Callable | None
     if before is not None:
         before()
     sys.argv = ["experiments.train", *flags]
-    launch.run(train.main, "configs/train.py", train.Config)
+    launch.run(training_loop.run, "configs/train.py", Config)

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import rich.table
 
-from experiments import findings, plotting, statistics
-from experiments.results import Run, Scheme
+from experiments.reporting import findings, plotting, statistics
+from experiments.reporting.results import Run, Scheme
+from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.training.config import PROTOCOLS
-from pe_jax.training.sweeps import ExtendConfig
 
 WORDS = {"plain": "no fine-tune", "tuned": "after {} steps"}
 LOSSES = ("encoding", "fine-tune", "protocol", "length", "seed", "loss")

@@ -1,6 +1,6 @@
 """Kills the trainer at random moments, continues it, and compares all its bits with a run in peace.
 
-    python -m experiments.soak --minutes=10 --json=runs/soak.json
+    python -m tools.soak --minutes=10 --json=runs/soak.json
 
 Every life of a run ends with `kill -9`: while it starts, trains or saves. The last one finishes.
 Then the SHA-256 of parameters, optimizer and counts must be that of the run that was left alone,
@@ -26,8 +26,9 @@ from typing import Any
 import orbax.checkpoint as ocp
 from absl import app, flags, logging
 
-from experiments import launch, processes, results
-from experiments.provenance import commit, save_json
+from experiments.reporting import results
+from experiments.running import launch, trainer_process
+from experiments.running.provenance import commit, save_json
 from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints
 
@@ -138,7 +139,7 @@ def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Lif
     aim = draw.choice(("start", "step", "save"))
     left, rows_before = unfinished(workdir), written(workdir)
     goal, wait = last_saved(workdir) + draw.randint(1, 2 * SAVE_EVERY), draw.uniform(0, 4)
-    process, begin = processes.start(flags, log), time.monotonic()
+    process, begin = trainer_process.start(flags, log), time.monotonic()
     reached = {
         "start": lambda: time.monotonic() - begin > wait or written(workdir) > rows_before,
         "step": lambda: last_logged(workdir) >= goal and written(workdir) > rows_before,
@@ -164,7 +165,7 @@ def finish(flags: list[str], log: Path) -> None:
     Raises:
       RuntimeError: it ends with another status than 0.
     """
-    process = processes.start(flags, log)
+    process = trainer_process.start(flags, log)
     process.join()
     if process.exitcode != 0:
         raise RuntimeError(_ended(process.exitcode, log))

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import results
-from experiments.provenance import command, save_json
-from experiments.results import Results, Scheme
+from experiments.reporting import results
+from experiments.reporting.results import Results, Scheme
+from experiments.running.provenance import command, save_json
 
 # Seeds are joined, the corpus is known by its digest, and the others leave the losses as they are.
 FREE = ("seed", "data", "model.encoding", "eval.batch_tokens")

@@ -359,7 +359,7 @@ class ExtendConfig(Sweep):
         the run's. `{factor}` stands for the factor, `{length}` for the length trained on,
         `{window}` for half of it, `{group}` for the least group with which Self-Extend then reaches
         the target, `{ones}` for as many ones as there are frequencies and `{searched}` for their
-        factors by LongRoPE's search (`experiments.factors`).
+        factors by LongRoPE's search (`experiments.running.longrope_search`).
       reference: the method that the others are compared with, by its name in the results: the loss
         at the target under a sliding window.
       factor: the target length over the length trained on.

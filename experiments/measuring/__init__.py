@@ -1,0 +1,1 @@
+"""Time, memory and operations of programs: timing, what is timed, counts."""

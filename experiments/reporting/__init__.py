@@ -1,0 +1,1 @@
+"""From the files of runs to results, statistics, verdicts, figures, tables and pages."""

@@ -1,0 +1,1 @@
+"""What maintainers run: pages of documentation, compilers for absent TPUs, a soak test."""

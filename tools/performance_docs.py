@@ -1,0 +1,29 @@
+"""Writes docs/performance.md and its figures from what `experiments.benchmark` measured.
+
+    python -m tools.performance_docs --runs=runs/benchmark
+
+One section per folder in --runs. Text outside the two marks in the page stays as it is.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+from experiments.reporting.benchmark_report import write
+from experiments.running import launch
+
+
+def main(_: list[str]) -> None:
+    """Writes the page that the flags ask for."""
+    command = shlex.join(["python", "-m", "tools.performance_docs", *sys.argv[1:]])
+    with launch.one_line_errors():
+        page = write([Path(p) for p in flags.FLAGS.runs], Path(flags.FLAGS.docs), command)
+    print(f"Page: {page}")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("runs", ["runs/benchmark"], "folders that experiments.benchmark filled")
+    flags.DEFINE_string("docs", "docs", "folder of the page")
+    app.run(main)
