@@ -91,7 +91,7 @@ def answer(config: ImagesConfig, trainer: Classifier, convention: str, params, t
     """Accuracy by view; None where the encoding is not defined there."""
     found: dict[str, float | None] = {}
     pattern = trainer.config.pattern
-    axes = max(e.axes for e in pattern)
+    axes = max(e.claims.axes for e in pattern)
     limit = position_schemes.position_limit(pattern)
     for view, (pixels, labels) in test.items():
         side, trained = view.side // config.patch, config.sides[0] // config.patch
@@ -144,7 +144,7 @@ def run(
     """Every seed of what `grouped` gives: seed → what it gave."""
     (spec, normalized), conventions = item, grouped(config)[item]
     trained = config.sides[0] // config.patch
-    axes = max(e.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
+    axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
     at = places(axes, "normalized" if normalized else "index", trained, trained)
     trainer = functools.cache(lambda: Classifier(config, spec, at, trials.mesh))
     return {

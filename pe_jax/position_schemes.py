@@ -184,7 +184,8 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
         if encoding.claims.axes != scheme.axes:
             raise ValueError(
                 f"positions={spec!r}: gives positions of {scheme.axes} axes, {name} takes"
-                f" {encoding.claims.axes}: bipe needs bilevel(separators=…), images configs/images.py"
+                f" {encoding.claims.axes}: bipe needs bilevel(separators=…), images"
+                " configs/images.py"
             )
         if scheme.real and not encoding.claims.real_positions:
             raise ValueError(

@@ -25,7 +25,7 @@ NONE = Params({}, {})
 
 def adapter(case, params=None, **options):
     params = util.random_params(case.encoding) if params is None else params
-    if case.encoding.axes > 1:
+    if case.encoding.claims.axes > 1:
         options.setdefault("positions", util.spread(case, util.contiguous(T)))
     return adapters.attention_fn(case.encoding, params, embedded=True, **options)
 
@@ -70,7 +70,7 @@ def fill(module):
 
 def wanted(case, **options):
     """`pe_jax.attention` on the same parameters, dense."""
-    several = case.encoding.axes > 1
+    several = case.encoding.claims.axes > 1
     return functools.partial(
         pe_jax.attention,
         encoding=case.encoding,
@@ -237,7 +237,7 @@ def heads():
 def test_any_mask_and_bias_are_honoured_beside_an_encoding(mask):
     """ALiBi with them is stock attention with ALiBi's matrix among the biases."""
     bias, place = noise(B, 1, T, T, seed=5), np.arange(T)
-    far = pe_jax.make("alibi").distance_bias(NONE, place[:, None] - place, DIMS)
+    far = util.distance_bias(pe_jax.make("alibi"), NONE, place[:, None] - place, DIMS)
     fn = adapters.attention_fn(pe_jax.make("alibi"), NONE, causal=False)
     got = called(fn, *heads(), bias=bias, mask=mask)
     stock = called(nn.dot_product_attention, *heads(), bias=bias + far, mask=mask)

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pe_jax.encodings.terms import DistanceTerm, PairBias, Profile, Rotation, RowRescore
 from tests import util
 from tests.util import CASES, SINGLE, T
 
@@ -37,7 +38,7 @@ def outcome(case, engine, explicit, params, qkv, positions, segments):
     """Output and every gradient."""
 
     def f(params, qkv):
-        places = positions if explicit or case.encoding.axes > 1 else None
+        places = positions if explicit or case.encoding.claims.axes > 1 else None
         return util.layer(case, params, *qkv, places, segments, implementation=engine)
 
     out, pull = jax.vjp(f, params, qkv)
@@ -45,7 +46,7 @@ def outcome(case, engine, explicit, params, qkv, positions, segments):
 
 
 def engines(case):
-    return ("dense",) if case.encoding.overrides("rescore") else ("dense", "tiled")
+    return ("dense",) if util.terms(case.encoding, RowRescore) else ("dense", "tiled")
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
@@ -61,9 +62,9 @@ def test_attention_and_its_gradients_trace_under_explicit_axes(case, mesh):
 
 
 @pytest.mark.parametrize("case", SINGLE, ids=repr)
-def test_slots_trace_under_explicit_axes(case, mesh):
+def test_terms_trace_under_explicit_axes(case, mesh):
     """Called by themselves, on positions divided over the batch."""
-    enc, axes = case.encoding, (case.encoding.axes,) * (case.encoding.axes > 1)
+    enc, axes = case.encoding, (case.encoding.claims.axes,) * (case.encoding.claims.axes > 1)
 
     def place(shape, spec, dtype="int32"):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
@@ -80,14 +81,20 @@ def test_slots_trace_under_explicit_axes(case, mesh):
             assert found.sharding.spec[axis] == "data"
 
     data(enc.embed, x, at)
-    data(enc.rotate_q, q, at)
-    data(enc.rotate_k, q, at)
-    data(enc.state, x)
-    slots = "relative_keys", "relative_queries", "relative_values", "relative_state"
-    for slot in slots:
-        data(getattr(enc, slot), away, axis=1)
-    data(lambda p, d: enc.distance_bias(p, d, util.DIMS), away, axis=1)
-    data(lambda p, q, k: enc.bias(p, q, k, util.DIMS), at, at)
+    for i, term in enumerate(util.terms(enc)):
+
+        def own(params, i=i):
+            return enc.terms(params, util.DIMS)[i]
+
+        if isinstance(term, Rotation):
+            data(lambda p, q, at, own=own: own(p).rotate("q", q, at), q, at)
+            data(lambda p, q, at, own=own: own(p).rotate("k", q, at), q, at)
+        elif isinstance(term, DistanceTerm | Profile):
+            data(lambda p, away, own=own: own(p).at(away), away, axis=1)
+        elif isinstance(term, PairBias):
+            data(lambda p, *at, own=own: own(p).fn(own(p).arrays, *at), at, at)
+        if term.state is not None:
+            data(lambda p, x, at, own=own: own(p).state(x, at), x, at)
 
 
 KINDS = (

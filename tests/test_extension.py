@@ -14,6 +14,7 @@ import pe_jax
 from experiments import compare
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import DistanceBias
 from pe_jax.models.generate import generate
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, pieces
@@ -36,8 +37,11 @@ class Newcomer(Encoding):
     def init_layer(self, key, dims):
         return {"slope": 0.1 * jax.random.normal(key, (dims.heads,), jnp.float32)}
 
-    def distance_bias(self, params, distance, dims):
-        slope = jax.nn.softplus(params.layer["slope"])
+    def terms(self, params, dims):
+        return (DistanceBias(self.bias, params.layer["slope"]),)
+
+    def bias(self, slope, distance):
+        slope = jax.nn.softplus(slope)
         far = jnp.abs(distance).astype(jnp.float32)
         grown = jnp.where(far > 0, jnp.maximum(far, 1) ** self.power, 0)
         return -slope.reshape(-1, *[1] * far.ndim) * grown
@@ -62,7 +66,7 @@ CASE = util.Case(NAME, Newcomer())
         contract.test_dense_equals_tiled_where_positions_are_contiguous,
         contract.test_decoding_with_a_cache_equals_dense,
         contract.test_a_relative_scheme_does_not_change_under_a_shift,
-        contract.test_a_tile_of_a_slot_is_the_slot_of_the_tile,
+        contract.test_a_tile_of_a_term_is_the_term_of_the_tile,
         contract.test_biases_are_float32_and_tokens_keep_their_type,
         contract.test_the_limit_is_where_positions_end,
         contract.test_jit_grad_scan_remat_and_vmap_compose,
@@ -76,11 +80,11 @@ def test_it_obeys_the_laws(law):
 
 def test_a_scheme_that_breaks_a_law_is_caught():
     class Peeks(Newcomer):
-        def distance_bias(self, params, distance, dims):
-            return super().distance_bias(params, distance + distance.shape[-1], dims)
+        def bias(self, slope, distance):
+            return super().bias(slope, distance + distance.shape[-1])
 
     with pytest.raises(AssertionError):
-        contract.test_a_tile_of_a_slot_is_the_slot_of_the_tile(case=util.Case("peeks", Peeks()))
+        contract.test_a_tile_of_a_term_is_the_term_of_the_tile(case=util.Case("peeks", Peeks()))
 
 
 @pytest.mark.parametrize("spec", [f"{NAME}(power=0.7)", f"{NAME}+rope,nope"])

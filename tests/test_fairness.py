@@ -25,8 +25,8 @@ GAIN = 1e-3
 class Weak(Clipped):
     """A table whose entries add a thousandth of themselves: AdamW moves its scores by nothing."""
 
-    def distance_bias(self, params, distance, dims):
-        return GAIN * super().distance_bias(params, distance, dims)
+    def lookup(self, table, distance):
+        return GAIN * super().lookup(table, distance)
 
 
 def compared(folder, data: str, **fields) -> tuple[results.Results, dict[str, str]]:

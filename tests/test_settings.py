@@ -16,6 +16,7 @@ from flax import nnx
 
 import pe_jax
 from pe_jax import positions
+from pe_jax.encodings.terms import RowRescore
 from pe_jax.engines import cache
 from pe_jax.models.generate import generate
 from pe_jax.training.step import mean_loss
@@ -71,7 +72,7 @@ def places(case):
 
 
 def forward_and_back(case, engine: str, explicit: bool = False, dtype=FULL):
-    at = places(case) if explicit or case.encoding.axes > 1 else None
+    at = places(case) if explicit or case.encoding.claims.axes > 1 else None
 
     def run(params, qkv, cotangent):
         def f(params, q, k, v):
@@ -89,7 +90,7 @@ def forward_and_back(case, engine: str, explicit: bool = False, dtype=FULL):
 def test_no_engine_makes_a_float64_or_leaves_a_promotion_to_jax(monkeypatch, case):
     util.small_tiles(monkeypatch)
     for engine, *how in WAYS:
-        if engine == "dense" or not case.encoding.overrides("rescore"):
+        if engine == "dense" or not util.terms(case.encoding, RowRescore):
             run, args = forward_and_back(case, engine, *how)
             narrow(run, *args)
 
@@ -100,7 +101,7 @@ def test_nor_does_decoding(case):
         held = cache.empty(case.encoding, B, T, DIMS, HALF, params)
         for part in (slice(0, 4), slice(4, 5)):
             q, k, v = (x[:, part].astype(HALF) for x in qkv)
-            at = places(case)[:, part] if case.encoding.axes > 1 else None
+            at = places(case)[:, part] if case.encoding.claims.axes > 1 else None
             how = {"encoding": case.encoding, "params": params, "dims": DIMS, "x": util.flat(q)}
             out, held = cache.extend(held, q, k, v, at, embedded=True, **how)
         return out
@@ -109,13 +110,17 @@ def test_nor_does_decoding(case):
 
 
 @pytest.mark.parametrize("case", util.CASES, ids=str)
-def test_nor_do_slots_at_the_positions_of_one_row(case):
+def test_nor_do_terms_at_the_positions_of_one_row(case):
     """Positions [T], without the batch of the tokens [B, T, …]."""
     at = places(case)[0]
 
     def run(params, q):
         x = case.encoding.embed(params, util.flat(q), at)
-        return x, case.encoding.rotate_q(params, q, at), case.encoding.rotate_k(params, q, at)
+        return (
+            x,
+            util.rotate(case.encoding, "q", params, q, at),
+            util.rotate(case.encoding, "k", params, q, at),
+        )
 
     for dtype in (FULL, HALF):
         narrow(run, util.random_params(case.encoding), jnp.asarray(util.noise(B, T, H, E), dtype))

@@ -15,7 +15,8 @@ import numpy as np
 import pe_jax
 from pe_jax import Encoding, Params, Sum
 from pe_jax.encodings.base import Dims, adds_to_input, skeleton
-from pe_jax.encodings.terms import RowRescore, Term, select
+from pe_jax.encodings.terms import DistanceBias, DistanceTerm, Profile, RowRescore, Term, select
+from pe_jax.encodings.terms import scale as terms_scale
 from pe_jax.engines import bands, plan
 from pe_jax.engines import inputs as inputs_
 from pe_jax.positions import per_segment
@@ -88,6 +89,26 @@ def _sum(*names: str) -> Case:
 def terms(encoding: Encoding, *kinds: type) -> list:
     """Its terms of these kinds, with shapes in the place of arrays."""
     return select(skeleton(encoding, DIMS), *(kinds or (Term,)))
+
+
+def horizon(encoding: Encoding) -> tuple[int, int] | None:
+    """That of its one term of distances."""
+    (term,) = terms(encoding, DistanceTerm)
+    return term.horizon
+
+
+def rotate(encoding: Encoding, side: str, params: Params, x, positions) -> jax.Array:
+    """Queries (`side` "q") or keys ("k") as the terms rotate them."""
+    dims = Dims(x.shape[-2] * x.shape[-1], x.shape[-2], x.shape[-2], x.shape[-1])
+    found = encoding.terms(params, dims)
+    return inputs_.rotate(found, side, jnp.asarray(x), positions, (None,) * len(found))
+
+
+def distance_bias(encoding: Encoding, params: Params, distance, dims: Dims = DIMS) -> jax.Array:
+    """The sum of its biases of distances: [H, *n]."""
+    biases = select(encoding.terms(params, dims), DistanceBias, Profile)
+    scale = terms_scale(encoding.terms(params, dims), dims.head_dim)
+    return sum((scale if t.scaled else 1) * t.at(jnp.asarray(distance)) for t in biases)
 
 
 def is_relative(encoding: Encoding) -> bool:

@@ -63,7 +63,7 @@ def specs(wanted: list[str], config: Config) -> list[str]:
     """The encodings to compile; `all` is every one whose positions have one axis."""
     if "all" not in wanted:
         return wanted or [config.model.encoding]
-    names = [name for name, scheme in ENCODINGS.items() if scheme.axes == 1]
+    names = [name for name, scheme in ENCODINGS.items() if scheme().claims.axes == 1]
     return [SPECS.get(name, name).format(length=config.length) for name in names]
 
 

@@ -16,31 +16,38 @@ import jax.numpy as jnp
 
 import pe_jax
 from pe_jax import ENCODINGS, Dims, Encoding, Params
-from pe_jax.encodings.base import DISTANCE_SLOTS
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.base import adds_to_input, skeleton
 from pe_jax.engines import cache, fused, tpu
 
 ROOT = Path(__file__).parents[1]
 DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
 TOKENS = 4096  # of the call that engines are asked about
-ENTERS = {
-    "embed": "input",
-    "rotate_q": "queries",
-    "rotate_k": "keys",
-    "bias": "bias",
-    "distance_bias": "bias",
-    "relative_keys": "q · position",
-    "relative_queries": "k · position",
-    "relative_values": "values",
-    "relative_state": "bias, gated by the input",
-    "state_bias": "bias from the input",
-    "rescore": "whole rows of scores",
+ENTERS = {  # kind of term → where positions come in
+    kinds.QueryBias: "queries",
+    kinds.Profile: "bias",
+    kinds.DistanceBias: "bias",
+    kinds.PairBias: "bias",
+    kinds.TokenProduct: "bias",
+    kinds.RelativeKeys: "q · position",
+    kinds.RelativeQueries: "k · position",
+    kinds.RelativeValues: "values",
+    kinds.RelativeState: "bias, gated by the input",
+    kinds.TokenBias: "bias from the input",
+    kinds.RowRescore: "whole rows of scores",
+    kinds.Sink: "the softmax's sum",
 }
 
 
 def enters(scheme: Encoding) -> str:
     """Where positions come in."""
-    used = dict.fromkeys(where for slot, where in ENTERS.items() if scheme.overrides(slot))
-    return ", ".join(used) or "nowhere"
+    places = ["input"] if adds_to_input(scheme, DIMS) else []
+    for term in skeleton(scheme, DIMS):
+        if isinstance(term, kinds.Rotation):
+            places += ["queries"] * (term.q is not None) + ["keys"] * (term.k is not None)
+        elif type(term) in ENTERS:
+            places.append(ENTERS[type(term)])
+    return ", ".join(dict.fromkeys(places)) or "nowhere"
 
 
 def sizes(scheme: Encoding) -> tuple[int, int]:
@@ -57,11 +64,14 @@ def beyond(scheme: Encoding) -> str:
     """What the scheme's own declarations say of distances it was not trained on."""
     if scheme.limit() is not None:
         return f"not defined from {scheme.limit():,}"
-    if any(map(scheme.overrides, DISTANCE_SLOTS)) and scheme.horizon() is not None:
-        return f"constant from {scheme.horizon()[1]:,}"
-    if scheme.split() is not None:
-        return f"second view from {scheme.split():,}"
-    return "decays" if scheme.decays else "defined"
+    terms = skeleton(scheme, DIMS)
+    horizons = [term.horizon for term in kinds.select(terms, kinds.DistanceTerm)]
+    if horizons and None not in horizons:
+        return f"constant from {max(high for _, high in horizons):,}"
+    if (limit := kinds.split(terms)) is not None:
+        return f"second view from {limit:,}"
+    decays = any(term.decays for term in kinds.select(terms, kinds.Profile))
+    return "decays" if decays else "defined"
 
 
 def source(kind: type[Encoding]) -> str:
@@ -78,8 +88,8 @@ def _call(scheme: Encoding, queries: int) -> tuple[Params, dict[str, Any]]:
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     heads = shape((1, queries, DIMS.heads, DIMS.head_dim))
     operands = dict.fromkeys(("q", "k", "v"), heads) | {"x": shape((1, queries, DIMS.width))}
-    if scheme.axes > 1:
-        operands["positions"] = jax.ShapeDtypeStruct((1, queries, scheme.axes), jnp.int32)
+    if scheme.claims.axes > 1:
+        operands["positions"] = jax.ShapeDtypeStruct((1, queries, scheme.claims.axes), jnp.int32)
     return jax.eval_shape(lambda: scheme.init(jax.random.key(0), DIMS)), operands
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params
 
 
@@ -53,8 +54,10 @@ def program(
     to = lambda x: torch.tensor(np.array(x, np.float32), device=place)  # noqa: E731
     q, k, v, cotangent = (to(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
     leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
-    bias = encoding.distance_bias(params, np.arange(1 - length, length, dtype=np.int32), dims)
-    bias = None if bias is None else to(bias).requires_grad_(backward and bool(params[0]))
+    terms = encoding.terms(params, dims)
+    distance = np.arange(1 - length, length, dtype=np.int32)
+    biases = [term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.Profile)]
+    bias = to(sum(biases)).requires_grad_(backward and bool(params[0])) if biases else None
     mask = None
     if causal:
         seen = lambda b, h, i, j: i >= j  # noqa: E731
@@ -63,7 +66,7 @@ def program(
     def add(score, b, h, i, j):
         return score + bias[h, i - j + length - 1]
 
-    scale = encoding.scale(dims.head_dim)
+    scale = kinds.scale(terms, dims.head_dim)
     fast = torch.compile(flex_attention, dynamic=False)
 
     def call():

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.base import Encoding, skeleton
+from pe_jax.encodings.terms import RowRescore, select
 from pe_jax.engines import tiled
 from pe_jax.engines.dense import Rules, Tokens
 from pe_jax.engines.layout import IN_ORDER, InOrder
@@ -34,7 +35,7 @@ def tiles(
 
     Of the tiles that a decaying bias leaves out nothing is known: they count.
     """
-    tiled = [e for e in model.pattern if not e.overrides("rescore")]
+    tiled = [e for e in model.pattern if not select(skeleton(e, model.dims), RowRescore)]
     found = [_turns(encoding, model, batch, length, layout, devices) for encoding in tiled]
     if not found:
         return Tiles()

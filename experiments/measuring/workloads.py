@@ -20,11 +20,14 @@ from flax import nnx
 
 from experiments.measuring.timing import LIMIT, NAIVE, OURS
 from pe_jax.encodings import ENCODINGS, parse
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
-from pe_jax.encodings.base import Dims, Encoding, Params
+from pe_jax.encodings.base import Dims, Encoding, adds_to_input, skeleton
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import cache as caches
-from pe_jax.engines.api import IMPLEMENTATIONS, attention
-from pe_jax.engines.dense import state_bias
+from pe_jax.engines import inputs
+from pe_jax.engines.api import attention
+from pe_jax.engines.dispatch import IMPLEMENTATIONS
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
 from pe_jax.training.step import token_losses
@@ -36,7 +39,7 @@ SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 SPECS["xpos"] = "xpos(scale_base={length})"  # with 512 its positions end at 28,160
 SPECS["shaw_keys"] = "shaw(values=False)"
 PLAIN = "alibi_plain"
-SCHEMES = (*(n for n, kind in ENCODINGS.items() if kind.axes == 1), "shaw_keys", PLAIN)
+SCHEMES = (*(n for n, kind in ENCODINGS.items() if kind().claims.axes == 1), "shaw_keys", PLAIN)
 MODES = {  # flag → what is timed, by title
     "forward": ("forward",),
     "backward": ("forward + backward",),
@@ -49,7 +52,8 @@ MODES = {  # flag → what is timed, by title
 class PlainALiBi(ALiBi):
     """ALiBi without a promise that it decays, so that no tile is skipped."""
 
-    decays = False
+    def terms(self, params, dims):
+        return tuple(dataclasses.replace(t, decays=False) for t in super().terms(params, dims))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,52 +144,61 @@ def flat(q: jax.Array) -> jax.Array:
     return q.reshape(*q.shape[:2], -1)
 
 
-def full_bias(encoding: Encoding, params: Params, q, k, dims: Dims) -> jax.Array | None:
+def full_bias(terms: tuple, sides: tuple[Side, Side], dims: Dims, learned: bool) -> Any:
     """Every score term but q·k, for jax.nn: float32 [B or 1, H, T, T], or None.
 
-    The fast way to build it: each slot once for the W distances, then a shift; arithmetic without
+    The fast way to build it: each term once for the W distances, then a shift; arithmetic without
     parameters is written out for all pairs, since XLA can fuse it.
     """
-    places = jnp.arange(q.shape[1])
-    distance = jnp.arange(q.shape[1] - 1, -q.shape[1], -1)
-    heads_first = lambda x: jnp.swapaxes(x, 1, 2).astype(jnp.float32)  # noqa: E731
-    scale, terms = encoding.scale(dims.head_dim), []
-    if (keys := encoding.relative_keys(params, distance)) is not None:
-        products = jnp.matmul(heads_first(q), jnp.swapaxes(keys, -1, -2))
-        terms.append(scale * relative_shift(products))
-    if (queries := encoding.relative_queries(params, distance)) is not None:
-        products = jnp.matmul(heads_first(k), jnp.swapaxes(queries[:, ::-1], -1, -2))
-        terms.append(scale * jnp.swapaxes(relative_shift(products), -1, -2))
-    if encoding.overrides("distance_bias"):
-        if jax.tree.leaves(params):
-            row = encoding.distance_bias(params, distance, dims)[:, None]
-            terms.append(relative_shift(jnp.repeat(row, q.shape[1], axis=1))[None])
-        else:
-            pairs = places[:, None] - places
-            terms.append(encoding.distance_bias(params, pairs, dims)[None])
-    if encoding.overrides("bias"):
-        terms.append(encoding.bias(params, places[None], places[None], dims))
-    if encoding.overrides("state"):
-        state = heads_first(encoding.state(params, flat(q)))
-        if (vectors := encoding.relative_state(params, distance)) is not None:
-            terms.append(relative_shift(jnp.matmul(state, jnp.swapaxes(vectors, -1, -2))))
-        if encoding.overrides("state_bias"):
-            terms.append(state_bias(encoding, state, state))
-    return sum(terms[1:], terms[0]) if terms else None
+    (q, k), length = sides, sides[0].x.shape[2]
+    distance = jnp.arange(length - 1, -length, -1)
+    scale, added = kinds.scale(terms, dims.head_dim), []
+
+    def shifted(x, term) -> jax.Array:
+        return relative_shift(jnp.matmul(x, jnp.swapaxes(term.at(distance), -1, -2)))
+
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, kinds.RelativeKeys):
+            added.append(scale * shifted(term.queries(q.raw), term))
+        elif isinstance(term, kinds.RelativeQueries):
+            vectors = term.at(distance)[:, ::-1]
+            products = jnp.matmul(k.raw.astype(jnp.float32), jnp.swapaxes(vectors, -1, -2))
+            added.append(scale * jnp.swapaxes(relative_shift(products), -1, -2))
+        elif isinstance(term, kinds.RelativeState):
+            added.append(shifted(states[0], term))
+        elif isinstance(term, kinds.DistanceBias | kinds.Profile) and learned:
+            row = term.at(distance)[:, None]
+            added.append(relative_shift(jnp.repeat(row, length, axis=1))[None])
+        elif isinstance(term, kinds.ScoreTerm):
+            added.append(term.scores(q, k, states))
+    return sum(added[1:], added[0]) if added else None
 
 
 def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
     """(params, q, k, v) → the output, by one engine."""
 
     def naive(params, q, k, v):
-        bias = full_bias(encoding, params, q, k, sizes.dims)
-        places = jnp.arange(q.shape[1])
+        terms, places = encoding.terms(params, sizes.dims), jnp.arange(q.shape[1])
+        states = tuple(None if t.state is None else t.state(flat(q), places[None]) for t in terms)
+        rotated = [
+            inputs.rotate(terms, side, x, places, states) for side, x in (("q", q), ("k", k))
+        ]
+
+        def heads_first(x):
+            return jnp.swapaxes(x, 1, 2)
+
+        sides = tuple(
+            Side(
+                *map(heads_first, x), jax.tree.map(heads_first, states), Tokens(*[places[None]] * 2)
+            )
+            for x in zip(rotated, (q, k), strict=True)
+        )
+        bias = full_bias(terms, sides, sizes.dims, bool(jax.tree.leaves(params)))
         return jax.nn.dot_product_attention(
-            encoding.rotate_q(params, q, places),
-            encoding.rotate_k(params, k, places),
+            *rotated,
             v,
             None if bias is None else bias.astype(q.dtype),
-            scale=encoding.scale(sizes.head_dim),
+            scale=kinds.scale(terms, sizes.head_dim),
             is_causal=sizes.causal,
         )
 
@@ -280,8 +293,7 @@ def _attention(
         program = compiled(gradient(f), params, *operands)[1]
     else:
         program = compiled(f, params, *operands[:3])[1]
-    values = encoding.relative_values(params, jnp.zeros(1, jnp.int32))
-    if engine == NAIVE and values is not None:
+    if engine == NAIVE and kinds.select(skeleton(encoding, sizes.dims), kinds.RelativeValues):
         return program._replace(note="does less: jax.nn takes no vectors at the values")
     return program
 
@@ -355,16 +367,17 @@ def _model(sizes: Sizes, name: str, length: int, remat: bool) -> Program:
     return compiled(jax.value_and_grad(loss), params, tokens)[1]
 
 
-def _biased(encoding: Encoding) -> bool:
+def _biased(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scheme is a bias of the distance, or NoPE: all that a `score_mod` can say."""
-    others = ("embed", "rotate_q", "rotate_k", "relative_keys", "relative_queries", "bias")
-    others += ("relative_values", "state", "rescore")
-    return not any(map(encoding.overrides, others))
+    bias = (kinds.DistanceBias, kinds.Profile, kinds.Scale)
+    terms = skeleton(encoding, dims)
+    return len(kinds.select(terms, *bias)) == len(terms) and not adds_to_input(encoding, dims)
 
 
-def _additive(encoding: Encoding) -> bool:
+def _additive(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scores are one product and a bias: all that jax.nn can be given."""
-    return encoding.split() is None and not encoding.overrides("rescore")
+    terms = skeleton(encoding, dims)
+    return kinds.split(terms) is None and not kinds.select(terms, kinds.RowRescore)
 
 
 Planned = tuple[str, str, Callable[[], Program]]
@@ -399,12 +412,12 @@ def plan(
         for engine in engines:
             if length > limits.get(engine, length):
                 yield name, engine, functools.partial(_too_long, engine, limits[engine])
-            elif engine == NAIVE and not _additive(scheme(name, length)):
+            elif engine == NAIVE and not _additive(scheme(name, length), sizes.dims):
                 continue
             elif engine != FLEX:
                 given = sizes, operands, name, length, engine, backward
                 yield name, engine, functools.partial(_attention, *given)
-            elif _biased(scheme(name, length)) and name != PLAIN:
+            elif _biased(scheme(name, length), sizes.dims) and name != PLAIN:
                 given = sizes, operands, name, length, backward
                 yield name, engine, functools.partial(_flex, *given)
 

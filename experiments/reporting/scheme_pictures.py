@@ -18,6 +18,8 @@ from PIL import Image, ImageColor
 import pe_jax
 from experiments.reporting import plotting
 from pe_jax import Dims, Encoding, Params, positions
+from pe_jax.encodings import terms
+from pe_jax.encodings.base import skeleton
 from pe_jax.engines import reference
 
 DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
@@ -99,7 +101,8 @@ def added(
     here = look(_params(encoding) if params is None else params, x, places)
     count = positions.contiguous(x.shape[1])
     bare = _look(Encoding(), dims, causal, Params({}, {}), x, count)
-    return np.asarray(here - bare * (encoding.scale(dims.head_dim) * dims.head_dim**0.5))
+    scale = terms.scale(skeleton(encoding, dims), dims.head_dim)
+    return np.asarray(here - bare * (scale * dims.head_dim**0.5))
 
 
 def _grid(side: int, axes: int) -> jax.Array:
@@ -145,7 +148,7 @@ def pairs(axes: Axes, values: np.ndarray) -> None:
 
 def _patches(axes: Axes, encoding: Encoding) -> None:
     """What is added to the scores of the patch in the middle: the mean of the heads."""
-    places = _grid(SIDE, encoding.axes)
+    places = _grid(SIDE, encoding.claims.axes)
     (found,) = added(encoding, repeated(SIDE * SIDE), places, causal=False)
     plotting.heat(axes, found[:, SIDE * SIDE // 2].mean(0).reshape(SIDE, SIDE), UNIT)
     axes.set(xticks=[0, SIDE // 2, SIDE - 1], yticks=[0, SIDE // 2, SIDE - 1])
@@ -155,10 +158,10 @@ def _patches(axes: Axes, encoding: Encoding) -> None:
 
 def _map(axes: Axes, encoding: Encoding) -> None:
     """What is added to the scores of random tokens: the mean of the heads."""
-    if encoding.axes == 1:
+    if encoding.claims.axes == 1:
         (found,) = added(encoding, tokens(TOKENS), positions.contiguous(TOKENS))
     else:
-        places = _grid(SMALL, encoding.axes)
+        places = _grid(SMALL, encoding.claims.axes)
         (found,) = added(encoding, tokens(SMALL * SMALL), places, causal=False)
     pairs(axes, found.mean(0))
 
@@ -186,7 +189,7 @@ def draw(name: str, folder: Path) -> None:
     """
     encoding = pe_jax.parse(spec(name))[0]
     figure, (left, right) = plotting.canvas(6.6, 2.6, 1, columns=2)
-    if encoding.axes == 1:
+    if encoding.claims.axes == 1:
         (found,) = added(encoding, repeated(REACH), positions.contiguous(REACH))
         curves(left, by_distance(found))
     else:

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax import positions as pos
+from pe_jax.encodings.base import adds_to_input
+from pe_jax.encodings.terms import DistanceBias, Rotation
+from tests import util
 from tests.encodings.common import (
     HEAD_DIM,
     HEADS,
@@ -122,11 +125,11 @@ def test_the_place_inside_a_piece_is_added_to_the_input(absolute):
 
 
 @pytest.mark.parametrize("relative, used", [("rope", True), ("alibi", False)])
-def test_it_uses_the_slots_of_its_halves_alone(relative, used):
+def test_it_has_the_terms_of_its_halves_alone(relative, used):
     encoding = pe_jax.make("bipe", relative=relative)
-    assert encoding.overrides("embed")
-    assert encoding.overrides("rotate_q") == encoding.overrides("rotate_k") == used
-    assert encoding.overrides("distance_bias") != used
+    assert adds_to_input(encoding, util.DIMS)
+    (term,) = util.terms(encoding)
+    assert type(term) is (Rotation if used else DistanceBias)
 
 
 def test_it_wants_both_numbers_of_a_position():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax.encodings import buckets
+from tests import util
 from tests.encodings.common import LENGTH, check_attention, random_params, softmax
 
 distances = hnp.arrays(np.int32, 24, elements=st.integers(-40, 40) | st.integers(-(2**30), 2**30))
@@ -51,9 +52,9 @@ def test_clipped_counts_from_minus_clip(distance, clip):
 def test_the_horizon_is_where_the_bias_stops_changing_on_both_sides(encoding):
     dims, span = pe_jax.Dims(4, 1, 1, 4), range(-30, 31)
     params = random_params(encoding, dims)
-    bias = np.asarray(encoding.distance_bias(params, np.array(span), dims))[0]
+    bias = np.asarray(util.distance_bias(encoding, params, np.array(span), dims))[0]
     at = dict(zip(span, bias, strict=True))
-    lo, hi = encoding.horizon()
+    lo, hi = util.horizon(encoding)
     assert len({at[d] for d in span if d <= lo}) == len({at[d] for d in span if d >= hi}) == 1
     assert at[lo + 1] != at[lo] and at[hi - 1] != at[hi]
 

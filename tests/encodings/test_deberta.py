@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax.encodings import deberta
+from tests import util
 from tests.encodings.common import HEAD_DIM, LENGTH, check_attention, random_params, softmax
 
 
@@ -68,7 +69,7 @@ def test_511_is_bucket_127_eager_and_jitted():
 
 @pytest.mark.parametrize("buckets, max_distance", SETTINGS)
 def test_the_horizon_is_where_the_row_stops_changing_on_both_sides(buckets, max_distance):
-    lo, hi = pe_jax.make("deberta", buckets=buckets, max_distance=max_distance).horizon()
+    lo, hi = util.horizon(pe_jax.make("deberta", buckets=buckets, max_distance=max_distance))
     distance = np.arange(-3000, 3001)
     rows = np.asarray(deberta.bucket(distance, buckets, max_distance))
     assert (rows[distance <= lo] == 0).all() and rows[distance == lo + 1] == 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax.encodings import alibi, kerple
+from tests import util
 from tests.encodings.common import HEAD_DIM, LENGTH, check_attention, softmax
 
 BOTH = pytest.mark.parametrize("kind", kerple.KINDS)
@@ -29,7 +30,7 @@ def params_of(p, a):
 
 def bias(kind, distance, p, a):
     dims = pe_jax.Dims(4 * len(p), len(p), len(p), 4)
-    return pe_jax.make("kerple", kind=kind).distance_bias(params_of(p, a), distance, dims)
+    return util.distance_bias(pe_jax.make("kerple", kind=kind), params_of(p, a), distance, dims)
 
 
 @BOTH

@@ -10,6 +10,7 @@ import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import mrope, rope
 from pe_jax.engines import cache
+from tests import util
 from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
 
 MIXED = np.asarray(pos.multimodal([2, (2, 2), 1, (2, 1, 2)]))  # 11 tokens
@@ -54,7 +55,7 @@ def test_sections_are_by_default_those_of_the_released_models(interleaved, secti
 def test_on_text_it_is_rope(interleaved):
     x = np.random.default_rng(0).standard_normal((9, 2, 16)).astype("f")
     encoding = pe_jax.make("mrope", interleaved=interleaved)
-    ours = encoding.rotate_q(NONE, x, pos.multimodal([9]))
+    ours = util.rotate(encoding, "q", NONE, x, pos.multimodal([9]))
     plain = rope.rotate(x, np.arange(9), rope.frequencies(16, 1e6))
     np.testing.assert_array_equal(ours, plain)
 

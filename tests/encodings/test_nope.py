@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pe_jax
+from tests import util
 from tests.encodings.common import LENGTH, NONE, attend, qkv, softmax
 
 
@@ -33,9 +34,9 @@ def test_it_is_scaled_dot_product_attention():
         np.testing.assert_allclose(out[:, h], weights @ v[:, h], rtol=0, atol=1e-5)
 
 
-def test_every_slot_does_nothing():
+def test_it_adds_nothing():
     encoding, (x, _, _), places = pe_jax.Encoding(), qkv(), np.arange(LENGTH)
-    for slot in ("embed", "rotate_q", "rotate_k"):
-        assert getattr(encoding, slot)(NONE, x, places) is x
+    assert encoding.embed(NONE, x, places) is x
+    assert encoding.inputs({}) == encoding.terms(NONE, util.DIMS) == ()
     assert encoding.init_shared(None, None) == encoding.init_layer(None, None) == {}
-    assert encoding.horizon() is None and encoding.limit() is None
+    assert encoding.limit() is None

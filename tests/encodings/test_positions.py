@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax import positions as pos
-from tests.encodings.common import HEAD_DIM, HEADS, LENGTH, WIDTH, qkv, random_params, softmax
+from pe_jax.encodings import terms
+from pe_jax.encodings.base import skeleton
+from tests.encodings.common import (
+    DIMS,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    WIDTH,
+    qkv,
+    random_params,
+    softmax,
+)
 from tests.encodings.test_t5 import paper_bucket
 
 _per_segment = jax.jit(pos.per_segment)
@@ -200,7 +211,7 @@ def test_randomized_distances_reach_the_negative_side_of_tables(spec, row):
 
     def output(q, k, v, head):
         if "table" in own:
-            scale = encoding.scale(HEAD_DIM)
+            scale = terms.scale(skeleton(encoding, DIMS), HEAD_DIM)
             return softmax(scale * q @ k.T + own["table"][head][rows], False) @ v
         keys, values = own["keys"][0][rows], own["values"][0][rows]
         weights = softmax(np.einsum("te,tse->ts", q, k + keys) / HEAD_DIM**0.5, False)

@@ -5,6 +5,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import rerope
+from tests import util
 from tests.encodings.common import (
     HEAD_DIM,
     LENGTH,
@@ -76,7 +77,7 @@ def test_each_token_is_rotated_twice_and_a_cache_holds_both():
     encoding = pe_jax.make("rerope", window=WINDOW)
     q, k, _ = qkv()
     places = np.arange(LENGTH)
-    near, far = np.split(encoding.rotate_k(NONE, k, places), 2, axis=-1)
+    near, far = np.split(util.rotate(encoding, "k", NONE, k, places), 2, axis=-1)
     np.testing.assert_array_equal(far, k)
     assert rerope.rotate_twice(q, places, places, np.ones(3)).shape == (LENGTH, 2, 2 * HEAD_DIM)
     dims = pe_jax.Dims(2 * HEAD_DIM, 2, 2, HEAD_DIM)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax.encodings import rope
+from tests import util
 from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
 
 BASES = [1e4, 5e5, 1e6]
@@ -106,10 +107,10 @@ def test_a_fraction_rotates_the_first_channels_as_a_narrower_head(layout):
     x = np.random.default_rng(0).standard_normal((5, 2, 16), np.float32)
     partial = pe_jax.make("rope", fraction=0.25, layout=layout)
     narrow = pe_jax.make("rope", layout=layout)
-    ours = np.asarray(partial.rotate_k(NONE, jnp.asarray(x), np.arange(5)))
+    ours = np.asarray(util.rotate(partial, "k", NONE, jnp.asarray(x), np.arange(5)))
     np.testing.assert_array_equal(ours[..., 4:], x[..., 4:])
     np.testing.assert_array_equal(
-        ours[..., :4], narrow.rotate_k(NONE, jnp.asarray(x[..., :4]), np.arange(5))
+        ours[..., :4], util.rotate(narrow, "k", NONE, jnp.asarray(x[..., :4]), np.arange(5))
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import rope, rope_2d
+from tests import util
 from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
 
 PLACES = np.asarray(pos.grid(3, 4))[:LENGTH]
@@ -45,7 +46,7 @@ def test_normalized_positions_are_multiplied_by_two_pi():
     x = np.random.default_rng(0).standard_normal((6, 1, 8))
     places = np.asarray(pos.grid(2, 3, normalized=True))
     encoding = pe_jax.make("rope_2d", normalized=True, base=100.0)
-    ours = encoding.rotate_q(NONE, jnp.asarray(x, jnp.float32), places)
+    ours = util.rotate(encoding, "q", NONE, jnp.asarray(x, jnp.float32), places)
     want = [turned(y, p, (4, 4), 100.0, 2 * np.pi) for y, p in zip(x[:, 0], places, strict=True)]
     np.testing.assert_allclose(ours[:, 0], want, atol=1e-5)
 
@@ -63,7 +64,7 @@ def test_on_one_row_it_is_rope_of_the_columns_and_other_channels_pass(layout):
     x = np.random.default_rng(0).standard_normal((5, 2, 16)).astype("f")
     encoding = pe_jax.make("rope_2d", channels=(4, 8), layout=layout)
     along = np.stack([np.zeros(5, int), np.arange(5)], axis=-1)
-    ours = np.asarray(encoding.rotate_k(NONE, x, along))
+    ours = np.asarray(util.rotate(encoding, "k", NONE, x, along))
     pairs = {"half": [2, 3, 4, 5, 8, 9, 10, 11], "interleaved": range(4, 12)}[layout]
     narrow = rope.rotate(x[..., list(pairs)], np.arange(5), rope.frequencies(8), layout)
     np.testing.assert_array_equal(ours[..., list(pairs)], narrow)
@@ -80,7 +81,7 @@ def test_positions_of_another_number_of_axes_are_refused():
 
 def test_rows_and_columns_are_not_confused_and_a_prefix_is_not_turned():
     x, encoding = np.ones((3, 1, 8), np.float32), pe_jax.make("rope_2d")
-    ours = np.asarray(encoding.rotate_q(NONE, x, np.array([[0, 0], [2, 0], [0, 2]])))[:, 0]
+    ours = np.asarray(util.rotate(encoding, "q", NONE, x, np.array([[0, 0], [2, 0], [0, 2]])))[:, 0]
     np.testing.assert_array_equal(ours[0], x[0, 0])
     assert (ours[1] != 1).tolist() == [True, True, False, False] * 2
     assert (ours[2] != 1).tolist() == [False, False, True, True] * 2

@@ -20,6 +20,7 @@ from pe_jax.encodings.rope_scaling import (
     YaRN,
 )
 from pe_jax.numerics import angles
+from tests import util
 from tests.encodings.common import NONE
 from tests.faults.test_encoding_faults import refused
 
@@ -150,8 +151,8 @@ def test_the_attention_factor_multiplies_what_is_rotated_of_q_and_of_k(layout):
     ours, other = (
         pe_jax.make("rope", fraction=0.5, layout=layout, scaling=s) for s in (yarn, plain)
     )
-    for slot in ("rotate_q", "rotate_k"):
-        got, want = (getattr(e, slot)(NONE, x, np.arange(5)) for e in (ours, other))
+    for side in "qk":
+        got, want = (util.rotate(e, side, NONE, x, np.arange(5)) for e in (ours, other))
         np.testing.assert_allclose(got[..., :8], 1.5 * want[..., :8], rtol=1e-6)
         np.testing.assert_array_equal(got[..., 8:], x[..., 8:])
 

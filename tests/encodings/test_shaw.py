@@ -6,6 +6,8 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import shaw
+from pe_jax.encodings.terms import RelativeValues
+from tests import util
 from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, check_attention, random_params, softmax
 
 
@@ -36,10 +38,10 @@ def test_it_is_the_papers_equations(clip, values, causal):
 
 def test_the_horizon_is_where_the_vectors_stop_changing_on_both_sides():
     encoding = pe_jax.make("shaw", clip=4)
-    params = random_params(encoding)
-    lo, hi = encoding.horizon()
-    for slot in (encoding.relative_keys, encoding.relative_values):
-        rows = np.asarray(slot(params, np.arange(-20, 21)))[0]
+    keys, values = encoding.terms(random_params(encoding), util.DIMS)
+    for term in (keys, values):
+        lo, hi = term.horizon
+        rows = np.asarray(term.at(np.arange(-20, 21)))[0]
         at = dict(zip(range(-20, 21), rows, strict=True))
         assert all((at[d] == at[lo]).all() for d in range(-20, lo + 1))
         assert all((at[d] == at[hi]).all() for d in range(hi, 21))
@@ -49,7 +51,7 @@ def test_the_horizon_is_where_the_vectors_stop_changing_on_both_sides():
 def test_without_values_there_is_no_table_for_them():
     encoding = pe_jax.make("shaw", values=False)
     assert set(random_params(encoding).layer) == {"keys"}
-    assert encoding.relative_values(random_params(encoding), np.arange(3)) is None
+    assert not util.terms(encoding, RelativeValues)
 
 
 def test_relative_takes_the_middle_row_at_distance_0():

@@ -7,6 +7,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import temperature
+from tests import util
 from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, qkv, softmax
 
 
@@ -40,7 +41,7 @@ def test_queries_are_sharpened_and_keys_are_not():
     encoding = pe_jax.make("temperature", attn_scale=0.5, floor_scale=3)
     check_attention(encoding, NONE, output, True)
     _, k, _ = qkv()
-    np.testing.assert_array_equal(encoding.rotate_k(NONE, k, np.arange(LENGTH) + 9), k)
+    np.testing.assert_array_equal(util.rotate(encoding, "k", NONE, k, np.arange(LENGTH) + 9), k)
 
 
 def test_packed_documents_count_from_their_own_beginning():

@@ -5,6 +5,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import wavlm
+from pe_jax.encodings.terms import Scale
 from tests import util
 from tests.encodings.common import (
     HEAD_DIM,
@@ -57,7 +58,7 @@ def test_a_gate_is_between_one_and_two_plus_what_the_scale_allows():
 def test_the_defaults_are_the_released_models():
     encoding = pe_jax.make("wavlm")
     assert random_params(encoding).shared["table"].shape == (HEADS, 320)
-    assert encoding.horizon() == (-778, 778) and encoding.scale(64) == 1 / 8
+    assert util.horizon(encoding) == (-778, 778) and not util.terms(encoding, Scale)
 
 
 def test_tiles_of_an_encoder_equal_the_dense_matrix(monkeypatch):

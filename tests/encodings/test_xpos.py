@@ -1,5 +1,6 @@
 """xPos against algorithm 1 of arXiv 2212.10554, in float64."""
 
+import functools
 import math
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import xpos
+from tests import util
 from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, qkv, softmax
 from tests.faults.test_encoding_faults import refused
 
@@ -61,12 +63,15 @@ def test_a_query_shrinks_as_its_key_grows_and_float32_holds_both_up_to_the_limit
     last = encoding.limit() - 1
     assert last == 28_159
     x, at = jnp.ones((1, 1, 64)), np.array([last])
-    q, k = encoding.rotate_q(NONE, x, at)[0, 0], encoding.rotate_k(NONE, x, at)[0, 0]
+    q, k = (
+        util.rotate(encoding, "q", NONE, x, at)[0, 0],
+        util.rotate(encoding, "k", NONE, x, at)[0, 0],
+    )
     size = lambda y: np.hypot(*np.asarray(y, np.float64).reshape(-1, 2).T) / math.sqrt(2)  # noqa: E731
     want = xpos.zeta(64) ** (last / 512)
     np.testing.assert_allclose(size(q), want, rtol=2e-5)
     np.testing.assert_allclose(size(k), 1 / want, rtol=2e-5)
-    half = encoding.rotate_k(NONE, x.astype(jnp.bfloat16), at)
+    half = util.rotate(encoding, "k", NONE, x.astype(jnp.bfloat16), at)
     assert half.dtype == jnp.bfloat16 and np.isfinite(half.astype(jnp.float32)).all()
 
 
@@ -76,7 +81,9 @@ def test_scores_depend_on_the_distance_alone_wherever_the_tokens_stand(shift):
     q, k, _ = qkv()
     products = jax.jit(
         lambda at: jnp.einsum(
-            "the,she->hts", encoding.rotate_q(NONE, q, at), encoding.rotate_k(NONE, k, at)
+            "the,she->hts",
+            util.rotate(encoding, "q", NONE, q, at),
+            util.rotate(encoding, "k", NONE, k, at),
         )
     )
     places = np.arange(LENGTH)
@@ -89,9 +96,10 @@ def test_scores_depend_on_the_distance_alone_wherever_the_tokens_stand(shift):
 def test_positions_out_of_reach_are_an_error_or_nan_under_a_trace(places):
     encoding, x = pe_jax.make("xpos"), jnp.ones((2, 1, 8))
     places = np.array(places, np.int32)
-    for slot in (encoding.rotate_q, encoding.rotate_k):
-        refused(lambda s=slot: s(NONE, x, places), "outside [0, 28160)", "scale_base")
-        traced = jax.jit(slot)(NONE, x, places)
+    for side in "qk":
+        rotate = functools.partial(util.rotate, encoding, side, NONE)
+        refused(lambda f=rotate: f(x, places), "outside [0, 28160)", "scale_base")
+        traced = jax.jit(rotate)(x, places)
         np.testing.assert_array_equal(np.isnan(traced[:, 0, 0]), (places < 0) | (places > 28_159))
 
 

@@ -14,6 +14,7 @@ from pe_jax import Params
 from pe_jax.encodings import alibi, learned, rope
 from pe_jax.encodings.rope_scaling import DynamicNTK
 from pe_jax.encodings.scaling.longrope import LongRoPE
+from pe_jax.encodings.terms import DistanceBias, PairBias
 from pe_jax.engines import cache
 from tests import util
 from tests.util import DIMS, B, E, H, K
@@ -297,14 +298,14 @@ INPUTS = "sinusoidal learned bipe sinusoidal_2d learned_2d sinusoidal+rope rope+
 def test_a_scheme_that_adds_to_the_input_wants_to_be_told_that_it_was_added(spec):
     """Left out, it would be NoPE, or the rest of the sum alone."""
     (encoding,) = pe_jax.parse(spec)
-    places = np.zeros((T, encoding.axes), int) if encoding.axes > 1 else None
+    places = np.zeros((T, encoding.claims.axes), int) if encoding.claims.axes > 1 else None
     given = {"encoding": encoding, "q_positions": places, "causal": True}
     said = "embedded=False: … x = encoding.embed(params, x, positions) … embedded=True"
     refuses(ValueError, said, attention, **given)
     refuses(ValueError, "embedded='yes': pass True or False", attention, **given, embedded="yes")
     out = attention(**given, embedded=True)
     turned = {"sinusoidal+rope": ROPE, "rope+learned": ROPE}.get(spec, pe_jax.Encoding())
-    if encoding.axes == 1:
+    if encoding.claims.axes == 1:
         np.testing.assert_array_equal(out, attention(encoding=turned))
 
 
@@ -335,7 +336,7 @@ def test_a_scaling_that_depends_on_the_length_has_that_of_the_call(encoding, eng
         np.testing.assert_array_equal(got, want)
 
     def by_hand(encoding):
-        turned = [encoding.rotate_q(NO_PARAMS, x, np.arange(T)) for x in (Q, K_)]
+        turned = [util.rotate(encoding, "q", NO_PARAMS, x, np.arange(T)) for x in (Q, K_)]
         raw = {"q_raw": Q, "k_raw": K_, "dims": DIMS}
         terms = encoding.terms(NO_PARAMS, DIMS)
         return pe_jax.attend(*turned, V, terms=terms, **raw, **given)
@@ -370,8 +371,8 @@ def test_no_gradient_goes_to_positions(engine, spec):
         out = attention(encoding=encoding, q_positions=places, causal=True, implementation=engine)
         return (out**2).sum()
 
-    shape = (T, encoding.axes) if encoding.axes > 1 else (T,)
-    places = jnp.asarray(np.arange(T * encoding.axes).reshape(shape) * 0.7, jnp.float32)
+    shape = (T, encoding.claims.axes) if encoding.claims.axes > 1 else (T,)
+    places = jnp.asarray(np.arange(T * encoding.claims.axes).reshape(shape) * 0.7, jnp.float32)
     assert not np.asarray(grad(places)).any()
     alone = jax.grad(lambda p: (rope.rotate(Q, p, rope.frequencies(E)) * Q).sum())
     assert np.asarray(alone(jnp.arange(T, dtype=jnp.float32))).any()  # the functions have one
@@ -467,12 +468,16 @@ def test_an_encoding_from_outside_works_everywhere(monkeypatch, engine):
         def init_layer(self, key, dims):
             return {"gain": jnp.ones(dims.heads)}
 
-        def distance_bias(self, params, distance, dims):
-            return params.layer["gain"].reshape(-1, *(1,) * distance.ndim) * jnp.sin(distance)
+        def terms(self, params, dims):
+            gain = params.layer["gain"]
+            return DistanceBias(self.wave, gain), PairBias(self.pairs, gain)
 
-        def bias(self, params, q_pos, k_pos, dims):
+        def wave(self, gain, distance):
+            return gain.reshape(-1, *(1,) * distance.ndim) * jnp.sin(distance)
+
+        def pairs(self, gain, q_pos, k_pos):
             far = jnp.cos(self.rate * (q_pos[..., :, None] + 2 * k_pos[..., None, :]))
-            return params.layer["gain"][:, None, None] * far[..., None, :, :]
+            return gain[:, None, None] * far[..., None, :, :]
 
     util.small_tiles(monkeypatch, blocks=(2, 3))
     monkeypatch.setitem(pe_jax.ENCODINGS, "mine", Mine)
@@ -483,7 +488,7 @@ def test_an_encoding_from_outside_works_everywhere(monkeypatch, engine):
         out = np.asarray(attention(encoding=encoding, implementation=engine))
         q, k = (np.repeat(x, n, axis=2) for x, n in ((Q, 1), (K_, H // K)))
         if spec == "mine+rope":
-            q, k = (ROPE.rotate_q(NO_PARAMS, x, np.arange(T)) for x in (q, k))
+            q, k = (util.rotate(ROPE, "q", NO_PARAMS, x, np.arange(T)) for x in (q, k))
         gain = util.random_params(encoding).layer
         gain = (gain[0] if spec == "mine+rope" else gain)["gain"]
         i, j = np.arange(T)[:, None], np.arange(T)[None]

@@ -27,6 +27,9 @@ from pe_jax.encodings import (
     t5,
     temperature,
 )
+from pe_jax.encodings import terms as kinds
+from pe_jax.engines import inputs
+from tests import util
 from tests.encodings.common import DIMS, NONE, qkv, random_params
 
 PLACES = np.arange(qkv()[0].shape[0], dtype=np.int32)
@@ -36,11 +39,11 @@ WIDE = pe_jax.Dims(16, 2, 2, 8)  # two axes rotate four channels at once
 def attend(encoding, params=None, **options):
     """Our attention on 11 tokens, two heads of 8; positions are the same on every axis."""
     params = params or random_params(encoding, WIDE)
-    if encoding.axes > 1:
+    if encoding.claims.axes > 1:
         at = options["q_positions"]
-        options["q_positions"] = np.stack([at] * encoding.axes, axis=-1)
+        options["q_positions"] = np.stack([at] * encoding.claims.axes, axis=-1)
     q, k, v = np.random.default_rng(0).standard_normal((3, len(PLACES), 2, 8), np.float32)
-    options |= {"x": q.reshape(len(q), -1)} if encoding.overrides("state") else {}
+    options |= {"x": q.reshape(len(q), -1)} if inputs.reads_input(util.terms(encoding)) else {}
     options |= {"causal": True, "embedded": True}
     return pe_jax.attention(
         q, k, v, encoding=encoding, params=params, implementation="dense", **options
@@ -217,13 +220,9 @@ def test_a_table_or_distances_of_another_shape_are_refused_and_never_clamped():
         encoding, axis = pe_jax.make(name), {"deberta": 0, "shaw": -2}.get(name, 1)
         cut = functools.partial(jax.lax.slice_in_dim, start_index=0, limit_index=2, axis=axis)
         params = jax.tree.map(lambda x: cut(x) if x.ndim > 1 else x, random_params(encoding, WIDE))  # noqa: B023
-        slots = {"deberta": "relative_keys", "wavlm": "relative_state", "shaw": "relative_values"}
-        slot = slots.get(name, "distance_bias")
-        call = functools.partial(
-            getattr(encoding, slot), params, far if encoding.axes > 1 else far[:, 0]
-        )
-        sizes = [WIDE] if slot == "distance_bias" else []
-        refused(functools.partial(call, *sizes), "table=", "must have")
+        term = kinds.select(encoding.terms(params, WIDE), kinds.DistanceTerm)[-1]
+        distance = far if encoding.claims.axes > 1 else far[:, 0]
+        refused(functools.partial(term.at, distance), "table=", "must have")
 
 
 # 1-2
@@ -349,7 +348,7 @@ def test_positions_outside_a_table_are_an_error_or_nan_under_a_trace(places):
 
 # 18-19
 INTEGER_ONLY = [
-    name for name, cls in ENCODINGS.items() if name != "nope" and not cls.real_positions
+    name for name, cls in ENCODINGS.items() if name != "nope" and not cls().claims.real_positions
 ]
 
 

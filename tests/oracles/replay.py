@@ -26,6 +26,7 @@ from pe_jax.encodings import (
     swin,
     t5,
 )
+from tests import util
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TOLERANCE = 1e-5  # float32, outputs of order 1, positions below 256
@@ -181,7 +182,7 @@ def t5_attention(settings, inputs, implementation):
     place = np.arange(inputs["q"].shape[1])
     dims = pe_jax.Dims(0, inputs["q"].shape[2], 0, 0)
     found = jax.tree.map(jnp.asarray, pe_jax.Params(*params))
-    bias = encoding.distance_bias(found, place[:, None] - place[None], dims)
+    bias = util.distance_bias(encoding, found, place[:, None] - place[None], dims)
     return {"bias": bias} | both(inputs, encoding, implementation, params=params, causal=causal)
 
 
@@ -204,8 +205,8 @@ def rotary(settings, inputs, implementation):
     encoding = pe_jax.make("rope", **settings)
     none = pe_jax.Params({}, {})
     return {
-        "q": encoding.rotate_q(none, jnp.asarray(inputs["q"]), inputs["positions"]),
-        "k": encoding.rotate_k(none, jnp.asarray(inputs["k"]), inputs["positions"]),
+        "q": util.rotate(encoding, "q", none, jnp.asarray(inputs["q"]), inputs["positions"]),
+        "k": util.rotate(encoding, "k", none, jnp.asarray(inputs["k"]), inputs["positions"]),
     }
 
 
@@ -229,8 +230,8 @@ def rope_scaled(settings, inputs, implementation):
     return {
         "log_theta": _log(found.frequencies(head_dim)),
         "attention_factor": np.float32(found.attention_factor),
-        "q": found.rotate_q(none, jnp.asarray(inputs["q"]), places),
-        "k": found.rotate_k(none, jnp.asarray(inputs["k"]), places),
+        "q": util.rotate(found, "q", none, jnp.asarray(inputs["q"]), places),
+        "k": util.rotate(found, "k", none, jnp.asarray(inputs["k"]), places),
     }
 
 
@@ -248,8 +249,10 @@ def rope_gemma3(settings, inputs, implementation):
     pattern = pe_jax.parse(f"rope(base=1e4)*5,rope(base=1e6{scaling})")
     none, places = pe_jax.Params({}, {}), inputs["positions"]
     q, k = (jnp.asarray(inputs[name]) for name in "qk")
-    outputs = {f"q{i}": enc.rotate_q(none, q, places) for i, enc in enumerate(pattern)}
-    return outputs | {f"k{i}": enc.rotate_k(none, k, places) for i, enc in enumerate(pattern)}
+    outputs = {f"q{i}": util.rotate(enc, "q", none, q, places) for i, enc in enumerate(pattern)}
+    return outputs | {
+        f"k{i}": util.rotate(enc, "k", none, k, places) for i, enc in enumerate(pattern)
+    }
 
 
 def smollm3(settings, inputs, implementation):
@@ -315,8 +318,8 @@ def rotary_3d(settings, inputs, implementation):
 
 
 def _rotated(encoding, inputs, places):
-    slots = {"q": encoding.rotate_q, "k": encoding.rotate_k}
-    return {n: f(pe_jax.Params({}, {}), jnp.asarray(inputs[n]), places) for n, f in slots.items()}
+    none = pe_jax.Params({}, {})
+    return {side: util.rotate(encoding, side, none, inputs[side], places) for side in "qk"}
 
 
 def multimodal(settings, inputs, implementation):
