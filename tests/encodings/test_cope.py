@@ -70,9 +70,8 @@ def test_the_gates_learn():
         scores = jnp.einsum("the,she->hts", q, k) / np.sqrt(HEAD_DIM)
         seen = jnp.tri(LENGTH, dtype=bool)
         scores = jax.lax.stop_gradient(scores) if freeze else scores
-        dims = pe_jax.Dims(12, 2, 2, HEAD_DIM)
         args = scores[None], 0 * scores[None], jnp.swapaxes(q, 0, 1)[None], seen
-        return (COPE.rescore(params, *args, dims) * jnp.cos(jnp.arange(LENGTH))).sum()
+        return (COPE.count(params.layer["vectors"], *args) * jnp.cos(jnp.arange(LENGTH))).sum()
 
     free, frozen = (jax.grad(lambda k, f=f: loss(q, k, f))(k) for f in (False, True))
     assert np.abs(free).max() > 1e-3 and not np.abs(frozen).any()

@@ -63,7 +63,7 @@ def test_gradients_are_finite_at_distance_0_at_position_0_and_where_c_or_l_vanis
     places = np.int32([0, 0, 1, 9])
 
     def total(own):
-        return encoding.bias(pe_jax.Params({}, own), places, places, DIMS).sum()
+        return encoding.bias(own, places, places).sum()
 
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.jit(jax.grad(total))(own)))
 
@@ -77,7 +77,7 @@ def test_c_and_the_threshold_are_learned_and_their_signs_do_not_count():
     places = np.arange(9)
 
     def bias(own):
-        return encoding.bias(pe_jax.Params({}, own), places, places, DIMS)
+        return encoding.bias(own, places, places)
 
     turned = own | {name: -own[name] for name in ("c", "multiplier")}
     np.testing.assert_array_equal(bias(turned), bias(own))

@@ -61,7 +61,8 @@ def test_a_token_forgets_what_came_before_it_and_not_itself():
     params = random_params(FOX)
     log_gates = jnp.asarray([0.0, -1, -10, -100])[:, None]
     np.testing.assert_allclose(fox.forgetting(log_gates)[0, 3], [-111, -110, -100, 0])
-    assert FOX.state(params, X).shape == (LENGTH, HEADS, FOX.state_width)
+    (term,) = FOX.terms(params, DIMS)
+    assert term.state(X, None).shape == (LENGTH, HEADS, term.state.width)
 
 
 @jax.jit
@@ -122,13 +123,14 @@ def test_a_packed_document_does_not_feel_how_much_the_one_before_forgot():
 def test_attend_takes_the_states_of_either_side():
     q, k, v = qkv()
     params, last = random_params(FOX), slice(LENGTH - 3, None)
-    state = FOX.state(params, X)
-    given = {"encoding": FOX, "params": params, "dims": DIMS, "k_raw": k, "k_state": state}
+    terms = FOX.terms(params, DIMS)
+    state = terms[0].state(X, None)
+    given = {"terms": terms, "dims": DIMS, "k_raw": k, "k_states": (state,)}
     given |= {"q_raw": q[last], "q_index": np.arange(LENGTH)[last], "k_index": np.arange(LENGTH)}
     given |= {"q_positions": np.arange(LENGTH)[last], "k_positions": np.arange(LENGTH)}
-    got = pe_jax.attend(q[last], k, v, q_state=state[last], **given)
+    got = pe_jax.attend(q[last], k, v, q_states=(state[last],), **given)
     np.testing.assert_allclose(got, attend(q, k, v, FOX, params, x=X)[last], atol=1e-6)
-    with pytest.raises(ValueError, match=r"q_state has shape None; pass \[3, 2, 2\]"):
+    with pytest.raises(ValueError, match=r"q_states\[0\] has shape None; pass \[3, 2, 2\]"):
         pe_jax.attend(q[last], k, v, **given)
 
 

@@ -3,11 +3,13 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import buckets, t5, tupe
+from pe_jax.encodings import buckets, learned, t5, tupe
+from pe_jax.encodings.terms import TokenProduct, select
 from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, check_attention, random_params, softmax
 from tests.encodings.test_t5 import paper_bucket
 
@@ -41,36 +43,38 @@ def test_scores_are_the_papers(reset, causal):
     check_attention(encoding, params, output, causal)
 
 
-def test_one_query_far_down_gives_what_all_of_them_give():
-    """The product of four is taken in another order then."""
-    encoding = pe_jax.make("tupe", length=64)
-    params, places = random_params(encoding), np.arange(64)
-    whole = encoding.bias(params, places, places, DIMS)
-    one = encoding.bias(params, places[-1:], places, DIMS)
-    np.testing.assert_allclose(one, whole[:, -1:], atol=2e-5)
+def bias(encoding, params, q_pos, k_pos):
+    """The product of the numbers of queries and keys: [H, T, S]."""
+    (term,) = select(encoding.terms(params, DIMS), TokenProduct)
+    states = (jnp.swapaxes(term.state(None, places), 0, 1)[None] for places in (q_pos, k_pos))
+    return term.scores(None, None, tuple(states))[0]
 
 
 def test_positions_outside_the_table_are_nan_also_in_the_rows_and_columns_that_are_reset():
     encoding = pe_jax.make("tupe", length=ROWS)
     params = random_params(encoding)
-    run = jax.jit(lambda i, j: encoding.bias(params, i, j, DIMS))
+    run = jax.jit(lambda i, j: bias(encoding, params, i, j))
     places = np.array([0, 3, ROWS, -1])
     found = np.isnan(run(places, places))
     bad = (places < 0) | (places >= ROWS)
     np.testing.assert_array_equal(found, np.broadcast_to(bad[:, None] | bad, found.shape))
     with pytest.raises(ValueError, match=f"{ROWS} is outside the learned table of length {ROWS}"):
-        encoding.bias(params, places[2:3], places[:1], DIMS)
+        bias(encoding, params, places[2:3], places[:1])
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_the_factors_of_queries_and_keys_are_those_of_the_bias(reset):
+def test_the_product_is_the_correlation_of_positions(reset):
     encoding = pe_jax.make("tupe", length=ROWS, reset=reset)
     params, places = random_params(encoding), np.array([0, 3, ROWS, 1, -1, 0])
 
     @jax.jit
     def both(i, j):
-        left, right = encoding.factors(params, i, j, DIMS)
-        return left @ right.swapaxes(-1, -2), encoding.bias(params, i, j, DIMS)
+        own = params.shared
+        q_p, k_p = (learned.lookup(own["table"], places) for places in (i, j))
+        want = tupe.correlation(q_p, k_p, own["u_q"], own["u_k"])
+        if reset:
+            want = tupe.reset(want, i, j, own["first"], own["to_first"])
+        return bias(encoding, params, i, j), want
 
     np.testing.assert_allclose(*both(places, places[::-1]), atol=1e-5)  # NaN where it is
 
@@ -93,7 +97,7 @@ def test_tupe_r_is_a_sum_with_the_buckets_of_t5():
     ours = buckets.bucket(distance, EDGES, directional=True)
     np.testing.assert_array_equal(ours, [paper_bucket(d, 32, 128, True) for d in distance.tolist()])
     with pytest.raises(ValueError, match="TUPE and T5 each set a scale"):
-        pe_jax.parse("tupe+t5")
+        pe_jax.parse("tupe+t5")[0].check(DIMS)
     (encoding,) = pe_jax.parse(TUPE_R)
     params = random_params(encoding)
     relative = np.asarray(params.shared[1]["table"], np.float64)
