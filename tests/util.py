@@ -92,9 +92,9 @@ def terms(encoding: Encoding, *kinds: type) -> list:
 
 
 def horizon(encoding: Encoding) -> tuple[int, int] | None:
-    """That of its one term of distances."""
-    (term,) = terms(encoding, DistanceTerm)
-    return term.horizon
+    """That of its terms of distances, which is the same for all."""
+    (common,) = {term.horizon for term in terms(encoding, DistanceTerm)}
+    return common
 
 
 def rotate(encoding: Encoding, side: str, params: Params, x, positions) -> jax.Array:
