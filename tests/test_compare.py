@@ -19,7 +19,7 @@ import pytest
 
 from experiments import compare
 from experiments.reporting import comparison_report
-from experiments.running import launch, parallel_runs
+from experiments.running import parallel_runs, signals
 from experiments.running import training_loop as program
 from experiments.running.run_names import slug
 from experiments.running.sweep_configs import CompareConfig, rate_pairs
@@ -329,7 +329,7 @@ def test_after_the_first_error_no_job_begins():
             time.sleep(0.05)  # one may have begun before the error was seen
 
     with pytest.raises(ValueError, match="job 1"):
-        parallel_runs.spread(run, range(50), ["a", "b"], stop := launch.Stop())
+        parallel_runs.spread(run, range(50), ["a", "b"], stop := signals.Stop())
     assert {0, 1} <= {*begun} and len(begun) < 10
     assert stop.signal == signal.SIGTERM  # which those under way look at
 
