@@ -117,6 +117,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
             "digest": source.corpus.digest,
             "tokens": source.tokens and source.tokens.digest,
             "describe": source.corpus.describe(),
+            "warning": source.corpus.warning,
         },
         "versions": {
             "python": platform.python_version(),

@@ -23,7 +23,7 @@ from experiments.running import parallel_runs, signals
 from experiments.running import training_loop as program
 from experiments.running.run_names import slug
 from experiments.running.sweep_configs import CompareConfig, rate_pairs
-from pe_jax.training import sharding
+from pe_jax.training import corpus, sharding
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, interrupt, shared_programs  # noqa: F401
@@ -216,6 +216,16 @@ def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypat
     found = compare.model_speed.measure(config, {"nope": there, "rope": full})["encodings"]
     assert found["rope"]["problem"] == "out of memory beside 2 programs of the others"
     assert len(found["nope"]["train_ms"]) == 5
+
+
+def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(corpus, "PACKAGES", corpus.PACKAGES[:2])
+    config = change(settings(tmp_path), data="embedded")
+    source = program.open_source(config)
+    about = compare.manifest(config, source, {"nope": "nope"})["corpus"]
+    assert about["digest"] == source.corpus.digest and about["warning"] == source.corpus.warning
+    assert "not that of the published numbers" in about["warning"]
+    assert [x.levelname for x in caplog.records if about["warning"] in x.message] == ["WARNING"]
 
 
 def test_an_encoding_that_was_left_out_for_a_while_is_not_another_one(tmp_path):

@@ -50,6 +50,8 @@ def open_source(config: Config) -> Source:
     """Loads and checks the data before anything is compiled."""
     corpus = data.load(config.data)
     logging.info("data: %s", corpus.describe())
+    if corpus.warning:
+        logging.warning("data: %s", corpus.warning)
     if isinstance(corpus, tasks.Task):
         if not corpus.fitting(config.eval.lengths[0] + 1):
             least = corpus.decoded(corpus.shortest) - 1
