@@ -2,32 +2,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv compare smoke images tasks extend soak test browser oracles tpu clean
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
+.PHONY: venv lock compare smoke images tasks extend soak quick test browser oracles gpu tpu clean
+
+# The exact versions of requirements.txt, so that published numbers can be made again.
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
 	@echo 'Setting up .venv, about 1 GB: a minute or two'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(PIP) install --requirement requirements.txt
+	$(PIP) install --no-deps --editable .
 	touch $@
 
-.venv/ready-test: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
-	touch $@
-
-.venv/ready-browser: .venv/ready-test
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,browser]'
-	touch $@
-
-.venv/ready-oracles: .venv/ready-test
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,oracles]'
-	touch $@
-
-.venv/ready-tpu: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[tpu]'
+# An extra of pyproject.toml on top of it: test, browser, oracles, tpu, cuda.
+.venv/ready-%: .venv/ready constraints.txt
+	$(PIP) install --constraint constraints.txt --editable '.[$*]'
 	touch $@
 
 venv: .venv/ready
+
+lock:  # pins what pyproject.toml has added; UPGRADE=--upgrade takes the newest versions. Needs uv
+	uv pip compile $(LOCK) --extra experiments --output-file requirements.txt pyproject.toml
+	uv pip compile $(LOCK) --extra browser --extra oracles --extra tpu --extra cuda --constraint requirements.txt \
+	  --output-file constraints.txt pyproject.toml
 
 compare: .venv/ready
 	$(BIN)/python -m experiments.compare --config=configs/compare.py

@@ -10,6 +10,8 @@ from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
 if TYPE_CHECKING:
     from pe_jax.engines.api import attend, attention
 
+__version__ = "0.2.0"
+
 __all__ = [
     "ENCODINGS",
     "Dims",
