@@ -36,8 +36,8 @@ class Cache:
     v: jax.Array
     k_raw: jax.Array | None
     far: jax.Array | None
-    states: tuple[jax.Array | None, ...]
-    tables: tuple[jax.Array | None, ...] | None
+    states: tuple[Any, ...]
+    tables: Any
     positions: jax.Array
     length: jax.Array
 

@@ -317,28 +317,34 @@ def check_states(terms: tuple, q_states, k_states, q: jax.Array, k: jax.Array) -
     """
     if k_states is None and q.shape[-3] == k.shape[-3]:
         k_states = q_states
-    sides = []
-    for name, states, side in (("q_states", q_states, q), ("k_states", k_states, k)):
-        needed = [t.state if name[0] == "q" or reads_keys(t) else None for t in terms]
-        if states is None and not any(needed):
-            states = (None,) * len(terms)
-        heads_first = []
-        for i, (state, x) in enumerate(zip(needed, states or (None,) * len(terms), strict=True)):
-            if state is None:
-                heads_first.append(None)
-                continue
-            half = name[0] == "k" and isinstance(terms[i], TokenProduct) and x is not None
-            width = x.shape[-1] if half else state.width
-            want = (side.shape[-3], q.shape[-2], width)
-            shapes = (want, (1, *want), (*side.shape[:-3], *want))
-            if x is None or x.shape not in shapes:
-                shown = None if x is None else list(x.shape)
-                fix = f"pass {list(shapes[-1])}, what the term's State gives"
-                raise ValueError(f"{name}[{i}] has shape {shown}; {fix}")
-            x = x[None] if x.ndim == 3 else x.reshape(-1, *want)
-            heads_first.append(jnp.swapaxes(x, 1, 2))
-        sides.append(tuple(heads_first))
-    return sides
+    of_keys = [term if reads_keys(term) else None for term in terms]
+    sides = ("q_states", terms, q_states, q), ("k_states", of_keys, k_states, k)
+    checked = []
+    for name, readers, states, rows in sides:
+        states = (None,) * len(terms) if states is None else states
+        each = zip(readers, states, strict=True)
+        checked.append(
+            tuple(
+                None
+                if term is None or term.state is None
+                else _check_state(f"{name}[{i}]", term, state, (*rows.shape[:-2], q.shape[-2]))
+                for i, (term, state) in enumerate(each)
+            )
+        )
+    return checked
+
+
+def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> jax.Array:
+    """The state of a term [*B, T, H, C] for `rows` (*B, T, H), or for one row of them."""
+    widths = {term.state.width}  # pyright: ignore[reportOptionalMemberAccess]
+    if isinstance(term, TokenProduct) and name[0] == "k":
+        widths.add(term.state.width // 2)  # what a cache keeps
+    leads = {rows, rows[-2:], (1, *rows[-2:])}
+    if state is None or state.shape[:-1] not in leads or state.shape[-1] not in widths:
+        shown = None if state is None else list(state.shape)
+        fix = f"pass {[*rows, max(widths)]}, what the term's State gives"
+        raise ValueError(f"{name} has shape {shown}; {fix}")
+    return jnp.swapaxes(state.reshape(-1, *state.shape[-3:]), 1, 2)
 
 
 def reads_keys(term: Any) -> bool:
