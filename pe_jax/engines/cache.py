@@ -234,7 +234,7 @@ def extend(
     cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
     one_token = contiguous and q.shape[1] == 1 and implementation is None
     one_token = one_token and not select(terms, RowRescore)
-    tables = cache.tables
+    tables: Any = cache.tables
     if tables is None and (one_token or cache.far is not None):
         tables = decode.tables(terms, cache.capacity)
     if cache.far is not None:
