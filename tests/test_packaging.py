@@ -13,6 +13,7 @@ import venv
 import zipfile
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -100,7 +101,7 @@ def test_the_core_runs_where_there_is_only_jax_and_numpy(core, tmp_path):
             )
             np.testing.assert_allclose(dense, tiled, atol=1e-5)
     """
-    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ["XLA_FLAGS"]}
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     ran = subprocess.run(
         [core, "-c", textwrap.dedent(show)],
         cwd=tmp_path,
@@ -168,3 +169,22 @@ def test_constraints_are_the_lock_and_more():
     assert lock.items() <= constraints.items()
     assert {"jax", "jaxlib", "flax", "numpy"} <= lock.keys()
     assert not lock.keys() & {"torch", "pytest", "libtpu"}
+
+
+def test_every_file_that_states_the_version_states_the_same():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [pe_jax.__version__]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", changes, re.MULTILINE)[0] == pe_jax.__version__
+
+
+def test_ci_and_pre_commit_call_targets_of_the_makefile():
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert {"make quick", "make test", "make gpu"} <= set(steps)
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    for command in [*steps, *(hook["entry"] for hook in hooks)]:
+        program, target = command.split()
+        assert program == "make" and target in targets, command
+    assert jobs["test"]["strategy"]["matrix"]["python"][0] == PROJECT["requires-python"][2:]
