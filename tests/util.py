@@ -15,12 +15,14 @@ import numpy as np
 import pe_jax
 from pe_jax import Encoding, Params, Sum
 from pe_jax.encodings.base import Dims
-from pe_jax.engines import bands, plan
+from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.positions import per_segment
 
 B, T, H, K, E = 2, 13, 4, 2, 8
 DIMS = Dims(H * E, H, K, E)
 BLOCKS = (4, 4)  # T is no multiple of it: 4 × 4 tiles
+# T tokens are many tiles of two heads at a time, as thousands of tokens are on a CPU.
+TILED = Tiled(TileSizes(*BLOCKS, group=(1, 2), sub_blocks=(1, 2)))
 
 # Settings under which horizons are reached within T tokens; a scheme not named here has its
 # defaults. `causal` is no field: False makes a case that looks both ways.
@@ -113,13 +115,6 @@ def inputs(length: int = T, kv_heads: int = K) -> tuple[np.ndarray, ...]:
     return tuple(noise(B, length, n, E, seed=s) for s, n in enumerate(heads))
 
 
-def small_tiles(patch, blocks=BLOCKS, group=(1, 2), sub_blocks=(1, 2)) -> None:
-    """Makes T tokens many tiles, two heads at a time, as thousands of tokens are on a CPU."""
-    patch.setattr(plan, "block_sizes", lambda _, __, *sizes: tuple(map(min, blocks, sizes)))
-    patch.setattr(plan, "group_sizes", lambda *_: group)
-    patch.setattr(bands, "SUB_BLOCKS", sub_blocks)
-
-
 def jit(f, **options):
     """Compiled with few optimisations: the tests compile much and run little."""
     return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0}, **options)
@@ -133,9 +128,12 @@ def flat(q) -> jax.Array:
 def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Array:
     """Attention, after `embed` has added what it adds, to q, so that this slot takes part too.
 
-    The layer's input, for schemes that read it, is q again. What needs whole rows runs dense.
+    The layer's input, for schemes that read it, is q again. What needs whole rows runs dense; tiles
+    are small.
     """
     enc = case.encoding
+    if options["implementation"] == "tiled":
+        options["implementation"] = TILED
     if enc.overrides("rescore"):
         options["implementation"] = "dense"
     if enc.overrides("embed"):
