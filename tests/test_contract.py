@@ -51,14 +51,6 @@ def each(cases, law: str = ""):
     return pytest.mark.parametrize("case", params)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def many_tiles():
-    """Blocks so small that T tokens make many tiles."""
-    with pytest.MonkeyPatch.context() as patch:
-        util.small_tiles(patch)
-        yield
-
-
 FIRST = list({type(c.encoding): c for c in reversed(util.SINGLE)}.values())[::-1]  # one a scheme
 RELATIVE = [c for c in util.CASES if util.is_relative(c.encoding)]
 ONE_AXIS = [c for c in util.CASES if c.encoding.claims.axes == 1]

@@ -18,14 +18,14 @@ from pe_jax.encodings.terms import (
     Side,
     select,
 )
-from pe_jax.engines import dense, reference, tiled
-from pe_jax.engines.apart import Apart
+from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dense import Rules
 from pe_jax.engines.dense import Tokens as OldTokens
-from pe_jax.engines.layout import IN_ORDER, InOrder
-from pe_jax.engines.plan import TILE, devices
-from pe_jax.validation import require
+from pe_jax.engines.sharded import ring, rows
+from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
+from pe_jax.engines.tiled import Tiled
+from pe_jax.engines.tiled.tiles import TILE, devices
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}
@@ -73,8 +73,35 @@ def legacy_call(call: Call, encoding, params):
     return rules, params, operands, *tokens
 
 
-def engine(implementation, call: Call, name: str, legacy: Any) -> Callable:
+def engine(implementation, layout: Contiguous, call: Call, name: str, legacy: Any) -> Callable:
     """The engine that runs the call. What is chosen here is logged once."""
+    if isinstance(layout, BlockPermuted):
+        return _ring(implementation, layout, call, name)
+    if isinstance(layout, RowSharded):
+
+        def on_device(*call):
+            return _alone(implementation, Call(*call), name, legacy)(*call)
+
+        return functools.partial(rows.attend, layout, on_device)
+    return _alone(implementation, call, name, legacy)
+
+
+def _ring(implementation, layout: BlockPermuted, call: Call, name: str) -> Callable:
+    """The ring, with tiles as `implementation` has them if that is the tiled engine."""
+    if select(call.terms, RowRescore):
+        raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
+    if implementation in (None, "tiled"):
+        implementation = Tiled()
+    if not isinstance(implementation, Tiled):
+        raise ValueError(
+            f"implementation={implementation!r} with layout={type(layout).__name__}: devices that"
+            " share rows run a ring of tiles; leave it out, or pass 'tiled' or a Tiled(sizes)"
+        )
+    return functools.partial(ring.attend, layout, implementation.sizes)
+
+
+def _alone(implementation, call: Call, name: str, legacy: Any) -> Callable:
+    """The engine for whole rows."""
     run = _pick(implementation, call, name, legacy)
     if getattr(run, "slots", False):
 
@@ -95,17 +122,6 @@ def _slots(f):
 
 
 def _pick(implementation, call: Call, name: str, legacy: Any) -> Callable:
-    if isinstance(implementation, Apart):
-
-        def inner(*args):
-            run = _pick(None, call, name, legacy)
-            if getattr(run, "slots", False):
-                return run(*args)
-            raise NotImplementedError
-
-        return _slots(functools.partial(implementation.run, inner))
-    if isinstance(implementation, InOrder):
-        return _slots(implementation)
     if callable(implementation):
         return implementation
     device, terms = jax.default_backend(), call.terms
@@ -171,28 +187,14 @@ def _log(level: int, text: str) -> None:
 
 
 def _attend(name: str) -> Callable:
-    return reference.attend if name == "dense" else _slots(_engine(name).attend)
+    engines = {"dense": reference.attend, "tiled": tiled.attend}
+    return engines[name] if name in engines else _slots(_engine(name).attend)
 
 
 def _engine(name: str) -> Any:
-    """The module of an engine; kernels are imported when they are used."""
+    """The module of a kernel, imported when it is used."""
     if name == "fused":
         from pe_jax.engines import fused as engine
-    elif name == "tpu":
-        from pe_jax.engines import tpu as engine
     else:
-        engine = {"dense": dense, "tiled": tiled}[name]
+        from pe_jax.engines import tpu as engine
     return engine
-
-
-def layout(implementation, q_index, k_index, q, k) -> InOrder:
-    """How the tokens lie: an engine of several devices says so itself."""
-    if not isinstance(implementation, InOrder):
-        return IN_ORDER
-    for name, index in {"q_index": q_index, "k_index": k_index}.items():
-        fix = f"leave it out: {type(implementation).__name__} knows where tokens lie"
-        require(index is None, name, "given", fix)
-    if q.shape[-3] != k.shape[-3]:
-        name = type(implementation).__name__
-        raise ValueError(f"{q.shape[-3]} queries and {k.shape[-3]} keys: {name} is for one row")
-    return implementation

@@ -24,7 +24,7 @@ from pe_jax.encodings.terms import (
     TokenProduct,
     select,
 )
-from pe_jax.engines.layout import InOrder
+from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, require, require_bool
 
@@ -247,7 +247,7 @@ def terms(terms: Any) -> tuple[Term, ...]:
     return terms
 
 
-def index(name: str, index, batch, length: int, other: int, layout: InOrder) -> jax.Array:
+def index(name: str, index, batch, length: int, other: int, layout: Contiguous) -> jax.Array:
     """Places of tokens, [T] or [*B, T], given or as they lie."""
     if index is None:
         if length != other:
@@ -259,6 +259,17 @@ def index(name: str, index, batch, length: int, other: int, layout: InOrder) -> 
     index = pos.as_positions(index, name=name)
     _check_rows(name, index.shape, [(length,), (*batch, length)])
     return index
+
+
+def layout(layout: Contiguous, q_index, k_index, q, k) -> None:
+    """Raises ValueError where a call does not fit the way in which its tokens lie on devices."""
+    name = type(layout).__name__
+    if type(layout) is Contiguous:
+        return
+    for side, index in {"q_index": q_index, "k_index": k_index}.items():
+        require(index is None, side, "given", f"leave it out: {name} knows where tokens lie")
+    if q.shape[-3] != k.shape[-3]:
+        raise ValueError(f"{q.shape[-3]} queries and {k.shape[-3]} keys: {name} is for one row")
 
 
 def segments(q_segments, k_segments, batch, queries: int, keys: int):
