@@ -7,12 +7,13 @@ rows whose tokens several devices share.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from pe_jax.encodings.base import Params
-from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.encodings.terms import Side
+from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.layout import InOrder
 
 
@@ -29,25 +30,25 @@ class Apart(InOrder):
     batch: tuple[str, ...]
 
     def run(
-        self, engine: Callable, rules: Rules, params: Params, operands: dict, q: Tokens, k: Tokens
-    ) -> jax.Array:
-        """`engine`, called as `dense.attend` is, on each device with its own rows.
+        self, engine: Callable, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """`engine`, called as `reference.attend` is, on each device with its own rows.
 
         Raises:
           ValueError: rows that do not divide among the devices.
         """
-        rows, parts = len(operands["q"]), math.prod(self.mesh.shape[axis] for axis in self.batch)
+        rows, parts = len(q.x), math.prod(self.mesh.shape[axis] for axis in self.batch)
         if rows % parts:
             raise ValueError(f"{rows} rows: must divide over the mesh axes {self.batch}={parts}")
 
-        def spec(x):
+        def divided(x):
             return PartitionSpec(None if len(x) < rows else self.batch)
 
-        given = operands, q, k
+        sides = q, k, v
         return jax.shard_map(
-            lambda params, given: engine(rules, params, *given),
+            lambda terms, sides: engine(spec, terms, *sides),
             mesh=self.mesh,
-            in_specs=(PartitionSpec(), jax.tree.map(spec, given)),
+            in_specs=(PartitionSpec(), jax.tree.map(divided, sides)),
             out_specs=PartitionSpec(self.batch),
             check_vma=False,  # kernels do not say along which axes their results vary
-        )(params, given)
+        )(terms, sides)

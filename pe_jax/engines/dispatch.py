@@ -18,7 +18,7 @@ from pe_jax.encodings.terms import (
     Side,
     select,
 )
-from pe_jax.engines import dense, reference, tiled
+from pe_jax.engines import reference, tiled
 from pe_jax.engines.apart import Apart
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dense import Rules
@@ -97,13 +97,10 @@ def _slots(f):
 def _pick(implementation, call: Call, name: str, legacy: Any) -> Callable:
     if isinstance(implementation, Apart):
 
-        def inner(*args):
-            run = _pick(None, call, name, legacy)
-            if getattr(run, "slots", False):
-                return run(*args)
-            raise NotImplementedError
+        def of_each_device(*call):
+            return engine(None, Call(*call), name, legacy)(*call)
 
-        return _slots(functools.partial(implementation.run, inner))
+        return functools.partial(implementation.run, of_each_device)
     if isinstance(implementation, InOrder):
         return _slots(implementation)
     if callable(implementation):
@@ -154,7 +151,7 @@ def _refusal(name: str, call: Call, legacy) -> str | None:
     if KERNELS.get(device) != name:
         needs = next(d for d, kernel in KERNELS.items() if kernel == name)
         return f"it needs a {needs.upper()}, this is a {device.upper()}"
-    return _engine(name).refusal(*legacy_call(call, *legacy))
+    return _engine(name).refusal(*call)
 
 
 def _is_small(call: Call) -> bool:
@@ -171,17 +168,18 @@ def _log(level: int, text: str) -> None:
 
 
 def _attend(name: str) -> Callable:
-    return reference.attend if name == "dense" else _slots(_engine(name).attend)
+    attend = _engine(name).attend
+    return _slots(attend) if name == "tiled" else attend
 
 
 def _engine(name: str) -> Any:
     """The module of an engine; kernels are imported when they are used."""
     if name == "fused":
-        from pe_jax.engines import fused as engine
+        from pe_jax.engines.gpu import engine
     elif name == "tpu":
-        from pe_jax.engines import tpu as engine
+        from pe_jax.engines.tpu import engine
     else:
-        engine = {"dense": dense, "tiled": tiled}[name]
+        engine = {"dense": reference, "tiled": tiled}[name]
     return engine
 
 
