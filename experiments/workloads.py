@@ -23,8 +23,9 @@ from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.engines import cache as caches
-from pe_jax.engines.api import IMPLEMENTATIONS, attention
+from pe_jax.engines.api import attention
 from pe_jax.engines.dense import state_bias
+from pe_jax.engines.dispatch import IMPLEMENTATIONS
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
 from pe_jax.training.step import token_losses

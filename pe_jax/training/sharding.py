@@ -15,7 +15,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pe_jax.engines.apart import Apart
-from pe_jax.engines.api import KERNELS
+from pe_jax.engines.dispatch import KERNELS
 from pe_jax.engines.layout import IN_ORDER, InOrder
 from pe_jax.engines.ring import Ring
 from pe_jax.models.config import ModelConfig

@@ -336,8 +336,8 @@ def _launch(
         functools.partial(kernel, plan),
         grid=grid,
         in_specs=[of_inputs],
-        out_specs=of_outs,
-        out_shape=outs,
+        out_specs=[of_outs],
+        out_shape=[outs],
         scratch_shapes=scratch,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",) + ("arbitrary",) * (len(grid) - 1)
@@ -345,7 +345,8 @@ def _launch(
         cost_estimate=cost,
         interpret=plan.interpret,
     )
-    return call(x)
+    (result,) = call(x)
+    return result
 
 
 def _grid(plan: Plan, by_keys: bool):
