@@ -40,7 +40,7 @@ EXEMPT: dict[str, dict[str, str]] = {
     "rotation": {"xpos": "it scales besides: norms change with the position"},
 }
 
-ENGINES = ("dense",)  # MOVE
+ENGINES = ("dense", "tiled")
 
 
 def each(cases, law: str = ""):

@@ -180,7 +180,6 @@ def attention(
         layout=layout,
         claims=encoding.claims,
         name=name,
-        legacy=(encoding, params),
     )
 
 
@@ -209,7 +208,6 @@ def attend(
     layout: Contiguous = CONTIGUOUS,
     claims: Claims = NO_CLAIMS,
     name: str = "attention",
-    legacy: Any = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
 
@@ -257,7 +255,7 @@ def attend(
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous)
     call = dispatch.Call(spec, terms, q_side, k_side, _heads_first(v))
-    out, lse = dispatch.engine(implementation, layout, call, name, legacy)(*call)
+    out, lse = dispatch.engine(implementation, layout, call, name)(*call)
     out = leave_to_sinks(terms, out, lse)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 
