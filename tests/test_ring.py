@@ -10,6 +10,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
 from pe_jax import positions as pos
+from pe_jax.encodings.base import adds_to_input
+from pe_jax.encodings.terms import RowRescore
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
 from pe_jax.engines.sharded.ring import hops as count_hops
