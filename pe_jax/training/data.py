@@ -95,8 +95,8 @@ def train_iterator(
 
     Returns:
       An iterator, with `get_state` and `set_state`, of dicts of arrays of shape
-      [batch / process_count, length + 1]: `tokens`, `segments`, `positions` int32 and `weights`
-      float32, as in `packing.targets`.
+      [batch / process_count, length + 1]: `tokens`, `segments` int32 and `weights` float32, as in
+      `packing.targets`.
 
     Raises:
       ValueError: A value is out of range, or the corpus is too short for it.

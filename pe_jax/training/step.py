@@ -189,7 +189,7 @@ class Trainer:
     def arguments(self, batch: int, length: int) -> tuple[State, dict, jax.ShapeDtypeStruct]:
         """Shapes and dtypes of what the step takes for packed batches: state, batch, seed."""
         row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
-        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
+        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments"), row)
         packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
         return jax.eval_shape(self.init, 0), packed, jax.ShapeDtypeStruct((), jnp.int32)
 

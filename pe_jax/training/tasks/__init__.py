@@ -142,7 +142,6 @@ def _decoder_rows(task: Task, stream: int, seed, index, low: int, high: int, wid
     return {
         "tokens": tokens,
         "segments": (tokens != PAD).astype(jnp.int32),
-        "positions": jnp.where(tokens != PAD, jnp.arange(width), 0),
         "weights": weights,
     }
 
@@ -163,7 +162,7 @@ def train_rows(task: Task, seed: int, index: Any, width: int) -> dict[str, np.nd
       width: T, the last target included; at least what the shortest question needs.
 
     Returns:
-      `tokens`, `segments`, `positions` int32 [B, T], and `weights` float32 [B, T].
+      `tokens` and `segments` int32 [B, T], and `weights` float32 [B, T].
     """
     return _rows(task, _TRAIN, seed, index, task.shortest, task.fitting(width), width)
 
@@ -178,7 +177,7 @@ def examples(task: Task | str, count: int, length: int, seed: int) -> dict[str, 
       seed: Chooses the questions.
 
     Returns:
-      `tokens`, `segments`, `positions` int32 [count, task.decoded(length)], and `weights` float32
+      `tokens` and `segments` int32 [count, task.decoded(length)], and `weights` float32
       of that shape, 1 on the answer and its EOS as targets.
 
     Raises:
