@@ -89,7 +89,7 @@ def test_positions_are_drawn_anew_at_every_step_and_for_every_seed():
 
     def loss(step: int, seed: int) -> float:
         state = start(one)._replace(step=jax.device_put(np.int32(step), one.shardings.step))
-        return float(one.step(state, one.put(tiny.batch()), np.int32(seed))[1]["loss"])
+        return float(one.step(state, one.put(tiny.batch()), np.int32(seed))[1].loss)
 
     a, b, c = loss(0, 0), loss(1, 0), loss(0, 1)
     assert len({a, b, c}) == 3 and loss(0, 0) == a

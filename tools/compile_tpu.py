@@ -110,7 +110,7 @@ def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -
         masked = Tiles()
         if program == "train":
             masked = tiles(model, config.batch, config.length, trainer.layout, mesh.size)
-        with trainer.in_force():
+        with trainer.use_mesh():
             traced = TRACES[program](trainer, config)
         lowered = traced.lower()
     try:

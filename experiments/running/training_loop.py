@@ -150,16 +150,16 @@ def train(
         tokens, losses = config.batch * config.length, []
         for step in range(done + 1, config.steps + 1):
             batch = _next(rows, step)
-            state, values = trainer.step(state, trainer.put(batch), np.int32(config.seed))
+            state, step_metrics = trainer.step(state, trainer.put(batch), np.int32(config.seed))
             if lockstep:
                 jax.block_until_ready(state)
             stopping = stop.after(step)  # asked once: a signal may come at any moment
-            losses.append(values["loss"])
+            losses.append(step_metrics.loss)
             save = stopping or step == config.steps or _due(step, config.save_every)
             tested = step == config.steps or _due(step, config.eval.every)
             tested = bool(config.eval.every) and tested and not stopping
             if save or tested or step == 1 or step % config.log_every == 0:
-                found = {name: float(value) for name, value in values.items()}
+                found = {name: float(x) for name, x in step_metrics._asdict().items()}
                 _check_finite(found, trainer, state, batch, step, checkpoints, save)
                 found["loss"], losses = _mean_finite(losses), []
                 if tested:

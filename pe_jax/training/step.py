@@ -253,5 +253,5 @@ class Trainer:
         old = state._replace(skipped=None)
         new = jax.tree.map(lambda new, old: jnp.where(skip, old, new), new, old)
         new = new._replace(step=state.step + 1, skipped=jnp.where(stopped, state.skipped, counts))
-        rate = self.rate(state.step - state.skipped[1])  # optax counts only the updates made
+        rate: Any = self.rate(state.step - state.skipped[1])  # optax counts only the updates made
         return new, StepMetrics(loss, norm, rate, new.skipped[1])
