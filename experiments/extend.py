@@ -44,7 +44,7 @@ from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.training import data, manifest, passkeys, sharding
 from pe_jax.training.checkpoint import BINDING, check_same
-from pe_jax.training.config import Config, from_json
+from pe_jax.training.config import Config
 from pe_jax.training.evaluate import Evaluator
 
 SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # by all of the runs
@@ -184,13 +184,20 @@ def names(config: ExtendConfig) -> dict[str, str]:
 
 def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Config:
     """The run that continues a trained one at the target length."""
-    run = from_json(Config, dataclasses.asdict(base.config))
-    run.model.encoding, run.length = encoding, target(config, base.config.length)
-    run.seed, run.workdir = (base.config.seed + OTHER_DATA) % 2**31, str(folder)
-    run.steps = max(config.steps, 1)  # 0: there is no training
-    run.batch, run.log_every, run.save_every = config.batch, config.log_every, config.save_every
-    run.optimizer, run.mesh, run.eval = config.optimizer, config.mesh, config.eval
-    return run
+    return dataclasses.replace(
+        base.config,
+        workdir=str(folder),
+        seed=(base.config.seed + OTHER_DATA) % 2**31,
+        length=target(config, base.config.length),
+        batch=config.batch,
+        steps=max(config.steps, 1),  # 0: there is no training
+        log_every=config.log_every,
+        save_every=config.save_every,
+        model=dataclasses.replace(base.config.model, encoding=encoding),
+        optimizer=config.optimizer,
+        mesh=config.mesh,
+        eval=config.eval,
+    )
 
 
 def questions(config: ExtendConfig, source: Source) -> dict[int, tuple | None]:

@@ -64,23 +64,22 @@ def open_source(config: Config) -> Source:
 
 
 def prepare(config: Config, vocab: int, mesh: Mesh | None = None) -> Trainer:
-    """Fills in the vocabulary and the mesh, checks that all fits, and makes the programs."""
-    config.model.vocab = config.model.vocab or vocab
-    if config.model.vocab < vocab:
-        raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
+    """Checks that everything fits and makes the programs; the trainer's config has a vocabulary."""
+    model = dataclasses.replace(config.model, vocab=config.model.vocab or vocab)
+    if model.vocab < vocab:
+        raise ValueError(f"model.vocab={model.vocab}: the data needs at least {vocab}")
     mesh = mesh or sharding.make_mesh(config.mesh)
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
-    sharding.check_fits(config.model, config.batch, mesh, lengths)
-    pattern = config.model.pattern
+    sharding.check_fits(model, config.batch, mesh, lengths)
+    pattern = model.pattern
     places = position_schemes.choose(config.positions, pattern)
     limit = position_schemes.position_limit(pattern)
     if not places.fits(config.length, limit):
         raise ValueError(
-            f"length={config.length}: {config.model.encoding!r} is defined for {limit} positions,"
+            f"length={config.length}: {model.encoding!r} is defined for {limit} positions,"
             f" {config.positions} has {places.bound(config.length)};"
             " shorten them or lengthen the table"
         )
-    model = dataclasses.replace(config.model)
     return Trainer(model, config.optimizer, config.steps, mesh, config.positions)
 
 
@@ -273,6 +272,7 @@ def run(config: Config) -> None:
     with one_line_errors():
         source = open_source(config)
         trainer = prepare(config, source.vocab)
+        config = dataclasses.replace(config, model=trainer.config)
         evaluator = Evaluator(trainer, config.eval)
         folder = Path(config.workdir)
         saved, finished = folder / "config.json", (folder / "evaluation.json").exists()

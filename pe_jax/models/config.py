@@ -20,7 +20,7 @@ NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-@dataclasses.dataclass(unsafe_hash=True)  # flags write its fields; a model keeps a copy of its own
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The Transformer's sizes and choices.
 

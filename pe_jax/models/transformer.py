@@ -7,7 +7,6 @@ float32, activations `dtype`.
 B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 """
 
-import dataclasses
 from typing import Self
 
 import jax
@@ -42,7 +41,7 @@ class Stack(nnx.Module):
     divided: NamedSharding | None = None
 
     def __init__(self, config: ModelConfig, weights: jax.Array, encodings: jax.Array):
-        self.config = dataclasses.replace(config)
+        self.config = config
         pattern, dims = config.pattern, config.dims
         self.final_norm = norm(config, config.width, nnx.Rngs(0))
         # one set of shared parameters for each distinct encoding

@@ -47,7 +47,7 @@ def ascending(values: Any, low: int) -> bool:
     return all(is_int(n, low) for n in values) and list(values) == sorted({*values})
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW, linear warm-up, cosine decay.
 
@@ -81,7 +81,7 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.warmup={self.warmup}: must be in [0, steps={steps}]")
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class MeshConfig:
     """Devices along each axis; their product is the device count, and one -1 fills what is left.
 
@@ -98,7 +98,7 @@ class MeshConfig:
     model: int = ranged(1, "a positive integer, or -1 to fill", lambda v: v == -1 or is_int(v, 1))
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
     """Losses by length, on the same target tokens for every scheme and length.
 
@@ -132,7 +132,7 @@ class EvalConfig:
             raise ValueError(f"eval.stride={self.stride}: must be one of {divisors}")
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One training run.
 
