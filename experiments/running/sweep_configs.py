@@ -20,7 +20,7 @@ from pe_jax.training.config import (
     real_field,
     seed_field,
 )
-from pe_jax.training.images import NARROWEST
+from pe_jax.training.images import MIN_SIDE
 from pe_jax.validation import nearest
 
 
@@ -214,8 +214,8 @@ class ImagesConfig(TrialsConfig):
     )
     sides: tuple[int, ...] = ranged(
         (32, 48, 64),
-        f"ascending integers of at least {NARROWEST}",
-        lambda v: len(v) > 0 and ascending(v, NARROWEST),
+        f"ascending integers of at least {MIN_SIDE}",
+        lambda v: len(v) > 0 and ascending(v, MIN_SIDE),
     )
     patch: int = int_field(4, 1)
     test: int = int_field(1024, 1)
