@@ -10,7 +10,6 @@ by PyTorch's FlexAttention where torch is installed. Files in --out: benchmark.c
 """
 
 import dataclasses
-import difflib
 import importlib.metadata
 import os
 import platform
@@ -32,7 +31,7 @@ from experiments.running import launch, signals
 from experiments.running.errors import one_line_errors
 from experiments.running.provenance import commit, save_json
 from pe_jax.engines import inputs
-from pe_jax.validation import is_int, require
+from pe_jax.validation import is_int, nearest, require
 
 PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
 
@@ -77,7 +76,7 @@ class Settings:
             given = getattr(self, field)
             require(bool(given), field, given, f"choose from {', '.join(known)}")
             for name in (given,) if isinstance(given, str) else given:
-                near = "".join(difflib.get_close_matches(name, list(known), 1, 0))
+                near = nearest(name, known)
                 require(name in known, field, name, f"did you mean {near!r}? {', '.join(known)}")
         require("nope" in self.schemes, "schemes", self.schemes, "add nope: ratios are to it")
         for field in ("lengths", "model_lengths"):

@@ -262,11 +262,17 @@ class Jobs:
 
     def _config(self, name: str, folder: Path, pair: results.Pair, **fields: Any) -> Config:
         """That of one run."""
-        run = from_json(Config, dataclasses.asdict(self.config))
-        run.workdir = str(Path(self.config.workdir) / folder)
-        run.model = dataclasses.replace(self.evaluators[name].trainer.config)
-        run.optimizer.learning_rate, run.optimizer.encoding_rate = pair
-        return dataclasses.replace(run, **fields)
+        optimizer = self.config.optimizer
+        rate, encoding_rate = pair
+        return dataclasses.replace(
+            from_json(Config, dataclasses.asdict(self.config)),
+            workdir=str(Path(self.config.workdir) / folder),
+            model=self.evaluators[name].trainer.config,
+            optimizer=dataclasses.replace(
+                optimizer, learning_rate=rate, encoding_rate=encoding_rate
+            ),
+            **fields,
+        )
 
     def _finished(self, run: Config) -> bool:
         return (Path(run.workdir) / "evaluation.json").exists()
@@ -308,11 +314,11 @@ def main(config: CompareConfig) -> None:
         batches(config, source, meshes[0])  # raises what training would, before anything is written
         about = manifest(config, source, encodings)
         check_resumable(config, about)
-        model = dataclasses.replace(config.model)
         evaluators = {}
         for name, spec in encodings.items():
-            config.model = dataclasses.replace(model, encoding=spec)
-            evaluators[name] = Evaluator(prepare(config, source.vocab, meshes[0]), config.eval)
+            model = dataclasses.replace(config.model, encoding=spec)
+            run = dataclasses.replace(config, model=model)
+            evaluators[name] = Evaluator(prepare(run, source.vocab, meshes[0]), config.eval)
         lock = Lock(workdir)
     with contextlib.closing(lock):
         _run(config, source, nearby, evaluators, meshes, about)

@@ -15,7 +15,7 @@ import math
 import re
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from absl import logging
@@ -38,13 +38,13 @@ from experiments.running.training_loop import (
     prepare,
     train,
 )
-from pe_jax.encodings import ENCODINGS, Encoding, parse
+from pe_jax.encodings import Encoding, parse
+from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope import RoPE
-from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.training import data, manifest, passkeys, sharding
 from pe_jax.training.checkpoint import BINDING, check_same
-from pe_jax.training.config import Config, from_json
+from pe_jax.training.config import Config
 from pe_jax.training.evaluate import Evaluator
 
 SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # by all of the runs
@@ -52,7 +52,6 @@ BINDS = (
     *("factor", "steps", "batch", "optimizer", "eval", "depths", "trials", "search", "base"),
     "reference",
 )
-NAMES: dict[type, str] = {kind: name for name, kind in {**ENCODINGS, **SCALINGS}.items()}
 OTHER_DATA = 2**30  # added to a run's seed: rows that it did not begin with
 
 
@@ -122,18 +121,6 @@ def target(config: ExtendConfig, length: int) -> int:
     return int(found)
 
 
-def write(value: Any) -> str:
-    """The spec of an encoding or a scaling, as `parse` reads it."""
-    if type(value) not in NAMES:
-        return repr(value)
-    fields = dataclasses.fields(value)
-    given = [
-        (f.name, getattr(value, f.name)) for f in fields if getattr(value, f.name) != f.default
-    ]
-    listed = ",".join(f"{name}={write(field)}" for name, field in given)
-    return NAMES[type(value)] + (f"({listed})" if given else "")
-
-
 def replaced(spec: str, rope: RoPE, config: ExtendConfig, base: Config, found=None) -> RoPE:
     """What takes the place of `rope`, its placeholders filled in; `found` are searched factors.
 
@@ -165,7 +152,7 @@ def extended(spec: str, config: ExtendConfig, base: Config, found=None) -> str:
     """The run's encodings, all layers, with the method in the place of each RoPE."""
     pattern = base.model.pattern
     new = [replaced(spec, e, config, base, found) if isinstance(e, RoPE) else e for e in pattern]
-    return ",".join(map(write, new))
+    return ",".join(map(format_encoding, new))
 
 
 def names(config: ExtendConfig) -> dict[str, str]:
@@ -184,13 +171,20 @@ def names(config: ExtendConfig) -> dict[str, str]:
 
 def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Config:
     """The run that continues a trained one at the target length."""
-    run = from_json(Config, dataclasses.asdict(base.config))
-    run.model.encoding, run.length = encoding, target(config, base.config.length)
-    run.seed, run.workdir = (base.config.seed + OTHER_DATA) % 2**31, str(folder)
-    run.steps = max(config.steps, 1)  # 0: there is no training
-    run.batch, run.log_every, run.save_every = config.batch, config.log_every, config.save_every
-    run.optimizer, run.mesh, run.eval = config.optimizer, config.mesh, config.eval
-    return run
+    return dataclasses.replace(
+        base.config,
+        workdir=str(folder),
+        seed=(base.config.seed + OTHER_DATA) % 2**31,
+        length=target(config, base.config.length),
+        batch=config.batch,
+        steps=max(config.steps, 1),  # 0: there is no training
+        log_every=config.log_every,
+        save_every=config.save_every,
+        model=dataclasses.replace(base.config.model, encoding=encoding),
+        optimizer=config.optimizer,
+        mesh=config.mesh,
+        eval=config.eval,
+    )
 
 
 def questions(config: ExtendConfig, source: Source) -> dict[int, tuple | None]:

@@ -116,9 +116,9 @@ def one(config: ImagesConfig, trainer: Classifier, conventions, seed: int, test,
     loss: float = np.nan
     for step in range(config.steps):
         batch = dict(zip(("images", "labels"), draw(jax.random.fold_in(keys, step)), strict=True))
-        state, values = trainer.step(state, batch, np.int32(seed))
+        state, step_metrics = trainer.step(state, batch, np.int32(seed))
         if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
-            loss = float(values["loss"])
+            loss = float(step_metrics.loss)
             spec = trainer.config.encoding
             logging.info("%s seed %d: step %d, loss %.4f", spec, seed, step + 1, loss)
             if int(state.skipped[0]) > trainer.skips:

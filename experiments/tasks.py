@@ -31,7 +31,7 @@ from experiments.running.sweep_configs import TasksConfig, rate_pairs
 from experiments.running.trials import Trials, finished
 from pe_jax import position_schemes
 from pe_jax.training import tasks
-from pe_jax.training.step import PLACES, Trainer, token_losses
+from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses
 
 BINDING = (
     *("seed", "length", "lengths", "batch", "steps", "test", "model", "optimizer"),
@@ -65,7 +65,9 @@ class Solver(Trainer):
     def loss(self, model, batch, key):
         """Mean cross entropy over the answers."""
         rows = batch["tokens"], batch["segments"]
-        places = self.position_scheme.training_positions(jax.random.fold_in(key, PLACES), *rows)
+        places = self.position_scheme.training_positions(
+            jax.random.fold_in(key, POSITION_FOLD), *rows
+        )
         logits = self._logits(model, batch, places, key if self.dropout else None)
         return mean_loss(logits, batch)
 
@@ -187,9 +189,9 @@ def one(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) 
         key = jax.random.fold_in(keys, step)
         lengths = task.shortest, config.length
         batch = tasks.batch(task, key, config.batch, *lengths, config.model.causal)
-        state, values = solver.step(state, batch, np.int32(seed))
+        state, step_metrics = solver.step(state, batch, np.int32(seed))
         if step % config.log_every == 0 or step == config.steps:
-            loss = float(values["loss"])
+            loss = float(step_metrics.loss)
             what = solver.config.encoding, task.short, seed, step, loss
             logging.info("%s, %s, seed %d: step %d, loss %.4f", *what)
             if int(state.skipped[0]) > solver.skips:

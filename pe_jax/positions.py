@@ -1,9 +1,10 @@
-"""Where a token is: positions, and the checks that every scheme makes of them.
+"""Positions of tokens, and the checks that every encoding makes of them.
 
-Positions say where a token is; what it may see is decided by token indices and segments
-(`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. So the schemes that
-change the positions themselves are functions here, and combine with every encoding: `randomized`,
-`shifted`, `cape` draw from a key, `bilevel` counts in the text.
+Positions say where a token is; what it may attend to is decided by token indices and segments
+(`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. The schemes that
+change the positions themselves are therefore functions here, and combine with every encoding:
+`randomized`, `shifted`, `cape` draw from a key, `bilevel` counts in the text
+(`pe_jax.position_schemes` has them under the names that configs use).
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
 """
 
@@ -14,11 +15,11 @@ import numpy as np
 
 from pe_jax.validation import is_int, is_real, require
 
-EXACT = 2**24  # float32 holds every integer up to here; beyond, neighbouring positions collide
+EXACT = 2**24  # float32 holds every integer up to here; above, neighbouring positions collide
 
 
 def concrete(x) -> np.ndarray | None:
-    """The values of `x` as NumPy, or None where they are not known (under a trace)."""
+    """The values of `x` as NumPy, or None under a trace, where they are not known."""
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
@@ -41,7 +42,7 @@ def per_segment(segments) -> jax.Array:
 
 
 def _begins(segments: jax.Array) -> jax.Array:
-    """Whether a run of equal ids begins there, except the first: bool [*B, T]."""
+    """Whether a run of equal ids begins at each token, except the first one: bool [*B, T]."""
     return jnp.concatenate(
         [jnp.zeros_like(segments[..., :1], bool), segments[..., 1:] != segments[..., :-1]], axis=-1
     )
@@ -50,15 +51,15 @@ def _begins(segments: jax.Array) -> jax.Array:
 def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.Array:
     """`length` of the positions 0 … maximum - 1, drawn without replacement, in order: int32 [T].
 
-    Ruoss et al., "Randomized Positional Encodings", arXiv 2305.16843: every set is as likely as any
-    other. Long sequences then hold no position that short ones have not trained.
+    Ruoss et al., "Randomized Positional Encodings", arXiv 2305.16843: all subsets are equally
+    likely. Long sequences then have no position that was not trained on short ones.
 
     Args:
       key: PRNG key of this sequence; `jax.vmap` over keys draws a batch.
       length: T.
-      maximum: N, at least as long as any sequence to come.
-      segments: ids [T] of documents packed into the sequence: each gets a set of its own, as likely
-        as any other; the sets of one sequence do not meet.
+      maximum: N, at least the length of the longest sequence.
+      segments: ids [T] of documents packed into the sequence: each gets a separate, equally likely
+        subset; the subsets of one sequence are disjoint.
 
     Raises:
       ValueError: `maximum` is below `length`, or either is not an integer of at least 0.
@@ -73,9 +74,9 @@ def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.
 
 
 def shifted(key: jax.Array, positions, maximum: int) -> jax.Array:
-    """All positions, moved by one k drawn uniformly from 0 … maximum (inclusive); same shape.
+    """All positions plus one shift drawn uniformly from 0 … maximum (inclusive); same shape.
 
-    SHAPE: Kiyono et al., arXiv 2109.05644 (there maximum K = 500). Distances stay as they are.
+    SHAPE: Kiyono et al., arXiv 2109.05644 (there maximum K = 500). Distances do not change.
 
     Raises:
       ValueError: `maximum` is not an integer of at least 0.
@@ -97,8 +98,8 @@ def cape(
 
     CAPE: Likhomanenko et al., arXiv 2106.03143. One Δ ~ U(-global_shift, global_shift) and
     one ln λ ~ U(-ln scaling, ln scaling) for all positions, ε_i ~ U(-local_shift, local_shift) for
-    each. Up to 0.5, neighbours keep their order. The defaults are the paper's for text; for sound
-    and images it also centres the positions first.
+    each. Up to a local shift of 0.5, neighbours keep their order. The defaults are the paper's for
+    text; for sound and images it also centres the positions first.
 
     Raises:
       ValueError: a negative shift, or `scaling` below 1, or a value that is not finite.
@@ -107,16 +108,16 @@ def cape(
     positions = as_positions(positions, real=True).astype(jnp.float32)
     keys = jax.random.split(key, 3)
 
-    def uniform(key, reach, shape=()):
-        return jax.random.uniform(key, shape, jnp.float32, -reach, reach)
+    def uniform(key, limit, shape=()):
+        return jax.random.uniform(key, shape, jnp.float32, -limit, limit)
 
-    near = positions + uniform(keys[0], global_shift)
-    near += uniform(keys[1], local_shift, positions.shape)
-    return jnp.exp(uniform(keys[2], float(np.log(scaling)))) * near
+    shifted_positions = positions + uniform(keys[0], global_shift)
+    shifted_positions += uniform(keys[1], local_shift, positions.shape)
+    return jnp.exp(uniform(keys[2], float(np.log(scaling)))) * shifted_positions
 
 
 def check_cape(global_shift: float, local_shift: float, scaling: float) -> None:
-    """Raises ValueError for a negative shift, a scaling below 1, or what is not finite."""
+    """Raises ValueError for a negative shift, a scaling below 1, or a value that is not finite."""
     for name, value, low in (
         ("global_shift", global_shift, 0),
         ("local_shift", local_shift, 0),
@@ -136,8 +137,8 @@ def bilevel(tokens, separators, segments=None, longest: int | None = None) -> ja
       tokens: ids [*B, T].
       separators: the ids that end a piece.
       segments: ids [*B, T] of documents packed into a row: both numbers restart with each.
-      longest: places from longest - 1 on are all longest - 1, as in the authors' code, for a table
-        of `longest` places. None: no end.
+      longest: places are clipped to longest - 1, as in the authors' code, for a table of `longest`
+        places. None disables it.
 
     Raises:
       ValueError: no separator, or `longest` is not a positive integer.
@@ -156,7 +157,7 @@ def bilevel(tokens, separators, segments=None, longest: int | None = None) -> ja
 
 
 def check_bilevel(separators, longest: int | None) -> None:
-    """Raises ValueError where there is no separator, or `longest` is no positive integer."""
+    """Raises ValueError where there is no separator, or `longest` is not a positive integer."""
     ok = isinstance(separators, tuple | list) and len(separators) > 0
     ok = ok and all(is_int(s, 0) for s in separators)
     require(ok, "separators", separators, "pass the token ids that end a piece of text")
@@ -168,14 +169,14 @@ def grid(height: int, width: int, *, normalized: bool = False, prefix: int = 0) 
     """(row, column) of each patch of an image, row by row: [prefix + height·width, 2].
 
     Args:
-      height: patches in a column.
-      width: patches in a row.
-      normalized: False gives indices (int32): the patch is the unit, a larger image has further
+      height: patches per column.
+      width: patches per row.
+      normalized: False gives indices (int32): the unit is the patch, and larger images have larger
         positions. True gives the patches' centres on an image whose sides span -1 to 1 (float32,
-        each axis by itself): the image is the unit, a larger one has positions closer together.
-      prefix: so many tokens in front that stand nowhere (a class token, registers). They are put at
-        (0, 0), where a rotation turns by nothing, as DINOv3 leaves them; to schemes that look at
-        distances (0, 0) is a place like any other.
+        each axis separately): the unit is the image, and larger images have denser positions.
+      prefix: number of prefix tokens without a position (a class token, registers). They are put at
+        (0, 0), where a rotation is the identity, as in DINOv3; for schemes of distances (0, 0) is
+        an ordinary position.
 
     Raises:
       ValueError: a size below 1, a negative prefix.
@@ -190,10 +191,10 @@ def grid(height: int, width: int, *, normalized: bool = False, prefix: int = 0) 
 
 
 def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:
-    """Where the patches of an image fall on the indices of another grid: float32 [height·width, 2].
+    """The patches of an image in the indices of another grid: float32 [height·width, 2].
 
-    A table of `to` places, read between them at these, is the table resized as usual: bilinear,
-    pixel centres aligned, the edge repeated.
+    A table of size `to`, interpolated at these positions, is the bilinearly resized table: pixel
+    centres aligned, edges repeated.
 
     Raises:
       ValueError: a size below 1.
@@ -207,19 +208,19 @@ def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:
 def multimodal(spans) -> jax.Array:
     """(time, row, column) of text, images and videos in one sequence: int32 [T, 3].
 
-    Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1: text counts on all axes alike; an image stands
-    at one time; its rows and columns, and the frames of a video, count from where it begins; what
-    follows begins one past the largest position so far. (Hugging Face's code begins one past the
-    rows and columns alone, which differs for a video of more frames than either.)
+    Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1: text has the same position on all axes; all
+    patches of an image have the same time; its rows and columns, and the frames of a video, count
+    from its start; what follows starts one past the largest position so far. (Hugging Face's code
+    starts one past the rows and columns only, which differs for a video with more frames.)
 
     Args:
-      spans: in order; each `n` text tokens, `(height, width)` of an image, or `(frames, height,
+      spans: in order; each is `n` text tokens, `(height, width)` of an image, or `(frames, height,
         width)` of a video, in patches as the language model sees them.
 
     Raises:
       ValueError: a span that is none of these, or a size below 1.
     """
-    found, start = [np.zeros((0, 3), np.int32)], 0
+    blocks, start = [np.zeros((0, 3), np.int32)], 0
     for span in spans:
         sizes = tuple(np.atleast_1d(span).tolist())
         if len(sizes) > 3:
@@ -230,9 +231,9 @@ def multimodal(spans) -> jax.Array:
         else:
             sizes = (1,) * (3 - len(sizes)) + sizes
             places = np.indices(sizes, np.int32).reshape(3, -1).T
-        found.append(start + places)
+        blocks.append(start + places)
         start += int(places.max()) + 1
-    return jnp.asarray(np.concatenate(found))
+    return jnp.asarray(np.concatenate(blocks))
 
 
 def _sizes(name: str, sizes) -> None:
@@ -265,7 +266,7 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
     Args:
       positions: integers of any width, or float32 if `real`; any shape.
       real: whether the caller's mathematics is defined between the integers.
-      name: what to call them in an error.
+      name: used in error messages.
 
     Raises:
       TypeError: for bool, float16, bfloat16, complex; for float32 unless `real`.
@@ -311,7 +312,7 @@ def check_exact(positions, name: str = "positions") -> None:
 
 
 def check_near(positions, name: str = "positions") -> None:
-    """Raises ValueError where a known position is so far out that a difference overflows int32."""
+    """Raises ValueError where a known position is so large that a difference overflows int32."""
     known = concrete(positions)
     if known is not None and known.size and np.abs(known.astype(np.float64)).max() >= 2**30:
         raise ValueError(f"{name}: distances overflow int32; keep |position| below 2**30")

@@ -24,7 +24,7 @@ def is_real(value: Any) -> bool:
 
 
 def require_bool(field: str, value: Any) -> None:
-    """Raises ValueError unless `value` is True or False: "no" would count as True."""
+    """Raises ValueError unless `value` is True or False: a string such as "no" is truthy."""
     require(isinstance(value, bool), field, value, "pass True or False")
 
 

@@ -62,7 +62,7 @@ def rows(batches, count):
 
 
 def _fields(batch):
-    return [batch[key] for key in ("tokens", "segments", "positions", "weights")]
+    return [batch[key] for key in ("tokens", "segments", "weights")]
 
 
 def assert_same(a, b):
@@ -83,21 +83,20 @@ def test_packing_keeps_every_byte_of_every_document_once(tmp_path):
     assert sum((b["segments"] == 0).sum() for b in packed) < 16  # only the last row is padded
 
 
-def test_positions_restart_and_segments_part_documents(tmp_path):
+def test_a_segment_is_a_piece_of_one_document(tmp_path):
     batches = data.train_iterator(data.load(novels(tmp_path)), BYTES, length=15, batch=4, seed=0)
-    for tokens, segments, positions, weights in rows(batches, 20):
+    for tokens, segments, weights in rows(batches, 20):
         assert segments.min() >= 1 and segments[0] == 1
         assert (np.diff(segments) == np.append(tokens[:-1] == BYTES.eos, [])).all()
         for segment in np.unique(segments):
             inside = segments == segment
-            np.testing.assert_array_equal(positions[inside], np.arange(inside.sum()))
             assert len(set(tokens[inside]) - {BYTES.eos}) <= 1  # one document
             np.testing.assert_array_equal(weights[inside], np.arange(inside.sum()) > 0)
 
 
 def test_padding_and_first_tokens_are_no_targets():
     segments = np.array([[1, 1, 2, 2, 0, 0]], np.int32)
-    packed = {f"tokens{k}": segments for k in ("", "_segment_ids", "_positions")}
+    packed = {f"tokens{k}": segments for k in ("", "_segment_ids")}
     weights = packing.targets(packed)["weights"]
     assert weights.tolist() == [[0, 1, 0, 1, 0, 0]] and weights.dtype == np.float32
 
@@ -114,7 +113,6 @@ def test_batches_are_int32_and_of_the_shape_asked_for(tmp_path):
     assert {key: (value.shape, str(value.dtype)) for key, value in batch.items()} == {
         "tokens": ((3, 16), "int32"),
         "segments": ((3, 16), "int32"),
-        "positions": ((3, 16), "int32"),
         "weights": ((3, 16), "float32"),
     }
 

@@ -1,7 +1,5 @@
 """Schemes that change the positions of a run: drawn by step and seed, tested as in the papers."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ from scipy.special import logsumexp
 
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax import position_schemes
+from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate
 from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.evaluate import Evaluator
@@ -89,7 +88,7 @@ def test_positions_are_drawn_anew_at_every_step_and_for_every_seed():
 
     def loss(step: int, seed: int) -> float:
         state = start(one)._replace(step=jax.device_put(np.int32(step), one.shardings.step))
-        return float(one.step(state, one.put(tiny.batch()), np.int32(seed))[1]["loss"])
+        return float(one.step(state, one.put(tiny.batch()), np.int32(seed))[1].loss)
 
     a, b, c = loss(0, 0), loss(1, 0), loss(0, 1)
     assert len({a, b, c}) == 3 and loss(0, 0) == a
@@ -176,8 +175,7 @@ def test_a_bad_scheme_is_refused_with_its_fix(spec, words):
     ],
 )
 def test_an_encoding_that_cannot_take_the_positions_is_refused(spec, encoding, words):
-    config = Config(positions=spec)
-    config.model = dataclasses.replace(config.model, encoding=encoding)
+    config = Config(positions=spec, model=ModelConfig(encoding=encoding))
     compared = CompareConfig(positions=spec, encodings=("nope", encoding))
     for one in (config, compared):
         with pytest.raises(ValueError) as info:
@@ -187,8 +185,6 @@ def test_an_encoding_that_cannot_take_the_positions_is_refused(spec, encoding, w
 
 def test_what_fits_is_taken():
     for spec, encoding in (("cape", "sinusoidal+rope"), ("bilevel(separators=[1])", "bipe")):
-        config = Config(positions=spec)
-        config.model = dataclasses.replace(config.model, encoding=encoding)
-        config.check()
+        Config(positions=spec, model=ModelConfig(encoding=encoding)).check()
     CompareConfig(positions="shape(maximum=64)", encodings=("t5", "nope")).check()
     CompareConfig(positions="bilevel", encodings=("bipe", "nope")).check()

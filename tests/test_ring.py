@@ -324,7 +324,7 @@ def test_a_ring_is_evaluated_as_one_device_is():
         ({"window": 3}, 4, {"eval.lengths: 6": 6}, ("eval.lengths: 6=6", "[1, 2, 3, 6]")),
         ({"encoding": "cope"}, 2, {"length": 8}, ("mesh.seq=2: CoPE needs whole rows",)),
         ({"attention": "dense"}, 2, {"length": 8}, ("model.attention='dense'", "'auto'")),
-        ({}, 2, None, ("mesh.seq=2: these rows are not shared", "mesh.seq=1")),
+        ({}, 2, None, ("mesh.seq=2: the tokens of these rows are not sharded", "mesh.seq=1")),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(model, seq, lengths, words):

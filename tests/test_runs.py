@@ -204,10 +204,10 @@ class Poisoned:
         self.steps += 1
         if self.after is None and self.steps == 3:
             self.spoil(state)
-        state, values = self.trainer.step(state, batch, seed)
+        state, metrics = self.trainer.step(state, batch, seed)
         if self.steps == self.after:
             self.spoil(state)
-        return state, values
+        return state, metrics
 
     def spoil(self, state):
         kernel = state.params["blocks"][0]["mlp"]["down"]["kernel"]

@@ -78,8 +78,8 @@ def test_all_seeds_share_one_program():
     first = one.compile(R, L)
     losses = []
     for seed in (0, 1, 2):
-        state, values = one.step(one.init(seed), one.put(tiny.batch()), np.int32(seed))
-        losses.append(float(values["loss"]))
+        state, metrics = one.step(one.init(seed), one.put(tiny.batch()), np.int32(seed))
+        losses.append(float(metrics.loss))
         assert int(state.step) == 1 and one.compile(R, L) is first
     assert len(set(losses)) == 3 and one.init._cache_size() == 1
 
@@ -90,7 +90,7 @@ def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed():
 
     def loss(step: int, seed: int) -> float:
         state = start(one)._replace(step=jax.device_put(np.int32(step), one.shardings.step))
-        return float(one.step(state, one.put(tiny.batch()), np.int32(seed))[1]["loss"])
+        return float(one.step(state, one.put(tiny.batch()), np.int32(seed))[1].loss)
 
     a, b, c = loss(0, 0), loss(1, 0), loss(0, 1)
     assert len({a, b, c}) == 3 and loss(0, 0) == a
@@ -120,8 +120,8 @@ def test_a_step_says_its_learning_rate():
     one, rates = trainer(SPECS["rope"]), []
     state, batch = one.init(0), one.put(tiny.batch())
     for _ in range(3):
-        state, values = one.step(state, batch, np.int32(0))
-        rates.append(float(values["learning_rate"]))
+        state, metrics = one.step(state, batch, np.int32(0))
+        rates.append(float(metrics.learning_rate))
     assert rates[0] == 0 and rates[1] == np.float32(OPTIMIZER.learning_rate) > rates[2] > 0
 
 
@@ -129,8 +129,8 @@ def test_one_batch_is_learned_by_heart():
     one = trainer(SPECS["rope"])
     state, batch, found = one.init(0), one.put(tiny.batch()), []
     for _ in range(STEPS):
-        state, values = one.step(state, batch, np.int32(0))
-        found.append(float(values["loss"]))
+        state, metrics = one.step(state, batch, np.int32(0))
+        found.append(float(metrics.loss))
     assert 2.5 < found[0] < 3.5 and found[-1] < 0.3 * found[0]  # log(20) is 3.0
 
 
@@ -298,10 +298,10 @@ def test_an_update_that_is_not_finite_is_not_applied_and_counted():
         [(bad, [1, 1]), (good, [0, 1]), (bad, [1, 2]), (bad, [2, 3]), (good, [0, 3])], 1
     ):
         before = bits(state)
-        state, values = one.step(state, one.put(batch), np.int32(0))
+        state, metrics = one.step(state, one.put(batch), np.int32(0))
         same = all(map(np.array_equal, before, bits(state)))
-        assert same == (batch is bad) and np.isfinite(values["loss"]) == (batch is good)
-        assert state.skipped.tolist() == counts and values["skipped"] == counts[1]
+        assert same == (batch is bad) and np.isfinite(metrics.loss) == (batch is good)
+        assert state.skipped.tolist() == counts and metrics.skipped == counts[1]
         assert int(state.step) == step and one.finite(state)
     before = bits(state)
     for batch in [bad] * (one.skips + 1) + [good] * 2:  # too many: nothing goes on unseen
@@ -317,8 +317,8 @@ def test_a_gradient_alone_that_is_not_finite_is_not_applied():
     scale = state.params["final_norm"]["scale"]
     state.params["final_norm"]["scale"] = jax.device_put(scale * 1e21, scale.sharding)
     before = kernel(state)
-    state, values = one.step(state, one.put(tiny.batch()), np.int32(0))
-    assert np.isfinite(values["loss"]) and not np.isfinite(values["gradient_norm"])
+    state, metrics = one.step(state, one.put(tiny.batch()), np.int32(0))
+    assert np.isfinite(metrics.loss) and not np.isfinite(metrics.gradient_norm)
     np.testing.assert_array_equal(kernel(state), before)
     assert state.skipped.tolist() == [1, 1]
 

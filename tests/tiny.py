@@ -91,10 +91,4 @@ def batch(seed: int = 0) -> dict[str, np.ndarray]:
     ids = np.where(column < cut, 1, np.where(column < L - 1, 2, 0)).astype(np.int32)
     weights = np.zeros(shape, np.float32)
     weights[:, 1:] = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 0)
-    places = np.where(column < cut, column, column - cut)
-    return {
-        "tokens": tokens(*shape, seed=seed),
-        "segments": ids,
-        "positions": places,
-        "weights": weights,
-    }
+    return {"tokens": tokens(*shape, seed=seed), "segments": ids, "weights": weights}

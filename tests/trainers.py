@@ -45,8 +45,8 @@ def steps(trainer: Trainer, count: int = 1, batch=None) -> tuple[State, list[lis
     state, found = start(trainer), []
     for k in range(count):
         rows = tiny.batch(k) if batch is None else batch
-        state, values = trainer.step(state, trainer.put(rows), np.int32(0))
-        found.append([float(values["loss"]), float(values["gradient_norm"])])
+        state, metrics = trainer.step(state, trainer.put(rows), np.int32(0))
+        found.append([float(metrics.loss), float(metrics.gradient_norm)])
     return state, found
 
 

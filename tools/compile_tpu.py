@@ -110,7 +110,7 @@ def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -
         masked = Tiles()
         if program == "train":
             masked = tiles(model, config.batch, config.length, trainer.layout, mesh.size)
-        with trainer.in_force():
+        with trainer.use_mesh():
             traced = TRACES[program](trainer, config)
         lowered = traced.lower()
     try:
@@ -205,14 +205,16 @@ def main(config: Config) -> None:
         chip = tpu_slice.check(given.topology)
         jax.config.update("jax_platforms", "cpu")
         devices = tpu_slice.devices(given.topology)
-        config.model.vocab = config.model.vocab or tokenizer.get(config.tokenizer).vocab
-        wanted, base = specs(given.encodings, config), dataclasses.replace(config.model)
-        for spec in wanted:
-            dataclasses.replace(base, encoding=spec).check()
+        vocab = config.model.vocab or tokenizer.get(config.tokenizer).vocab
+        model = dataclasses.replace(config.model, vocab=vocab)
+        wanted = specs(given.encodings, config)
+        models = {spec: dataclasses.replace(model, encoding=spec) for spec in wanted}
+        for model in models.values():
+            model.check()
     rows = []
-    for spec in wanted:
+    for spec, model in models.items():
+        config = dataclasses.replace(config, model=model)
         for program in given.program:
-            config.model = dataclasses.replace(base, encoding=spec)
             with one_line_errors():
                 rows.append(measure(config, program, devices, chip))
             logging.info("%s, %s: %s", spec, program, rows[-1]["status"])

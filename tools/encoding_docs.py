@@ -14,6 +14,7 @@ import urllib.parse
 from experiments.reporting import scheme_pictures
 from pe_jax import ENCODINGS, Encoding
 from pe_jax.encodings.rope_scaling import SCALINGS
+from pe_jax.spec import format_call
 from tools import encoding_facts
 
 README, PAGE = encoding_facts.ROOT / "README.md", encoding_facts.ROOT / "docs" / "encodings.md"
@@ -143,8 +144,15 @@ def borrowed(kind: type[Encoding]) -> str:
 
 def config(name: str, kind: type) -> str:
     """The scheme as a config writes it, with every field at its default."""
-    fields = [f for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING]
-    return f"{name}({', '.join(f'{f.name}={f.default!r}' for f in fields)})" if fields else name
+    return format_call(name, _defaults(kind), ", ")
+
+
+def _defaults(kind: type) -> dict[str, str]:
+    """The fields of a class with their defaults, as a config writes them."""
+    return {
+        f.name: "…" if f.default is dataclasses.MISSING else repr(f.default)
+        for f in dataclasses.fields(kind)
+    }
 
 
 def _held(name: str) -> str:
@@ -208,12 +216,9 @@ def _scalings() -> str:
         parts += [f"*{_prose(title)}*", *blocks]
     lines = []
     for name, kind in SCALINGS.items():
-        fields = [
-            f.name + (f"={f.default!r}" if f.default is not dataclasses.MISSING else "=…")
-            for f in dataclasses.fields(kind)
-        ]
+        call = format_call(name, _defaults(kind), ", ")
         first = _prose((inspect.getdoc(kind) or "").partition("\n")[0])
-        lines.append(f"- `{name}({', '.join(fields)})`: {first}")
+        lines.append(f"- `{call}`: {first}")
     return "\n\n".join([*parts, "\n".join(lines)])
 
 

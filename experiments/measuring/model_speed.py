@@ -111,7 +111,6 @@ def _batch(config: CompareConfig, evaluators: dict[str, Evaluator], rows: int, l
     return tokens, {
         "tokens": tokens,
         "segments": np.ones(shape, np.int32),
-        "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
         "weights": np.ones(shape, np.float32),
     }
 

@@ -20,11 +20,11 @@ from pe_jax.training.config import (
     real_field,
     seed_field,
 )
-from pe_jax.training.images import NARROWEST
+from pe_jax.training.images import MIN_SIDE
 from pe_jax.validation import nearest
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class Sweep:
     """How the runs of a sweep share the devices.
 
@@ -64,7 +64,7 @@ def rate_pairs(config: "CompareConfig | TasksConfig", spec: str) -> list[tuple[f
     return [(float(rate), float(multiple)) for rate in rates for multiple in multiples]
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class CompareConfig(Config, Sweep):
     """A comparison: every encoding with every seed, and one report.
 
@@ -149,7 +149,7 @@ class CompareConfig(Config, Sweep):
         return [spec.replace("{length}", str(self.length)) for spec in self.encodings]
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class TrialsConfig(Sweep):
     """What sweeps of short trainings have in common: one file for each encoding and seed.
 
@@ -183,7 +183,7 @@ class TrialsConfig(Sweep):
 CONVENTIONS = ("index", "normalized", "resized")
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class ImagesConfig(TrialsConfig):
     """A comparison on images: every encoding with every seed, at the training size and larger.
 
@@ -214,8 +214,8 @@ class ImagesConfig(TrialsConfig):
     )
     sides: tuple[int, ...] = ranged(
         (32, 48, 64),
-        f"ascending integers of at least {NARROWEST}",
-        lambda v: len(v) > 0 and ascending(v, NARROWEST),
+        f"ascending integers of at least {MIN_SIDE}",
+        lambda v: len(v) > 0 and ascending(v, MIN_SIDE),
     )
     patch: int = int_field(4, 1)
     test: int = int_field(1024, 1)
@@ -251,7 +251,7 @@ class ImagesConfig(TrialsConfig):
         return [(spec, convention or "index") for spec, _, convention in split]
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class TasksConfig(TrialsConfig):
     """A comparison on tasks: every encoding, with every kind of positions, task and seed.
 
@@ -348,7 +348,7 @@ class TasksConfig(TrialsConfig):
         return list(entries.values())
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class ExtendConfig(Sweep):
     """A trained RoPE model at longer contexts: every method, without and with a short fine-tune.
 

@@ -64,23 +64,22 @@ def open_source(config: Config) -> Source:
 
 
 def prepare(config: Config, vocab: int, mesh: Mesh | None = None) -> Trainer:
-    """Fills in the vocabulary and the mesh, checks that all fits, and makes the programs."""
-    config.model.vocab = config.model.vocab or vocab
-    if config.model.vocab < vocab:
-        raise ValueError(f"model.vocab={config.model.vocab}: the data needs at least {vocab}")
+    """Checks that everything fits and makes the programs; the trainer's config has a vocabulary."""
+    model = dataclasses.replace(config.model, vocab=config.model.vocab or vocab)
+    if model.vocab < vocab:
+        raise ValueError(f"model.vocab={model.vocab}: the data needs at least {vocab}")
     mesh = mesh or sharding.make_mesh(config.mesh)
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
-    sharding.check_fits(config.model, config.batch, mesh, lengths)
-    pattern = config.model.pattern
+    sharding.check_fits(model, config.batch, mesh, lengths)
+    pattern = model.pattern
     places = position_schemes.choose(config.positions, pattern)
     limit = position_schemes.position_limit(pattern)
     if not places.fits(config.length, limit):
         raise ValueError(
-            f"length={config.length}: {config.model.encoding!r} is defined for {limit} positions,"
+            f"length={config.length}: {model.encoding!r} is defined for {limit} positions,"
             f" {config.positions} has {places.bound(config.length)};"
             " shorten them or lengthen the table"
         )
-    model = dataclasses.replace(config.model)
     return Trainer(model, config.optimizer, config.steps, mesh, config.positions)
 
 
@@ -150,16 +149,16 @@ def train(
         tokens, losses = config.batch * config.length, []
         for step in range(done + 1, config.steps + 1):
             batch = _next(rows, step)
-            state, values = trainer.step(state, trainer.put(batch), np.int32(config.seed))
+            state, step_metrics = trainer.step(state, trainer.put(batch), np.int32(config.seed))
             if lockstep:
                 jax.block_until_ready(state)
             stopping = stop.after(step)  # asked once: a signal may come at any moment
-            losses.append(values["loss"])
+            losses.append(step_metrics.loss)
             save = stopping or step == config.steps or _due(step, config.save_every)
             tested = step == config.steps or _due(step, config.eval.every)
             tested = bool(config.eval.every) and tested and not stopping
             if save or tested or step == 1 or step % config.log_every == 0:
-                found = {name: float(value) for name, value in values.items()}
+                found = {name: float(x) for name, x in step_metrics._asdict().items()}
                 _check_finite(found, trainer, state, batch, step, checkpoints, save)
                 found["loss"], losses = _mean_finite(losses), []
                 if tested:
@@ -273,6 +272,7 @@ def run(config: Config) -> None:
     with one_line_errors():
         source = open_source(config)
         trainer = prepare(config, source.vocab)
+        config = dataclasses.replace(config, model=trainer.config)
         evaluator = Evaluator(trainer, config.eval)
         folder = Path(config.workdir)
         saved, finished = folder / "config.json", (folder / "evaluation.json").exists()

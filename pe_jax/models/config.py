@@ -13,14 +13,14 @@ from flax import nnx
 from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding
 from pe_jax.engines import inputs
-from pe_jax.validation import is_int, is_real, nearest
+from pe_jax.validation import is_int, is_real, nearest, require
 
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-@dataclasses.dataclass(unsafe_hash=True)  # flags write its fields; a model keeps a copy of its own
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The Transformer's sizes and choices.
 
@@ -37,13 +37,13 @@ class ModelConfig:
       gated: whether the MLP is gated (GLU; arXiv 2002.05202).
       activation: "silu", "gelu" or "relu".
       norm: "rms" or "layer".
-      qk_norm: whether q and k are normalised a head, before the encoding.
+      qk_norm: whether q and k are normalised per head, before the encoding.
       bias: whether projections have biases.
       tied: whether the output projection is the embedding table.
-      dropout: rate on the output of each block's two halves, in training.
-      causal: whether tokens see their past alone (a decoder) or all (an encoder).
-      window: sliding window of attention; 0 is none.
-      sinks: first tokens of each document that stay in sight beyond the window.
+      dropout: rate on the outputs of attention and MLP, in training.
+      causal: whether tokens attend only to earlier ones (a decoder) or to all (an encoder).
+      window: sliding window of attention; 0 disables it.
+      sinks: first tokens of each document that stay visible outside the window.
       dtype: of the activations, "float32" or "bfloat16".
       remat: whether blocks are recomputed in the backward pass, which saves memory.
       attention: engine: "auto", "dense" or "tiled".
@@ -86,7 +86,7 @@ class ModelConfig:
     def limit(self) -> int | None:
         """The first token that the encodings do not define; None if they define all.
 
-        Encodings of several axes limit positions, which say nothing of the number of tokens.
+        Encodings of several axes limit positions, which do not bound the number of tokens.
         """
         limits = [e.limit() for e in self.pattern if e.claims.axes == 1]
         return min((n for n in limits if n is not None), default=None)
@@ -101,8 +101,7 @@ class ModelConfig:
         """Raises ValueError, naming the field, its value and the fix, before anything compiles."""
 
         def need(ok: bool, field: str, fix: str):
-            if not ok:
-                raise ValueError(f"model.{field}={getattr(self, field)!r}: {fix}")
+            require(ok, f"model.{field}", getattr(self, field), fix)
 
         for field in ("width", "layers", "heads"):
             need(is_int(getattr(self, field), 1), field, "pass an integer of at least 1")

@@ -1,4 +1,4 @@
-"""Generation: one pass over the prompt, then a token at a time with a cache, in one program.
+"""Generation: one pass over the prompt, then token by token with a cache, in one program.
 
 B batch, T prompt tokens, N new tokens.
 """
@@ -13,7 +13,7 @@ from pe_jax.validation import is_int, is_real, require
 
 
 def sample(key: jax.Array, logits: jax.Array, temperature: float, top_k: int) -> jax.Array:
-    """Draws a token from logits [..., V]; temperature 0 takes the likeliest, top_k 0 all: int32."""
+    """Draws a token from logits [..., V]: int32. Temperature 0 is greedy, top_k 0 disables it."""
     if temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if top_k:
@@ -23,7 +23,7 @@ def sample(key: jax.Array, logits: jax.Array, temperature: float, top_k: int) ->
 
 
 def decode_step(model: Transformer, token, cache, key, temperature: float, top_k: int):
-    """One token further: the next tokens int32 [B], and the longer cache, from tokens [B]."""
+    """The next tokens int32 [B], and the extended cache, from tokens [B]."""
     logits, cache = model(token[:, None], cache=cache)
     return sample(key, logits[:, -1], temperature, top_k), cache
 
@@ -41,19 +41,19 @@ def generate(
     """Continues a prompt.
 
     Encodings that depend on the length (Dynamic NTK, LongRoPE) are set for T + N tokens, so that
-    what is in the cache stays valid.
+    the cache stays valid.
 
     Args:
       model: a causal Transformer.
       prompt: int32 [B, T], T ≥ 1.
       new_tokens: N ≥ 0.
       key: for sampling; needed unless `temperature` is 0.
-      temperature: ≥ 0; 0 takes the likeliest token.
-      top_k: draw among the k likeliest only; 0 is all.
-      capacity: of the cache; None is T + N.
+      temperature: ≥ 0; 0 is greedy.
+      top_k: draw only among the k likeliest tokens; 0 for all.
+      capacity: of the cache; None for T + N.
 
     Returns:
-      int32 [B, T + N], the prompt included.
+      int32 [B, T + N], including the prompt.
 
     Raises:
       ValueError: an empty prompt, ids outside the vocabulary, a cache too small, values out of

@@ -1,4 +1,4 @@
-"""What a Transformer is made of (Flax NNX): projections, attention with an encoding, MLP, block.
+"""Parts of a Transformer (Flax NNX): projections, attention with an encoding, MLP, block.
 
 Parameters are float32, activations the config's `dtype`. B batch, T tokens, D width.
 """
@@ -19,9 +19,9 @@ from pe_jax.models.config import ACTIVATIONS, DTYPES, NORMS, ModelConfig
 
 
 class Linear(nnx.Linear):
-    """A projection of rows: on CPU a weight's gradient over [B·T] takes 0.6 of that over [B, T].
+    """A projection that merges B and T: on CPU a weight's gradient then takes 0.6 of the time.
 
-    On several devices rows stay as they are: B and T, when both are shared, are not one axis.
+    Not on several devices: if B and T are both sharded, they cannot be one axis.
     """
 
     def __call__(self, inputs, out_sharding=None):
@@ -33,7 +33,7 @@ class Linear(nnx.Linear):
 
 
 def linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: float) -> Linear:
-    """A projection as the config says, its weights drawn with `stddev`."""
+    """A projection with the config's dtype and bias; its weights are drawn with `stddev`."""
     return Linear(
         shape_in,
         shape_out,
@@ -45,7 +45,7 @@ def linear(config: ModelConfig, shape_in: int, shape_out: int, rngs, stddev: flo
 
 
 def norm(config: ModelConfig, width: int, rngs):
-    """A norm as the config says."""
+    """The norm that the config chooses."""
     return NORMS[config.norm](width, dtype=DTYPES[config.dtype], rngs=rngs)
 
 
@@ -56,9 +56,9 @@ class Attention(nnx.Module):
         dims, width = config.dims, config.width
         self.config, self.encoding, self.dims = config, encoding, dims
         inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        # Queries are divided by what a scheme does not divide scores by. T5 (1910.10683) has that
-        # in its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
-        # those of other schemes; here all begin alike and learn alike. Content scores begin smaller
+        # Queries are scaled down where a scheme does not scale scores. T5 (1910.10683) has that in
+        # its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
+        # those of other schemes; here all start alike and learn alike. Content scores start smaller
         # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
         self.fold = min(
             1.0, dims.head_dim**-0.5 / terms.scale(skeleton(encoding, dims), dims.head_dim)
@@ -71,13 +71,13 @@ class Attention(nnx.Module):
         if config.qk_norm:
             self.q_norm = norm(config, dims.head_dim, rngs)
             self.k_norm = norm(config, dims.head_dim, rngs)
-        # A stream of its own: the other weights are the same whatever the scheme.
+        # A separate stream: the other weights are the same for every scheme.
         self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
 
     def __call__(self, x, shared, positions, segments, cache, layout=CONTIGUOUS):
-        """[B, T, D] → [B, T, D], and the longer cache if there is one."""
-        split = lambda y: y.reshape(*y.shape[:-1], -1, self.dims.head_dim)  # noqa: E731
-        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+        """[B, T, D] → [B, T, D], and the extended cache if there is one."""
+        rows = (*x.shape[:-1], -1, self.dims.head_dim)
+        q, k, v = (projection(x).reshape(rows) for projection in (self.q, self.k, self.v))
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.fold != 1:
@@ -136,7 +136,7 @@ class Block(nnx.Module):
         self.dropout = config.dropout
 
     def __call__(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
-        """[B, T, D] → [B, T, D], and the longer cache; `key` drives dropout, None is none."""
+        """[B, T, D] → [B, T, D], and the extended cache; `key` of dropout, None disables it."""
         given = shared, positions, segments, cache, layout
         y, cache = self.attention(self.attention_norm(x), *given)
         x = x + self._drop(y, key, 0)
@@ -145,6 +145,6 @@ class Block(nnx.Module):
     def _drop(self, x, key, which: int):
         if key is None or not self.dropout:
             return x
-        kept = jnp.float32(1 - self.dropout)  # of a float64, other draws
+        kept = jnp.float32(1 - self.dropout)  # a float64 would draw other numbers
         keep = jax.random.bernoulli(jax.random.fold_in(key, which), kept, x.shape)
         return jnp.where(keep, x / (1 - self.dropout), 0).astype(x.dtype)

@@ -1,13 +1,12 @@
-"""A Transformer (Flax NNX) that takes any encoding: what it adds to the input, and by layer.
+"""A Transformer (Flax NNX) that takes any encoding, at its input and in every layer.
 
 Pre-norm blocks, RMSNorm, gated MLP and tied embedding by default, each an ordinary typed field.
 Layers run under scan over repeats of the encoding pattern, so compile time does not grow with
-depth (except with caches, see `_layers`); those of shallow models are unrolled. Parameters are
-float32, activations `dtype`.
+depth (except with caches, see `_layers`); shallow models are unrolled. Parameters are float32,
+activations `dtype`.
 B batch, T tokens, D width, V vocabulary, N layers, P length of the pattern.
 """
 
-import dataclasses
 from typing import Self
 
 import jax
@@ -22,27 +21,26 @@ from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.layers import Block, Linear, linear, norm
 
-# Models of at most so many layers are unrolled: on CPU a step of 2 layers took 0.68 to 0.81 of the
-# time that it takes as a loop, and compiling two thirds.
+# Models of at most this many layers are unrolled: on CPU a step of 2 layers took 0.68 to 0.81 of
+# the time of a loop, and compiling it two thirds.
 UNROLLED = 4
 
 
 class Stack(nnx.Module):
-    """The layers of a model, what they share, and the norm after them: all but input and output.
+    """The layers of a model, their shared parameters and the final norm: not input and output.
 
-    Weights are drawn from `weights` and `encodings` by number, so that drawing more for one scheme
-    than for another leaves every other weight as it was. Numbers 0 and 1 of `weights` are left to
-    the input and the output.
+    Weights are drawn from `weights` and `encodings` by number, so that the parameters of a scheme
+    do not change any other weight. Numbers 0 and 1 of `weights` are for the input and the output.
 
     Attributes:
-      divided: how activations [B, T, D] are divided among devices, where the trainer says so; left
-        to itself, XLA may divide their width as the weights', and copy the batch to every device.
+      divided: sharding of activations [B, T, D], set by the trainer; by itself, XLA may shard their
+        width as the weights' and replicate the batch.
     """
 
     divided: NamedSharding | None = None
 
     def __init__(self, config: ModelConfig, weights: jax.Array, encodings: jax.Array):
-        self.config = dataclasses.replace(config)
+        self.config = config
         pattern, dims = config.pattern, config.dims
         self.final_norm = norm(config, config.width, nnx.Rngs(0))
         # one set of shared parameters for each distinct encoding
@@ -75,8 +73,8 @@ class Stack(nnx.Module):
     def at_length(self, length: int) -> Self:
         """This model, with the same parameters, for sequences of `length` tokens.
 
-        It is another one only where an encoding depends on the length (`Encoding.at_length`), as
-        Dynamic NTK and LongRoPE do.
+        It differs from this one only where an encoding depends on the length
+        (`Encoding.at_length`), such as Dynamic NTK and LongRoPE.
         """
         pattern = tuple(encoding.at_length(length) for encoding in self.encodings)
         if pattern == self.encodings:
@@ -103,8 +101,8 @@ class Stack(nnx.Module):
     def _layers(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
         """All blocks: a scan over repeats of the pattern.
 
-        With caches, one after the other: a scan would copy each of them in and out for each token,
-        which takes many times as long as to attend.
+        With caches, a Python loop: a scan would copy every cache in and out for each token, which
+        takes many times as long as attention.
         """
         split = [nnx.split(block) for block in self.blocks]
         graphs = [graph for graph, _ in split]
@@ -141,7 +139,7 @@ class Transformer(Stack):
     """Tokens to logits. Make it with `Transformer(config, rngs=nnx.Rngs(seed))`.
 
     Raises:
-      ValueError: a field of `config` that cannot be, before anything compiles.
+      ValueError: a field of `config` is out of range; raised before anything compiles.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -176,14 +174,14 @@ class Transformer(Stack):
           tokens: int32 [B, T].
           positions: integers [B or 1, T], with a trailing axis where the encoding has several; or
             None: contiguous from 0 in each segment (the fast path), or from the cache's length on.
-          segments: int32 [B, T] or None: documents packed into a row; tokens see only their own.
+          segments: int32 [B, T] or None: documents packed into a row; tokens attend within theirs.
           cache: from `init_cache`, or None.
-          key: drives dropout; None is none.
-          layout: how tokens, positions and segments lie in their rows, and so the logits: in order,
-            or on several devices (`pe_jax.engines.sharded.layout`), under jit.
+          key: PRNG key of dropout; None disables it.
+          layout: of tokens, positions, segments and logits in their rows: in order, or sharded over
+            several devices (`pe_jax.engines.sharded.layout`), under jit.
 
         Returns:
-          float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
+          float32 logits [B, T, V], or (logits, extended cache) if a cache was given.
 
         Raises:
           ValueError: a cache and a layout that is not in order.
@@ -201,7 +199,7 @@ class Transformer(Stack):
         shared = nnx.as_pure(self.shared)
         x, cache = self._layers(x, shared, positions, segments, cache, key, layout)
         x = self.final_norm(x)
-        # a tied table has the scale of an input; as an output it begins near a uniform guess (T5)
+        # a tied table has the scale of an input; scaled so, logits start near uniform (as in T5)
         tied = self.config.tied
         logits = self.embed.attend(x * self.config.width**-0.5) if tied else self.head(x)
         logits = logits.astype(jnp.float32)
@@ -218,7 +216,7 @@ class Transformer(Stack):
     def _look_up(self, tokens):
         if self.divided is None:
             return self.embed(tokens)
-        # Gather the table, divided by its width: XLA would look up in it, then gather all rows.
+        # All-gather the table, sharded by width: XLA would look up first, then gather all rows.
         whole = NamedSharding(self.divided.mesh, PartitionSpec())
         table = self.embed.embedding[...].astype(self.embed.dtype)
         table = jax.lax.with_sharding_constraint(table, whole)
@@ -227,24 +225,24 @@ class Transformer(Stack):
     def check_finite(self, tokens, *, positions=None, segments=None) -> None:
         """Raises FloatingPointError naming the first layer whose output is not finite (slow)."""
 
-        def look(x, what: str):
+        def check(x, what: str):
             if not bool(jnp.isfinite(x).all()):
                 raise FloatingPointError(f"{what} is not finite")
 
         for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(self, nnx.Param)):
-            look(leaf, f"parameter {jax.tree_util.keystr(path)}")
+            check(leaf, f"parameter {jax.tree_util.keystr(path)}")
         x = self._embed(tokens, positions, segments)
-        look(x, "the embedding")
+        check(x, "the embedding")
         shared = nnx.as_pure(self.shared)
         for layer in range(self.config.layers):
             place = layer % len(self.blocks)
             graph, state = nnx.split(self.blocks[place])
             block = nnx.merge(graph, jax.tree.map(lambda a: a[layer // len(self.blocks)], state))  # noqa: B023
             x, _ = block(x, shared[self.which[place]], positions, segments, None, None)
-            look(x, f"the output of layer {layer}")
+            check(x, f"the output of layer {layer}")
 
     def init_cache(self, batch: int, capacity: int):
-        """Empty caches for `capacity` tokens, one a layer, for the parameters as they are now.
+        """Empty caches for `capacity` tokens, one per layer, for the current parameters.
 
         Raises:
           ValueError: the model is not causal, `capacity` is beyond a learned table's length.
@@ -258,7 +256,7 @@ class Transformer(Stack):
             )
         dtype, period = DTYPES[self.config.dtype], len(self.blocks)
 
-        def one(layer: int):
+        def layer_cache(layer: int):
             place = layer % period
             own = nnx.as_pure(self.blocks[place].attention.params)
             own = jax.tree.map(lambda a: a[layer // period], own)
@@ -266,4 +264,4 @@ class Transformer(Stack):
             encoding, dims = self.encodings[place], self.config.dims
             return caches.empty(encoding, batch, capacity, dims, dtype, params)
 
-        return [one(layer) for layer in range(self.config.layers)]
+        return [layer_cache(layer) for layer in range(self.config.layers)]

@@ -1,7 +1,7 @@
 """A vision Transformer (arXiv 2010.11929) that takes any encoding: the layers of `transformer`.
 
-Patches are projected, the layers see all of them, their outputs are normalised, averaged and
-projected to classes; there is no class token (arXiv 2205.01580 finds it needless).
+Patches are projected and attend to each other; the outputs are normalised, averaged and projected
+to classes; there is no class token (arXiv 2205.01580 finds it unnecessary).
 B batch, H and W sides of an image in pixels, C channels, p side of a patch, T patches, D width.
 """
 
@@ -18,7 +18,7 @@ def patches(images: jax.Array, side: int) -> jax.Array:
     """The patches of images, row by row: [B, H/p·W/p, p·p·C] for [B, H, W, C].
 
     Raises:
-      ValueError: sides that are no multiple of the patch's.
+      ValueError: a side is not a multiple of the patch's.
     """
     batch, height, width, channels = images.shape
     if height % side or width % side:
@@ -33,7 +33,7 @@ class ViT(Stack):
     `config.vocab` and `config.tied` are not read; `config.causal` must be False.
 
     Raises:
-      ValueError: a field of `config` or a size that cannot be, before anything compiles.
+      ValueError: a field of `config` or a size is out of range; raised before anything compiles.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class ViT(Stack):
 
         Args:
           images: float [B, H, W, C], pixels of about unit variance.
-          positions: of the patches, for all images [T], or [T, A] where the encoding has A axes,
-            as `pe_jax.positions.grid` gives them; for each its own, [B, T] or [B, T, A].
-          key: drives dropout; None is none.
+          positions: of the patches, the same for all images [T], or [T, A] where the encoding has A
+            axes, as `pe_jax.positions.grid` gives them; or per image, [B, T] or [B, T, A].
+          key: PRNG key of dropout; None disables it.
 
         Returns:
           float32 [B, classes].

@@ -1,9 +1,9 @@
-"""Checkpoints: state, data iterator and what they belong to, in one orbax composite.
+"""Checkpoints: state, data iterator and the config they belong to, in one orbax composite.
 
 A data iterator's state is a few indices, meaningful only for the same corpus, batch and seed, so
-the configuration is saved beside it and compared before anything is restored. A step counts once
-its manifest is written, after orbax has finished: a process may be killed at any moment, and the
-steps before stay as they were.
+the configuration is saved with it and compared before anything is restored. A checkpoint is
+complete once its manifest is written, after orbax has finished: a process may be killed at any
+moment, and earlier checkpoints stay intact.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from absl import logging
 
 from pe_jax.training import manifest
 
-# Changing these changes what a step means; steps, logging, mesh and evaluation may differ.
+# Fields that a resumed run must share; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
 BINDING += ("optimizer", "corpus", "tokens")
-# orbax 0.12.8 numbers saves for the whole process: of two at once, one looks for its folder before
-# it is made.
-ONE_AT_A_TIME = threading.Lock()
-TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of folders that are no steps
-KEPT = 2  # the last, and one to go back to should it be damaged
+# orbax 0.12.8 numbers saves per process: of two concurrent saves, one looks for its folder before
+# it exists.
+SAVE_LOCK = threading.Lock()
+TEMPORARY = ".orbax-checkpoint-tmp"  # in the names of folders that are not checkpoints
+KEPT = 2  # the last, and one to fall back to if it is damaged
 
 
 class Checkpoints:
-    """The checkpoints of one run, under `folder`: the last two.
+    """The last two checkpoints of one run, under `folder`.
 
     Args:
-      folder: theirs alone.
-      read_only: leaves everything as it is; a run may be writing there.
+      folder: used for nothing else.
+      read_only: changes no file; a run may be writing there.
     """
 
     def __init__(self, folder: Path, read_only: bool = False):
@@ -45,42 +45,42 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(create=writes, cleanup_tmp_directories=writes)
         self.manager = ocp.CheckpointManager(self.folder, options=options)
         for step in set(self.manager.all_steps()) - set(self.steps()):
-            logging.warning("%s has no %s: not whole, ignored", self.path(step), manifest.NAME)
+            logging.warning("%s has no %s: incomplete, ignored", self.path(step), manifest.NAME)
 
     def path(self, step: int) -> Path:
         """The folder of a step."""
         return self.folder / str(step)
 
     def steps(self) -> list[int]:
-        """The steps that were saved whole, ascending."""
+        """The steps with a complete checkpoint, ascending."""
         names = (path.parent.name for path in self.folder.glob(f"*/{manifest.NAME}"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def latest(self) -> int | None:
-        """The last step that was saved whole, or None."""
+        """The last step with a complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, data: grain.DatasetIterator, meta: dict) -> None:
-        """Saves and waits until it is on disk (an exit right after would lose it).
+        """Saves and waits until it is on disk (an exit right after would lose it otherwise).
 
         Raises:
-          OSError: it cannot be written, with the bytes that it takes; what was saved before stays,
-            and no part of this step.
+          OSError: it cannot be written, with the bytes that it takes; earlier checkpoints stay, and
+            nothing of this one.
         """
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=grain.checkpoint.CheckpointSave(data),
             meta=ocp.args.JsonSave(meta),
         )
-        with ONE_AT_A_TIME, self._all_or_nothing(step, state):
-            if step in self.manager.all_steps():  # a save that was killed before its manifest
+        with SAVE_LOCK, self._all_or_nothing(step, state):
+            if step in self.manager.all_steps():  # killed before its manifest was written
                 self.manager.delete(step)
             self.manager.save(step, args=items, force=True)
             self.manager.wait_until_finished()
             if jax.process_index() == 0:
                 manifest.write(self.path(step))
         for old in self.steps()[:-KEPT] if jax.process_index() == 0 else ():
-            # Never half of a step: orbax takes the new name for what the next start cleans up.
+            # Atomic: orbax takes the new name for a temporary folder, removed at the next start.
             shutil.rmtree(self.path(old).rename(self.folder / f"{old}{TEMPORARY}"))
 
     @contextlib.contextmanager
@@ -100,7 +100,7 @@ class Checkpoints:
             ) from error
 
     def _last_good(self, before: int) -> int | None:
-        """The last of the steps before that is as it was written."""
+        """The last earlier step whose files match their manifest."""
         for step in reversed([s for s in self.steps() if s < before]):
             try:
                 manifest.check(self.path(step))
@@ -110,7 +110,7 @@ class Checkpoints:
         return None
 
     def meta(self, step: int) -> dict:
-        """What was saved beside the state; raises as `check` does."""
+        """The metadata saved with the state; raises as `check` does."""
         self.check(step)
         args = ocp.args.Composite(meta=ocp.args.JsonRestore())
         return self.manager.restore(step, args=args)["meta"]
@@ -118,7 +118,7 @@ class Checkpoints:
     def check(self, step: int) -> None:
         """Raises ValueError unless the files of a step are those that were saved.
 
-        It names the file and the last good step. Each process reads its part of the files, once.
+        It names the file and the last good step. Each process checks its part of the files, once.
         """
         if step in self.checked:
             return
@@ -136,17 +136,17 @@ class Checkpoints:
     def restore(
         self, step: int, like: Any, data: grain.DatasetIterator | None, meta: dict | None
     ) -> Any:
-        """The state of a step, laid out as `like` (arrays with shardings); advances `data` to it.
+        """The state of a step with the shardings of `like`; advances `data` to that step.
 
         Args:
           step: one of `steps()`.
           like: shapes, dtypes and shardings; any mesh.
-          data: the iterator of the same data; None for the state alone.
-          meta: of the run that continues; None for any run.
+          data: the iterator of the same data; None to restore only the state.
+          meta: of the run that continues; None accepts any run.
 
         Raises:
-          ValueError: a file is damaged, or the step was saved by a run whose steps mean something
-            else, naming the difference.
+          ValueError: a file is damaged, or the checkpoint is of a run with another configuration,
+            naming the difference.
         """
         saved = self.meta(step)
         if meta is not None:
@@ -181,7 +181,7 @@ def check_same(saved: dict, now: dict, fields: tuple[str, ...] = BINDING) -> Non
 
 
 def abstract(state: Any, shardings: Any) -> Any:
-    """Shapes, dtypes and shardings of a state, without its memory."""
+    """Shapes, dtypes and shardings of a state, without arrays."""
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings
     )

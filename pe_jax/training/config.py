@@ -43,26 +43,26 @@ def seed_field() -> Any:
 
 
 def ascending(values: Any, low: int) -> bool:
-    """Whether these are integers of at least `low`, each greater than the one before."""
+    """Whether these are strictly ascending integers of at least `low`."""
     return all(is_int(n, low) for n in values) and list(values) == sorted({*values})
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW, linear warm-up, cosine decay.
 
     Attributes:
       learning_rate: at the peak.
-      encoding_rate: the parameters of encodings learn at this multiple of the learning rate, those
-        that the model shares and those of a layer. AdamW moves a parameter by about its rate per
-        step, whatever its gradient: a scalar added to scores needs more than a matrix does.
+      encoding_rate: multiple of the learning rate for the parameters of encodings, shared ones and
+        those of a layer. AdamW moves a parameter by about its rate per step, whatever its gradient:
+        a scalar added to scores needs a higher rate than a matrix.
       warmup: steps from 0 to the peak.
-      final: last learning rate as a part of the peak.
+      final: last learning rate relative to the peak.
       weight_decay: on matrices; vectors and encodings are not decayed.
       b1: decay of the first moment.
-      b2: decay of the second.
+      b2: decay of the second moment.
       clip: largest global norm of the gradient.
-      skips: updates in a row that are skipped because they are not finite; one more ends the run.
+      skips: consecutive updates that may be skipped as not finite; one more ends the run.
     """
 
     learning_rate: float = real_field(3e-3, 0, 10, open_low=True)
@@ -76,20 +76,20 @@ class OptimizerConfig:
     skips: int = int_field(3, 0)
 
     def check(self, steps: int) -> None:
-        """Raises ValueError where the warm-up is longer than so many steps."""
+        """Raises ValueError where the warm-up is longer than `steps`."""
         if self.warmup > steps:
             raise ValueError(f"optimizer.warmup={self.warmup}: must be in [0, steps={steps}]")
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; their product is the device count, and one -1 fills what is left.
+    """Devices along each axis; their product is the device count, and at most one -1 is inferred.
 
     Attributes:
-      data: replicas of the model, each with its part of the batch.
-      fsdp: parameters and batch are split over these.
-      seq: the tokens of a row are split over these (ring attention, `engines.sharded`).
-      model: heads and hidden units are split over these.
+      data: replicas of the model; the batch is sharded over them.
+      fsdp: parameters and batch are sharded over these.
+      seq: the tokens of a row are sharded over these, with ring attention (`engines.sharded`).
+      model: heads and hidden units are sharded over these.
     """
 
     data: int = ranged(-1, "a positive integer, or -1 to fill", lambda v: v == -1 or is_int(v, 1))
@@ -98,19 +98,19 @@ class MeshConfig:
     model: int = ranged(1, "a positive integer, or -1 to fill", lambda v: v == -1 or is_int(v, 1))
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
     """Losses by length, on the same target tokens for every scheme and length.
 
     Attributes:
-      lengths: context lengths to test, ascending; the longest is the number of targets a window.
+      lengths: context lengths to test, ascending; the longest is the number of targets per window.
       windows: windows of text, each inside one document.
-      stride: targets scored per step of the sliding window; divides the shortest length, and at
-        that length is to be less, or both protocols are the same there.
+      stride: targets scored per step of the sliding window; divides the shortest length (if equal
+        to it, both protocols are the same at that length).
       split: "validation" or "test".
-      every: steps between evaluations while training, at the training length without overlap; 0:
-        none.
-      batch_tokens: tokens in a forward pass.
+      every: steps between evaluations during training, at the training length without overlap; 0
+        disables them.
+      batch_tokens: tokens per forward pass.
     """
 
     lengths: tuple[int, ...] = ranged(
@@ -132,7 +132,7 @@ class EvalConfig:
             raise ValueError(f"eval.stride={self.stride}: must be one of {divisors}")
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One training run.
 
@@ -142,10 +142,10 @@ class Config:
       data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`;
         `passkeys:SOURCE` for training rows that ask for passkeys.
       tokenizer: `bytes` or `bpe:PATH`.
-      length: tokens in a row.
-      positions: where they stand: `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`,
+      length: tokens per row.
+      positions: position scheme: `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`,
         `cape(local_shift=0.5)` or `bilevel(separators=(46, 10))`; see `pe_jax.position_schemes`.
-      batch: rows in a step, over all devices.
+      batch: rows per step, over all devices.
       steps: optimizer steps.
       log_every: steps between lines of metrics.
       save_every: steps between checkpoints; 0 saves at the end and when stopped.
@@ -156,7 +156,7 @@ class Config:
     data: str = ranged("embedded", "a source", bool)
     tokenizer: str = ranged("bytes", "a tokenizer", bool)
     length: int = int_field(64, 1)
-    positions: str = ranged("contiguous", "a scheme of positions", bool)
+    positions: str = ranged("contiguous", "a position scheme", bool)
     batch: int = int_field(32, 1)
     steps: int = int_field(600, 1)
     log_every: int = int_field(50, 1)
@@ -187,12 +187,12 @@ class Config:
             )
 
     def models(self) -> list[ModelConfig]:
-        """Every model that is trained."""
+        """All models that are trained."""
         return [self.model]
 
 
 def check_fields(config: Any, path: str) -> None:
-    """Raises ValueError where a field of a config, or of one within, cannot be."""
+    """Raises ValueError where a field of a config, or of a nested one, is out of range."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if "ok" in field.metadata:
@@ -208,7 +208,7 @@ def check_fields(config: Any, path: str) -> None:
 
 
 def from_json(kind: Any, saved: dict) -> Any:
-    """A config from what `dataclasses.asdict` gave to JSON; keys it does not have are ignored."""
+    """A config from the JSON of its `dataclasses.asdict`; unknown keys are ignored."""
     values = {}
     for field in dataclasses.fields(kind):
         if field.name in saved:
@@ -229,10 +229,10 @@ def find(config: Any, path: str) -> dataclasses.Field | None:
 
 
 def paths(config: Any, prefix: str = "") -> list[str]:
-    """The dotted paths of all fields that hold a value."""
-    found = []
+    """The dotted paths of all leaf fields."""
+    leaves = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        here = f"{prefix}{field.name}"
-        found += paths(value, here + ".") if dataclasses.is_dataclass(value) else [here]
-    return found
+        path = f"{prefix}{field.name}"
+        leaves += paths(value, path + ".") if dataclasses.is_dataclass(value) else [path]
+    return leaves

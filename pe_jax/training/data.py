@@ -3,10 +3,10 @@
     corpus = load("text:novels")
     batches = train_iterator(corpus, tokenizer.get("bytes"), length=512, batch=64, seed=0)
 
-Documents are dealt to the processes, shuffled anew every epoch and packed into rows; the rows are
-shuffled within a window, because a long document would otherwise fill whole batches. All is a
-function of (corpus, tokenizer, length, batch, seed, processes): an iterator's state is a few
-indices and resumes only under the same values, which the caller keeps beside it.
+Documents are distributed over the processes, reshuffled every epoch and packed into rows; the rows
+are shuffled within a window, because a long document would otherwise fill whole batches. Batches
+are a function of (corpus, tokenizer, length, batch, seed, processes): an iterator's state is a few
+indices and resumes only under the same values, which the caller saves with it.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ SOURCES = {
     "synthetic": "synthetic:TASK",
     "passkeys": "passkeys:SOURCE",
 }
-# Rows to shuffle among: enough for several long books, and a refill takes a fraction of a second.
+# Size of the shuffle window: several long books; a refill takes a fraction of a second.
 _WINDOW_ROWS, _WINDOW_BYTES = 8192, 2**21
-# Threads and prefetch were slower on 2 cores: the work is Python, and batches are made far faster
-# than a step takes them.
+# Threads and prefetch were slower on 2 cores: the work is Python, and a batch takes far less time
+# than a step.
 IN_LINE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
@@ -64,12 +64,12 @@ def load(spec: str) -> Corpus | tasks.Task:
 
 
 def _with_passkeys(spec: str) -> Corpus:
-    found = load(spec)
-    if isinstance(found, tasks.Task):
+    corpus = load(spec)
+    if isinstance(corpus, tasks.Task):
         raise ValueError(f"data='passkeys:{spec}': a task has no text; use passkeys:text:DIR")
-    digest = corpora.digest([("passkeys", found.digest)])  # other rows: another corpus
-    name = f"{found.name} with passkeys"
-    return dataclasses.replace(found, name=name, digest=digest, passkeys=True)
+    digest = corpora.digest([("passkeys", corpus.digest)])  # its rows differ, so it is not the same
+    name = f"{corpus.name} with passkeys"
+    return dataclasses.replace(corpus, name=name, digest=digest, passkeys=True)
 
 
 def train_iterator(
@@ -86,17 +86,17 @@ def train_iterator(
 
     Args:
       corpus: From `load`.
-      tokenizer: From `tokenizer.get`; a task has tokens of its own and takes None.
+      tokenizer: From `tokenizer.get`; None for a task, which makes tokens itself.
       length: Tokens that the model reads; rows have one more, the last target.
-      batch: Rows in a step over all processes.
+      batch: Rows per step over all processes.
       seed: Of the order of documents and rows, or of the task's strings, in [0, 2^31).
       process_index: This process.
       process_count: Number of processes.
 
     Returns:
       An iterator, with `get_state` and `set_state`, of dicts of arrays of shape
-      [batch / process_count, length + 1]: `tokens`, `segments`, `positions` int32 and `weights`
-      float32, as in `packing.targets`.
+      [batch / process_count, length + 1]: `tokens`, `segments` int32 and `weights` float32, as in
+      `packing.targets`.
 
     Raises:
       ValueError: A value is out of range, or the corpus is too short for it.
@@ -116,11 +116,13 @@ def train_iterator(
     tokens, size = _check_text(corpus, tokenizer, length, process_count)
     dataset = grain.MapDataset.range(len(corpus.documents("train"))).seed(seed)
     dataset = dataset[process_index::process_count].shuffle().repeat()
-    dataset = dataset.map(
-        lambda index: {"tokens": _encode(corpus, "train", tokenizer, index, True)}
-    )
+
+    def encode(index: int) -> dict[str, np.ndarray]:
+        return {"tokens": _encode(corpus, "train", tokenizer, index, end=True)}
+
+    dataset = dataset.map(encode)
     dataset = packing.Pack(dataset.to_iter_dataset(IN_LINE), length + 1)
-    window = min(_WINDOW_BYTES, corpus.sizes["train"] // process_count)  # more would mix epochs
+    window = min(_WINDOW_BYTES, corpus.sizes["train"] // process_count)  # larger would mix epochs
     window = min(_WINDOW_ROWS, window * tokens // size // (length + 1))
     if window > 1:
         dataset = grain.experimental.WindowShuffleIterDataset(
@@ -137,8 +139,8 @@ def eval_windows(
 ) -> np.ndarray:
     """Returns windows to evaluate on, each inside one document.
 
-    Documents are cut into consecutive windows, what is left over at their ends is not used, and one
-    window is drawn from each of `count` equal stretches of all of them in order.
+    Documents are cut into consecutive windows, dropping the remainders at their ends; the list of
+    all windows is cut into `count` equal stretches, and one window is drawn from each.
 
     Args:
       corpus: From `load`.
@@ -157,8 +159,8 @@ def eval_windows(
     if count < 1 or length < 1:
         raise ValueError(f"count={count}, length={length}: both must be at least 1")
     documents = range(len(corpus.documents(split)))
-    tokens = np.array([len(_encode(corpus, split, tokenizer, i)) for i in documents])
-    ends = np.cumsum(tokens // length)
+    tokens = np.array([len(_encode(corpus, split, tokenizer, index)) for index in documents])
+    ends = np.cumsum(tokens // length)  # windows up to the end of each document
     if ends[-1] < count:
         raise ValueError(
             f"count={count}: split {split!r} of {corpus.name} has {ends[-1]} windows of "
@@ -188,7 +190,7 @@ def _encode(
 def _check(length: int, batch: int, seed: int, process_index: int, process_count: int) -> None:
     if length < 1 or batch < 1:
         raise ValueError(f"length={length}, batch={batch}: both must be at least 1")
-    if not 0 <= seed < 2**31:  # grain adds the number of the window, and wants 32 bits
+    if not 0 <= seed < 2**31:  # grain adds the window's number and takes 32 bits
         raise ValueError(f"seed={seed}: must be in [0, 2^31)")
     if not 0 <= process_index < process_count:
         raise ValueError(f"process_index={process_index}: must be in [0, {process_count})")
@@ -201,7 +203,7 @@ def _check(length: int, batch: int, seed: int, process_index: int, process_count
 def _check_text(
     corpus: Corpus, tokenizer: Tokenizer, length: int, process_count: int
 ) -> tuple[int, int]:
-    """Returns the tokens and the bytes of as many documents as fill a row."""
+    """Returns the tokens and the bytes of the first documents that together fill a row."""
     documents = corpus.documents("train")
     if len(documents) < process_count:
         raise ValueError(
@@ -209,14 +211,14 @@ def _check_text(
             "use fewer processes, or split the documents"
         )
     if isinstance(tokenizer, BPE) and not isinstance(documents, records.Records):
-        for index in range(len(documents)):  # TFDS makes valid UTF-8; files may hold anything
+        for index in range(len(documents)):  # files may hold anything; TFDS has valid UTF-8
             try:
                 utf8(documents[index])
             except ValueError as error:
                 raise ValueError(f"{corpus.name}, train document {index}: {error}") from None
     tokens = size = 0
     for index in range(len(documents)):
-        tokens += len(_encode(corpus, "train", tokenizer, index, True))
+        tokens += len(_encode(corpus, "train", tokenizer, index, end=True))
         size += len(documents[index])
         if tokens > length:
             return tokens, max(size, 1)

@@ -1,19 +1,18 @@
-"""Images whose label says where things are relative to each other, drawn from a key.
+"""Synthetic images whose label depends only on relative positions, drawn from a key.
 
-Discs of one size on a grey ground: a red one, a blue one, and green ones that do not matter. The
-label says where the blue disc is as seen from the red one: right of it, below, left or above, and
-whether near or far. Its eight classes are equally likely, and what is seen of the discs in patches
-of 4 pixels says nothing of them: a model that does not know where its patches are can only guess
-(`CHANCE`).
+Discs of one size on a grey ground: a red one, a blue one, and green distractors. The label is where
+the blue disc is relative to the red one: right, below, left or above, and near or far. The eight
+classes are equally likely and independent of the contents of any patch of 4 pixels: a model without
+positions can only guess (`CHANCE`).
 
-A larger image can be one of two things, and `zoom` says which:
+A larger image is one of two things, by `zoom`:
 
-* a wider view, zoom as before: discs, "near" and "far" keep their sizes in pixels, and there is
-  room for pairs further apart than any in a smaller image;
-* a finer view, zoom grown with the side: the same scenes in more pixels. Everything keeps its size
-  as a part of the image.
+* a wider view, the same zoom: discs, "near" and "far" keep their sizes in pixels, and pairs can be
+  further apart than any in a smaller image;
+* a finer view, zoom in proportion to the side: the same scenes in more pixels. Everything keeps its
+  size relative to the image.
 
-Lengths are in units, each `zoom` pixels wide. B images.
+Lengths are in units of `zoom` pixels. B images.
 """
 
 import functools
@@ -28,12 +27,12 @@ RADIUS = 2.0
 MARGIN = 2.5  # of a disc's centre from the edge
 NEAR = (9.5, 12.0)  # between centres: far enough that no patch of 4 units holds parts of both
 FAR = 16.0
-SPREAD = 0.7  # the furthest pair, as a part of the side
-LEANING = jnp.pi / 5  # a direction holds angles this far to either side
-OTHERS = 3
+MAX_SPREAD = 0.7  # the furthest pair, relative to the side
+MAX_ANGLE = jnp.pi / 5  # largest deviation from the direction of a class, to either side
+GREEN_DISCS = 3
 COLOURS = {"red": (2, -1, -1), "blue": (-1, -1, 2), "green": (-1, 2, -1)}
 NOISE = 0.3
-NARROWEST = 24
+MIN_SIDE = 24
 
 
 @functools.partial(jax.jit, static_argnames=("count", "side", "zoom"))
@@ -44,31 +43,32 @@ def draw(key: jax.Array, count: int, side: int, zoom: float = 1.0) -> tuple[jax.
       key: the same key gives the same images.
       count: B.
       side: pixels.
-      zoom: pixels a unit.
+      zoom: pixels per unit.
 
     Raises:
       ValueError: a view too narrow for a far pair.
     """
     view = side / zoom
-    if view < NARROWEST:
-        raise ValueError(f"side={side}, zoom={zoom}: pass side/zoom of at least {NARROWEST}")
+    if view < MIN_SIDE:
+        raise ValueError(f"side={side}, zoom={zoom}: pass side/zoom of at least {MIN_SIDE}")
     keys = jax.random.split(key, 7)
     label = jax.random.randint(keys[0], (count,), 0, CLASSES)
     direction, far = label % 4, label // 4
     reach = jnp.where(
         far == 1,
-        jax.random.uniform(keys[1], (count,), minval=FAR, maxval=SPREAD * view),
+        jax.random.uniform(keys[1], (count,), minval=FAR, maxval=MAX_SPREAD * view),
         jax.random.uniform(keys[2], (count,), minval=NEAR[0], maxval=NEAR[1]),
     )
-    angle = jax.random.uniform(keys[3], (count,), minval=-LEANING, maxval=LEANING)
+    angle = jax.random.uniform(keys[3], (count,), minval=-MAX_ANGLE, maxval=MAX_ANGLE)
     angle += direction * (jnp.pi / 2)
     offset = reach[:, None] * jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)  # row, column
     low = MARGIN + jnp.maximum(0, -offset)
     high = view - MARGIN - jnp.maximum(0, offset)
     red = low + (high - low) * jax.random.uniform(keys[4], (count, 2))
-    others = jax.random.uniform(keys[5], (OTHERS, count, 2), minval=MARGIN, maxval=view - MARGIN)
+    shape = (GREEN_DISCS, count, 2)
+    green = jax.random.uniform(keys[5], shape, minval=MARGIN, maxval=view - MARGIN)
     image = jnp.zeros((count, side, side, CHANNELS))
-    discs = [("green", place) for place in others] + [("red", red), ("blue", red + offset)]
+    discs = [("green", place) for place in green] + [("red", red), ("blue", red + offset)]
     for colour, place in discs:
         inside = _disc(place, side, zoom)[..., None]
         image = (1 - inside) * image + inside * jnp.asarray(COLOURS[colour], jnp.float32)
@@ -76,7 +76,7 @@ def draw(key: jax.Array, count: int, side: int, zoom: float = 1.0) -> tuple[jax.
 
 
 def _disc(place: jax.Array, side: int, zoom: float) -> jax.Array:
-    """How much of each pixel a disc covers, about: [B, side, side] for centres [B, 2]."""
+    """Approximate coverage of each pixel by a disc: [B, side, side] for centres [B, 2]."""
     pixels = (jnp.arange(side) + 0.5) / zoom
     row, column = (jnp.square(pixels - place[:, axis, None]) for axis in (0, 1))
     distance = jnp.sqrt(row[:, :, None] + column[:, None, :])

@@ -1,7 +1,7 @@
 """SHA-256 of every file of a folder, kept in the folder as `sha256sum -c SHA256SUMS` reads it.
 
-A file system, a copy or a disk may change a bit without a word, and what reads it back may not
-notice. Files are hashed side by side, each once: bounded by the size of the folder.
+A file system, a copy or a disk may flip a bit silently, and readers may not notice. Files are
+hashed in parallel, each once.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ NAME = "SHA256SUMS"
 
 
 def write(folder: Path) -> None:
-    """Writes the manifest of all files under a folder: whole, or not at all.
+    """Writes the manifest of all files under a folder, atomically.
 
-    A folder that has its manifest is complete and on the disk.
+    A folder that has its manifest is complete and flushed to the disk.
     """
     names = _names(folder)
     for path in (*folder.rglob("*"), folder.parent):  # files, and the folders that name them
@@ -35,32 +35,32 @@ def check(folder: Path, part: int = 0, parts: int = 1) -> None:
     """Compares a folder with its manifest.
 
     Args:
-      folder: that `write` was called for.
-      part: of `parts`, whose files are hashed; names are compared in full.
-      parts: that share the work, such as processes.
+      folder: the argument of `write`.
+      part: which of `parts` shares of the files to hash; all names are compared.
+      parts: number of shares, such as processes.
 
     Raises:
-      ValueError: a file is missing, too many, or not what was written; on one line, with its path.
+      ValueError: a file is missing, unexpected or changed; on one line, with its path.
     """
-    want = _read(folder / NAME)
-    there = _names(folder)
-    for name in sorted({*want} ^ {*there}):
-        state = "is missing" if name in want else f"is not in {NAME}"
+    expected = _read(folder / NAME)
+    present = _names(folder)
+    for name in sorted({*expected} ^ {*present}):
+        state = "is missing" if name in expected else f"is not in {NAME}"
         raise ValueError(f"{folder / name} {state}")
-    mine = there[part::parts]
-    for name, digest in zip(mine, _hash(folder, mine), strict=True):
-        if digest != want[name]:
+    share = present[part::parts]
+    for name, digest in zip(share, _hash(folder, share), strict=True):
+        if digest != expected[name]:
             raise ValueError(f"{folder / name} is not what was saved (its SHA-256 differs)")
 
 
 def _read(path: Path) -> dict[str, str]:
-    found = {}
+    digests = {}
     for line in path.read_bytes().split(b"\n")[:-1]:
         match = re.fullmatch(rb"([0-9a-f]{64})  ([^\0]+)", line)
         if not match:
-            raise ValueError(f"{path} is not what was saved (line {len(found) + 1})")
-        found[match[2].decode("utf-8", "backslashreplace")] = match[1].decode()
-    return found
+            raise ValueError(f"{path} is not what was saved (line {len(digests) + 1})")
+        digests[match[2].decode("utf-8", "backslashreplace")] = match[1].decode()
+    return digests
 
 
 def _names(folder: Path) -> list[str]:
@@ -69,16 +69,16 @@ def _names(folder: Path) -> list[str]:
 
 
 def _hash(folder: Path, names: list[str]) -> list[str]:
-    def one(name: str) -> str:
+    def file_hash(name: str) -> str:
         with (folder / name).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets go of Python's lock
-        return list(pool.map(one, names))
+    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing releases Python's lock
+        return list(pool.map(file_hash, names))
 
 
 def _flush(path: Path) -> None:
-    """A machine that dies loses what is not on its disk."""
+    """Flushes a file or folder to the disk: a machine that dies loses what is not there."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

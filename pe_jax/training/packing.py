@@ -1,7 +1,7 @@
 """Packing: documents of any length to rows of one length, by grain's concat-then-split.
 
-A row holds pieces of one or more documents. A document that crosses the end of a row goes on in the
-next row as a new segment, with positions from 0: a model never sees a position >= the row's length.
+A row holds pieces of one or more documents. A document that crosses the end of a row continues in
+the next row as a new segment.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class _Resumable(grain.DatasetIterator):
-    """The packing iterator, with a state that survives JSON.
+    """The packing iterator, with a state that survives a round trip through JSON.
 
     grain 0.2.18 compares `remainder_slices` with a tuple, but `grain.checkpoint` writes JSON, which
     has lists: "no remainder" comes back as an empty piece of the next document, which is then lost.
@@ -47,15 +47,15 @@ class Pack(grain.experimental.ConcatThenSplitIterDataset):
 
 
 def targets(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Names the fields of a batch of packed rows and says which tokens are targets.
+    """Returns a training batch from a batch of packed rows: which tokens are targets is in weights.
 
     Args:
       rows: A batch from `Pack`, each [B, width]; `weights`, if any, are those of the tokens.
 
     Returns:
-      `tokens`, `segments` (>= 1, 0 is padding) and `positions` int32 [B, width], and `weights`
-      float32 [B, width]: 1 where token t is predicted from tokens < t of its own segment. The first
-      token of a segment has nothing before it and weighs 0, as does padding. Times the given ones.
+      `tokens` and `segments` (>= 1, 0 is padding) int32 [B, width], and `weights` float32
+      [B, width]: 1 where token t is predicted from tokens < t of its segment. The first token of a
+      segment has no context and weighs 0, as does padding. Multiplied by the given weights.
     """
     segments = rows["tokens_segment_ids"]
     weights = np.zeros(segments.shape, np.float32)
@@ -63,6 +63,5 @@ def targets(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {
         "tokens": rows["tokens"],
         "segments": segments,
-        "positions": rows["tokens_positions"],
         "weights": weights * rows.get("weights", np.float32(1)),
     }

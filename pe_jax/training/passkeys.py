@@ -1,12 +1,12 @@
-"""Passkeys: a number is told once in a text and asked for at its end (arXiv 2305.16300).
+"""Passkeys: a number is stated once in a text and asked for at its end (arXiv 2305.16300).
 
     … The pass key is 48213. Remember it. 48213 is the pass key. …
     What is the pass key? The pass key is 48213
 
-The sentences are those of that paper; the text around them is the corpus' own, as a small model
-knows no other. PI, YaRN and LongRoPE (arXiv 2306.15595, 2309.00071, 2402.13753) measure with it how
-far back a model can look. A model that is not large learns it only from text that asks: `planted`
-puts such questions into training rows. n tokens of a row, k of a key.
+The sentences are those of that paper; the text around them is from the corpus, as a small model
+knows no other. PI, YaRN and LongRoPE (arXiv 2306.15595, 2309.00071, 2402.13753) use it to measure
+how far back a model can look. A small model learns the task only from rows that ask: `planted` puts
+such questions into training rows. n tokens of a row, k of a key.
 """
 
 import numpy as np
@@ -16,21 +16,21 @@ from pe_jax.training.tokenizer import Tokenizer
 TOLD = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
 ASKED = b"\nWhat is the pass key? The pass key is "
 DIGITS = 5
-WEIGHT = 30.0  # in training, of each token that says a key again: few, but they alone look back
+WEIGHT = 30.0  # in training, of each token that repeats a key: few, but only they look back
 
 
 def draw_key(rng: np.random.Generator) -> bytes:
-    """Five digits, each as likely as any other."""
+    """Five digits, each uniform."""
     return f"{rng.integers(10**DIGITS):0{DIGITS}d}".encode()
 
 
 def room(tokens: Tokenizer) -> int:
-    """So many tokens hold the sentences with any key, a digit being one token at most."""
+    """Tokens that the sentences take with any key; a digit is one token at most."""
     return sum(len(tokens.encode(part)) for part in (*TOLD, ASKED)) + 3 * DIGITS
 
 
 def check(length: int, tokens: Tokenizer) -> None:
-    """Raises ValueError where rows of so many tokens are too short for the sentences."""
+    """Raises ValueError where rows of `length` tokens are too short for the sentences."""
     if length < room(tokens):
         raise ValueError(
             f"length={length - 1}: a passkey needs {room(tokens) - 1}; use longer rows"
@@ -38,18 +38,18 @@ def check(length: int, tokens: Tokenizer) -> None:
 
 
 def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> np.ndarray:
-    """Writes over tokens of a row: the key at a depth, the question and answer at the end.
+    """Overwrites tokens of a row: the key at a depth, the question and answer at the end.
 
-    The key is encoded by itself, so that it has the same tokens each time.
+    The key is encoded separately, so that it has the same tokens each time.
 
     Args:
       row: int32 [n], changed in place.
-      tokens: of the row.
+      tokens: tokenizer of the row.
       key: digits.
       depth: 0 is the beginning of the row, 1 right before the question.
 
     Returns:
-      Where the key stands, int [3, k]: told, told again, and the answer, which ends the row.
+      Indices of the key's tokens, int [3, k]: stated, repeated, and the answer, which ends the row.
 
     Raises:
       ValueError: the row is too short for the sentences.
@@ -70,11 +70,11 @@ def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> np.nd
 def planted(row: dict[str, np.ndarray], rng: np.random.Generator, tokens: Tokenizer) -> dict:
     """A packed row, with a passkey in its longest piece of a document.
 
-    The key and the question may stand anywhere in it, the key before the question. Where that piece
-    is too short, the row stays as it is. `weights` float32 is 1, and `WEIGHT` where the key is said
-    again: without it a model of two layers found no passkey in 3,000 steps; on the answer alone one
-    of three layers did in 1,000, in two seeds of three. On both, with wider heads, three of three
-    did in 700, as copying from near comes first.
+    The key and the question are at random places in it, the key before the question. Where that
+    piece is too short, the row is unchanged. `weights` float32 is 1, and `WEIGHT` where the key is
+    repeated: without it a model of two layers found no passkey in 3,000 steps; with weight on the
+    answer alone a model of three layers did within 1,000, for two seeds of three. With weight on
+    both, and wider heads, three of three did within 700, as it learns to copy from near first.
     """
     pieces, counts = np.unique(row["tokens_segment_ids"], return_counts=True)
     key, depth, place = draw_key(rng), rng.random(), rng.random()
@@ -93,17 +93,17 @@ def planted(row: dict[str, np.ndarray], rng: np.random.Generator, tokens: Tokeni
 def questions(
     text: np.ndarray, tokens: Tokenizer, depths: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A question for each depth and window, all with keys of their own.
+    """A question for each depth and window, each with a separate key.
 
     Args:
       text: windows to plant in, int32 [W, n + 1].
-      tokens: of the text.
-      depths: how many, evenly from 0 to 1.
+      tokens: tokenizer of the text.
+      depths: number of depths, evenly from 0 to 1.
       seed: of the keys.
 
     Returns:
       Rows int32 [depths · W, n + 1], depth by depth, whose last tokens are the answer; and which
-      of the n targets are the answer's: bool [depths · W, n].
+      of the n targets belong to the answer: bool [depths · W, n].
     """
     rng = np.random.default_rng(seed)
     rows = np.tile(text, (depths, 1))

@@ -12,7 +12,7 @@ from pe_jax.training import corpus
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """A document per record of a TFDS data source: records `index` of `source`, field `feature`."""
+    """One document per record of a TFDS data source: records `index`, field `feature`."""
 
     source: Sequence[Any]
     feature: str
@@ -28,7 +28,7 @@ class Records:
             text, reason = self.source[record][self.feature], "it holds no text"
         except Exception as error:  # array_record, protobuf and TFDS each raise their own
             text, reason = None, str(error).splitlines()[0]
-        if text is None:  # a shard cut at a block boundary reads so
+        if text is None:  # also what a shard truncated at a block boundary gives
             path, number = self._locate(record)
             raise ValueError(
                 f"data: {path}: record {number} is corrupt or truncated ({reason}); "
@@ -47,11 +47,11 @@ class Records:
 def prepared(spec: str) -> corpus.Corpus:
     """A TFDS data set with a text feature, prepared as array_record.
 
-    Splits are its own train, validation and test. What lacks is the end of train (5 % each): TFDS
-    shuffled the records when it prepared them. Nothing is ever downloaded.
+    Splits are the data set's train, validation and test. Missing splits are cut from the end of
+    train (5 % each): TFDS shuffled the records when it prepared them. Nothing is ever downloaded.
 
     Args:
-      spec: NAME or NAME/CONFIG, then optionally `:DATA_DIR` (else where TFDS keeps its data).
+      spec: NAME or NAME/CONFIG, then optionally `:DATA_DIR` (default: the data folder of TFDS).
 
     Raises:
       ValueError: The data set is not prepared, has no text or no train split, or a shard is
@@ -121,12 +121,12 @@ def _open(builder: Any, split: str, feature: str, shards: tuple[tuple[Path, int]
     for _, count in shards:
         end += count
         if count:
-            records[end - 1]  # a truncated shard shows here, before anything is compiled
+            records[end - 1]  # raises for a truncated shard, before anything is compiled
     return records
 
 
 def _fill(splits: dict[str, Any], sizes: dict[str, int]) -> None:
-    """Takes the splits that lack out of the end of train."""
+    """Cuts missing splits from the end of train."""
     missing = [split for split in corpus.SPLITS if split not in splits]
     train, size, count = splits["train"], sizes["train"], len(splits["train"])
     end = count

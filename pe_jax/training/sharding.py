@@ -1,8 +1,8 @@
-"""Where arrays live: a (data, fsdp, seq, model) mesh, one table from logical axes to mesh axes.
+"""Sharding of arrays: a (data, fsdp, seq, model) mesh, one table from logical axes to mesh axes.
 
 Everything runs under jit with Auto axes: one device is a mesh of one, and the same program runs on
-a pod. Encodings' own parameters are small and replicated, so that any scheme shards without a rule
-of its own; a parameter of a model that no rule names is an error.
+a pod. Parameters of encodings are small and replicated, so that no scheme needs a sharding rule; a
+model parameter that no rule matches is an error.
 """
 
 import re
@@ -38,7 +38,7 @@ LOGICAL = (  # path of a parameter → its logical axes; () is replicated
     (r"blocks/.*/mlp/down/kernel", (None, "hidden", "width")),
     (r"(.*/)?\w*norm/(scale|bias)", ()),
     (r"(embed|head|blocks/.*/(attention/(q|k|v|out)|mlp/(up|gate|down)))/bias", ()),
-    (r"(shared|blocks/\d+/attention/params)/.*", ()),  # the encodings'
+    (r"(shared|blocks/\d+/attention/params)/.*", ()),  # encodings
 )
 
 
@@ -62,7 +62,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
         )
     for axis in fill:
         sizes[axis] = len(devices) // fixed
-    # A torus of 8 × 8 × 16 chips has no 4 in it: an axis of links may have to be split.
+    # A mesh axis of 4 does not divide a torus of 8 × 8 × 16 chips: a physical axis may be split.
     shape = tuple(sizes.values())
     grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -74,10 +74,10 @@ def check_fits(
     """Raises ValueError where a size does not divide over its mesh axis, with sizes that would.
 
     Args:
-      model: whose heads and widths are divided.
-      batch: rows in a step.
+      model: whose heads and widths are sharded.
+      batch: rows per step.
       mesh: the devices.
-      lengths: of rows that a ring is to share, by the name of the field; None: it shares none.
+      lengths: of rows whose tokens a ring shards, by the name of the field; None for none.
     """
     tensor, fsdp = mesh.shape["model"], mesh.shape["fsdp"]
     rows = mesh.shape["data"] * fsdp
@@ -108,30 +108,30 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
     if model.attention == "dense":
         raise ValueError(f"model.attention='dense': {seq} is attention in tiles; use 'auto'")
     if lengths is None:
-        raise ValueError(f"{seq}: these rows are not shared; use mesh.seq=1")
+        raise ValueError(f"{seq}: the tokens of these rows are not sharded; use mesh.seq=1")
     parts = len(permuted.blocks)
     times = parts // mesh.shape["seq"]
     for field, length in lengths.items():
         if length % parts:
             fits = [n for n in range(1, length + 1) if length % (times * n) == 0 or n == 1][:24]
             raise ValueError(
-                f"{field}={length}: must divide into {parts} blocks, {times} a device of {seq};"
+                f"{field}={length}: must divide into {parts} blocks, {times} per device of {seq};"
                 f" use a multiple of {parts}, or mesh.seq among {fits}"
             )
 
 
 def layout(model: ModelConfig, mesh: Mesh) -> Contiguous:
-    """How rows of tokens lie: in order, or shared by the devices along the axis of tokens.
+    """How rows of tokens lie on the devices: in order, or sharded along the axis of tokens.
 
-    Unsharded rows, with all heads, can use a kernel. In a shared row each token has as much work as
-    the others where a window limits what it sees, and then its neighbours lie beside it; else the
-    last tokens have most, and each device gets some of them.
+    Unsharded rows can use a fused kernel. In sharded rows, tokens have equal work if a window
+    limits what they see, and each device then holds neighbouring tokens; without a window the last
+    tokens have the most work, and each device gets some of them.
     """
     axis = MESH_AXES["tokens"]
     if mesh.shape[axis] == 1:
         kernels = mesh.devices.flat[0].platform in KERNELS and model.attention == "auto"
-        whole = mesh.devices.size > 1 and mesh.shape[MESH_AXES["heads"]] == 1
-        return RowSharded(mesh, MESH_AXES["batch"]) if kernels and whole else CONTIGUOUS
+        only_rows = mesh.devices.size > 1 and mesh.shape[MESH_AXES["heads"]] == 1
+        return RowSharded(mesh, MESH_AXES["batch"]) if kernels and only_rows else CONTIGUOUS
     balanced = model.causal and not model.window
     return BlockPermuted(mesh, axis, MESH_AXES["batch"], MESH_AXES["heads"], balanced)
 
@@ -145,10 +145,10 @@ def parameter_shardings(params: Any, mesh: Mesh) -> Any:
     """A NamedSharding for each parameter, by its path and the table.
 
     Raises:
-      ValueError: a parameter that no rule names: every device would hold all of it.
+      ValueError: a parameter that no rule matches: every device would hold all of it.
     """
 
-    def one(path, x):
+    def sharding(path, x):
         name = path_name(path)
         logical = next((axes for rule, axes in LOGICAL if re.fullmatch(rule, name)), None)
         if logical is None:
@@ -156,11 +156,11 @@ def parameter_shardings(params: Any, mesh: Mesh) -> Any:
             raise ValueError(f"parameter {name} {list(x.shape)}: no sharding rule names it; {fix}")
         return NamedSharding(mesh, PartitionSpec(*(MESH_AXES.get(axis or "") for axis in logical)))
 
-    return jax.tree_util.tree_map_with_path(one, params)
+    return jax.tree_util.tree_map_with_path(sharding, params)
 
 
 def optimizer_shardings(tx: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
-    """The optimizer's state, sharded as its parameters are (under Auto axes it would not be)."""
+    """Shardings of the optimizer state, like the parameters' (under Auto axes XLA would choose)."""
     replicated = NamedSharding(mesh, PartitionSpec())
     return optax.tree_map_params(
         tx,
@@ -177,7 +177,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def activation_sharding(mesh: Mesh) -> NamedSharding:
-    """[B, T, D]: rows as in a batch, their tokens over the axis of tokens."""
+    """Of [B, T, D]: rows as in a batch, tokens over the axis of tokens."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"], MESH_AXES["tokens"]))
 
 
@@ -188,21 +188,20 @@ def cache_shardings(cache: Any, mesh: Mesh) -> Any:
     for name in ("k", "v", "k_raw", "far", "state"):
         axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
 
-    def one(path, _):
-        name = path_name(path[1:]).partition("/")[0]  # path[0]: the layer
+    def sharding(path, _):
+        name = path_name(path[1:]).partition("/")[0]  # path[0] is the layer
         return NamedSharding(mesh, axes.get(name, PartitionSpec()))
 
-    return jax.tree_util.tree_map_with_path(one, cache)
+    return jax.tree_util.tree_map_with_path(sharding, cache)
 
 
 def data_shard(mesh: Mesh) -> tuple[int, int]:
     """Which part of each batch this process reads, and how many parts there are.
 
-    Processes whose devices hold the same rows (an axis of the model runs across them) read the same
-    part.
+    Processes whose devices hold the same rows (the model axis spans them) read the same part.
 
     Raises:
-      ValueError: a process's devices hold rows that are not one such part.
+      ValueError: the rows of a process's devices are not one such part.
     """
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
     held = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()

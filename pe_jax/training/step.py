@@ -1,6 +1,6 @@
 """The training step: a pure function of state and batch, compiled once for all seeds.
 
-B batch, T tokens a row.
+B batch, T tokens per row.
 """
 
 import functools
@@ -21,7 +21,7 @@ from pe_jax.models.transformer import Transformer
 from pe_jax.training import sharding
 from pe_jax.training.config import OptimizerConfig
 
-PLACES = 2**31  # folded into a step's key for its positions; dropout splits the key itself
+POSITION_FOLD = 2**31  # folded into a step's key for its positions; dropout splits the key itself
 
 
 class State(NamedTuple):
@@ -29,9 +29,9 @@ class State(NamedTuple):
 
     Attributes:
       params: the parameters.
-      opt_state: the optimizer's.
-      step: steps done, the skipped ones too: int32.
-      skipped: steps skipped because they were not finite, the last in a row and all: int32 [2].
+      opt_state: the optimizer's state.
+      step: steps done, including skipped ones: int32.
+      skipped: steps skipped because they were not finite, consecutively and in total: int32 [2].
     """
 
     params: Any
@@ -40,8 +40,24 @@ class State(NamedTuple):
     skipped: Any
 
 
+class StepMetrics(NamedTuple):
+    """Scalars of one step.
+
+    Attributes:
+      loss: mean over the targets of the batch, nats per token.
+      gradient_norm: global norm before clipping.
+      learning_rate: of the update.
+      skipped: steps skipped so far.
+    """
+
+    loss: jax.Array
+    gradient_norm: jax.Array
+    learning_rate: jax.Array
+    skipped: jax.Array
+
+
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate of each update: warm-up, then cosine decay."""
+    """The learning rate of each update: linear warm-up, then cosine decay."""
     peak = config.learning_rate
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0 if config.warmup else peak,
@@ -63,22 +79,23 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
     The updates of encodings' parameters, which are not decayed, are multiplied by `encoding_rate`.
     """
 
-    def where(chosen: Callable[[str], bool]) -> Callable[[Any], Any]:
-        return lambda params: jax.tree_util.tree_map_with_path(
-            lambda path, _: chosen(sharding.path_name(path)), params
-        )
+    def mask(predicate: Callable[[str], bool]) -> Callable[[Any], Any]:
+        def select(path, _):
+            return predicate(sharding.path_name(path))
+
+        return functools.partial(jax.tree_util.tree_map_with_path, select)
 
     rate, decay = schedule(config, steps), config.weight_decay
-    kernels = where(lambda name: name.endswith("kernel"))
+    kernels = mask(lambda name: name.endswith("kernel"))
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
         optax.adamw(rate, config.b1, config.b2, weight_decay=decay, mask=kernels),
-        optax.masked(optax.scale(config.encoding_rate), where(is_encoding)),
+        optax.masked(optax.scale(config.encoding_rate), mask(is_encoding)),
     )
 
 
 def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
-    """Cross entropy of each target, nats: float32 [B, T] for logits [B, T, V]."""
+    """Cross entropy of each target in nats: float32 [B, T] for logits [B, T, V]."""
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
 
 
@@ -91,23 +108,22 @@ def mean_loss(
 ) -> jax.Array:
     """Weighted mean loss of a packed batch, as `data.train_iterator` gives it.
 
-    Rows come in order, and are laid out here once for all that follows: the loss is a sum, to which
-    the order of the tokens is nothing.
+    Rows come in order and are permuted to `layout` here, once: the loss does not depend on the
+    order of the tokens.
     """
-    read = {"tokens": batch["tokens"], "segments": batch["segments"]}
-    read = {name: layout.spread(x[:, :-1]) for name, x in read.items()}
-    places = None if positions is None else layout.spread(positions)
-    model = model.at_length(read["tokens"].shape[1])
-    logits = model(**read, positions=places, key=key, layout=layout)
+    tokens, segments = (layout.spread(batch[name][:, :-1]) for name in ("tokens", "segments"))
+    positions = None if positions is None else layout.spread(positions)
+    model = model.at_length(tokens.shape[1])
+    logits = model(tokens, segments=segments, positions=positions, key=key, layout=layout)
     losses = token_losses(logits, layout.spread(batch["tokens"][:, 1:]))
     weights = layout.spread(batch["weights"][:, 1:])
-    # Padding may hold anything: keep it out of the sum, not only at weight 0.
+    # The loss of padding may be NaN, which a weight of 0 would keep: select, do not multiply.
     total = jnp.where(weights > 0, losses * weights, 0).sum()
     return total / jnp.maximum(weights.sum(), 1)
 
 
 def finite(tree: Any) -> jax.Array:
-    """Whether all its numbers are: bool []."""
+    """Whether all numbers of a tree are finite: bool []."""
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
@@ -115,17 +131,17 @@ class Trainer:
     """The compiled program of one model on one mesh; seeds differ only in the state they pass.
 
     Attributes:
-      config: the model's.
+      config: of the model.
       mesh: the devices.
-      layout: of the tokens of a row among them.
-      positions: where tokens stand, in training and in tests; None for models of something else.
+      layout: how the tokens of a row lie on the devices.
+      position_scheme: positions in training and in tests; None for models that read no tokens.
       shapes: of the parameters.
       init: seed → State, already sharded.
-      finite: whether all numbers of a State are.
-      step: (State, batch, seed) → (State, metrics); donates the state. Where the loss or a gradient
-        is not finite, nothing but the counts changes; after more than `skips` of these in a row,
-        nothing is ever updated again.
-      skips: how many are borne, from the optimizer's config.
+      finite: whether all numbers of a State are finite.
+      step: (State, batch, seed) → (State, StepMetrics); donates the state. Where the loss or a
+        gradient is not finite, only the counts change; after more than `skips` consecutive skips,
+        nothing is updated any more.
+      skips: consecutive skipped steps that are tolerated, from the optimizer's config.
       jaxpr: of the step, once it is compiled.
     """
 
@@ -164,7 +180,7 @@ class Trainer:
             zeros = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32)
             return State(pure, self.tx.init(pure), *zeros)
 
-        # It runs once: on CPU, optimising it would take most of its time (9 s of 11 for DeBERTa).
+        # It runs once: on CPU, optimisation would dominate its time (9 s of 11 for DeBERTa).
         cpu = mesh.devices.flat[0].platform == "cpu"
         fast = {"xla_backend_optimization_level": 0} if cpu else None
         self.init = jax.jit(init, out_shardings=self.shardings, compiler_options=fast)
@@ -177,19 +193,20 @@ class Trainer:
         )
 
     def build(self, rngs: nnx.Rngs) -> Any:
-        """A new model; with `loss`, what a trainer of another kind of model overrides."""
+        """A new model. Trainers of other kinds of models override this and `loss`."""
         return Transformer(self.config, rngs=rngs)
 
     def loss(self, model: Any, batch: dict, key: jax.Array) -> jax.Array:
-        """What is minimised, of one batch; `key` is the step's."""
+        """The loss to minimise on one batch; `key` is the PRNG key of the step."""
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
-        places = self.position_scheme.training_positions(jax.random.fold_in(key, PLACES), *rows)
-        return mean_loss(model, batch, key if self.dropout else None, places, self.layout)
+        position_key = jax.random.fold_in(key, POSITION_FOLD)
+        positions = self.position_scheme.training_positions(position_key, *rows)
+        return mean_loss(model, batch, key if self.dropout else None, positions, self.layout)
 
     def arguments(self, batch: int, length: int) -> tuple[State, dict, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of what the step takes for packed batches: state, batch, seed."""
+        """Shapes and dtypes of the step's arguments for packed batches: state, batch, seed."""
         row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
-        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments", "positions"), row)
+        packed: dict[str, Any] = dict.fromkeys(("tokens", "segments"), row)
         packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
         return jax.eval_shape(self.init, 0), packed, jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -207,10 +224,10 @@ class Trainer:
         """The model with these parameters."""
         return nnx.merge(self.graph, params)
 
-    def in_force(self) -> Any:
-        """Puts the mesh in force while a program is traced: engines ask it how many devices share.
+    def use_mesh(self) -> Any:
+        """Context in which programs are traced for the mesh: engines read the device count from it.
 
-        Shapes alone, as `compile` passes, do not say on which mesh the arrays will lie.
+        The shapes that `compile` passes do not say on which mesh the arrays will lie.
         """
         return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
 
@@ -221,21 +238,20 @@ class Trainer:
 
     def _step(self, state: State, batch: dict, seed: jax.Array):
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        with self.in_force():
+        with self.use_mesh():
             loss, grads = jax.value_and_grad(
                 lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
             )(state.params)
         norm = optax.tree.norm(grads)
         updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
         new = State(optax.apply_updates(state.params, updates), opt_state, state.step, None)
-        # optax.apply_if_finite gives up after its limit and applies the NaN; it is slower, too.
-        row, total = state.skipped
-        stuck = row > self.skips
-        skip = stuck | ~(jnp.isfinite(loss) & jnp.isfinite(norm))
-        counts = jnp.stack([jnp.where(skip, row + 1, 0), total + skip])
+        # optax.apply_if_finite applies the NaN after its limit, and is slower.
+        consecutive, total = state.skipped
+        stopped = consecutive > self.skips
+        skip = stopped | ~(jnp.isfinite(loss) & jnp.isfinite(norm))
+        counts = jnp.stack([jnp.where(skip, consecutive + 1, 0), total + skip])
         old = state._replace(skipped=None)
         new = jax.tree.map(lambda new, old: jnp.where(skip, old, new), new, old)
-        new = new._replace(step=state.step + 1, skipped=jnp.where(stuck, state.skipped, counts))
-        rate = self.rate(state.step - state.skipped[1])  # optax counts the updates that are made
-        values = {"loss": loss, "gradient_norm": norm, "learning_rate": rate}
-        return new, values | {"skipped": new.skipped[1]}
+        new = new._replace(step=state.step + 1, skipped=jnp.where(stopped, state.skipped, counts))
+        rate: Any = self.rate(state.step - state.skipped[1])  # optax counts only the updates made
+        return new, StepMetrics(loss, norm, rate, new.skipped[1])

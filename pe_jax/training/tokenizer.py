@@ -1,6 +1,6 @@
 """Tokenizers: bytes, which need no file, or a Hugging Face BPE file.
 
-Both map the bytes of a document to int32 ids and back, and name one id that ends a document.
+Both map the bytes of a document to int32 ids and back, and have one id that ends a document.
 """
 
 import dataclasses
@@ -18,36 +18,36 @@ _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end 
 
 
 class Tokenizer(Protocol):
-    """What the data pipeline asks of a tokenizer.
+    """Interface of a tokenizer.
 
     Attributes:
       name: The spec, for reports.
       vocab: One more than the largest id; the caller rounds it up for its model.
       eos: The id that ends a document.
-      digest: Tells two of the same name apart.
+      digest: Distinguishes tokenizers of the same name.
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def vocab(self) -> int: ...  # noqa: D102
+    def vocab(self) -> int: ...
     @property
-    def eos(self) -> int: ...  # noqa: D102
+    def eos(self) -> int: ...
     @property
-    def digest(self) -> str: ...  # noqa: D102
+    def digest(self) -> str: ...
 
     def encode(self, document: bytes) -> np.ndarray:
         """Returns the ids of a document, int32 [tokens], without the end of document."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids; the end of document is left out."""
+        """Returns the text of ids, without ends of documents."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """A token is a byte: exact for any content. Id 256 ends a document."""
+    """One token per byte: lossless for any content. Id 256 ends a document."""
 
     name: str = "bytes"
     vocab: int = 257
@@ -70,7 +70,7 @@ class Bytes:
 
 @dataclasses.dataclass(frozen=True)
 class BPE:
-    """A Hugging Face `tokenizers` model; text that spells a special token stays text."""
+    """A Hugging Face `tokenizers` model; text that spells a special token is encoded as text."""
 
     name: str
     model: tokenizers.Tokenizer
@@ -121,7 +121,7 @@ def train_bpe(texts: Iterable[bytes], path: str, vocab: int = 4096) -> None:
     Args:
       texts: Documents, UTF-8.
       path: The file to write.
-      vocab: Number of tokens, with the 256 bytes and the end of document among them.
+      vocab: Number of tokens, including the 256 bytes and the end of document.
     """
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

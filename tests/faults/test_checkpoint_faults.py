@@ -156,7 +156,7 @@ def test_what_is_no_whole_step_is_ignored_with_a_warning_and_never_in_the_way(
     (folder / "3" / manifest.NAME).rename(folder / "away")  # killed before it was written
     kept = opened(folder)
     for step in (3, 999):
-        assert f"{folder / str(step)} has no SHA256SUMS: not whole, ignored" in caplog.text
+        assert f"{folder / str(step)} has no SHA256SUMS: incomplete, ignored" in caplog.text
     assert kept.latest() == 2
     restored(kept, 2)
     save(kept, 3, 4, 5)

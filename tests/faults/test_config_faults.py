@@ -1,5 +1,6 @@
 """Rows 1 to 16 and 28 at the command line: one line, exit status 2, and not a file is written."""
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -12,7 +13,8 @@ from absl import app, flags
 from experiments import compare
 from experiments.running import distributed, launch
 from experiments.running import training_loop as program
-from experiments.running.sweep_configs import CompareConfig
+from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config, EvalConfig, MeshConfig
 from pe_jax.training.step import Trainer
 from tests.test_data import write
@@ -260,6 +262,15 @@ def test_a_config_file_gives_integers_where_flags_do(fields, words):
     with pytest.raises(ValueError) as info:
         Config(**fields).check()
     assert words in str(info.value)
+
+
+@pytest.mark.parametrize("kind", [Config, CompareConfig, ImagesConfig, TasksConfig, ExtendConfig])
+def test_a_config_is_replaced_and_never_changed(kind):
+    config, model = kind(), ModelConfig()
+    assert hash(config) == hash(kind()) and dataclasses.replace(config) == config
+    for changed, field in [(config, "workdir"), (model, "vocab"), (EvalConfig(), "stride")]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(changed, field, 1)
 
 
 # 46

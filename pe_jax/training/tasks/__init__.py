@@ -1,13 +1,12 @@
-"""Tasks that isolate position: made from a key on the device, trained short and tested long.
+"""Tasks that isolate position: generated on the device from a key, trained short, tested long.
 
     batch = tasks.batch(tasks.TASKS["reverse_string"], key, 64, low=1, high=40)
 
-One line a task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
+One line per task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
 those of Kazemnejad et al. (2305.19466), associative recall and a passkey. Kazemnejad's parity is
-parity_check; SCAN is left out, as a fixed set of some 20,000 commands that no generator
-grows, and so are numbers of several digits to sort, copies with each symbol doubled and LEGO's
-clauses in any order. Strings are of 16 symbols, where theirs are of 100, and numbers to add do not
-begin with 0.
+parity_check; left out are SCAN, a fixed set of some 20,000 commands without a generator, sorting
+numbers of several digits, copies with each symbol doubled, and LEGO's clauses in any order. The
+alphabet of strings has 16 symbols, theirs 100, and numbers to add have no leading 0.
 `synthetic:NAME` trains a decoder on any of them (`experiments.train`, `compare`);
 `experiments.tasks` compares encodings on them.
 """
@@ -35,7 +34,7 @@ __all__ = ["BOS", "EOS", "PAD", "SEP", "SPECIAL", "TASKS", "VOCAB", "Task"]
 __all__ += ["batch", "examples", "train_rows"]
 
 SYMBOLS = 16  # of most strings
-_TRAIN, _EVAL = range(2)  # the two draw from separate streams, whatever the seed
+_TRAIN, _EVAL = range(2)  # separate streams for any seed
 
 
 def _string(short: str, symbols: int, *parts: Any, between: bool = False, **fields: Any) -> Task:
@@ -69,7 +68,7 @@ _ALL = (
     _number("binary_multiplication", numbers.multiplication, 2, lowest_first=True),
     Task("compute_sqrt", numbers.square_root, 2, lambda n: (n + 1) // 2),
     _string("bucket_sort", 5, strings.ascending),
-    # of arXiv 2305.19466
+    # arXiv 2305.19466
     _string("copy", SYMBOLS, _FORWARD),
     _string("copy_twice", SYMBOLS, _FORWARD, _FORWARD, between=True),
     _string("repeat", SYMBOLS, _FORWARD, alike=True),
@@ -82,12 +81,12 @@ _ALL = (
     Task("summation", automata.summation, 10),
     Task("polynomial", arithmetic.polynomial, arithmetic.VALUES + 10, shortest=3),
     Task("lego", lookup.lego, lookup.NEGATED + 1, shortest=4, longest=3 * lookup.NAMES + 1),
-    # finding
+    # retrieval
     Task("recall", lookup.recall, 2 * lookup.KEYS, shortest=3),
     Task("passkey", lookup.passkey, lookup.MARK + 1, lambda n: lookup.PASSKEY, shortest=5),
 )
 TASKS = {task.short: task for task in _ALL}
-VOCAB = max(task.vocab for task in _ALL)  # one for all: they may share a program
+VOCAB = max(task.vocab for task in _ALL)  # the same for all, so that they can share a program
 
 
 @functools.partial(jax.jit, static_argnames=("task", "count", "low", "high", "causal"))
@@ -100,13 +99,13 @@ def batch(
       task: from `TASKS`.
       key: the same key gives the same rows.
       count: B.
-      low: of the lengths; at least the task's shortest.
-      high: of the lengths; T is what the longest row needs.
-      causal: whether a decoder reads them; its rows lack the last target, as it is not read.
+      low: least length; at least the task's shortest.
+      high: greatest length; T is what the longest row needs.
+      causal: whether the rows are for a decoder; they then end before the last target.
 
     Returns:
-      `tokens`, `targets` (of the same place), `segments` (1, and 0 is padding) int32 [B, T], and
-      `weights` float32 [B, T]: 1 where the answer is.
+      `tokens`, `targets` (at the same indices), `segments` (1; 0 is padding) int32 [B, T], and
+      `weights` float32 [B, T]: 1 on the answer.
 
     Raises:
       ValueError: there are no questions of such lengths.
@@ -132,7 +131,7 @@ def batch(
 
 @functools.partial(jax.jit, static_argnames=("task", "stream", "low", "high", "width"))
 def _decoder_rows(task: Task, stream: int, seed, index, low: int, high: int, width: int):
-    def row(index):  # in two halves, as there may be more rows than 32 bits can number
+    def row(index):  # in two halves: there may be more than 2**32 rows
         key = jax.random.fold_in(jax.random.key(seed), stream)
         keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, index[0]), index[1]))
         length = jax.random.randint(keys[0], (), low, high + 1)
@@ -142,7 +141,6 @@ def _decoder_rows(task: Task, stream: int, seed, index, low: int, high: int, wid
     return {
         "tokens": tokens,
         "segments": (tokens != PAD).astype(jnp.int32),
-        "positions": jnp.where(tokens != PAD, jnp.arange(width), 0),
         "weights": weights,
     }
 
@@ -154,22 +152,22 @@ def _rows(task: Task, stream: int, seed: int, index, low: int, high: int, width:
 
 
 def train_rows(task: Task, seed: int, index: Any, width: int) -> dict[str, np.ndarray]:
-    """Rows of endless training data for a decoder, their questions of any length that fits.
+    """Rows of endless training data for a decoder, with questions of any length that fits.
 
     Args:
       task: from `TASKS`.
       seed: chooses the questions, with the index.
       index: numbers of the rows, integers [B].
-      width: T, the last target included; at least what the shortest question needs.
+      width: T, including the last target; at least what the shortest question needs.
 
     Returns:
-      `tokens`, `segments`, `positions` int32 [B, T], and `weights` float32 [B, T].
+      `tokens` and `segments` int32 [B, T], and `weights` float32 [B, T].
     """
     return _rows(task, _TRAIN, seed, index, task.shortest, task.fitting(width), width)
 
 
 def examples(task: Task | str, count: int, length: int, seed: int) -> dict[str, np.ndarray]:
-    """Rows to evaluate a decoder on, every question of one length, apart from the training stream.
+    """Rows to evaluate a decoder on, with questions of one length, from a separate stream.
 
     Args:
       task: A task, or its name in `TASKS`.
@@ -178,11 +176,11 @@ def examples(task: Task | str, count: int, length: int, seed: int) -> dict[str, 
       seed: Chooses the questions.
 
     Returns:
-      `tokens`, `segments`, `positions` int32 [count, task.decoded(length)], and `weights` float32
+      `tokens` and `segments` int32 [count, task.decoded(length)], and `weights` float32
       of that shape, 1 on the answer and its EOS as targets.
 
     Raises:
-      ValueError: no row is asked for, or there are no questions of that length.
+      ValueError: `count` is below 1, or there are no questions of that length.
     """
     task = TASKS[task] if isinstance(task, str) else task
     if count < 1 or not task.defined(length):

@@ -13,20 +13,20 @@ from pe_jax.training.tasks.base import Example, single
 
 MODULUS = 5
 PLUS, MINUS, TIMES, OPEN, CLOSE, X, EQUALS = range(MODULUS, MODULUS + 7)
-# of a polynomial: x + 2, then coefficients + 3 and degrees in turn; answers are behind them
+# symbols of a polynomial: x + 2, then alternately coefficients + 3 and degrees; answers follow
 COEFFICIENTS, DEGREES, VALUES = 5, 12, 16
 
 
 def modular_arithmetic(key: jax.Array, n: Any, size: int) -> Example:
-    """Digits with +, - and * between them, * first; one symbol fewer where n is even."""
+    """Digits with +, - and * between them, * binding first; one symbol fewer where n is even."""
     asked, count = n - (n % 2 == 0), (size + 1) // 2
     keys = jax.random.split(key)
     digits = jax.random.randint(keys[0], (count,), 0, MODULUS)
     operators = jax.random.randint(keys[1], (count,), PLUS, TIMES + 1).at[0].set(PLUS)
 
-    def read(state, given):  # the sum of the terms before, and the term under way
+    def read(state, inputs):  # the sum of the terms before, and the current term
         total, term = state
-        operator, digit, counts = given
+        operator, digit, counts = inputs
         fresh = jnp.where(operator == MINUS, -digit, digit)
         ends = operator != TIMES
         new = jnp.where(ends, total + term, total), jnp.where(ends, fresh, term * digit)
@@ -41,7 +41,7 @@ def modular_arithmetic(key: jax.Array, n: Any, size: int) -> Example:
 
 
 class Expression(NamedTuple):
-    """An expression with brackets: its text, its value, and of each node where its digit is."""
+    """An expression with brackets: its text, its value, and each node's digit and its place."""
 
     text: jax.Array
     value: jax.Array
@@ -54,13 +54,13 @@ def expression(key: jax.Array, n: Any, size: int, operators: int) -> Expression:
     """An expression of exactly n symbols: d, -d, (d), (-d), or (left operator right).
 
     The length of the left part is uniform among those that leave room for the right one. Nodes are
-    listed breadth first: a node's two parts stand behind it, side by side.
+    listed breadth first: a node's two parts follow it, next to each other.
 
     Args:
       key: the same key gives the same expression.
       n: from 1 to `size`; may be traced.
       size: symbols of the text.
-      operators: how many of +, - and * are drawn from.
+      operators: how many of +, - and * to draw from.
     """
     nodes = (size + 1) // 2  # k brackets of two parts take 3k symbols, and their k + 1 leaves one
     keys = jax.random.split(key, 3)
@@ -68,9 +68,9 @@ def expression(key: jax.Array, n: Any, size: int, operators: int) -> Expression:
     digits = jax.random.randint(keys[1], (nodes,), 0, MODULUS)
     chosen = jax.random.randint(keys[2], (nodes,), PLUS, PLUS + operators)
 
-    def grow(state, given):
+    def grow(state, inputs):
         starts, lengths, count = state
-        node, share = given
+        node, share = inputs
         start, length = starts[node], lengths[node]
         left = 1 + jnp.minimum((share * (length - 4)).astype(jnp.int32), length - 5)
         splits = length >= 5
@@ -87,14 +87,14 @@ def expression(key: jax.Array, n: Any, size: int, operators: int) -> Expression:
     middle = starts + jnp.where(splits, 1 + lefts, lengths // 2)
     leaves = (lengths > 0) & ~splits
 
-    def fold(values, given):
-        node, child = given
+    def evaluate(values, inputs):
+        node, child = inputs
         a, b = values[jnp.minimum(child, nodes - 2)], values[jnp.minimum(child + 1, nodes - 1)]
         whole = jnp.stack([a + b, a - b, a * b])[chosen[node] - PLUS]
         leaf = jnp.where(negative[node], -digits[node], digits[node])
         return values.at[node].set(jnp.where(splits[node], whole, leaf) % MODULUS), None
 
-    values, _ = jax.lax.scan(fold, empty, (order, children), reverse=True)
+    values, _ = jax.lax.scan(evaluate, empty, (order, children), reverse=True)
     text = jnp.zeros(size, jnp.int32)
     for symbol, place, here in (
         (OPEN, starts, lengths >= 3),
@@ -108,22 +108,23 @@ def expression(key: jax.Array, n: Any, size: int, operators: int) -> Expression:
 
 def modular_arithmetic_brackets(key: jax.Array, n: Any, size: int) -> Example:
     """An expression with +, - and *, and its value."""
-    found = expression(key, n, size, 3)
-    return single(found.text, n, found.value)
+    drawn = expression(key, n, size, 3)
+    return single(drawn.text, n, drawn.value)
 
 
 def solve_equation(key: jax.Array, n: Any, size: int) -> Example:
-    """An expression with + and -, in which x stands for a digit, = its value: what is x?
+    """An expression with + and -, in which x replaces a digit, = its value: what is x?
 
-    Every digit is as likely to be x. There is one answer, as no part is multiplied.
+    The digit is uniform among those of the expression. The answer is unique, as nothing is
+    multiplied.
     """
     keys = jax.random.split(key)
-    found = expression(keys[0], n - 2, size - 2, 2)
-    lots = jax.random.uniform(keys[1], found.leaves.shape)
-    hidden = jnp.argmax(jnp.where(found.leaves, lots, -1))
-    text = jnp.pad(found.text, (0, 2)).at[found.places[hidden]].set(X)
-    text = text.at[n - 2].set(EQUALS).at[n - 1].set(found.value)
-    return single(text, n, found.digits[hidden])
+    drawn = expression(keys[0], n - 2, size - 2, 2)
+    lots = jax.random.uniform(keys[1], drawn.leaves.shape)
+    hidden = jnp.argmax(jnp.where(drawn.leaves, lots, -1))
+    text = jnp.pad(drawn.text, (0, 2)).at[drawn.places[hidden]].set(X)
+    text = text.at[n - 2].set(EQUALS).at[n - 1].set(drawn.value)
+    return single(text, n, drawn.digits[hidden])
 
 
 def polynomial(key: jax.Array, n: Any, size: int) -> Example:

@@ -1,4 +1,4 @@
-"""What a finite automaton answers of a string, and one with a stack.
+"""Tasks that a finite automaton solves, and one that needs a stack.
 
 even_pairs, parity_check, cycle_navigation and stack_manipulation of arXiv 2207.02098, table 1; the
 summation of arXiv 2305.19466, modulo 10 as there. Questions have n symbols of N.
@@ -17,20 +17,20 @@ POP, PUSH = 2, 3  # PUSH + b pushes b
 
 
 def even_pairs(key: jax.Array, n: Any, size: int) -> Example:
-    """Whether the pairs 01 and 10 in a binary string are an odd number: 1, else 0."""
+    """1 if the number of pairs 01 and 10 in a binary string is odd, else 0."""
     s = jax.random.randint(key, (size,), 0, 2)
     unequal = (s[1:] != s[:-1]) & (jnp.arange(1, size) < n)
     return single(s, n, unequal.sum() % 2)
 
 
 def parity_check(key: jax.Array, n: Any, size: int) -> Example:
-    """Whether the ones in a binary string are an odd number: 1, else 0."""
+    """1 if the number of ones in a binary string is odd, else 0."""
     s = jax.random.randint(key, (size,), 0, 2)
     return single(s, n, (s * (jnp.arange(size) < n)).sum() % 2)
 
 
 def cycle_navigation(key: jax.Array, n: Any, size: int) -> Example:
-    """Where one stands on a cycle of five places after n moves (STAY, ON, BACK) from place 0."""
+    """The place on a cycle of five after n moves (STAY, ON, BACK) from place 0."""
     moves = jax.random.randint(key, (size,), 0, 3)
     way = jnp.array([0, 1, -1])[moves] * (jnp.arange(size) < n)
     return single(moves, n, way.sum() % CYCLE)
@@ -45,7 +45,7 @@ def summation(key: jax.Array, n: Any, size: int) -> Example:
 def stack_manipulation(key: jax.Array, n: Any, size: int) -> Example:
     """The stack, top first, after POP and PUSH of 0 or 1; the question begins with its bottom.
 
-    The stack has 1 to n - 1 symbols at first, or n where n is 1. POP leaves an empty one as it is.
+    The stack begins with 1 to n - 1 symbols, or n where n is 1. POP on an empty stack is a no-op.
     """
     keys = jax.random.split(key, 3)
     height = jax.random.randint(keys[0], (), 1, jnp.maximum(n, 2))
@@ -54,9 +54,9 @@ def stack_manipulation(key: jax.Array, n: Any, size: int) -> Example:
     index = jnp.arange(size)
     question = jnp.where(index < height, bits, actions)
 
-    def act(state, given):  # the first symbols are pushed like any other
+    def act(state, inputs):  # the initial stack is pushed like any other symbol
         stack, top = state
-        symbol, counts = given
+        symbol, counts = inputs
         pushes = counts & (symbol != POP)
         stack = stack.at[jnp.where(pushes, top, size)].set(symbol % PUSH, mode="drop")
         step = jnp.where(pushes, 1, -1) * counts

@@ -1,15 +1,15 @@
-"""What a task is, and how its questions and answers lie in the rows that a model reads.
+"""Tasks, and the layout of their questions and answers in the rows that a model reads.
 
-A task draws an example from a key: a question of so many symbols and its answer, jittable, of fixed
-shapes (N, the longest question, and the slots of its answer), the rest padding. Two layouts:
+A task draws an example from a key: a question of n symbols and its answer, jittable, padded to
+fixed shapes (N, the longest question, and the slots of its answer). Two layouts:
 
-* an encoder reads `question SEP … SEP` and writes the answer into the SEPs, all at once
-  (arXiv 2305.16843). Nothing but the encoding tells it where a token is.
+* an encoder reads `question SEP … SEP` and writes the whole answer into the SEPs at once
+  (arXiv 2305.16843). Only the encoding tells it where a token is.
 * a decoder reads `BOS question SEP answer EOS` and is scored on the answer and its end (arXiv
-  2305.19466). Its causal mask tells of order too. All tokens are right when each is the likeliest
-  after those before it, which is when greedy decoding writes the answer.
+  2305.19466). Its causal mask also carries order. All tokens are right if each is the argmax after
+  those before it, which is if greedy decoding writes the answer.
 
-Where an answer's length cannot be told from the question's, EOS ends it for an encoder too.
+Where the question's length does not determine the answer's, EOS ends it for an encoder too.
 N longest question, T tokens of a row.
 """
 
@@ -30,9 +30,9 @@ class Example(NamedTuple):
 
     Attributes:
       question: int32 [N].
-      asked: how many of them count: int32 [].
-      answer: int32, one a slot.
-      answered: how many of them count: int32 [].
+      asked: number of symbols of the question that are not padding: int32 [].
+      answer: int32, one per slot.
+      answered: number of symbols of the answer that are not padding: int32 [].
     """
 
     question: jax.Array
@@ -47,33 +47,33 @@ def single(question: jax.Array, asked: Any, answer: jax.Array) -> Example:
 
 
 def pick(values: jax.Array, index: jax.Array) -> jax.Array:
-    """values[index], the nearest value where the index is outside."""
+    """values[index], with indices clipped to the array."""
     return values[jnp.clip(index, 0, len(values) - 1)]
 
 
-def one(length: Any) -> Any:
-    """The slots of an answer of one symbol."""
+def single_slot(length: Any) -> Any:
+    """Slots of an answer that is always one symbol."""
     return 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task, which stands in the place of a corpus too.
+    """A task, which can take the place of a corpus.
 
     Attributes:
-      short: its name.
+      short: its name in `TASKS`.
       draw: (key, n, N) → Example, its question of at most n symbols; n may be traced, N may not.
-      symbols: how many there are.
-      slots: room for the answer to n symbols (EOS included, if it `stops`): never less for more.
-      stops: whether answers to questions of one length have several.
-      shortest: the fewest symbols of a question.
-      longest: the most; None is no limit.
+      symbols: size of the alphabet.
+      slots: length of the answer to n symbols (including EOS if it `stops`): monotone in n.
+      stops: whether answers to questions of the same length differ in length.
+      shortest: fewest symbols of a question.
+      longest: most symbols of a question; None for no limit.
     """
 
     short: str
     draw: Callable[[jax.Array, Any, int], Example]
     symbols: int
-    slots: Callable[[Any], Any] = one
+    slots: Callable[[Any], Any] = single_slot
     stops: bool = False
     shortest: int = 1
     longest: int | None = None
@@ -81,7 +81,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """As a source of data."""
+        """The name as a data source."""
         return f"synthetic:{self.short}"
 
     @property
@@ -90,33 +90,33 @@ class Task:
         return len(SPECIAL) + self.symbols
 
     def defined(self, length: int) -> bool:
-        """Whether there are questions of that length."""
+        """Whether there are questions of this length."""
         return self.shortest <= length and (self.longest is None or length <= self.longest)
 
     def encoded(self, length: int) -> int:
-        """Tokens of an encoder's row with such a question."""
+        """Tokens of an encoder's row with a question of this length."""
         return length + self.slots(length)
 
     def decoded(self, length: int) -> int:
-        """Tokens of a decoder's row, its last target included."""
+        """Tokens of a decoder's row, including its last target."""
         return length + self.slots(length) + (2 if self.stops else 3)
 
     def read(self, length: int, causal: bool) -> int:
-        """Tokens that a decoder or an encoder reads of such a row."""
+        """Tokens that a decoder or an encoder reads of a row with a question of this length."""
         return self.decoded(length) - 1 if causal else self.encoded(length)
 
     def fitting(self, width: int) -> int:
-        """The longest question whose decoder's row has at most `width` tokens; 0 if none has."""
+        """The longest question whose decoder row has at most `width` tokens; 0 if there is none."""
         fits = (n for n in range(width, 0, -1) if self.decoded(n) <= width and self.defined(n))
         return next(fits, 0)
 
     def fills(self, width: int) -> bool:
-        """Whether its longest question is not too short for a decoder's row of `width` tokens."""
+        """Whether its longest question fills a decoder row of `width` tokens."""
         return self.longest is None or self.decoded(self.longest) >= width
 
     @property
     def digest(self) -> str:
-        """SHA-256 of a few rows of both layouts: it changes when what is generated changes."""
+        """SHA-256 of a few rows of both layouts: it changes when the generator changes."""
         longest = max(self.shortest, min(self.longest or 24, 24))
 
         def both(key):
@@ -125,10 +125,10 @@ class Task:
             return encoder_row(self, example), decoder_row(self, example)
 
         rows = jax.jit(jax.vmap(both))(jax.random.split(jax.random.key(0), 8))
-        found = hashlib.sha256(self.name.encode())
+        digest = hashlib.sha256(self.name.encode())
         for x in jax.tree.leaves(jax.device_get(rows)):
-            found.update(x.tobytes())
-        return found.hexdigest()
+            digest.update(x.tobytes())
+        return digest.hexdigest()
 
     def describe(self) -> str:
         """One line for logs and reports."""
@@ -148,8 +148,8 @@ def encoder_row(task: Task, example: Example, width: int = 0) -> tuple[jax.Array
 
     Args:
       task: of the example.
-      example: one.
-      width: T; 0 is as many as the longest question needs.
+      example: from `task.draw`.
+      width: T; 0 for what the longest question needs.
     """
     index = jnp.arange(width or task.encoded(len(example.question)))
     slot = index - example.asked

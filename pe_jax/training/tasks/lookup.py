@@ -1,4 +1,4 @@
-"""Something to be found elsewhere in the question.
+"""Tasks whose answer is looked up elsewhere in the question.
 
 missing_duplicate of arXiv 2207.02098, table 1; LEGO as in arXiv 2305.19466 (after 2206.04301);
 associative recall (arXiv 1610.06258); a passkey among distractors (arXiv 2305.16300). N longest
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from pe_jax.training.tasks.base import Example, pick, single
 
 HOLE = 2
-KEYS = 16  # and as many values, which are the symbols behind them
-MARK, PASSKEY = 10, 4  # the symbol before the key, behind ten digits; digits of a key
+KEYS = 16  # and as many values, which are the next symbols
+MARK, PASSKEY = 10, 4  # the symbol before the key, after the ten digits; digits of a key
 NAMES = 26
 ONE, SAME, NEGATED = range(NAMES, NAMES + 3)
 
 
 def missing_duplicate(key: jax.Array, n: Any, size: int) -> Example:
-    """A binary string twice, one symbol a hole: which? One symbol fewer where n is odd."""
+    """A binary string twice, one symbol hidden: which? One symbol fewer where n is odd."""
     keys, half, index = jax.random.split(key), n // 2, jnp.arange(size)
     s = jax.random.randint(keys[0], (size,), 0, 2)
     text = jnp.where(index < half, s, pick(s, index - half))
@@ -29,9 +29,9 @@ def missing_duplicate(key: jax.Array, n: Any, size: int) -> Example:
 
 
 def recall(key: jax.Array, n: Any, size: int) -> Example:
-    """Keys, each with its value behind it, then one of the keys: its value?
+    """Keys, each followed by its value, then one of the keys: its value?
 
-    A key may come again, with the same value: questions may be of any length. One symbol fewer
+    Keys may repeat, with the same value, so that questions may have any length. One symbol fewer
     where n is even.
     """
     keys, pairs = jax.random.split(key, 3), (n - 1) // 2
@@ -43,7 +43,7 @@ def recall(key: jax.Array, n: Any, size: int) -> Example:
 
 
 def passkey(key: jax.Array, n: Any, size: int) -> Example:
-    """Digits, and among them MARK: the four digits behind it, from the first place to the last."""
+    """Digits, and among them MARK, at a uniform place: the answer is the four digits after it."""
     keys = jax.random.split(key)
     text = jax.random.randint(keys[0], (size,), 0, MARK)
     mark = jax.random.randint(keys[1], (), 0, n - PASSKEY)
@@ -54,8 +54,8 @@ def passkey(key: jax.Array, n: Any, size: int) -> Example:
 def lego(key: jax.Array, n: Any, size: int) -> Example:
     """`a SAME ONE`, `b NEGATED a`, `c SAME b`, …, then one of the names: is it ONE, or negated?
 
-    Names are drawn without repetition; the one that is asked for is in the second half. Clauses
-    have three symbols: one or two fewer where n - 1 is no multiple of three.
+    Names are drawn without repetition; the name asked for is in the second half. Clauses have three
+    symbols: one or two fewer where n - 1 is not a multiple of three.
     """
     keys, count = jax.random.split(key, 3), (n - 1) // 3
     names = jax.random.permutation(keys[0], NAMES)[: (size - 1) // 3]

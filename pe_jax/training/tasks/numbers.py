@@ -1,7 +1,8 @@
-"""Numbers written in digits: sums, products and square roots of any length.
+"""Arithmetic on numbers written in digits: sums, products and square roots of any length.
 
 binary_addition, binary_multiplication and compute_sqrt of arXiv 2207.02098, table 1; decimal
-addition as in arXiv 2305.19466. Digits alone, no integer is formed. N longest question.
+addition as in arXiv 2305.19466. It works on digits, so that no integer overflows. N longest
+question.
 """
 
 from typing import Any
@@ -13,9 +14,9 @@ from pe_jax.training.tasks.base import Example, pick
 
 
 def carry(columns: jax.Array, base: int) -> tuple[jax.Array, jax.Array]:
-    """Digits of a sum given by columns, the lowest first, and what is carried out: [K], [].
+    """Digits of a sum given by columns, lowest first, and the final carry: [K], [].
 
-    Columns may be negative: what is carried out of a negative sum is -1.
+    Columns may be negative: the final carry of a negative sum is -1.
     """
 
     def step(over, column):
@@ -27,11 +28,11 @@ def carry(columns: jax.Array, base: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _operands(key: jax.Array, n: Any, size: int, base: int, lowest_first: bool):
-    """`a SIGN b` of n symbols, and the digits of a and b, the lowest first, zeros behind: [N].
+    """`a SIGN b` of n symbols, and the digits of a and b, lowest first, padded with zeros: [N].
 
-    The place of SIGN, whose symbol is `base`, is uniform. Lowest first, all digits are, but for an
-    operand of zeros alone, which is 1, as no product is known beforehand; highest first, the
-    highest is not 0.
+    The place of SIGN, whose symbol is `base`, is uniform. If the lowest digit comes first, all
+    digits are uniform, except that an operand of only zeros becomes 1, or its product would be
+    trivial; if the highest comes first, it is not 0.
     """
     keys, index = jax.random.split(key, 3), jnp.arange(size)
     sign = jax.random.randint(keys[0], (), 1, n - 1)
@@ -52,7 +53,7 @@ def _operands(key: jax.Array, n: Any, size: int, base: int, lowest_first: bool):
 
 
 def _answer(text: jax.Array, n: Any, digits: jax.Array, lowest_first: bool) -> Example:
-    """The example whose answer is a number, without zeros in front of its highest digit."""
+    """The example whose answer is a number, without leading zeros."""
     index = jnp.arange(len(digits))
     count = 1 + jnp.max(jnp.where(digits > 0, index, 0))
     answer = digits if lowest_first else pick(digits, count - 1 - index)
@@ -75,24 +76,24 @@ def multiplication(key: jax.Array, n: Any, size: int, *, base: int, lowest_first
 
 
 def square_root(key: jax.Array, n: Any, size: int) -> Example:
-    """A binary number of n bits, the highest first, and the floor of its root, of half as many.
+    """A binary number of n bits, highest first, and the floor of its root, of half as many bits.
 
-    The root is found bit by bit, as by hand: the next two bits are brought down behind the rest,
-    and 4·root + 1 is taken from it if it can be.
+    Digit-by-digit algorithm: the next two bits are appended to the remainder, and 4·root + 1 is
+    subtracted from it if the result is not negative.
     """
     text, half = jax.random.randint(key, (size,), 0, 2), (size + 1) // 2
     index = jnp.arange(2 * half)
-    bits = jnp.where(index < n, pick(text, n - 1 - index), 0)  # the lowest first
+    bits = jnp.where(index < n, pick(text, n - 1 - index), 0)  # lowest first
 
-    def bring(state, pair):
-        rest, root = state
-        rest = jnp.concatenate([pair, rest[:-2]])
+    def bring_down(state, pair):
+        remainder, root = state
+        remainder = jnp.concatenate([pair, remainder[:-2]])
         trial = jnp.concatenate([jnp.array([1, 0]), root])
-        less, borrow = carry(rest - trial, 2)
+        difference, borrow = carry(remainder - trial, 2)
         fits = borrow == 0
         root = jnp.concatenate([fits.astype(jnp.int32)[None], root[:-1]])
-        return (jnp.where(fits, less, rest), root), None
+        return (jnp.where(fits, difference, remainder), root), None
 
     state = jnp.zeros(half + 2, jnp.int32), jnp.zeros(half, jnp.int32)
-    (_, root), _ = jax.lax.scan(bring, state, bits.reshape(half, 2), reverse=True)
+    (_, root), _ = jax.lax.scan(bring_down, state, bits.reshape(half, 2), reverse=True)
     return Example(text, n, pick(root, (n + 1) // 2 - 1 - jnp.arange(half)), (n + 1) // 2)

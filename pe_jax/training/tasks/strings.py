@@ -1,7 +1,8 @@
-"""Strings written again: the same, reversed, twice, sorted, every other symbol first.
+"""Strings to copy: unchanged, reversed, twice, sorted, every other symbol first.
 
 duplicate_string, reverse_string, odds_first and bucket_sort of arXiv 2207.02098, table 1; the
-copies, reversals and sorting of arXiv 2305.19466. s is a string int32 [N], n symbols of it count.
+copies, reversals and sorting of arXiv 2305.19466. s is a string int32 [N]; its first n symbols are
+not padding.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +17,12 @@ Part = Callable[[jax.Array, Any], jax.Array]
 
 
 def forward(s: jax.Array, n: Any) -> jax.Array:
-    """As it is."""
+    """The string unchanged."""
     return s
 
 
 def backward(s: jax.Array, n: Any) -> jax.Array:
-    """From its end."""
+    """The string reversed."""
     return pick(s, n - 1 - jnp.arange(len(s)))
 
 
@@ -32,7 +33,7 @@ def odds(s: jax.Array, n: Any) -> jax.Array:
 
 
 def ascending(s: jax.Array, n: Any) -> jax.Array:
-    """Sorted; what does not count goes last."""
+    """The string sorted, padding last."""
     return jnp.sort(jnp.where(jnp.arange(len(s)) < n, s, jnp.iinfo(s.dtype).max))
 
 
@@ -46,15 +47,15 @@ def write(
     between: bool = False,
     alike: bool = False,
 ) -> Example:
-    """A string of n symbols, to be written as each of `parts`, one after the other.
+    """A string of n symbols; the answer is each of `parts` of it, one after the other.
 
     Args:
       key: the same key gives the same example.
       n: symbols of the question; may be traced.
       size: N.
-      symbols: how many there are to draw from.
-      parts: what is written.
-      between: whether one more symbol stands between the parts.
+      symbols: size of the alphabet.
+      parts: functions of the string.
+      between: whether an extra symbol separates the parts.
       alike: whether all symbols of a string are the same.
     """
     shape = () if alike else (size,)
@@ -67,5 +68,5 @@ def write(
 
 
 def written(n: Any, parts: int, between: bool) -> Any:
-    """Symbols in the answer to n."""
+    """Symbols in the answer to n symbols."""
     return parts * n + (parts - 1) * between
