@@ -150,10 +150,7 @@ def attention(
             ids = inputs.segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
             places = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
     inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
-    states = [
-        tuple(None if t.state is None else layout.state(t.state, x, at) for t in all_terms)
-        for at in places
-    ]
+    states = _states(all_terms, layout, x, places)
     return attend(
         inputs.rotate(all_terms, "q", q, places[0], states[0]),
         inputs.rotate(all_terms, "k", k, places[1], states[1]),
@@ -259,6 +256,16 @@ def attend(
     out, lse = dispatch.engine(implementation, layout, call, name, legacy)(*call)
     out = leave_to_sinks(terms, out, lse)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
+
+
+def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple[Any, ...]]:
+    """For each term its states of queries and of keys; what both read from `x` is made once."""
+    of_queries = tuple(t.state and layout.state(t.state, x, places[0]) for t in terms)
+    of_keys = tuple(
+        made if t.state is None or t.state.of == "x" else layout.state(t.state, x, places[1])
+        for t, made in zip(terms, of_queries, strict=True)
+    )
+    return [of_queries, of_keys]
 
 
 def leave_to_sinks(terms: tuple, out: jax.Array, lse: Any) -> jax.Array:
