@@ -24,7 +24,6 @@ from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.engines import cache as caches
 from pe_jax.engines.api import attention
-from pe_jax.engines.dense import state_bias
 from pe_jax.engines.dispatch import IMPLEMENTATIONS
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
@@ -171,7 +170,9 @@ def full_bias(encoding: Encoding, params: Params, q, k, dims: Dims) -> jax.Array
         if (vectors := encoding.relative_state(params, distance)) is not None:
             terms.append(relative_shift(jnp.matmul(state, jnp.swapaxes(vectors, -1, -2))))
         if encoding.overrides("state_bias"):
-            terms.append(state_bias(encoding, state, state))
+            numbers = range(encoding.state_width)
+            rows = [state[..., :, None, n] for n in numbers]
+            terms.append(encoding.state_bias(rows, [state[..., None, :, n] for n in numbers]))
     return sum(terms[1:], terms[0]) if terms else None
 
 

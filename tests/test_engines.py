@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax.encodings.terms import Tokens
-from pe_jax.engines import fused, mask, tpu
+from pe_jax.engines import mask
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.dense import Rules
 from pe_jax.engines.tiled import Tiled, TileSizes, schedule, tiles
 from pe_jax.engines.tiled.distance_tables import shear
 from pe_jax.engines.tiled.setup import set_up
@@ -252,21 +251,6 @@ def test_streaming_llm_sees_its_sinks_and_its_window():
                 near = {s for s in range(t - 2, t + 1) if s >= start}
                 want = near | {s for s in (start, start + 1) if s <= t}
                 assert set(np.flatnonzero(weights[0, t, 0] > 1e-6)) == want
-
-
-@pytest.mark.parametrize(
-    "spec, options, why",
-    [
-        ("fox", {}, "the scheme reads the layer's input"),
-        ("wavlm+rope", {}, "the scheme reads the layer's input"),
-        ("alibi+rerope", {}, "the scheme has two views of each key"),
-        ("nope", {"window": 4, "sinks": 1}, "attention sinks"),
-    ],
-)
-def test_kernels_refuse_what_they_do_not_know(spec, options, why):
-    rules = Rules(*pe_jax.parse(spec), DIMS, True, **{"window": None, **options})
-    for kernel in (fused, tpu):
-        assert kernel.refusal(rules, pe_jax.Params({}, {}), {}, None, None) == why
 
 
 def without_terms(spec: AttentionSpec, length: int, rows: int, columns: int):

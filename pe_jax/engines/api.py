@@ -174,7 +174,6 @@ def attention(
         layout=layout,
         claims=encoding.claims,
         name=name,
-        legacy=(encoding, params),
     )
 
 
@@ -203,7 +202,6 @@ def attend(
     layout: Contiguous = CONTIGUOUS,
     claims: Claims = NO_CLAIMS,
     name: str = "attention",
-    legacy: Any = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
 
@@ -228,8 +226,6 @@ def attend(
         places = layout.order(queries)[None]
         if q_seg is not None and kinds.select(terms, kinds.PairBias):
             places, contiguous = layout.per_segment(q_seg), False
-        elif q_seg is not None and legacy is not None and legacy[0].overrides("bias"):
-            places = layout.per_segment(q_seg)
         places = [places, places]
     else:
         places = [_flat(x, batch, 1 + (claims.axes > 1)) for x in positions]
@@ -253,7 +249,7 @@ def attend(
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous)
     call = dispatch.Call(spec, terms, q_side, k_side, _heads_first(v))
-    out, lse = dispatch.engine(implementation, layout, call, name, legacy)(*call)
+    out, lse = dispatch.engine(implementation, layout, call, name)(*call)
     out = leave_to_sinks(terms, out, lse)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 

@@ -280,7 +280,6 @@ def extend(
         implementation=implementation,
         claims=encoding.claims,
         name=inputs.title(encoding),
-        legacy=(encoding, params),
     )
     return out, cache
 

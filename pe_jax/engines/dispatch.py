@@ -1,4 +1,8 @@
-"""Which engine runs a call: decided here and nowhere else."""
+"""Which engine runs a call: decided here and nowhere else.
+
+From what was asked for, how the tokens lie on devices, the mesh in force, the kinds of terms and
+the length.
+"""
 
 import difflib
 import functools
@@ -7,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from pe_jax.encodings.terms import (
     RelativeKeys,
@@ -20,8 +23,6 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.dense import Rules
-from pe_jax.engines.dense import Tokens as OldTokens
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
 from pe_jax.engines.tiled import Tiled
@@ -44,46 +45,17 @@ class Call(NamedTuple):
     v: jax.Array
 
 
-def legacy_call(call: Call, encoding, params):
-    """The call as engines of slots take it."""
-    spec, _, q, k, v = call
-    rules = Rules(
-        encoding, spec.dims, spec.causal, spec.window, spec.aligned, spec.contiguous, spec.sinks
-    )
-    operands = {"q": q.x, "k": k.x, "v": v}
-    if q.raw is not None:
-        operands["q_raw"] = q.raw
-    if k.raw is not None:
-        operands["k_raw"] = k.raw
-    if encoding.overrides("state"):
-        rows = [x for x, t in zip(q.states, call.terms, strict=True) if t.state is not None]
-        of_x = [t for t in call.terms if t.state is not None]
-        rows = [x for x, t in zip(rows, of_x, strict=True) if t.state.of == "x"]
-        operands["q_state"] = jnp.concatenate(rows, -1)
-        if encoding.overrides("state_bias"):
-            columns = [
-                (q if x is None else k).states[i]
-                for i, (x, t) in enumerate(zip(k.states, call.terms, strict=True))
-                if t.state is not None and t.state.of == "x"
-            ]
-            operands["k_state"] = jnp.concatenate(columns, -1)
-    tokens = [OldTokens(*side.tokens) for side in (q, k)]
-    if spec.aligned and spec.contiguous and encoding.overrides("bias"):
-        pass
-    return rules, params, operands, *tokens
-
-
-def engine(implementation, layout: Contiguous, call: Call, name: str, legacy: Any) -> Callable:
+def engine(implementation, layout: Contiguous, call: Call, name: str) -> Callable:
     """The engine that runs the call. What is chosen here is logged once."""
     if isinstance(layout, BlockPermuted):
         return _ring(implementation, layout, call, name)
     if isinstance(layout, RowSharded):
 
-        def on_device(*call):
-            return _alone(implementation, Call(*call), name, legacy)(*call)
+        def on_each_device(*call):
+            return _pick(implementation, Call(*call), name)(*call)
 
-        return functools.partial(rows.attend, layout, on_device)
-    return _alone(implementation, call, name, legacy)
+        return functools.partial(rows.attend, layout, on_each_device)
+    return _pick(implementation, call, name)
 
 
 def _ring(implementation, layout: BlockPermuted, call: Call, name: str) -> Callable:
@@ -100,28 +72,8 @@ def _ring(implementation, layout: BlockPermuted, call: Call, name: str) -> Calla
     return functools.partial(ring.attend, layout, implementation.sizes)
 
 
-def _alone(implementation, call: Call, name: str, legacy: Any) -> Callable:
-    """The engine for whole rows."""
-    run = _pick(implementation, call, name, legacy)
-    if getattr(run, "slots", False):
-
-        def old(*call):
-            return run(*legacy_call(Call(*call), *legacy)), None
-
-        return old
-    return run
-
-
-def _slots(f):
-    @functools.wraps(f)
-    def run(*args):
-        return f(*args)
-
-    run.slots = True
-    return run
-
-
-def _pick(implementation, call: Call, name: str, legacy: Any) -> Callable:
+def _pick(implementation, call: Call, name: str) -> Callable:
+    """The engine for rows that are whole."""
     if callable(implementation):
         return implementation
     device, terms = jax.default_backend(), call.terms
@@ -136,10 +88,10 @@ def _pick(implementation, call: Call, name: str, legacy: Any) -> Callable:
             fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
             raise ValueError(f"implementation={implementation!r}: {fix}")
         if implementation in KERNELS.values():
-            why = _refusal(implementation, call, legacy)
+            why = _refusal(implementation, call)
             if why is not None:
                 raise ValueError(f"implementation={implementation!r}: {why}; pass 'tiled' or None")
-        return _attend(implementation)
+        return _module(implementation).attend
     if _is_small(call):
         _log(logging.INFO, f"{name}: dense, for one query or a short sequence")
         return reference.attend
@@ -147,16 +99,16 @@ def _pick(implementation, call: Call, name: str, legacy: Any) -> Callable:
         _log(logging.WARNING, f"{name}: dense, O(L²) memory: it needs whole rows of scores")
         return reference.attend
     if device in KERNELS:
-        why = _refusal(KERNELS[device], call, legacy)
+        why = _refusal(KERNELS[device], call)
         if devices(call.q.x, call.k.x, call.v) > 1:  # under jit XLA would gather its operands
             why = "several devices, among which XLA cannot divide a kernel"
         if why is None:
             _log(logging.INFO, f"{name}: the {KERNELS[device]} kernel")
-            return _attend(KERNELS[device])
+            return _module(KERNELS[device]).attend
         _log(logging.WARNING, f"{name}: tiles of XLA, not the {KERNELS[device]} kernel: {why}")
-        return _attend("tiled")
+        return tiled.attend
     _log(logging.INFO, f"{name}: tiled")
-    return _attend("tiled")
+    return tiled.attend
 
 
 def has_own_mask(implementation: Any) -> bool:
@@ -164,13 +116,13 @@ def has_own_mask(implementation: Any) -> bool:
     return getattr(implementation, "has_own_mask", False)
 
 
-def _refusal(name: str, call: Call, legacy) -> str | None:
+def _refusal(name: str, call: Call) -> str | None:
     """Why a kernel cannot run here, or cannot run this call; None if it can."""
     device = jax.default_backend()
     if KERNELS.get(device) != name:
         needs = next(d for d, kernel in KERNELS.items() if kernel == name)
         return f"it needs a {needs.upper()}, this is a {device.upper()}"
-    return _engine(name).refusal(*legacy_call(call, *legacy))
+    return _module(name).refusal(*call)
 
 
 def _is_small(call: Call) -> bool:
@@ -186,15 +138,12 @@ def _log(level: int, text: str) -> None:
     logging.getLogger("pe_jax").log(level, "attention: %s", text)
 
 
-def _attend(name: str) -> Callable:
-    engines = {"dense": reference.attend, "tiled": tiled.attend}
-    return engines[name] if name in engines else _slots(_engine(name).attend)
-
-
-def _engine(name: str) -> Any:
-    """The module of a kernel, imported when it is used."""
+def _module(name: str) -> Any:
+    """The module of an engine; kernels are imported when they are used."""
     if name == "fused":
-        from pe_jax.engines import fused as engine
+        from pe_jax.engines.gpu import engine
+    elif name == "tpu":
+        from pe_jax.engines.tpu import engine
     else:
-        from pe_jax.engines import tpu as engine
+        engine = {"dense": reference, "tiled": tiled}[name]
     return engine
