@@ -15,6 +15,7 @@ from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import dispatch
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dispatch import Call
+from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled import Tiled, TileSizes, schedule, skipping, tiles
 from pe_jax.engines.tiled.groups import Groups
 from pe_jax.engines.tiled.setup import set_up
@@ -225,7 +226,7 @@ def test_the_devices_are_those_of_the_mesh_and_not_of_the_process(monkeypatch):
 def test_a_kernel_is_for_one_device_of_many(monkeypatch, caplog):
     """Of a process that sees eight, too."""
     assert jax.device_count() == 8
-    assert picked(caplog, monkeypatch, "alibi", 2048, "gpu")[0] == "fused"
+    assert picked(caplog, monkeypatch, "alibi", 2048, "gpu")[0] == "gpu"
     with jax.sharding.use_abstract_mesh(data_mesh(2).abstract_mesh):
         assert picked(caplog, monkeypatch, "alibi", 2048, "gpu")[0] == "tiled"
 
@@ -308,7 +309,7 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
     with caplog.at_level(logging.INFO, "pe_jax"):
         for _ in range(2):  # said once
             caplog.clear() if not caplog.records else None
-            engine = dispatch._pick(None, call, name, (encoding, params))
+            engine = dispatch.engine(None, CONTIGUOUS, call, name)
     said = [f"{r.levelname}: {r.getMessage()}" for r in caplog.records]
     return [engine.__module__.split(".")[2], *said]
 
@@ -320,7 +321,7 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
         ("rope", 256, "cpu", "reference", "INFO: attention: RoPE: dense"),
         ("shaw", 256, "cpu", "tiled", "INFO: attention: Shaw: tiled"),
         ("rope", 2048, "cpu", "tiled", "INFO: attention: RoPE: tiled"),
-        ("alibi", 2048, "gpu", "fused", "INFO: attention: ALiBi: the fused kernel"),
+        ("alibi", 2048, "gpu", "gpu", "INFO: attention: ALiBi: the fused kernel"),
         ("transformer_xl", 2048, "gpu", "tiled", "WARNING: attention: TransformerXL: tiles of XLA"),
         ("t5", 2048, "tpu", "tpu", "INFO: attention: T5: the tpu kernel"),
         ("shaw", 2048, "tpu", "tiled", "WARNING: attention: Shaw: tiles of XLA, not the tpu"),

@@ -150,13 +150,7 @@ def attention(
             ids = inputs.segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
             places = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
     inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
-    q_states = tuple(
-        None if t.state is None else layout.state(t.state, x, places[0]) for t in all_terms
-    )
-    k_states = tuple(  # of the same tokens, whose positions may differ
-        layout.state(t.state, x, places[1]) if t.state and t.state.of == "positions" else state
-        for t, state in zip(all_terms, q_states, strict=True)
-    )
+    q_states, k_states = _states(all_terms, layout, x, places)
     return attend(
         inputs.rotate(all_terms, "q", q, places[0], q_states),
         inputs.rotate(all_terms, "k", k, places[1], k_states),
@@ -258,6 +252,16 @@ def attend(
     out, lse = dispatch.engine(implementation, layout, call, name)(*call)
     out = leave_to_sinks(terms, out, lse)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
+
+
+def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple[Any, ...]]:
+    """For each term its states of queries and of keys; what both read from `x` is made once."""
+    of_queries = tuple(t.state and layout.state(t.state, x, places[0]) for t in terms)
+    of_keys = tuple(
+        made if t.state is None or t.state.of == "x" else layout.state(t.state, x, places[1])
+        for t, made in zip(terms, of_queries, strict=True)
+    )
+    return [of_queries, of_keys]
 
 
 def leave_to_sinks(terms: tuple, out: jax.Array, lse: Any) -> jax.Array:

@@ -63,7 +63,7 @@ def attend(
     _check(layout, split, q, k)
     length = q.x.shape[2]
     setup = set_up(spec, terms, q.x, k.x, split, sizes)
-    operands, fixed = lay_out(setup, q, k, v, split)
+    operands, fixed = lay_out(setup, terms, q, k, v, split)
     operands = operands._replace(tables=setup.own_terms(terms))  # tables are made in each hop
     call = Call(layout, setup, hops(layout, spec, length))
     runs = split.runs_per_row

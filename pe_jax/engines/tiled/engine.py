@@ -53,7 +53,7 @@ def attend(
     partition = Partition(devices=devices(q.x, k.x, v))
     setup = set_up(spec, terms, q.x, k.x, partition, sizes)
     own = setup.own_terms(terms)
-    operands, fixed = lay_out(setup, q, k, v, partition)
+    operands, fixed = lay_out(setup, terms, q, k, v, partition)
     operands = operands._replace(tables=setup.tables(own))
     operands = varying_like(operands, operands)
     fixed = fixed._replace(max_bias=setup.max_bias(own, fixed.q, fixed.k))

@@ -36,11 +36,9 @@ class InPlace(Way):
 
     def prepare(self, tables, q, k):
         profiles, biases, factors = [], [], []
-        term: Any
         for term, rows, columns in zip(tables, q.states, k.states, strict=True):
             if isinstance(term, Profile):
-                numbers = jnp.moveaxis(term.numbers, 1, 0)[:, None, :, None, None]
-                profiles.append(dataclasses.replace(term, numbers=numbers))
+                profiles.append(_columns(term))
             elif isinstance(term, TokenProduct):
                 factors.append(term.factors((rows, columns)))
             else:
@@ -65,6 +63,12 @@ class InPlace(Way):
             exact = jax.lax.Precision.HIGHEST
             parts.append(jnp.matmul(always.left, always.right, precision=exact))
         return add_up(parts)
+
+
+def _columns(term: Any) -> Profile:
+    """The profile with its numbers as they meet the distances of a tile: [C, 1, h, 1, 1]."""
+    numbers = jnp.moveaxis(term.numbers, 1, 0)[:, None, :, None, None]
+    return dataclasses.replace(term, numbers=numbers)
 
 
 def _profile(term: Profile, tile) -> jax.Array:

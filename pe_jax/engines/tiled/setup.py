@@ -123,9 +123,10 @@ def set_up(
 
 
 def lay_out(
-    setup: Setup, q: Side, k: Side, v: jax.Array, partition: Partition
+    setup: Setup, terms: tuple, q: Side, k: Side, v: jax.Array, partition: Partition
 ) -> tuple[Operands, Fixed]:
     """The vectors and the tokens, padded to whole tiles; tables and bounds are made from these."""
+    q, k = _halve_products(terms, q, k)
     places = {place for way in setup.ways for place in way.places}
     runs, lengths = partition.runs_per_row, setup.grid.lengths
     operands = Operands(
@@ -136,3 +137,16 @@ def lay_out(
     )
     q_tokens, k_tokens = fill_tokens(q.tokens, k.tokens, lengths, runs)
     return operands, Fixed(q_tokens, k_tokens, setup.own_scores(operands.q, operands.k), None)
+
+
+def _halve_products(terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
+    """Sides whose states for products of tokens are the half that they are multiplied by.
+
+    The other half has no gradient, which is known here, before tiles add it up.
+    """
+    states = [
+        term.factors(own) if isinstance(term, kinds.TokenProduct) else own
+        for term, own in zip(terms, zip(q.states, k.states, strict=True), strict=True)
+    ]
+    rows, columns = zip(*states, strict=True) if states else ((), ())
+    return q._replace(states=rows), k._replace(states=columns)
