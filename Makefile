@@ -2,32 +2,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv compare smoke images tasks extend soak test browser oracles tpu clean
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
+.PHONY: venv lock compare smoke images tasks extend soak check quick test browser oracles gpu tpu clean
+
+# The exact versions of requirements.txt, so that published numbers can be made again.
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
 	@echo 'Setting up .venv, about 1 GB: a minute or two'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(PIP) install --requirement requirements.txt
+	$(PIP) install --no-deps --editable .
 	touch $@
 
-.venv/ready-test: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
-	touch $@
-
-.venv/ready-browser: .venv/ready-test
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,browser]'
-	touch $@
-
-.venv/ready-oracles: .venv/ready-test
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,oracles]'
-	touch $@
-
-.venv/ready-tpu: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[tpu]'
+# An extra of pyproject.toml on top of it: test, browser, oracles, tpu, cuda.
+.venv/ready-%: .venv/ready constraints.txt
+	$(PIP) install --constraint constraints.txt --editable '.[$*]'
 	touch $@
 
 venv: .venv/ready
+
+lock:  # pins what pyproject.toml has added; UPGRADE=--upgrade takes the newest versions. Needs uv
+	uv pip compile $(LOCK) --extra experiments --output-file requirements.txt pyproject.toml
+	uv pip compile $(LOCK) --extra browser --extra oracles --extra tpu --extra cuda --constraint requirements.txt \
+	  --output-file constraints.txt pyproject.toml
 
 compare: .venv/ready
 	$(BIN)/python -m experiments.compare --config=configs/compare.py
@@ -48,17 +47,25 @@ extend: .venv/ready  # trains a model, then extends it
 soak: .venv/ready  # ten minutes of kills; MINUTES=1 for fewer
 	$(BIN)/python -m tools.soak --minutes=$(or $(MINUTES),10)
 
-test: .venv/ready-test
+check: .venv/ready-test  # lint, format, types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/pytest -n 2
+
+quick: check  # under a minute on two cores: that, and every law for three schemes
+	$(BIN)/pytest -n 3 -q -m quick tests/test_contract.py
+
+test: check
+	$(BIN)/pytest -n auto
 
 browser: .venv/ready-browser  # needs Chromium or Chrome of the system: apt-get install chromium
 	$(BIN)/pytest -m browser tests/test_browser.py
 
 oracles: .venv/ready-oracles
-	$(BIN)/pytest -n 2 -m oracles tests/oracles tests/test_examples.py
+	$(BIN)/pytest -n auto -m oracles tests/oracles tests/test_examples.py
+
+gpu: .venv/ready-test .venv/ready-cuda  # on a machine with an NVIDIA GPU
+	JAX_PLATFORMS=cuda,cpu $(BIN)/pytest -m gpu tests/test_gpu.py
 
 tpu: .venv/ready-tpu  # every scheme of one axis, compiled for a slice that need not be there; no TPU is used
 	$(BIN)/python -m tools.compile_tpu --config=configs/smoke.py --topology=v5e:2x2 \

@@ -28,7 +28,8 @@ from experiments.measuring import timing, workloads
 from experiments.measuring.timing import DENSE, NAIVE, OURS, Results, Row
 from experiments.measuring.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
 from experiments.reporting import benchmark_report, plotting
-from experiments.running import launch
+from experiments.running import launch, signals
+from experiments.running.errors import one_line_errors
 from experiments.running.provenance import commit, save_json
 from pe_jax.engines import inputs
 from pe_jax.validation import is_int, require
@@ -130,7 +131,7 @@ def about(settings: Settings) -> dict:
 
 
 def build(
-    planned: list[Planned], length: int, mode: str, stop: launch.Stop
+    planned: list[Planned], length: int, mode: str, stop: signals.Stop
 ) -> Iterator[tuple[Row, Program | None]]:
     """Compiles each program and calls it once; what fails is a row with the reason."""
     where = f"{length} tokens, {mode}"
@@ -157,7 +158,7 @@ def _reason(error: Exception) -> str:
     return textwrap.shorten(f"{kind}{error}", 160, placeholder=" …")
 
 
-def measure(settings: Settings, length: int, mode: str, stop: launch.Stop) -> list[Row]:
+def measure(settings: Settings, length: int, mode: str, stop: signals.Stop) -> list[Row]:
     """The rows of one length and mode."""
     limits = {DENSE: settings.dense_limit, NAIVE: settings.naive_limit}
     names = settings.schemes, settings.engines
@@ -183,7 +184,7 @@ def measure(settings: Settings, length: int, mode: str, stop: launch.Stop) -> li
     return rows
 
 
-def run(settings: Settings, stop: launch.Stop) -> Results:
+def run(settings: Settings, stop: signals.Stop) -> Results:
     """Measures all, and writes the rows after each length and mode."""
     out, rows = Path(settings.out), []
     for length, mode in settings.groups:
@@ -199,10 +200,10 @@ def run(settings: Settings, stop: launch.Stop) -> Results:
 def main(settings: Settings) -> None:
     """Checks, measures, writes."""
     out = Path(settings.out)
-    with launch.one_line_errors():
+    with one_line_errors():
         settings.check()
         save_json(out / "benchmark.json", about(settings))
-    with launch.Stop() as stop:
+    with signals.Stop() as stop:
         results = run(settings, stop)
     launch.show(benchmark_report.growth_table(results))
     svg = plotting.save(benchmark_report.figure(results), out)
@@ -242,7 +243,7 @@ def define() -> None:
 
 def parse(argv: list[str]) -> Settings:
     """The settings that a command line gives; what cannot be read is one line, status 2."""
-    with launch.one_line_errors():
+    with one_line_errors():
         try:
             rest = flags.FLAGS(argv)
         except flags.Error as error:

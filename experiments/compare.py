@@ -29,7 +29,8 @@ from jax.sharding import Mesh
 from experiments.measuring import flops, model_speed
 from experiments.measuring.loop_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
-from experiments.running import launch
+from experiments.running import launch, signals
+from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
 from experiments.running.parallel_runs import lanes, spread
 from experiments.running.provenance import command, made, save_json
@@ -116,6 +117,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
             "digest": source.corpus.digest,
             "tokens": source.tokens and source.tokens.digest,
             "describe": source.corpus.describe(),
+            "warning": source.corpus.warning,
         },
         "versions": {
             "python": platform.python_version(),
@@ -151,7 +153,7 @@ def count_parameters(trainer: Trainer) -> dict:
 
 
 def one(
-    config: Config, source: Source, evaluator: Evaluator, label: str, stop: launch.Stop
+    config: Config, source: Source, evaluator: Evaluator, label: str, stop: signals.Stop
 ) -> None:
     """Trains and evaluates one run, and writes its `evaluation.json`, unless a signal came."""
     folder = Path(config.workdir)
@@ -294,7 +296,7 @@ class Jobs:
 def main(config: CompareConfig) -> None:
     """Runs what is missing, then measures speed, then writes the report."""
     workdir = Path(config.workdir)
-    with launch.one_line_errors():
+    with one_line_errors():
         meshes = lanes(config)
         encodings = names(config)
         source = open_source(config)
@@ -326,7 +328,7 @@ def _run(
 ) -> None:
     workdir = Path(config.workdir)
     save_json(workdir / "manifest.json", about)
-    with launch.Stop() as stop:
+    with signals.Stop() as stop:
         jobs = Jobs(config, source, nearby, evaluators, about["seeds"], meshes, stop)
         jobs.run()
         stop.leave()
@@ -351,7 +353,7 @@ def start(config: CompareConfig) -> None:
     if not flags.FLAGS.join:
         return main(config)
     workdir = Path(config.workdir)
-    with launch.one_line_errors():
+    with one_line_errors():
         join_comparisons.join([Path(folder) for folder in flags.FLAGS.join], workdir)
     show(workdir)
 

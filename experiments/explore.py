@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from experiments.reporting import html_page, plotting, statistics
 from experiments.reporting.plotting import Drawing, canvas, log2_axis, look, name_lines, styled
 from experiments.reporting.results import Scheme
-from experiments.running import launch
+from experiments.running.errors import one_line_errors
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
 
 COMMAND = "python -m experiments.explore"
@@ -224,7 +224,7 @@ def explorer(pictures: Sequence[dict[str, str]] = ()) -> str:
 
 def main(_: list[str]) -> None:
     """Writes the page and all pictures."""
-    with launch.one_line_errors():
+    with one_line_errors():
         for path in write(Path(flags.FLAGS.out)):
             print(path)
 

@@ -22,7 +22,8 @@ from absl import logging
 from jax.sharding import Mesh
 
 from experiments.reporting import extension_report, plotting
-from experiments.running import launch, longrope_search, trained_run
+from experiments.running import launch, longrope_search, signals, trained_run
+from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
 from experiments.running.parallel_runs import lanes, spread
 from experiments.running.provenance import command, made, save_json, together
@@ -231,7 +232,7 @@ class Work:
         bases: list[Base],
         source: Source,
         asked: dict,
-        stop: launch.Stop,
+        stop: signals.Stop,
     ):
         self.config, self.bases, self.source, self.stop = config, bases, source, stop
         self.asked = asked
@@ -371,7 +372,7 @@ def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
 def main(config: ExtendConfig) -> None:
     """Runs what is missing, then shows and writes what was found."""
     workdir = Path(config.workdir)
-    with launch.one_line_errors():
+    with one_line_errors():
         meshes = lanes(config)
         bases = [read_base(Path(folder).absolute()) for folder in config.runs]
         source = check(config, bases, meshes[0])
@@ -381,9 +382,9 @@ def main(config: ExtendConfig) -> None:
         lock = Lock(workdir)
     if config.reference not in names(config):
         logging.warning("reference=%r is not among %s", config.reference, [*names(config)])
-    with contextlib.closing(lock), launch.Stop() as stop:
+    with contextlib.closing(lock), signals.Stop() as stop:
         save_json(workdir / "config.json", now)
-        with launch.one_line_errors():
+        with one_line_errors():
             work, specs = Work(config, bases, source, asked, stop), names(config)
             searched = any("{searched}" in spec for spec in specs.values())
             found = work.search(meshes[0]) if searched else None

@@ -10,6 +10,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.running import launch, trained_run
+from experiments.running.errors import one_line_errors
 from pe_jax.models.generate import generate
 from pe_jax.training import sharding, tokenizer
 from pe_jax.training.config import MeshConfig
@@ -35,7 +36,7 @@ def load(workdir: Path):
 def main(_: list[str]) -> None:
     """Prints the prompt and its continuation."""
     launch.quiet_libraries()
-    with launch.one_line_errors():
+    with one_line_errors():
         model, config = load(Path(WORKDIR.value).absolute())
         if config.data.startswith("synthetic:"):
             raise ValueError(f"data={config.data!r} has no text to generate; use a text model")

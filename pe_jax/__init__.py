@@ -6,18 +6,54 @@ Memory is in proportion to the length, except for CoPE and DAPE, which need whol
 from typing import TYPE_CHECKING, Any
 
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
+from pe_jax.encodings.terms import (
+    DistanceBias,
+    Input,
+    PairBias,
+    Profile,
+    QueryBias,
+    RelativeKeys,
+    RelativeQueries,
+    RelativeState,
+    RelativeValues,
+    Rotation,
+    RowRescore,
+    Scale,
+    Sink,
+    State,
+    TokenBias,
+    TokenProduct,
+)
 
 if TYPE_CHECKING:
     from pe_jax import naive as naive
     from pe_jax.engines import reference as reference
     from pe_jax.engines.api import attend, attention
 
+__version__ = "0.2.0"
+
 __all__ = [
     "ENCODINGS",
     "Dims",
+    "DistanceBias",
     "Encoding",
+    "Input",
+    "PairBias",
     "Params",
+    "Profile",
+    "QueryBias",
+    "RelativeKeys",
+    "RelativeQueries",
+    "RelativeState",
+    "RelativeValues",
+    "Rotation",
+    "RowRescore",
+    "Scale",
+    "Sink",
+    "State",
     "Sum",
+    "TokenBias",
+    "TokenProduct",
     "attend",
     "attention",
     "make",

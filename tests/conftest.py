@@ -1,3 +1,4 @@
+import functools
 import os
 import pathlib
 
@@ -10,8 +11,9 @@ import pytest
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if jax.__version_info__ < (0, 11):  # XLA's older emitters take half of the time; 0.12 has none
     FAST += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}"
-jax.config.update("jax_platforms", "cpu")
+if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":  # `make gpu` names others
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}"
+    jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
     "jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".jax_cache")
@@ -43,13 +45,29 @@ def oracles(request):
         pytest.importorskip(library, reason=f"{library} is missing: install the extra `oracles`")
 
 
+QUICK = ("alibi", "rope", "t5")  # a bias that is arithmetic, a rotation, a learned table
+
+
 def pytest_collection_modifyitems(config, items):
-    """Skips studies of minutes unless they are asked for."""
+    """Marks the laws of three schemes as quick; skips studies of minutes unless asked for."""
+    for item in items:
+        if item.path.name == "test_contract.py" and hasattr(item, "callspec"):
+            if item.callspec.params.get("case") in quick_cases():
+                item.add_marker(pytest.mark.quick)
     if "slow" not in config.getoption("markexpr"):
         skip = pytest.mark.skip(reason="a study of minutes: pytest -m slow")
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(skip)
+
+
+@functools.cache
+def quick_cases():
+    """The first case of each scheme in `QUICK`."""
+    from tests import util  # imports pe_jax: later than the flags of JAX above
+
+    named = [(case.name.partition("(")[0], case) for case in util.SINGLE]
+    return {scheme: case for scheme, case in reversed(named) if scheme in QUICK}.values()
 
 
 def pytest_runtest_teardown(item, nextitem):

@@ -119,7 +119,9 @@ def test_in_nnx_it_is_attention_and_decoding_equals_the_full_pass(case):
     def run(x):
         full = fill(of_nnx(adapter(case, causal=case.causal)))(x)
         past = full if case.causal else fill(of_nnx(adapter(case, causal=True)))(x)
-        steps = by_steps_nnx(fill(of_nnx(adapter(case, causal=case.encoding.causal_only))), x)
+        steps = by_steps_nnx(
+            fill(of_nnx(adapter(case, causal=case.encoding.claims.causal_only))), x
+        )
         return full, past, steps
 
     full, past, steps = util.jit(run)(X)

@@ -12,7 +12,7 @@ from experiments import benchmark
 from experiments.measuring import timing, workloads
 from experiments.measuring.timing import Results, Row
 from experiments.reporting import benchmark_report, plotting
-from experiments.running import launch
+from experiments.running import signals
 
 FORWARD, BACKWARD = benchmark_report.BOTH
 FEW = ("nope", "shaw", "t5", "rope", workloads.PLAIN, "fox", "wavlm", "rerope", "cope")
@@ -196,17 +196,17 @@ def test_what_fails_is_a_row_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "LEAST", 0)
     given = {"schemes": ("nope", "rope"), "engines": ("ours", "dense", "flex"), "dense_limit": 16}
     settings = dataclasses.replace(TINY, **given, modes=("forward",))
-    found = {r.key[2:]: r for r in benchmark.measure(settings, 32, FORWARD, launch.Stop())}
+    found = {r.key[2:]: r for r in benchmark.measure(settings, 32, FORWARD, signals.Stop())}
     assert found["nope", "flex"].note == "RuntimeError: no compiler"
     assert "up to length 16" in found["rope", "dense"].note and ("rope", "flex") not in found
     assert [r.note for r in found.values() if r.seconds] == [""] * 3
     monkeypatch.setattr(workloads, "free_bytes", lambda: 10)
-    (row, *_) = benchmark.measure(settings, 32, FORWARD, launch.Stop())
+    (row, *_) = benchmark.measure(settings, 32, FORWARD, signals.Stop())
     assert not row.seconds and "GiB are free" in row.note
 
 
 def test_a_signal_ends_it_and_what_is_there_is_written(monkeypatch, tmp_path):
-    stop = launch.Stop()
+    stop = signals.Stop()
 
     def interrupted(programs, *_, **__):
         stop.signal = 2

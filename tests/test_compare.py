@@ -19,11 +19,11 @@ import pytest
 
 from experiments import compare
 from experiments.reporting import comparison_report
-from experiments.running import launch, parallel_runs
+from experiments.running import parallel_runs, signals
 from experiments.running import training_loop as program
 from experiments.running.run_names import slug
 from experiments.running.sweep_configs import CompareConfig, rate_pairs
-from pe_jax.training import sharding
+from pe_jax.training import corpus, sharding
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, interrupt, shared_programs  # noqa: F401
@@ -218,6 +218,16 @@ def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypat
     assert len(found["nope"]["train_ms"]) == 5
 
 
+def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(corpus, "PACKAGES", corpus.PACKAGES[:2])
+    config = change(settings(tmp_path), data="embedded")
+    source = program.open_source(config)
+    about = compare.manifest(config, source, {"nope": "nope"})["corpus"]
+    assert about["digest"] == source.corpus.digest and about["warning"] == source.corpus.warning
+    assert "not that of the published numbers" in about["warning"]
+    assert [x.levelname for x in caplog.records if about["warning"] in x.message] == ["WARNING"]
+
+
 def test_an_encoding_that_was_left_out_for_a_while_is_not_another_one(tmp_path):
     folder = tmp_path / "runs" / "t5" / "seed0"
     folder.mkdir(parents=True)
@@ -329,7 +339,7 @@ def test_after_the_first_error_no_job_begins():
             time.sleep(0.05)  # one may have begun before the error was seen
 
     with pytest.raises(ValueError, match="job 1"):
-        parallel_runs.spread(run, range(50), ["a", "b"], stop := launch.Stop())
+        parallel_runs.spread(run, range(50), ["a", "b"], stop := signals.Stop())
     assert {0, 1} <= {*begun} and len(begun) < 10
     assert stop.signal == signal.SIGTERM  # which those under way look at
 

@@ -40,7 +40,7 @@ EXEMPT: dict[str, dict[str, str]] = {
     "rotation": {"xpos": "it scales besides: norms change with the position"},
 }
 
-ENGINES = ("dense",)  # MOVE
+ENGINES = ("dense", "tiled")
 
 
 def each(cases, law: str = ""):
@@ -49,14 +49,6 @@ def each(cases, law: str = ""):
     cases = [c for c in cases if free.isdisjoint(re.split(r"[+(]", c.name))]
     params = [pytest.param(c, id=c.name, marks=pytest.mark.xdist_group(c.name)) for c in cases]
     return pytest.mark.parametrize("case", params)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def many_tiles():
-    """Blocks so small that T tokens make many tiles."""
-    with pytest.MonkeyPatch.context() as patch:
-        util.small_tiles(patch)
-        yield
 
 
 FIRST = list({type(c.encoding): c for c in reversed(util.SINGLE)}.values())[::-1]  # one a scheme

@@ -1,4 +1,6 @@
+import importlib.metadata
 import json
+import pathlib
 import sys
 from collections import Counter
 
@@ -242,6 +244,30 @@ def test_embedded_text_is_what_the_wheels_say():
     assert sum(corpus.sizes.values()) > 11e6
     assert min(len(corpus.documents(split)) for split in corpora.SPLITS) > 50
     assert b"import" in corpus.documents("validation")[0]
+
+
+def locked_versions():
+    """The packages of the embedded corpus in the lock file."""
+    lock = (pathlib.Path(__file__).parents[1] / "requirements.txt").read_text(encoding="utf-8")
+    pins = dict(line.partition(" ")[0].split("==") for line in lock.splitlines() if line[0] != "#")
+    return {package: pins[package] for package in corpora.PACKAGES}
+
+
+def test_the_lock_installs_the_embedded_corpus_of_the_published_numbers():
+    installed = {package: importlib.metadata.version(package) for package in corpora.PACKAGES}
+    if installed != locked_versions():
+        pytest.skip("other versions are installed: pip install -r requirements.txt")
+    corpus = data.load("embedded")
+    assert corpus.digest == corpora.PUBLISHED_DIGEST and not corpus.warning
+
+
+@pytest.mark.parametrize("spec", ["embedded", "passkeys:embedded"])
+def test_an_embedded_corpus_of_other_versions_says_so(monkeypatch, spec):
+    monkeypatch.setattr(corpora, "PACKAGES", corpora.PACKAGES[:2])
+    corpus = data.load(spec)
+    absl, etils = (importlib.metadata.version(package) for package in corpora.PACKAGES)
+    assert "is not that of the published numbers (d7e5d1c74bf2)" in corpus.warning
+    assert corpus.warning.endswith(f"requirements.txt installs: absl-py {absl}, etils {etils}")
 
 
 def test_tfds_data_is_read_without_tensorflow(tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings.base import Encoding, skeleton
+from pe_jax.encodings.base import Claims, Encoding, skeleton
 from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceTerm,
@@ -31,7 +31,7 @@ from tests import util
 from tests.util import DIMS, B, E, H, K, assert_close
 
 S, N = 48, 40
-CAUSAL = [c for c in util.CASES if c.causal and c.encoding.axes == 1]
+CAUSAL = [c for c in util.CASES if c.causal and c.encoding.claims.axes == 1]
 MIXED = [  # no horizon for the whole; two biases; all at once
     util.Case(spec, pe_jax.encodings.parse(spec)[0])
     for spec in ("shaw(clip=3)+alibi", "t5+alibi", "deberta(buckets=None,max_distance=4)+shaw+rope")
@@ -186,7 +186,7 @@ def test_parts_explicit_positions_and_single_tokens_mix(case):
 
 
 class Grid(Encoding):
-    axes = 2
+    claims = Claims(axes=2)
 
 
 def test_what_is_not_contiguous_or_does_not_fit_is_refused_or_nan():

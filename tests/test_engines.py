@@ -12,24 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pe_jax
-from pe_jax.engines import fused, mask, plan, terms, tpu
-from pe_jax.engines.dense import Rules, Tokens
-from pe_jax.engines.terms import shear
+from pe_jax.encodings.terms import Tokens
+from pe_jax.engines import mask
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tiled import Tiled, TileSizes, schedule, tiles
+from pe_jax.engines.tiled.distance_tables import shear
+from pe_jax.engines.tiled.setup import set_up
 from pe_jax.positions import per_segment
 from tests import util
 from tests.util import H, K, assert_close, noise
 
-ENGINES = ("dense", "tiled")
-REAL_GROUPS = plan.group_sizes
+SMALL = Tiled(TileSizes(4, 2, group=(1, 2), sub_blocks=(1, 2)))
+ENGINES = {"dense": "dense", "tiled": SMALL}
+EACH_ENGINE = pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))
 WIDTH = 6
 (MIXED,) = pe_jax.parse("deberta(buckets=4,max_distance=7)+rope")
 (VALUES,) = pe_jax.parse("shaw(clip=3)+rope")
 DIMS = pe_jax.Dims(H * WIDTH, H, K, WIDTH)
-
-
-@pytest.fixture(autouse=True)
-def many_tiles(monkeypatch):
-    util.small_tiles(monkeypatch, blocks=(4, 2))
 
 
 def operands(batch=(), queries=7, keys=None, v_width=WIDTH):
@@ -47,7 +46,7 @@ def both(qkv, encoding=MIXED, **options):
         out, pull = jax.vjp(lambda p, x: f(*x, params=p), params, qkv)
         return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
 
-    return util.jit(lambda *a: [outcome(engine, *a) for engine in ENGINES])(params, qkv)
+    return util.jit(lambda *a: [outcome(engine, *a) for engine in ENGINES.values()])(params, qkv)
 
 
 EVERY_OTHER = {
@@ -128,11 +127,11 @@ def test_none_is_contiguous_in_the_dense_engine_too():
 def test_attention_without_an_encoding_is_that_of_jax():
     q, k, v = operands((2,), 7)
     want = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    for engine in ENGINES:
+    for engine in ENGINES.values():
         assert_close(pe_jax.attention(q, k, v, implementation=engine), want)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@EACH_ENGINE
 def test_the_mask_follows_indices_and_not_positions(engine):
     """Shuffled, repeated, backward positions: what comes later by index is not seen."""
     q, k, v = operands((2,), 7)
@@ -189,25 +188,24 @@ def test_shear_takes_diagonals(rows, columns):
     np.testing.assert_array_equal(shear(x), np.moveaxis(want, 2, 0))
 
 
-def test_blocks_fit_the_budget_and_never_exceed_the_lengths(monkeypatch):
-    monkeypatch.undo()
+def test_blocks_fit_the_budget_and_never_exceed_the_lengths():
     for pairs, queries, keys in [(1, 1, 1), (8, 5000, 300), (512, 4096, 4096), (10**6, 99, 7)]:
         for shape in ((512, 512), (256, 1024)):
-            rows, columns = plan.block_sizes(shape, pairs, queries, keys)
+            rows, columns = tiles.block_sizes(shape, pairs, queries, keys)
             assert 1 <= rows <= queries and 1 <= columns <= keys
-            assert pairs * rows * columns <= plan.TILE or max(rows, columns) <= 4 * plan.NARROWEST
+            assert pairs * rows * columns <= tiles.TILE or max(rows, columns) <= 4 * tiles.NARROWEST
 
 
 def test_blocks_waste_little_of_a_length():
     for length in (513, 600, 1025, 5000):
-        rows, _ = plan.block_sizes((512, 512), 1, length, length)
-        assert -(-length // rows) * rows - length < plan.NARROWEST * -(-length // 512)
+        rows, _ = tiles.block_sizes((512, 512), 1, length, length)
+        assert -(-length // rows) * rows - length < tiles.NARROWEST * -(-length // 512)
 
 
 @given(st.integers(1, 6), st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 4), (6, 2), (12, 4)]))
 def test_groups_share_a_key_head_or_own_several(batch, heads):
     for area in (16, 2**18, 2**19):
-        b, h = REAL_GROUPS(batch, *heads, area)
+        b, h = tiles.group_sizes(batch, *heads, area)
         shared = heads[0] // heads[1]
         assert batch % b == 0 and heads[0] % h == 0
         assert shared % h == 0 or h % shared == 0
@@ -215,8 +213,8 @@ def test_groups_share_a_key_head_or_own_several(batch, heads):
 
 
 def test_as_many_heads_to_a_tile_as_make_up_its_area():
-    assert REAL_GROUPS(1, 8, 8, 512 * 512)[1] >= 2
-    assert REAL_GROUPS(64, 4, 4, 64 * 64)[0] * 4 * 64 * 64 <= plan.AREA
+    assert tiles.group_sizes(1, 8, 8, 512 * 512)[1] >= 2
+    assert tiles.group_sizes(64, 4, 4, 64 * 64)[0] * 4 * 64 * 64 <= tiles.AREA
 
 
 def test_blocks_that_the_mask_empties_are_not_visited():
@@ -234,11 +232,9 @@ def test_a_window_with_sinks_visits_their_tiles_and_its_own():
     ids = np.where(index < 24, 0, 1)
     for segments, first in ((None, 0), (ids, 24)):
         rank = None if segments is None else per_segment(segments)
-        rules = Rules(pe_jax.Encoding(), DIMS, True, 3, sinks=2)
         q, k = Tokens(index, index, segments), Tokens(index, index, segments, rank)
-        blocks = plan.Plan(rules, terms.Terms(rules, 6, 6, 10), 1.0, q, k, 10, 10)
-        order = blocks.order(9, None)
-        assert sorted(order.tiles[: order.whole + order.partial].tolist()) == [first // 6, 8, 9]
+        setup = without_terms(AttentionSpec(DIMS, True, 3, sinks=2), 60, 6, 6)
+        assert visited(setup, q, k, 9) == [first // 6, 8, 9]
 
 
 def test_streaming_llm_sees_its_sinks_and_its_window():
@@ -246,7 +242,7 @@ def test_streaming_llm_sees_its_sinks_and_its_window():
     q, k, v = operands((1,), 12)
     ids = np.asarray([[3] * 7 + [5] * 5])
     eye = np.broadcast_to(np.eye(12, dtype=np.float32)[None, :, None], (1, 12, K, 12))
-    for engine in ENGINES:
+    for engine in ENGINES.values():
         for segments, starts in ((None, [0] * 12), (ids, [0] * 7 + [7] * 5)):
             weights = pe_jax.attention(
                 q, k, eye, q_segments=segments, window=3, sinks=2, implementation=engine
@@ -257,33 +253,28 @@ def test_streaming_llm_sees_its_sinks_and_its_window():
                 assert set(np.flatnonzero(weights[0, t, 0] > 1e-6)) == want
 
 
-@pytest.mark.parametrize(
-    "spec, options, why",
-    [
-        ("fox", {}, "the scheme reads the layer's input"),
-        ("wavlm+rope", {}, "the scheme reads the layer's input"),
-        ("alibi+rerope", {}, "the scheme has two views of each key"),
-        ("nope", {"window": 4, "sinks": 1}, "attention sinks"),
-    ],
-)
-def test_kernels_refuse_what_they_do_not_know(spec, options, why):
-    rules = Rules(*pe_jax.parse(spec), DIMS, True, **{"window": None, **options})
-    for kernel in (fused, tpu):
-        assert kernel.refusal(rules, pe_jax.Params({}, {}), {}, None, None) == why
+def without_terms(spec: AttentionSpec, length: int, rows: int, columns: int):
+    """What is static about a call without an encoding, in tiles of a size."""
+    q = jax.ShapeDtypeStruct((1, H, length, WIDTH), jnp.float32)
+    return set_up(spec, (), q, q, tiles.Partition(), TileSizes(rows, columns))
+
+
+def visited(setup, q: Tokens, k: Tokens, i: int) -> list[int]:
+    """The block columns of block row i."""
+    order = schedule.order(setup, q, k, i)
+    return sorted(order.columns[: order.plain + order.partial].tolist())
 
 
 def reached(index, *, causal, window, ids):
     """The first key block of each query block, and one past the last, or None; 4 by 3."""
-    rules = Rules(pe_jax.Encoding(), DIMS, causal, window)
+    setup = without_terms(AttentionSpec(DIMS, causal, window), 12, 4, 3)
     tokens = Tokens(index, index, ids)
-    blocks = plan.Plan(rules, terms.Terms(rules, 4, 3, 3), 1.0, tokens, tokens, 3, 4)
-    visited = []
+    ends = []
     for i in range(3):
-        order = blocks.order(i, None)
-        seen = sorted(int(j) for j in order.tiles[: order.whole + order.partial])
+        seen = visited(setup, tokens, tokens, i)
         assert seen == list(range(seen[0], seen[-1] + 1)) if seen else True
-        visited.append((seen[0], seen[-1] + 1) if seen else None)
-    return visited
+        ends.append((seen[0], seen[-1] + 1) if seen else None)
+    return ends
 
 
 # Memory.
@@ -291,6 +282,7 @@ def reached(index, *, causal, window, ids):
 DEBERTA = "deberta(buckets=4,max_distance=7)"
 LONG = [(spec, False) for spec in ("t5", "shaw", DEBERTA, "transformer_xl")]
 LONG += [("t5", True)]
+SQUARE = Tiled(TileSizes(64, 64, group=(1, 2), sub_blocks=(1, 2)))
 
 
 def step(spec: str, length: int, explicit: bool):
@@ -301,7 +293,7 @@ def step(spec: str, length: int, explicit: bool):
 
     def loss(params, *qkv):
         out = pe_jax.attention(
-            *qkv, encoding=encoding, params=params, q_positions=places, implementation="tiled"
+            *qkv, encoding=encoding, params=params, q_positions=places, implementation=SQUARE
         )
         return (out * out).sum()
 
@@ -318,8 +310,7 @@ def intermediates(jaxpr):
 
 
 @pytest.mark.parametrize("spec, explicit", LONG)
-def test_memory_grows_with_the_length_and_not_its_square(monkeypatch, spec, explicit):
-    util.small_tiles(monkeypatch, blocks=(64, 64))
+def test_memory_grows_with_the_length_and_not_its_square(spec, explicit):
     length = 1024
     once, twice = (step(spec, n, explicit) for n in (length, 2 * length))
     small, large = (s.lower().compile().memory_analysis().temp_size_in_bytes for s in (once, twice))

@@ -49,10 +49,9 @@ class Newcomer(Encoding):
 
 @pytest.fixture(autouse=True, scope="module")
 def registered():
-    """The one line; and the small tiles of the contract."""
+    """The one line."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pe_jax.ENCODINGS, NAME, Newcomer)
-        util.small_tiles(patch)
         yield
 
 

@@ -1,4 +1,4 @@
-"""The fused engine: in interpret mode it is the dense one; its kernels lower for NVIDIA GPUs."""
+"""The GPU engine: in interpret mode it is the dense one; its kernels lower for NVIDIA GPUs."""
 
 import contextlib
 import dataclasses
@@ -12,9 +12,21 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import Encoding
-from pe_jax.engines import dense, fused
-from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.encodings.terms import (
+    DistanceBias,
+    PairBias,
+    Profile,
+    RelativeKeys,
+    Scale,
+    Sink,
+    Tokens,
+)
+from pe_jax.engines import reference
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.gpu import engine
+from pe_jax.engines.gpu.kernels import PerToken
 from tests import util
+from tests.engine_calls import answer, arguments, equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
 
 
@@ -22,21 +34,16 @@ from tests.util import DIMS, B, E, H, K, assert_close, noise
 class Logarithmic(Encoding):
     """A bias that decays, of learned coefficients."""
 
-    decays = True
-
     def init_layer(self, key, dims):
         return {"c": jnp.ones((dims.heads, 2))}
 
-    def distance_bias(self, params, distance, dims):
-        c = jnp.moveaxis(self.coefficients(params, dims), 1, 0)
-        return self.profile(c.reshape(2, -1, *(1,) * distance.ndim), distance)
+    def terms(self, params, dims):
+        return (Profile(logarithm, jnp.abs(params.layer["c"]), decays=True),)
 
-    def coefficients(self, params, dims):
-        return jnp.abs(params.layer["c"])
 
-    def profile(self, coefficients, distance):
-        reach = jnp.abs(distance).astype(jnp.float32)
-        return -coefficients[0] * jnp.log1p(coefficients[1] * reach)
+def logarithm(numbers, distance):
+    reach = jnp.abs(distance).astype(jnp.float32)
+    return -numbers[0] * jnp.log1p(numbers[1] * reach)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,38 +53,68 @@ class Wave(Encoding):
     def init_layer(self, key, dims):
         return {"a": jnp.ones((dims.heads, 3))}
 
-    def distance_bias(self, params, distance, dims):
-        a, b, c = jnp.moveaxis(params.layer["a"], 1, 0).reshape(3, -1, *(1,) * distance.ndim)
-        d = distance.astype(jnp.float32)
-        return a * jnp.sin(b * d) + c * jnp.tanh(d / 9)
+    def terms(self, params, dims):
+        return (DistanceBias(wave, params.layer["a"]),)
+
+
+def wave(numbers, distance):
+    a, b, c = jnp.moveaxis(numbers, 1, 0).reshape(3, -1, *(1,) * distance.ndim)
+    d = distance.astype(jnp.float32)
+    return a * jnp.sin(b * d) + c * jnp.tanh(d / 9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Encoding):
+    """Every kind that is multiplied by the scale, and another scale; a bias of the query as well.
+
+    Of Transformer-XL's kinds, but with a horizon.
+    """
+
+    def init_layer(self, key, dims):
+        heads, width = dims.heads, dims.head_dim
+        table = jnp.ones((heads, 7, width + 1))
+        return {"table": table, "u": jnp.ones((heads, width))}
+
+    def terms(self, params, dims):
+        table, u = params.layer["table"], params.layer["u"]
+        return (
+            Scale(0.3),
+            RelativeKeys(clipped, table[..., 1:], horizon=(-3, 3), u=u),
+            DistanceBias(clipped, table[..., 0], horizon=(-3, 3), scaled=True),
+        )
+
+
+def clipped(table, distance):
+    return table[:, jnp.clip(distance, -3, 3) + 3]
 
 
 class Absolute(Encoding):
     """A bias of absolute positions."""
 
-    def bias(self, params, q_pos, k_pos, dims):
-        raise NotImplementedError
+    def terms(self, params, dims):
+        return (PairBias(logarithm),)
 
 
-class Planar(Encoding):
-    """Positions in a plane."""
-
-    axes = 2
+OWN = {c.__name__.lower(): c() for c in (Logarithmic, Wave, Scaled, Absolute)}
 
 
-OWN = {c.__name__.lower(): c() for c in (Logarithmic, Wave, Absolute, Planar)}
+def parse(spec: str) -> Encoding:
+    """A config's string, in which one part may be one of `OWN`."""
+    parts = [OWN[name] if name in OWN else pe_jax.parse(name)[0] for name in spec.split("+")]
+    return parts[0] if len(parts) == 1 else pe_jax.Sum(tuple(parts))
 
 
 class Call:
-    """The arguments of an engine: contiguous and aligned unless positions or index are given."""
+    """A call of an engine: contiguous and aligned unless positions or index are given."""
 
-    def __init__(self, spec, queries=37, keys=None, width=E, sharp=1.0, dtype="float32", **rules):
-        known = [rules.pop(name, None) for name in ("positions", "index", "segments")]
+    def __init__(self, spec, queries=37, keys=None, width=E, sharp=1.0, dtype="float32", **mask):
+        known = [mask.pop(name, None) for name in ("positions", "index", "segments")]
         lengths = queries, keys or queries
-        self.encoding = OWN[spec] if spec in OWN else pe_jax.parse(spec)[0]
-        rules = {"causal": True, "window": None, **rules}
-        rules |= {"aligned": known[1] is None, "contiguous": known[0] is None}
-        self.rules = Rules(self.encoding, DIMS, **rules)
+        self.encoding, self.dims = parse(spec), DIMS
+        mask = {"causal": True, "window": None, **mask}
+        self.spec = AttentionSpec(
+            DIMS, aligned=known[1] is None, contiguous=known[0] is None, **mask
+        )
         self.tokens = []
         for side, length in enumerate(lengths):
             places = np.arange(length, dtype=np.int32)[None]
@@ -89,25 +126,27 @@ class Call:
         self.arrays = tuple(jnp.asarray(x, dtype) for x in (sharp * q, *rest))
         self.params = util.random_params(self.encoding)
 
-    def operands(self, params, q, k, v):
-        enc, (of_q, of_k) = self.encoding, self.tokens
-        turn = lambda f, x, t: jnp.swapaxes(f(params, jnp.swapaxes(x, 1, 2), t.positions), 1, 2)  # noqa: E731
-        found = {"q": turn(enc.rotate_q, q, of_q), "k": turn(enc.rotate_k, k, of_k), "v": v}
-        raw = {"relative_keys": ("q_raw", q), "relative_queries": ("k_raw", k)}
-        return found | dict(pair for slot, pair in raw.items() if enc.overrides(slot))
+    def arguments(self, params, *qkv):
+        """What an engine takes."""
+        return arguments(self.encoding, self.spec, params, qkv, *self.tokens)
 
     def step(self, attend, params, arrays):
-        """Output, and the gradients of parameters, q, k and v."""
+        """Output and row sums, and the gradients of parameters, q, k and v from both."""
 
         def f(params, arrays):
-            return attend(self.rules, params, self.operands(params, *arrays), *self.tokens)
+            out, lse = attend(*self.arguments(params, *arrays))
+            return out, jnp.where(lse == reference.LOWEST, 0, lse)
 
-        out, pull = jax.vjp(f, params, arrays)
-        return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+        results, pull = jax.vjp(f, params, arrays)
+        return results, pull(jax.tree.map(cotangent, results))
 
-    def ask(self, question, *more):
-        operands = jax.eval_shape(self.operands, self.params, *self.arrays)
-        return question(self.rules, *more, operands, *self.tokens)
+    def ask(self, question):
+        """What the engine answers about the shapes of the call."""
+        return answer(question, lambda p, x: self.arguments(p, *x), self.params, self.arrays)
+
+
+def cotangent(x):
+    return jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
 
 
 @functools.cache
@@ -120,7 +159,7 @@ def run(call, attend):
 
 
 SQUARE, OBLONG = (
-    functools.partial(fused.attend, interpret=True, sizes=sizes) for sizes in ((16, 16), (32, 16))
+    functools.partial(engine.attend, interpret=True, sizes=sizes) for sizes in ((16, 16), (32, 16))
 )
 PACKED = [np.asarray([[0] * 10 + [1] * 15 + [-1] * 3 + [2] * 9, [0] * 37])] * 2
 SHUFFLED = [np.random.default_rng(0).permutation(37)[None]] * 2
@@ -144,8 +183,12 @@ CASES = {
     "shaw": Call("shaw(clip=3)", 70),
     "shaw, all, packed": Call("shaw(clip=3)", causal=False, segments=PACKED),
     "deberta": Call(DEBERTA),
-    "all slots": Call(f"clipped(clip=3)+shaw(clip=5)+{DEBERTA}", window=25, causal=False),
+    "every kind": Call(f"clipped(clip=3)+shaw(clip=5)+{DEBERTA}+alibi", window=25, causal=False),
+    "several tables": Call(f"{T5}+clipped(clip=3)+scaled"),
     "coefficients": Call("logarithmic"),
+    "coefficients and a table": Call(f"logarithmic+{T5}", 70),
+    "coefficients of two": Call("alibi+logarithmic", 200, sharp=0.1),
+    "coefficients and a table of all distances": Call("logarithmic+wave"),
     "no horizon": Call("wave", causal=False),
     "one token": Call(T5, 1),
 }
@@ -153,38 +196,74 @@ CASES = {
 
 @pytest.mark.parametrize("call", CASES.values(), ids=list(CASES))
 def test_fused_equals_dense_and_so_does_every_gradient(call):
-    assert_close(run(call, SQUARE), run(call, dense.attend))
+    assert_close(run(call, SQUARE), run(call, reference.attend))
 
 
 def test_blocks_may_be_oblong():
-    assert_close(run(CASES["shaw"], OBLONG), run(CASES["shaw"], dense.attend))
+    assert_close(run(CASES["shaw"], OBLONG), run(CASES["shaw"], reference.attend))
 
 
 @pytest.mark.parametrize("name", ["t5, packed", "shaw, all, packed"])
 def test_rows_that_see_nothing_are_zero_and_gradients_finite(name):
-    out, grads = run(CASES[name], SQUARE)
-    assert not np.asarray(out)[0, :, 25:28].any()
+    results, grads = run(CASES[name], SQUARE)  # where a row sum is LOWEST, there is a zero
+    assert not any(np.asarray(x)[0, :, 25:28].any() for x in results)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
 def test_half_precision_differs_from_dense_as_rounding_does():
     call = Call(T5, dtype="bfloat16")
-    assert_close(run(call, SQUARE), run(call, dense.attend), 2e-2)
+    assert_close(run(call, SQUARE), run(call, reference.attend), 2e-2)
 
 
 def test_two_runs_agree_to_the_bit():
-    jax.tree.map(np.testing.assert_array_equal, *(run(CASES["all slots"], SQUARE) for _ in "ab"))
+    jax.tree.map(np.testing.assert_array_equal, *(run(CASES["every kind"], SQUARE) for _ in "ab"))
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["output", "row sums"])
+def test_either_result_may_be_all_that_is_read(read):
+    call = CASES["shaw"]
+
+    def loss(attend, params, arrays):
+        return jnp.sin(attend(*call.arguments(params, *arrays))[read]).sum()
+
+    def gradients(attend):
+        return util.jit(jax.grad(functools.partial(loss, attend), argnums=(0, 1)))(
+            call.params, call.arrays
+        )
+
+    assert_close(gradients(SQUARE), gradients(reference.attend))
+
+
+@pytest.mark.parametrize(
+    "spec, outputs", [("alibi", [2, 1, 2]), ("logarithmic", [2, 2, 2]), ("t5", [2, 2, 2])]
+)
+def test_gradients_of_constants_are_not_computed(spec, outputs):
+    """Of ALiBi's slopes, say: results of the kernels forward, for queries and for keys."""
+    call = Call(spec)
+    text = jax.make_jaxpr(functools.partial(call.step, SQUARE))(call.params, call.arrays)
+    assert [len(e.outvars) for e in equations(text.jaxpr, "pallas_call")] == outputs
 
 
 @pytest.mark.parametrize("name", ["alibi", "alibi, all"])
 def test_keys_out_of_reach_are_not_visited(name):
     call, blocks = CASES[name], np.arange(13)
-    grown = {x: fused._grow(a, 16) for x, a in zip("qk", call.arrays, strict=False)}
-    plan = call.ask(lambda *args: fused._plan(*args[:3], (16, 16), True), call.params)
-    first, last = fused._bounds(plan, call.params, grown, {}, False).values()
+    spec, terms, *rest = call.arguments(call.params, *call.arrays)
+    plan = engine._plan(spec, terms, *rest, (16, 16), True)
+    operands = engine._operands(plan, terms, *rest)
+    bounds = engine._bounds(plan, terms, operands, PerToken(), PerToken())
+    assert bounds is not None
+    first, last = bounds
     assert (first[:, 0, -1] > 0).all() and not first[:, -1].any()  # slopes 1/4 and 1/256
     assert (first <= blocks).all() and (last > blocks).all()
     assert (last[:, 0, 0] < 13).all() and (last[:, -1] == 13).all()
+
+
+@pytest.mark.parametrize("spec", ["alibi+t5", "alibi+shaw", "t5"])
+def test_all_keys_are_visited_where_not_only_a_decaying_bias_is_added(spec):
+    spec, terms, *rest = (call := Call(spec, 200, sharp=0.1)).arguments(call.params, *call.arrays)
+    plan = engine._plan(spec, terms, *rest, (16, 16), True)
+    operands = engine._operands(plan, terms, *rest)
+    assert engine._bounds(plan, terms, operands, PerToken(), PerToken()) is None
 
 
 # What a GPU would be given.
@@ -205,17 +284,24 @@ def hopper():
 LOWERED = "nope rope alibi t5 buckets clipped shaw deberta alibi+rope t5+rope logarithmic wave"
 
 
-@pytest.mark.parametrize("spec", LOWERED.split())
+@pytest.mark.parametrize("spec", [*LOWERED.split(), "alibi+t5"])
 def test_kernels_lower_for_cuda(spec):
     """Forward and backward: finds what Triton has no rule for, and runs nothing."""
     call, dims, length = Call(spec, 1), pe_jax.Dims(512, 8, 8, 64), 1024
-    call.rules = dataclasses.replace(call.rules, dims=dims)
-    call.tokens = [Tokens(*[np.arange(length, dtype=np.int32)[None]] * 2, None)] * 2
+    call.spec = dataclasses.replace(call.spec, dims=dims)
+    call.tokens = [Tokens(*[np.arange(length, dtype=np.int32)[None]] * 2)] * 2
     arrays = [jax.ShapeDtypeStruct((1, 8, length, 64), jnp.bfloat16)] * 3
+    params = util.random_params(call.encoding, dims)
+
+    def output(params, arrays):
+        return engine.attend(*call.arguments(params, *arrays))[0]
+
+    def gradients(params, arrays):
+        out, pull = jax.vjp(output, params, arrays)
+        return pull(jnp.ones_like(out))
+
     with hopper():
-        traced = jax.jit(functools.partial(call.step, fused.attend)).trace(
-            util.random_params(call.encoding, dims), arrays
-        )
+        traced = jax.jit(gradients).trace(params, arrays)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("xla.gpu.triton") == 3 + (spec == "wave")  # forward, queries, keys, diagonals
 
@@ -224,27 +310,45 @@ def test_kernels_lower_for_cuda(spec):
 
 
 def test_a_refusal_says_why():
-    assert not any(call.ask(fused.refusal, call.params) for call in CASES.values())
+    assert not any(call.ask(engine.refusal) for call in CASES.values())
     mixed = Call("nope", 4)
     mixed.arrays = (*mixed.arrays[:2], mixed.arrays[2].astype(jnp.bfloat16))
+    plane = Call("nope", 4, positions=[np.zeros((1, 4, 2), np.int32)] * 2)
     for call, reason in (
         (Call("transformer_xl"), "relative vectors without a horizon"),
+        (Call("shaw+wave"), "relative vectors without a horizon"),
         (Call("shaw(clip=2000)", 2500, causal=False), "relative vectors of 4001 distances"),
         (Call(T5, positions=SHUFFLED), "a table of distances at explicit positions"),
         (Call("nope", 4, width=300), "heads of width 300"),
         (mixed, "operands in bfloat16 and float32"),
-        (Call("absolute", 4), "a bias of absolute positions"),
-        (Call("planar", 4), "positions of 2 axes"),
+        (Call("absolute", 4), "it has no PairBias"),
+        (plane, "positions of 2 axes"),
     ):
-        assert call.ask(fused.refusal, call.params).startswith(reason)
+        assert call.ask(engine.refusal).startswith(reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled(DistanceBias):
+    """A subclass that means something else."""
+
+    def at(self, distance):
+        return 2 * super().at(distance)
+
+
+def test_a_subclass_of_a_kind_is_another_kind():
+    spec, _, *rest = (call := Call("nope")).arguments(call.params, *call.arrays)
+    assert engine.refusal(spec, (Doubled(wave, jnp.ones((H, 3))),), *rest) == "it has no Doubled"
 
 
 def test_the_stock_kernel_runs_what_has_no_term_but_the_product():
     def stock(spec, **options):
-        return Call(spec, **{"dtype": "bfloat16", **options}).ask(fused.stock)
+        return Call(spec, **{"dtype": "bfloat16", **options}).ask(engine.stock)
 
     assert stock("nope") and stock("rope", window=5) and stock("rope", causal=False)
     assert not stock("alibi") and not stock("shaw") and not stock("t5+rope")
     assert not stock("rope", window=5, causal=False) and not stock("rope", dtype="float32")
     assert not stock("rope", segments=PACKED) and not stock("rope", index=SHUFFLED)
     assert not stock("rope", width=12)
+    spec, _, *rest = (call := Call("nope", dtype="bfloat16")).arguments(call.params, *call.arrays)
+    assert engine.stock(spec, (), *rest)
+    assert not engine.stock(spec, (Sink(jnp.zeros(H)),), *rest)  # needs gradients of row sums

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.running import launch
+from experiments.running import distributed
 from experiments.running import training_loop as program
 from pe_jax.training import config as configs
 from pe_jax.training import sharding
@@ -164,9 +164,10 @@ def test_a_process_reads_the_part_of_a_batch_that_its_devices_hold(monkeypatch, 
 
 
 ASK = """
-from experiments import launch
-with launch.one_line_errors():
-    launch.join(None, None, None)
+from experiments.running import distributed
+from experiments.running.errors import one_line_errors
+with one_line_errors():
+    distributed.connect(None, None, None)
 print("alone")
 """
 
@@ -191,18 +192,21 @@ def test_only_the_message_that_there_is_no_cluster_is_passed_over(monkeypatch):
         raise ValueError(says[0])
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    launch.join(None, None, None)
+    distributed.connect(None, None, None)
     with pytest.raises(ValueError, match="coordinator_address"):  # it was given: a real error
-        launch.join("here:1", 2, 0)
+        distributed.connect("here:1", 2, 0)
     says[0] = "Number of processes must be defined."
     with pytest.raises(ValueError, match="Number of processes"):
-        launch.join(None, None, None)
-    how = {"initialization_timeout": launch.WAIT, "heartbeat_timeout_seconds": launch.SILENCE}
+        distributed.connect(None, None, None)
+    how = {
+        "initialization_timeout": distributed.CONNECT_SECONDS,
+        "heartbeat_timeout_seconds": distributed.HEARTBEAT_SECONDS,
+    }
     explicit = (("here:1", 2, 0), {"cluster_detection_method": "deactivate", **how})
     assert calls == [((), how), explicit, ((), how)]
     for given, missing in (((None, 2, 0), "coordinator"), (("here:1", 2, None), "process")):
         with pytest.raises(ValueError, match=f"--{missing} is missing: pass all of --coordinator"):
-            launch.join(*given)
+            distributed.connect(*given)
     assert len(calls) == 3
 
 
@@ -211,7 +215,7 @@ def test_the_flags_of_every_launch_in_the_map_exist():
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     commands = re.findall(r"-m experiments\.(\w+)((?: +\\\n| +--[^ \n\"]+)+)", "\n".join(blocks))
     assert len(commands) == 4 and {name for name, _ in commands} == {"train"}
-    known = {"config", "encoding", *launch.JOIN}
+    known = {"config", "encoding", *distributed.FLAG_NAMES}
     for _, given in commands:
         for name, value in re.findall(r"--([\w.]+)=(\S+)", given):
             if name.startswith("config."):

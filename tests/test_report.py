@@ -759,6 +759,18 @@ def test_a_rate_that_no_run_used_is_not_shown(fake):
     assert learning_rates.rate_used(plain, plain.schemes[0]) == "0.001"
 
 
+def test_a_corpus_that_is_not_the_published_one_is_noted(fake, no_portraits):
+    corpus = {"name": "embedded", "digest": "0123", "describe": "five wheels"}
+    plain = findings.irregularities(results.read(fake(["nope", "rope"], corpus=corpus)))
+    corpus["warning"] = "the embedded corpus (sha256 0123) is not that of the published numbers"
+    folder = fake(["nope", "rope"], corpus=corpus)
+    notes = findings.irregularities(results.read(folder))
+    sentence = "The embedded corpus (sha256 0123) is not that of the published numbers."
+    assert set(notes) - set(plain) == {sentence}
+    comparison_report.build(folder)
+    assert sentence in (folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_runs_of_other_code_are_noted(fake):
     folder = fake(["nope", "rope"], seeds=(0, 1))
     path = folder / "runs" / "nope" / "seed0" / "evaluation.json"

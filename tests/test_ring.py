@@ -10,10 +10,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
 from pe_jax import positions as pos
-from pe_jax.engines import plan
-from pe_jax.engines.dense import Rules
-from pe_jax.engines.layout import IN_ORDER
-from pe_jax.engines.ring import Ring
+from pe_jax.encodings.base import adds_to_input
+from pe_jax.encodings.terms import RowRescore
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
+from pe_jax.engines.sharded.ring import hops as count_hops
+from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.training import sharding
 from pe_jax.training.config import EvalConfig, MeshConfig
 from pe_jax.training.evaluate import Evaluator
@@ -23,9 +25,10 @@ from tests.util import DIMS, SINGLE, SUMS, B, Case, E, H, K, assert_close, flat,
 
 T = 48  # on four devices: twelve tokens each, in four tiles of three
 IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
-CASES = [c for c in SINGLE + SUMS if not c.encoding.overrides("rescore")]
+CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, RowRescore)]
 KINDS = "learned shaw transformer_xl t5 deberta alibi tupe fox wavlm rerope".split()
 SLOW = pytest.mark.slow
+SMALL = Tiled(TileSizes(3, 3, group=(1, 2), sub_blocks=(1,)))  # few tokens are many tiles
 T5 = "t5(num_buckets=6,max_distance=9)"
 BOTH = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
 
@@ -37,20 +40,16 @@ def mesh(**axes: int):
     return jax.make_mesh(tuple(axes.values()), tuple(axes), kinds, devices=jax.devices()[:count])
 
 
-@pytest.fixture
-def tiles(monkeypatch):
-    """Makes few tokens many tiles."""
-    util.small_tiles(monkeypatch, blocks=(3, 3), sub_blocks=(1,))
-
-
 def case_of(spec: str, causal: bool = True) -> Case:
     (encoding,) = pe_jax.parse(spec)
     return Case(spec, encoding, causal)
 
 
-def outcome(case: Case, own: Ring | None, places=None, ids=None, kv_heads: int = K, **options):
-    """Output and gradients of parameters, q, k and v, in order; without a ring it is dense."""
-    enc, rows = case.encoding, own or IN_ORDER
+def outcome(
+    case: Case, rows: Contiguous, places=None, ids=None, kv_heads: int = K, engine=SMALL, **options
+):
+    """Output and gradients of parameters, q, k and v, in order."""
+    enc = case.encoding
     params = util.random_params(enc)
     qkv = [jnp.asarray(noise(B, T, n, E, seed=s)) for s, n in enumerate((H, kv_heads, kv_heads))]
     cotangent = noise(B, T, H, E, seed=9)
@@ -60,7 +59,7 @@ def outcome(case: Case, own: Ring | None, places=None, ids=None, kv_heads: int =
     lay = lambda x: x if x is None else rows.spread(jnp.asarray(x))  # noqa: E731
 
     def f(params, q, k, v):
-        if enc.overrides("embed"):
+        if adds_to_input(enc, DIMS):
             at = jnp.arange(T) if ids is None else pos.per_segment(ids)
             at = at if places is None else jnp.asarray(places)
             q = enc.embed(params, flat(q), at).reshape(q.shape)
@@ -73,7 +72,8 @@ def outcome(case: Case, own: Ring | None, places=None, ids=None, kv_heads: int =
             q_segments=lay(ids),
             causal=case.causal,
             embedded=True,
-            implementation=own or "dense",
+            implementation=engine,
+            layout=rows,
             **options,
         )
         return rows.restore(out)
@@ -85,8 +85,10 @@ def outcome(case: Case, own: Ring | None, places=None, ids=None, kv_heads: int =
     return util.jit(run)(params, *qkv)
 
 
-def check(case: Case, own: Ring, **given) -> None:
-    assert_close(outcome(case, own, **given), outcome(case, None, **given), 2e-5)
+def check(case: Case, rows: Contiguous, engine=SMALL, **given) -> None:
+    """Asserts that what devices share is what one device has."""
+    want = outcome(case, CONTIGUOUS, engine="dense", **given)
+    assert_close(outcome(case, rows, engine=engine, **given), want, 2e-5)
 
 
 SHARED = [  # by each way to evaluate a scheme
@@ -104,25 +106,25 @@ def marked(case: Case):
 
 
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])
-def test_a_ring_is_one_device_forward_and_backward(tiles, case):
+def test_a_ring_is_one_device_forward_and_backward(case):
     """Packed rows, grouped heads, padding: the last device sees nothing of any."""
-    check(case, Ring(mesh(seq=4), balanced=case.causal), ids=IDS)
+    check(case, BlockPermuted(mesh(seq=4), balanced=case.causal), ids=IDS)
 
 
 @SLOW
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_ring_takes_positions_that_are_not_contiguous(tiles, case):
+def test_a_ring_takes_positions_that_are_not_contiguous(case):
     places = np.sort(np.random.default_rng(0).integers(0, 12, (B, T)), axis=1).astype(np.int32)
-    check(case, Ring(mesh(seq=4)), places=util.spread(case, places))
+    check(case, BlockPermuted(mesh(seq=4)), places=util.spread(case, places))
 
 
 @SLOW
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("spec", [BOTH, "transformer_xl", "shaw(clip=3)+fox+rope"])
-def test_on_any_number_of_devices(tiles, spec, devices, causal):
+def test_on_any_number_of_devices(spec, devices, causal):
     for balanced in (True, False):
-        check(case_of(spec, causal), Ring(mesh(seq=devices), balanced=balanced))
+        check(case_of(spec, causal), BlockPermuted(mesh(seq=devices), balanced=balanced))
 
 
 WINDOWED = [T5, "nope", "alibi", "transformer_xl", "rerope"]
@@ -138,38 +140,40 @@ WINDOWS = [{"window": 14, "sinks": 2}, {"window": 8}, {"window": 1}]
         for m, window in enumerate(WINDOWS)
     ],
 )
-def test_windows_and_sinks(tiles, spec, balanced, window):
-    check(case_of(spec), Ring(mesh(seq=4), balanced=balanced), ids=IDS, **window)
+def test_windows_and_sinks(spec, balanced, window):
+    check(case_of(spec), BlockPermuted(mesh(seq=4), balanced=balanced), ids=IDS, **window)
 
 
-def test_blocks_that_do_not_fill_their_tiles(tiles, monkeypatch):
+def test_blocks_that_do_not_fill_their_tiles():
     """Six tokens a block in tiles of four: bands do not fit, and tokens are padded."""
-    monkeypatch.setattr(plan, "block_sizes", lambda *_: (4, 4))
-    check(case_of(f"{T5}+shaw(clip=3)"), Ring(mesh(seq=4)))
+    tiles = Tiled(TileSizes(4, 4))
+    check(case_of(f"{T5}+shaw(clip=3)"), BlockPermuted(mesh(seq=4)), tiles)
 
 
 @pytest.mark.parametrize("spec", [f"shaw(clip=3)+{T5}", *SHARED])
-def test_rows_and_heads_are_shared_too(tiles, spec):
+def test_rows_and_heads_are_shared_too(spec):
     axes = mesh(data=2, seq=2, model=2)
-    check(case_of(spec), Ring(axes, batch=("data",), heads="model"), ids=IDS)
+    check(case_of(spec), BlockPermuted(axes, batch=("data",), heads="model"), ids=IDS)
 
 
 @SLOW
-def test_half_precision_is_near_full_precision(tiles):
+def test_half_precision_is_near_full_precision():
     (encoding,) = pe_jax.parse("t5+rope")
-    own, params = Ring(mesh(seq=8)), util.random_params(encoding)
+    rows, params = BlockPermuted(mesh(seq=8)), util.random_params(encoding)
     qkv = [jnp.asarray(noise(B, T, n, E, seed=n), jnp.bfloat16) for n in (H, K, K)]
 
-    def grads(engine, *qkv):
-        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=engine)
+    def grads(layout, engine, *qkv):
+        how = {"encoding": encoding, "implementation": engine, "layout": layout}
+        f = functools.partial(pe_jax.attention, **how)
         loss = lambda p, *x: jnp.sin(f(*x, params=p).astype(jnp.float32)).sum()  # noqa: E731
         return jax.grad(loss, (0, 1, 2, 3))(params, *qkv)
 
     def low(*qkv):
-        params, *found = grads(own, *map(own.spread, qkv))
-        return params, *map(own.restore, found)
+        params, *found = grads(rows, SMALL, *map(rows.spread, qkv))
+        return params, *map(rows.restore, found)
 
-    low, full = util.jit(low)(*qkv), util.jit(functools.partial(grads, "dense"))(*qkv)
+    full = util.jit(functools.partial(grads, CONTIGUOUS, "dense"))(*qkv)
+    low = util.jit(low)(*qkv)
     assert [x.dtype for x in low[1:]] == [jnp.bfloat16] * 3
     assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), low), full, 0.03)
 
@@ -178,19 +182,18 @@ def test_half_precision_is_near_full_precision(tiles):
 
 
 def test_rows_are_spread_and_restored():
-    own = Ring(mesh(seq=4))
-    assert own.order(16).tolist() == [0, 1, 14, 15, 2, 3, 12, 13, 4, 5, 10, 11, 6, 7, 8, 9]
-    rows = noise(2, 48, 3)
-    np.testing.assert_array_equal(own.spread(rows), rows[:, own.order(48)])
-    np.testing.assert_array_equal(own.restore(own.spread(rows)), rows)
-    assert own.spread(rows).sharding.spec == PartitionSpec(None, "seq")
-    places = own.restore(own.per_segment(own.spread(IDS)))
+    layout, rows = BlockPermuted(mesh(seq=4)), noise(2, 48, 3)
+    assert layout.order(16).tolist() == [0, 1, 14, 15, 2, 3, 12, 13, 4, 5, 10, 11, 6, 7, 8, 9]
+    np.testing.assert_array_equal(layout.spread(rows), rows[:, layout.order(48)])
+    np.testing.assert_array_equal(layout.restore(layout.spread(rows)), rows)
+    assert layout.spread(rows).sharding.spec == PartitionSpec(None, "seq")
+    places = layout.restore(layout.per_segment(layout.spread(IDS)))
     np.testing.assert_array_equal(places, pos.per_segment(IDS))
 
 
 def test_balanced_devices_see_equally_many_pairs():
     for balanced, equal in ((True, True), (False, False)):
-        index = np.asarray(Ring(mesh(seq=4), balanced=balanced).order(64)).reshape(4, 16)
+        index = np.asarray(BlockPermuted(mesh(seq=4), balanced=balanced).order(64)).reshape(4, 16)
         pairs = (index + 1).sum(1)
         assert (np.ptp(pairs) == 0) == equal
 
@@ -198,14 +201,18 @@ def test_balanced_devices_see_equally_many_pairs():
 @pytest.mark.parametrize("spec", ["fox", "wavlm+cable"])
 def test_sums_over_tokens_are_those_of_the_row_in_order(spec):
     (encoding,) = pe_jax.parse(spec)
-    own, params, x = Ring(mesh(seq=4)), util.random_params(encoding), noise(B, 48, DIMS.width)
-    found = own.restore(own.state(encoding, params, own.spread(x)))
-    assert_close(found, encoding.state(params, x), 1e-6)
+    layout, x = BlockPermuted(mesh(seq=4)), noise(B, 48, DIMS.width)
+    terms = encoding.terms(util.random_params(encoding), DIMS)
+    states = [term.state for term in terms if term.state is not None]
+    assert states
+    for state in states:
+        found = layout.restore(layout.state(state, layout.spread(x), None))
+        assert_close(found, state(x, None), 1e-6)
 
 
 def hops(window, sinks=0, causal=True, balanced=False, devices=8, length=64) -> int:
-    rules = Rules(pe_jax.Encoding(), DIMS, causal, window, True, True, sinks)
-    return Ring(mesh(seq=devices), balanced=balanced).hops(rules, length)
+    spec = AttentionSpec(DIMS, causal, window, sinks, True, True)
+    return count_hops(BlockPermuted(mesh(seq=devices), balanced=balanced), spec, length)
 
 
 def test_the_ring_ends_at_the_farthest_device_that_a_window_reaches():
@@ -218,10 +225,10 @@ def test_the_ring_ends_at_the_farthest_device_that_a_window_reaches():
     assert hops(2, sinks=1) == 7 and hops(None, devices=1) == 0
 
 
-def sends(own: Ring, **options) -> int:
+def sends(rows: BlockPermuted, **options) -> int:
     """How often anything travels in a forward and backward pass, loops counted by their length."""
     q = jnp.ones((1, 64, 4, 8))
-    f = lambda x: pe_jax.attention(x, x, x, implementation=own, **options).sum()  # noqa: E731
+    f = lambda x: pe_jax.attention(x, x, x, layout=rows, **options).sum()  # noqa: E731
 
     def count(jaxpr, times: int) -> int:
         total = 0
@@ -239,30 +246,30 @@ def sends(own: Ring, **options) -> int:
 
 
 def test_hops_beyond_a_window_are_not_sent():
-    own = Ring(mesh(seq=8), balanced=False)
-    near, far, whole = (sends(own, window=w) for w in (9, 17, None))
+    rows = BlockPermuted(mesh(seq=8), balanced=False)
+    near, far, whole = (sends(rows, window=w) for w in (9, 17, None))
     assert 0 < near < far < whole / 2
-    assert sends(own, window=1) == 0
+    assert sends(rows, window=1) == 0
 
 
 def temporaries(devices: int, spec: str = "rope", length: int = 4096, width: int = 64) -> int:
     """Bytes a device takes for a forward and backward pass besides inputs and outputs."""
-    own, (encoding,) = Ring(mesh(seq=devices)), pe_jax.parse(spec)
-    place = NamedSharding(own.mesh, PartitionSpec(None, "seq"))
+    rows, (encoding,) = BlockPermuted(mesh(seq=devices)), pe_jax.parse(spec)
+    place = NamedSharding(rows.mesh, PartitionSpec(None, "seq"))
     q = jax.ShapeDtypeStruct((1, length, H, width), jnp.float32, sharding=place)
     dims = pe_jax.Dims(H * width, H, H, width)
     params = jax.eval_shape(lambda: util.random_params(encoding, dims))
 
     def loss(params, q, k, v):
-        attend = functools.partial(pe_jax.attention, encoding=encoding, params=params)
-        return (attend(q, k, v, implementation=own) ** 2).sum()
+        how = {"implementation": Tiled(TileSizes(64, 64)), "layout": rows}
+        out = pe_jax.attention(q, k, v, encoding=encoding, params=params, **how)
+        return (out**2).sum()
 
     grads = util.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
     return grads.lower(params, q, q, q).compile().memory_analysis().temp_size_in_bytes
 
 
-def test_memory_falls_with_the_number_of_devices(monkeypatch):
-    monkeypatch.setattr(plan, "block_sizes", lambda *_: (64, 64))
+def test_memory_falls_with_the_number_of_devices():
     assert temporaries(8) < 0.4 * temporaries(2)
 
 
@@ -328,8 +335,8 @@ def test_a_mesh_that_does_not_fit_is_refused(model, seq, lengths, words):
 
 
 def test_a_call_that_does_not_fit_is_refused():
-    q, own = jnp.ones((3, 16, 4, 8)), Ring(mesh(data=2, seq=4), batch=("data",))
-    attend = functools.partial(pe_jax.attention, implementation=own)
+    q, rows = jnp.ones((3, 16, 4, 8)), BlockPermuted(mesh(data=2, seq=4), batch=("data",))
+    attend = functools.partial(pe_jax.attention, layout=rows)
     with pytest.raises(ValueError, match="3 rows: must divide over the mesh axes"):
         attend(q, q, q)
     with pytest.raises(ValueError, match="12 tokens: must divide into 8 blocks"):
@@ -340,7 +347,9 @@ def test_a_call_that_does_not_fit_is_refused():
         places = {"q_positions": np.arange(16), "k_positions": np.arange(8)}
         attend(q[:2], q[:2, :8], q[:2, :8], **places)
     cope = pe_jax.make("cope")
+    with pytest.raises(ValueError, match="implementation='dense' with layout=BlockPermuted"):
+        attend(q[:2], q[:2], q[:2], implementation="dense")
     with pytest.raises(ValueError, match="CoPE needs whole rows of scores: leave out the ring"):
         attend(q[:2], q[:2], q[:2], encoding=cope, params=util.random_params(cope))
     with pytest.raises(ValueError, match="mesh axis='rows': use"):
-        Ring(mesh(seq=4), axis="rows")
+        BlockPermuted(mesh(seq=4), axis="rows")

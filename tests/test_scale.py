@@ -118,11 +118,15 @@ def whole_and_partial(q, k, rows: int, columns: int, window: int = 0):
 
 def sizes_of_tiles(monkeypatch) -> list[tuple[int, int]]:
     """Rows and columns of the tiles that are chosen from here on."""
-    found, sizes = [], loop_counts.tiled.tile_sizes
-    monkeypatch.setattr(
-        loop_counts.tiled, "tile_sizes", lambda *a: found.append(sizes(*a)[0]) or sizes(*a)
-    )
-    return found
+    sizes, set_up = [], loop_counts.set_up
+
+    def spy(*args):
+        setup = set_up(*args)
+        sizes.append((setup.grid.rows, setup.grid.columns))
+        return setup
+
+    monkeypatch.setattr(loop_counts, "set_up", spy)
+    return sizes
 
 
 @pytest.mark.parametrize("spec, window", [("rope", 0), ("rope", 700), ("fox", 0), ("learned", 0)])

@@ -87,8 +87,7 @@ def forward_and_back(case, engine: str, explicit: bool = False, dtype=FULL):
 
 
 @pytest.mark.parametrize("case", util.CASES, ids=str)
-def test_no_engine_makes_a_float64_or_leaves_a_promotion_to_jax(monkeypatch, case):
-    util.small_tiles(monkeypatch)
+def test_no_engine_makes_a_float64_or_leaves_a_promotion_to_jax(case):
     for engine, *how in WAYS:
         if engine == "dense" or not util.terms(case.encoding, RowRescore):
             run, args = forward_and_back(case, engine, *how)
@@ -199,8 +198,7 @@ FIRST = [next(c for c in util.SINGLE if c.name.partition("(")[0] == kind) for ki
 
 
 @pytest.mark.parametrize("case", FIRST, ids=str)
-def test_numbers_are_the_same(case, monkeypatch):
-    util.small_tiles(monkeypatch)
+def test_numbers_are_the_same(case):
     for engine in ("dense", "tiled"):
         run, args = forward_and_back(case, engine)
         want = util.jit(run)(*args)

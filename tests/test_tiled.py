@@ -11,17 +11,25 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
-from pe_jax.engines import api, bands, plan, terms, tiled
-from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.engines import dispatch
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.dispatch import Call
+from pe_jax.engines.tiled import Tiled, TileSizes, schedule, skipping, tiles
+from pe_jax.engines.tiled.groups import Groups
+from pe_jax.engines.tiled.setup import set_up
 from tests import util
 from tests.util import assert_close, noise
 
 HEADS, WIDTH = 4, 8
 DIMS = pe_jax.Dims(HEADS * WIDTH, HEADS, 2, WIDTH)
 LENGTH = 300
+SMALL = Tiled(TileSizes(16, 16, group=(1, 2), sub_blocks=(1, 2)))
+ONE_HEAD = Tiled(TileSizes(16, 16, group=(1, 1), sub_blocks=(1, 2)))
+WHOLE = tiles.Partition()
 
 
-def outcome(spec: str, engine: str, length: int = LENGTH, size: float = 1.0, **options):
+def outcome(spec: str, engine, length: int = LENGTH, size: float = 1.0, **options):
     """Output and gradients, at two rows of `length` tokens."""
     (encoding,) = pe_jax.parse(spec)
     qkv = [size * noise(2, length, n, WIDTH, seed=n) for n in (HEADS, 2, 2)]
@@ -45,102 +53,136 @@ SIDES += [(spec, False) for spec in [BOTH, *NARROW[1:], WIDE[1]]]
 
 
 @pytest.mark.parametrize("spec, causal", SIDES)
-def test_a_band_of_sub_blocks_or_of_whole_tiles_is_the_dense_matrix(monkeypatch, spec, causal):
-    util.small_tiles(monkeypatch, blocks=(128, 128), sub_blocks=(64,))
-    (encoding,) = pe_jax.parse(spec)
-    rules = Rules(encoding, DIMS, causal, None, True, True)
-    assert bands.Bands(rules, 128, 128, 3).wide == (spec in WIDE)
-    got = outcome(spec, "tiled", causal=causal)
+def test_a_band_of_sub_blocks_or_of_whole_tiles_is_the_dense_matrix(spec, causal):
+    sizes = TileSizes(128, 128, group=(1, 2), sub_blocks=(64,))
+    (bands,) = setup_of(spec, causal, sizes).ways
+    assert bands.wide == (spec in WIDE)
+    got = outcome(spec, Tiled(sizes), causal=causal)
     assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
 
 
-def test_rows_may_share_a_window_in_parts(monkeypatch):
-    util.small_tiles(monkeypatch, blocks=(16, 16))
-    monkeypatch.setattr(terms.Windows, "sub", 4)
+def setup_of(spec: str, causal: bool = True, sizes: TileSizes = SMALL.sizes, length: int = LENGTH):
+    """What is static about a call with contiguous positions."""
+    (encoding,) = pe_jax.parse(spec)
+    terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
+    q, k = (jax.ShapeDtypeStruct((2, n, length, WIDTH), "float32") for n in (HEADS, 2))
+    return set_up(
+        AttentionSpec(DIMS, causal, aligned=True, contiguous=True), terms, q, k, WHOLE, sizes
+    )
+
+
+@pytest.mark.parametrize(
+    "spec, ways",
+    [
+        ("nope", []),
+        ("t5+alibi", ["Bands", "InPlace"]),
+        ("shaw+alibi+rope", ["Bands", "InPlace"]),
+        ("fire+t5", ["Bands", "Pairwise"]),
+        ("tupe(length=40)+fox", ["InPlace"]),
+        ("shaw+transformer_xl", ["Windows"]),
+        ("sandwich+alibi", ["Windows", "InPlace"]),
+    ],
+)
+def test_each_term_has_its_own_way(spec, ways):
+    setup = setup_of(spec)
+    assert [type(way).__name__ for way in setup.ways] == ways
+    places = sorted(place for way in setup.ways for place in way.places)
+    assert len(set(places)) == len(places)
+
+
+def test_a_kind_that_no_way_knows_is_named():
+    (encoding,) = pe_jax.parse("cope")
+    terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
+    q = jnp.zeros((1, 8, HEADS, WIDTH))
+    with pytest.raises(ValueError, match="the tiled engine has no RowRescore"):
+        pe_jax.attention(q, q, q, terms=terms, implementation=SMALL)
+
+
+def test_groups_that_do_not_divide_the_heads_are_refused():
+    q = jnp.zeros((1, 8, HEADS, WIDTH))
+    with pytest.raises(ValueError, match=r"group=\(1, 3\): must divide 1 rows and 4 heads"):
+        pe_jax.attention(q, q, q, implementation=Tiled(TileSizes(4, 4, group=(1, 3))))
+
+
+def test_rows_may_share_a_window_in_parts():
+    tiles = Tiled(TileSizes(16, 16, group=(1, 2), window_rows=4))
     for spec in ("transformer_xl", "shaw(clip=3)+transformer_xl+alibi"):
-        assert_close(outcome(spec, "tiled", 40), outcome(spec, "dense", 40), 2e-5)
+        assert_close(outcome(spec, tiles, 40), outcome(spec, "dense", 40), 2e-5)
 
 
 @pytest.mark.parametrize("places", [None, np.arange(39, -1, -1)], ids=["", "explicit"])
 @pytest.mark.parametrize("spec", ["tupe(length=40)+rope", "fox+tupe(length=40)+shaw(clip=3)"])
 def test_a_bias_with_factors_is_a_product_of_tiles(monkeypatch, spec, places):
-    util.small_tiles(monkeypatch, blocks=(16, 16))
     options = {"x": noise(2, 40, HEADS * WIDTH), "q_positions": places}
     with monkeypatch.context() as patch:  # it does not ask for the bias of any pair
         patch.setattr(pe_jax.ENCODINGS["tupe"], "bias", None)
-        tiles = outcome(spec, "tiled", 40, **options)
-    assert_close(tiles, outcome(spec, "dense", 40, **options), 2e-5)
+        got = outcome(spec, SMALL, 40, **options)
+    assert_close(got, outcome(spec, "dense", 40, **options), 2e-5)
 
 
 def test_a_sum_with_a_bias_that_has_no_factors_has_none():
     spec, at = "tupe(length=40)+fire", np.arange(9)
     (encoding,) = pe_jax.parse(spec)
     assert encoding.factors(util.random_params(encoding, DIMS), at, at, DIMS) is None
-    assert_close(outcome(spec, "tiled", 40), outcome(spec, "dense", 40), 2e-5)
+    assert_close(outcome(spec, SMALL, 40), outcome(spec, "dense", 40), 2e-5)
 
 
 @pytest.mark.parametrize(
     "spec, causal",
     [("alibi+fox", True), (f"fox+{BOTH}", False), ("wavlm+cable+rope", True)],
 )
-def test_states_enter_tiles_of_every_kind(monkeypatch, spec, causal):
-    util.small_tiles(monkeypatch, blocks=(16, 16))
+def test_states_enter_tiles_of_every_kind(spec, causal):
     options = {"causal": causal, "x": noise(2, 60, HEADS * WIDTH, seed=7)}
-    got, want = (outcome(spec, engine, 60, **options) for engine in ("tiled", "dense"))
+    got, want = (outcome(spec, engine, 60, **options) for engine in (SMALL, "dense"))
     assert_close(got, want, 2e-5)
 
 
-def test_states_join_the_products_of_windows(monkeypatch):
-    util.small_tiles(monkeypatch, blocks=(16, 16))
+def test_states_join_the_products_of_windows():
     spec, x = "shaw(clip=3)+wavlm+transformer_xl+fox+alibi", noise(2, 60, HEADS * WIDTH, seed=7)
-    assert_close(outcome(spec, "tiled", 60, x=x), outcome(spec, "dense", 60, x=x), 2e-5)
+    assert_close(outcome(spec, SMALL, 60, x=x), outcome(spec, "dense", 60, x=x), 2e-5)
 
 
 def test_a_tile_is_visited_in_the_views_that_score_any_of_its_pairs():
-    rules = Rules(pe_jax.make("rerope", window=8), DIMS, True, None, True, True)
+    setup = setup_of("rerope(window=8)", sizes=TileSizes(4, 4), length=40)
     index = np.arange(40, dtype=np.int32)[None]
-    tokens = Tokens(index, index, None)
-    blocks = plan.Plan(rules, terms.Terms(rules, 4, 4, 10), 1.0, tokens, tokens, 10, 10)
-    tiles, whole, partial = blocks.order(9, None)
-    whole, partial = tiles[:whole].tolist(), tiles[whole : whole + partial].tolist()
-    assert sorted(whole) == [8, *range(10, 17)] and sorted(partial) == [7, 9, 17]
+    tokens = Tokens(index, index)
+    order = schedule.order(setup, tokens, tokens, 9)
+    plain, partial = np.split(order.columns[: order.plain + order.partial], [order.plain])
+    assert sorted(plain) == [8, *range(10, 17)] and sorted(partial) == [7, 9, 17]
 
 
-def test_tiles_out_of_reach_are_left_out_and_nothing_changes(monkeypatch):
-    util.small_tiles(monkeypatch, blocks=(16, 16), group=(1, 1))
+def test_negligible_tiles_are_left_out_and_nothing_changes(monkeypatch):
     skipped = []
-    out_of_reach = plan.Plan.out_of_reach
+    negligible = skipping.negligible
 
-    def spy(self, part):
-        found = out_of_reach(self, part)
-        jax.debug.callback(lambda x: skipped.append(int(x.sum())), found)
-        return found
+    def spy(*args):
+        skip = negligible(*args)
+        jax.debug.callback(lambda x: skipped.append(int(x.sum())), skip)
+        return skip
 
-    monkeypatch.setattr(plan.Plan, "out_of_reach", spy)
+    monkeypatch.setattr(skipping, "negligible", spy)
     for causal in (True, False):
         skipped.clear()
-        got = outcome("alibi", "tiled", causal=causal, size=0.5)
+        got = outcome("alibi", ONE_HEAD, causal=causal, size=0.5)
         jax.effects_barrier()
         assert max(skipped) > 10  # of 19 × 19 tiles, for the steepest head
         assert_close(got, outcome("alibi", "dense", causal=causal, size=0.5))
 
 
-def test_a_key_that_could_matter_is_never_out_of_reach(monkeypatch):
+def test_a_key_that_could_matter_is_never_negligible():
     """One huge key far back, under a slope that would hide any other: the bound must see it."""
-    util.small_tiles(monkeypatch, blocks=(16, 16), group=(1, 1))
     q, k, v = (np.ones((1, 128, 8, WIDTH), np.float32) for _ in range(3))
     k[:, 3] *= 40
     v[:, 3] *= 7
     (encoding,) = pe_jax.parse("alibi")
     run = functools.partial(pe_jax.attention, q, k, v, encoding=encoding)
-    assert_close(run(implementation="tiled"), run(implementation="dense"))
+    assert_close(run(implementation=ONE_HEAD), run(implementation="dense"))
     assert run(implementation="dense")[0, -1, 0, 0] > 6
 
 
 @pytest.mark.parametrize("spec", ["t5", "shaw", "transformer_xl"])
-def test_the_same_bits_each_time(monkeypatch, spec):
-    util.small_tiles(monkeypatch, blocks=(16, 16))
-    once, twice = (outcome(spec, "tiled", 60) for _ in range(2))
+def test_the_same_bits_each_time(spec):
+    once, twice = (outcome(spec, SMALL, 60) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, once, twice)
 
 
@@ -154,8 +196,10 @@ def chosen(shape=(2, 4, 2048, 64), put=None, mesh=None, inside=lambda f: f) -> t
     found = []
 
     def look(q):
-        count = plan.devices(q)
-        found.append((count, tiled.tile_sizes(terms.Terms, q, q, tiled.Cuts(devices=count))))
+        count = tiles.devices(q)
+        partition = tiles.Partition(devices=count)
+        grid, groups = tiles.arrange(q, q, partition, TileSizes(), heads_apart=True)
+        found.append((count, (grid.rows, grid.columns), groups))
         return q
 
     q = jnp.zeros(shape)
@@ -167,8 +211,8 @@ def chosen(shape=(2, 4, 2048, 64), put=None, mesh=None, inside=lambda f: f) -> t
 def test_the_devices_are_those_of_the_mesh_and_not_of_the_process(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert jax.device_count() == 8
-    one = (1, ((512, 512), plan.Groups(2, 2, 1, 2)))  # two heads at a time, in turn
-    two = (2, ((512, 512), plan.Groups(1, 1, 2, 4)))  # all heads
+    one = (1, (512, 512), Groups(2, 2, 1, 2))  # two heads at a time, in turn
+    two = (2, (512, 512), Groups(1, 1, 2, 4))  # all heads
     across = lambda count: NamedSharding(data_mesh(count), PartitionSpec("data"))  # noqa: E731
     each = {"in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
     assert chosen() == chosen(mesh=data_mesh(1)) == chosen(put=across(1)) == one
@@ -188,9 +232,8 @@ def test_a_kernel_is_for_one_device_of_many(monkeypatch, caplog):
 
 @pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl", "fox", "rerope"])
 @pytest.mark.parametrize("axis", [0, 2], ids=["rows", "heads"])
-def test_devices_that_share_a_call_by_the_compiler_are_one(monkeypatch, spec, axis):
+def test_devices_that_share_a_call_by_the_compiler_are_one(spec, axis):
     """Under jit, on arrays that lie on a mesh: all heads in a tile, nothing cut up by hand."""
-    util.small_tiles(monkeypatch, blocks=(16, 16))
     (encoding,) = pe_jax.parse(spec)
     params, x = util.random_params(encoding, DIMS), noise(2, 40, DIMS.width)
     qkv = [jnp.asarray(noise(2, 40, HEADS, WIDTH, seed=n)) for n in range(3)]
@@ -204,20 +247,19 @@ def test_devices_that_share_a_call_by_the_compiler_are_one(monkeypatch, spec, ax
         return util.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
 
     where = NamedSharding(data_mesh(2), PartitionSpec(*[None] * axis, "data"))
-    found = grads("tiled")(params, *(jax.device_put(y, where) for y in qkv))
+    found = grads(SMALL)(params, *(jax.device_put(y, where) for y in qkv))
     assert_close(found, grads("dense")(params, *qkv), 2e-5)
 
 
 @pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl"])
-def test_a_batch_divided_by_shard_map_is_the_whole_batch(monkeypatch, spec):
-    util.small_tiles(monkeypatch, blocks=(16, 16))
+def test_a_batch_divided_by_shard_map_is_the_whole_batch(spec):
     (encoding,) = pe_jax.parse(spec)
     params = util.random_params(encoding, DIMS)
     qkv = [jnp.asarray(noise(2, 40, n, WIDTH, seed=n)) for n in (HEADS, 2, 2)]
 
     def loss(params, *qkv):
         out = pe_jax.attention(
-            *qkv, encoding=encoding, params=params, dims=DIMS, implementation="tiled"
+            *qkv, encoding=encoding, params=params, dims=DIMS, implementation=SMALL
         )
         return (out * out).sum()
 
@@ -231,14 +273,13 @@ def test_a_batch_divided_by_shard_map_is_the_whole_batch(monkeypatch, spec):
     assert_close(grads[1], grads[0], 2e-5)
 
 
-def test_half_precision_is_near_full_precision(monkeypatch):
-    util.small_tiles(monkeypatch, blocks=(16, 16))
+def test_half_precision_is_near_full_precision():
     (encoding,) = pe_jax.parse("shaw(clip=3)+t5")
     params = util.random_params(encoding, DIMS)
     half = [jnp.asarray(noise(1, 60, n, WIDTH, seed=n), jnp.bfloat16) for n in (HEADS, 2, 2)]
 
     def grads(*qkv):
-        f = functools.partial(pe_jax.attention, encoding=encoding, implementation="tiled")
+        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=SMALL)
         return jax.grad(lambda p, *x: f(*x, params=p).astype(jnp.float32).sum(), (0, 1, 2, 3))(
             params, *qkv
         )
@@ -252,27 +293,31 @@ def test_half_precision_is_near_full_precision(monkeypatch):
 
 
 def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> list[str]:
-    api._log.cache_clear()
+    dispatch._log.cache_clear()
     monkeypatch.setattr(jax, "default_backend", lambda: device)
     (encoding,) = pe_jax.parse(spec)
-    rules = Rules(encoding, DIMS, True, None, True, True)
     params = util.random_params(encoding, DIMS)
-    q, k = (jnp.zeros((1, n, length, WIDTH)) for n in (HEADS, 2))
-    tokens = Tokens(*(jnp.arange(length)[None],) * 2, None)
-    operands = {"q": q, "k": k, "v": k, "q_raw": q, "k_raw": k}
+    tokens = Tokens(*(jnp.arange(length)[None],) * 2)
+    terms = encoding.terms(params, DIMS)
+    sides = [
+        Side(x, x, (None,) * len(terms), tokens)
+        for x in (jnp.zeros((1, n, length, WIDTH)) for n in (HEADS, 2))
+    ]
+    mask = AttentionSpec(DIMS, True, aligned=True, contiguous=True)
+    call, name = Call(mask, terms, *sides, sides[1].x), type(encoding).__name__
     with caplog.at_level(logging.INFO, "pe_jax"):
         for _ in range(2):  # said once
             caplog.clear() if not caplog.records else None
-            engine = api._pick(None, rules, params, operands, tokens, tokens)
+            engine = dispatch._pick(None, call, name, (encoding, params))
     said = [f"{r.levelname}: {r.getMessage()}" for r in caplog.records]
-    return [engine.__module__.rpartition(".")[2], *said]
+    return [engine.__module__.split(".")[2], *said]
 
 
 @pytest.mark.parametrize(
     "spec, length, device, engine, words",
     [
-        ("rope", 1, "cpu", "dense", "INFO: attention: RoPE: dense"),
-        ("rope", 256, "cpu", "dense", "INFO: attention: RoPE: dense"),
+        ("rope", 1, "cpu", "reference", "INFO: attention: RoPE: dense"),
+        ("rope", 256, "cpu", "reference", "INFO: attention: RoPE: dense"),
         ("shaw", 256, "cpu", "tiled", "INFO: attention: Shaw: tiled"),
         ("rope", 2048, "cpu", "tiled", "INFO: attention: RoPE: tiled"),
         ("alibi", 2048, "gpu", "fused", "INFO: attention: ALiBi: the fused kernel"),

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,13 @@ from jax.experimental import topologies
 
 import pe_jax
 from experiments.measuring.workloads import SPECS
-from pe_jax.engines import dense, tiled, tpu, tpu_kernels
-from pe_jax.engines.dense import Rules, Tokens
+from pe_jax.encodings.base import skeleton
+from pe_jax.encodings.terms import DistanceBias, Profile, RowRescore, Sink, Tokens, select
+from pe_jax.engines import reference
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tpu import engine, kernels
 from tests import util
+from tests.engine_calls import answer, arguments, equations
 from tests.util import contiguous, noise
 
 HEADS, E, F = 4, 6, 5
@@ -31,21 +36,19 @@ HEADS, E, F = 4, 6, 5
 
 @dataclasses.dataclass(frozen=True)
 class Kerple(pe_jax.Encoding):
-    """A profile with coefficients that are learned: -a·log(1 + b·|d|)."""
+    """A profile with coefficients that are learned: -a·log(1 + b·|d|); of integers alone."""
 
     def init_layer(self, key, dims):
         return {"ab": jnp.ones((dims.heads, 2))}
 
-    def coefficients(self, params, dims):
-        return jnp.exp(params.layer["ab"])
+    def terms(self, params, dims):
+        return (Profile(logarithm, jnp.exp(params.layer["ab"])),)
 
-    def profile(self, coefficients, distance):
-        a, b = coefficients
-        return -a * jnp.log1p(b * jnp.abs(distance).astype(jnp.float32))
 
-    def distance_bias(self, params, distance, dims):
-        found = self.coefficients(params, dims)[:, :, *[None] * distance.ndim]
-        return self.profile([found[:, 0], found[:, 1]], distance)
+def logarithm(numbers, distance):
+    a, b = numbers
+    places = pe_jax.positions.as_positions(distance, name="distance")
+    return -a * jnp.log1p(b * jnp.abs(places).astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +58,31 @@ class Free(pe_jax.Encoding):
     def init_layer(self, key, dims):
         return {"table": jnp.ones((dims.heads, 129))}
 
-    def distance_bias(self, params, distance, dims):
-        return params.layer["table"][:, jnp.clip(distance, -64, 64) + 64]
+    def terms(self, params, dims):
+        return (DistanceBias(look_up, params.layer["table"]),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Free):
+    """The same, multiplied by the scale, and constant from 64 on."""
+
+    def terms(self, params, dims):
+        return (DistanceBias(look_up, params.layer["table"], horizon=(-64, 64), scaled=True),)
+
+
+def look_up(table, distance):
+    return table[:, jnp.clip(distance, -64, 64) + 64]
+
+
+@dataclasses.dataclass(frozen=True)
+class WithSink(pe_jax.Encoding):
+    """Nothing but a logit in the softmax, for which the engine must give row sums."""
+
+    def init_layer(self, key, dims):
+        return {"logit": jnp.ones(dims.heads)}
+
+    def terms(self, params, dims):
+        return (Sink(params.layer["logit"]),)
 
 
 T5 = "t5(num_buckets=6,max_distance=9)"
@@ -78,6 +104,10 @@ BIASED = {  # tokens in blocks of 8: neither 21 nor 27 is a multiple
     "clipped+t5, beyond the length": ("clipped(clip=40)+t5", {}),
     "no horizon": (Free(), {"causal": False}),
     "learned profile": (Kerple(), {"kv_heads": 2}),
+    "learned profile+t5": (pe_jax.Sum((Kerple(), *pe_jax.parse(T5))), {"tokens": 27}),
+    "two profiles, segments": (pe_jax.Sum((Kerple(), pe_jax.make("alibi"))), {"ids": IDS}),
+    "multiplied by the scale": (Scaled(), {"causal": False}),
+    "sink": (WithSink(), {"window": 9, "ids": IDS}),
 }
 LONG_IDS = np.repeat(np.asarray([[0, 1, -1, 2], [3, 3, 3, -2]], np.int32), [70, 60, 20, 50], axis=1)
 MASKED = {  # splash wants blocks of 128
@@ -91,83 +121,83 @@ MASKED = {  # splash wants blocks of 128
 }
 
 
-def setting(encoding, queries, kv_heads, options):
-    """Rules, and the tokens of contiguous positions."""
-    batch, heads, tokens, width = queries
+def setting(queries, kv_heads, options):
+    """What is static of a call, and the tokens of contiguous positions."""
+    _, heads, tokens, width = queries
     dims = pe_jax.Dims(heads * width, heads, kv_heads, width)
     causal, window = options.get("causal", True), options.get("window")
     places = jnp.asarray(contiguous(tokens))[None]
-    return Rules(encoding, dims, causal, window, True, True), Tokens(
-        places, places, options.get("ids")
-    )
+    spec = AttentionSpec(dims, causal, window, aligned=True, contiguous=True)
+    return spec, Tokens(places, places, options.get("ids"))
 
 
-def call(engine, rules, tokens, params, q, k, v, **options):
-    """An engine on rotated q and k, heads first, so that gradients pass through the rotation."""
-    turn = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
-    operands = {
-        "q": turn(rules.encoding.rotate_q(params, turn(q), tokens.positions)),
-        "k": turn(rules.encoding.rotate_k(params, turn(k), tokens.positions)),
-        "v": v,
-    }
-    if rules.encoding.overrides("relative_keys"):
-        operands["q_raw"] = q
-    if rules.encoding.overrides("relative_queries"):
-        operands["k_raw"] = k
-    if rules.encoding.overrides("state"):
-        state = rules.encoding.state(params, turn(q).reshape(*turn(q).shape[:2], -1))
-        sides = ("q_state", "k_state")[: 1 + rules.encoding.overrides("state_bias")]
-        operands |= dict.fromkeys(sides, turn(state))
-    if engine is tpu and tpu.refusal(rules, params, operands, tokens, tokens):
-        engine, options = tiled, {}
-    return engine.attend(rules, params, operands, tokens, tokens, **options)
+def outcome(attend, encoding, spec, tokens, params, qkv, sums=False):
+    """Output, row sums if `sums`, and every gradient of them."""
 
+    def f(params, qkv):
+        out, lse = attend(*arguments(encoding, spec, params, qkv, tokens))
+        return (out, jnp.where(lse == reference.LOWEST, 0, lse)) if sums else out
 
-def outcome(cotangent, params, qkv, engine, rules, tokens, **options):
-    """Output and every gradient."""
-    out, pull = jax.vjp(lambda p, x: call(engine, rules, tokens, p, *x, **options), params, qkv)
-    return out, pull(cotangent.astype(out.dtype))
+    results, pull = jax.vjp(f, params, qkv)
+    cotangents = jax.tree.map(lambda x: jnp.asarray(noise(*x.shape, seed=3), x.dtype), results)
+    return results, pull(cotangents)
 
 
 @pytest.mark.parametrize("name", [*BIASED, *MASKED])
-def test_the_kernels_give_what_the_dense_engine_gives(monkeypatch, name):
-    if name in BIASED:
-        monkeypatch.setattr(tpu, "BLOCK", 8)
-    spec, options = (BIASED | MASKED)[name]
-    encoding = pe_jax.parse(spec)[0] if isinstance(spec, str) else spec
+def test_the_kernels_give_what_the_dense_engine_gives(name):
+    block = 8 if name in BIASED else None
+    given, options = (BIASED | MASKED)[name]
+    encoding = pe_jax.parse(given)[0] if isinstance(given, str) else given
     tokens, kv_heads = options.get("tokens", 21), options.get("kv_heads", HEADS)
     heads_and_widths = [(HEADS, E), (kv_heads, E), (kv_heads, F)]
     qkv = [noise(2, h, tokens, w, seed=n) for n, (h, w) in enumerate(heads_and_widths)]
-    rules, places = setting(encoding, qkv[0].shape, kv_heads, options)
-    params = util.random_params(encoding, rules.dims)
-    operands = dict(zip("qkv", qkv, strict=True))
-    assert tpu.refusal(rules, params, operands, places, places) is None
-    run = functools.partial(outcome, noise(2, HEADS, tokens, F, seed=3), params, qkv)
-    got = util.jit(lambda: run(tpu, rules, places, interpret=True))()
-    util.assert_close(got, util.jit(lambda: run(dense, rules, places))(), 1e-5)
+    spec, places = setting(qkv[0].shape, kv_heads, options)
+    params = util.random_params(encoding, spec.dims)
+    assert engine.refusal(*arguments(encoding, spec, params, qkv, places)) is None
+    attend = functools.partial(engine.attend, block=block, interpret=True)
+    call = encoding, spec, places, params, qkv, name in BIASED
+    got = util.jit(lambda: outcome(attend, *call))()
+    util.assert_close(got, util.jit(lambda: outcome(reference.attend, *call))(), 1e-5)
     if places.segments is not None:
-        assert not np.asarray(got[0]).swapaxes(1, 2)[places.segments < 0].any()
+        out = jax.tree.leaves(got)[0]
+        assert not np.asarray(out).swapaxes(1, 2)[places.segments < 0].any()
+
+
+@pytest.mark.parametrize("name, outputs", [("alibi", [2, 1, 2]), ("learned profile", [2, 2, 2])])
+def test_gradients_of_constants_are_not_computed(name, outputs):
+    """Of ALiBi's slopes, say: results of the kernels forward, for queries and for keys."""
+    encoding = pe_jax.make("alibi") if name == "alibi" else Kerple()
+    qkv = [noise(1, HEADS, 8, E)] * 3
+    spec, places = setting(qkv[0].shape, HEADS, {})
+    params = util.random_params(encoding, spec.dims)
+    attend = functools.partial(engine.attend, interpret=True)
+    call = functools.partial(outcome, attend, encoding, spec, places)
+    text = jax.make_jaxpr(call)(params, qkv)
+    assert [len(e.outvars) for e in equations(text.jaxpr, "pallas_call")] == outputs
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("spec, width", [("nope", 32), ("nope", 96), ("nope", 16), ("clipped", 32)])
-def test_a_half_precision_q_is_not_rounded_by_the_scale(spec, width, causal):
+@pytest.mark.parametrize(
+    "scheme, width", [("nope", 32), ("nope", 96), ("nope", 16), ("clipped", 32)]
+)
+def test_a_half_precision_q_is_not_rounded_by_the_scale(scheme, width, causal):
     """1/sqrt(E) is a power of two for E = 16 only; large queries make a second rounding show.
 
     It had outputs off by up to 0.4, gradients by 6 % of their norm.
     """
-    encoding = pe_jax.make(spec)
-    rules, places = setting(encoding, (1, 2, 200, width), 2, {"causal": causal, "window": 150})
-    params = util.random_params(encoding, rules.dims)
+    encoding = pe_jax.make(scheme)
+    spec, places = setting((1, 2, 200, width), 2, {"causal": causal, "window": 150})
+    params = util.random_params(encoding, spec.dims)
     qkv = [s * noise(1, 2, 200, width, seed=n) for n, s in enumerate((64, 1, 1))]
     half = [jnp.asarray(x, jnp.bfloat16) for x in qkv]
     full = [x.astype(jnp.float32) for x in half]
 
-    def run(engine, qkv, **how):
-        return outcome(noise(1, 2, 200, width, seed=3), params, qkv, engine, rules, places, **how)
+    def run(attend, qkv):
+        return outcome(attend, encoding, spec, places, params, qkv)
 
-    got = util.jit(lambda qkv: run(tpu, qkv, interpret=True))(half)
-    want = util.jit(lambda qkv: run(dense, qkv))(full)
+    attend = functools.partial(engine.attend, interpret=True)
+    got = util.jit(functools.partial(run, attend))(half)
+    want = util.jit(functools.partial(run, reference.attend))(full)
     assert np.abs(np.asarray(got[0]) - np.asarray(want[0])).max() < 0.03
     for found, exact in zip(got[1][1], want[1][1], strict=True):
         error = np.linalg.norm(np.asarray(found, np.float32) - np.asarray(exact))
@@ -185,15 +215,16 @@ def test_shear_takes_diagonals_and_unshear_is_its_transpose():
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
         return pl.pallas_call(kernel, out_shape=out, interpret=True)(x)
 
-    np.testing.assert_array_equal(on_tpu(tpu_kernels._shear, strip, (16, 16)), want)
-    summed = on_tpu(tpu_kernels._unshear, y, (1, 32))
+    np.testing.assert_array_equal(on_tpu(kernels.shear, strip, (16, 16)), want)
+    summed = on_tpu(kernels.unshear, y, (1, 32))
     np.testing.assert_allclose((summed * strip).sum(), (want * y).sum(), rtol=1e-5)
 
 
 def test_tiles_outside_the_mask_are_not_in_the_grid():
-    rules, _ = setting(pe_jax.make("alibi"), (1, 4, 4096, 64), 4, {"window": 600})
-    operands = {name: jnp.zeros((1, 4, 4096, 64)) for name in "qkv"}
-    plan = tpu._plan(rules, pe_jax.Params({}, {}), operands)
+    spec, tokens = setting((1, 4, 4096, 64), 4, {"window": 600})
+    qkv = [jnp.zeros((1, 4, 4096, 64))] * 3
+    call = arguments(pe_jax.make("alibi"), spec, pe_jax.Params({}, {}), qkv, tokens)
+    plan = engine._plan(*call)
     assert plan.spans == [1, 2, 3, 3, 3, 3, 3, 3]
     visited = {(i, j) for i in range(8) for j in range(8) if 0 <= i - j <= 2}
     assert visited == {
@@ -202,35 +233,45 @@ def test_tiles_outside_the_mask_are_not_in_the_grid():
 
 
 def test_what_the_engine_cannot_run_has_a_reason():
-    def reason(spec, **changes):
-        (encoding,) = pe_jax.parse(spec)
-        rules, tokens = setting(encoding, (1, 4, 64, 8), 4, {})
-        rules = dataclasses.replace(rules, **changes)
-        params = util.random_params(encoding, rules.dims)
-        operands = {name: jnp.zeros((1, 4, 64, 8)) for name in "qkv"}
-        return tpu.refusal(rules, params, operands, tokens, tokens)
+    def reason(given, tokens=64, **changes):
+        (encoding,) = pe_jax.parse(given) if isinstance(given, str) else (given,)
+        spec, places = setting((1, 4, tokens, 8), 4, {})
+        spec = dataclasses.replace(spec, **changes)
+        params = util.random_params(encoding, spec.dims)
+        qkv = [jax.ShapeDtypeStruct((1, 4, tokens, 8), jnp.float32)] * 3
+        take = functools.partial(arguments, encoding, spec, q_tokens=places)
+        return answer(engine.refusal, lambda params, qkv: take(params=params, qkv=qkv), params, qkv)
 
-    assert reason("deberta+rope") == "the scheme uses relative_keys and relative_queries"
+    assert reason("deberta+rope") == "it has no RelativeKeys or RelativeQueries"
     assert "same tokens" in reason("rope", aligned=False)
     assert "explicit positions" in reason("t5", contiguous=False)
+    assert "explicit positions" in reason("alibi", contiguous=False)
     assert reason("rope", contiguous=False) is None
+    assert reason(Free(), 2**20) == "a bias without a horizon over 1048576 tokens"
+    assert reason("t5+alibi", 2**20) is None
 
 
-def lowered(spec: str, tokens: int, gradient: bool, sharding=None, width: int = 64):
-    """The engine (or the tiled one, where it refuses) for 8 heads in bfloat16, traced."""
-    (encoding,) = pe_jax.parse(spec)
-    shape = (1, 8, tokens, width)
-    rules, places = setting(encoding, shape, 8, {})
-    abstract = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-    params = jax.tree.map(abstract, util.random_params(encoding, rules.dims))
-    one = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
+def lowered(name: str, tokens: int, gradient: bool, sharding=None, width: int = 64):
+    """What a TPU runs for 8 heads in bfloat16, traced: these kernels or, if they refuse, tiles."""
+    (encoding,) = pe_jax.parse(name)
+    dims = pe_jax.Dims(8 * width, 8, 8, width)
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+    place = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+    params = jax.tree.map(lambda x: place(x.shape, x.dtype), shapes)
+    heads = place((1, tokens, 8, width), jnp.bfloat16)
+    x = place((1, tokens, 8 * width), jnp.bfloat16)
 
-    def run(cotangent, params, qkv):
-        if gradient:
-            return outcome(cotangent, params, qkv, tpu, rules, places)[1]
-        return call(tpu, rules, places, params, *qkv).astype(jnp.bfloat16)
+    def forward(params, q, k, v, x):
+        kwargs = {"encoding": encoding, "params": params, "x": x, "embedded": True}
+        return pe_jax.attention(q, k, v, **kwargs)
 
-    return jax.jit(run).trace(one, params, (one, one, one))
+    def run(cotangent, *arrays):
+        if not gradient:
+            return forward(*arrays)
+        return jax.vjp(forward, *arrays)[1](cotangent)
+
+    with mock.patch.object(jax, "default_backend", return_value="tpu"):
+        return jax.jit(run).trace(heads, params, heads, heads, heads, x)
 
 
 @pytest.mark.parametrize("spec, width", [("rope", 64), ("rope", 128), ("alibi", 64), ("t5", 64)])
@@ -247,7 +288,7 @@ LENGTHS = (16384, 32768)
 TILED = [  # whole rows of scores are dense; several axes need positions of their own
     name
     for name, scheme in pe_jax.ENCODINGS.items()
-    if scheme.axes == 1 and not scheme().overrides("rescore")
+    if scheme().claims.axes == 1 and not select(skeleton(scheme(), util.DIMS), RowRescore)
 ]
 NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v5e, not counted
 

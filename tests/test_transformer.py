@@ -354,7 +354,7 @@ def test_no_new_tokens_give_the_prompt():
 @pytest.mark.parametrize("spec", ["mrope", "learned_2d+rope_2d"])
 def test_positions_of_several_axes_are_read_at_once_as_token_by_token(spec):
     built, _ = tiny.build(tiny.config(spec, head_dim=8))
-    places = pos.multimodal([3, (2, 3), 1, 2])[None, :, -built.encodings[0].axes :]
+    places = pos.multimodal([3, (2, 3), 1, 2])[None, :, -built.encodings[0].claims.axes :]
     rows = tiny.tokens(2, L)
     want = jax.jit(lambda: built(rows, positions=places))()
     assert np.abs(want - jax.jit(lambda: built(rows, positions=places[:, ::-1]))()).max() > 0.01

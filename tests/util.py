@@ -17,13 +17,15 @@ from pe_jax import Encoding, Params, Sum
 from pe_jax.encodings.base import Dims, adds_to_input, skeleton
 from pe_jax.encodings.terms import DistanceBias, DistanceTerm, Profile, RowRescore, Term, select
 from pe_jax.encodings.terms import scale as terms_scale
-from pe_jax.engines import bands, plan
 from pe_jax.engines import inputs as inputs_
+from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.positions import per_segment
 
 B, T, H, K, E = 2, 13, 4, 2, 8
 DIMS = Dims(H * E, H, K, E)
 BLOCKS = (4, 4)  # T is no multiple of it: 4 × 4 tiles
+# T tokens are many tiles of two heads at a time, as thousands of tokens are on a CPU.
+TILED = Tiled(TileSizes(*BLOCKS, group=(1, 2), sub_blocks=(1, 2)))
 
 # Settings under which horizons are reached within T tokens; a scheme not named here has its
 # defaults. `causal` is no field: False makes a case that looks both ways.
@@ -92,9 +94,9 @@ def terms(encoding: Encoding, *kinds: type) -> list:
 
 
 def horizon(encoding: Encoding) -> tuple[int, int] | None:
-    """That of its one term of distances."""
-    (term,) = terms(encoding, DistanceTerm)
-    return term.horizon
+    """That of its terms of distances, which is the same for all."""
+    (common,) = {term.horizon for term in terms(encoding, DistanceTerm)}
+    return common
 
 
 def rotate(encoding: Encoding, side: str, params: Params, x, positions) -> jax.Array:
@@ -154,13 +156,6 @@ def inputs(length: int = T, kv_heads: int = K) -> tuple[np.ndarray, ...]:
     return tuple(noise(B, length, n, E, seed=s) for s, n in enumerate(heads))
 
 
-def small_tiles(patch, blocks=BLOCKS, group=(1, 2), sub_blocks=(1, 2)) -> None:
-    """Makes T tokens many tiles, two heads at a time, as thousands of tokens are on a CPU."""
-    patch.setattr(plan, "block_sizes", lambda _, __, *sizes: tuple(map(min, blocks, sizes)))
-    patch.setattr(plan, "group_sizes", lambda *_: group)
-    patch.setattr(bands, "SUB_BLOCKS", sub_blocks)
-
-
 def jit(f, **options):
     """Compiled with few optimisations: the tests compile much and run little."""
     return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0}, **options)
@@ -174,9 +169,12 @@ def flat(q) -> jax.Array:
 def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Array:
     """Attention, after `embed` has added what it adds, to q, so that inputs take part too.
 
-    The layer's input, for schemes that read it, is q again. What needs whole rows runs dense.
+    The layer's input, for schemes that read it, is q again. What needs whole rows runs dense; tiles
+    are small.
     """
     enc = case.encoding
+    if options["implementation"] == "tiled":
+        options["implementation"] = TILED
     if terms(enc, RowRescore):
         options["implementation"] = "dense"
     if adds_to_input(enc, DIMS):

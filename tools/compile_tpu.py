@@ -39,6 +39,7 @@ from experiments.measuring.loop_counts import Tiles, tiles
 from experiments.measuring.timing import plain
 from experiments.measuring.workloads import SPECS
 from experiments.running import launch
+from experiments.running.errors import one_line_errors
 from experiments.running.provenance import commit, save_json
 from pe_jax.encodings import ENCODINGS
 from pe_jax.models import generate
@@ -200,7 +201,7 @@ def write(folder: Path, about: dict, rows: list[dict]) -> None:
 def main(config: Config) -> None:
     """Compiles every program that is asked for, and says what it needs."""
     given = flags.FLAGS
-    with launch.one_line_errors():
+    with one_line_errors():
         chip = tpu_slice.check(given.topology)
         jax.config.update("jax_platforms", "cpu")
         devices = tpu_slice.devices(given.topology)
@@ -212,7 +213,7 @@ def main(config: Config) -> None:
     for spec in wanted:
         for program in given.program:
             config.model = dataclasses.replace(base, encoding=spec)
-            with launch.one_line_errors():
+            with one_line_errors():
                 rows.append(measure(config, program, devices, chip))
             logging.info("%s, %s: %s", spec, program, rows[-1]["status"])
     title = f"{given.topology}, {len(devices)} chips: estimates of the compiler"

@@ -18,7 +18,9 @@ import pe_jax
 from pe_jax import ENCODINGS, Dims, Encoding, Params
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import adds_to_input, skeleton
-from pe_jax.engines import cache, fused, tpu
+from pe_jax.engines import cache
+from pe_jax.engines.gpu import engine as gpu
+from pe_jax.engines.tpu import engine as tpu
 
 ROOT = Path(__file__).parents[1]
 DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
@@ -119,9 +121,8 @@ def _kernel(engine):
         why = engine.refusal(*call)
         if why is not None:
             raise ValueError(why)
-        return call[2]["v"]
+        return call[-1], None
 
-    ask.slots = True
     return ask
 
 
@@ -140,7 +141,7 @@ def _decode(scheme: Encoding) -> None:
 ENGINES = {
     "dense": functools.partial(_attention, implementation="dense"),
     "tiled": functools.partial(_attention, implementation="tiled"),
-    "fused": functools.partial(_attention, implementation=_kernel(fused)),
+    "fused": functools.partial(_attention, implementation=_kernel(gpu)),
     "tpu": functools.partial(_attention, implementation=_kernel(tpu)),
     "decode": _decode,
 }

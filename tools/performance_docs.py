@@ -12,13 +12,13 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments.reporting.benchmark_report import write
-from experiments.running import launch
+from experiments.running.errors import one_line_errors
 
 
 def main(_: list[str]) -> None:
     """Writes the page that the flags ask for."""
     command = shlex.join(["python", "-m", "tools.performance_docs", *sys.argv[1:]])
-    with launch.one_line_errors():
+    with one_line_errors():
         page = write([Path(p) for p in flags.FLAGS.runs], Path(flags.FLAGS.docs), command)
     print(f"Page: {page}")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from absl import app, flags, logging
 
 from experiments.measuring.timing import plain
-from experiments.running import launch
+from experiments.running.errors import one_line_errors
 from experiments.running.provenance import save_json
 from pe_jax.training.config import MeshConfig
 from tools import hlo, tpu_slice
@@ -235,7 +235,7 @@ def page(plan: list[Cell], folder: Path) -> str:
 def main(_: list[str]) -> None:
     """Compiles what is missing and writes the page."""
     given, plan = flags.FLAGS, cells()
-    with launch.one_line_errors():
+    with one_line_errors():
         for topology in SLICES.values():
             tpu_slice.check(topology)
         sweep(plan, Path(given.out), given.minutes, given.limit)

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings.base import Encoding, skeleton
-from pe_jax.encodings.terms import RowRescore, select
-from pe_jax.engines import tiled
-from pe_jax.engines.dense import Rules, Tokens
-from pe_jax.engines.layout import IN_ORDER, InOrder
-from pe_jax.engines.plan import Plan
-from pe_jax.engines.ring import Ring
+from pe_jax.encodings.terms import RowRescore, Tokens, select
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.sharded import ring
+from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
+from pe_jax.engines.tiled import schedule
+from pe_jax.engines.tiled.padding import fill_tokens
+from pe_jax.engines.tiled.setup import set_up
+from pe_jax.engines.tiled.tiles import CHOSEN, Partition
 from pe_jax.models.config import ModelConfig
 
 
@@ -29,7 +31,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(
-    model: ModelConfig, batch: int, length: int, layout: InOrder = IN_ORDER, devices: int = 1
+    model: ModelConfig, batch: int, length: int, layout: Contiguous = CONTIGUOUS, devices: int = 1
 ) -> Tiles:
     """What the mask decides while a training step runs, if each row of tokens is one document.
 
@@ -44,36 +46,41 @@ def tiles(
 
 
 def _turns(
-    encoding: Encoding, model: ModelConfig, batch: int, length: int, layout: InOrder, devices: int
+    encoding: Encoding,
+    model: ModelConfig,
+    batch: int,
+    length: int,
+    layout: Contiguous,
+    devices: int,
 ):
     """Tiles a row that the mask leaves whole, and in part, on the mean; and all there are.
 
     On a ring the mean is over its hops too, as every device meets the keys of all others.
     """
     dims = model.dims
-    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
-    params = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), shapes)
-    rules = Rules(encoding, dims, model.causal, model.window or None, True, True, model.sinks)
+    spec = AttentionSpec(dims, model.causal, model.window or None, model.sinks, True, True)
     q, k = (
         jax.ShapeDtypeStruct((batch, heads, length, dims.head_dim), jnp.float32)
         for heads in (dims.heads, dims.kv_heads)
     )
-    ring = isinstance(layout, Ring)
-    cuts = layout.cuts if ring else tiled.Cuts(devices=devices)
+    shared = isinstance(layout, BlockPermuted)
+    partition = ring.partition(layout) if shared else Partition(devices=devices)
+    setup = set_up(spec, skeleton(encoding, dims), q, k, partition, CHOSEN)
     order = np.asarray(layout.order(length))[None]
-    factored = jax.eval_shape(lambda: encoding.factors(params, order, order, dims)) is not None
-    setup = tiled.arrange(rules, params, q, k, cuts, factored)
-    devices, tokens = cuts.parts // cuts.runs, Tokens(order, order, None)
-    split = lambda x: jnp.asarray(x).reshape(devices, 1, -1)  # noqa: E731
-    sides = jax.tree.map(split, tiled.fill(setup, tokens, tokens, cuts))
+    tokens, runs = Tokens(order, order), partition.runs_per_row
+    devices = runs // partition.runs
+    sides = jax.tree.map(
+        lambda x: jnp.asarray(x).reshape(devices, 1, -1),
+        fill_tokens(tokens, tokens, setup.grid.lengths, runs),
+    )
 
     @jax.vmap
     def hop(pair):
         q, k = (jax.tree.map(lambda x: x[i], side) for side, i in zip(sides, pair, strict=True))  # noqa: B023
-        plan = Plan(rules, setup.terms, setup.gain, q, k, *setup.blocks)
-        return jax.vmap(lambda i: plan.order(i, None)[1:])(jnp.arange(setup.blocks[0]))
+        rows = jnp.arange(setup.grid.q_blocks)
+        return jax.vmap(lambda i: schedule.order(setup, q, k, i)[1:])(rows)
 
-    far = layout.hops(rules, length) if ring else 0
+    far = ring.hops(layout, spec, length) if shared else 0
     device, back = np.divmod(np.arange(devices * (far + 1)), far + 1)
-    whole, partial = hop(jnp.stack([device, (device - back) % devices], 1))
-    return float(whole.mean()), float(partial.mean()), setup.blocks[1]
+    plain, partial = hop(jnp.stack([device, (device - back) % devices], 1))
+    return float(plain.mean()), float(partial.mean()), setup.grid.k_blocks

@@ -356,6 +356,8 @@ def summary(results: Results) -> dict[str, list[str]]:
 def irregularities(results: Results) -> list[str]:
     """Everything about the files that a reader must know."""
     notes = list(results.manifest.get("notes", ()))
+    if warning := results.manifest["corpus"].get("warning"):
+        notes.append(f"{warning[0].upper()}{warning[1:]}.")
     for before in results.reported:
         if before != results.subject:
             seeds, schemes = ", ".join(map(str, before["seeds"])), ", ".join(before["encodings"])

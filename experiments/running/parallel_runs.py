@@ -12,7 +12,7 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments.running.launch import Stop
+from experiments.running.signals import Stop
 from experiments.running.sweep_configs import Sweep
 from pe_jax.training import sharding
 

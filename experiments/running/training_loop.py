@@ -15,7 +15,8 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from experiments.running import launch
+from experiments.running import distributed, signals
+from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
 from experiments.running.provenance import save_json
 from pe_jax import position_schemes
@@ -49,6 +50,8 @@ def open_source(config: Config) -> Source:
     """Loads and checks the data before anything is compiled."""
     corpus = data.load(config.data)
     logging.info("data: %s", corpus.describe())
+    if corpus.warning:
+        logging.warning("data: %s", corpus.warning)
     if isinstance(corpus, tasks.Task):
         if not corpus.fitting(config.eval.lengths[0] + 1):
             least = corpus.decoded(corpus.shortest) - 1
@@ -111,7 +114,7 @@ def train(
     source: Source,
     evaluator: Evaluator,
     label: str,
-    stop: launch.Stop,
+    stop: signals.Stop,
     params: Any = None,
 ) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
@@ -136,8 +139,8 @@ def train(
         state = trainer.init(config.seed)
         if params is not None:  # a copy: steps donate their state
             state = state._replace(params=jax.tree.map(jnp.copy, params))
-        launch.meet()
-        with launch.one_line_errors():
+        distributed.wait_for_all()
+        with one_line_errors():
             state, done = _begin(checkpoints, config, trainer, state, rows, about)
         if done:
             logging.info("%s continues at step %d", label, done)
@@ -165,7 +168,7 @@ def train(
                     metrics.pause(time.monotonic() - begin)
                 metrics.write(step, tokens, **found)
             if save:
-                with launch.one_line_errors():
+                with one_line_errors():
                     checkpoints.save(step, state, rows, about)
                 metrics.start(step)
             if stopping:
@@ -206,7 +209,7 @@ def _begin(
 
 
 def _next(rows: Iterator[dict], step: int) -> dict:
-    with launch.one_line_errors():
+    with one_line_errors():
         try:
             return next(rows)
         except Exception as error:  # of a reader, its file, or its end: each raises its own
@@ -267,7 +270,7 @@ def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:
 
 def run(config: Config) -> None:
     """Trains, evaluates, and writes what was found."""
-    with launch.one_line_errors():
+    with one_line_errors():
         source = open_source(config)
         trainer = prepare(config, source.vocab)
         evaluator = Evaluator(trainer, config.eval)
@@ -286,7 +289,7 @@ def run(config: Config) -> None:
         if first:
             save_json(saved, meta(config, source))
         begin = time.monotonic()
-        with launch.Stop() as stop:
+        with signals.Stop() as stop:
             try:
                 state = train(config, source, evaluator, config.model.encoding, stop)
             except Diverged as error:

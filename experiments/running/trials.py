@@ -9,7 +9,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments.running import launch
+from experiments.running import signals
+from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
 from experiments.running.parallel_runs import lanes, spread
 from experiments.running.provenance import made, save_json
@@ -28,7 +29,7 @@ class Trials:
       stop: tells whether a signal came.
     """
 
-    def __init__(self, folder: Path, entry: list[str], mesh: Mesh, stop: launch.Stop):
+    def __init__(self, folder: Path, entry: list[str], mesh: Mesh, stop: signals.Stop):
         self.folder, self.entry, self.mesh, self.stop = folder, entry, mesh, stop
 
     def found(self, name: str, train: Callable[[], dict]) -> dict:
@@ -87,7 +88,7 @@ def finished(
     """
     workdir, path = Path(config.workdir), Path(config.workdir) / "config.json"
     now = json.loads(json.dumps(dataclasses.asdict(config)))
-    with launch.one_line_errors():
+    with one_line_errors():
         meshes = lanes(config)
         sharding.check_fits(config.model, config.batch, meshes[0])
         names = folders(entries)
@@ -99,14 +100,14 @@ def finished(
         kept = now | also(saved)
         lock = Lock(workdir)
         save_json(path, kept)
-    with contextlib.closing(lock), launch.Stop() as stop:
+    with contextlib.closing(lock), signals.Stop() as stop:
 
         def each(entry, mesh: Mesh):
             return run(
                 entry, Trials(workdir / "runs" / names[entry], [*entries[entry]], mesh, stop)
             )
 
-        with launch.one_line_errors():
+        with one_line_errors():
             given = spread(each, entries, meshes, stop)
         stop.leave()
         yield now, dict(zip(entries, given, strict=True))

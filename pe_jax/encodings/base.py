@@ -17,8 +17,6 @@ import jax
 from pe_jax.encodings.terms import Input, Term
 from pe_jax.numerics.arrays import align
 
-DISTANCE_SLOTS = ()  # MOVE: engines that are not on terms yet import it
-
 
 class Claims(NamedTuple):
     """What a scheme says of the input that it can serve; `attention` refuses other input.

@@ -105,7 +105,7 @@ class TUPE(Encoding):
             jnp.where(rows, own["first"][:, None], 0),
             jnp.where(rows, 0, own["to_first"][:, None]),
         ]
-        ones = jnp.ones(rows.shape, jnp.float32)
+        ones = jnp.ones_like(rows, jnp.float32)
         right = [jnp.where(first, 0, right), ones, jnp.where(rows, ones, 0)]
         return jnp.concatenate([*left, *right], axis=-1)
 

@@ -12,7 +12,8 @@ from pe_jax.encodings.base import Claims, Dims, Encoding, Params
 from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, RowRescore, Side, Term, Tokens
 from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.axes import under_auto_axes
+from pe_jax.engines.sharded.axes import under_auto_axes
+from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.numerics.arrays import align
 
 NO_CLAIMS = Claims()
@@ -39,6 +40,7 @@ def attention(
     sinks: int = 0,
     embedded: bool = False,
     implementation: str | Callable | None = None,
+    layout: Contiguous = CONTIGUOUS,
     dims: Dims | None = None,
 ) -> jax.Array:
     """Attention with a positional encoding; rotates q and k, then calls `attend`.
@@ -89,12 +91,14 @@ def attention(
         How many devices share the call is that of the mesh in force (`jax.set_mesh`, shard_map),
         else of the mesh that q, k and v lie on; else one. On several, tiles hold all heads, and
         None takes no kernel, which XLA could not divide.
-        Also an engine of one's own, a function like `pe_jax.engines.dense.attend` (with an
-        attribute `masked` that is True, if it hides more than `causal` says); and, under jit
-        on several devices: `pe_jax.engines.apart.Apart(mesh, axes)`, where each row is on one of
-        them, which then may run its kernel; `pe_jax.engines.ring.Ring(mesh)`, where they share a
-        row's tokens: q, k, v, x, positions and segments lie as its `spread` lays them, and so does
-        the output.
+        Also `pe_jax.engines.tiled.Tiled(sizes)`, with tiles of given sizes, and an engine of one's
+        own, a function like `pe_jax.engines.reference.attend` (with an attribute `has_own_mask`
+        that is True, if it hides more than `causal` says).
+      layout: how the tokens of a row lie on several devices, of `pe_jax.engines.sharded.layout`,
+        under jit: `RowSharded(mesh, axes)`, where each row is on one of them, which runs the engine
+        that it would run alone, a kernel too; `BlockPermuted(mesh)`, where they share a row's
+        tokens in a ring: q, k, v, x, positions and segments lie as its `spread` lays them, and so
+        does the output.
       dims: global sizes; None: from q and k, the model width being x's or H·E. Under jit, heads
         may be sharded; inside shard_map q must have all its heads (their slopes and tables need
         them).
@@ -135,7 +139,7 @@ def attention(
     params = inputs.params(encoding, params, dims)
     given = {"q_positions": q_positions, "k_positions": k_positions}
     encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
-    layout = dispatch.layout(implementation, q_index, k_index, q, k)
+    inputs.layout(layout, q_index, k_index, q, k)
     name = inputs.title(encoding)
     all_terms = (*encoding.terms(params, dims), *inputs.terms(terms))
     kinds.check(all_terms)
@@ -173,9 +177,9 @@ def attention(
         window=window,
         sinks=sinks,
         implementation=implementation,
+        layout=layout,
         claims=encoding.claims,
         name=name,
-        legacy=(encoding, params),
     )
 
 
@@ -201,9 +205,9 @@ def attend(
     window: int | None = None,
     sinks: int = 0,
     implementation: str | Callable | None = None,
+    layout: Contiguous = CONTIGUOUS,
     claims: Claims = NO_CLAIMS,
     name: str = "attention",
-    legacy: Any = None,
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
 
@@ -218,7 +222,7 @@ def attend(
     inputs.shapes(q, k, v)
     batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
     q_seg, k_seg = inputs.segments(q_segments, k_segments, batch, queries, keys)
-    layout = dispatch.layout(implementation, q_index, k_index, q, k)
+    inputs.layout(layout, q_index, k_index, q, k)
     others = keys if causal or window is not None else queries
     q_ind = inputs.index("q_index", q_index, batch, queries, others, layout)
     k_ind = inputs.index("k_index", k_index, batch, keys, keys, layout)
@@ -251,7 +255,7 @@ def attend(
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous)
     call = dispatch.Call(spec, terms, q_side, k_side, _heads_first(v))
-    out, lse = dispatch.engine(implementation, call, name, legacy)(*call)
+    out, lse = dispatch.engine(implementation, layout, call, name)(*call)
     out = leave_to_sinks(terms, out, lse)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
 

@@ -36,8 +36,8 @@ class Cache:
     v: jax.Array
     k_raw: jax.Array | None
     far: jax.Array | None
-    states: tuple[jax.Array | None, ...]
-    tables: tuple[jax.Array | None, ...] | None
+    states: tuple[Any, ...]
+    tables: Any
     positions: jax.Array
     length: jax.Array
 
@@ -224,52 +224,42 @@ def extend(
     inputs.window(window, sinks)
     inputs.embedded(encoding, dims, embedded)
     params = inputs.params(encoding, params, dims)
-    start, contiguous = cache.length, positions is None
+    contiguous, start = positions is None, cache.length
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
     encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
     terms = encoding.terms(params, dims)
-    inputs.layer_input(terms, type(encoding).__name__, x, q.shape[:2], dims)
-    short = contiguous and q.shape[1] == 1 and implementation is None
-    short = short and not select(terms, RowRescore)
+    inputs.layer_input(terms, inputs.title(encoding), x, q.shape[:2], dims)
+
     states, cache = _remember(cache, terms, x, positions)
     cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
-    held = cache.tables
-    if held is None and (short or cache.far is not None):
-        held = decode.tables(terms, cache.capacity)
+    one_token = contiguous and q.shape[1] == 1 and implementation is None
+    one_token = one_token and not select(terms, RowRescore)
+    tables: Any = cache.tables
+    if tables is None and (one_token or cache.far is not None):
+        tables = decode.tables(terms, cache.capacity)
     if cache.far is not None:
-        past = decode.far(terms, held, jnp.swapaxes(k, 1, 2), dims.heads)
-        cache = dataclasses.replace(cache, far=_write(cache.far, past, start, 2))
+        past_horizon = decode.far(terms, tables, jnp.swapaxes(k, 1, 2), dims.heads)
+        cache = dataclasses.replace(cache, far=_write(cache.far, past_horizon, start, 2))
+
+    rows = _rows(cache, terms, q.dtype)
     rotated = inputs.rotate(terms, "q", q, positions, states)
-    rows = decode.Rows(
-        k=cache.k.astype(q.dtype),
-        raw=(cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype),
-        v=cache.v.astype(q.dtype),
-        far=cache.far,
-        states=tuple(
-            x if inputs.reads_keys(t) else None for t, x in zip(terms, cache.states, strict=True)
-        ),
-    )
-    if short:
+    if one_token:
         spec = AttentionSpec(dims, True, window, sinks)
         query = decode.Query(rotated[:, 0], q[:, 0], jax.tree.map(lambda s: s[:, 0], states))
-        out, lse = decode.attend(spec, terms, query, rows, held, start)
+        out, lse = decode.attend(spec, terms, query, rows, tables, start)
         out = leave_to_sinks(terms, out[:, :, None], lse[:, :, None])[:, :, 0]
         return out[:, None].astype(q.dtype), cache
-
-    def tokens_first(x):
-        return jnp.swapaxes(x, 1, 2)
-
     # Rows not written yet are later than every query, so the causal mask hides them.
     out = attend(
         rotated,
-        tokens_first(rows.k),
-        tokens_first(rows.v),
+        _tokens_first(rows.k),
+        _tokens_first(rows.v),
         terms=terms,
         dims=dims,
         q_raw=q,
-        k_raw=tokens_first(rows.raw),
+        k_raw=_tokens_first(rows.raw),
         q_states=states,
-        k_states=jax.tree.map(tokens_first, rows.states),
+        k_states=jax.tree.map(_tokens_first, rows.states),
         q_positions=jnp.broadcast_to(positions, (len(q), *positions.shape[1:])),
         k_positions=cache.positions,
         q_index=pos.contiguous(q.shape[1], start),
@@ -280,9 +270,24 @@ def extend(
         implementation=implementation,
         claims=encoding.claims,
         name=inputs.title(encoding),
-        legacy=(encoding, params),
     )
     return out, cache
+
+
+def _rows(cache: Cache, terms: tuple, dtype) -> decode.Rows:
+    """What tokens of this dtype read."""
+    of_keys = zip(terms, cache.states, strict=True)
+    return decode.Rows(
+        k=cache.k.astype(dtype),
+        raw=(cache.k if cache.k_raw is None else cache.k_raw).astype(dtype),
+        v=cache.v.astype(dtype),
+        far=cache.far,
+        states=tuple(state if inputs.reads_keys(term) else None for term, state in of_keys),
+    )
+
+
+def _tokens_first(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, 1, 2)
 
 
 def _remember(cache: Cache, terms: tuple, x, positions) -> tuple[tuple, Cache]:

@@ -75,7 +75,7 @@ def tables(terms: tuple, rows: int) -> tuple[Any, ...]:
     return tuple(term.at(away) if isinstance(term, DistanceTerm) else None for term in terms)
 
 
-def far(terms: tuple, held: tuple, k_raw: jax.Array, heads: int) -> jax.Array:
+def far(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
     """k·relative_queries past the horizon: float32 [B, H, T] for k_raw [B, K, T, E]."""
     raw, products = k_raw.astype(jnp.float32), []
     for term, table in zip(terms, held, strict=True):
@@ -86,7 +86,7 @@ def far(terms: tuple, held: tuple, k_raw: jax.Array, heads: int) -> jax.Array:
 
 
 def attend(
-    spec: AttentionSpec, terms: tuple, query: Query, rows: Rows, held: tuple, at: jax.Array
+    spec: AttentionSpec, terms: tuple, query: Query, rows: Rows, held: Any, at: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """What the token at row `at` reads from its own row and those before it.
 

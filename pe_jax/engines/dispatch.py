@@ -1,13 +1,15 @@
-"""Which engine runs a call: decided here and nowhere else."""
+"""Which engine runs a call: decided here and nowhere else.
 
-import difflib
+It follows from what was asked, how tokens lie on devices, the mesh in force, the kinds of terms and
+the length.
+"""
+
 import functools
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from pe_jax.encodings.terms import (
     RelativeKeys,
@@ -18,17 +20,16 @@ from pe_jax.encodings.terms import (
     Side,
     select,
 )
-from pe_jax.engines import dense, reference, tiled
-from pe_jax.engines.apart import Apart
+from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.dense import Rules
-from pe_jax.engines.dense import Tokens as OldTokens
-from pe_jax.engines.layout import IN_ORDER, InOrder
-from pe_jax.engines.plan import TILE, devices
-from pe_jax.validation import require
+from pe_jax.engines.sharded import ring, rows
+from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
+from pe_jax.engines.tiled import Tiled
+from pe_jax.engines.tiled.tiles import TILE, devices
+from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
-KERNELS = {"gpu": "fused", "tpu": "tpu"}
+KERNELS = {"gpu": "fused", "tpu": "tpu"}  # platform → its kernels
 SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit one tile …
 SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
 VECTORS = (RelativeKeys, RelativeQueries, RelativeValues, RelativeState)
@@ -44,103 +45,84 @@ class Call(NamedTuple):
     v: jax.Array
 
 
-def legacy_call(call: Call, encoding, params):
-    """The call as engines of slots take it."""
-    spec, _, q, k, v = call
-    rules = Rules(
-        encoding, spec.dims, spec.causal, spec.window, spec.aligned, spec.contiguous, spec.sinks
-    )
-    operands = {"q": q.x, "k": k.x, "v": v}
-    if q.raw is not None:
-        operands["q_raw"] = q.raw
-    if k.raw is not None:
-        operands["k_raw"] = k.raw
-    if encoding.overrides("state"):
-        rows = [x for x, t in zip(q.states, call.terms, strict=True) if t.state is not None]
-        of_x = [t for t in call.terms if t.state is not None]
-        rows = [x for x, t in zip(rows, of_x, strict=True) if t.state.of == "x"]
-        operands["q_state"] = jnp.concatenate(rows, -1)
-        if encoding.overrides("state_bias"):
-            columns = [
-                (q if x is None else k).states[i]
-                for i, (x, t) in enumerate(zip(k.states, call.terms, strict=True))
-                if t.state is not None and t.state.of == "x"
-            ]
-            operands["k_state"] = jnp.concatenate(columns, -1)
-    tokens = [OldTokens(*side.tokens) for side in (q, k)]
-    if spec.aligned and spec.contiguous and encoding.overrides("bias"):
-        pass
-    return rules, params, operands, *tokens
+def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Callable:
+    """The engine that runs the call, a function of its fields. What is chosen is logged once.
+
+    Args:
+      implementation: what was asked for, or None.
+      layout: how tokens lie on devices.
+      call: the call.
+      name: of the encoding, for messages.
+
+    Raises:
+      ValueError: what was asked for is unknown, needs another device, or cannot run this call.
+    """
+    if isinstance(layout, BlockPermuted):
+        return _ring(implementation, layout, call, name)
+    if isinstance(layout, RowSharded):
+
+        def on_each_device(*call):
+            return _alone(implementation, Call(*call), name)(*call)
+
+        return functools.partial(rows.attend, layout, on_each_device)
+    return _alone(implementation, call, name)
 
 
-def engine(implementation, call: Call, name: str, legacy: Any) -> Callable:
-    """The engine that runs the call. What is chosen here is logged once."""
-    run = _pick(implementation, call, name, legacy)
-    if getattr(run, "slots", False):
-
-        def old(*call):
-            return run(*legacy_call(Call(*call), *legacy)), None
-
-        return old
-    return run
-
-
-def _slots(f):
-    @functools.wraps(f)
-    def run(*args):
-        return f(*args)
-
-    run.slots = True
-    return run
+def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
+    """The ring, with tiles as `implementation` has them if that is the tiled engine."""
+    if select(call.terms, RowRescore):
+        raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
+    if implementation in (None, "tiled"):
+        implementation = Tiled()
+    if not isinstance(implementation, Tiled):
+        raise ValueError(
+            f"implementation={implementation!r} with layout={type(layout).__name__}: devices that"
+            " share rows run a ring of tiles; leave it out, or pass 'tiled' or a Tiled(sizes)"
+        )
+    return functools.partial(ring.attend, layout, implementation.sizes)
 
 
-def _pick(implementation, call: Call, name: str, legacy: Any) -> Callable:
-    if isinstance(implementation, Apart):
-
-        def inner(*args):
-            run = _pick(None, call, name, legacy)
-            if getattr(run, "slots", False):
-                return run(*args)
-            raise NotImplementedError
-
-        return _slots(functools.partial(implementation.run, inner))
-    if isinstance(implementation, InOrder):
-        return _slots(implementation)
+def _alone(implementation: Any, call: Call, name: str) -> Callable:
+    """The engine for whole rows."""
     if callable(implementation):
         return implementation
-    device, terms = jax.default_backend(), call.terms
-    whole = bool(select(terms, RowRescore))
     if implementation is not None:
-        if implementation not in IMPLEMENTATIONS:
-            near = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1, cutoff=0)
-            raise ValueError(
-                f"implementation={implementation!r} is unknown; did you mean {near[0]!r}?"
-            )
-        if whole and implementation != "dense":
-            fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
-            raise ValueError(f"implementation={implementation!r}: {fix}")
-        if implementation in KERNELS.values():
-            why = _refusal(implementation, call, legacy)
-            if why is not None:
-                raise ValueError(f"implementation={implementation!r}: {why}; pass 'tiled' or None")
-        return _attend(implementation)
+        return _asked_for(implementation, call, name)
     if _is_small(call):
         _log(logging.INFO, f"{name}: dense, for one query or a short sequence")
         return reference.attend
-    if whole:
+    if select(call.terms, RowRescore):
         _log(logging.WARNING, f"{name}: dense, O(L²) memory: it needs whole rows of scores")
         return reference.attend
-    if device in KERNELS:
-        why = _refusal(KERNELS[device], call, legacy)
-        if devices(call.q.x, call.k.x, call.v) > 1:  # under jit XLA would gather its operands
-            why = "several devices, among which XLA cannot divide a kernel"
-        if why is None:
-            _log(logging.INFO, f"{name}: the {KERNELS[device]} kernel")
-            return _attend(KERNELS[device])
-        _log(logging.WARNING, f"{name}: tiles of XLA, not the {KERNELS[device]} kernel: {why}")
-        return _attend("tiled")
-    _log(logging.INFO, f"{name}: tiled")
-    return _attend("tiled")
+    kernel = KERNELS.get(jax.default_backend())
+    if kernel is None:
+        _log(logging.INFO, f"{name}: tiled")
+        return tiled.attend
+    reason = _refusal(kernel, call)
+    if devices(call.q.x, call.k.x, call.v) > 1:  # under jit XLA would gather a kernel's operands
+        reason = "several devices, among which XLA cannot divide a kernel"
+    if reason is not None:
+        _log(logging.WARNING, f"{name}: tiles of XLA, not the {kernel} kernel: {reason}")
+        return tiled.attend
+    _log(logging.INFO, f"{name}: the {kernel} kernel")
+    return _attend(kernel)
+
+
+def _asked_for(implementation: str, call: Call, name: str) -> Callable:
+    """The engine of this name, if it can run the call."""
+    asked = f"implementation={implementation!r}"
+    if implementation not in IMPLEMENTATIONS:
+        near = nearest(str(implementation), IMPLEMENTATIONS)
+        raise ValueError(f"{asked} is unknown; did you mean {near!r}?")
+    if select(call.terms, RowRescore) and implementation != "dense":
+        fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
+        raise ValueError(f"{asked}: {fix}")
+    if (
+        implementation in KERNELS.values()
+        and (reason := _refusal(implementation, call)) is not None
+    ):
+        raise ValueError(f"{asked}: {reason}; pass 'tiled' or None")
+    return _attend(implementation)
 
 
 def has_own_mask(implementation: Any) -> bool:
@@ -148,13 +130,29 @@ def has_own_mask(implementation: Any) -> bool:
     return getattr(implementation, "has_own_mask", False)
 
 
-def _refusal(name: str, call: Call, legacy) -> str | None:
+def _refusal(kernel: str, call: Call) -> str | None:
     """Why a kernel cannot run here, or cannot run this call; None if it can."""
-    device = jax.default_backend()
-    if KERNELS.get(device) != name:
-        needs = next(d for d, kernel in KERNELS.items() if kernel == name)
-        return f"it needs a {needs.upper()}, this is a {device.upper()}"
-    return _engine(name).refusal(*legacy_call(call, *legacy))
+    platform = jax.default_backend()
+    if KERNELS.get(platform) != kernel:
+        needs = next(name for name, own in KERNELS.items() if own == kernel)
+        return f"it needs a {needs.upper()}, this is a {platform.upper()}"
+    return _module(kernel).refusal(*call)
+
+
+def _attend(name: str) -> Callable:
+    """The function of an engine."""
+    return _module(name).attend
+
+
+def _module(name: str) -> Any:
+    """That of an engine; kernels are imported when they are used."""
+    if name == "fused":
+        from pe_jax.engines.gpu import engine
+    elif name == "tpu":
+        from pe_jax.engines.tpu import engine
+    else:
+        engine = {"dense": reference, "tiled": tiled}[name]
+    return engine
 
 
 def _is_small(call: Call) -> bool:
@@ -168,31 +166,3 @@ def _is_small(call: Call) -> bool:
 @functools.cache
 def _log(level: int, text: str) -> None:
     logging.getLogger("pe_jax").log(level, "attention: %s", text)
-
-
-def _attend(name: str) -> Callable:
-    return reference.attend if name == "dense" else _slots(_engine(name).attend)
-
-
-def _engine(name: str) -> Any:
-    """The module of an engine; kernels are imported when they are used."""
-    if name == "fused":
-        from pe_jax.engines import fused as engine
-    elif name == "tpu":
-        from pe_jax.engines import tpu as engine
-    else:
-        engine = {"dense": dense, "tiled": tiled}[name]
-    return engine
-
-
-def layout(implementation, q_index, k_index, q, k) -> InOrder:
-    """How the tokens lie: an engine of several devices says so itself."""
-    if not isinstance(implementation, InOrder):
-        return IN_ORDER
-    for name, index in {"q_index": q_index, "k_index": k_index}.items():
-        fix = f"leave it out: {type(implementation).__name__} knows where tokens lie"
-        require(index is None, name, "given", fix)
-    if q.shape[-3] != k.shape[-3]:
-        name = type(implementation).__name__
-        raise ValueError(f"{q.shape[-3]} queries and {k.shape[-3]} keys: {name} is for one row")
-    return implementation

@@ -24,7 +24,7 @@ from pe_jax.encodings.terms import (
     TokenProduct,
     select,
 )
-from pe_jax.engines.layout import InOrder
+from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, require, require_bool
 
@@ -247,7 +247,7 @@ def terms(terms: Any) -> tuple[Term, ...]:
     return terms
 
 
-def index(name: str, index, batch, length: int, other: int, layout: InOrder) -> jax.Array:
+def index(name: str, index, batch, length: int, other: int, layout: Contiguous) -> jax.Array:
     """Places of tokens, [T] or [*B, T], given or as they lie."""
     if index is None:
         if length != other:
@@ -259,6 +259,17 @@ def index(name: str, index, batch, length: int, other: int, layout: InOrder) -> 
     index = pos.as_positions(index, name=name)
     _check_rows(name, index.shape, [(length,), (*batch, length)])
     return index
+
+
+def layout(layout: Contiguous, q_index, k_index, q, k) -> None:
+    """Raises ValueError where a call does not fit the way in which its tokens lie on devices."""
+    name = type(layout).__name__
+    if type(layout) is Contiguous:
+        return
+    for side, index in {"q_index": q_index, "k_index": k_index}.items():
+        require(index is None, side, "given", f"leave it out: {name} knows where tokens lie")
+    if q.shape[-3] != k.shape[-3]:
+        raise ValueError(f"{q.shape[-3]} queries and {k.shape[-3]} keys: {name} is for one row")
 
 
 def segments(q_segments, k_segments, batch, queries: int, keys: int):
@@ -317,28 +328,34 @@ def check_states(terms: tuple, q_states, k_states, q: jax.Array, k: jax.Array) -
     """
     if k_states is None and q.shape[-3] == k.shape[-3]:
         k_states = q_states
-    sides = []
-    for name, states, side in (("q_states", q_states, q), ("k_states", k_states, k)):
-        needed = [t.state if name[0] == "q" or reads_keys(t) else None for t in terms]
-        if states is None and not any(needed):
-            states = (None,) * len(terms)
-        heads_first = []
-        for i, (state, x) in enumerate(zip(needed, states or (None,) * len(terms), strict=True)):
-            if state is None:
-                heads_first.append(None)
-                continue
-            half = name[0] == "k" and isinstance(terms[i], TokenProduct) and x is not None
-            width = x.shape[-1] if half else state.width
-            want = (side.shape[-3], q.shape[-2], width)
-            shapes = (want, (1, *want), (*side.shape[:-3], *want))
-            if x is None or x.shape not in shapes:
-                shown = None if x is None else list(x.shape)
-                fix = f"pass {list(shapes[-1])}, what the term's State gives"
-                raise ValueError(f"{name}[{i}] has shape {shown}; {fix}")
-            x = x[None] if x.ndim == 3 else x.reshape(-1, *want)
-            heads_first.append(jnp.swapaxes(x, 1, 2))
-        sides.append(tuple(heads_first))
-    return sides
+    of_keys = [term if reads_keys(term) else None for term in terms]
+    sides = ("q_states", terms, q_states, q), ("k_states", of_keys, k_states, k)
+    checked = []
+    for name, readers, states, rows in sides:
+        states = (None,) * len(terms) if states is None else states
+        each = zip(readers, states, strict=True)
+        checked.append(
+            tuple(
+                None
+                if term is None or term.state is None
+                else _check_state(f"{name}[{i}]", term, state, (*rows.shape[:-2], q.shape[-2]))
+                for i, (term, state) in enumerate(each)
+            )
+        )
+    return checked
+
+
+def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> jax.Array:
+    """The state of a term [*B, T, H, C] for `rows` (*B, T, H), or for one row of them."""
+    widths = {term.state.width}  # pyright: ignore[reportOptionalMemberAccess]
+    if isinstance(term, TokenProduct) and name[0] == "k":
+        widths.add(term.state.width // 2)  # what a cache keeps
+    leads = {rows, rows[-2:], (1, *rows[-2:])}
+    if state is None or state.shape[:-1] not in leads or state.shape[-1] not in widths:
+        shown = None if state is None else list(state.shape)
+        fix = f"pass {[*rows, max(widths)]}, what the term's State gives"
+        raise ValueError(f"{name} has shape {shown}; {fix}")
+    return jnp.swapaxes(state.reshape(-1, *state.shape[-3:]), 1, 2)
 
 
 def reads_keys(term: Any) -> bool:

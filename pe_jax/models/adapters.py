@@ -34,6 +34,8 @@ from pe_jax.engines import inputs, reference
 from pe_jax.engines.api import attention
 from pe_jax.validation import require, require_bool
 
+SIZES = Dims(512, 8, 8, 64)  # of no model: to ask which terms there are, before sizes are known
+
 
 def attention_fn(
     encoding: Encoding,
@@ -95,12 +97,19 @@ def attention_fn(
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     require_bool("causal", causal)
     inputs.window(window, sinks)
+    sizes = dims or SIZES
+    inputs.embedded(encoding, sizes, embedded)
+    if inputs.reads_input(skeleton(encoding, sizes)):
+        raise ValueError(
+            f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
+            " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
+        )
     axes = encoding.claims.axes
     if axes > 1 and positions is None:
         name = type(encoding).__name__
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
     places = segments, positions, q_positions
-    return AttentionFn(encoding, params, causal, window, sinks, *places, embedded, dims)
+    return AttentionFn(encoding, params, causal, window, sinks, *places, dims)
 
 
 class AttentionFn(nnx.Module):
@@ -116,10 +125,9 @@ class AttentionFn(nnx.Module):
         segments,
         positions,
         q_positions,
-        embedded,
         dims,
     ):
-        self.dims, self.embedded = dims, embedded
+        self.dims = dims
         self.encoding, self.causal, self.window, self.sinks = encoding, causal, window, sinks
         self.params = nnx.data(params)
         self.segments = nnx.data(segments)
@@ -180,12 +188,6 @@ class AttentionFn(nnx.Module):
         ):
             require(einsum is None, name, einsum, "scores are not one einsum here: leave it out")
         q, k, v = promote_dtype(query, key, value, dtype=dtype)
-        dims = self.dims or inputs.dims(q, k)
-        if inputs.reads_input(skeleton(self.encoding, dims)):
-            raise ValueError(
-                f"encoding={self.encoding!r}: it reads the layer's input, which no attention_fn"
-                " sees; call pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
-            )
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
         places = self._places(shape, mask, self.causal or is_causal)
         drop = None
@@ -216,9 +218,9 @@ class AttentionFn(nnx.Module):
                 params=nnx.as_pure(self.params),
                 window=self.window,
                 sinks=self.sinks,
-                embedded=self.embedded,
+                embedded=True,  # or `attention_fn` has refused
                 implementation=engine,
-                dims=dims,
+                dims=self.dims,
                 **places,
             )
 

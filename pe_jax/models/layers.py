@@ -13,8 +13,8 @@ from pe_jax.encodings import terms
 from pe_jax.encodings.base import Encoding, Params, skeleton
 from pe_jax.engines import cache as caches
 from pe_jax.engines.api import attention
-from pe_jax.engines.layout import IN_ORDER
-from pe_jax.engines.plan import alone, devices
+from pe_jax.engines.sharded.layout import CONTIGUOUS
+from pe_jax.engines.tiled.tiles import alone, devices
 from pe_jax.models.config import ACTIVATIONS, DTYPES, NORMS, ModelConfig
 
 
@@ -74,7 +74,7 @@ class Attention(nnx.Module):
         # A stream of its own: the other weights are the same whatever the scheme.
         self.params = nnx.data(jax.tree.map(nnx.Param, encoding.init_layer(rngs.encoding(), dims)))
 
-    def __call__(self, x, shared, positions, segments, cache, layout=IN_ORDER):
+    def __call__(self, x, shared, positions, segments, cache, layout=CONTIGUOUS):
         """[B, T, D] → [B, T, D], and the longer cache if there is one."""
         split = lambda y: y.reshape(*y.shape[:-1], -1, self.dims.head_dim)  # noqa: E731
         q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
@@ -93,8 +93,6 @@ class Attention(nnx.Module):
             implementation=None if self.config.attention == "auto" else self.config.attention,
         )
         if cache is None:
-            if layout is not IN_ORDER:
-                given["implementation"] = layout
             y = attention(
                 q,
                 k,
@@ -102,6 +100,7 @@ class Attention(nnx.Module):
                 causal=self.config.causal,
                 q_positions=positions,
                 q_segments=segments,
+                layout=layout,
                 **given,
             )
         else:
@@ -136,7 +135,7 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs)
         self.dropout = config.dropout
 
-    def __call__(self, x, shared, positions, segments, cache, key, layout=IN_ORDER):
+    def __call__(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
         """[B, T, D] → [B, T, D], and the longer cache; `key` drives dropout, None is none."""
         given = shared, positions, segments, cache, layout
         y, cache = self.attention(self.attention_norm(x), *given)

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding, Params
 from pe_jax.engines import cache as caches
-from pe_jax.engines.layout import IN_ORDER, InOrder
+from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.layers import Block, Linear, linear, norm
 
@@ -100,7 +100,7 @@ class Stack(nnx.Module):
     def _keep(self, x):
         return x if self.divided is None else jax.lax.with_sharding_constraint(x, self.divided)
 
-    def _layers(self, x, shared, positions, segments, cache, key, layout=IN_ORDER):
+    def _layers(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
         """All blocks: a scan over repeats of the pattern.
 
         With caches, one after the other: a scan would copy each of them in and out for each token,
@@ -168,7 +168,7 @@ class Transformer(Stack):
         segments=None,
         cache=None,
         key=None,
-        layout: InOrder = IN_ORDER,
+        layout: Contiguous = CONTIGUOUS,
     ):
         """Logits of the next token (of each token, if not causal).
 
@@ -180,7 +180,7 @@ class Transformer(Stack):
           cache: from `init_cache`, or None.
           key: drives dropout; None is none.
           layout: how tokens, positions and segments lie in their rows, and so the logits: in order,
-            or shared by several devices (`pe_jax.engines.ring.Ring`), under jit.
+            or on several devices (`pe_jax.engines.sharded.layout`), under jit.
 
         Returns:
           float32 logits [B, T, V], or (logits, longer cache) if a cache was given.
@@ -189,7 +189,7 @@ class Transformer(Stack):
           ValueError: a cache and a layout that is not in order.
         """
         tokens = jnp.asarray(tokens)
-        if cache is not None and layout is not IN_ORDER:
+        if cache is not None and layout is not CONTIGUOUS:
             raise ValueError(f"layout={type(layout).__name__}: a cache has tokens in order")
         if positions is not None:
             rows = (*tokens.shape, *jnp.shape(positions)[2:])
@@ -207,7 +207,7 @@ class Transformer(Stack):
         logits = logits.astype(jnp.float32)
         return logits if cache is None else (logits, cache)
 
-    def _embed(self, tokens, positions, segments, layout=IN_ORDER):
+    def _embed(self, tokens, positions, segments, layout=CONTIGUOUS):
         """Token embeddings of unit variance, with the positions that the schemes add."""
         x = self._look_up(tokens) * jnp.asarray(self.config.width**0.5, self.embed.dtype)
         if positions is None:

@@ -17,6 +17,26 @@ def align(x: Any, like: jax.Array) -> jax.Array:
     return jax.lax.broadcast_to_rank(jnp.asarray(x), like.ndim)
 
 
+def fit(x: jax.Array, axis: int, length: int) -> jax.Array:
+    """Cuts or pads one axis of x to `length`."""
+    if x.shape[axis] >= length:
+        return jax.lax.slice_in_dim(x, 0, length, axis=axis)
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, length - x.shape[axis])
+    return jnp.pad(x, widths)
+
+
+def varying_like(tree: Any, like: Any) -> Any:
+    """`tree` typed as varying over the mesh axes that `like` varies over (inside shard_map)."""
+    axes = frozenset().union(*(jax.typeof(x).mat.varying for x in jax.tree.leaves(like)))
+
+    def vary(x):
+        more = tuple(axes - jax.typeof(x).mat.varying)
+        return jax.lax.pcast(x, more, to="varying") if more else x
+
+    return jax.tree.map(vary, tree)
+
+
 def take(
     table: jax.Array,
     index: jax.Array,

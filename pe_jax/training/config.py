@@ -88,7 +88,7 @@ class MeshConfig:
     Attributes:
       data: replicas of the model, each with its part of the batch.
       fsdp: parameters and batch are split over these.
-      seq: the tokens of a row are split over these; attention goes round them (`engines.ring`).
+      seq: the tokens of a row are split over these (ring attention, `engines.sharded`).
       model: heads and hidden units are split over these.
     """
 

@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 
 SPLITS = ("train", "validation", "test")
 PACKAGES = ("absl-py", "etils", "optax", "orbax-checkpoint", "tensorflow-datasets")
+# Of the versions that requirements.txt pins: the corpus of every published number.
+PUBLISHED_DIGEST = "d7e5d1c74bf2b20c95852c6d4f34006173dc5cea0b6f3e097893930a4d8a27ce"
 
 
 class Documents(Protocol):
@@ -35,6 +37,7 @@ class Corpus:
       splits: Split name to documents.
       sizes: Split name to bytes of all its documents; about, where records are not read to count.
       passkeys: Whether training rows ask for passkeys.
+      warning: What a reader of the results must know about the corpus; empty if nothing.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Corpus:
     splits: Mapping[str, Documents]
     sizes: Mapping[str, int]
     passkeys: bool = False
+    warning: str = ""
 
     def documents(self, split: str) -> Documents:
         """Returns the documents of a split.
@@ -97,9 +101,10 @@ def clean(raw: bytes) -> bytes:
 
 
 def embedded() -> Corpus:
-    """The Python source of five packages that are required anyway: a corpus on any machine.
+    """The Python source of five packages that training requires: a corpus on any machine.
 
     Every file is checked against the SHA-256 in its wheel's RECORD. It is source code, not prose.
+    Other versions of the packages are another corpus: its `warning` says so.
 
     Raises:
       ValueError: A package is missing, or a file is not as its wheel says.
@@ -124,7 +129,15 @@ def embedded() -> Corpus:
                     f"data='embedded': {file.path} is not as in its wheel; reinstall {package}"
                 )
             files.append(file)
-    return _from_files("embedded", files, frozenset())
+    corpus = _from_files("embedded", files, frozenset())
+    if corpus.digest == PUBLISHED_DIGEST:
+        return corpus
+    versions = (f"{package} {importlib.metadata.version(package)}" for package in PACKAGES)
+    warning = (
+        f"the embedded corpus (sha256 {corpus.digest[:12]}) is not that of the published numbers"
+        f" ({PUBLISHED_DIGEST[:12]}), which requirements.txt installs: {', '.join(versions)}"
+    )
+    return dataclasses.replace(corpus, warning=warning)
 
 
 def text(pattern: str) -> Corpus:

@@ -16,10 +16,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pe_jax.encodings.base import skeleton
 from pe_jax.encodings.terms import RowRescore, select
-from pe_jax.engines.apart import Apart
 from pe_jax.engines.dispatch import KERNELS
-from pe_jax.engines.layout import IN_ORDER, InOrder
-from pe_jax.engines.ring import Ring
+from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous, RowSharded
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import MeshConfig
 
@@ -102,7 +100,7 @@ def check_fits(
 
 
 def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
-    ring: Any = layout(model, mesh)
+    permuted: Any = layout(model, mesh)
     seq = f"mesh.seq={mesh.shape['seq']}"
     whole = [type(e).__name__ for e in model.pattern if select(skeleton(e, model.dims), RowRescore)]
     if whole:
@@ -111,7 +109,7 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
         raise ValueError(f"model.attention='dense': {seq} is attention in tiles; use 'auto'")
     if lengths is None:
         raise ValueError(f"{seq}: these rows are not shared; use mesh.seq=1")
-    parts = len(ring.blocks)
+    parts = len(permuted.blocks)
     times = parts // mesh.shape["seq"]
     for field, length in lengths.items():
         if length % parts:
@@ -122,21 +120,20 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
             )
 
 
-def layout(model: ModelConfig, mesh: Mesh) -> InOrder:
+def layout(model: ModelConfig, mesh: Mesh) -> Contiguous:
     """How rows of tokens lie: in order, or shared by the devices along the axis of tokens.
 
-    A row that is whole on a device, with all heads, is its own affair: it may run a kernel. Of one
-    that is shared, each token has as much work as the others where a window limits what it sees,
-    and then its neighbours lie beside it; else the last tokens have most, and each device gets some
-    of them.
+    Unsharded rows, with all heads, can use a kernel. In a shared row each token has as much work as
+    the others where a window limits what it sees, and then its neighbours lie beside it; else the
+    last tokens have most, and each device gets some of them.
     """
     axis = MESH_AXES["tokens"]
     if mesh.shape[axis] == 1:
         kernels = mesh.devices.flat[0].platform in KERNELS and model.attention == "auto"
         whole = mesh.devices.size > 1 and mesh.shape[MESH_AXES["heads"]] == 1
-        return Apart(mesh, MESH_AXES["batch"]) if kernels and whole else IN_ORDER
+        return RowSharded(mesh, MESH_AXES["batch"]) if kernels and whole else CONTIGUOUS
     balanced = model.causal and not model.window
-    return Ring(mesh, axis, MESH_AXES["batch"], MESH_AXES["heads"], balanced)
+    return BlockPermuted(mesh, axis, MESH_AXES["batch"], MESH_AXES["heads"], balanced)
 
 
 def path_name(path: Any) -> str:

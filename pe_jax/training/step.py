@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pe_jax import position_schemes
-from pe_jax.engines.layout import IN_ORDER, InOrder
+from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
 from pe_jax.training import sharding
@@ -87,7 +87,7 @@ def mean_loss(
     batch: dict,
     key: jax.Array | None,
     positions: jax.Array | None = None,
-    layout: InOrder = IN_ORDER,
+    layout: Contiguous = CONTIGUOUS,
 ) -> jax.Array:
     """Weighted mean loss of a packed batch, as `data.train_iterator` gives it.
 

@@ -9,7 +9,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import cope
-from pe_jax.engines import api
+from pe_jax.engines import dispatch
 from pe_jax.naive.contextual import cope_counts
 from tests.encodings.common import (
     HEAD_DIM,
@@ -64,7 +64,7 @@ def test_the_gates_learn():
 
 
 def test_none_takes_the_dense_engine_and_says_what_it_costs(caplog):
-    api._log.cache_clear()
+    dispatch._log.cache_clear()
     q = jnp.zeros((1, 300, 2, HEAD_DIM))
     params = random_params(COPE)
     for engine in ("tiled", "fused", "tpu"):

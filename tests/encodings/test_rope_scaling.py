@@ -21,7 +21,7 @@ from pe_jax.encodings.rope_scaling import (
 )
 from pe_jax.numerics import angles
 from tests import util
-from tests.encodings.common import NONE
+from tests.encodings.common import NONE, attend, qkv, random_params
 from tests.faults.test_encoding_faults import refused
 
 DIM, BASE, LENGTH = 64, 1e4, 2048
@@ -242,12 +242,12 @@ def test_at_length_reaches_scalings_through_rope_and_sums():
         assert same.at_length(512) == same
 
 
-def test_a_part_that_adds_to_queries_comes_before_those_that_rotate():
-    for spec in ("rope+transformer_xl", "t5+xpos+transformer_xl"):
-        refused(
-            lambda s=spec: pe_jax.parse(s), "TransformerXL adds to the queries", "put it before"
-        )
-    assert len(pe_jax.parse("t5+transformer_xl+rope")[0].parts) == 3
+def test_what_is_added_to_queries_comes_before_rotations_in_any_order_of_the_sum():
+    first, last = (pe_jax.parse(s)[0] for s in ("transformer_xl+rope", "rope+transformer_xl"))
+    params, (q, k, v) = random_params(first), qkv()
+    turned = pe_jax.Params(*(own[::-1] for own in params))
+    outs = [attend(q, k, v, e, p) for e, p in ((first, params), (last, turned))]
+    np.testing.assert_array_equal(*outs)
 
 
 # Hugging Face's dialects.

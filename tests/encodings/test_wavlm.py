@@ -32,8 +32,7 @@ def test_the_defaults_are_the_released_models():
     assert util.horizon(encoding) == (-778, 778) and not util.terms(encoding, Scale)
 
 
-def test_tiles_of_an_encoder_equal_the_dense_matrix(monkeypatch):
-    util.small_tiles(monkeypatch)
+def test_tiles_of_an_encoder_equal_the_dense_matrix():
     case = util.Case("wavlm both ways", pe_jax.make("wavlm", **SMALL), causal=False)
     util.assert_close(util.run(case, "tiled"), util.run(case, "dense"))
 

@@ -76,7 +76,7 @@ def test_positions_out_of_reach_are_an_error_or_nan_under_a_trace(places):
 def test_it_is_causal_alone_and_says_so_before_anything_runs():
     q, k, v = qkv()
     for encoding in (pe_jax.make("xpos"), pe_jax.parse("t5+xpos")[0]):
-        assert encoding.causal_only
+        assert encoding.claims.causal_only
         refused(
             lambda e=encoding: pe_jax.attention(
                 q, k, v, encoding=e, params=pe_jax.Params(((), ()), ((), ())), causal=False

@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from experiments.running import launch
+from experiments.running import distributed
 from pe_jax.training.step import Trainer
 
 
@@ -32,4 +32,4 @@ def boom() -> None:
 def impatient() -> None:
     """Waits for the other hosts for three seconds."""
     devices()
-    launch.WAIT = 3
+    distributed.CONNECT_SECONDS = 3

@@ -16,6 +16,7 @@ from pe_jax.encodings.rope_scaling import DynamicNTK
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.encodings.terms import DistanceBias, PairBias
 from pe_jax.engines import cache
+from pe_jax.engines.tiled import Tiled, TileSizes
 from tests import util
 from tests.util import DIMS, B, E, H, K
 
@@ -457,7 +458,7 @@ def test_beyond_a_learned_table_is_an_error_or_nan_under_a_trace():
 # The law of extension.
 
 
-@pytest.mark.parametrize("engine", ("dense", "tiled"))
+@pytest.mark.parametrize("engine", ("dense", Tiled(TileSizes(2, 3))), ids=("dense", "tiled"))
 def test_an_encoding_from_outside_works_everywhere(monkeypatch, engine):
     """One class, one line in ENCODINGS: a bias of absolute positions and one of distances."""
 
@@ -479,7 +480,6 @@ def test_an_encoding_from_outside_works_everywhere(monkeypatch, engine):
             far = jnp.cos(self.rate * (q_pos[..., :, None] + 2 * k_pos[..., None, :]))
             return gain[:, None, None] * far[..., None, :, :]
 
-    util.small_tiles(monkeypatch, blocks=(2, 3))
     monkeypatch.setitem(pe_jax.ENCODINGS, "mine", Mine)
     assert pe_jax.make("mine", rate=0.2) == Mine(0.2)
     refuses(ValueError, "'rat' … 'rate'", pe_jax.make, "mine", rat=1)

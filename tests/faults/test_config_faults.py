@@ -10,7 +10,7 @@ import pytest
 from absl import app, flags
 
 from experiments import compare
-from experiments.running import launch
+from experiments.running import distributed, launch
 from experiments.running import training_loop as program
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.config import Config, EvalConfig, MeshConfig
@@ -37,7 +37,7 @@ def command(monkeypatch, tmp_path):
         raise Compiled
 
     monkeypatch.setattr(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv)))
-    monkeypatch.setattr(launch, "join", lambda *_: None)
+    monkeypatch.setattr(distributed, "connect", lambda *_: None)
     monkeypatch.setattr(launch, "quiet_libraries", lambda: None)
     monkeypatch.setattr(Trainer, "compile", compiled)
 
@@ -56,7 +56,7 @@ def command(monkeypatch, tmp_path):
         except Compiled:
             return "compiled"
         finally:
-            ours = ("config", "encoding", *launch.JOIN)
+            ours = ("config", "encoding", *distributed.FLAG_NAMES)
             for flag in [f for f in flags.FLAGS if f.partition(".")[0] in ours]:
                 delattr(flags.FLAGS, flag)
             flags.FLAGS.unparse_flags()
@@ -66,8 +66,6 @@ def command(monkeypatch, tmp_path):
 
 
 SET = "--config."
-# ml_collections loads a config file by a method that Python deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,12 @@ def test_a_folder_without_the_right_to_write_is_refused():
         os.chmod(folder, 0o777)
         os.setresuid(nobody, nobody, users[2])
         try:
-            launch.writable(pathlib.Path(folder, "run", "deeper"))
+            launch.check_writable(pathlib.Path(folder, "run", "deeper"))
             os.setresuid(*users)
             os.chmod(folder, 0o555)
             os.setresuid(nobody, nobody, users[2])
             with pytest.raises(OSError, match="is not writable; choose another --config.workdir"):
-                launch.writable(pathlib.Path(folder, "run", "deeper"))
+                launch.check_writable(pathlib.Path(folder, "run", "deeper"))
         finally:
             os.setresuid(*users)
             os.chmod(folder, 0o777)

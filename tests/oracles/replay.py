@@ -180,7 +180,7 @@ def t5_attention(settings, inputs, implementation):
     encoding, params = pe_jax.make("t5", **fields), ({"table": inputs["table"].T}, {})
     causal = not settings["bidirectional"]
     place = np.arange(inputs["q"].shape[1])
-    dims = pe_jax.Dims(0, inputs["q"].shape[2], 0, 0)
+    dims = pe_jax.Dims(0, inputs["q"].shape[2], 1, 1)
     found = jax.tree.map(jnp.asarray, pe_jax.Params(*params))
     bias = util.distance_bias(encoding, found, place[:, None] - place[None], dims)
     return {"bias": bias} | both(inputs, encoding, implementation, params=params, causal=causal)
@@ -282,8 +282,9 @@ def wavlm(settings, inputs, implementation):
     encoding, params = pe_jax.make("wavlm", **fields), ({"table": inputs["table"].T}, layer)
     place = np.arange(inputs["q"].shape[1])
     found = jax.tree.map(jnp.asarray, pe_jax.Params(*params))
+    (term,) = encoding.terms(found, util.DIMS)
     return {
-        "bias": encoding.relative_state(found, place[:, None] - place[None])[..., 0],
+        "bias": term.at(place[:, None] - place[None])[..., 0],
         "output": attend(inputs, encoding, implementation, params=params),
     }
 

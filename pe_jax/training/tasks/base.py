@@ -16,7 +16,7 @@ N longest question, T tokens of a row.
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +77,7 @@ class Task:
     stops: bool = False
     shortest: int = 1
     longest: int | None = None
+    warning: ClassVar[str] = ""  # as a corpus has one
 
     @property
     def name(self) -> str:

@@ -10,18 +10,18 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pe_jax
-from pe_jax.engines.apart import Apart
-from pe_jax.engines.layout import IN_ORDER
+from pe_jax.engines.sharded.layout import CONTIGUOUS, RowSharded
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
-from tests.test_ring import IDS, T5, case_of, check, mesh, tiles  # noqa: F401
+from tests.test_ring import IDS, T5, case_of, check, mesh
 from tests.util import B, H, T
 
 
 @pytest.mark.parametrize("spec", ["rope", T5, "shaw(clip=3)", "tupe(length=40)", "fox", "dape"])
-def test_devices_that_share_rows_are_one_forward_and_backward(tiles, spec):  # noqa: F811
+def test_devices_that_share_rows_are_one_forward_and_backward(spec):
     """Gradients of tables add up over the devices."""
-    check(case_of(spec), Apart(mesh(data=B), ("data",)), ids=IDS)
+    engine = None if spec == "dape" else "tiled"
+    check(case_of(spec), RowSharded(mesh(data=B), ("data",)), engine, ids=IDS)
 
 
 @pytest.mark.parametrize("spec", ["alibi", "rope", "t5"])
@@ -34,20 +34,20 @@ def test_each_device_runs_its_kernel_where_the_compiler_could_not_divide_it(spec
     where = NamedSharding(rows, PartitionSpec("data"))
     q = jax.ShapeDtypeStruct((2, 2048, 4, 64), jnp.bfloat16, sharding=where)
 
-    def traced(implementation) -> str:
+    def traced(layout) -> str:
         run = lambda q: pe_jax.attention(  # noqa: E731
-            q, q, q, encoding=encoding, params=params, implementation=implementation
+            q, q, q, encoding=encoding, params=params, layout=layout
         )
         return str(jax.make_jaxpr(run)(q))
 
-    assert "pallas_call" not in traced(None)
-    assert "pallas_call" in traced(Apart(rows, ("data",)))
+    assert "pallas_call" not in traced(CONTIGUOUS)
+    assert "pallas_call" in traced(RowSharded(rows, ("data",)))
 
 
 def test_rows_that_do_not_divide_are_refused():
     x = jnp.zeros((3, T, H, 8))
     with pytest.raises(ValueError, match=r"3 rows: must divide over the mesh axes \('data',\)=2"):
-        pe_jax.attention(x, x, x, implementation=Apart(mesh(data=2), ("data",)))
+        pe_jax.attention(x, x, x, layout=RowSharded(mesh(data=2), ("data",)))
 
 
 def test_a_trainer_shares_rows_so_where_there_are_kernels():
@@ -57,7 +57,7 @@ def test_a_trainer_shares_rows_so_where_there_are_kernels():
         fake: Any = SimpleNamespace(shape=shape, devices=chips)
         return sharding.layout(ModelConfig(attention=attention), fake)
 
-    assert isinstance(layout("tpu", data=4, fsdp=2), Apart)
-    assert layout("gpu") is IN_ORDER  # one of several, as a sweep's runs have: alone
-    assert layout("cpu", data=8) is layout("tpu", data=4, model=2) is IN_ORDER
-    assert layout("tpu", "tiled", data=8) is IN_ORDER
+    assert isinstance(layout("tpu", data=4, fsdp=2), RowSharded)
+    assert layout("gpu") is CONTIGUOUS  # one of several, as a sweep's runs have: alone
+    assert layout("cpu", data=8) is layout("tpu", data=4, model=2) is CONTIGUOUS
+    assert layout("tpu", "tiled", data=8) is CONTIGUOUS

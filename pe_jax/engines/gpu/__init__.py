@@ -1,0 +1,1 @@
+"""Attention on NVIDIA GPUs: `engine` prepares and launches what `kernels` compute."""

@@ -1,0 +1,1 @@
+"""Attention on several devices: how tokens lie on them (`layout`), and what follows from it."""

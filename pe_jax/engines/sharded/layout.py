@@ -1,0 +1,151 @@
+"""How the rows of tokens of a call lie on devices.
+
+What a call leaves out (positions, indices) and what depends on the order of tokens (running sums,
+positions that restart in each document) comes from here. Which engine runs does not: see
+`dispatch`.
+
+B batch, T tokens, D width, H heads, C numbers of a state, P blocks, c = T/P tokens in each.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from pe_jax import positions as pos
+from pe_jax.encodings.terms import State
+from pe_jax.validation import require
+
+
+@dataclasses.dataclass(frozen=True)
+class Contiguous:
+    """Token i is at place i."""
+
+    def order(self, length: int) -> jax.Array:
+        """The index of the token at each place: int32 [T]."""
+        return pos.contiguous(length)
+
+    def spread(self, x: jax.Array) -> jax.Array:
+        """Rows in order [B, T, …] as they lie here."""
+        return x
+
+    def restore(self, x: jax.Array) -> jax.Array:
+        """The inverse of `spread`."""
+        return x
+
+    def per_segment(self, segments) -> jax.Array:
+        """`positions.per_segment` of segments [B, T] that lie as they do here."""
+        return self.spread(pos.per_segment(self.restore(jnp.asarray(segments))))
+
+    def state(self, state: State, x: jax.Array, positions) -> jax.Array:
+        """The states [*B, T, H, C] of tokens that lie as they do here."""
+        return state(x, positions)
+
+
+CONTIGUOUS = Contiguous()
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSharded(Contiguous):
+    """Each row lies whole on one device: under jit, `attention(…, layout=RowSharded(mesh, axes))`.
+
+    Attributes:
+      mesh: the devices; its axes are Auto.
+      batch: mesh axes that share the rows. Along the others each device computes the same.
+    """
+
+    mesh: Mesh
+    batch: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockPermuted(Contiguous):
+    """Devices share the tokens of a row: under jit, `attention(…, layout=BlockPermuted(mesh))`.
+
+    A row is cut into P equal blocks. Under a causal mask the last tokens see most: one of n devices
+    holds blocks i and 2n - 1 - i of 2n, so that all have equal work (Llama 3, arXiv 2407.21783,
+    §3.3.2; Brandon et al., "Striped Attention", arXiv 2311.09431, is another way). A sliding window
+    is equal work for every token: not `balanced`, blocks lie in order.
+
+    Tokens, segments, positions, q, k and v are to lie as `spread` lays them, and so does the
+    output. `spread` and `restore` move whole tokens between devices: they are for ids, positions
+    and losses, a few bytes per token, once per step. Everything between stays as it lies.
+
+    Attributes:
+      mesh: the devices.
+      axis: the mesh axis that shares the tokens of a row.
+      batch: mesh axes that share the rows.
+      heads: the mesh axis that shares the heads, or None.
+      balanced: whether a device holds a block from either half of a row, for causal attention.
+    """
+
+    mesh: Mesh
+    axis: str = "seq"
+    batch: tuple[str, ...] = ()
+    heads: str | None = None
+    balanced: bool = True
+
+    def __post_init__(self):
+        for axis in self.axes:
+            names = self.mesh.axis_names
+            require(axis in names, "mesh axis", axis, f"use {names}")
+        auto = all(kind == AxisType.Auto for kind in self.mesh.axis_types)
+        require(auto, "mesh", self.mesh, "make its axes Auto (jax.make_mesh(…, axis_types=…))")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All that are named."""
+        return self.axis, *self.batch, *((self.heads,) if self.heads else ())
+
+    @property
+    def devices(self) -> int:
+        """Those that share a row: n."""
+        return self.mesh.shape[self.axis]
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """The block at each place, int [P]: 0, 2n - 1, 1, 2n - 2, …; in order, if not balanced."""
+        first = np.arange(self.devices)
+        return np.stack([first, 2 * len(first) - 1 - first], 1).ravel() if self.balanced else first
+
+    def _cut(self, x, axis: int):
+        """[..., T, …] → [..., P, c, …].
+
+        Raises:
+          ValueError: T is no multiple of P.
+        """
+        length, parts = x.shape[axis], len(self.blocks)
+        if length % parts:
+            raise ValueError(f"{length} tokens: must divide into {parts} blocks, for the ring")
+        return x.reshape(*x.shape[:axis], parts, length // parts, *x.shape[axis + 1 :])
+
+    def order(self, length):
+        return self._cut(pos.contiguous(length), 0)[self.blocks].reshape(-1)
+
+    def spread(self, x):
+        rows = self._cut(x, 1)[:, self.blocks].reshape(x.shape)
+        spec = PartitionSpec(self.batch or None, self.axis)
+        return jax.lax.with_sharding_constraint(rows, NamedSharding(self.mesh, spec))
+
+    def restore(self, x):
+        return self._cut(x, 1)[:, np.argsort(self.blocks)].reshape(x.shape)
+
+    def state(self, state, x, positions):
+        """Of each block by itself, then moved to where those before it end: no token travels."""
+        go_on = state.after
+        if go_on is None:
+            return state(x, positions)
+        batch = x.ndim - 2
+        states = state(self._cut(x, batch), None)  # [*B, P, c, H, C]
+        ends = jnp.moveaxis(states[..., -1, :, :], batch, 0)
+
+        def step(before, end):
+            after = go_on(before, end[..., None, :, :])
+            return after[..., 0, :, :], before
+
+        inverse = np.argsort(self.blocks)
+        _, before = jax.lax.scan(step, jnp.zeros_like(ends[0]), ends[inverse])
+        moved = go_on(jnp.moveaxis(before[self.blocks], 0, batch), states)
+        return moved.reshape(*x.shape[:-1], *moved.shape[-2:])

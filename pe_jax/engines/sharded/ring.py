@@ -1,0 +1,319 @@
+"""Ring attention: the tiled engine for rows whose tokens several devices share.
+
+Liu et al., "Ring Attention with Blockwise Transformers", arXiv 2310.01889: each device keeps its
+queries, and keys and values travel round the ring, one device per hop. What a hop computes is what
+`tiled` computes, with the positions, indices and segments of the tokens that it meets; hops are
+merged by the logarithms of their sums. The backward pass sends keys and values round once more, and
+their gradients with them. Everything is linear in the tokens of a device, forward and backward. A
+window stops the ring at the farthest device that it reaches.
+
+b, h batch and heads on a device, n devices on the ring, T tokens of a row, F value width.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.reference import LOWEST
+from pe_jax.engines.sharded.layout import BlockPermuted
+from pe_jax.engines.tiled import engine as tiled
+from pe_jax.engines.tiled import schedule
+from pe_jax.engines.tiled.groups import Axes, map_by_axes
+from pe_jax.engines.tiled.padding import stretch
+from pe_jax.engines.tiled.setup import (
+    FIXED,
+    OPERANDS,
+    RESULT,
+    Fixed,
+    Operands,
+    Result,
+    Setup,
+    lay_out,
+    set_up,
+)
+from pe_jax.engines.tiled.tiles import Partition, TileSizes
+from pe_jax.engines.tiled.ways import Vectors
+from pe_jax.numerics.arrays import varying_like
+
+
+def attend(
+    layout: BlockPermuted,
+    sizes: TileSizes,
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """As `reference.attend`, for tokens that lie as `layout` says; under jit.
+
+    Raises:
+      ValueError: a kind of term that the tiled engine has not; rows or tokens that do not divide
+        among the devices.
+    """
+    split = partition(layout)
+    _check(layout, split, q, k)
+    length = q.x.shape[2]
+    setup = set_up(spec, terms, q.x, k.x, split, sizes)
+    operands, fixed = lay_out(setup, q, k, v, split)
+    operands = operands._replace(tables=setup.own_terms(terms))  # tables are made in each hop
+    call = Call(layout, setup, hops(layout, spec, length))
+    runs = split.runs_per_row
+    return jax.tree.map(
+        lambda x: stretch(x, 2, length // runs, runs), tuple(_attend(call, operands, fixed))
+    )
+
+
+def partition(layout: BlockPermuted) -> Partition:
+    """What each device has of a call."""
+    rows = math.prod(layout.mesh.shape[axis] for axis in layout.batch)
+    heads = layout.mesh.shape[layout.heads] if layout.heads else 1
+    parts = len(layout.blocks)
+    return Partition(parts, parts // layout.devices, rows, heads, rows * heads)
+
+
+def hops(layout: BlockPermuted, spec: AttentionSpec, length: int) -> int:
+    """How many devices back those keys are that are farthest, of all that any query sees."""
+    size = length // len(layout.blocks)
+    first = size * layout.blocks.reshape(layout.devices, -1)
+    ahead = first[:, None, :, None] - first[None, :, None, :]  # of the first tokens: [n, n, …]
+    seen = np.ones(ahead.shape, bool)
+    if spec.causal:
+        seen &= ahead + size > 0
+    if spec.window is not None and not spec.sinks:
+        seen &= (ahead - size < spec.window - 1) & (-ahead - size < spec.window - 1)
+    device, other = np.nonzero(seen.any((2, 3)))
+    return int(((device - other) % layout.devices).max())
+
+
+def _check(layout: BlockPermuted, split: Partition, q: Side, k: Side) -> None:
+    batch, _, length, _ = q.x.shape
+    if batch % split.batch:
+        axes = f"{layout.batch}={split.batch}"
+        raise ValueError(f"{batch} rows: must divide over the mesh axes {axes}")
+    if k.x.shape[1] % split.heads:
+        kv_heads = k.x.shape[1]
+        raise ValueError(f"{kv_heads} key heads: must divide over the mesh axis {layout.heads!r}")
+    layout.order(length)  # raises where the tokens do not divide
+
+
+class Call(NamedTuple):
+    """What is static about a call."""
+
+    layout: BlockPermuted
+    setup: Setup
+    hops: int
+
+    def send(self, tree, distance: int = 1):
+        """`ppermute`s each device's part `distance` steps around the ring."""
+        n = self.layout.devices
+        pairs = [(i, (i + distance) % n) for i in range(n)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.layout.axis, pairs), tree)
+
+    def on_devices(self, f, axes: tuple, args: tuple, out_axes: Any) -> Any:
+        """f(*args) on each device, which has its part by `axes` (`HEADS`: terms, which are whole).
+
+        Nothing is left to the compiler: of the heads, which it could share too, the TPU's gathers
+        all on each device.
+        """
+        in_specs = map_by_axes(self._spec, axes, args)
+        out_specs = jax.tree.map(self._spec, out_axes)
+        run = jax.shard_map(f, mesh=self.layout.mesh, in_specs=in_specs, out_specs=out_specs)
+        return run(*args)
+
+    def _spec(self, axes: Axes, x: Any = None) -> PartitionSpec:
+        batch, heads, tokens = self.layout.batch, self.layout.heads, self.layout.axis
+        if axes is Axes.BATCH_AND_HEADS:
+            return PartitionSpec(batch, heads, tokens)
+        if axes is Axes.BATCH:
+            return PartitionSpec(None if len(x) == 1 else batch, tokens)
+        return PartitionSpec()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: Call, operands: Operands, fixed: Fixed) -> Result:
+    return _forward(call, operands, fixed)[0]
+
+
+def _forward(call: Call, operands: Operands, fixed: Fixed):
+    def device(operands, fixed):
+        kept, own = _begin(operands, fixed)
+        hop = functools.partial(_hop_forward, call, kept)
+        return _round(call, own, lambda result, keys: merge(result, hop(keys)), hop(own))
+
+    args = operands, fixed
+    result = call.on_devices(device, (OPERANDS, FIXED), args, RESULT)
+    return result, (operands, fixed, result)
+
+
+def _backward(call: Call, saved: tuple, cotangent: Result):
+    def device(operands, fixed, result, cotangent):
+        kept, own = _begin(operands, fixed)
+        hop = functools.partial(_hop_backward, call, kept, result, cotangent)
+
+        def visit(grads, keys):
+            coming = call.send(grads.keys)
+            return _add(grads._replace(keys=coming), hop(keys))
+
+        grads = hop(own)
+        home = grads.keys  # the gradients of its own keys, by its own queries
+        none = varying_like(jax.tree.map(jnp.zeros_like, home), home)
+        grads = _round(call, own, visit, grads._replace(keys=none))
+        home = _add(home, call.send(grads.keys, -call.hops)) if call.hops else home
+        return Operands(grads.q, home.k, home.v, jax.lax.psum(grads.terms, call.layout.axes))
+
+    axes = OPERANDS, FIXED, RESULT, RESULT
+    grads = call.on_devices(device, axes, (*saved, cotangent), OPERANDS)
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, saved[0]), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+class Kept(NamedTuple):
+    """What stays on a device: the terms and all that is of its queries."""
+
+    terms: Any
+    q: Vectors
+    tokens: Tokens
+    own_scores: Any
+
+
+class Keys(NamedTuple):
+    """The vectors of keys and values, which go round; or their gradients."""
+
+    k: Vectors
+    v: jax.Array
+
+
+class Visitor(NamedTuple):
+    """What a device sends round: its keys, and what is known of their tokens."""
+
+    keys: Keys
+    tokens: Tokens
+
+
+class HopGradients(NamedTuple):
+    """The gradients of a hop, float32."""
+
+    terms: Any
+    q: Vectors
+    keys: Keys
+
+
+def _begin(operands: Operands, fixed: Fixed) -> tuple[Kept, Visitor]:
+    """What a device keeps, and what it sends round."""
+    terms = varying_like(operands.tables, operands._replace(tables=None))
+    kept = Kept(terms, operands.q, fixed.q, fixed.own_scores)
+    return kept, Visitor(Keys(operands.k, operands.v), fixed.k)
+
+
+def _round(call: Call, own: Visitor, visit, carry):
+    """Carry = visit(carry, keys of another device), hop by hop, while the next keys are sent."""
+
+    def step(state, _):
+        carry, visitor = state
+        coming = call.send(visitor)
+        return (visit(carry, visitor), coming), None
+
+    if not call.hops:
+        return carry
+    # Unrolled, what the last hop would send is dropped: windows are worth it.
+    start, unroll = (carry, call.send(own)), call.hops < 3
+    return jax.lax.scan(step, start, length=call.hops, unroll=unroll)[0][0]
+
+
+def merge(a: Result, b: Result) -> Result:
+    """Results over two sets of keys as one over both."""
+    top = jnp.maximum(a.lse, b.lse)
+    x, y = (jnp.exp(part.lse - top) for part in (a, b))
+    return Result((x * a.out + y * b.out) / (x + y), top + jnp.log(x + y))
+
+
+# One hop: the queries of a device and the keys that visit it.
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsOfDevice:
+    """Picks the heads that a device has along a mesh axis, of arrays with all heads, or one."""
+
+    mesh_axis: str
+
+    def __call__(self, x: jax.Array, axis: int) -> jax.Array:
+        """[..., H or 1, …] → [..., h or 1, …]."""
+        if x.shape[axis] == 1:
+            return x
+        here = x.shape[axis] // jax.lax.axis_size(self.mesh_axis)
+        start = jax.lax.axis_index(self.mesh_axis) * here
+        return jax.lax.dynamic_slice_in_dim(x, start, here, axis)
+
+
+def _for_heads(call: Call, terms: tuple) -> tuple:
+    """The terms of the device's heads."""
+    axis = call.layout.heads
+    if axis is None:
+        return terms
+    return tuple(None if term is None else term.for_heads(HeadsOfDevice(axis)) for term in terms)
+
+
+def _hop(call: Call, kept: Kept, visitor: Visitor):
+    """The operands of a hop, and what pulls the gradient of its tables back to the terms.
+
+    Tables are made anew each hop, for the distances that occur in it: over all that occur in a row
+    they would not shrink with the number of devices.
+    """
+    setup, q, k = call.setup, kept.tokens, visitor.tokens
+    run_gaps = setup.grid.run_gaps(q, k) if setup.spec.contiguous else None
+
+    def tables(terms):
+        return setup.tables(_for_heads(call, terms), run_gaps)
+
+    made, pull = jax.vjp(tables, kept.terms)
+    max_bias = setup.max_bias(_for_heads(call, kept.terms), q, k)
+    operands = Operands(kept.q, visitor.keys.k, visitor.keys.v, made)
+    return operands, Fixed(q, k, kept.own_scores, max_bias), pull
+
+
+def _hop_forward(call: Call, kept: Kept, visitor: Visitor) -> Result:
+    operands, fixed, _ = _hop(call, kept, visitor)
+    shape = operands.q.x.shape[:3]
+    nothing = Result(
+        jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
+        jnp.full((*shape, 1), LOWEST, jnp.float32),
+    )
+    run = functools.partial(tiled.forward, call.setup, operands, fixed)
+    return _unless_hidden(call, operands, fixed, run, nothing)
+
+
+def _hop_backward(
+    call: Call, kept: Kept, result: Result, cotangent: Result, visitor: Visitor
+) -> HopGradients:
+    operands, fixed, pull = _hop(call, kept, visitor)
+
+    def gradients():
+        grads = tiled.backward(call.setup, operands, fixed, result, cotangent)
+        (terms,) = pull(grads.tables)
+        vectors = jax.tree.map(lambda x: x.astype(jnp.float32), (grads.q, Keys(grads.k, grads.v)))
+        return HopGradients(terms, *vectors)
+
+    vectors = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (kept.q, visitor.keys))
+    nothing = HopGradients(jax.tree.map(jnp.zeros_like, kept.terms), *vectors)
+    return _unless_hidden(call, operands, fixed, gradients, nothing)
+
+
+def _unless_hidden(call: Call, operands: Operands, fixed: Fixed, f, nothing):
+    """f(); or `nothing`, typed alike, where the mask hides the whole hop."""
+    seen = schedule.shows_any(call.setup, fixed.q, fixed.k)
+    return jax.lax.cond(seen, f, lambda: varying_like(nothing, operands.q))
+
+
+def _add(a, b):
+    return jax.tree.map(jnp.add, a, b)

@@ -1,0 +1,45 @@
+"""Rows that lie whole on devices: each device runs the engine that it would run alone.
+
+XLA cannot divide a kernel: left to itself it gathers the rows of all devices on each.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+from jax.sharding import PartitionSpec
+
+from pe_jax.encodings.terms import Side
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.sharded.layout import RowSharded
+
+
+def attend(
+    layout: RowSharded,
+    engine: Callable,
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+):
+    """`engine(spec, terms, q, k, v)` on each device with its own rows.
+
+    Raises:
+      ValueError: rows that do not divide among the devices.
+    """
+    rows, parts = len(v), math.prod(layout.mesh.shape[axis] for axis in layout.batch)
+    if rows % parts:
+        raise ValueError(f"{rows} rows: must divide over the mesh axes {layout.batch}={parts}")
+
+    def partition(x):
+        return PartitionSpec(None if len(x) < rows else layout.batch)
+
+    operands = q, k, v
+    return jax.shard_map(
+        lambda terms, operands: engine(spec, terms, *operands),
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec(), jax.tree.map(partition, operands)),
+        out_specs=PartitionSpec(layout.batch),
+        check_vma=False,  # kernels do not say along which axes their results vary
+    )(terms, operands)

@@ -1,0 +1,51 @@
+"""Which term of a call is evaluated in which way."""
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tiled.bands import Bands
+from pe_jax.engines.tiled.in_place import InPlace
+from pe_jax.engines.tiled.pairwise import Pairwise
+from pe_jax.engines.tiled.ways import Way
+from pe_jax.engines.tiled.windows import Windows
+
+WAYS = (Bands, Windows, Pairwise, InPlace)
+ELSEWHERE = (kinds.Input, kinds.QueryBias, kinds.Rotation, kinds.Scale, kinds.Sink)
+IN_PLACE = (kinds.Profile, kinds.TokenBias, kinds.TokenProduct)
+BY_DISTANCE = (
+    kinds.DistanceBias,
+    kinds.RelativeKeys,
+    kinds.RelativeQueries,
+    kinds.RelativeState,
+    kinds.RelativeValues,
+)
+
+
+def deal(spec: AttentionSpec, terms: tuple, bands: bool = True) -> dict[type[Way], tuple[int, ...]]:
+    """The places of the terms that each way evaluates; ways without terms are left out.
+
+    Args:
+      spec: the mask, and whether positions are contiguous.
+      terms: those of the call; kinds and horizons alone are read.
+      bands: whether tiles lie so that bands can serve them; else windows do.
+
+    Raises:
+      ValueError: no way knows a kind.
+    """
+    # Beside windows no tile is plain, and they take what has a horizon for next to nothing.
+    bands &= all(term.horizon is not None for term in terms if type(term) in BY_DISTANCE)
+    ways = [_way(spec, term, bands) for term in terms]
+    dealt = {way: tuple(i for i, of in enumerate(ways) if of is way) for way in WAYS}
+    return {way: places for way, places in dealt.items() if places}
+
+
+def _way(spec: AttentionSpec, term: kinds.Term, bands: bool) -> type[Way] | None:
+    """The way for one term; None: it acts before or after an engine."""
+    if isinstance(term, ELSEWHERE):
+        return None
+    if type(term) in IN_PLACE:
+        return InPlace
+    if type(term) in BY_DISTANCE and spec.contiguous:
+        return Bands if bands else Windows
+    if isinstance(term, kinds.ScoreTerm | kinds.RelativeValues):
+        return Pairwise
+    raise ValueError(f"the tiled engine has no {type(term).__name__}")

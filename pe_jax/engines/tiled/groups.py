@@ -1,0 +1,89 @@
+"""Groups of heads that take turns: what each has of the operands, and how results come together."""
+
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Axes(enum.Enum):
+    """The leading axes of an array, by which a group has a part of it."""
+
+    BATCH_AND_HEADS = enum.auto()  # [B, H or K, …]
+    HEADS = enum.auto()  # [H or 1, …]
+    BATCH = enum.auto()  # [B or 1, …]
+
+
+class Groups(NamedTuple):
+    """Parts of batch and heads that take turns.
+
+    Attributes:
+      batch: how many parts of the batch.
+      heads: how many parts of the heads.
+      batch_size: rows of the batch in each.
+      heads_size: heads in each.
+    """
+
+    batch: int
+    heads: int
+    batch_size: int
+    heads_size: int
+
+    @property
+    def total(self) -> int:
+        """How many groups."""
+        return self.batch * self.heads
+
+    def map(self, f: Callable, axes: tuple, args: tuple, out_axes: Any, out_shapes: Any) -> Any:
+        """f(*args) of every group, put together.
+
+        Args:
+          f: what is done.
+          axes: for each argument a pytree of `Axes`, which may be a prefix of the argument.
+          args: pytrees of arrays.
+          out_axes: of f's result.
+          out_shapes: of the results put together: arrays, or `jax.ShapeDtypeStruct`s.
+        """
+        if self.total == 1:
+            return f(*args)
+
+        def of_group(u):
+            return f(*map_by_axes(functools.partial(self._cut, u), axes, args))
+
+        parts = jax.lax.map(of_group, jnp.arange(self.total, dtype=jnp.int32))
+        return map_by_axes(self._join, out_axes, parts, out_shapes)
+
+    def _cut(self, u, axes: Axes, x: jax.Array) -> jax.Array:
+        """What group u has of x."""
+        row, head = u // self.heads, u % self.heads
+        cut = jax.lax.dynamic_slice_in_dim
+        if axes is Axes.HEADS:
+            return x if len(x) == 1 else cut(x, head * self.heads_size, self.heads_size, 0)
+        x = x if len(x) == 1 else cut(x, row * self.batch_size, self.batch_size, 0)
+        if axes is Axes.BATCH:
+            return x
+        heads = self.heads * self.heads_size
+        count = x.shape[1] * self.heads_size // heads  # key heads of a group; 0: part of one
+        return cut(x, head * self.heads_size * x.shape[1] // heads, max(count, 1), 1)
+
+    def _join(self, axes: Axes, parts: jax.Array, whole: Any) -> jax.Array:
+        """Results [groups, …] in the shape of `whole`; what several groups have is summed."""
+        x = parts.reshape(self.batch, self.heads, *parts.shape[1:])
+        if axes is Axes.HEADS:
+            x = x.sum(0)
+            return x.reshape(whole.shape) if len(whole) > 1 else x.sum(0)
+        count = whole.shape[1] // x.shape[3]  # groups with key heads of their own
+        x = x.reshape(self.batch, count, -1, *x.shape[2:]).sum(2)
+        return jnp.swapaxes(x, 1, 2).reshape(whole.shape)
+
+
+def map_by_axes(f: Callable, axes: Any, *trees: Any) -> Any:
+    """f(axes, x, …) of every leaf; `axes` may be a prefix of the trees."""
+
+    def subtree(axes, *trees):
+        return jax.tree.map(functools.partial(f, axes), *trees)
+
+    return jax.tree.map(subtree, axes, *trees)

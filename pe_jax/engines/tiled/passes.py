@@ -1,0 +1,346 @@
+"""The forward and the backward pass over the tiles of a group of heads.
+
+A row of tiles is visited in two loops, `schedule` says which tiles in which; what the terms of an
+encoding add to a tile comes from `ways`.
+
+b, h batch and heads of the group, k its key heads, r, c rows and columns of a tile, T queries,
+S keys, E and F widths of keys and values.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms import repeat_heads
+from pe_jax.engines.reference import LOWEST, average
+from pe_jax.engines.tiled import schedule, skipping
+from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_leaves, cut_leaves
+from pe_jax.engines.tiled.setup import Fixed, Operands, Result, Setup
+from pe_jax.engines.tiled.tiles import Tile, cut_block
+from pe_jax.engines.tiled.ways import Vectors, Way, add_up
+from pe_jax.numerics.arrays import varying_like
+
+
+class Group(NamedTuple):
+    """A group of heads: the tiles of a call for some of the heads.
+
+    Attributes:
+      setup: what is static.
+      q: queries [b, h, T, E], in full precision times the scale.
+      k: keys [b, k, S, E], in the order of `Views.keys`.
+      fixed: the tokens.
+      skip: bool [q_blocks, k_blocks], negligible tiles; or None.
+    """
+
+    setup: Setup
+    q: jax.Array
+    k: jax.Array
+    fixed: Fixed
+    skip: Any
+
+    @property
+    def prescale(self) -> float:
+        """The factor that `q` already has: in half precision it would be rounded once more."""
+        return self.setup.scale if self.q.dtype == jnp.float32 else 1.0
+
+    @property
+    def gain(self) -> float:
+        """The factor that q·k still needs."""
+        return 1.0 if self.q.dtype == jnp.float32 else self.setup.scale
+
+    def rows(self, tree: Any, i) -> Any:
+        """Block row i of arrays [b, h, T, …]."""
+        return jax.tree.map(lambda x: cut_block(x, i, self.setup.grid.rows), tree)
+
+    def tile(self, i, n) -> Tile:
+        """The tile of block row i and n, a block column and its view."""
+        grid = self.setup.grid
+        view, j = self.setup.views.place(n, grid.k_blocks)
+        return grid.tile(self.fixed.q, self.fixed.k, i, j, view, self.setup.spec.contiguous)
+
+    def visit(self, i, f, carry):
+        """Carry = f(plain, n, carry) for each tile of block row i that counts."""
+        order = schedule.order(self.setup, self.fixed.q, self.fixed.k, i, self.skip)
+        return schedule.visit(self.setup, order, f, carry)
+
+    def cuts(self, tile: Tile) -> tuple[Leaves, ...]:
+        """What a tile takes of the leaves of each way."""
+        return tuple(way.cuts(tile) for way in self.setup.ways)
+
+    def products(self, q: jax.Array, turned: jax.Array, tile: Tile) -> jax.Array:
+        """Scaled q·k of a tile: [b, h, r, c] for rows of `q` and keys [b, k, E, c]."""
+        return self.gain * multiply(self.setup.views.queries(q, tile.view), turned)
+
+    def mask(self, scores: jax.Array, tile: Tile) -> jax.Array:
+        """Scores, `LOWEST` where a pair is not seen or is scored by the other view."""
+        seen = self.setup.spec.mask(tile.q, tile.k)
+        seen = self.setup.views.restrict(seen, tile.q, tile.k, tile.view)
+        return jnp.where(seen, scores, LOWEST)
+
+
+def _group(setup: Setup, operands: Operands, fixed: Fixed) -> Group:
+    q, k, skip = operands.q.x, operands.k.x, None
+    if setup.skips:
+        bounds = fixed.own_scores, fixed.max_bias
+        skip = skipping.negligible(setup.grid, q, k, *bounds, setup.scale)
+    q = setup.scale * q if q.dtype == jnp.float32 else q
+    return Group(setup, q, setup.views.keys(k), fixed, skip)
+
+
+def _prepare(setup: Setup, tables: tuple, q: Vectors, k: Vectors) -> tuple[Leaves, ...]:
+    """The leaves of each way, for a group of heads."""
+    ways = zip(setup.ways, tables, strict=True)
+    leaves = tuple(way.prepare(own, way.own(q), way.own(k)) for way, own in ways)
+    return varying_like(leaves, q)
+
+
+# Forward.
+
+
+class Running(NamedTuple):
+    """The online softmax of a row of tiles: sums of exp(score - top) so far."""
+
+    out: jax.Array
+    top: jax.Array
+    total: jax.Array
+
+
+def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
+    """Attention of a group over these keys alone."""
+    group = _group(setup, operands, fixed)
+    leaves = _prepare(setup, operands.tables, operands.q, operands.k)
+    turned = jnp.swapaxes(group.k, 2, 3)  # the faster way to multiply by
+    columns = setup.grid.columns
+
+    def row(i):
+        q = group.rows(group.q, i)
+
+        def visit(plain, n, running):
+            tile = group.tile(i, n)
+            cut = cut_leaves(leaves, group.cuts(tile))
+            s = group.products(q, cut_block(turned, n, columns, 3), tile)
+            s = add_up([s, _scores(setup.ways, cut, tile, plain)])
+            s = s if plain else group.mask(s, tile)
+            top = jnp.maximum(running.top, s.max(-1, keepdims=True))
+            p, fade = jnp.exp(s - top), jnp.exp(running.top - top)
+            out = average(p, cut_block(operands.v, tile.j, columns))
+            out = add_up([out, _values(setup.ways, cut, p, tile, plain)])
+            total = running.total * fade + p.sum(-1, keepdims=True)
+            return Running(running.out * fade + out, top, total)
+
+        shape = q.shape[:3]
+        start = Running(
+            jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
+            # above LOWEST: what the mask hides has weight exp(LOWEST - LOWEST/2) = 0
+            jnp.full((*shape, 1), LOWEST / 2, jnp.float32),
+            jnp.zeros((*shape, 1), jnp.float32),
+        )
+        out, top, total = group.visit(i, visit, varying_like(start, operands))
+        empty = total == 0
+        total = jnp.where(empty, 1, total)
+        return Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
+
+    rows = jax.lax.map(row, jnp.arange(setup.grid.q_blocks, dtype=jnp.int32))
+    return jax.tree.map(_join_rows, rows)
+
+
+# Backward.
+
+
+class RowOperands(NamedTuple):
+    """What tiles read of their queries: [b, h, T or r, …].
+
+    Attributes:
+      q: the queries, as in `Group`.
+      d_out: the gradient of the output.
+      d_low: the same in the dtype of the values.
+      inner: the part of each score's gradient that is the same for all keys.
+      lse: the logarithm of each row's sum.
+    """
+
+    q: jax.Array
+    d_out: jax.Array
+    d_low: jax.Array
+    inner: jax.Array
+    lse: jax.Array
+
+
+class ColumnOperands(NamedTuple):
+    """What a tile reads of its keys: k [b, k, c, E], turned [b, k, E, c], v turned [b, k, F, c]."""
+
+    k: jax.Array
+    k_turned: jax.Array
+    v_turned: jax.Array
+
+
+class Gradients(NamedTuple):
+    """Gradients of a tile, or those that grow from tile to tile: float32.
+
+    Attributes:
+      k: [b, k, E, c or S] (faster so).
+      v: [b, k, F, c or S].
+      leaves: for each way.
+    """
+
+    k: jax.Array
+    v: jax.Array
+    leaves: tuple[Leaves, ...]
+
+
+def backward(
+    setup: Setup, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
+) -> Operands:
+    """Gradients of a group, where `result` is that over all keys, of which these may be some."""
+    group = _group(setup, operands, fixed)
+    prepare = functools.partial(_prepare, setup)
+    leaves, pull_prepare = jax.vjp(prepare, operands.tables, operands.q, operands.k)
+    all_rows = _row_operands(group, operands.v.dtype, result, cotangent)
+    k_turned, v_turned = (jnp.swapaxes(x, 2, 3) for x in (group.k, operands.v))
+    columns = setup.grid.columns
+
+    def row(totals, i):
+        rows = group.rows(all_rows, i)
+
+        def visit(plain, n, carry):
+            dq, totals = carry
+            tile = group.tile(i, n)
+            cuts = group.cuts(tile)
+            keys = ColumnOperands(
+                cut_block(group.k, n, columns),
+                cut_block(k_turned, n, columns, 3),
+                cut_block(v_turned, tile.j, columns, 3),
+            )
+            cut = cut_leaves(leaves, cuts)
+            dq_tile, part = _tile_gradients(group, rows, keys, cut, tile, plain)
+            totals = Gradients(
+                add_at(Cut(3, n * columns, columns), totals.k, part.k),
+                add_at(Cut(3, tile.j * columns, columns), totals.v, part.v),
+                tuple(map(add_leaves, totals.leaves, part.leaves, cuts)),
+            )
+            return dq + dq_tile, totals
+
+        dq = varying_like(jnp.zeros(rows.q.shape, jnp.float32), operands)
+        dq, totals = group.visit(i, visit, (dq, totals))
+        return totals, dq
+
+    totals = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, jnp.float32), Gradients(k_turned, v_turned, leaves)
+    )
+    block_rows = jnp.arange(setup.grid.q_blocks, dtype=jnp.int32)
+    totals, dq = jax.lax.scan(row, varying_like(totals, operands), block_rows)
+    d_leaves = jax.tree.map(lambda g, x: g.astype(x.dtype), totals.leaves, leaves)
+    d_tables, d_q, d_k = pull_prepare(d_leaves)
+    dq, dk = _join_rows(dq), setup.views.merge_keys(jnp.swapaxes(totals.k, 2, 3))
+    return Operands(
+        d_q._replace(x=d_q.x.astype(jnp.float32) + group.prescale * dq),
+        d_k._replace(x=d_k.x.astype(jnp.float32) + dk),
+        jnp.swapaxes(totals.v, 2, 3),
+        d_tables,
+    )
+
+
+def _row_operands(group: Group, dtype, result: Result, cotangent: Result) -> RowOperands:
+    """The backward pass's rows, for values of a dtype."""
+    d_out, d_lse = cotangent
+    inner = (d_out * result.out).sum(-1, keepdims=True) - d_lse
+    # of what sees nothing: a sum so large that the weights vanish again
+    lse = jnp.where(result.lse > LOWEST / 2, result.lse, -LOWEST)
+    return RowOperands(group.q, d_out, d_out.astype(dtype), inner, lse)
+
+
+def _tile_gradients(
+    group: Group,
+    rows: RowOperands,
+    keys: ColumnOperands,
+    leaves: tuple[Leaves, ...],
+    tile: Tile,
+    plain: bool,
+) -> tuple[jax.Array, Gradients]:
+    """Computes a tile again, then the gradients of its queries [b, h, r, E] and of the rest."""
+    ways, views, kv_heads = group.setup.ways, group.setup.views, keys.k.shape[1]
+    added, pull_added = _pull_scores(ways, leaves, tile, plain)
+    s = add_up([group.products(rows.q, keys.k_turned, tile), added])
+    s = s if plain else group.mask(s, tile)
+    p, dp = jnp.exp(s - rows.lse), multiply(rows.d_low, keys.v_turned)
+    d_values, d_weights = _pull_values(ways, leaves, p, tile, plain, rows.d_out)
+    ds = p * (add_up([dp, d_weights]) - rows.inner)
+    d_leaves = tuple(
+        own._replace(values=values) for own, values in zip(pull_added(ds), d_values, strict=True)
+    )
+    q = views.queries(rows.q, tile.view)
+    dk = group.gain * _sum_rows(ds, q, kv_heads)
+    dv = _sum_rows(p, rows.d_low, kv_heads)
+    dq = group.gain * average(ds, keys.k)
+    return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves)
+
+
+# Of a tile.
+
+
+def _scores(ways: tuple[Way, ...], leaves: tuple[Leaves, ...], tile: Tile, plain: bool) -> Any:
+    """What all ways add to the scores of a tile: broadcasts to [b, h, r, c]; or None."""
+    each = zip(ways, leaves, strict=True)
+    if plain:
+        return add_up(way.plain_scores(own.always, tile) for way, own in each)
+    return add_up(way.scores(own.near, own.always, tile) for way, own in each)
+
+
+def _pull_scores(ways: tuple[Way, ...], leaves: tuple[Leaves, ...], tile: Tile, plain: bool):
+    """The same, and the function from its gradient [b, h, r, c] to those of the leaves."""
+    read = tuple(own._replace(values=None) for own in leaves)
+    if plain:
+        read = tuple(own._replace(near=None) for own in read)
+    scores, pull = jax.vjp(lambda read: _scores(ways, read, tile, plain), read)
+
+    def pull_back(ds):
+        if scores is None:
+            return (Leaves(),) * len(ways)
+        return pull(unbroadcast(ds, scores.shape))[0]
+
+    return scores, pull_back
+
+
+def _values(
+    ways: tuple[Way, ...], leaves: tuple[Leaves, ...], weights: jax.Array, tile: Tile, plain: bool
+) -> Any:
+    """What all ways add to the output of a tile: [b, h, r, F]; or None."""
+    each = zip(ways, leaves, strict=True)
+    if plain:
+        return add_up(way.plain_values(own.values, weights, tile) for way, own in each)
+    return add_up(way.values(own.values, weights, tile) for way, own in each)
+
+
+def _pull_values(ways, leaves: tuple[Leaves, ...], weights, tile: Tile, plain: bool, d_out):
+    """The gradients of each way's values and of the weights, where `_values` adds anything."""
+
+    def added(values, weights):
+        return _values(ways, tuple(Leaves(values=x) for x in values), weights, tile, plain)
+
+    out, pull = jax.vjp(added, tuple(own.values for own in leaves), weights)
+    return ((None,) * len(ways), None) if out is None else pull(d_out)
+
+
+def multiply(x: jax.Array, turned: jax.Array) -> jax.Array:
+    """Rows [b, h, r, E] times columns [b, k, E, c]: float32 [b, h, r, c]."""
+    turned = repeat_heads(turned, x.shape[1])
+    return jnp.einsum("bhre,bhec->bhrc", x, turned, preferred_element_type=jnp.float32)
+
+
+def _sum_rows(x: jax.Array, y: jax.Array, kv_heads: int) -> jax.Array:
+    """X [b, h, r, c], y [b, h, r, E] → [b, k, E, c]: sums over rows and the heads of a key."""
+    x = jnp.einsum("bhrc,bhre->bhec", x.astype(y.dtype), y, preferred_element_type=jnp.float32)
+    return x.reshape(len(x), kv_heads, -1, *x.shape[2:]).sum(2)
+
+
+def unbroadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Sums over the axes along which `shape` was broadcast."""
+    axes = tuple(a for a, n in enumerate(shape) if n == 1 and x.shape[a] > 1)
+    return x.sum(axes, keepdims=True) if axes else x
+
+
+def _join_rows(x: jax.Array) -> jax.Array:
+    """[q_blocks, b, h, r, …] → [b, h, T, …]."""
+    x = jnp.moveaxis(x, 0, 2)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])

@@ -1,0 +1,138 @@
+"""What is known of a call before its tiles are visited: what is static, and the operands."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tiled import skipping
+from pe_jax.engines.tiled.bands import Bands
+from pe_jax.engines.tiled.deal import deal
+from pe_jax.engines.tiled.groups import Axes, Groups
+from pe_jax.engines.tiled.padding import fill_tokens, fill_vectors, stretch
+from pe_jax.engines.tiled.tiles import Grid, Partition, TileSizes, arrange
+from pe_jax.engines.tiled.views import Views
+from pe_jax.engines.tiled.ways import Vectors, Way, without_state_arrays
+
+
+class Setup(NamedTuple):
+    """What is static about a call."""
+
+    spec: AttentionSpec
+    ways: tuple[Way, ...]
+    views: Views
+    scale: float  # what dot products are multiplied by
+    grid: Grid
+    groups: Groups
+    skips: bool  # whether negligible tiles are left out
+
+    @property
+    def cheap(self) -> bool:
+        """Whether plain tiles have a loop of their own."""
+        return all(way.cheap for way in self.ways)
+
+    def own_terms(self, terms: tuple) -> tuple:
+        """The terms that the engine evaluates, at their places; None for the others."""
+        places = {place for way in self.ways for place in way.places}
+        return tuple(
+            without_state_arrays(term) if place in places else None
+            for place, term in enumerate(terms)
+        )
+
+    def tables(self, terms: tuple, run_gaps: Any = None) -> tuple:
+        """What each way evaluates once per call."""
+        each = [tuple(terms[place] for place in way.places) for way in self.ways]
+        return tuple(way.tables(own, run_gaps) for way, own in zip(self.ways, each, strict=True))
+
+    def max_bias(self, terms: tuple, q: Tokens, k: Tokens) -> Any:
+        """For each head and tile, how much its bias can exceed that of distance 0; or None."""
+        profiles = [term for term in terms if isinstance(term, kinds.Profile)]
+        return skipping.max_bias(self.grid, profiles, q, k) if self.skips else None
+
+    def own_scores(self, q: Vectors, k: Vectors) -> Any:
+        """The score of each query and its own key: [B, H, T, 1]; or None."""
+        return skipping.own_scores(q.x, k.x, self.scale) if self.skips else None
+
+
+class Operands(NamedTuple):
+    """What a call has gradients for, padded to whole tiles; or these gradients."""
+
+    q: Any
+    k: Any
+    v: Any
+    tables: Any
+
+
+class Fixed(NamedTuple):
+    """What it has none for: the tokens, and `Setup.own_scores`, `Setup.max_bias`."""
+
+    q: Any
+    k: Any
+    own_scores: Any
+    max_bias: Any
+
+
+class Result(NamedTuple):
+    """The output [B, H, T, F] and the logarithm of each row's sum [B, H, T, 1], float32.
+
+    A row that sees nothing has zeros, and `LOWEST`.
+    """
+
+    out: Any
+    lse: Any
+
+
+SIDES, HEADS, BATCH = Axes.BATCH_AND_HEADS, Axes.HEADS, Axes.BATCH
+OPERANDS = Operands(SIDES, SIDES, SIDES, HEADS)
+FIXED = Fixed(BATCH, BATCH, SIDES, HEADS)
+RESULT = Result(SIDES, SIDES)
+
+
+def set_up(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: jax.Array,
+    k: jax.Array,
+    partition: Partition,
+    sizes: TileSizes,
+) -> Setup:
+    """What is static about a call.
+
+    Args:
+      spec: the sizes and the mask.
+      terms: those of the call; no array in them is read.
+      q: [B, H, T, E]; the shape alone is read.
+      k: [B, K, S, E], likewise.
+      partition: how devices share the call.
+      sizes: of tiles.
+    """
+    dealt = deal(spec, terms)
+    grid, groups = arrange(q, k, partition, sizes, all(way.heads_apart for way in dealt))
+    runs = partition.runs_per_row
+    if Bands in dealt and runs > 1 and grid.lengths[0] * runs != q.shape[2]:
+        dealt = deal(spec, terms, bands=False)  # runs begin off the tiles
+    scale = kinds.scale(terms, spec.dims.head_dim)
+    ways = tuple(
+        way.of(tuple(terms[i] for i in places), places, spec, grid, scale, sizes)
+        for way, places in dealt.items()
+    )
+    views = Views(kinds.split(terms))
+    return Setup(spec, ways, views, scale, grid, groups, skipping.can_skip(spec, terms))
+
+
+def lay_out(
+    setup: Setup, q: Side, k: Side, v: jax.Array, partition: Partition
+) -> tuple[Operands, Fixed]:
+    """The vectors and the tokens, padded to whole tiles; tables and bounds are made from these."""
+    places = {place for way in setup.ways for place in way.places}
+    runs, lengths = partition.runs_per_row, setup.grid.lengths
+    operands = Operands(
+        fill_vectors(q, places, lengths[0], runs),
+        fill_vectors(k, places, lengths[1], runs),
+        stretch(v, 2, lengths[1], runs),
+        None,
+    )
+    q_tokens, k_tokens = fill_tokens(q.tokens, k.tokens, lengths, runs)
+    return operands, Fixed(q_tokens, k_tokens, setup.own_scores(operands.q, operands.k), None)

@@ -1,0 +1,134 @@
+"""The ways to evaluate terms in tiles: what they have in common; `deal` says which term goes where.
+
+* `Bands`: terms of distances with a horizon, contiguous positions. A tile beyond the horizon gets
+  constants; nearer ones read a band of products, made once per call.
+* `Windows`: terms of distances without a horizon, contiguous positions. A tile cuts the window of
+  the distances that occur in it from tables over all of them.
+* `Pairwise`: any kind at any positions, evaluated pair by pair.
+* `InPlace`: arithmetic on distances or on the states of two tokens.
+
+A way makes `tables` once per call and `prepare`s, for a group of heads, the `Leaves` of which a
+tile cuts what it needs (`cuts`). Both are differentiable: the gradient of a tile is added to that
+of the leaves where it was cut and, at the end, goes back through `prepare` and `tables`.
+
+b, h batch and heads of the group, r, c rows and columns of a tile, n distances, E head width.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tiled.leaves import Cut, Leaves
+from pe_jax.engines.tiled.tiles import Grid, Range, Tile, TileSizes
+
+
+class Vectors(NamedTuple):
+    """What queries or keys bring along, `Side` without its tokens: [B, H or K, T, …].
+
+    Attributes:
+      x: after rotations.
+      raw: before rotations, or None.
+      states: for each term, or None.
+    """
+
+    x: Any
+    raw: Any
+    states: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How some terms of a call are evaluated in tiles; hashable.
+
+    Attributes:
+      places: those of its terms among all terms of the call.
+      spec: the sizes and the mask.
+      grid: the tiles.
+      scale: what the scaled kinds are multiplied by.
+      sizes: of tiles.
+    """
+
+    places: tuple[int, ...]
+    spec: AttentionSpec
+    grid: Grid
+    scale: float
+    sizes: TileSizes
+
+    heads_apart: ClassVar[bool] = True  # a tile may hold some of the heads
+    cheap: ClassVar[bool] = True  # worth a second copy in the program, for plain tiles
+
+    @classmethod
+    def of(cls, terms: tuple, places: tuple[int, ...], *how) -> "Way":
+        """The way for `terms` (without their arrays), which are at these places of the call."""
+        return cls(places, *how)
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether the mask hides every distance below 0."""
+        return self.spec.causal and self.spec.aligned
+
+    def own(self, vectors: Vectors) -> Vectors:
+        """With the states of this way's terms alone."""
+        return vectors._replace(states=tuple(vectors.states[i] for i in self.places))
+
+    def tables(self, terms: tuple, run_gaps: Any = None) -> Any:
+        """What is evaluated once per call, the terms as they are where nothing is: [H or 1, …].
+
+        Args:
+          terms: those of this way.
+          run_gaps: int32 [runs, runs], the distance between the first tokens of each run of queries
+            and each run of keys; None: there is one run of either, both from 0.
+        """
+        return terms
+
+    def prepare(self, tables: Any, q: Vectors, k: Vectors) -> Leaves:
+        """The leaves of a group of heads; `q` and `k` have the states of this way's terms."""
+        raise NotImplementedError
+
+    def cuts(self, tile: Tile) -> Leaves:
+        """What a tile takes: a `Cut` for each part of `prepare`'s leaves; None: all of it."""
+        raise NotImplementedError
+
+    def past_horizon(self, distances: Range) -> Any:
+        """Whether tiles with these distances are beyond the horizon; None: there is none."""
+        return None
+
+    def scores(self, near: Any, always: Any, tile: Tile) -> Any:
+        """What is added to the scores of a tile: float32 [b or 1, h or 1, r or 1, c], or None."""
+        raise NotImplementedError
+
+    def plain_scores(self, always: Any, tile: Tile) -> Any:
+        """The same in a tile beyond the horizon."""
+        return self.scores(None, always, tile)
+
+    def values(self, values: Any, weights: jax.Array, tile: Tile) -> Any:
+        """What the weights [b, h, r, c] add to the output: float32 [b, h, r, E], or None."""
+        return None
+
+    def plain_values(self, values: Any, weights: jax.Array, tile: Tile) -> Any:
+        """The same in a tile beyond the horizon."""
+        return self.values(values, weights, tile)
+
+    def row_cut(self, tile: Tile) -> Cut:
+        """Of leaves [b, h, T, …], the rows of a tile."""
+        return Cut(2, tile.i * self.grid.rows, self.grid.rows)
+
+    def column_cut(self, tile: Tile) -> Cut:
+        """Of leaves [b, h, S, …], the columns of a tile."""
+        return Cut(2, tile.j * self.grid.columns, self.grid.columns)
+
+
+def add_up(parts: Iterable[Any]) -> Any:
+    """The sum of those that are not None; None where there are none."""
+    parts = [part for part in parts if part is not None]
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def without_state_arrays(term: Any) -> Any:
+    """The term without the parameters of its state, which is computed before an engine runs."""
+    if term.state is None:
+        return term
+    return dataclasses.replace(term, state=dataclasses.replace(term.state, arrays=None))

@@ -1,0 +1,1 @@
+"""Attention on TPUs: `engine` prepares and launches what `kernels` compute."""
