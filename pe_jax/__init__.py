@@ -26,6 +26,8 @@ from pe_jax.encodings.terms import (
 )
 
 if TYPE_CHECKING:
+    from pe_jax import naive as naive
+    from pe_jax.engines import reference as reference
     from pe_jax.engines.api import attend, attention
 
 __version__ = "0.2.0"
@@ -55,15 +57,21 @@ __all__ = [
     "attend",
     "attention",
     "make",
+    "naive",
     "parse",
+    "reference",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the engines when they are first asked for: an encoding alone does without."""
-    if name in ("attend", "attention"):
-        from pe_jax.engines import api
+    """Imports engines and naive forms when they are first asked for: an encoding needs neither."""
+    if name == "naive":
+        import pe_jax.naive as naive  # from pe_jax, this function would be asked again
 
-        globals().update(attend=api.attend, attention=api.attention)
+        return naive
+    if name in ("attend", "attention", "reference"):
+        from pe_jax.engines import api, reference
+
+        globals().update(attend=api.attend, attention=api.attention, reference=reference)
         return globals()[name]
     raise AttributeError(f"module 'pe_jax' has no attribute {name!r}")

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (  # what a floor may import besides the standard library, and all that is below it
     (
         ("pe_jax.encodings", "pe_jax.numerics", "pe_jax.positions", "pe_jax.position_schemes")
-        + ("pe_jax.spec", "pe_jax.validation"),
+        + ("pe_jax.spec", "pe_jax.validation", "pe_jax.naive"),
         ("jax", "numpy"),
     ),
     (("pe_jax.engines",), ()),
@@ -93,6 +93,16 @@ def test_imports_point_down(path):
     extra = OPTIONAL.get(module(path), ())
     wrong = {name for name in imports(path) if not (allowed(name, at) or within(name, extra))}
     assert not wrong, f"{module(path)} is on floor {at} and imports {sorted(wrong)}"
+
+
+def test_naive_forms_need_numpy_alone_and_the_library_does_without_them():
+    for path in ROOT.glob("pe_jax/**/*.py"):
+        naive = {name for name in imports(path) if within(name, ("pe_jax.naive",))}
+        if within(module(path), ("pe_jax.naive",)):
+            others = {name.partition(".")[0] for name in imports(path) - naive}
+            assert others <= {"numpy", *sys.stdlib_module_names}, module(path)
+        else:
+            assert not naive or path == ROOT / "pe_jax" / "__init__.py", module(path)
 
 
 def test_programs_do_not_import_programs():
@@ -211,11 +221,16 @@ def test_checking_every_scheme_leaves_jax_free_to_join_other_hosts():
 
 
 def test_importing_pe_jax_loads_jax_alone_and_no_engine_before_it_is_used():
-    show = "import sys, pe_jax.encodings; print(*sys.modules); pe_jax.attention"
+    show = "import sys, pe_jax.encodings; print(*sys.modules); pe_jax.attention, pe_jax.reference"
+    show += "; assert pe_jax.naive.SCORES"
     found = subprocess.run(
         [sys.executable, "-c", show], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = set(found.stdout.split())
     heavy = {name for _, libraries in FLOORS[2:] for name in libraries} - {"pe_jax"}
     heavy |= {"tensorflow", "torch"}
-    assert "pe_jax.encodings.rope" in loaded and not loaded & {*heavy, "pe_jax.engines"}
+    assert "pe_jax.encodings.rope" in loaded and not loaded & {
+        *heavy,
+        "pe_jax.engines",
+        "pe_jax.naive",
+    }

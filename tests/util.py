@@ -113,6 +113,18 @@ def distance_bias(encoding: Encoding, params: Params, distance, dims: Dims = DIM
     return sum((scale if t.scaled else 1) * t.at(jnp.asarray(distance)) for t in biases)
 
 
+def naive_form(encoding: Encoding, params: Params) -> tuple[str, dict, dict]:
+    """What `pe_jax.naive` asks for of a scheme: its name, parameters and settings."""
+    name = next(name for name, kind in pe_jax.ENCODINGS.items() if kind is type(encoding))
+    return name, {**params.shared, **params.layer}, vars(encoding)
+
+
+def naive_attention(encoding: Encoding, params: Params, q, k, v, **options) -> np.ndarray:
+    """`pe_jax.naive.attention` of one row: float64 [T, H, F]."""
+    name, *given = naive_form(encoding, params)
+    return pe_jax.naive.attention(name, q, k, v, *given, **options)
+
+
 def is_relative(encoding: Encoding) -> bool:
     """Whether only distances matter, by what the scheme declares."""
     absolute = inputs_.absolute(skeleton(encoding, DIMS), encoding.claims.anchored)

@@ -1,4 +1,4 @@
-"""What the tests of the schemes share: random inputs, a float64 softmax, our attention."""
+"""What the tests of the schemes share: random inputs, our attention and the naive one."""
 
 import functools
 
@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pe_jax
+from pe_jax import naive
+from tests import util
 
 LENGTH, HEADS, HEAD_DIM = 11, 2, 6
 WIDTH = HEADS * HEAD_DIM
@@ -30,12 +32,19 @@ def random_params(encoding, dims=DIMS, seed=1):
     )
 
 
-def softmax(scores, causal):
-    """Over the last axis of float64 scores [T, S], future keys hidden if `causal`."""
-    if causal:
-        scores = np.where(np.tri(*scores.shape, dtype=bool), scores, -np.inf)
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+def float64(tree):
+    """Every array of a tree, as naive forms take them."""
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
+def row(**given):
+    """The row of `qkv` for naive forms."""
+    return naive.make_row(*qkv()[:2], **given)
+
+
+def average(scores, causal):
+    """The values of `qkv` averaged by float64 scores [H, T, T]: [T, H, HEAD_DIM]."""
+    return np.einsum("hts,she->the", naive.softmax(scores, causal), qkv()[2])
 
 
 @functools.partial(jax.jit, static_argnames=("encoding", "causal", "embedded"))
@@ -45,10 +54,10 @@ def attend(q, k, v, encoding=None, params=None, causal=True, **given):
     return pe_jax.attention(q, k, v, **options, implementation="dense")
 
 
-def check_attention(encoding, params, output, causal, **given):
-    """Compares our attention with `output(q, k, v, head) -> float64 [T, E]` written by the test."""
-    q, k, v = qkv()
-    ours = attend(q, k, v, encoding=encoding, params=params, causal=causal, **given)
-    for h in range(HEADS):
-        want = output(*(x[:, h].astype(np.float64) for x in (q, k, v)), h)
-        np.testing.assert_allclose(ours[:, h], want, rtol=0, atol=1e-5)
+def check_attention(encoding, params, causal, want=None, **given):
+    """Compares our attention with the naive form, or with `want`, float64 [T, H, HEAD_DIM]."""
+    ours = attend(*qkv(), encoding=encoding, params=params, causal=causal, **given)
+    if want is None:
+        options = {"positions": given.get("q_positions"), "x": given.get("x"), "causal": causal}
+        want = util.naive_attention(encoding, params, *qkv(), **options)
+    np.testing.assert_allclose(ours, want, rtol=0, atol=1e-5)

@@ -1,7 +1,5 @@
 """BiPE against arXiv 2401.16421, in float64."""
 
-import math
-
 import jax
 import numpy as np
 import pytest
@@ -9,20 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pe_jax
+from pe_jax import naive
 from pe_jax import positions as pos
 from pe_jax.encodings.base import adds_to_input
 from pe_jax.encodings.terms import DistanceBias, Rotation
 from tests import util
-from tests.encodings.common import (
-    HEAD_DIM,
-    HEADS,
-    LENGTH,
-    WIDTH,
-    attend,
-    qkv,
-    random_params,
-    softmax,
-)
+from tests.encodings.common import LENGTH, WIDTH, attend, check_attention, qkv, random_params
 
 END, DOT = 10, 46
 
@@ -66,16 +56,6 @@ def test_a_separator_ends_its_piece_and_longest_holds_the_place():
     assert pos.bilevel(tokens[:0], (DOT,)).shape == (0, 2)
 
 
-def rotation(angle_count, position):
-    """The block-diagonal matrix of RoPE, half layout: channel i turns with i + E/2."""
-    matrix = np.eye(HEAD_DIM)
-    for i in range(angle_count):
-        angle = position * 1e4 ** (-2 * i / HEAD_DIM)
-        at = np.ix_([i, i + angle_count], [i, i + angle_count])
-        matrix[at] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-    return matrix
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("relative", ["rope", "alibi"])
 def test_scores_look_at_the_pieces_alone(relative, causal):
@@ -83,26 +63,7 @@ def test_scores_look_at_the_pieces_alone(relative, causal):
     params = random_params(encoding)
     tokens = [1, DOT, 2, 3, DOT, DOT, 4, 5, 6, DOT, 7]
     places = np.array(paper_positions(tokens, [0] * LENGTH), np.int32)
-    q, k, v = qkv()
-    ours = pe_jax.attention(
-        *(q, k, v),
-        encoding=encoding,
-        params=params,
-        q_positions=places,
-        causal=causal,
-        embedded=True,
-        implementation="dense",
-    )
-    for head in range(HEADS):
-        qh, kh, vh = (x[:, head].astype(np.float64) for x in (q, k, v))
-        scores = np.empty((LENGTH, LENGTH))
-        for m, (i, _) in enumerate(places.tolist()):
-            for n, (j, _) in enumerate(places.tolist()):
-                turn = rotation(HEAD_DIM // 2, j - i) if relative == "rope" else np.eye(HEAD_DIM)
-                scores[m, n] = qh[m] @ turn @ kh[n] / math.sqrt(HEAD_DIM)
-                if relative == "alibi":
-                    scores[m, n] -= 2.0 ** (-8 * (head + 1) / HEADS) * abs(i - j)
-        np.testing.assert_allclose(ours[:, head], softmax(scores, causal) @ vh, rtol=0, atol=1e-5)
+    check_attention(encoding, params, causal, q_positions=places, embedded=True)
 
 
 @pytest.mark.parametrize("absolute", ["learned", "sinusoidal"])
@@ -118,9 +79,8 @@ def test_the_place_inside_a_piece_is_added_to_the_input(absolute):
             encoding.embed(params, x[:1], outside)
         assert np.isnan(jax.jit(encoding.embed)(params, x[:1], outside)).all()
     else:
-        angle = places[:, 1:] * 1e4 ** (-np.arange(0, WIDTH, 2) / WIDTH)
-        np.testing.assert_allclose(added[:, 0::2], np.sin(angle), atol=1e-6)
-        np.testing.assert_allclose(added[:, 1::2], np.cos(angle), atol=1e-6)
+        want = naive.inputs("bipe", places, WIDTH, {}, vars(encoding))
+        np.testing.assert_allclose(added, want, atol=1e-6)
     assert encoding.limit() == (8 if absolute == "learned" else None)
 
 

@@ -5,28 +5,22 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import alibi
+from pe_jax import naive
 from tests import test_contract as contract
 from tests import util
 from tests.encodings.common import (
     DIMS,
-    HEAD_DIM,
     HEADS,
-    LENGTH,
     attend,
+    average,
     check_attention,
+    float64,
     qkv,
     random_params,
-    softmax,
+    row,
 )
 
 DAPE = pe_jax.make("dape", hidden=5)
-
-
-def network(x, layer):
-    """The paper's f on [A, B] of one pair."""
-    hidden = x @ layer["w1"] + layer["b1"]
-    return np.where(hidden > 0, hidden, 0.01 * hidden) @ layer["w2"] + layer["b2"]
 
 
 @pytest.mark.parametrize("spec", ["alibi+dape(hidden=5)", "dape(hidden=5)"])
@@ -34,21 +28,10 @@ def network(x, layer):
 def test_scores_and_biases_of_all_heads_are_mixed_pair_by_pair(spec, causal):
     (encoding,) = pe_jax.parse(spec)
     params = random_params(encoding)
-    layer = params.layer[1] if spec.startswith("alibi") else params.layer
-    layer = {name: np.asarray(x, np.float64) for name, x in layer.items()}
-    all_q, all_k, _ = (x.astype(np.float64) for x in qkv())
-    away = np.abs(np.arange(LENGTH)[:, None] - np.arange(LENGTH))
-    slopes = np.asarray(alibi.slopes(HEADS), np.float64) * spec.startswith("alibi")
-
-    def output(q, k, v, head):
-        scores = np.zeros((LENGTH, LENGTH))
-        for i, j in np.ndindex(LENGTH, LENGTH):
-            a = (all_q[i] * all_k[j]).sum(-1) / np.sqrt(HEAD_DIM)
-            b = -slopes * away[i, j]
-            scores[i, j] = (a + b + network(np.concatenate([a, b]), layer))[head]
-        return softmax(scores, causal) @ v
-
-    check_attention(encoding, params, output, causal)
+    below = (naive.bias.alibi(row()) - naive.products(row())) * spec.startswith("alibi")
+    layer = float64(params.layer[1] if spec.startswith("alibi") else params.layer)
+    scores = naive.contextual.dape(row(), **layer, below=below)
+    check_attention(encoding, params, causal, average(scores, causal))
 
 
 def test_a_network_that_says_nothing_leaves_the_bias_below():

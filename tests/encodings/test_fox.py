@@ -7,6 +7,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import fox
+from pe_jax.naive.contextual import between, forget_gates
 from pe_jax.numerics import running_sums
 from tests.encodings.common import (
     DIMS,
@@ -16,6 +17,7 @@ from tests.encodings.common import (
     WIDTH,
     attend,
     check_attention,
+    float64,
     qkv,
     random_params,
 )
@@ -24,36 +26,28 @@ FOX = pe_jax.make("fox")
 X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
 
 
-def gates(params, head):
-    """f_t of one head: float64 [T]."""
-    weight, bias = (np.asarray(params.layer[n], np.float64) for n in ("weight", "bias"))
-    return 1 / (1 + np.exp(-(X.astype(np.float64) @ weight[:, head] + bias[head])))
+def gates(params):
+    """f_t of each head: float64 [T, H]."""
+    return forget_gates(**float64({"x": X} | params.layer))
 
 
 def test_each_weight_fades_by_the_product_of_the_gates_between():
     """Unnormalised weights exp(q·k)·Π f, never a logarithm."""
     params = random_params(FOX)
-
-    def output(q, k, v, head):
-        f, weights = gates(params, head), np.zeros((LENGTH, LENGTH))
-        for i in range(LENGTH):
-            for j in range(i + 1):
-                weights[i, j] = np.exp(q[i] @ k[j] / np.sqrt(HEAD_DIM)) * np.prod(f[j + 1 : i + 1])
-        return weights / weights.sum(-1, keepdims=True) @ v
-
-    check_attention(FOX, params, output, causal=True, x=X)
+    f, weights = gates(params), np.zeros((HEADS, LENGTH, LENGTH))
+    q, k, v = float64(qkv())
+    for h, i, j in np.ndindex(weights.shape):
+        if j <= i:
+            product = np.exp(q[i, h] @ k[j, h] / np.sqrt(HEAD_DIM))
+            weights[h, i, j] = product * np.prod(f[j + 1 : i + 1, h])
+    want = np.einsum("hts,she->the", weights / weights.sum(-1, keepdims=True), v)
+    check_attention(FOX, params, True, want, x=X)
 
 
 def test_the_bias_alone_is_the_sum_of_logarithms_between():
     params = random_params(FOX)
     found = fox.forgetting(fox.log_forget(X, **params.layer))
-    for head in range(HEADS):
-        logs = np.log(gates(params, head))
-        for i, j in np.ndindex(LENGTH, LENGTH):
-            first, last = sorted((i, j))
-            np.testing.assert_allclose(
-                found[head, i, j], logs[first + 1 : last + 1].sum(), atol=1e-5
-            )
+    np.testing.assert_allclose(found, between(np.log(gates(params))), atol=1e-5)
 
 
 def test_a_token_forgets_what_came_before_it_and_not_itself():

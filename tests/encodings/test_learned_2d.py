@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax import naive
 from pe_jax import positions as pos
 from pe_jax.encodings import learned_2d
 from tests.encodings.common import WIDTH, random_params
@@ -15,13 +16,11 @@ from tests.encodings.common import WIDTH, random_params
 def test_learned_vectors_are_those_of_row_and_column(combine):
     encoding = pe_jax.make("learned_2d", height=3, width=5, combine=combine)
     params = random_params(encoding)
-    rows, columns = (np.asarray(params.shared[name]) for name in ("rows", "columns"))
     x = jnp.ones((15, WIDTH), jnp.bfloat16)
     out = encoding.embed(params, x, pos.grid(3, 5))
     assert out.dtype == x.dtype and encoding.limit() == 3
-    for i, (r, c) in enumerate(np.ndindex(3, 5)):
-        both = np.append(rows[r], columns[c]) if combine == "concatenate" else rows[r] + columns[c]
-        np.testing.assert_array_equal(out[i], x[i] + jnp.asarray(both, jnp.bfloat16))
+    both = naive.inputs("learned_2d", pos.grid(3, 5), WIDTH, params.shared, vars(encoding))
+    np.testing.assert_array_equal(out, x + jnp.asarray(both, jnp.bfloat16))
 
 
 @pytest.mark.parametrize("combine", learned_2d.COMBINE)

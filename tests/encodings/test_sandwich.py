@@ -9,33 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pe_jax
+from pe_jax import naive
 from pe_jax.encodings import sandwich
 from pe_jax.encodings.terms import Profile
 from tests import util
-from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, softmax
-
-
-def sinusoid(position, width, base=1e4):
-    """§3.5 of arXiv 1706.03762: sin and cos of position/base^(2i/d̄)."""
-    angle = [position / base ** (2 * i / width) for i in range(width // 2)]
-    return np.array([math.sin(x) for x in angle] + [math.cos(x) for x in angle])
-
-
-def paper(m, n, head, heads, width=128):
-    """p_m·p_n over the compression ratio 8h/H, h = 1 … H."""
-    return sinusoid(m, width) @ sinusoid(n, width) / (8 * (head + 1) / heads)
+from tests.encodings.common import LENGTH, NONE, average, check_attention, row
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_scores_are_the_papers(causal):
-    def output(q, k, v, head):
-        scores = q @ k.T / math.sqrt(HEAD_DIM)
-        for m in range(LENGTH):
-            for n in range(LENGTH):
-                scores[m, n] += paper(m + 50, n + 50, head, 2)  # only the distance counts
-        return softmax(scores, causal) @ v
-
-    check_attention(pe_jax.make("sandwich"), NONE, output, causal)
+    there = row(positions=np.arange(LENGTH) + 50)  # only the distance counts
+    want = average(naive.bias.sandwich(there), causal)
+    check_attention(pe_jax.make("sandwich"), NONE, causal, want)
 
 
 _bias = jax.jit(lambda d: sandwich.bias(d, 3, 10))

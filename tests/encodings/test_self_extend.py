@@ -4,34 +4,21 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax.naive.rotary import grouped
 from tests import util
-from tests.encodings.common import LENGTH, NONE, attend, check_attention, qkv, softmax
-from tests.encodings.test_rerope import away, turned
-
-
-def positions(length, group, window):
-    """The relative position of each pair, as a merge of two matrices."""
-    place = np.arange(length)
-    grouped = place // group
-    shift = window - window // group
-    return np.where(away(length) < window, away(length), grouped[:, None] + shift - grouped)
+from tests.encodings.common import LENGTH, NONE, attend, check_attention, qkv
 
 
 @pytest.mark.parametrize("group, window", [(2, 4), (3, 4), (3, 1), (1, 3)])
 def test_near_pairs_keep_their_distance_and_far_ones_are_grouped(group, window):
-    encoding = pe_jax.make("self_extend", group=group, window=window)
-
-    def output(q, k, v, head):
-        return softmax(turned(q, k, positions(LENGTH, group, window)), True) @ v
-
-    check_attention(encoding, NONE, output, causal=True)
+    check_attention(pe_jax.make("self_extend", group=group, window=window), NONE, causal=True)
 
 
 def test_a_model_of_seven_positions_reads_ten():
     """(L - w)·G + w tokens for L = 7, w = 4, G = 2: no relative position reaches L."""
-    found = positions(10, 2, 4)
+    found = grouped(np.arange(10), 2, 4)
     np.testing.assert_array_equal(found[9], [6, 6, 5, 5, 4, 4, 3, 2, 1, 0])
-    assert found.max() == 6 and positions(11, 2, 4).max() == 7
+    assert found.max() == 6 and grouped(np.arange(11), 2, 4).max() == 7
 
 
 def test_groups_of_one_are_rope():

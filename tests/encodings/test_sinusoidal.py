@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax.encodings import sinusoidal
+from pe_jax.naive.absolute import sinusoid as paper
 from pe_jax.numerics import angles
 from tests.encodings.common import NONE
-
-
-def paper(position, dim, base=10000.0):
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))."""
-    row = []
-    for i in range(dim // 2):
-        row.append(math.sin(position / base ** (2 * i / dim)))
-        row.append(math.cos(position / base ** (2 * i / dim)))
-    return row
 
 
 @pytest.mark.parametrize("base", [100.0, 1e4, 5e5])

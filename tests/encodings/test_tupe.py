@@ -1,29 +1,17 @@
 """TUPE against §3 of arXiv 2006.15595, in float64."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax import naive
 from pe_jax.encodings import buckets, learned, t5, tupe
 from pe_jax.encodings.terms import TokenProduct, select
-from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, check_attention, random_params, softmax
-from tests.encodings.test_t5 import paper_bucket
+from tests.encodings.common import DIMS, average, check_attention, float64, random_params, row
 
 ROWS = 14
-
-
-def paper(own, i, j, head, with_reset):
-    """(p_i U_Q)(p_j U_K)ᵀ/√(2d), reset by θ₁ where i is [CLS] and by θ₂ where j is."""
-    if with_reset and i == 0:
-        return float(own["first"][head])
-    if with_reset and j == 0:
-        return float(own["to_first"][head])
-    p, u_q, u_k = (np.asarray(own[n], np.float64) for n in ("table", "u_q", "u_k"))
-    return (p[i] @ u_q[:, head]) @ (p[j] @ u_k[:, head]) / math.sqrt(2 * HEAD_DIM)
 
 
 @pytest.mark.parametrize("reset", [True, False])
@@ -33,14 +21,7 @@ def test_scores_are_the_papers(reset, causal):
     params = random_params(encoding)
     assert not params.layer  # one for all layers
 
-    def output(q, k, v, head):
-        scores = q @ k.T / math.sqrt(2 * HEAD_DIM)  # content, too, by sqrt(2E)
-        for i in range(LENGTH):
-            for j in range(LENGTH):
-                scores[i, j] += paper(params.shared, i, j, head, reset)
-        return softmax(scores, causal) @ v
-
-    check_attention(encoding, params, output, causal)
+    check_attention(encoding, params, causal)
 
 
 def bias(encoding, params, q_pos, k_pos):
@@ -95,19 +76,13 @@ TUPE_R = f"tupe(length={ROWS})+buckets(edges={EDGES}, directional=True)"
 def test_tupe_r_is_a_sum_with_the_buckets_of_t5():
     distance = np.arange(-300, 301)
     ours = buckets.bucket(distance, EDGES, directional=True)
-    np.testing.assert_array_equal(ours, [paper_bucket(d, 32, 128, True) for d in distance.tolist()])
+    want = [naive.distances.t5(d, 32, 128, True) for d in distance.tolist()]
+    np.testing.assert_array_equal(ours, want)
     with pytest.raises(ValueError, match="TUPE and T5 each set a scale"):
         pe_jax.parse("tupe+t5")[0].check(DIMS)
     (encoding,) = pe_jax.parse(TUPE_R)
     params = random_params(encoding)
-    relative = np.asarray(params.shared[1]["table"], np.float64)
-
-    def output(q, k, v, head):
-        scores = q @ k.T / math.sqrt(2 * HEAD_DIM)
-        for i in range(LENGTH):
-            for j in range(LENGTH):
-                scores[i, j] += paper(params.shared[0], i, j, head, True)
-                scores[i, j] += relative[head, paper_bucket(i - j, 32, 128, True)]
-        return softmax(scores, False) @ v
-
-    check_attention(encoding, params, output, False)
+    own, relative = float64(params.shared)
+    bias = naive.bias.t5_bias(row().distance, relative["table"], 128, True)
+    scores = naive.relative.tupe(row(), **own) + bias
+    check_attention(encoding, params, False, average(scores, False))

@@ -9,52 +9,22 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax import naive
 from pe_jax.encodings import xpos
 from tests import util
-from tests.encodings.common import HEAD_DIM, LENGTH, NONE, check_attention, qkv, softmax
+from tests.encodings.common import LENGTH, NONE, check_attention, qkv
 from tests.faults.test_encoding_faults import refused
-
-
-def paper_zeta(i, dim):
-    """Algorithm 1 with γ = 0.4, i from 0 to dim/2 - 1."""
-    return (i / (dim / 2) + 0.4) / (1 + 0.4)
-
-
-def paper_score(q, k, distance, dim, scale_base):
-    """Each pair of channels as a complex number: its part of RoPE's product, times its decay."""
-    score = 0.0
-    for i in range(dim // 2):
-        a, b = complex(*q[2 * i : 2 * i + 2]), complex(*k[2 * i : 2 * i + 2])
-        angle = distance * 10000 ** (-2 * i / dim)
-        turned = a * complex(math.cos(angle), math.sin(angle)) * b.conjugate()
-        score += turned.real * paper_zeta(i, dim) ** (distance / scale_base)
-    return score
-
-
-def halves(x):
-    """The layout "half", put in the paper's order."""
-    return x.reshape(2, -1).T.ravel()
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 @pytest.mark.parametrize("scale_base", [4, 512])
 def test_scores_are_those_of_the_paper(layout, scale_base):
-    order = halves if layout == "half" else np.asarray
-
-    def output(q, k, v, head):
-        scores = np.full((LENGTH, LENGTH), -np.inf)
-        for m in range(LENGTH):
-            for n in range(m + 1):
-                pair = order(q[m]), order(k[n])
-                scores[m, n] = paper_score(*pair, m - n, HEAD_DIM, scale_base)
-        return softmax(scores / math.sqrt(HEAD_DIM), True) @ v
-
     encoding = pe_jax.make("xpos", scale_base=scale_base, layout=layout)
-    check_attention(encoding, NONE, output, True)
+    check_attention(encoding, NONE, True)
 
 
 def test_zeta_begins_at_two_sevenths_and_fast_pairs_fade_first():
-    np.testing.assert_allclose(xpos.zeta(64), [paper_zeta(i, 64) for i in range(32)], rtol=1e-12)
+    np.testing.assert_allclose(xpos.zeta(64), naive.rotary.zeta(64), rtol=1e-12)
     assert xpos.zeta(64)[0] == pytest.approx(2 / 7) and (np.diff(xpos.zeta(64)) > 0).all()
 
 

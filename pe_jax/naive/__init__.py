@@ -1,0 +1,92 @@
+"""Every scheme in float64 NumPy, as its paper has it: the forms that others are tested against.
+
+Nothing here is fast, and nothing is shared with `pe_jax.encodings`. A scheme is a function of a
+row of tokens, of its parameters and of its settings, all named as the encoding names them:
+
+    row = naive.make_row(q, k)                                  # q [T, H, E], k [T, K, E]
+    scores = naive.bias.t5(row, table, max_distance=64)         # [H, T, T], before the mask
+    out = naive.attention("t5", q, k, v, {"table": table}, {"max_distance": 64})    # [T, H, F]
+
+Legend: T tokens, H query heads, K key heads, E head width, F value width, D model width, A axes of
+a position, n any shape. `distance = q_pos - k_pos`, everywhere.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from pe_jax.naive import absolute, bias, contextual, relative, rotary
+from pe_jax.naive.rows import Array, Row, make_row, products, softmax
+
+__all__ = ["INPUTS", "SCORES", "VALUES", "Row", "attention", "inputs", "make_row", "softmax"]
+
+_FAMILIES = {
+    bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
+    contextual: "fox cable wavlm cope dape",
+    relative: "shaw transformer_xl deberta tupe",
+    rotary: "rope rerope self_extend xpos temperature bipe rope_2d mrope",
+}
+_ADDED = "sinusoidal learned sinusoidal_2d learned_2d bipe"
+# By name: functions of positions and D, of a row, of a row and its weights.
+INPUTS: dict[str, Callable] = {name: getattr(absolute, name) for name in _ADDED.split()}
+SCORES: dict[str, Callable] = {
+    **dict.fromkeys(("nope", *INPUTS), products),
+    **{name: getattr(file, name) for file, names in _FAMILIES.items() for name in names.split()},
+}
+VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
+# Settings of encodings that say how large parameters are and how they begin, and nothing else.
+_UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
+_UNREAD |= {"num_buckets", "spatial_buckets"}
+
+
+def attention(
+    name, q, k, v, params=None, settings=None, *, positions=None, x=None, causal=True
+) -> Array:
+    """Attention of one row with a scheme: [T, H, F] for q [T, H, E], k [T, K, E], v [T, K, F].
+
+    Args:
+      name: as in `pe_jax.ENCODINGS`.
+      q: queries; what `inputs` gives has been added before they were made.
+      k: keys; each head serves H/K heads of queries.
+      v: values.
+      params: those of the encoding, `{**params.shared, **params.layer}`.
+      settings: those of the encoding, `vars(encoding)`, or some of them.
+      positions: [T] or [T, A]; None: 0, 1, 2, …
+      x: the layer's input [T, D], for schemes that read it.
+      causal: whether a query sees no later key.
+
+    Raises:
+      KeyError: an unknown scheme.
+      TypeError: what the scheme does not have among parameters and settings; a missing parameter.
+    """
+    row, named = make_row(q, k, positions, x, causal), _named(name, params, settings)
+    weights = softmax(_call(SCORES[name], named, row), causal)
+    v = np.moveaxis(np.asarray(v, np.float64), 1, 0)
+    out = weights @ np.repeat(v, len(weights) // len(v), axis=0)
+    if name in VALUES:
+        out = out + _call(VALUES[name], named, row, weights)
+    return np.moveaxis(out, 0, 1)
+
+
+def inputs(name, positions, dim: int, params=None, settings=None) -> Array:
+    """What a scheme adds to the input of the first layer: [T, D] for D = `dim`; else as above."""
+    positions, named = np.asarray(positions), _named(name, params, settings)
+    if name not in INPUTS:
+        return np.zeros((len(positions), dim))
+    return _call(INPUTS[name], named, positions, dim)
+
+
+def _named(name: str, params: Mapping | None, settings: Mapping | None) -> dict:
+    """Parameters, in float64, and settings, by the names of the arguments that take them."""
+    named = dict(settings or {}) | {n: np.asarray(x, float) for n, x in (params or {}).items()}
+    functions = [table[name] for table in (SCORES, INPUTS, VALUES) if name in table]
+    known = _UNREAD.union(*(inspect.signature(function).parameters for function in functions))
+    if unknown := named.keys() - known:
+        raise TypeError(f"naive {name} has no {' and no '.join(sorted(unknown))}")
+    return named
+
+
+def _call(function: Callable, named: dict, *args) -> Array:
+    names = inspect.signature(function).parameters
+    return function(*args, **{n: x for n, x in named.items() if n in names})

@@ -1,0 +1,53 @@
+"""Vectors that are added to the input of the first layer: [T, D] for positions and D."""
+
+import math
+
+import numpy as np
+
+from pe_jax.naive.rows import Array
+
+
+def sinusoid(position: float, dim: int, base=1e4, layout="interleaved") -> Array:
+    """The vector [D] of one position: Vaswani et al., arXiv 1706.03762, §3.5.
+
+    PE(pos, 2i) = sin(pos/base^(2i/D)), PE(pos, 2i+1) = cos(pos/base^(2i/D)). The other layouts,
+    "concatenated" and "tensor2tensor", have all sines first; the latter divides 2i by D - 2.
+    """
+    over = max(dim - 2, 1) if layout == "tensor2tensor" else dim
+    angles = [position / base ** (2 * i / over) for i in range(dim // 2)]
+    waves = np.array([[math.sin(angle), math.cos(angle)] for angle in angles])
+    return waves.ravel() if layout == "interleaved" else waves.T.ravel()
+
+
+def sinusoidal(positions, dim: int, *, base=1e4, layout="interleaved", amplitude=1.0) -> Array:
+    """`sinusoid` of each position, times the amplitude."""
+    return amplitude * np.array([sinusoid(p, dim, base, layout) for p in positions.tolist()])
+
+
+def learned(positions, dim: int, table) -> Array:
+    """Rows of a table [L, D], as in BERT: Devlin et al., arXiv 1810.04805, §3."""
+    return table[positions]
+
+
+def sinusoidal_2d(positions, dim: int, *, base=1e4, layout="concatenated") -> Array:
+    """Sinusoids of row and column side by side: He et al., "MAE", arXiv 2111.06377, App. A.1."""
+    halves = [sinusoidal(axis, dim // 2, base=base, layout=layout) for axis in positions.T]
+    return np.hstack(halves)
+
+
+def learned_2d(positions, dim: int, rows: Array, columns: Array, *, combine="concatenate") -> Array:
+    """Vectors of row and column: Dosovitskiy et al., "ViT", arXiv 2010.11929, App. D.4.
+
+    Linear between two rows of a table; `combine` "sum" adds the vectors (arXiv 2307.06304).
+    """
+    row, column = (
+        np.stack([np.interp(axis, np.arange(len(table)), channel) for channel in table.T], -1)
+        for axis, table in zip(positions.T, (rows, columns), strict=True)
+    )
+    return row + column if combine == "sum" else np.hstack([row, column])
+
+
+def bipe(positions, dim: int, table=None, *, absolute="learned") -> Array:
+    """Vectors of the place in (piece, place): He et al., "BiPE", arXiv 2401.16421, §3."""
+    places = positions[:, 1]
+    return sinusoidal(places, dim) if absolute == "sinusoidal" else learned(places, dim, table)

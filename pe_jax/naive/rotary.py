@@ -1,0 +1,132 @@
+"""Rotations. q is turned by the distance of each pair: R_(m-n) q·k = (R_m q)·(R_n k)."""
+
+import numpy as np
+
+from pe_jax.naive.bias import alibi
+from pe_jax.naive.rows import Array, Row, products
+
+
+def frequencies(dim: int, base: float) -> Array:
+    """θ_i = base^(-2i/dim), i = 0 … dim/2 - 1: [dim/2]."""
+    return base ** (-2 * np.arange(dim // 2) / dim)
+
+
+def rotate(x: Array, angle: Array, layout: str = "half", size: float | Array = 1.0) -> Array:
+    """Turns pair i of channels by angle_i and multiplies it by size_i: arXiv 2104.09864, eq. 34.
+
+    For x [*n, E], angles [*n, P] and sizes that broadcast. Pair i is of channels i and i + P in
+    the layout "half", 2i and 2i + 1 in "interleaved"; channels from 2P on stay.
+    """
+    cos, sin, i = size * np.cos(angle), size * np.sin(angle), np.arange(angle.shape[-1])
+    first, second = (i, i + len(i)) if layout == "half" else (2 * i, 2 * i + 1)
+    a, b, out = x[..., first], x[..., second], x + 0 * angle[..., :1]
+    out[..., first], out[..., second] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+def rotated(row: Row, angle: Array, layout: str = "half", size: float | Array = 1.0) -> Array:
+    """R q_i·k_j/sqrt(E) for angles and sizes [T, T, P]: [H, T, T]."""
+    turned = rotate(row.q[:, :, None], angle, layout, size)
+    return np.einsum("htse,hse->hts", turned, row.k) / row.q.shape[-1] ** 0.5
+
+
+def rope(row: Row, *, base=1e4, fraction=1.0, layout="half", scaling=None, distance=None) -> Array:
+    """Su et al., "RoFormer", arXiv 2104.09864, eq. 16; at the row's distances, or any others.
+
+    `fraction` of the channels turn. `scaling(θ, base)` gives other frequencies, and its
+    `attention_factor` multiplies what turns of q and of k.
+    """
+    dim = round(fraction * row.q.shape[-1])
+    theta, factor = frequencies(dim, base), 1.0
+    if scaling is not None:
+        theta, factor = scaling(theta, base), scaling.attention_factor
+    distance = row.distance if distance is None else distance
+    return rotated(row, distance[..., None] * theta, layout, factor**2)
+
+
+def rerope(row, *, window=512, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
+    """Su, "Rectified RoPE", https://kexue.fm/archives/9708: distances stop at the window."""
+    distance = np.minimum(row.distance, window)
+    return rope(
+        row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
+    )
+
+
+def grouped(positions: Array, group: int, window: int) -> Array:
+    """Self-Extend's relative positions, a merge of two matrices: [T, T]."""
+    distance, groups = positions[:, None] - positions, positions // group
+    far = groups[:, None] + window - window // group - groups
+    return np.where(distance < window, distance, far)
+
+
+def self_extend(
+    row, *, group=8, window=1024, base=1e4, fraction=1.0, layout="half", scaling=None
+) -> Array:
+    """Jin et al., "Self-Extend", arXiv 2401.01325, §3: positions in groups beyond the window."""
+    distance = grouped(row.positions, group, window)
+    return rope(
+        row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
+    )
+
+
+def zeta(dim: int) -> Array:
+    """xPos's (i/(dim/2) + γ)/(1 + γ), γ = 0.4: [dim/2]."""
+    return (np.arange(dim // 2) / (dim / 2) + 0.4) / (1 + 0.4)
+
+
+def xpos(row: Row, *, base=1e4, scale_base=512, layout="interleaved") -> Array:
+    """Sun et al., "xPos", arXiv 2212.10554, algorithm 1: pair i also fades by ζ_i^(d/512).
+
+    Keys ahead, which grow without a bound, are as at distance 0: the scheme is causal only.
+    """
+    dim, distance = row.q.shape[-1], np.maximum(row.distance, 0)[..., None]
+    fading = zeta(dim) ** (distance / scale_base)
+    return rotated(row, distance * frequencies(dim, base), layout, fading)
+
+
+def temperature(row: Row, *, attn_scale=0.1, floor_scale=8192, offset=1) -> Array:
+    """Llama 4 (released code): queries times 1 + a·ln(floor((position + offset)/f) + 1)."""
+    return products(row) * sharpness(row.positions, attn_scale, floor_scale, offset)[:, None]
+
+
+def sharpness(positions, attn_scale: float, floor_scale: int, offset: int) -> Array:
+    """The factor of `temperature`; 1 before position 0."""
+    return 1 + attn_scale * np.log(np.maximum((positions + offset) // floor_scale, 0) + 1.0)
+
+
+def bipe(row: Row, *, relative="rope", base=1e4) -> Array:
+    """He et al., "BiPE", arXiv 2401.16421, §3: RoPE or ALiBi of the pieces, (piece, place)[0]."""
+    pieces = row._replace(positions=row.positions[:, 0])
+    return alibi(pieces) if relative == "alibi" else rope(pieces, base=base)
+
+
+def rope_2d(
+    row: Row, *, base=1e4, channels=None, spectrum="shared", normalized=False, layout="half"
+) -> Array:
+    """Heo et al., arXiv 2403.13298, §3.2: the first pairs turn by the row, others by the column.
+
+    The channels (rows, columns), by default halves, have a series of frequencies each; spectrum
+    "alternating" (Pixtral) deals one series in turn. `normalized` (DINOv3) multiplies by 2π.
+    """
+    channels = channels or (row.q.shape[-1] // 2,) * 2
+    series = [frequencies(n, base) for n in channels]
+    if spectrum == "alternating":
+        series = [frequencies(sum(channels), base)[axis::2] for axis in (0, 1)]
+    unit = 2 * np.pi if normalized else 1
+    angles = [unit * row.distance[..., axis, None] * series[axis] for axis in (0, 1)]
+    return rotated(row, np.concatenate(angles, axis=-1), layout)
+
+
+def mrope(row: Row, *, base=1e6, sections=None, interleaved=False) -> Array:
+    """Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1: each frequency belongs to one axis.
+
+    Time, row and column have sections of them, by default 16 : 24 : 24; `interleaved` (Qwen3-VL,
+    arXiv 2511.21631), by default 24 : 20 : 20, they take turns, then time has the rest.
+    """
+    pairs = row.q.shape[-1] // 2
+    share = max(1, (20 if interleaved else 24) * pairs // 64)
+    sections = sections or (pairs - 2 * share, share, share)
+    axes = np.repeat(np.arange(3), sections)
+    if interleaved:
+        axes = np.array([i % 3 if i // 3 < sections[i % 3] else 0 for i in range(pairs)])
+    return rotated(row, row.distance[..., axes] * frequencies(2 * pairs, base))

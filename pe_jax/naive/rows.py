@@ -1,0 +1,60 @@
+"""What the naive forms share: a row of tokens, dot products, the softmax."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray
+
+
+class Row(NamedTuple):
+    """One row of tokens, as `make_row` makes it: all that a scheme may look at.
+
+    Attributes:
+      q: queries [H, T, E].
+      k: keys [H, T, E].
+      positions: [T], or [T, A] of several axes.
+      x: the layer's input [T, D], for schemes that read it.
+      causal: whether a query sees no later key. Only CoPE reads it; else the mask comes after.
+    """
+
+    q: Array
+    k: Array
+    positions: Array
+    x: Any = None
+    causal: bool = True
+
+    @property
+    def distance(self) -> Array:
+        """`q_pos - k_pos` of all pairs, positive where the key is behind: [T, T] or [T, T, A]."""
+        return self.positions[:, None] - self.positions[None]
+
+
+def make_row(q, k, positions=None, x=None, causal: bool = True) -> Row:
+    """The row of q [T, H, E] and k [T, K, E], in float64; each key head serves H/K query heads.
+
+    Positions are 0, 1, 2, … unless they are given.
+    """
+    q, k = (np.moveaxis(np.asarray(y, np.float64), 1, 0) for y in (q, k))
+    positions = np.arange(q.shape[1]) if positions is None else np.asarray(positions)
+    x = None if x is None else np.asarray(x, np.float64)
+    return Row(q, np.repeat(k, len(q) // len(k), axis=0), positions, x, causal)
+
+
+def products(row: Row, scale: float | None = None) -> Array:
+    """q·k times `scale`, by default 1/sqrt(E): [H, T, T]. NoPE: arXiv 2305.19466."""
+    scale = row.q.shape[-1] ** -0.5 if scale is None else scale
+    return scale * np.einsum("hte,hse->hts", row.q, row.k)
+
+
+def softmax(scores: Array, causal: bool) -> Array:
+    """The weights of scores [..., T, T]; if `causal`, keys after the query get none."""
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def sigmoid(x: Array) -> Array:
+    """1/(1 + e^-x)."""
+    return 1 / (1 + np.exp(-x))

@@ -1,0 +1,57 @@
+"""The law of the naive forms: the dense engine gives what NumPy gives, scheme by scheme."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import naive
+from tests import util
+from tests.util import B, E, H, T
+
+SCALED = "rope(scaling=yarn(factor=4, original_length=8), fraction=0.5)"
+CASES = [*util.SINGLE, util.Case(SCALED, pe_jax.parse(SCALED)[0])]
+
+
+def shuffled(case: util.Case) -> np.ndarray:
+    """Positions in any order, in each row another; where they may not run backwards, repeated."""
+    rng = np.random.default_rng(0)
+    if case.encoding.claims.causal_only:
+        return np.sort(rng.integers(0, T, (B, T), dtype=np.int32))
+    return rng.permuted(util.contiguous(B, T), axis=1)
+
+
+@pytest.mark.parametrize("order", ["contiguous", "shuffled"])
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_the_dense_engine_equals_the_naive_form(case, order):
+    params, (q, k, v) = util.random_params(case.encoding), util.inputs()
+    places = util.contiguous(B, T) if order == "contiguous" else shuffled(case)
+    places = util.spread(case, places)
+    alone = order == "contiguous" and case.encoding.claims.axes == 1
+    run = util.jit(functools.partial(util.layer, case, implementation="dense"))
+    ours = run(params, q, k, v, None if alone else places, np.zeros((B, T), np.int32))
+    name, *form = util.naive_form(case.encoding, params)
+    for row in range(B):
+        x = q[row].reshape(T, H * E) + naive.inputs(name, places[row], H * E, *form)
+        options = {"positions": places[row], "x": x, "causal": case.causal}
+        want = naive.attention(name, x.reshape(T, H, E), k[row], v[row], *form, **options)
+        util.assert_close(ours[row], want)
+
+
+def test_every_scheme_has_a_naive_form():
+    assert naive.SCORES.keys() == pe_jax.ENCODINGS.keys()
+    assert naive.INPUTS.keys() | naive.VALUES.keys() < naive.SCORES.keys()
+
+
+def test_what_a_scheme_does_not_have_is_an_error():
+    q, k, v = (x[0] for x in util.inputs())
+    table = np.zeros((H, 32))
+    naive.attention("t5", q, k, v, {"table": table}, {"max_distance": 64, "stddev": 1})
+    for params, settings, words in (
+        ({"table": table, "tabel": table}, {}, "t5 has no tabel"),
+        ({"table": table}, {"max_distanc": 64}, "t5 has no max_distanc"),
+        ({}, {"max_distance": 64}, "table"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            naive.attention("t5", q, k, v, params, settings)
