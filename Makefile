@@ -59,7 +59,7 @@ test: check
 	$(BIN)/pytest -n auto
 
 browser: .venv/ready-browser  # needs Chromium or Chrome of the system: apt-get install chromium
-	$(BIN)/pytest -m browser tests/test_browser.py
+	$(BIN)/pytest -m browser tests/reporting/test_browser.py
 
 oracles: .venv/ready-oracles
 	$(BIN)/pytest -n auto -m oracles tests/oracles tests/test_examples.py

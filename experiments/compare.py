@@ -11,6 +11,7 @@ Interrupted, the same command goes on where it was; what is finished is not repe
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -18,6 +19,7 @@ import platform
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +43,15 @@ from experiments.running.training_loop import (
     Source,
     batches,
     evaluate,
-    meta,
     open_source,
     prepare,
+    run_metadata,
     train,
+    with_vocab,
 )
 from pe_jax.encodings.base import Params
 from pe_jax.training.checkpoint import check_same
-from pe_jax.training.config import Config, EvalConfig, from_json
+from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, windows
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer, is_encoding
@@ -78,7 +81,7 @@ def checks(config: CompareConfig, spec: str) -> list[tuple[float, float]]:
     return pairs if len(pairs) > 1 else []
 
 
-def near(config: CompareConfig) -> EvalConfig:
+def check_evaluation(config: CompareConfig) -> EvalConfig:
     """The evaluation of a learning rate: validation text at the training length.
 
     It has as many targets as the evaluation of a run.
@@ -86,6 +89,22 @@ def near(config: CompareConfig) -> EvalConfig:
     count = max(1, config.eval.windows * config.eval.lengths[-1] // config.length)
     lengths, tokens = (config.length,), config.eval.batch_tokens
     return EvalConfig(lengths, count, config.length, "validation", tokens)
+
+
+def seeds(config: CompareConfig) -> list[int]:
+    """Of the runs of each encoding."""
+    return [config.seed + k for k in range(config.seeds)]
+
+
+def with_encoding(config: CompareConfig, spec: str) -> CompareConfig:
+    """The config with a model of this encoding."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, encoding=spec))
+
+
+def with_rates(optimizer: OptimizerConfig, pair: results.Pair) -> OptimizerConfig:
+    """The optimizer with a learning rate, and a multiple of it for parameters of encodings."""
+    learning_rate, encoding_rate = pair
+    return dataclasses.replace(optimizer, learning_rate=learning_rate, encoding_rate=encoding_rate)
 
 
 def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -> dict:
@@ -109,7 +128,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         "encodings": [
             {"name": n, "spec": s, "checks": checks(config, s)} for n, s in encodings.items()
         ],
-        "seeds": [config.seed + k for k in range(config.seeds)],
+        "seeds": seeds(config),
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
         "dims": dataclasses.asdict(config.model.dims),
         "corpus": {
@@ -152,31 +171,31 @@ def count_parameters(trainer: Trainer) -> dict:
     return {"parameters": sum(n for _, n in sizes), "encoding_parameters": sum(own)}
 
 
-def one(
+def train_run(
     config: Config, source: Source, evaluator: Evaluator, label: str, stop: signals.Stop
 ) -> None:
     """Trains and evaluates one run, and writes its `evaluation.json`, unless a signal came."""
     folder = Path(config.workdir)
     begin, trainer = time.monotonic(), evaluator.trainer
-    found: dict = count_parameters(trainer)
-    for field in ("learning_rate", "encoding_rate"):
-        found[field] = getattr(config.optimizer, field)
-    save_json(folder / "config.json", meta(config, source))
+    result: dict = count_parameters(trainer)
+    result["learning_rate"] = config.optimizer.learning_rate
+    result["encoding_rate"] = config.optimizer.encoding_rate
+    save_json(folder / "config.json", run_metadata(config, source))
     try:
         state = train(config, source, evaluator, label, stop)
     except Diverged as error:
-        found |= {"status": "diverged", "reason": str(error), **made()}
-        save_json(folder / "evaluation.json", found)
+        result |= {"status": "diverged", "reason": str(error), **made()}
+        save_json(folder / "evaluation.json", result)
         return
     if stop.signal is not None:
         return
-    found |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(config, trainer)}
-    found |= evaluate(evaluator, source, state)
+    result |= {"status": "ok", "reason": "", "flops_per_token": flops_per_token(config, trainer)}
+    result |= evaluate(evaluator, source, state)
     save_encoding(folder, trainer, state.params)
     rows, _, _ = results.read_metrics(folder / "metrics.jsonl")
     last = next((row["loss"] for row in reversed(rows) if row["loss"] is not None), None)
-    found |= {"seconds": time.monotonic() - begin, "train_loss": last, **made()}
-    save_json(folder / "evaluation.json", found)
+    result |= {"seconds": time.monotonic() - begin, "train_loss": last, **made()}
+    save_json(folder / "evaluation.json", result)
 
 
 def flops_per_token(config: Config, trainer: Trainer) -> float:
@@ -205,98 +224,130 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
                 )
 
 
-class Jobs:
+class Progress:
+    """Counts finished runs and steps, from several threads, and logs how long the rest may take."""
+
+    def __init__(self, runs: int, steps: int):
+        self.runs, self.finished = runs, 0
+        self.steps_left, self.steps_done = steps, 0
+        self.begin, self.lock = time.monotonic(), threading.Lock()
+
+    def count(self, label: str, steps: int, was_finished: bool) -> None:
+        """Counts a run, which was finished before this program began or is finished now."""
+        with self.lock:
+            self.finished += 1
+            self.steps_left -= steps
+            self.steps_done += 0 if was_finished else steps
+            seconds_per_step = (time.monotonic() - self.begin) / max(self.steps_done, 1)
+            minutes = seconds_per_step * self.steps_left / 60
+            left = f"is finished; about {minutes:.1f} minutes left"
+            what = "was finished" if was_finished else left
+            logging.info("[%d/%d runs] %s %s", self.finished, self.runs, label, what)
+
+
+class MissingRuns:
     """Every run that is missing: encodings side by side, of each its rates, then its seeds.
 
     There is a thread for each of `meshes`; threads share the data, and XLA lets go of Python's lock
     while it compiles and computes.
+
+    Attributes:
+      config: of the comparison, with the vocabulary.
+      source: of the runs.
+      check_source: of the checks of learning rates.
+      evaluators: of each encoding, by its name, on the first mesh.
+      meshes: the devices of each run that goes on at the same time.
+      stop: tells whether a signal came.
     """
 
     def __init__(
-        self, config: CompareConfig, source: Source, nearby: Source, evaluators, seeds, meshes, stop
+        self,
+        config: CompareConfig,
+        source: Source,
+        check_source: Source,
+        evaluators: dict[str, Evaluator],
+        meshes: list[Mesh],
+        stop: signals.Stop,
     ):
-        self.config, self.source, self.nearby = config, source, nearby
-        self.evaluators, self.seeds, self.meshes, self.stop = evaluators, seeds, meshes, stop
+        self.config, self.source, self.check_source = config, source, check_source
+        self.evaluators, self.meshes, self.stop = evaluators, meshes, stop
         self.checks = {n: checks(config, e.trainer.config.encoding) for n, e in evaluators.items()}
-        tried = sum(map(len, self.checks.values()))
-        self.total, self.done = tried + len(evaluators) * len(seeds), 0
-        steps = tried * config.rate_steps + len(evaluators) * len(seeds) * config.steps
-        self.ran, self.left = 0, steps
-        self.begin, self.lock = time.monotonic(), threading.Lock()
+        checked, trained = sum(map(len, self.checks.values())), len(evaluators) * config.seeds
+        steps = checked * config.rate_steps + trained * config.steps
+        self.progress = Progress(checked + trained, steps)
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Returns when all is done, or a signal came; the first error of a run ends it too."""
-        spread(self._seeds, self.evaluators, self.meshes, self.stop)
+        spread(self._train_encoding, self.evaluators, self.meshes, self.stop)
 
-    def _seeds(self, name: str, mesh: Mesh) -> None:
-        pair = self._best(name, mesh)
-        evaluator = None
-        for seed in self.seeds:
-            if self.stop.signal is not None:
-                return
-            label, folder = f"{name} seed {seed}", Path("runs", name, f"seed{seed}")
-            run = self._config(name, folder, pair, seed=seed)
-            if not (finished := self._finished(run)):
-                evaluator = evaluator or self._evaluator(name, run, mesh)
-                one(run, self.source, evaluator, label, self.stop)
-            self._count(label, run.steps, finished)
+    def _train_encoding(self, name: str, mesh: Mesh) -> None:
+        """Chooses the rates of an encoding, then trains it with every seed."""
+        pair = self._best_rates(name, mesh)
+        any_seed = self._run(name, Path(), pair)
+        evaluator = functools.cache(functools.partial(self._evaluator, name, any_seed, mesh))
+        for seed in seeds(self.config):
+            run = self._run(name, Path("runs", name, f"seed{seed}"), pair, seed=seed)
+            self._finish(run, f"{name} seed {seed}", self.source, evaluator)
 
-    def _best(self, name: str, mesh: Mesh) -> results.Pair:
+    def _best_rates(self, name: str, mesh: Mesh) -> results.Pair:
         """The rates of an encoding and its parameters: the best to check, after running them."""
-        config, tried = self.config, self.checks[name]
-        if not tried:
+        config, pairs = self.config, self.checks[name]
+        if not pairs:
             return rate_pairs(config, self.evaluators[name].trainer.config.encoding)[0]
-        for pair in tried:
-            if self.stop.signal is not None:
-                break
+        fields: Any = {"steps": config.rate_steps, "eval": check_evaluation(config)}
+        for pair in pairs:
+            run = self._run(name, results.rate_folder(name, *pair), pair, **fields)
             label = f"{name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
-            fields: Any = dict(steps=config.rate_steps, eval=near(config))
-            run = self._config(name, results.rate_folder(name, *pair), pair, **fields)
-            if not (finished := self._finished(run)):
-                one(run, self.nearby, self._evaluator(name, run, mesh), label, self.stop)
-            if self._finished(run):  # nothing continues from here
+            evaluator = functools.partial(self._evaluator, name, run, mesh)
+            self._finish(run, label, self.check_source, evaluator)
+            if is_finished(run):  # nothing continues from here
                 shutil.rmtree(Path(run.workdir) / "checkpoints", ignore_errors=True)
-            self._count(label, run.steps, finished)
-        found = results.read_checks(Path(config.workdir), name, tried, config.seed)
+        found = results.read_checks(Path(config.workdir), name, pairs, config.seed)
         return results.best_rate(results.rate_losses(found, config.length))
 
-    def _config(self, name: str, folder: Path, pair: results.Pair, **fields: Any) -> Config:
-        """That of one run."""
-        optimizer = self.config.optimizer
-        rate, encoding_rate = pair
-        return dataclasses.replace(
-            from_json(Config, dataclasses.asdict(self.config)),
-            workdir=str(Path(self.config.workdir) / folder),
-            model=self.evaluators[name].trainer.config,
-            optimizer=dataclasses.replace(
-                optimizer, learning_rate=rate, encoding_rate=encoding_rate
-            ),
-            **fields,
-        )
-
-    def _finished(self, run: Config) -> bool:
-        return (Path(run.workdir) / "evaluation.json").exists()
-
-    def _evaluator(self, name: str, run: Config, mesh: Mesh) -> Evaluator:
-        """The evaluator of a run on these devices: the one that is there, or another."""
-        there = self.evaluators[name]
-        usual = all(
-            getattr(run, f) == getattr(self.config, f) for f in ("optimizer", "steps", "eval")
-        )
-        if usual and there.trainer.mesh == mesh:
-            return there
-        return Evaluator(prepare(run, run.model.vocab, mesh), run.eval)
-
-    def _count(self, label: str, steps: int, finished: bool) -> None:
+    def _finish(
+        self, run: Config, label: str, source: Source, evaluator: Callable[[], Evaluator]
+    ) -> None:
+        """Trains a run to its end unless it is there, or a signal comes."""
         if self.stop.signal is not None:
             return
-        with self.lock:
-            self.done += 1
-            self.left -= steps
-            self.ran += 0 if finished else steps
-            minutes = (time.monotonic() - self.begin) / max(self.ran, 1) * self.left / 60
-            what = "was finished" if finished else f"is finished; about {minutes:.1f} minutes left"
-            logging.info("[%d/%d runs] %s %s", self.done, self.total, label, what)
+        was_finished = is_finished(run)
+        if not was_finished:
+            train_run(run, source, evaluator(), label, self.stop)
+        if self.stop.signal is None:
+            self.progress.count(label, run.steps, was_finished)
+
+    def _run(self, name: str, folder: Path, pair: results.Pair, **fields: Any) -> Config:
+        """The configuration of one run of an encoding."""
+        config = self.config
+        common = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
+        common |= {
+            "workdir": str(Path(config.workdir) / folder),
+            "model": self.evaluators[name].trainer.config,
+            "optimizer": with_rates(config.optimizer, pair),
+        }
+        return Config(**common | fields)
+
+    def _evaluator(self, name: str, run: Config, mesh: Mesh) -> Evaluator:
+        """The evaluator of a run on these devices: the encoding's, or another."""
+        own, config = self.evaluators[name], self.config
+        same = (run.optimizer, run.steps, run.eval) == (config.optimizer, config.steps, config.eval)
+        return own if same and own.trainer.mesh == mesh else Evaluator(prepare(run, mesh), run.eval)
+
+
+def is_finished(run: Config) -> bool:
+    """Whether the run was evaluated."""
+    return (Path(run.workdir) / "evaluation.json").exists()
+
+
+def check_source(config: CompareConfig, source: Source) -> Source:
+    """The data with what learning rates are checked on: other questions, or validation text."""
+    other = dataclasses.replace(source, question_set=1)
+    needed = any(checks(config, spec) for spec in config.specs())
+    if not needed or source.text is None:
+        return other
+    text = windows(source.corpus, source.tokens, check_evaluation(config))
+    return dataclasses.replace(other, text=text)
 
 
 def main(config: CompareConfig) -> None:
@@ -306,44 +357,32 @@ def main(config: CompareConfig) -> None:
         meshes = lanes(config)
         encodings = names(config)
         source = open_source(config)
-        nearby = dataclasses.replace(source, asked=1)
-        chosen = any(checks(config, spec) for spec in encodings.values())
-        if chosen and source.text is not None:
-            text = windows(source.corpus, source.tokens, near(config))
-            nearby = dataclasses.replace(source, text=text)
+        sources = source, check_source(config, source)
         batches(config, source, meshes[0])  # raises what training would, before anything is written
         about = manifest(config, source, encodings)
         check_resumable(config, about)
-        evaluators = {}
-        for name, spec in encodings.items():
-            model = dataclasses.replace(config.model, encoding=spec)
-            run = dataclasses.replace(config, model=model)
-            evaluators[name] = Evaluator(prepare(run, source.vocab, meshes[0]), config.eval)
+        config = with_vocab(config, source.vocab)
+        evaluators = {
+            name: Evaluator(prepare(with_encoding(config, spec), meshes[0]), config.eval)
+            for name, spec in encodings.items()
+        }
         lock = Lock(workdir)
     with contextlib.closing(lock):
-        _run(config, source, nearby, evaluators, meshes, about)
+        save_json(workdir / "manifest.json", about)
+        with signals.Stop() as stop:
+            MissingRuns(config, *sources, evaluators, meshes, stop).train()
+            stop.leave()
+        measure_speed(config, evaluators)
+        show(workdir)
 
 
-def _run(
-    config: CompareConfig,
-    source: Source,
-    nearby: Source,
-    evaluators: dict,
-    meshes: list[Mesh],
-    about: dict,
-) -> None:
-    workdir = Path(config.workdir)
-    save_json(workdir / "manifest.json", about)
-    with signals.Stop() as stop:
-        jobs = Jobs(config, source, nearby, evaluators, about["seeds"], meshes, stop)
-        jobs.run()
-        stop.leave()
-    timed = workdir / "speed.json"
-    of = model_speed.subject(config, evaluators)
-    if not timed.exists() or json.loads(timed.read_text()).get("of") != of:
+def measure_speed(config: CompareConfig, evaluators: dict[str, Evaluator]) -> None:
+    """Writes speed.json, unless there is one of these encodings, lengths and repeats."""
+    path = Path(config.workdir) / "speed.json"
+    subject = model_speed.subject(config, evaluators)
+    if not path.exists() or json.loads(path.read_text()).get("of") != subject:
         logging.info("Measuring speed and memory, all schemes in turn")
-        save_json(timed, model_speed.measure(config, evaluators))
-    show(workdir)
+        save_json(path, model_speed.measure(config, evaluators))
 
 
 def show(workdir: Path) -> None:

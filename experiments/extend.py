@@ -121,38 +121,69 @@ def target(config: ExtendConfig, length: int) -> int:
     return int(found)
 
 
-def replaced(spec: str, rope: RoPE, config: ExtendConfig, base: Config, found=None) -> RoPE:
-    """What takes the place of `rope`, its placeholders filled in; `found` are searched factors.
+class Placeholders(NamedTuple):
+    """What the names in braces stand for in the encodings of a config, for one layer's RoPE.
+
+    Attributes:
+      factor: the target length over the length trained on.
+      length: trained on.
+      window: half of that.
+      group: the least with which Self-Extend, with that window, reaches the target.
+      ones: as many as there are frequencies.
+      searched: their factors by LongRoPE's search; ones before it.
+    """
+
+    factor: float
+    length: int
+    window: int
+    group: int
+    ones: tuple[float, ...]
+    searched: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, rope: RoPE, config: ExtendConfig, base: Config, searched: tuple[float, ...] | None
+    ) -> "Placeholders":
+        """Those of a layer of a trained run."""
+        window = max(base.length // 2, 1)
+        beyond_window = config.factor * base.length - window
+        group = math.ceil(beyond_window / max(base.length - window, 1))
+        ones = (1.0,) * rope.frequencies(base.model.dims.head_dim).size
+        return cls(config.factor, base.length, window, group, ones, searched or ones)
+
+    def fill(self, spec: str) -> str:
+        """The spec with their values."""
+        for name, value in self._asdict().items():
+            spec = spec.replace(f"{{{name}}}", repr(value))
+        return spec
+
+
+def replacement(spec: str, rope: RoPE, placeholders: Placeholders) -> RoPE:
+    """What takes the place of `rope`: fields that the spec leaves at their defaults are its own.
 
     Raises:
       ValueError: it cannot be read, or is not of RoPE's family.
     """
-    count = rope.frequencies(base.model.dims.head_dim).size
-    window = max(base.length // 2, 1)
-    reach = config.factor * base.length - window
-    values = {
-        "factor": config.factor,
-        "length": base.length,
-        "window": window,
-        "group": math.ceil(reach / max(base.length - window, 1)),
-        "ones": (1.0,) * count,
-        "searched": found or (1.0,) * count,
-    }
-    for name, value in values.items():
-        spec = spec.replace(f"{{{name}}}", repr(value))
-    pattern = parse(spec)
-    new = pattern[0]
-    if len(pattern) > 1 or not isinstance(new, RoPE):
+    spec = placeholders.fill(spec)
+    encoding, *others = parse(spec)
+    if others or not isinstance(encoding, RoPE):
         raise ValueError(f"encodings: {spec!r} is no rope(…), rerope(…) or self_extend(…)")
-    own = [f for f in dataclasses.fields(RoPE) if getattr(new, f.name) == f.default]
-    return dataclasses.replace(new, **{f.name: getattr(rope, f.name) for f in own})
+    fields = dataclasses.fields(RoPE)
+    unset = [f.name for f in fields if getattr(encoding, f.name) == f.default]
+    return dataclasses.replace(encoding, **{name: getattr(rope, name) for name in unset})
 
 
-def extended(spec: str, config: ExtendConfig, base: Config, found=None) -> str:
+def extended(
+    spec: str, config: ExtendConfig, base: Config, searched: tuple[float, ...] | None = None
+) -> str:
     """The run's encodings, all layers, with the method in the place of each RoPE."""
-    pattern = base.model.pattern
-    new = [replaced(spec, e, config, base, found) if isinstance(e, RoPE) else e for e in pattern]
-    return ",".join(map(format_encoding, new))
+    layers = [
+        replacement(spec, encoding, Placeholders.of(encoding, config, base, searched))
+        if isinstance(encoding, RoPE)
+        else encoding
+        for encoding in base.model.pattern
+    ]
+    return ",".join(map(format_encoding, layers))
 
 
 def names(config: ExtendConfig) -> dict[str, str]:
@@ -217,52 +248,62 @@ def answers(config: ExtendConfig, evaluator: Evaluator, params, asked: dict) -> 
     return found
 
 
-class Work:
-    """Every method on every run that is missing, methods side by side, runs one after another."""
+class Methods:
+    """Every method on every run that is missing, methods side by side, runs one after another.
+
+    Attributes:
+      parts: "plain", and "tuned" where there is a fine-tune.
+    """
 
     def __init__(
         self,
         config: ExtendConfig,
         bases: list[Base],
         source: Source,
-        asked: dict,
+        passkeys: dict,
         stop: signals.Stop,
     ):
         self.config, self.bases, self.source, self.stop = config, bases, source, stop
-        self.asked = asked
+        self.passkeys = passkeys
         self.parts = ("plain", "tuned") if config.steps else ("plain",)
 
-    def search(self, mesh: Mesh) -> tuple[float, ...] | None:
+    def searched_factors(self, mesh: Mesh) -> tuple[float, ...] | None:
         """LongRoPE's factors, searched once for all runs, on the first; None: a signal came.
 
         What was searched on another run stays what it is: all results in a workdir share factors.
         """
-        path, base = Path(self.config.workdir) / "factors.json", self.bases[0]
+        path = Path(self.config.workdir) / "factors.json"
         if not path.exists():
-            logging.info("Searching LongRoPE's factors: %d lists or so", self.config.search)
-            ropes = [e for e in base.config.model.pattern if isinstance(e, RoPE)]
-            run = longer(self.config, base, base.config.model.encoding, path.parent)
-            trainer = prepare(run, self.source.vocab, mesh)
-            batch = trainer.put(next(batches(run, self.source, mesh)))
-            params = trained_run.restore(base.folder, trainer).params
-            length, factor = base.config.length, self.config.factor
-            gain = LongRoPE((1.0,), (1.0,), length, factor=factor).attention_factor
-            loss = longrope_search.losses(trainer, gain)
-            found = longrope_search.search(
-                lambda x: loss(params, jnp.asarray(x, jnp.float32), batch),
-                longrope_search.first(ropes[0], base.config.model.dims.head_dim, factor, length),
-                factor,
-                self.config.search,
-                lambda: self.stop.signal is None,
-            )
+            tried = self._search(mesh, path.parent)
             if self.stop.signal is not None:
                 return None
-            save_json(path, {"factors": found[0][1], "loss": found[0][0], "tried": found})
+            loss, best = tried[0]
+            save_json(path, {"factors": best, "loss": loss, "tried": tried})
         return tuple(json.loads(path.read_text())["factors"])
 
-    def run(self, job: tuple[str, str], mesh: Mesh) -> dict[int, dict]:
-        """Seed → "plain" and "tuned" → what was found; (name, encoding) → job."""
-        (name, encoding), found, evaluator = job, {}, None
+    def _search(self, mesh: Mesh, folder: Path) -> list[tuple[float, list[float]]]:
+        """(loss, factors) of all that were tried on the first run, the best first."""
+        logging.info("Searching LongRoPE's factors: %d lists or so", self.config.search)
+        base, factor = self.bases[0], self.config.factor
+        model, length = base.config.model, base.config.length
+        rope = next(e for e in model.pattern if isinstance(e, RoPE))
+        run = longer(self.config, base, model.encoding, folder)
+        trainer = prepare(run, mesh)
+        batch = trainer.put(next(batches(run, self.source, mesh)))
+        params = trained_run.restore(base.folder, trainer).params
+        gain = LongRoPE((1.0,), (1.0,), length, factor=factor).attention_factor
+        loss = longrope_search.losses(trainer, gain)
+        return longrope_search.search(
+            lambda factors: loss(params, jnp.asarray(factors, jnp.float32), batch),
+            longrope_search.first(rope, model.dims.head_dim, factor, length),
+            factor,
+            self.config.search,
+            lambda: self.stop.signal is None,
+        )
+
+    def run(self, method: tuple[str, str], mesh: Mesh) -> dict[int, dict]:
+        """A method, (name, encoding), on every run: seed → "plain" and "tuned" → what it gave."""
+        (name, encoding), by_seed, evaluator = method, {}, None
         for base in self.bases:
             if self.stop.signal is not None:
                 break
@@ -270,23 +311,16 @@ class Work:
             paths = {part: folder / f"{part}.json" for part in self.parts}
             if not all(path.exists() for path in paths.values()):
                 run = longer(self.config, base, encoding, folder)
-                if evaluator is None:
-                    trainer = prepare(run, self.source.vocab, mesh)
-                    evaluator = Evaluator(trainer, self.config.eval)
-                self._one(name, base, run, evaluator, paths)
+                evaluator = evaluator or Evaluator(prepare(run, mesh), self.config.eval)
+                self._run_parts(name, base, run, evaluator, paths)
             if self.stop.signal is not None:
                 break
-            given = {part: json.loads(path.read_text()) for part, path in paths.items()}
-            for part, before in ((p, x["encoding"]) for p, x in given.items()):
-                if before != encoding:
-                    raise ValueError(
-                        f"encodings: {name!r} is {encoding!r} here, {before!r} in"
-                        f" {paths[part]}; use a new --config.workdir"
-                    )
-            found[base.config.seed] = given
-        return found
+            by_seed[base.config.seed] = _read_parts(name, encoding, paths)
+        return by_seed
 
-    def _one(self, name: str, base: Base, run: Config, evaluator: Evaluator, paths: dict) -> None:
+    def _run_parts(
+        self, name: str, base: Base, run: Config, evaluator: Evaluator, paths: dict[str, Path]
+    ) -> None:
         """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
         label = f"{name} seed {base.config.seed}"
         state = trained_run.restore(base.folder, evaluator.trainer)
@@ -294,19 +328,34 @@ class Work:
             if self.stop.signal is not None or path.exists():
                 continue
             begin = time.monotonic()
-            found: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
+            result: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
             try:
                 if part == "tuned":
-                    given = self.source, evaluator, label, self.stop
-                    state = train(run, *given, params=state.params)
+                    state = train(run, self.source, evaluator, label, self.stop, state.params)
                     if self.stop.signal is not None:
                         return
-                found |= evaluate(evaluator, self.source, state)
-                found["passkeys"] = answers(self.config, evaluator, state.params, self.asked)
+                result |= evaluate(evaluator, self.source, state)
+                result["passkeys"] = answers(self.config, evaluator, state.params, self.passkeys)
             except Diverged as error:
-                found |= {"status": "diverged", "reason": str(error)}
-            save_json(path, found | {"seconds": time.monotonic() - begin, **made()})
+                result |= {"status": "diverged", "reason": str(error)}
+            save_json(path, result | {"seconds": time.monotonic() - begin, **made()})
             logging.info("%s: %s after %.0f s", label, part, time.monotonic() - begin)
+
+
+def _read_parts(name: str, encoding: str, paths: dict[str, Path]) -> dict[str, dict]:
+    """The results of a run with a method.
+
+    Raises:
+      ValueError: they are those of another encoding.
+    """
+    results = {part: json.loads(path.read_text()) for part, path in paths.items()}
+    for part, result in results.items():
+        if result["encoding"] != encoding:
+            raise ValueError(
+                f"encodings: {name!r} is {encoding!r} here, {result['encoding']!r} in"
+                f" {paths[part]}; use a new --config.workdir"
+            )
+    return results
 
 
 def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
@@ -370,7 +419,7 @@ def main(config: ExtendConfig) -> None:
         meshes = lanes(config)
         bases = [read_base(Path(folder).absolute()) for folder in config.runs]
         source = check(config, bases, meshes[0])
-        asked = questions(config, source)
+        passkeys_by_length = questions(config, source)
         now = described(config, bases)
         now["checkpoints"] = check_resumable(config, now) | now["checkpoints"]
         lock = Lock(workdir)
@@ -379,26 +428,44 @@ def main(config: ExtendConfig) -> None:
     with contextlib.closing(lock), signals.Stop() as stop:
         save_json(workdir / "config.json", now)
         with one_line_errors():
-            work, specs = Work(config, bases, source, asked, stop), names(config)
-            searched = any("{searched}" in spec for spec in specs.values())
-            found = work.search(meshes[0]) if searched else None
-            models = {n: extended(s, config, bases[0].config, found) for n, s in specs.items()}
-            seeds = spread(work.run, models.items(), meshes, stop)
+            methods = Methods(config, bases, source, passkeys_by_length, stop)
+            entries = run_methods(methods, meshes)
         stop.leave()
-    entries = [
-        {"name": name, "encoding": models[name], "seeds": found}
-        for name, found in zip(models, seeds, strict=True)
+    write_results(config, bases[0].config.length, now, entries)
+
+
+def run_methods(methods: Methods, meshes: list[Mesh]) -> list[dict]:
+    """Every method's name, encoding and results by seed, as results.json has them."""
+    config, base = methods.config, methods.bases[0].config
+    specs = names(config)
+    needs_search = any("{searched}" in spec for spec in specs.values())
+    searched = methods.searched_factors(meshes[0]) if needs_search else None
+    models = {name: extended(spec, config, base, searched) for name, spec in specs.items()}
+    results = spread(methods.run, models.items(), meshes, methods.stop)
+    return [
+        {"name": name, "encoding": model, "seeds": by_seed}
+        for (name, model), by_seed in zip(models.items(), results, strict=True)
     ]
-    about = {
-        "command": command("extend"),
-        **together(part for found in seeds for parts in found.values() for part in parts.values()),
-        "length": bases[0].config.length,
-        "target": target(config, bases[0].config.length),
-    }
-    page = extension_report.Page(config, about["length"], about["target"], entries)
-    words = {part: {v.name: v.words for v in page.verdicts(part)} for part in page.parts}
-    about |= {"config": now, "verdicts": words, "encodings": entries}
-    save_json(workdir / "results.json", about)
+
+
+def write_results(config: ExtendConfig, length: int, now: dict, entries: list[dict]) -> None:
+    """Writes results.json, tables and figures of runs that were trained at `length`."""
+    workdir = Path(config.workdir)
+    parts = [part for e in entries for parts in e["seeds"].values() for part in parts.values()]
+    page = extension_report.Page(config, length, target(config, length), entries)
+    verdicts = {part: {v.name: v.words for v in page.verdicts(part)} for part in page.parts}
+    save_json(
+        workdir / "results.json",
+        {
+            "command": command("extend"),
+            **together(parts),
+            "length": page.length,
+            "target": page.target,
+            "config": now,
+            "verdicts": verdicts,
+            "encodings": entries,
+        },
+    )
     for drawing in page.drawings():
         plotting.save(drawing, workdir)
     for table in page.tables():

@@ -160,7 +160,7 @@ def test_operations_are_counted_in_every_layer_scanned_or_not(tmp_path):
 
     def count(spec: str, layers: int) -> float:
         config = change(settings(tmp_path), model={"encoding": spec, "layers": layers})
-        return compare.flops_per_token(config, compare.prepare(config, tiny.V))
+        return compare.flops_per_token(config, compare.prepare(compare.with_vocab(config, tiny.V)))
 
     scanned = count("rope", 8)
     assert count("rope*3,nope", 8) == scanned
@@ -180,7 +180,7 @@ def test_speed_is_measured_for_every_scheme_in_turn(compared):
 def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, shared_programs):  # noqa: F811
     config = change(settings(tmp_path), timing_lengths=(64,))
     config = change(config, eval={"batch_tokens": 4 * tiny.R * 64}, model=tiny.config("nope"))
-    evaluator = compare.Evaluator(compare.prepare(config, tiny.V), config.eval)
+    evaluator = compare.Evaluator(compare.prepare(compare.with_vocab(config, tiny.V)), config.eval)
     rows = []
     evaluate = compare.Evaluator.run
     monkeypatch.setattr(
@@ -203,10 +203,10 @@ def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, sha
 def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypatch):
     config = settings(tmp_path)
     there = compare.Evaluator(
-        compare.prepare(change(config, model=tiny.config("nope")), tiny.V), EvalConfig()
+        compare.prepare(change(config, model=tiny.config("nope"))), EvalConfig()
     )
     full = compare.Evaluator(
-        compare.prepare(change(config, model=tiny.config("rope")), tiny.V), EvalConfig()
+        compare.prepare(change(config, model=tiny.config("rope"))), EvalConfig()
     )
 
     def compiled(*_):
@@ -285,7 +285,7 @@ def test_the_extrapolation_family_is_sound_before_anything_compiles(name, size):
     config = runpy.run_path(str(CONFIGS / f"extrapolation_{name}.py"))["get_config"](*size)
     config.check()
     assert len(compare.names(config)) >= 5 and len(config.rates) >= 3
-    assert config.eval.split == "test" and compare.near(config).split == "validation"
+    assert config.eval.split == "test" and compare.check_evaluation(config).split == "validation"
     assert config.eval.lengths[0] == config.length and config.eval.lengths[-1] >= 8 * config.length
     assert config.eval.stride <= config.length // 2  # or both protocols are one at that length
 
@@ -314,7 +314,7 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     more = tmp_path / "more"
     shutil.copytree(folder, more)
     timed = []
-    monkeypatch.setattr(compare, "one", lambda *_: None)
+    monkeypatch.setattr(compare, "train_run", lambda *_: None)
     note = lambda _, e: timed.extend(e) or {"encodings": e}  # noqa: E731
     monkeypatch.setattr(compare.model_speed, "measure", note)
     monkeypatch.setattr(compare, "save_json", lambda *_: None)
@@ -401,7 +401,7 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     """Which devices each encoding's runs took, without training anything."""
     found = {}
 
-    def one(config, source, evaluator, label, stop):
+    def train_run(config, source, evaluator, label, stop):
         found.setdefault(label.split()[0], []).append(
             evaluator.trainer.mesh.devices.ravel().tolist()
         )
@@ -412,7 +412,7 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     given = {"encodings": names, "reference": "rope", "seeds": 1, "workers": 0, **fields}
     config = change(settings(tmp_path), **given)
     barrier = threading.Barrier(min(len(names), len(parallel_runs.lanes(config))))
-    monkeypatch.setattr(compare, "one", one)
+    monkeypatch.setattr(compare, "train_run", train_run)
     monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
     monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
     monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")

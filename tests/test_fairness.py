@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from experiments import compare
-from experiments.reporting import findings, results
+from experiments.reporting import results
+from experiments.reporting.verdicts import verdicts
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax import ENCODINGS
 from pe_jax.encodings.buckets import Clipped
@@ -51,7 +52,7 @@ def compared(folder, data: str, **fields) -> tuple[results.Results, dict[str, st
     )
     compare.main(config)
     found = results.read(folder)
-    return found, {row.name: row.kind for row in findings.verdicts(found)}
+    return found, {row.name: row.kind for row in verdicts(found)}
 
 
 def test_a_scheme_that_only_needs_a_rate_of_its_own_is_not_called_worse(tmp_path, monkeypatch):

@@ -105,7 +105,6 @@ def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -
         mesh = sharding.make_mesh(config.mesh, devices)
         lengths = {"length": config.length} if program == "train" else None
         sharding.check_fits(model, config.batch, mesh, lengths)
-        model = dataclasses.replace(model)
         trainer = Trainer(model, config.optimizer, config.steps, mesh, config.positions)
         masked = Tiles()
         if program == "train":
@@ -207,17 +206,16 @@ def main(config: Config) -> None:
         devices = tpu_slice.devices(given.topology)
         vocab = config.model.vocab or tokenizer.get(config.tokenizer).vocab
         model = dataclasses.replace(config.model, vocab=vocab)
-        wanted = specs(given.encodings, config)
-        models = {spec: dataclasses.replace(model, encoding=spec) for spec in wanted}
-        for model in models.values():
+        models = [dataclasses.replace(model, encoding=s) for s in specs(given.encodings, config)]
+        for model in models:
             model.check()
     rows = []
-    for spec, model in models.items():
+    for model in models:
         config = dataclasses.replace(config, model=model)
         for program in given.program:
             with one_line_errors():
                 rows.append(measure(config, program, devices, chip))
-            logging.info("%s, %s: %s", spec, program, rows[-1]["status"])
+            logging.info("%s, %s: %s", model.encoding, program, rows[-1]["status"])
     title = f"{given.topology}, {len(devices)} chips: estimates of the compiler"
     about = {"topology": given.topology, "chips": len(devices), "commit": commit()}
     about |= {"jax": jax.__version__, "config": dataclasses.asdict(config)}

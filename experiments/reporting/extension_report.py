@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import rich.table
 
-from experiments.reporting import findings, plotting, statistics
+from experiments.reporting import plotting, statistics
 from experiments.reporting.results import Run, Scheme
+from experiments.reporting.verdicts import Verdict, decide
 from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.training.config import PROTOCOLS
 
@@ -69,9 +70,9 @@ class Page:
             found.append(self._decided(part))
         return found
 
-    def verdicts(self, part: str) -> list[findings.Verdict]:
+    def verdicts(self, part: str) -> list[Verdict]:
         """Every method against the reference, at the target length under a sliding window."""
-        return findings.decide(self.schemes(part), self.config.reference, PROTOCOLS[1], self.target)
+        return decide(self.schemes(part), self.config.reference, PROTOCOLS[1], self.target)
 
     def _decided(self, part: str) -> rich.table.Table:
         name = self.config.reference

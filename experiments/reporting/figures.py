@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.reporting import findings, loss_curves, number_formats, statistics
+from experiments.reporting import loss_curves, number_formats, speed_ratios, statistics
 from experiments.reporting.plotting import (
     MUTED,
     Drawing,
@@ -19,6 +19,7 @@ from experiments.reporting.plotting import (
     styled,
 )
 from experiments.reporting.results import Question, Results
+from experiments.reporting.verdicts import Verdict
 from pe_jax.training.config import PROTOCOLS
 
 
@@ -112,10 +113,10 @@ def speed(results: Results, measure: str, ratios: dict[str, statistics.Ratio]) -
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.95), max(high, 1.15))  # a difference of 0.1 % should look like one
     base = label(results.manifest["baseline"])
-    axes.set(xlabel=f"ratio to {base} (less is better)", title=findings.MEASURES[measure])
+    axes.set(xlabel=f"ratio to {base} (less is better)", title=speed_ratios.MEASURES[measure])
     rows = [(s.name, r.median, r.low, r.high) for s, r in shown]
     stem = "speed-" + measure.replace("_", "-")
-    alt = f"{findings.MEASURES[measure]} of each scheme as a ratio to {base}"
+    alt = f"{speed_ratios.MEASURES[measure]} of each scheme as a ratio to {base}"
     return Drawing(stem, figure, ("encoding", "median", "least", "greatest"), rows, alt)
 
 
@@ -135,7 +136,7 @@ def speed_by_length(results: Results, measure: str, found: dict[int, dict]) -> D
                 axes.plot([at, at], [r.low, r.high], lw=1, alpha=0.5, **paint(scheme))
             ends.append((scheme, points[-1][0], y[-1]))
     log2_axis(axes, sorted(found))
-    base, what = label(results.manifest["baseline"]), findings.BY_LENGTH[measure]
+    base, what = label(results.manifest["baseline"]), speed_ratios.BY_LENGTH[measure]
     axes.set(xlabel="length (tokens)", ylabel=f"ratio to {base} (less is better)", title=what)
     name_lines(axes, ends)
     header = ("encoding", "length", "median", "least", "greatest")
@@ -144,9 +145,7 @@ def speed_by_length(results: Results, measure: str, found: dict[int, dict]) -> D
 
 
 @styled
-def differences(
-    results: Results, question: Question, verdicts: Sequence[findings.Verdict]
-) -> Drawing:
+def differences(results: Results, question: Question, verdicts: Sequence[Verdict]) -> Drawing:
     """Paired differences to the reference: means, simultaneous intervals, and a tick a seed."""
     found = {v.name: v.tested for v in verdicts if v.tested}
     shown = [(s, found[s.name], found[s.name].estimate) for s in results.schemes if s.name in found]

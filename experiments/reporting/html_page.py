@@ -7,11 +7,40 @@ ever shown unescaped, it could still run nothing.
 import base64
 import hashlib
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 import markupsafe
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Figure(NamedTuple):
+    """A figure in a page: its SVG, words for who cannot see it, the name of its files."""
+
+    svg: markupsafe.Markup
+    alt: str
+    stem: str
+
+
+class Section(NamedTuple):
+    """A table in a page, with its title and a note.
+
+    Attributes:
+      title: of the section.
+      note: what the numbers are.
+      head: titles of the columns.
+      rows: their cells; the first one names the row.
+      csv: the file of all digits; None where the rows are not schemes of the comparison.
+      words: columns of words, which may wrap.
+    """
+
+    title: str
+    note: str
+    head: tuple[str, ...]
+    rows: list[tuple]
+    csv: str | None
+    words: tuple[str, ...] = ()
 
 
 def render(template: str, scripts: tuple[str, ...], **context) -> str:

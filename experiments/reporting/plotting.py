@@ -10,8 +10,9 @@ import functools
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -21,6 +22,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from experiments.reporting.results import Scheme
 
@@ -35,7 +37,7 @@ TAG = "scheme-"  # of an artist's gid
 RISING = LinearSegmentedColormap.from_list("rising", ["#f1f4f7", "#6f9bc0", "#0b3c5d"])
 FALLING = RISING.reversed()
 SIGNED = LinearSegmentedColormap.from_list("signed", ["#b0523a", "#f6f4f1", "#0b3c5d"])
-STYLE = {
+STYLE: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.5,
     "text.parse_math": False,  # a name may hold a dollar sign
@@ -107,24 +109,31 @@ def label(text: str, width: int = 20) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def paint(scheme: Scheme) -> dict[str, str]:
+def paint(scheme: Scheme) -> dict[str, Any]:
     """The colour of a scheme, by its place in the manifest, and the tag that the page knows."""
     return {"color": COLOURS[scheme.index % len(COLOURS)], "gid": f"{TAG}{scheme.index}"}
 
 
-def look(scheme: Scheme) -> dict[str, str]:
+def look(scheme: Scheme) -> dict[str, Any]:
     """As `paint`, with the marker of the scheme."""
     return {**paint(scheme), "marker": MARKERS[scheme.index % len(MARKERS)]}
 
 
-def key(scheme: Scheme) -> dict[str, str]:
-    """The scheme's colour and marker for a legend in HTML: `points` of a polygon in [-1, 1]²."""
+class LegendKey(NamedTuple):
+    """A scheme's colour and marker for a legend in HTML: `points` of a polygon in [-1, 1]²."""
+
+    color: str
+    points: str
+
+
+def key(scheme: Scheme) -> LegendKey:
+    """The scheme's colour and marker for a legend in HTML."""
     style = look(scheme)
     marker = MarkerStyle(style["marker"])
     (outline,) = marker.get_path().transformed(marker.get_transform()).to_polygons()
     outline = outline / np.abs(outline).max()
     points = " ".join(f"{x:.2f},{-y:.2f}" for x, y in outline)
-    return {"color": style["color"], "points": points}
+    return LegendKey(style["color"], points)
 
 
 def canvas(
@@ -147,7 +156,7 @@ def styled(draw: Callable) -> Callable:
     return wrapped
 
 
-def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
+def apart(wanted: ArrayLike, gap: float, low: float, high: float) -> np.ndarray:
     """Places near the wanted ones, in the same order, at least `gap` apart, within [low, high]."""
     order = np.argsort(wanted, kind="stable")
     gap = min(gap, (high - low) / max(len(order) - 1, 1))
@@ -238,10 +247,11 @@ def heat(
         bar.set_label(unit, fontsize=8.5)
 
 
-def log2_axis(axes: Axes, ticks: Sequence[float]) -> None:
+def log2_axis(axes: Axes, ticks: Iterable[float]) -> None:
     """A log2 x axis with plain numbers at the ticks."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ticks), [f"{t:g}" for t in ticks])
+    ticks = list(ticks)
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
 
 

@@ -5,7 +5,8 @@ parameters, 16 layers of width 1024, 8 heads.
 """
 
 import dataclasses
-from typing import Any
+
+from experiments.reporting.html_page import Section
 
 PAPER = "Press et al., arXiv 2108.12409"
 SCHEMES = ("sinusoidal", "rotary", "T5 bias", "ALiBi")
@@ -20,15 +21,15 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[float | str, ...], ...]
 
-    def section(self, ours: str) -> dict[str, Any]:
+    def section(self, ours: str) -> Section:
         """As a section of the page; `ours` says what this comparison is instead."""
-        return {
-            "title": f"Theirs, not ours: {self.title}",
-            "note": f"{PAPER}: {self.what}. {ours}",
-            "head": ("theirs", *self.head),
-            "rows": [(n, *map(_text, row)) for n, row in zip(SCHEMES, self.rows, strict=True)],
-            "csv": None,
-        }
+        return Section(
+            title=f"Theirs, not ours: {self.title}",
+            note=f"{PAPER}: {self.what}. {ours}",
+            head=("theirs", *self.head),
+            rows=[(n, *map(_text, row)) for n, row in zip(SCHEMES, self.rows, strict=True)],
+            csv=None,
+        )
 
 
 def _text(value: float | str) -> str:

@@ -135,6 +135,16 @@ class Scheme:
                 bad[seed] = "not evaluated"
         return good, _words(bad, list(self.runs))
 
+    def train_loss(self) -> Cell:
+        """The last training loss, over seeds."""
+        runs = self.runs.values()
+        failed = any(run.status != "ok" for run in runs)
+        losses = {r.seed: r.evaluation.get("train_loss") for r in runs if r.status == "ok"}
+        known = {seed: loss for seed, loss in losses.items() if loss is not None}
+        if failed or len(known) < len(losses) or not known:
+            return Cell(known, "—", None)
+        return Cell(known, "", statistics.estimate([*known.values()]))
+
     def fact(self, field: str) -> Any:
         """A field that does not depend on the seed, from the first run that has it."""
         found = (run.evaluation.get(field) for run in self.runs.values())

@@ -18,6 +18,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
@@ -83,7 +84,7 @@ def shown(values: Sequence[float], digits: int) -> str:
     return f"{np.mean(values):.{digits}f}{spread}"
 
 
-def paired(scheme: Mapping[int, Sequence], reference: Mapping[int, Sequence]) -> list[float]:
+def paired(scheme: Mapping[int, ArrayLike], reference: Mapping[int, ArrayLike]) -> list[float]:
     """Each seed's mean difference over identical windows: seed → the loss of every window.
 
     Raises:
@@ -241,7 +242,7 @@ def ratio(times: Sequence[float], baseline: Sequence[float]) -> Ratio:
 BINS = 36
 
 
-def log_bins(values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def log_bins(values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Means over log-spaced bins of positions 1, 2, …: (geometric centres, means).
 
     The first bins hold one position each, so the steep start is not smoothed away.

@@ -113,15 +113,20 @@ def stem(scheme: Scheme) -> str:
     return f"scheme-{scheme.index:02d}-{safe[:40]}"
 
 
-def draw_all(results: Results, folder: Path) -> list[dict]:
-    """Draws every scheme: for each, its name, spec, caption, SVG and file; or why there is none."""
-    cards = []
-    for scheme in results.schemes:
-        card = {"name": scheme.name, "spec": scheme.spec, "svg": "", "stem": stem(scheme)}
-        try:
-            drawing, card["caption"] = draw(results, scheme, card["stem"])
-            card |= {"svg": plotting.save(drawing, folder), "alt": drawing.alt}
-        except (ValueError, OSError, KeyError, TypeError) as error:
-            card["caption"] = f"No picture: {error}"
-        cards.append(card)
-    return cards
+class Picture(NamedTuple):
+    """The picture of a scheme: its SVG, "" where there is none, and the name of its files."""
+
+    svg: str
+    alt: str
+    caption: str
+    stem: str
+
+
+def draw_or_explain(results: Results, scheme: Scheme, folder: Path) -> Picture:
+    """Draws a scheme into a folder; the caption says why where it cannot be drawn."""
+    name = stem(scheme)
+    try:
+        drawing, caption = draw(results, scheme, name)
+        return Picture(plotting.save(drawing, folder), drawing.alt, caption, name)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        return Picture("", "", f"No picture: {error}", name)

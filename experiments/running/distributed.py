@@ -1,6 +1,7 @@
 """One program in several processes: how they find each other, wait, and fail together."""
 
 import contextlib
+import functools
 import os
 import sys
 import traceback
@@ -63,18 +64,19 @@ def connect(coordinator: str | None, processes: int | None, process: int | None)
       OSError: some processes did not come.
     """
     given = coordinator, processes, process
-    limits = {
-        "initialization_timeout": CONNECT_SECONDS,
-        "heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
-    }
+    initialize = functools.partial(
+        jax.distributed.initialize,
+        initialization_timeout=CONNECT_SECONDS,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    )
     missing = [name for name, value in zip(FLAG_NAMES, given, strict=True) if value is None]
     if missing and len(missing) < len(FLAG_NAMES):
         raise ValueError(f"--{missing[0]} is missing: pass all of --{', --'.join(FLAG_NAMES)}")
     try:
         if missing:
-            jax.distributed.initialize(**limits)
+            initialize()
         else:
-            jax.distributed.initialize(*given, cluster_detection_method="deactivate", **limits)
+            initialize(coordinator, processes, process, cluster_detection_method="deactivate")
     except ValueError as error:
         if not missing or "coordinator_address should be defined" not in str(error):
             raise

@@ -83,7 +83,8 @@ def final(config: Any) -> Any:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     fields = {f.name: final(getattr(config, f.name)) for f in dataclasses.fields(config)}
-    return type(config).__base__(**fields)
+    kind = type(config).__mro__[1]  # a draft is an instance of a subclass
+    return kind(**fields)
 
 
 def quiet_libraries() -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,23 +27,61 @@ from pe_jax.training.evaluate import Evaluator, pieces, windows
 from pe_jax.training.metrics import Metrics
 from pe_jax.training.step import State, Trainer
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
-@dataclasses.dataclass
+
+@dataclasses.dataclass(frozen=True)
 class Source:
     """The data of a run: a corpus and its tokenizer, or a task; and what is evaluated on.
 
-    That is text, or the questions of a task that `asked` chooses, as a task has no splits.
+    Attributes:
+      corpus: of the training rows, or a task.
+      tokens: the tokenizer; None for a task, which has tokens of its own.
+      text: windows of the evaluation; None for a task, which has no splits.
+      question_set: which questions of a task are evaluated on.
     """
 
     corpus: Any
     tokens: Any
     text: np.ndarray | None
-    asked: int = 0
+    question_set: int = 0
 
     @property
     def vocab(self) -> int:
         """Number of token ids."""
         return (self.tokens or self.corpus).vocab
+
+
+class Diverged(RuntimeError):
+    """The loss or its gradient is not finite, and does not come back."""
+
+
+def run(config: Config) -> None:
+    """Trains and evaluates one model, and writes evaluation.json; a finished run is left alone."""
+    folder, is_first = Path(config.workdir), jax.process_index() == 0
+    with one_line_errors():
+        source = open_source(config)
+        config = with_vocab(config, source.vocab)
+        trainer = prepare(config)
+        evaluator = Evaluator(trainer, config.eval)
+        if _is_finished(config, source):
+            logging.info("%s is finished: nothing to do", folder)
+            return
+        batches(config, source, trainer.mesh)  # raises what training would, and writes nothing
+        lock = contextlib.closing(Lock(folder)) if is_first else contextlib.nullcontext()
+    with lock:
+        if is_first:
+            save_json(folder / "config.json", run_metadata(config, source))
+        begin = time.monotonic()
+        state = _train_or_exit(config, source, evaluator)
+        found = {"status": "ok", "seconds": time.monotonic() - begin}
+        found |= evaluate(evaluator, source, state)
+        if is_first:
+            save_json(folder / "evaluation.json", found)
+    for protocol, lengths in found["losses"].items():
+        for length, losses in lengths.items():
+            text = "not defined" if losses is None else f"{np.mean(losses):.4f} nats"
+            logging.info("%s, context %s: %s", protocol, length, text)
 
 
 def open_source(config: Config) -> Source:
@@ -63,24 +101,37 @@ def open_source(config: Config) -> Source:
     return Source(corpus, tokens, windows(corpus, tokens, config.eval))
 
 
-def prepare(config: Config, vocab: int, mesh: Mesh | None = None) -> Trainer:
-    """Checks that everything fits and makes the programs; the trainer's config has a vocabulary."""
+def with_vocab(config: AnyConfig, vocab: int) -> AnyConfig:
+    """The config with the number of token ids that the data has, where it says none.
+
+    Raises:
+      ValueError: it says fewer than the data has.
+    """
     model = dataclasses.replace(config.model, vocab=config.model.vocab or vocab)
     if model.vocab < vocab:
         raise ValueError(f"model.vocab={model.vocab}: the data needs at least {vocab}")
+    return dataclasses.replace(config, model=model)
+
+
+def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
+    """The trainer of a config with its vocabulary, on a mesh or the config's own.
+
+    Raises:
+      ValueError: something does not fit the mesh, or its positions are not defined.
+    """
     mesh = mesh or sharding.make_mesh(config.mesh)
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
-    sharding.check_fits(model, config.batch, mesh, lengths)
-    pattern = model.pattern
-    places = position_schemes.choose(config.positions, pattern)
+    sharding.check_fits(config.model, config.batch, mesh, lengths)
+    pattern = config.model.pattern
+    scheme = position_schemes.choose(config.positions, pattern)
     limit = position_schemes.position_limit(pattern)
-    if not places.fits(config.length, limit):
+    if not scheme.fits(config.length, limit):
         raise ValueError(
-            f"length={config.length}: {model.encoding!r} is defined for {limit} positions,"
-            f" {config.positions} has {places.bound(config.length)};"
+            f"length={config.length}: {config.model.encoding!r} is defined for {limit} positions,"
+            f" {config.positions} has {scheme.bound(config.length)};"
             " shorten them or lengthen the table"
         )
-    return Trainer(model, config.optimizer, config.steps, mesh, config.positions)
+    return Trainer(config.model, config.optimizer, config.steps, mesh, config.positions)
 
 
 def batches(config: Config, source: Source, mesh: Mesh):
@@ -97,15 +148,39 @@ def batches(config: Config, source: Source, mesh: Mesh):
     )
 
 
-def meta(config: Config, source: Source) -> dict:
-    """What a checkpoint belongs to: the config, the corpus and the tokens, as JSON has them."""
-    found = {**dataclasses.asdict(config), "corpus": source.corpus.digest}
-    found["tokens"] = source.tokens and source.tokens.digest
-    return json.loads(json.dumps(found))
+def run_metadata(config: Config, source: Source) -> dict:
+    """What a run belongs to: the config, the corpus and the tokens, as JSON has them."""
+    tokens = source.tokens and source.tokens.digest
+    fields = {**dataclasses.asdict(config), "corpus": source.corpus.digest, "tokens": tokens}
+    return json.loads(json.dumps(fields))
 
 
-class Diverged(RuntimeError):
-    """The loss or its gradient is not finite, and does not come back."""
+def _is_finished(config: Config, source: Source) -> bool:
+    """Whether the workdir holds the whole run.
+
+    Raises:
+      ValueError: it holds a run of another configuration.
+    """
+    folder = Path(config.workdir)
+    finished = (folder / "evaluation.json").exists()
+    if (folder / "config.json").exists():
+        saved = json.loads((folder / "config.json").read_text())
+        fields = (*BINDING, "steps", "eval") if finished else BINDING
+        check_same(saved, run_metadata(config, source), fields)
+    return finished
+
+
+def _train_or_exit(config: Config, source: Source, evaluator: Evaluator) -> State:
+    """The state after the last step; exits with 1 if training diverges, or as a signal asks."""
+    with signals.Stop() as stop:
+        try:
+            state = train(config, source, evaluator, config.model.encoding, stop)
+        except Diverged as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
+    if stop.signal is not None:
+        sys.exit(128 + stop.signal)
+    return state
 
 
 def train(
@@ -129,54 +204,113 @@ def train(
         checkpoint, and nothing is saved.
     """
     folder, trainer = Path(config.workdir), evaluator.trainer
-    readers = [sharding.data_shard(trainer.mesh)[1], jax.process_count()]
-    about = meta(config, source) | {"readers": readers, "devices": dict(trainer.mesh.shape)}
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
         rows = batches(config, source, trainer.mesh)
+        metadata = _checkpoint_metadata(config, source, trainer.mesh)
         trainer.compile(config.batch, config.length)
-        state = trainer.init(config.seed)
-        if params is not None:  # a copy: steps donate their state
-            state = state._replace(params=jax.tree.map(jnp.copy, params))
+        state = _new_state(trainer, config.seed, params)
         distributed.wait_for_all()
-        with one_line_errors():
-            state, done = _begin(checkpoints, config, trainer, state, rows, about)
+        state, done = _resumed(checkpoints, config, trainer, state, rows, metadata)
         if done:
             logging.info("%s continues at step %d", label, done)
         metrics = Metrics(folder, config.steps, label, done)
         stack.enter_context(contextlib.closing(metrics)).start(done)
-        lockstep = jax.process_count() > 1 and jax.default_backend() == "cpu"  # else they deadlock
-        tokens, losses = config.batch * config.length, []
+        losses = []  # since the last row of metrics
         for step in range(done + 1, config.steps + 1):
-            batch = _next(rows, step)
+            batch = _next_batch(rows, step)
             state, step_metrics = trainer.step(state, trainer.put(batch), np.int32(config.seed))
-            if lockstep:
-                jax.block_until_ready(state)
-            stopping = stop.after(step)  # asked once: a signal may come at any moment
+            _keep_in_step(state)
             losses.append(step_metrics.loss)
-            save = stopping or step == config.steps or _due(step, config.save_every)
-            tested = step == config.steps or _due(step, config.eval.every)
-            tested = bool(config.eval.every) and tested and not stopping
-            if save or tested or step == 1 or step % config.log_every == 0:
-                found = {name: float(x) for name, x in step_metrics._asdict().items()}
-                _check_finite(found, trainer, state, batch, step, checkpoints, save)
-                found["loss"], losses = _mean_finite(losses), []
-                if tested:
+            stopping = stop.after(step)  # asked once: a signal may come at any moment
+            due = _due(config, step, stopping)
+            if due.row:
+                row = {name: float(value) for name, value in step_metrics._asdict().items()}
+                _check_finite(row["loss"], trainer, state, batch, step, checkpoints, due.save)
+                row["loss"], losses = _mean_finite(losses), []
+                if due.evaluation:
                     begin = time.monotonic()
-                    found["eval_loss"] = trained_loss(evaluator, source, state, config.length)
+                    row["eval_loss"] = training_length_loss(evaluator, source, state, config.length)
                     metrics.pause(time.monotonic() - begin)
-                metrics.write(step, tokens, **found)
-            if save:
+                metrics.write(step, config.batch * config.length, **row)
+            if due.save:
                 with one_line_errors():
-                    checkpoints.save(step, state, rows, about)
+                    checkpoints.save(step, state, rows, metadata)
                 metrics.start(step)
             if stopping:
                 break
     return state
 
 
-def _due(step: int, every: int) -> bool:
+class Due(NamedTuple):
+    """What follows a step: a row of metrics, an evaluation, a checkpoint."""
+
+    row: bool
+    evaluation: bool
+    save: bool
+
+
+def _due(config: Config, step: int, stopping: bool) -> Due:
+    last = step == config.steps
+    save = stopping or last or _is_multiple(step, config.save_every)
+    evaluation = last or _is_multiple(step, config.eval.every)
+    evaluation = evaluation and config.eval.every > 0 and not stopping
+    row = save or evaluation or step == 1 or step % config.log_every == 0
+    return Due(row, evaluation, save)
+
+
+def _is_multiple(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _checkpoint_metadata(config: Config, source: Source, mesh: Mesh) -> dict:
+    """`run_metadata`, the parts of the data and the processes that read them, and the mesh."""
+    readers = [sharding.data_shard(mesh)[1], jax.process_count()]
+    return run_metadata(config, source) | {"readers": readers, "devices": dict(mesh.shape)}
+
+
+def _new_state(trainer: Trainer, seed: int, params: Any) -> State:
+    """A new model and optimizer, or a new optimizer for a copy of `params`."""
+    state = trainer.init(seed)
+    if params is None:
+        return state
+    return state._replace(params=jax.tree.map(jnp.copy, params))  # steps donate their state
+
+
+def _resumed(
+    checkpoints: Checkpoints, config: Config, trainer: Trainer, new: State, rows, metadata: dict
+) -> tuple[State, int]:
+    """The last checkpoint's state and its step, or the new one and 0; advances `rows` to it."""
+    with one_line_errors():
+        done = checkpoints.latest() or 0
+        if done > config.steps:
+            raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
+        if not done:
+            return new, 0
+        before = checkpoints.meta(done).get("readers", [1, 1])
+        same_readers = before == metadata["readers"]
+        like = abstract(new, trainer.shardings)
+        state = checkpoints.restore(done, like, rows if same_readers else None, metadata)
+        if not same_readers:  # an iterator's state is of its own part of the data
+            text = "The data is dealt anew (parts, processes: %s, not %s): not bitwise the same"
+            logging.warning(text, metadata["readers"], before)
+            for _ in range(done):
+                next(rows)
+        return state, done
+
+
+def _next_batch(rows: Iterator[dict], step: int) -> dict:
+    with one_line_errors():
+        try:
+            return next(rows)
+        except Exception as error:  # of a reader, its file, or its end: each raises its own
+            raise ValueError(f"no data for step {step}: {error or repr(error)}") from error
+
+
+def _keep_in_step(state: State) -> None:
+    """Waits for the step where several processes would deadlock if they ran ahead: on CPUs."""
+    if jax.process_count() > 1 and jax.default_backend() == "cpu":
+        jax.block_until_ready(state)
 
 
 def _mean_finite(losses: list) -> float:
@@ -186,74 +320,45 @@ def _mean_finite(losses: list) -> float:
     return float(values.mean()) if values.size else np.nan
 
 
-def _begin(
-    checkpoints: Checkpoints, config: Config, trainer: Trainer, new: State, rows, about: dict
-) -> tuple[State, int]:
-    """The state to begin with, the last checkpoint's or the new one; advances `rows` to it."""
-    done = checkpoints.latest() or 0
-    if done > config.steps:
-        raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
-    if not done:
-        return new, 0
-    before = checkpoints.meta(done).get("readers", [1, 1])
-    same = before == about["readers"]
-    like = abstract(new, trainer.shardings)
-    state = checkpoints.restore(done, like, rows if same else None, about)
-    if not same:  # an iterator's state is of its own part of the data
-        text = "The data is dealt anew (parts, processes: %s, not %s): not bitwise the same"
-        logging.warning(text, about["readers"], before)
-        for _ in range(done):
-            next(rows)
-    return state, done
-
-
-def _next(rows: Iterator[dict], step: int) -> dict:
-    with one_line_errors():
-        try:
-            return next(rows)
-        except Exception as error:  # of a reader, its file, or its end: each raises its own
-            raise ValueError(f"no data for step {step}: {error or repr(error)}") from error
-
-
 def _check_finite(
-    found: dict,
+    loss: float,
     trainer: Trainer,
     state: State,
     batch: dict,
     step: int,
     checkpoints: Checkpoints,
-    save: bool,
+    saving: bool,
 ) -> None:
     """Raises Diverged after too many skipped updates, or if a state to be saved is not finite."""
-    row = int(state.skipped[0])
-    if row <= trainer.skips and (not save or trainer.finite(state)):
+    consecutive = int(state.skipped[0])
+    if consecutive <= trainer.skips and (not saving or trainer.finite(state)):
         return
     last = checkpoints.latest()
     kept = f"the last good checkpoint is step {last}" if last else "nothing was saved"
     raise Diverged(
-        f"loss {found['loss']} by step {step}: {_where(trainer, state, batch)}; {row} updates in a"
-        f" row skipped (optimizer.skips={trainer.skips}); {kept}"
+        f"loss {loss} by step {step}: {_not_finite(trainer, state, batch)}; {consecutive} updates"
+        f" in a row skipped (optimizer.skips={trainer.skips}); {kept}"
     )
 
 
-def _where(trainer: Trainer, state: State, batch: dict) -> str:
+def _not_finite(trainer: Trainer, state: State, batch: dict) -> str:
     """In words, what is not finite first."""
     if jax.process_count() > 1:  # the layers are run one by one, which takes all of them here
         return "the gradient or a layer"
     try:
-        rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
-        model = trainer.model(state.params).at_length(rows[0].shape[1])
-        places = trainer.position_scheme.test_positions(jax.random.key(0), *rows)
-        model.check_finite(rows[0], positions=places, segments=rows[1])
+        tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]
+        model = trainer.model(state.params).at_length(tokens.shape[1])
+        positions = trainer.position_scheme.test_positions(jax.random.key(0), tokens, segments)
+        model.check_finite(tokens, positions=positions, segments=segments)
     except FloatingPointError as error:
         return str(error)
     return "the gradient"
 
 
-def trained_loss(evaluator: Evaluator, source: Source, state: State, length: int) -> float:
+def training_length_loss(evaluator: Evaluator, source: Source, state: State, length: int) -> float:
     """Mean loss on the text to evaluate on, at the length trained on, without overlap (nats)."""
     if source.text is None:
-        losses, _ = evaluator.answers(state.params, source.corpus, length, source.asked)
+        losses, _ = evaluator.answers(state.params, source.corpus, length, source.question_set)
     else:
         rows = pieces(source.text, length, PROTOCOLS[0], evaluator.config.stride)
         losses, _ = evaluator.run(state.params, rows)
@@ -263,45 +368,5 @@ def trained_loss(evaluator: Evaluator, source: Source, state: State, length: int
 def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:
     """Losses by length, as `evaluation.json` has them."""
     if source.text is None:
-        return evaluator.by_task_length(state.params, source.corpus, source.asked)
+        return evaluator.by_task_length(state.params, source.corpus, source.question_set)
     return evaluator.by_length(state.params, source.text)
-
-
-def run(config: Config) -> None:
-    """Trains, evaluates, and writes what was found."""
-    with one_line_errors():
-        source = open_source(config)
-        trainer = prepare(config, source.vocab)
-        config = dataclasses.replace(config, model=trainer.config)
-        evaluator = Evaluator(trainer, config.eval)
-        folder = Path(config.workdir)
-        saved, finished = folder / "config.json", (folder / "evaluation.json").exists()
-        if saved.exists():
-            fields = (*BINDING, "steps", "eval") if finished else BINDING
-            check_same(json.loads(saved.read_text()), meta(config, source), fields)
-        if finished:
-            logging.info("%s is finished: nothing to do", folder)
-            return
-        batches(config, source, trainer.mesh)  # raises what training would, and writes nothing
-        first = jax.process_index() == 0
-        lock = contextlib.closing(Lock(folder)) if first else contextlib.nullcontext()
-    with lock:
-        if first:
-            save_json(saved, meta(config, source))
-        begin = time.monotonic()
-        with signals.Stop() as stop:
-            try:
-                state = train(config, source, evaluator, config.model.encoding, stop)
-            except Diverged as error:
-                print(f"error: {error}", file=sys.stderr)
-                sys.exit(1)
-        if stop.signal is not None:
-            sys.exit(128 + stop.signal)
-        found = {"status": "ok", "seconds": time.monotonic() - begin}
-        found |= evaluate(evaluator, source, state)
-        if first:
-            save_json(folder / "evaluation.json", found)
-    for protocol, lengths in found["losses"].items():
-        for length, losses in lengths.items():
-            text = "not defined" if losses is None else f"{np.mean(losses):.4f} nats"
-            logging.info("%s, context %s: %s", protocol, length, text)

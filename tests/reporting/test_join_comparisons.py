@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from experiments.reporting import comparison_report, findings, join_comparisons, results
-from tests.test_report import fake, no_portraits  # noqa: F401
+from experiments.reporting import comparison_report, join_comparisons, results
+from experiments.reporting.verdicts import verdicts
 
 pytestmark = pytest.mark.xdist_group("report")
 CONFIG = {"model": {"width": 32, "encoding": "rope"}, "data": "text:a", "steps": 400}
@@ -24,7 +24,7 @@ def copied(folder, target, **fields):
 
 
 @pytest.fixture(scope="module")
-def parts(fake):  # noqa: F811
+def parts(fake):
     """Seeds 0–2 of some schemes, seeds 0–2 of others, and seeds 0 and 3 of all."""
     first = fake(["nope", "rope", "alibi"], config=CONFIG)
     other = fake(["rope", "t5", "nope"], config={**CONFIG, "data": "text:b"}, commit="89ab")
@@ -32,13 +32,13 @@ def parts(fake):  # noqa: F811
     return first, other, later
 
 
-def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path):  # noqa: F811
+def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path):
     one = fake(["nope", "rope", "alibi", "t5"], seeds=(0, 1, 2, 3), config=CONFIG)
     join_comparisons.join(parts, tmp_path)
     whole, single = results.read(tmp_path), results.read(one)
     assert [s.name for s in whole.schemes] == ["nope", "rope", "alibi", "t5"]
     assert whole.manifest["seeds"] == [0, 1, 2, 3]
-    assert findings.verdicts(whole) == findings.verdicts(single)
+    assert verdicts(whole) == verdicts(single)
     assert {run.status for s in whole.schemes for run in s.runs.values()} == {"ok"}
     comparison_report.build(tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def test_a_joined_report_has_the_commands_that_make_it_in_their_order(
     parts,
     tmp_path,
     monkeypatch,
-    no_portraits,  # noqa: F811
+    no_portraits,
 ):
     monkeypatch.setattr("sys.argv", ["compare", "--join=a,b"])
     target, other = tmp_path / "joined", copied(parts[1], tmp_path / "other", commit="89abcde")
@@ -78,7 +78,7 @@ def test_what_the_parts_had_reports_of_before_is_still_noted(parts, tmp_path):
 def test_seeds_that_are_joined_after_a_report_are_exploratory(
     parts,
     tmp_path,
-    no_portraits,  # noqa: F811
+    no_portraits,
 ):
     first, later = (shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 2))
     comparison_report.build(first)  # of seeds 0, 1 and 2
@@ -93,7 +93,7 @@ def test_seeds_that_are_joined_after_a_report_are_exploratory(
 def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is_not(
     parts,
     tmp_path,
-    no_portraits,  # noqa: F811
+    no_portraits,
 ):
     hosts = [shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 1)]
     for folder in hosts:
@@ -159,7 +159,7 @@ def test_a_join_never_writes_into_a_comparison(parts):
     assert sorted(parts[0].rglob("*")) == before
 
 
-def test_every_part_is_compared_with_every_other(parts, fake, tmp_path):  # noqa: F811
+def test_every_part_is_compared_with_every_other(parts, fake, tmp_path):
     encodings = [{"name": "rope", "spec": "rope"}, {"name": "t5", "spec": "t5(num_buckets=8)"}]
     third = copied(parts[1], tmp_path / "third", encodings=encodings)
     with pytest.raises(ValueError, match=r"spec of t5 is 't5\(num_buckets=8\)'"):

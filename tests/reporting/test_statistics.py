@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.reporting import findings, statistics
+from experiments.reporting import statistics
 from experiments.reporting.results import Results, Run, Scheme
+from experiments.reporting.verdicts import UNDECIDED, verdicts
 
 WHERE = "non-overlapping"
 
@@ -144,7 +145,7 @@ def test_identical_schemes_under_other_names_win_no_more_often_than_the_level():
     # The reference is noisy too, so its bad luck shows in all differences at once.
     rng, names, draws, wins = np.random.default_rng(0), ["rope", *"abcdefgh"], 300, 0
     for _ in range(draws):
-        kinds = {v.kind for v in findings.verdicts(simulated(rng, names, {}))}
+        kinds = {v.kind for v in verdicts(simulated(rng, names, {}))}
         wins += bool(kinds & {statistics.LOWER, statistics.HIGHER})
     assert 0 < wins <= stats.binom.ppf(0.999, draws, statistics.LEVEL)
 
@@ -153,7 +154,7 @@ def test_a_planted_difference_is_found_among_identical_schemes():
     rng, names, planted = np.random.default_rng(1), ["rope", *"abcdefgh"], {"c": -0.3, "f": 0.3}
     draws, found, false = 60, 0, 0
     for _ in range(draws):
-        kinds = {v.name: v.kind for v in findings.verdicts(simulated(rng, names, planted))}
+        kinds = {v.name: v.kind for v in verdicts(simulated(rng, names, planted))}
         found += (kinds.pop("c"), kinds.pop("f")) == (statistics.LOWER, statistics.HIGHER)
         false += bool({*kinds.values()} & {statistics.LOWER, statistics.HIGHER})
     assert found >= 0.95 * draws
@@ -164,10 +165,10 @@ def test_a_planted_difference_of_a_twentieth_is_found_and_a_tiny_one_is_of_no_in
     rng, names, draws, found, small = np.random.default_rng(4), ["rope", *"abc"], 100, 0, 0
     for _ in range(draws):
         given = simulated(rng, names, {"a": 0.05, "b": 0.002}, sd=0.001, effect=0.01)
-        kinds = {v.name: v.kind for v in findings.verdicts(given)}
+        kinds = {v.name: v.kind for v in verdicts(given)}
         small += (kinds["b"], kinds["c"]) == (statistics.SAME, statistics.SAME)
         given = simulated(rng, names[:2], {"a": 0.05}, sd=0.01 / 2**0.5, effect=0.01)
-        found += findings.verdicts(given)[1].kind == statistics.HIGHER  # differences of sd 0.01
+        found += verdicts(given)[1].kind == statistics.HIGHER  # differences of sd 0.01
     assert found >= 0.95 * draws and small >= 0.95 * draws
 
 
@@ -178,13 +179,13 @@ def test_a_planted_difference_of_a_twentieth_is_found_and_a_tiny_one_is_of_no_in
 )
 def test_holms_family_is_what_was_declared_whatever_ran(status, losses):
     whole = simulated(np.random.default_rng(5), ["rope", *"abcdef"], {"a": 0.05})
-    before = findings.verdicts(whole)[1].tested
+    before = verdicts(whole)[1].tested
     assert before.holm == pytest.approx(6 * before.estimate.p) and before.holm < 1
     *others, last = whole.schemes
     lost = {**last.runs, 4: Run(4, status, "", {"losses": losses})}
     fewer = dataclasses.replace(whole, schemes=(*others, dataclasses.replace(last, runs=lost)))
-    rows = findings.verdicts(fewer)
-    assert rows[-1].kind == findings.UNDECIDED and rows[1].tested == before
+    rows = verdicts(fewer)
+    assert rows[-1].kind == UNDECIDED and rows[1].tested == before
 
 
 def test_identical_schemes_do_not_enlarge_the_family():
@@ -193,10 +194,9 @@ def test_identical_schemes_do_not_enlarge_the_family():
     more = (("twin", rope), ("again", a), ("once more", a))
     more = [dataclasses.replace(s, name=name, index=3 + i) for i, (name, s) in enumerate(more)]
     rows = {
-        v.name: v
-        for v in findings.verdicts(dataclasses.replace(whole, schemes=(*whole.schemes, *more)))
+        v.name: v for v in verdicts(dataclasses.replace(whole, schemes=(*whole.schemes, *more)))
     }
-    assert rows["a"] == findings.verdicts(whole)[1] and rows["a"].family == 2
+    assert rows["a"] == verdicts(whole)[1] and rows["a"].family == 2
     assert rows["again"].tested == rows["once more"].tested == rows["a"].tested
     assert rows["twin"].kind == statistics.SAME and rows["twin"].tested.holm == 1
 
@@ -210,7 +210,7 @@ def test_identical_schemes_have_no_winner_before_or_after_seeds_are_added():
         looks: list[dict] = []
         for seeds in (3, 4, 5):
             part = cut(whole, seeds, looks)
-            claims = [v for v in findings.verdicts(part) if v.kind in ("lower", "higher")]
+            claims = [v for v in verdicts(part) if v.kind in ("lower", "higher")]
             assert all(v.exploratory == (seeds > 3) for v in claims)
             assert all(("exploratory" in v.words) == (seeds > 3) for v in claims)
             first += any(not v.exploratory for v in claims)

@@ -18,7 +18,7 @@ import pytest
 from experiments import explore
 from experiments.reporting import comparison_report, results
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
-from tests.test_report import HOSTILE, fake  # noqa: F401 (a fixture)
+from tests.reporting.comparisons import HOSTILE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SCHEMES = ("nope", "sinusoidal", "learned", "rope", "alibi", HOSTILE)
@@ -46,7 +46,7 @@ def chromium(request):
 
 
 @pytest.fixture(scope="module")
-def pages(chromium, fake, tmp_path_factory):  # noqa: F811
+def pages(chromium, fake, tmp_path_factory):
     """Name → file: the report of a small comparison, one seed missing, and the explorer."""
     folder = fake(SCHEMES, name=HOSTILE, rates=[0.001, 0.01], rate_steps=50)
     for name, rate in itertools.product(SCHEMES, (0.001, 0.01)):

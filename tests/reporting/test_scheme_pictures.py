@@ -6,20 +6,24 @@ import pytest
 import pe_jax
 from experiments.reporting import results, scheme_pictures, trained_scheme_pictures
 from pe_jax.encodings import ENCODINGS
-from tests.test_report import LENGTHS, fake, table  # noqa: F401
+from tests.reporting.comparisons import LENGTHS, table
 
 pytestmark = pytest.mark.xdist_group("report")
 
 
 def drawn(folder):
     """The rows of each scheme's portrait."""
-    cards = trained_scheme_pictures.draw_all(results.read(folder), folder / "figures")
-    assert not [card["caption"] for card in cards if not card["svg"]]
-    return {card["name"]: table(folder / "figures" / f"{card['stem']}.csv") for card in cards}
+    read, figures = results.read(folder), folder / "figures"
+    pictures = {
+        scheme.name: trained_scheme_pictures.draw_or_explain(read, scheme, figures)
+        for scheme in read.schemes
+    }
+    assert not [picture.caption for picture in pictures.values() if not picture.svg]
+    return {name: table(figures / f"{picture.stem}.csv") for name, picture in pictures.items()}
 
 
 @pytest.mark.slow
-def test_every_scheme_is_drawn_and_only_nope_adds_nothing(fake):  # noqa: F811
+def test_every_scheme_is_drawn_and_only_nope_adds_nothing(fake):
     specs = [scheme_pictures.spec(name) for name, kind in ENCODINGS.items() if kind().axes == 1]
     folder = fake(specs, speed=False)
     for path in folder.rglob("encoding.npz"):  # as if trained: what begins at zero, as CoPE, moved
@@ -31,7 +35,7 @@ def test_every_scheme_is_drawn_and_only_nope_adds_nothing(fake):  # noqa: F811
     assert len(found) == len(specs) and silent == {"nope"}
 
 
-def test_a_portrait_is_what_attention_adds_with_the_trained_parameters(fake):  # noqa: F811
+def test_a_portrait_is_what_attention_adds_with_the_trained_parameters(fake):
     folder = fake(["nope", "t5", "alibi"], speed=False)
     found = drawn(folder)
     assert not any(float(row["value"]) for row in found["nope"])
@@ -55,7 +59,7 @@ def test_a_portrait_is_what_attention_adds_with_the_trained_parameters(fake):  #
     np.testing.assert_allclose(near, trained.reshape(4, -1)[1, 3], atol=1e-5)
 
 
-def test_a_portrait_is_of_the_scheme_as_it_is_at_the_longest_length(fake):  # noqa: F811
+def test_a_portrait_is_of_the_scheme_as_it_is_at_the_longest_length(fake):
     scaled = "rope(scaling=dynamic_ntk(factor=1.0,original_length=64))"
     found = drawn(fake(["rope", scaled], speed=False))
     plain, other = (
