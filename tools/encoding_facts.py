@@ -57,8 +57,9 @@ def beyond(scheme: Encoding) -> str:
     """What the scheme's own declarations say of distances it was not trained on."""
     if scheme.limit() is not None:
         return f"not defined from {scheme.limit():,}"
-    if any(map(scheme.overrides, DISTANCE_SLOTS)) and scheme.horizon() is not None:
-        return f"constant from {scheme.horizon()[1]:,}"
+    horizon = scheme.horizon()
+    if any(map(scheme.overrides, DISTANCE_SLOTS)) and horizon is not None:
+        return f"constant from {horizon[1]:,}"
     if scheme.split() is not None:
         return f"second view from {scheme.split():,}"
     return "decays" if scheme.decays else "defined"

@@ -5,9 +5,13 @@ else. On CPU it has no backward pass.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+import torch  # pyright: ignore[reportMissingImports]
+from torch.nn.attention.flex_attention import (  # pyright: ignore[reportMissingImports]
+    create_block_mask,
+    flex_attention,
+)
 
 from pe_jax.encodings.base import Dims, Encoding, Params
 
@@ -53,7 +57,7 @@ def program(
     to = lambda x: torch.tensor(np.array(x, np.float32), device=place)  # noqa: E731
     q, k, v, cotangent = (to(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
     leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
-    bias = encoding.distance_bias(params, np.arange(1 - length, length, dtype=np.int32), dims)
+    bias = encoding.distance_bias(params, jnp.arange(1 - length, length, dtype=jnp.int32), dims)
     bias = None if bias is None else to(bias).requires_grad_(backward and bool(params[0]))
     mask = None
     if causal:
@@ -61,7 +65,7 @@ def program(
         mask = create_block_mask(seen, None, None, length, length, device=place.type)
 
     def add(score, b, h, i, j):
-        return score + bias[h, i - j + length - 1]
+        return score if bias is None else score + bias[h, i - j + length - 1]
 
     scale = encoding.scale(dims.head_dim)
     fast = torch.compile(flex_attention, dynamic=False)

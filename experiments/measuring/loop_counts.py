@@ -1,6 +1,6 @@
 """How often the loops of the tiled engine turn: what the mask decides while a program runs."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def _turns(
     )
     ring = isinstance(layout, Ring)
     cuts = layout.cuts if ring else tiled.Cuts(devices=devices)
-    order = np.asarray(layout.order(length))[None]
+    order: Any = np.asarray(layout.order(length))[None]
     factored = jax.eval_shape(lambda: encoding.factors(params, order, order, dims)) is not None
     setup = tiled.arrange(rules, params, q, k, cuts, factored)
     devices, tokens = cuts.parts // cuts.runs, Tokens(order, order, None)

@@ -293,8 +293,12 @@ def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) 
 
     encoding, begin = scheme(name, length), time.perf_counter()
     params = encoding.init(jax.random.key(0), sizes.dims)
-    given = dict(dtype=sizes.dtype, causal=sizes.causal, backward=backward)
-    run = flex_attention.program(encoding, params, operands, sizes.dims, **given)
+    run = flex_attention.program(
+        *(encoding, params, operands, sizes.dims),
+        dtype=sizes.dtype,
+        causal=sizes.causal,
+        backward=backward,
+    )
     run()  # compiles
     return Program(run, None, time.perf_counter() - begin)
 
