@@ -185,7 +185,7 @@ def measure(settings: Settings, length: int, mode: str, stop: signals.Stop) -> l
 
 def run(settings: Settings, stop: signals.Stop) -> Results:
     """Measures all, and writes the rows after each length and mode."""
-    out, rows = Path(settings.out), []
+    out, rows, results = Path(settings.out), [], Results(())
     for length, mode in settings.groups:
         rows += measure(settings, length, mode, stop)
         results = Results(tuple(rows))

@@ -160,7 +160,8 @@ def save_encoding(folder: Path, trainer: Trainer, params: Any) -> None:
     model = trainer.model(params)
     first = jax.tree.map(lambda x: x[0], model.blocks[0].attention.params)
     leaves = jax.tree.leaves(Params(model.shared[model.which[0]], first))
-    np.savez(folder / "encoding.npz", **{str(i): np.asarray(x) for i, x in enumerate(leaves)})
+    arrays: dict[str, Any] = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
+    np.savez(folder / "encoding.npz", **arrays)
 
 
 def count_parameters(trainer: Trainer) -> dict:

@@ -77,7 +77,7 @@ def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
     Raises:
       OSError: it ended without one, and the compiler is not to blame.
     """
-    fields = {"length": cell.context, "batch": cell.batch}
+    fields: dict[str, int | str] = {"length": cell.context, "batch": cell.batch}
     fields |= {f"mesh.{axis}": n for axis, n in dataclasses.asdict(cell.mesh).items()}
     fields["model.encoding"] = cell.encoding
     command = [sys.executable, "-m", "tools.compile_tpu"]

@@ -5,9 +5,13 @@ else. On CPU it has no backward pass.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+import torch  # pyright: ignore[reportMissingImports]
+from torch.nn.attention.flex_attention import (  # pyright: ignore[reportMissingImports]
+    create_block_mask,
+    flex_attention,
+)
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params
@@ -55,7 +59,7 @@ def program(
     q, k, v, cotangent = (to(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
     leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
     terms = encoding.terms(params, dims)
-    distance = np.arange(1 - length, length, dtype=np.int32)
+    distance = jnp.arange(1 - length, length, dtype=jnp.int32)
     biases = [term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.Profile)]
     bias = to(sum(biases)).requires_grad_(backward and bool(params[0])) if biases else None
     mask = None
@@ -64,7 +68,7 @@ def program(
         mask = create_block_mask(seen, None, None, length, length, device=place.type)
 
     def add(score, b, h, i, j):
-        return score + bias[h, i - j + length - 1]
+        return score if bias is None else score + bias[h, i - j + length - 1]
 
     scale = kinds.scale(terms, dims.head_dim)
     fast = torch.compile(flex_attention, dynamic=False)

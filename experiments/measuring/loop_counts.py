@@ -1,6 +1,6 @@
 """How often the loops of the tiled engine turn: what the mask decides while a program runs."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,8 @@ def _turns(
     """
     dims = model.dims
     spec = AttentionSpec(dims, model.causal, model.window or None, model.sinks, True, True)
+    q: Any
+    k: Any
     q, k = (
         jax.ShapeDtypeStruct((batch, heads, length, dims.head_dim), jnp.float32)
         for heads in (dims.heads, dims.kv_heads)
@@ -66,7 +68,7 @@ def _turns(
     shared = isinstance(layout, BlockPermuted)
     partition = ring.partition(layout) if shared else Partition(devices=devices)
     setup = set_up(spec, skeleton(encoding, dims), q, k, partition, CHOSEN)
-    order = np.asarray(layout.order(length))[None]
+    order: Any = np.asarray(layout.order(length))[None]
     tokens, runs = Tokens(order, order), partition.runs_per_row
     devices = runs // partition.runs
     sides = jax.tree.map(

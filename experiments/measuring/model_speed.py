@@ -148,7 +148,11 @@ def _inference(trainer: Trainer, tokens: np.ndarray) -> Programs:
     @jax.jit
     def decode(params, token, cache):
         model = trainer.model(params).at_length(length)
-        step = lambda carry, _: (generate.decode_step(model, *carry, key, 0.0, 0), None)  # noqa: E731
+
+        def step(carry, _):
+            token, cache = carry
+            return generate.decode_step(model, token, cache, key, 0.0, 0), None
+
         return jax.lax.scan(step, (token, cache), length=DECODED)[0]
 
     ready = prefill(params, prompt)

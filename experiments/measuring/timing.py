@@ -147,17 +147,20 @@ class Results:
     def growth(self, row: Row) -> float | None:
         """Temporaries at twice the length ÷ here."""
         twice = self.find(2 * row.length, *row.key[1:])
-        sizes = row.temp_bytes, twice and twice.temp_bytes
-        return sizes[1] / sizes[0] if all(sizes) else None
+        if twice is None or not (row.temp_bytes and twice.temp_bytes):
+            return None
+        return twice.temp_bytes / row.temp_bytes
 
     def csv_rows(self) -> list[tuple]:
         """One line a row, as `CSV_HEADER` names the columns."""
         lines = []
         for row in self.rows:
             ms = [1e3 * s for s in row.seconds]
-            q1, median, q3 = np.percentile(ms, (25, 50, 75)) if ms else (None,) * 3
             stored = {**dataclasses.asdict(row), "ms": " ".join(f"{x:.6g}" for x in ms)}
-            numbers = (len(ms), min(ms), median, q3 - q1) if ms else (0, None, None, None)
+            numbers = 0, None, None, None
+            if ms:
+                q1, median, q3 = np.percentile(ms, (25, 50, 75))
+                numbers = len(ms), min(ms), median, q3 - q1
             lines.append((*(stored[name] for name in STORED), *numbers, *self.ratios(row).values()))
         return lines
 

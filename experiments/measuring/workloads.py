@@ -53,7 +53,8 @@ class PlainALiBi(ALiBi):
     """ALiBi without a promise that it decays, so that no tile is skipped."""
 
     def terms(self, params, dims):
-        return tuple(dataclasses.replace(t, decays=False) for t in super().terms(params, dims))
+        (term,) = kinds.select(super().terms(params, dims), kinds.Profile)
+        return (dataclasses.replace(term, decays=False),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,22 +181,18 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
     def naive(params, q, k, v):
         terms, places = encoding.terms(params, sizes.dims), jnp.arange(q.shape[1])
         states = tuple(None if t.state is None else t.state(flat(q), places[None]) for t in terms)
-        rotated = [
-            inputs.rotate(terms, side, x, places, states) for side, x in (("q", q), ("k", k))
-        ]
+        rotated_q = inputs.rotate(terms, "q", q, places, states)
+        rotated_k = inputs.rotate(terms, "k", k, places, states)
 
-        def heads_first(x):
-            return jnp.swapaxes(x, 1, 2)
+        def side(rotated, raw) -> Side:
+            x, raw, own = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), (rotated, raw, states))
+            return Side(x, raw, own, Tokens(places[None], places[None]))
 
-        sides = tuple(
-            Side(
-                *map(heads_first, x), jax.tree.map(heads_first, states), Tokens(*[places[None]] * 2)
-            )
-            for x in zip(rotated, (q, k), strict=True)
-        )
+        sides = side(rotated_q, q), side(rotated_k, k)
         bias = full_bias(terms, sides, sizes.dims, bool(jax.tree.leaves(params)))
         return jax.nn.dot_product_attention(
-            *rotated,
+            rotated_q,
+            rotated_k,
             v,
             None if bias is None else bias.astype(q.dtype),
             scale=kinds.scale(terms, sizes.head_dim),
@@ -305,8 +302,12 @@ def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) 
 
     encoding, begin = scheme(name, length), time.perf_counter()
     params = encoding.init(jax.random.key(0), sizes.dims)
-    given = dict(dtype=sizes.dtype, causal=sizes.causal, backward=backward)
-    run = flex_attention.program(encoding, params, operands, sizes.dims, **given)
+    run = flex_attention.program(
+        *(encoding, params, operands, sizes.dims),
+        dtype=sizes.dtype,
+        causal=sizes.causal,
+        backward=backward,
+    )
     run()  # compiles
     return Program(run, None, time.perf_counter() - begin)
 

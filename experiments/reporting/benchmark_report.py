@@ -301,7 +301,7 @@ def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
     """Writes each text right of the axes, at the height of its line's end, kept apart."""
     if not ends:
         return
-    axes.figure.draw_without_rendering()  # fixes the limits
+    axes.figure.get_figure(root=True).draw_without_rendering()  # fixes the limits
     heights = axes.transAxes.inverted().transform(axes.transData.transform([*ends]))[:, 1]
     for (end, text), place in zip(ends.items(), apart(heights, 0.06, 0.0, 1.0), strict=True):
         axes.annotate(

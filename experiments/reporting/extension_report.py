@@ -45,7 +45,8 @@ class Page:
     def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
         """The part that is right by seed and depth: [seeds, depths]; None: there is no number."""
         given = [(run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)]
-        return None if None in given else np.array([one["exact"] for one in given])
+        known = [passkeys["exact"] for passkeys in given if passkeys is not None]
+        return np.array(known) if len(known) == len(given) else None
 
     def tables(self) -> list[rich.table.Table]:
         """Loss by length and passkeys by length, without and after the fine-tune."""

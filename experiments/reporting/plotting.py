@@ -180,7 +180,7 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: fl
     """
     if not ends:
         return
-    axes.figure.draw_without_rendering()  # fixes the limits and the layout
+    axes.figure.get_figure(root=True).draw_without_rendering()  # fixes the limits and the layout
     points = axes.get_window_extent().height / axes.figure.dpi * 72
     pixels = axes.transAxes.inverted().transform(
         axes.transData.transform([(x, y) for _, x, y in ends])

@@ -197,8 +197,8 @@ def draw(name: str, folder: Path) -> None:
     _map(right, encoding)
     for axes in (left, right):
         axes.tick_params(labelsize=8)
-        axes.xaxis.label.set_size(9)
-        axes.yaxis.label.set_size(9)
+        axes.xaxis.label.set_fontsize(9)
+        axes.yaxis.label.set_fontsize(9)
     folder.mkdir(parents=True, exist_ok=True)
     full = io.BytesIO()
     figure.savefig(full, dpi=100)

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -73,7 +74,7 @@ def _estimate(values: tuple[float, ...]) -> Estimate:
         return Estimate(values, mean, math.nan, math.nan, math.nan)
     if np.ptp(x) <= 1e-12 * abs(mean):
         return Estimate(values, mean, mean, mean, math.nan if mean else 1.0)
-    test = stats.ttest_1samp(x, 0.0)
+    test: Any = stats.ttest_1samp(x, 0.0)  # SciPy ships no types
     interval = test.confidence_interval(1 - LEVEL)
     return Estimate(values, mean, float(interval.low), float(interval.high), float(test.pvalue))
 
@@ -106,7 +107,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     if not p_values:
         return {}
     known = [1.0 if math.isnan(p) else p for p in p_values.values()]
-    adjusted = multipletests(known, alpha=LEVEL, method="holm")[1]
+    adjusted = np.asarray(multipletests(known, alpha=LEVEL, method="holm")[1])
     pairs = zip(p_values.items(), map(float, adjusted), strict=True)
     return {name: math.nan if math.isnan(p) else value for (name, p), value in pairs}
 

@@ -118,7 +118,8 @@ def difference(config: TasksConfig, one: dict, other: dict) -> dict:
             without[task] = words[0]
         else:
             both.append(sides)
-    values = [np.mean([100 * (a[s] - b[s]) for a, b in both]) for s in both[0][0]] if both else []
+    seeds = both[0][0] if both else ()
+    values = [float(np.mean([100 * (a[s] - b[s]) for a, b in both])) for s in seeds]
     found = statistics.estimate(values) if values else None
     return {"of": one["name"], "minus": other["name"], "estimate": found, "without": without}
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from experiments.running import launch, training_loop
@@ -22,7 +23,7 @@ def start(
     log: Path,
     environment: Mapping[str, str] | None = None,
     before: Callable[[], None] | None = None,
-) -> multiprocessing.process.BaseProcess:
+) -> BaseProcess:
     """Starts `python -m experiments.train FLAGS`.
 
     Args:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
-from pe_jax.encodings.terms import Profile
+from pe_jax.encodings.terms import Profile, Term
 from pe_jax.validation import is_int, require
 
 
@@ -50,7 +50,7 @@ class ALiBi(Encoding):
 
     claims = Claims(real_positions=True)
 
-    def terms(self, params, dims):
+    def terms(self, params, dims) -> tuple[Term, ...]:
         return (Profile(penalty, slopes(dims.heads)[:, None], decays=True, learned=False),)
 
 
