@@ -36,7 +36,6 @@ def recipe(tmp_path_factory):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with pytest.MonkeyPatch.context() as patch:
-        util.small_tiles(patch)
         for name in NAMES:
             patch.setitem(pe_jax.ENCODINGS, name.lower(), getattr(module, name))
         yield module

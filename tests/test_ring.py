@@ -53,9 +53,9 @@ def outcome(
     params = util.random_params(enc)
     qkv = [jnp.asarray(noise(B, T, n, E, seed=s)) for s, n in enumerate((H, kv_heads, kv_heads))]
     cotangent = noise(B, T, H, E, seed=9)
-    if places is None and enc.axes > 1:
+    if places is None and enc.claims.axes > 1:
         along = np.arange(T, dtype=np.int32) % (enc.limit() or T)  # of a table, what it has
-        places = np.broadcast_to(util.spread(case, along), (B, T, enc.axes))
+        places = np.broadcast_to(util.spread(case, along), (B, T, enc.claims.axes))
     lay = lambda x: x if x is None else rows.spread(jnp.asarray(x))  # noqa: E731
 
     def f(params, q, k, v):

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
-from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms import Side, TokenProduct, Tokens
 from pe_jax.engines import dispatch
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dispatch import Call
@@ -113,18 +113,16 @@ def test_rows_may_share_a_window_in_parts():
 
 @pytest.mark.parametrize("places", [None, np.arange(39, -1, -1)], ids=["", "explicit"])
 @pytest.mark.parametrize("spec", ["tupe(length=40)+rope", "fox+tupe(length=40)+shaw(clip=3)"])
-def test_a_bias_with_factors_is_a_product_of_tiles(monkeypatch, spec, places):
+def test_a_product_of_tokens_is_a_product_of_tiles(monkeypatch, spec, places):
     options = {"x": noise(2, 40, HEADS * WIDTH), "q_positions": places}
-    with monkeypatch.context() as patch:  # it does not ask for the bias of any pair
-        patch.setattr(pe_jax.ENCODINGS["tupe"], "bias", None)
+    with monkeypatch.context() as patch:  # it does not ask for the formula of any pair
+        patch.setattr(TokenProduct, "scores", None)
         got = outcome(spec, SMALL, 40, **options)
     assert_close(got, outcome(spec, "dense", 40, **options), 2e-5)
 
 
-def test_a_sum_with_a_bias_that_has_no_factors_has_none():
-    spec, at = "tupe(length=40)+fire", np.arange(9)
-    (encoding,) = pe_jax.parse(spec)
-    assert encoding.factors(util.random_params(encoding, DIMS), at, at, DIMS) is None
+def test_a_product_of_tokens_beside_a_bias_of_pairs():
+    spec = "tupe(length=40)+fire"
     assert_close(outcome(spec, SMALL, 40), outcome(spec, "dense", 40), 2e-5)
 
 

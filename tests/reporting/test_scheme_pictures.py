@@ -24,7 +24,9 @@ def drawn(folder):
 
 @pytest.mark.slow
 def test_every_scheme_is_drawn_and_only_nope_adds_nothing(fake):
-    specs = [scheme_pictures.spec(name) for name, kind in ENCODINGS.items() if kind().axes == 1]
+    specs = [
+        scheme_pictures.spec(name) for name, kind in ENCODINGS.items() if kind().claims.axes == 1
+    ]
     folder = fake(specs, speed=False)
     for path in folder.rglob("encoding.npz"):  # as if trained: what begins at zero, as CoPE, moved
         with np.load(path) as arrays:
