@@ -51,7 +51,7 @@ class ALiBi(Encoding):
     claims = Claims(real_positions=True)
 
     def terms(self, params, dims) -> tuple[Term, ...]:
-        return (Profile(penalty, slopes(dims.heads)[:, None], decays=True, learned=False),)
+        return (Profile(penalty, slopes(dims.heads)[:, None], decays=True),)
 
 
 def penalty(numbers, distance):

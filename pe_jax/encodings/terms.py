@@ -225,13 +225,11 @@ class Profile(ScoreTerm):
       numbers: C numbers for each head, float32 [H, C].
       decays: whether the bias does not rise with |distance|. Engines then leave out tiles in which
         it makes every key negligible.
-      learned: whether anything learns the numbers; where not, kernels compute no gradient of them.
     """
 
     fn: Callable = static()
     numbers: jax.Array
     decays: bool = static(default=False)
-    learned: bool = static(default=True)
 
     def at(self, distance: jax.Array) -> jax.Array:
         """Of distances [*n]: float32 [H, *n]."""
