@@ -142,7 +142,7 @@ class Call:
 
     def ask(self, question):
         """What the engine answers about the shapes of the call."""
-        return answer(question, lambda p, x: self.arguments(p, *x), self.params, self.arrays)
+        return answer(question, self.arguments, self.params, *self.arrays)
 
 
 def cotangent(x):

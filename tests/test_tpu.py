@@ -199,8 +199,8 @@ def test_a_half_precision_q_is_not_rounded_by_the_scale(scheme, width, causal):
     got = util.jit(functools.partial(run, attend))(half)
     want = util.jit(functools.partial(run, reference.attend))(full)
     assert np.abs(np.asarray(got[0]) - np.asarray(want[0])).max() < 0.03
-    for found, exact in zip(got[1][1], want[1][1], strict=True):
-        error = np.linalg.norm(np.asarray(found, np.float32) - np.asarray(exact))
+    for gradient, exact in zip(got[1][1], want[1][1], strict=True):
+        error = np.linalg.norm(np.asarray(gradient, np.float32) - np.asarray(exact))
         assert error < 0.02 * np.linalg.norm(exact)
 
 
@@ -239,8 +239,11 @@ def test_what_the_engine_cannot_run_has_a_reason():
         spec = dataclasses.replace(spec, **changes)
         params = util.random_params(encoding, spec.dims)
         qkv = [jax.ShapeDtypeStruct((1, 4, tokens, 8), jnp.float32)] * 3
-        take = functools.partial(arguments, encoding, spec, q_tokens=places)
-        return answer(engine.refusal, lambda params, qkv: take(params=params, qkv=qkv), params, qkv)
+
+        def take(params, qkv):
+            return arguments(encoding, spec, params, qkv, places)
+
+        return answer(engine.refusal, take, params, qkv)
 
     assert reason("deberta+rope") == "it has no RelativeKeys or RelativeQueries"
     assert "same tokens" in reason("rope", aligned=False)

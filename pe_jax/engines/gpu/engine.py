@@ -114,18 +114,9 @@ def attend(
 ) -> tuple[jax.Array, Any]:
     """As `reference.attend`, for calls without a `refusal`; by cuDNN where that suffices.
 
-    Args:
-      spec: the mask.
-      terms: what the encoding adds.
-      q: the queries.
-      k: the keys.
-      v: the values.
-      sizes: tokens of blocks (owned, visited), powers of two from 16 on; None: chosen here.
-      interpret: run the kernels as plain JAX, on any machine.
-
-    Returns:
-      The output and the logarithm of each row's sum; None for the latter from cuDNN, whose own has
-      no gradient: without a `Sink` nothing reads it.
+    `sizes` are tokens of blocks (owned, visited), powers of two from 16 on; None: chosen here.
+    `interpret` runs the kernels as plain JAX, on any machine. In the place of row sums cuDNN gives
+    None: its own have no gradient, and without a `Sink` nothing reads them.
     """
     if not interpret and jax.default_backend() == "gpu" and stock(spec, terms, q, k, v):
         return _cudnn(spec, terms, q, k, v), None

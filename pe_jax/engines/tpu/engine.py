@@ -89,18 +89,9 @@ def attend(
 ) -> tuple[jax.Array, Any]:
     """As `reference.attend`, where `refusal` gives None; rounded to v's dtype, then float32.
 
-    Args:
-      spec: the mask.
-      terms: what the encoding adds.
-      q: the queries.
-      k: the keys.
-      v: the values.
-      block: tokens of a block, a power of two; None: chosen here.
-      interpret: run the kernels without a TPU, slowly, for tests.
-
-    Returns:
-      The output and the logarithm of each row's sum; None for the latter from splash, whose own has
-      no gradient: without a `Sink` nothing reads it.
+    `block` is a number of tokens, a power of two; None: chosen here. `interpret` runs the kernels
+    without a TPU, slowly, for tests. In the place of row sums splash gives None: its own have no
+    gradient, and without a `Sink` nothing reads them.
     """
     plan = _plan(spec, terms, q, k, v, block, interpret)
     if not select(terms, *KINDS, Sink) and _scales_exactly(plan, q.x):
