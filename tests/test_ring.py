@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings.base import adds_to_input
-from pe_jax.encodings.terms import RowRescore
+from pe_jax.encodings.terms import RowRescore, Sink
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
 from pe_jax.engines.sharded.ring import hops as count_hops
@@ -154,6 +154,11 @@ def test_blocks_that_do_not_fill_their_tiles():
 def test_rows_and_heads_are_shared_too(spec):
     axes = mesh(data=2, seq=2, model=2)
     check(case_of(spec), BlockPermuted(axes, batch=("data",), heads="model"), ids=IDS)
+
+
+def test_sinks_take_the_same_share():
+    terms = (Sink(jnp.asarray(noise(H, seed=5))),)
+    check(case_of(f"{T5}+shaw(clip=3)"), BlockPermuted(mesh(seq=4)), ids=IDS, terms=terms)
 
 
 @SLOW

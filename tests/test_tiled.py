@@ -11,13 +11,17 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, TokenProduct, Tokens
 from pe_jax.engines import dispatch
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dispatch import Call
+from pe_jax.engines.reference import multiply
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled import Tiled, TileSizes, schedule, skipping, tiles
+from pe_jax.engines.tiled.deal import deal
 from pe_jax.engines.tiled.groups import Groups
+from pe_jax.engines.tiled.pairwise import Pairwise
 from pe_jax.engines.tiled.setup import set_up
 from tests import util
 from tests.util import assert_close, noise
@@ -97,6 +101,48 @@ def test_a_kind_that_no_way_knows_is_named():
     q = jnp.zeros((1, 8, HEADS, WIDTH))
     with pytest.raises(ValueError, match="the tiled engine has no RowRescore"):
         pe_jax.attention(q, q, q, terms=terms, implementation=SMALL)
+
+
+@kinds.kind
+class Echo(kinds.ScoreTerm):
+    """A kind from outside: it reads vectors after rotations, and has no way of its own."""
+
+    gain: jax.Array  # [H]
+
+    def scores(self, q, k, own):
+        far = jnp.tanh(kinds.pair_distance(q, k).astype(jnp.float32) / 9)
+        return self.gain[:, None, None] * far[:, None] * multiply(q.x, k.x)
+
+
+def test_a_kind_from_outside_is_evaluated_pair_by_pair():
+    assert list(deal(AttentionSpec(DIMS, True, contiguous=True), (Echo(None),))) == [Pairwise]
+    gain = noise(HEADS)
+
+    def run(engine, gain, *qkv):
+        terms = (Echo(gain), kinds.DistanceBias(distance_bias, gain))
+        how = {"terms": terms, "implementation": engine, "encoding": pe_jax.make("rope")}
+        return (pe_jax.attention(*qkv, **how) ** 2).sum()
+
+    qkv = [noise(2, 40, n, WIDTH, seed=n) for n in (HEADS, 2, 2)]
+    got, want = (
+        util.jit(jax.grad(functools.partial(run, engine), (0, 1, 2, 3)))(gain, *qkv)
+        for engine in (SMALL, "dense")
+    )
+    assert_close(got, want, 2e-5)
+
+
+def distance_bias(gain, distance):
+    return gain.reshape(-1, *(1,) * distance.ndim) * jnp.sin(distance.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("spec", ["alibi", *NARROW, BOTH, "fire"])
+def test_sinks_take_the_same_share_in_tiles(spec):
+    """Their gradient comes through the logarithm of each row's sum."""
+    terms = (kinds.Sink(jnp.asarray(noise(HEADS, seed=5))),)
+    options = {"causal": spec != BOTH}
+    got, want = (outcome(spec, e, 60, terms=terms, **options) for e in (SMALL, "dense"))
+    assert_close(got, want, 2e-5)
+    assert np.abs(got[0] - outcome(spec, "dense", 60, **options)[0]).max() > 0.01
 
 
 def test_groups_that_do_not_divide_the_heads_are_refused():

@@ -64,12 +64,13 @@ def attend(
     length = q.x.shape[2]
     setup = set_up(spec, terms, q.x, k.x, split, sizes)
     operands, fixed = lay_out(setup, terms, q, k, v, split)
-    operands = operands._replace(tables=setup.own_terms(terms))  # tables are made in each hop
+    own = setup.own_terms(terms)
+    operands = operands._replace(tables=own)  # tables are made in each hop
     call = Call(layout, setup, hops(layout, spec, length))
     runs = split.runs_per_row
-    return jax.tree.map(
-        lambda x: stretch(x, 2, length // runs, runs), tuple(_attend(call, operands, fixed))
-    )
+    result: Any = _attend(call, operands, fixed)
+    out, lse = (stretch(x, 2, length // runs, runs) for x in result)
+    return out, setup.whole_lse(own, q, lse)
 
 
 def partition(layout: BlockPermuted) -> Partition:

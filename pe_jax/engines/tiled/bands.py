@@ -173,6 +173,16 @@ class Bands(Way):
             query_biases(terms),
         )
 
+    def left_out(self, terms, q):
+        """The value at the far end, but for relative queries."""
+        far = evaluate(terms, jnp.asarray([self.high], jnp.int32), self.scale)
+        bias = rows = None
+        if far.bias is not None:
+            bias = far.bias[None, ..., None]
+        if (vectors := side_by_side(far.per_query, q.x.shape[1])) is not None:
+            rows = products(features(far, query_biases(terms), q, self.scale), vectors)
+        return add_up([bias, rows])
+
     def prepare(self, tables, q, k):
         near, far, step, biases = tables
         heads = q.x.shape[1]

@@ -58,7 +58,8 @@ def attend(
     operands = varying_like(operands, operands)
     fixed = fixed._replace(max_bias=setup.max_bias(own, fixed.q, fixed.k))
     queries, result = q.x.shape[2], _attend(setup, operands, fixed)
-    return result.out[:, :, :queries], result.lse[:, :, :queries]
+    lse = setup.whole_lse(own, q, result.lse[:, :, :queries])
+    return result.out[:, :, :queries], lse
 
 
 def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:

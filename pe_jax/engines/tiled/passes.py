@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from pe_jax.encodings.terms import repeat_heads
 from pe_jax.engines.reference import LOWEST, average
 from pe_jax.engines.tiled import schedule, skipping
+from pe_jax.engines.tiled.grid import Tile, cut_block
 from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_leaves, cut_leaves
 from pe_jax.engines.tiled.setup import Fixed, Operands, Result, Setup
-from pe_jax.engines.tiled.tiles import Tile, cut_block
 from pe_jax.engines.tiled.ways import Vectors, Way, add_up
 from pe_jax.numerics.arrays import varying_like
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.terms import Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tiled.grid import Grid, Range, ranges
 from pe_jax.engines.tiled.setup import Setup
-from pe_jax.engines.tiled.tiles import Grid, Range, ranges
 
 
 class Order(NamedTuple):

@@ -10,11 +10,12 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled import skipping
 from pe_jax.engines.tiled.bands import Bands
 from pe_jax.engines.tiled.deal import deal
+from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.padding import fill_tokens, fill_vectors, stretch
-from pe_jax.engines.tiled.tiles import Grid, Partition, TileSizes, arrange
+from pe_jax.engines.tiled.tiles import Partition, TileSizes, arrange
 from pe_jax.engines.tiled.views import Views
-from pe_jax.engines.tiled.ways import Vectors, Way, without_state_arrays
+from pe_jax.engines.tiled.ways import Vectors, Way, add_up, without_state_arrays
 
 
 class Setup(NamedTuple):
@@ -43,8 +44,18 @@ class Setup(NamedTuple):
 
     def tables(self, terms: tuple, run_gaps: Any = None) -> tuple:
         """What each way evaluates once per call."""
-        each = [tuple(terms[place] for place in way.places) for way in self.ways]
-        return tuple(way.tables(own, run_gaps) for way, own in zip(self.ways, each, strict=True))
+        each = zip(self.ways, self._of_each_way(terms), strict=True)
+        return tuple(way.tables(own, run_gaps) for way, own in each)
+
+    def _of_each_way(self, terms: tuple) -> list[tuple]:
+        return [tuple(terms[place] for place in way.places) for way in self.ways]
+
+    def whole_lse(self, terms: tuple, q: Side, lse: jax.Array) -> jax.Array:
+        """The logarithm of each row's sum [B, H, T, 1], with all that ways leave out of scores."""
+        vectors = Vectors(q.x, q.raw, q.states)
+        each = zip(self.ways, self._of_each_way(terms), strict=True)
+        left_out = [way.left_out(own, way.own(vectors)) for way, own in each]
+        return add_up([lse, *left_out])
 
     def max_bias(self, terms: tuple, q: Tokens, k: Tokens) -> Any:
         """For each head and tile, how much its bias can exceed that of distance 0; or None."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Profile, ScoreTerm, Tokens, repeat_heads, select
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tiled.tiles import Grid
+from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.ways import add_up
 from pe_jax.numerics.arrays import fit
 

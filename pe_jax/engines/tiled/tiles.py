@@ -9,13 +9,11 @@ axis is never looped over; its sides halve until it fits TILE scores per device.
 import dataclasses
 import math
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from pe_jax.encodings.terms import Tokens
+from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.groups import Groups
 from pe_jax.validation import require
 
@@ -65,92 +63,6 @@ class Partition(NamedTuple):
     devices: int = 1
 
 
-class Tile(NamedTuple):
-    """A tile of scores.
-
-    Attributes:
-      i: block row.
-      j: block column.
-      q: what is known of its queries.
-      k: what is known of its keys.
-      view: which view of queries and keys scores it, see `views`.
-      gap: the distance of its first row and its first column, where positions are contiguous.
-    """
-
-    i: Any
-    j: Any
-    q: Tokens
-    k: Tokens
-    view: Any = 0
-    gap: Any = 0
-
-
-class Range(NamedTuple):
-    """The smallest and the largest value in each block or tile."""
-
-    low: jax.Array
-    high: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """The tiles of a call, or of what one device has of it.
-
-    Attributes:
-      rows: queries in a tile.
-      columns: keys in a tile.
-      q_blocks: rows of tiles.
-      k_blocks: columns of tiles.
-      runs: contiguous runs of tokens among the queries, and as many among the keys.
-      longest: no two tokens of a row are farther apart.
-    """
-
-    rows: int
-    columns: int
-    q_blocks: int
-    k_blocks: int
-    runs: int = 1
-    longest: int = 2**30
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """Tokens in a run of queries and in one of keys, each to the end of its last tile."""
-        q_length, k_length = self.rows * self.q_blocks, self.columns * self.k_blocks
-        return q_length // self.runs, k_length // self.runs
-
-    def tile(self, q: Tokens, k: Tokens, i, j, view=0, contiguous: bool = False) -> Tile:
-        """Tile (i, j) of these tokens."""
-        rows = jax.tree.map(lambda x: cut_block(x, i, self.rows, 1), q)
-        columns = jax.tree.map(lambda x: cut_block(x, j, self.columns, 1), k)
-        return Tile(i, j, rows, columns, view, self.gaps(q, k, i, j) if contiguous else 0)
-
-    def gaps(self, q: Tokens, k: Tokens, i, j) -> jax.Array:
-        """The distance of the first row and the first column of tile (i, j), if contiguous."""
-        return q.positions[0, :: self.rows][i] - k.positions[0, :: self.columns][j]
-
-    def run_gaps(self, q: Tokens, k: Tokens) -> jax.Array:
-        """The distance between the first tokens of each two runs: int32 [runs, runs]."""
-        runs = np.arange(self.runs)
-        i, j = (runs * (blocks // self.runs) for blocks in (self.q_blocks, self.k_blocks))
-        return self.gaps(q, k, i[:, None], j[None])
-
-    def distances(self, q: Tokens, k: Tokens, i) -> Range:
-        """Those in each tile of block row i, if contiguous: [k_blocks]."""
-        gap = self.gaps(q, k, i, np.arange(self.k_blocks))
-        return Range(gap - (self.columns - 1), gap + self.rows - 1)
-
-
-def cut_block(x: jax.Array, i, size: int, axis: int = 2) -> jax.Array:
-    """Block i, of `size`, along an axis."""
-    return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
-
-
-def ranges(x: jax.Array, blocks: int) -> Range:
-    """Of the values [B or 1, T] in each of T's blocks: [blocks]."""
-    x = jnp.asarray(x).reshape(len(x), blocks, -1)
-    return Range(x.min((0, 2)), x.max((0, 2)))
-
-
 def arrange(
     q: jax.Array, k: jax.Array, partition: Partition, sizes: TileSizes, heads_apart: bool
 ) -> tuple[Grid, Groups]:
@@ -163,34 +75,30 @@ def arrange(
       sizes: of tiles.
       heads_apart: whether a tile may hold some of the heads.
     """
-    (batch, heads, queries, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
     runs = partition.runs_per_row
-    queries, keys = queries // runs, keys // runs
+    queries, keys = q.shape[2] // runs, k.shape[2] // runs
     turns = heads_apart and alone(runs * partition.devices)
-    pairs = 1 if turns else -(-batch * heads // partition.devices)
+    pairs = 1 if turns else -(-q.shape[0] * q.shape[1] // partition.devices)
     rows, columns = block_sizes(LARGEST, pairs, queries, keys)
     rows = rows if sizes.rows is None else min(sizes.rows, queries)
     columns = columns if sizes.columns is None else min(sizes.columns, keys)
-    batch, heads, kv_heads = (
-        batch // partition.batch,
-        heads // partition.heads,
-        kv_heads // partition.heads,
-    )
-    b, h = batch, heads
-    if turns:
-        b, h = sizes.group or group_sizes(batch, heads, kv_heads, rows * columns)
-        _check_group(b, h, batch, heads, kv_heads)
     q_blocks, k_blocks = partition.runs * -(-queries // rows), partition.runs * -(-keys // columns)
-    grid = Grid(rows, columns, q_blocks, k_blocks, partition.runs)
-    longest = runs * max(grid.lengths) + columns
-    return dataclasses.replace(grid, longest=longest), Groups(batch // b, heads // h, b, h)
+    longest = max(rows * q_blocks, columns * k_blocks) // partition.runs * runs + columns
+    grid = Grid(rows, columns, q_blocks, k_blocks, partition.runs, longest)
+    batch = q.shape[0] // partition.batch
+    heads, kv_heads = (x.shape[1] // partition.heads for x in (q, k))
+    group = batch, heads
+    if turns:
+        group = sizes.group or group_sizes(batch, heads, kv_heads, rows * columns)
+        _check_group(group, batch, heads, kv_heads)
+    return grid, Groups(batch // group[0], heads // group[1], *group)
 
 
-def _check_group(b: int, h: int, batch: int, heads: int, kv_heads: int) -> None:
-    shared = heads // kv_heads
+def _check_group(group: tuple[int, int], batch: int, heads: int, kv_heads: int) -> None:
+    (b, h), shared = group, heads // kv_heads
     fits = batch % b == heads % h == 0 and (shared % h == 0 or h % shared == 0)
     fix = f"must divide {batch} rows and {heads} heads, and keep the queries of a key head together"
-    require(fits, "group", (b, h), fix)
+    require(fits, "group", group, fix)
 
 
 def block_sizes(largest: tuple[int, int], pairs: int, queries: int, keys: int) -> tuple[int, int]:

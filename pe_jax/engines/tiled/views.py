@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms import Tokens
-from pe_jax.engines.tiled.tiles import Grid, ranges
+from pe_jax.engines.tiled.grid import Grid, ranges
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tiled.grid import Grid, Range, Tile
 from pe_jax.engines.tiled.leaves import Cut, Leaves
-from pe_jax.engines.tiled.tiles import Grid, Range, Tile, TileSizes
+from pe_jax.engines.tiled.tiles import TileSizes
 
 
 class Vectors(NamedTuple):
@@ -83,6 +84,10 @@ class Way:
             and each run of keys; None: there is one run of either, both from 0.
         """
         return terms
+
+    def left_out(self, terms: tuple, q: Vectors) -> Any:
+        """What each row's scores lack, and its softmax with it: [B or 1, H, T or 1, 1], or None."""
+        return None
 
     def prepare(self, tables: Any, q: Vectors, k: Vectors) -> Leaves:
         """The leaves of a group of heads; `q` and `k` have the states of this way's terms."""
