@@ -40,7 +40,7 @@ def mesh():
 @pytest.mark.parametrize("images", [False, True], ids=["tokens", "images"])
 @pytest.mark.parametrize("name", pe_jax.ENCODINGS)
 def test_every_parameter_of_every_model_has_a_rule(name, images, mesh):
-    if images and pe_jax.make(name).causal_only:
+    if images and pe_jax.make(name).claims.causal_only:
         with pytest.raises(ValueError, match="causal"):
             model(name, images)
         return

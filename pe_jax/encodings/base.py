@@ -1,5 +1,7 @@
 """What an encoding is: its settings, its parameters, and the terms that it adds to attention.
 
+    score = q·k/sqrt(E),    out = softmax(score)·v          (a row that sees nothing is 0)
+
 `Encoding` as it stands is NoPE (no positional encoding; Kazemnejad et al., arXiv 2305.19466): no
 terms. A scheme is a frozen dataclass that gives some; its parameters are a pytree kept apart from
 it, so that the scheme itself can be a static argument of jit. `terms` has the kinds.
