@@ -64,10 +64,10 @@ class Settings:
     def groups(self) -> list[tuple[int, str]]:
         """(length, mode) of all that is timed side by side."""
         modes = [m for m in self.modes if m != "model"]
-        found = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
+        groups = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
         if "model" in self.modes:
-            found += [(n, title) for n in self.model_lengths for title in MODES["model"]]
-        return found
+            groups += [(n, title) for n in self.model_lengths for title in MODES["model"]]
+        return groups
 
     def check(self) -> None:
         """Raises ValueError, naming the flag, its value and the fix, before anything compiles."""

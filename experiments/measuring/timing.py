@@ -50,17 +50,17 @@ def interleave(
     """
     calls = {name: max(1, math.ceil(LEAST / _seconds(run, 1))) for name, run in programs.items()}
     order, shuffle = list(programs), random.Random(0).shuffle
-    found: dict[Any, list[float]] = {name: [] for name in programs}
+    samples_of: dict[Any, list[float]] = {name: [] for name in programs}
     for done in range(rounds):
         shuffle(order)
         samples = {}
         for name in order:
             if not proceed(done):
-                return found
+                return samples_of
             samples[name] = _seconds(programs[name], calls[name])
         for name, seconds in samples.items():
-            found[name].append(seconds)
-    return found
+            samples_of[name].append(seconds)
+    return samples_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +126,10 @@ class Timings:
 
     def groups(self) -> dict[tuple[int, str], list[Row]]:
         """(length, mode) → the rows that were timed side by side."""
-        found: dict[tuple[int, str], list[Row]] = {}
+        groups: dict[tuple[int, str], list[Row]] = {}
         for row in self.rows:
-            found.setdefault((row.length, row.mode), []).append(row)
-        return found
+            groups.setdefault((row.length, row.mode), []).append(row)
+        return groups
 
     def ratios(self, row: Row) -> dict[str, float | None]:
         """By name, the ratios in RATIOS."""

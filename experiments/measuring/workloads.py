@@ -100,8 +100,8 @@ def free_bytes() -> float:
         return stats["bytes_limit"] - stats["bytes_in_use"]
     meminfo = Path("/proc/meminfo")
     lines = meminfo.read_text().splitlines() if meminfo.exists() else []
-    found = [1024 * float(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
-    return found[0] if found else np.inf
+    available = [1024 * float(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    return available[0] if available else np.inf
 
 
 def compiled(f: Callable, *args: Any, donate: tuple[int, ...] = ()) -> tuple[Any, Program]:

@@ -21,7 +21,16 @@ from rich.table import Table
 from experiments.measuring.matmuls import TILE
 from experiments.measuring.timing import CSV_HEADER, DENSE, NAIVE, OURS, Row, Timings, plain
 from experiments.measuring.workloads import MODES
-from experiments.reporting.plotting import COLOURS, INK, MUTED, Drawing, apart, log2_axis, styled
+from experiments.reporting.plotting import (
+    COLOURS,
+    INK,
+    MUTED,
+    Drawing,
+    apart,
+    lay_out,
+    log2_axis,
+    styled,
+)
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 FORWARD, BACKWARD = MODES["forward"] + MODES["backward"]
@@ -134,8 +143,8 @@ def growth_rows(timings: Timings) -> list[list[str]]:
     for (length, mode), rows in timings.groups().items():
         line = [mode, f"{length} → {2 * length}"]
         for engine in (OURS, NAIVE):
-            found = [(timings.growth(r), r.scheme) for r in rows if r.engine == engine]
-            known = sorted((x, name) for x, name in found if x is not None)
+            growths = [(timings.growth(r), r.scheme) for r in rows if r.engine == engine]
+            known = sorted((x, name) for x, name in growths if x is not None)
             line += [f"{x:.2f} ({s})" for x, s in (known[0], known[-1])] if known else ["–"] * 2
         lines += [line] * (line[2:] != ["–"] * 4)
     return lines
@@ -172,10 +181,10 @@ def target_rows(timings: Timings) -> list[list[str]]:
             growth = {n: GROWTH for n in lengths if 2 * n in lengths and n >= TILE}
             for length, bound in (target.bounds or growth).items():
                 rows = {s: timings.find(length, mode, s) for s in target.schemes or ours}
-                found = {s: _number(timings, row, target.number) for s, row in rows.items()}
+                numbers = {s: _number(timings, row, target.number) for s, row in rows.items()}
                 names = ", ".join(target.schemes) or "every scheme"
                 where = [f"{names}: {NUMBERS[target.number]}", mode, str(length)]
-                lines.append([*where, *_outcome(found, bound, target.number == "naive_to_this")])
+                lines.append([*where, *_outcome(numbers, bound, target.number == "naive_to_this")])
     return lines
 
 
@@ -185,16 +194,16 @@ def _number(timings: Timings, row: Row | None, number: str) -> float | None:
     return timings.growth(row) if number == "growth" else timings.ratios(row)[number]
 
 
-def _outcome(found: dict[str, float | None], bound: float, at_least: bool) -> list[str]:
+def _outcome(numbers: dict[str, float | None], bound: float, at_least: bool) -> list[str]:
     """The bound, the worst of what was found, and whether it is within."""
     text = f"{'≥' if at_least else '≤'} {bound:g}"
-    known = {name: x for name, x in found.items() if x is not None}
+    known = {name: x for name, x in numbers.items() if x is not None}
     if not known:
         return [text, "–", "not run"]
     worst = (min if at_least else max)(known, key=known.__getitem__)
     reached = known[worst] >= bound if at_least else known[worst] <= bound
-    shown = f"{known[worst]:.2f}" + f" ({worst})" * (len(found) > 1)
-    missing = [name for name in found if name not in known]
+    shown = f"{known[worst]:.2f}" + f" ({worst})" * (len(numbers) > 1)
+    missing = [name for name in numbers if name not in known]
     mark = "**reached**" if reached else "missed"
     return [text, shown, mark + f"; not run: {', '.join(missing)}" * bool(missing)]
 
@@ -214,12 +223,12 @@ def targets(runs: Sequence[tuple[dict, Timings]]) -> str:
     for timings in fits:
         groups = {**timings.groups(), **groups}
     joined = Timings([row for rows in groups.values() for row in rows])
-    found: dict[tuple[str, ...], list[str]] = {}
+    by_target: dict[tuple[str, ...], list[str]] = {}
     for line in (line for timings in (*fits, joined) for line in target_rows(timings)):
         name = tuple(line[:3])
-        if found.get(name, line)[4] == "–" or name not in found:
-            found[name] = line
-    lines = sorted(found.values(), key=lambda line: line[4] == "–")
+        if by_target.get(name, line)[4] == "–" or name not in by_target:
+            by_target[name] = line
+    lines = sorted(by_target.values(), key=lambda line: line[4] == "–")
     known = [line for line in lines if line[4] != "–"]
     rest = "; ".join(", ".join(line[:3]) for line in lines[len(known) :])
     table = markdown(("target", "mode", "length", "bound", "found", ""), known)
@@ -250,8 +259,8 @@ def figure(timings: Timings) -> Drawing:
 def _ratios(axes: Axes, timings: Timings, mode: str, names: list[str], lengths) -> None:
     """One row a scheme, one dot a length, paler where it is shorter."""
     for i, length in enumerate(lengths):
-        found = [timings.find(length, mode, name) for name in names]
-        dots = [(timings.ratios(r)["to_none"], y) for y, r in enumerate(found) if r and r.seconds]
+        rows = [timings.find(length, mode, name) for name in names]
+        dots = [(timings.ratios(r)["to_none"], y) for y, r in enumerate(rows) if r and r.seconds]
         if dots:
             shade = (i + 1) / len(lengths)
             place = 0.7 * (shade - (len(lengths) + 1) / (2 * len(lengths)))
@@ -302,7 +311,7 @@ def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
     """Writes each text right of the axes, at the height of its line's end, kept apart."""
     if not ends:
         return
-    axes.figure.get_figure(root=True).draw_without_rendering()  # fixes the limits
+    lay_out(axes)
     heights = axes.transAxes.inverted().transform(axes.transData.transform([*ends]))[:, 1]
     for (end, text), place in zip(ends.items(), apart(heights, 0.06, 0.0, 1.0), strict=True):
         axes.annotate(

@@ -70,7 +70,7 @@ def first(rope: RoPE, dim: int, factor: float, length: int) -> list[np.ndarray]:
 def children(parents: list[np.ndarray], factor: float, rng: np.random.Generator) -> list:
     """Mutated and crossed ones, rising: `CHILDREN` of them."""
     size = parents[0].size
-    found = []
+    offspring = []
     for k in range(CHILDREN):
         one, other = (parents[i] for i in rng.integers(len(parents), size=2))
         if k % 2:
@@ -78,8 +78,8 @@ def children(parents: list[np.ndarray], factor: float, rng: np.random.Generator)
         else:
             drawn = rng.uniform(1, max(REACH * factor, 1), size)
             child = np.where(rng.random(size) < MUTATION, drawn, one)
-        found.append(np.sort(child))
-    return found
+        offspring.append(np.sort(child))
+    return offspring
 
 
 def search(
