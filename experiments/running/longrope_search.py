@@ -72,12 +72,12 @@ def children(parents: list[np.ndarray], factor: float, rng: np.random.Generator)
     size = parents[0].size
     offspring = []
     for k in range(CHILDREN):
-        one, other = (parents[i] for i in rng.integers(len(parents), size=2))
+        mother, father = (parents[i] for i in rng.integers(len(parents), size=2))
         if k % 2:
-            child = np.where(rng.random(size) < 0.5, one, other)
+            child = np.where(rng.random(size) < 0.5, mother, father)
         else:
             drawn = rng.uniform(1, max(REACH * factor, 1), size)
-            child = np.where(rng.random(size) < MUTATION, drawn, one)
+            child = np.where(rng.random(size) < MUTATION, drawn, mother)
         offspring.append(np.sort(child))
     return offspring
 
