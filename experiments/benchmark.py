@@ -24,7 +24,7 @@ import jax
 from absl import app, flags, logging
 
 from experiments.measuring import timing, workloads
-from experiments.measuring.timing import DENSE, NAIVE, OURS, Results, Row
+from experiments.measuring.timing import DENSE, NAIVE, OURS, Row, Timings
 from experiments.measuring.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
 from experiments.reporting import benchmark_report, plotting
 from experiments.running import launch, signals
@@ -64,10 +64,10 @@ class Settings:
     def groups(self) -> list[tuple[int, str]]:
         """(length, mode) of all that is timed side by side."""
         modes = [m for m in self.modes if m != "model"]
-        found = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
+        groups = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
         if "model" in self.modes:
-            found += [(n, title) for n in self.model_lengths for title in MODES["model"]]
-        return found
+            groups += [(n, title) for n in self.model_lengths for title in MODES["model"]]
+        return groups
 
     def check(self) -> None:
         """Raises ValueError, naming the flag, its value and the fix, before anything compiles."""
@@ -134,12 +134,12 @@ def build(
 ) -> Iterator[tuple[Row, Program | None]]:
     """Compiles each program and calls it once; what fails is a row with the reason."""
     where = f"{length} tokens, {mode}"
-    for i, (scheme, engine, make) in enumerate(planned):
+    for i, (scheme, engine, compile_row) in enumerate(planned):
         if stop.signal is not None:
             return
         row, program = Row(length, mode, scheme, engine), None
         try:
-            program = make()
+            program = compile_row()
             jax.block_until_ready(program.run())
             temp, seconds, note = program[1:]
             row = dataclasses.replace(row, temp_bytes=temp, compile_seconds=seconds, note=note)
@@ -183,17 +183,17 @@ def measure(settings: Settings, length: int, mode: str, stop: signals.Stop) -> l
     return rows
 
 
-def run(settings: Settings, stop: signals.Stop) -> Results:
+def run(settings: Settings, stop: signals.Stop) -> Timings:
     """Measures all, and writes the rows after each length and mode."""
-    out, rows, results = Path(settings.out), [], Results(())
+    timings = Timings(())
     for length, mode in settings.groups:
-        rows += measure(settings, length, mode, stop)
-        results = Results(tuple(rows))
-        plotting.write_csv(out / "benchmark.csv", timing.CSV_HEADER, results.csv_rows())
-        launch.show(*benchmark_report.terminal(results, length, mode))
+        timings = Timings((*timings.rows, *measure(settings, length, mode, stop)))
+        path = Path(settings.out) / "benchmark.csv"
+        plotting.write_csv(path, timing.CSV_HEADER, timings.csv_rows())
+        launch.show(*benchmark_report.terminal(timings, length, mode))
         if stop.signal is not None:
             break
-    return results
+    return timings
 
 
 def main(settings: Settings) -> None:
@@ -203,9 +203,9 @@ def main(settings: Settings) -> None:
         settings.check()
         save_json(out / "benchmark.json", about(settings))
     with signals.Stop() as stop:
-        results = run(settings, stop)
-    launch.show(benchmark_report.growth_table(results))
-    svg = plotting.save(benchmark_report.figure(results), out)
+        timings = run(settings, stop)
+    launch.show(benchmark_report.growth_table(timings))
+    svg = plotting.save(benchmark_report.figure(timings), out)
     (out / "benchmark.svg").write_text(svg, encoding="utf-8")
     print(f"Results: {out}")
     if stop.signal is not None:

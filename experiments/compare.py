@@ -34,9 +34,9 @@ from experiments.reporting import comparison_report, join_comparisons, results
 from experiments.running import launch, signals
 from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
-from experiments.running.parallel_runs import lanes, spread
-from experiments.running.provenance import command, made, save_json
-from experiments.running.run_names import short, slug
+from experiments.running.parallel_runs import run_in_parallel, run_meshes
+from experiments.running.provenance import command, environment, save_json
+from experiments.running.run_names import short_name, slug
 from experiments.running.sweep_configs import CompareConfig, rate_pairs
 from experiments.running.training_loop import (
     Diverged,
@@ -62,17 +62,17 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 def names(config: CompareConfig) -> dict[str, str]:
     """Name → spec: the scheme's name where that tells them apart, else the whole spec's slug."""
     specs = config.specs()
-    brief = [short(spec) for spec in specs]
-    found = [
+    brief = [short_name(spec) for spec in specs]
+    chosen = [
         x if x.isidentifier() and brief.count(x) == 1 else slug(spec)
         for x, spec in zip(brief, specs, strict=True)
     ]
-    if len(set(found)) < len(found):
-        raise ValueError(f"encodings={config.encodings}: two of them have the same name {found}")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"encodings={config.encodings}: two of them have the same name {chosen}")
     for field in ("baseline", "reference"):
-        if getattr(config, field) not in found:
-            raise ValueError(f"{field}={getattr(config, field)!r}: must be one of {found}")
-    return dict(zip(found, specs, strict=True))
+        if getattr(config, field) not in chosen:
+            raise ValueError(f"{field}={getattr(config, field)!r}: must be one of {chosen}")
+    return dict(zip(chosen, specs, strict=True))
 
 
 def checks(config: CompareConfig, spec: str) -> list[tuple[float, float]]:
@@ -142,7 +142,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
             "python": platform.python_version(),
             **{p: importlib.metadata.version(p) for p in PACKAGES},
         },
-        **made(),
+        **environment(),
         "command": command("compare"),
         "steps": config.steps,
         "batch": config.batch,
@@ -185,7 +185,7 @@ def train_run(
     try:
         state = train(config, source, evaluator, label, stop)
     except Diverged as error:
-        result |= {"status": "diverged", "reason": str(error), **made()}
+        result |= {"status": "diverged", "reason": str(error), **environment()}
         save_json(folder / "evaluation.json", result)
         return
     if stop.signal is not None:
@@ -195,7 +195,7 @@ def train_run(
     save_encoding(folder, trainer, state.params)
     rows, _, _ = results.read_metrics(folder / "metrics.jsonl")
     last = next((row["loss"] for row in reversed(rows) if row["loss"] is not None), None)
-    result |= {"seconds": time.monotonic() - begin, "train_loss": last, **made()}
+    result |= {"seconds": time.monotonic() - begin, "train_loss": last, **environment()}
     save_json(folder / "evaluation.json", result)
 
 
@@ -279,7 +279,7 @@ class MissingRuns:
 
     def train(self) -> None:
         """Returns when all is done, or a signal came; the first error of a run ends it too."""
-        spread(self._train_encoding, self.evaluators, self.meshes, self.stop)
+        run_in_parallel(self._train_encoding, self.evaluators, self.meshes, self.stop)
 
     def _train_encoding(self, name: str, mesh: Mesh) -> None:
         """Chooses the rates of an encoding, then trains it with every seed."""
@@ -303,8 +303,8 @@ class MissingRuns:
             self._finish(run, label, self.check_source, evaluator)
             if is_finished(run):  # nothing continues from here
                 shutil.rmtree(Path(run.workdir) / "checkpoints", ignore_errors=True)
-        found = results.read_checks(Path(config.workdir), name, pairs, config.seed)
-        return results.best_rate(results.rate_losses(found, config.length))
+        runs = results.read_checks(Path(config.workdir), name, pairs, config.seed)
+        return results.best_rate(results.rate_losses(runs, config.length))
 
     def _finish(
         self, run: Config, label: str, source: Source, evaluator: Callable[[], Evaluator]
@@ -355,7 +355,7 @@ def main(config: CompareConfig) -> None:
     """Runs what is missing, then measures speed, then writes the report."""
     workdir = Path(config.workdir)
     with one_line_errors():
-        meshes = lanes(config)
+        meshes = run_meshes(config)
         encodings = names(config)
         source = open_source(config)
         sources = source, check_source(config, source)

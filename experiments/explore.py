@@ -95,8 +95,8 @@ def rope_decay() -> Drawing:
     most.set(ylabel="part of its value at 0", ylim=(0, 1.05))
     smooth = {name: statistics.log_bins(bound(t, FAR)) for name, t in theta.items()}
     centres = smooth[SHARED][0]
-    found = _lines(most, centres, {name: y for name, (_, y) in smooth.items()})
-    rows += [("bound", *row) for row in found]
+    points = _lines(most, centres, {name: y for name, (_, y) in smooth.items()})
+    rows += [("bound", *row) for row in points]
     alt = "Decay of rotary dot products with distance, for one angle and three bases"
     return Drawing("rope-decay", figure, ("quantity", "frequencies", "distance", "part"), rows, alt)
 
@@ -120,8 +120,8 @@ def alibi_slopes() -> Drawing:
     bias.set(title="bias with 8 heads", xlabel="distance (tokens)", ylabel="added to the score")
     far = np.arange(65)
     values = np.asarray(alibi.bias(far, HEADS[0]))
-    found = _lines(bias, far, {f"head {h + 1}": row for h, row in enumerate(values)})
-    rows += [("bias", HEADS[0], *row) for row in found]
+    points = _lines(bias, far, {f"head {h + 1}": row for h, row in enumerate(values)})
+    rows += [("bias", HEADS[0], *row) for row in points]
     alt = "ALiBi: slopes for 8, 12 and 16 heads, and the bias of each of 8 heads against distance"
     header = ("quantity", "heads", "head", "distance", "value")
     return Drawing("alibi", figure, header, rows, alt)
@@ -134,9 +134,9 @@ def t5_buckets() -> Drawing:
     figure, panels = canvas(6.2, 6.4, 2)
     for axes, both in zip(panels, (False, True), strict=True):
         kind = "bidirectional" if both else "unidirectional"
-        found = np.asarray(t5.bucket(distance, bidirectional=both))
-        axes.step(distance, found, where="mid", lw=1.4, color=plotting.COLOURS[0])
-        first = distance[1:][np.diff(found) != 0]  # seen from the left; buckets begin near 0
+        buckets = np.asarray(t5.bucket(distance, bidirectional=both))
+        axes.step(distance, buckets, where="mid", lw=1.4, color=plotting.COLOURS[0])
+        first = distance[1:][np.diff(buckets) != 0]  # seen from the left; buckets begin near 0
         first = np.where(first > 0, first, first - 1)
         ticks = {"ms": 7, "mew": 0.8, "color": plotting.COLOURS[1]}
         axes.plot(first, np.full(first.size, -2.2), "|", **ticks)
@@ -146,7 +146,7 @@ def t5_buckets() -> Drawing:
                 continue
             axes.annotate(
                 f"one bucket {text} {edge}".replace("-", "−"),
-                (edge, found[distance == edge][0]),
+                (edge, buckets[distance == edge][0]),
                 (0, 4),
                 textcoords="offset points",
                 ha=side,
@@ -155,7 +155,7 @@ def t5_buckets() -> Drawing:
             )
         axes.set(title=f"{kind}: 32 buckets", ylabel="bucket", ylim=(-4, 36))
         axes.set_xlabel("distance, query − key (red: where a bucket begins)")
-        rows += [(kind, d, b) for d, b in zip(distance, found, strict=True)]
+        rows += [(kind, d, b) for d, b in zip(distance, buckets, strict=True)]
     alt = "T5's bucket of each distance, one direction and two"
     return Drawing("t5-buckets", figure, ("kind", "distance", "bucket"), rows, alt)
 

@@ -25,8 +25,8 @@ from experiments.reporting import extension_report, plotting
 from experiments.running import launch, longrope_search, signals, trained_run
 from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
-from experiments.running.parallel_runs import lanes, spread
-from experiments.running.provenance import command, made, save_json, together
+from experiments.running.parallel_runs import run_in_parallel, run_meshes
+from experiments.running.provenance import command, environment, environments, save_json
 from experiments.running.run_names import slug
 from experiments.running.sweep_configs import ExtendConfig
 from experiments.running.training_loop import (
@@ -109,16 +109,16 @@ def target(config: ExtendConfig, length: int) -> int:
     Raises:
       ValueError: it is no whole number, or it or the trained length is not evaluated.
     """
-    found = config.factor * length
-    if found != int(found):
+    target_length = config.factor * length
+    if target_length != int(target_length):
         raise ValueError(f"factor={config.factor}: times the run's length={length} must be whole")
-    for needed in (length, int(found)):
+    for needed in (length, int(target_length)):
         if needed not in config.eval.lengths:
             raise ValueError(
                 f"eval.lengths={config.eval.lengths}: add {needed}; the run's length is {length},"
-                f" the target {int(found)}"
+                f" the target {int(target_length)}"
             )
-    return int(found)
+    return int(target_length)
 
 
 class Placeholders(NamedTuple):
@@ -194,10 +194,10 @@ def names(config: ExtendConfig) -> dict[str, str]:
     last = [(re.findall(r"(\w+)\(", spec) or [spec])[-1] for spec in config.encodings]
     short = [s if name == "rope" else name for name, s in zip(last, config.encodings, strict=True)]
     pairs = zip(short, config.encodings, strict=True)
-    found = {name if short.count(name) == 1 else spec: spec for name, spec in pairs}
-    if len({*map(slug, found)}) < len(config.encodings):
+    by_name = {name if short.count(name) == 1 else spec: spec for name, spec in pairs}
+    if len({*map(slug, by_name)}) < len(config.encodings):
         raise ValueError(f"encodings={config.encodings}: two of them have the same name in a path")
-    return found
+    return by_name
 
 
 def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Config:
@@ -220,14 +220,14 @@ def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Con
 
 def questions(config: ExtendConfig, source: Source) -> dict[int, tuple | None]:
     """By length, passkeys to ask for; None where a length is too short for one."""
-    found: dict[int, tuple | None] = {}
+    by_length: dict[int, tuple | None] = {}
     for length in config.eval.lengths:
-        found[length] = None
+        by_length[length] = None
         if length + 1 >= passkeys.room(source.tokens):
             given = {"split": config.eval.split, "count": config.trials, "length": length + 1}
             text = data.eval_windows(source.corpus, source.tokens, **given)
-            found[length] = passkeys.questions(text, source.tokens, config.depths, seed=length)
-    return found
+            by_length[length] = passkeys.questions(text, source.tokens, config.depths, seed=length)
+    return by_length
 
 
 def answers(config: ExtendConfig, evaluator: Evaluator, params, asked: dict) -> dict:
@@ -236,16 +236,16 @@ def answers(config: ExtendConfig, evaluator: Evaluator, params, asked: dict) -> 
     Each token is the likeliest one after the question and the answer so far, so that an answer is
     right where greedy decoding gives it.
     """
-    found: dict = {}
+    by_length: dict = {}
     for length, given in asked.items():
-        found[str(length)] = None
+        by_length[str(length)] = None
         if given is not None:
             rows, where = given
             _, right = evaluator.run(params, rows)
             exact = (right | ~where).all(1).reshape(config.depths, -1).mean(1)
             tokens = ((right & where).sum(1) / where.sum(1)).reshape(config.depths, -1).mean(1)
-            found[str(length)] = {"exact": exact.tolist(), "tokens": tokens.tolist()}
-    return found
+            by_length[str(length)] = {"exact": exact.tolist(), "tokens": tokens.tolist()}
+    return by_length
 
 
 class Methods:
@@ -338,7 +338,7 @@ class Methods:
                 result["passkeys"] = answers(self.config, evaluator, state.params, self.passkeys)
             except Diverged as error:
                 result |= {"status": "diverged", "reason": str(error)}
-            save_json(path, result | {"seconds": time.monotonic() - begin, **made()})
+            save_json(path, result | {"seconds": time.monotonic() - begin, **environment()})
             logging.info("%s: %s after %.0f s", label, part, time.monotonic() - begin)
 
 
@@ -375,10 +375,10 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
         raise ValueError(f"encodings: {searched[0]}: the run's layers rotate different widths")
     source = open_source(runs[0])
     now = {"corpus": source.corpus.digest, "tokens": source.tokens.digest}
-    for field, found in now.items():
-        if found != base.saved.get(field):
+    for field, digest in now.items():
+        if digest != base.saved.get(field):
             raise ValueError(
-                f"{field}={found!r}: {base.folder} was trained with {base.saved.get(field)!r};"
+                f"{field}={digest!r}: {base.folder} was trained with {base.saved.get(field)!r};"
                 f" restore data={base.config.data!r}"
             )
     run = runs[0]
@@ -390,10 +390,10 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
 
 def described(config: ExtendConfig, bases: list[Base]) -> dict:
     """What the results belong to, as JSON has it."""
-    found = dataclasses.asdict(config)
-    found["base"] = {field: bases[0].saved.get(field) for field in SHARED}
-    found["checkpoints"] = {str(base.config.seed): base.digest for base in bases}
-    return json.loads(json.dumps(found))
+    description = dataclasses.asdict(config)
+    description["base"] = {field: bases[0].saved.get(field) for field in SHARED}
+    description["checkpoints"] = {str(base.config.seed): base.digest for base in bases}
+    return json.loads(json.dumps(description))
 
 
 def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
@@ -416,7 +416,7 @@ def main(config: ExtendConfig) -> None:
     """Runs what is missing, then shows and writes what was found."""
     workdir = Path(config.workdir)
     with one_line_errors():
-        meshes = lanes(config)
+        meshes = run_meshes(config)
         bases = [read_base(Path(folder).absolute()) for folder in config.runs]
         source = check(config, bases, meshes[0])
         passkeys_by_length = questions(config, source)
@@ -441,7 +441,7 @@ def run_methods(methods: Methods, meshes: list[Mesh]) -> list[dict]:
     needs_search = any("{searched}" in spec for spec in specs.values())
     searched = methods.searched_factors(meshes[0]) if needs_search else None
     models = {name: extended(spec, config, base, searched) for name, spec in specs.items()}
-    results = spread(methods.run, models.items(), meshes, methods.stop)
+    results = run_in_parallel(methods.run, models.items(), meshes, methods.stop)
     return [
         {"name": name, "encoding": model, "seeds": by_seed}
         for (name, model), by_seed in zip(models.items(), results, strict=True)
@@ -458,7 +458,7 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
         workdir / "results.json",
         {
             "command": command("extend"),
-            **together(parts),
+            **environments(parts),
             "length": page.length,
             "target": page.target,
             "config": now,

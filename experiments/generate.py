@@ -44,7 +44,7 @@ def main(_: list[str]) -> None:
         prompt = tokens.encode(PROMPT.value.encode())
         if not len(prompt):
             raise ValueError("prompt='': pass at least one character")
-        found = generate(
+        generated = generate(
             model,
             prompt[None],
             TOKENS.value,
@@ -52,7 +52,7 @@ def main(_: list[str]) -> None:
             temperature=TEMPERATURE.value,
             top_k=TOP_K.value,
         )
-    print(tokens.decode(np.asarray(found[0])))
+    print(tokens.decode(np.asarray(generated[0])))
 
 
 if __name__ == "__main__":

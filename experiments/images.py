@@ -23,10 +23,10 @@ from absl import logging
 from experiments.reporting import plotting, statistics
 from experiments.reporting.results import Scheme
 from experiments.running import launch
-from experiments.running.provenance import command, save_json, together
+from experiments.running.provenance import command, environments, save_json
 from experiments.running.run_names import title
 from experiments.running.sweep_configs import ImagesConfig
-from experiments.running.trials import Trials, finished
+from experiments.running.trials import Trials, completed
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
@@ -87,9 +87,11 @@ def places(trainer_axes: int, convention: str, side: int, trained: int) -> np.nd
     return np.asarray(pos.grid(side, side, normalized=convention == "normalized"))
 
 
-def answer(config: ImagesConfig, trainer: Classifier, convention: str, params, test: dict) -> dict:
+def accuracies(
+    config: ImagesConfig, trainer: Classifier, convention: str, params, test: dict
+) -> dict:
     """Accuracy by view; None where the encoding is not defined there."""
-    found: dict[str, float | None] = {}
+    by_view: dict[str, float | None] = {}
     pattern = trainer.config.pattern
     axes = max(e.claims.axes for e in pattern)
     limit = position_schemes.position_limit(pattern)
@@ -97,18 +99,20 @@ def answer(config: ImagesConfig, trainer: Classifier, convention: str, params, t
         side, trained = view.side // config.patch, config.sides[0] // config.patch
         furthest = side * side if axes == 1 else side
         if convention == "index" and limit is not None and furthest > limit:
-            found[view.name] = None
+            by_view[view.name] = None
             continue
         at = places(axes, convention, side, trained)
         parts = [pixels[i : i + ROWS] for i in range(0, len(pixels), ROWS)]
         logits = np.concatenate([np.asarray(trainer.logits(params, x, at)) for x in parts])
         if not np.isfinite(logits).all():
             raise ValueError(f"{trainer.config.encoding}: {view.name}: logits are not finite")
-        found[view.name] = float((logits.argmax(-1) == labels).mean())
-    return found
+        by_view[view.name] = float((logits.argmax(-1) == labels).mean())
+    return by_view
 
 
-def one(config: ImagesConfig, trainer: Classifier, conventions, seed: int, test, stop) -> dict:
+def train_once(
+    config: ImagesConfig, trainer: Classifier, conventions, seed: int, test, stop
+) -> dict:
     """Trains once; accuracies by convention of the positions. Empty if a signal came."""
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
     draw = functools.partial(images.draw, count=config.batch, side=config.sides[0])
@@ -125,49 +129,49 @@ def one(config: ImagesConfig, trainer: Classifier, conventions, seed: int, test,
                 return {"status": "diverged", "step": step + 1}
         if stop.signal is not None:
             return {}
-    accuracy = {c: answer(config, trainer, c, state.params, test) for c in conventions}
+    accuracy = {c: accuracies(config, trainer, c, state.params, test) for c in conventions}
     seconds = time.monotonic() - begin
     return {"status": "ok", "loss": loss, "accuracy": accuracy, "seconds": seconds}
 
 
 def grouped(config: ImagesConfig) -> dict[tuple[str, bool], list[str]]:
     """What is trained, (spec, normalized), and the conventions of positions it is tested with."""
-    found: dict[tuple[str, bool], list[str]] = {}
+    groups: dict[tuple[str, bool], list[str]] = {}
     for spec, convention in config.entries():
-        found.setdefault((spec, convention == "normalized"), []).append(convention)
-    return found
+        groups.setdefault((spec, convention == "normalized"), []).append(convention)
+    return groups
 
 
 def run(
     config: ImagesConfig, test: Callable[[], dict], item: tuple[str, bool], trials: Trials
 ) -> dict:
-    """Every seed of what `grouped` gives: seed → what it gave."""
+    """Every seed of one of `grouped`: seed → its result."""
     (spec, normalized), conventions = item, grouped(config)[item]
     trained = config.sides[0] // config.patch
     axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
     at = places(axes, "normalized" if normalized else "index", trained, trained)
     trainer = functools.cache(lambda: Classifier(config, spec, at, trials.mesh))
     return {
-        seed: trials.found(
+        seed: trials.result(
             f"seed{seed}",
-            lambda seed=seed: one(config, trainer(), conventions, seed, test(), trials.stop),
+            lambda seed=seed: train_once(config, trainer(), conventions, seed, test(), trials.stop),
         )
         for seed in range(config.seed, config.seed + config.seeds)
     }
 
 
-def tests(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
+def draw_test_sets(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
     """(images, labels) to test on, the same for all."""
-    found = {}
+    by_view = {}
     for number, view in enumerate(views(config)):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), number)
-        found[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
-    return found
+        by_view[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
+    return by_view
 
 
 def collect(config: ImagesConfig, runs: dict) -> list[dict]:
-    """One entry an encoding and convention: accuracies by view and seed."""
-    found, entries = [], config.entries()
+    """One entry per encoding and convention: accuracies by view and seed."""
+    encodings, entries = [], config.entries()
     for spec, convention in entries:
         by_seed = runs[spec, convention == "normalized"]
         accuracy = {
@@ -178,10 +182,16 @@ def collect(config: ImagesConfig, runs: dict) -> list[dict]:
             for view in views(config)
         }
         status = {seed: run["status"] for seed, run in by_seed.items()}
-        name = title(spec, convention, entries, "index")
-        found.append({"name": name, "spec": spec, "positions": convention, "status": status})
-        found[-1]["accuracy"] = accuracy
-    return found
+        encodings.append(
+            {
+                "name": title(spec, convention, entries, "index"),
+                "spec": spec,
+                "positions": convention,
+                "status": status,
+                "accuracy": accuracy,
+            }
+        )
+    return encodings
 
 
 def cell(entry: dict, view: View) -> str:
@@ -234,28 +244,28 @@ def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plot
 def main(config: ImagesConfig) -> None:
     """Runs what is missing, then shows and writes what was found."""
     workdir = Path(config.workdir)
-    entries = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
-    work = functools.partial(run, config, functools.cache(lambda: tests(config)))
-    with finished(config, BINDING, entries, work) as (now, runs):
-        found = collect(config, runs)
+    parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
+    train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
+    with completed(config, BINDING, parts, train) as (now, runs):
+        encodings = collect(config, runs)
         save_json(
             workdir / "results.json",
             {
                 "chance": images.CHANCE,
                 "command": command("images"),
-                **together(x for e in runs.values() for x in e.values()),
+                **environments(x for e in runs.values() for x in e.values()),
                 "config": now,
-                "encodings": found,
+                "encodings": encodings,
             },
         )
         rows = [
             (e["name"], e["positions"], view.kind, view.side, seed, value)
-            for e in found
+            for e in encodings
             for view in views(config)
             for seed, value in e["accuracy"][view.name].items()
         ]
-        plotting.save(figure(config, found, rows), workdir)
-    launch.show(table(config, found))
+        plotting.save(figure(config, encodings, rows), workdir)
+    launch.show(table(config, encodings))
     print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")
 
 

@@ -15,7 +15,7 @@ import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,11 @@ from absl import logging
 from jax.sharding import Mesh
 
 from experiments.reporting import plotting, tasks_report
-from experiments.reporting.results import rates_name
+from experiments.reporting.results import Pair, rates_name
 from experiments.running import launch
-from experiments.running.provenance import command, save_json, together
+from experiments.running.provenance import command, environments, save_json
 from experiments.running.sweep_configs import TasksConfig, rate_pairs
-from experiments.running.trials import Trials, finished
+from experiments.running.trials import Trials, completed
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses
@@ -49,7 +49,7 @@ class Solver(Trainer):
         config: TasksConfig,
         spec: str,
         positions: str,
-        pair: tuple[float, float],
+        pair: Pair,
         mesh: Mesh,
     ):
         model = dataclasses.replace(config.model, encoding=spec, vocab=tasks.VOCAB)
@@ -112,13 +112,27 @@ def blocks(
         yield {name: x[begin : begin + size] for name, x in rows.items()}
 
 
+class Answers(NamedTuple):
+    """What a model makes of the rows of a forward pass.
+
+    Attributes:
+      right: whether each token is, and true where none counts: bool [B, T].
+      finite: whether all logits that count are.
+      loss: mean cross entropy over the answers.
+    """
+
+    right: np.ndarray
+    finite: bool
+    loss: float
+
+
 def answered(
     config: TasksConfig, solver: Solver, params: Any, questions: Iterator[dict]
-) -> Iterator[tuple]:
-    """Each of `blocks` with what a model makes of it: rows, what is right, all finite, loss."""
+) -> Iterator[tuple[dict, Answers]]:
+    """Each of `blocks` with a model's answers."""
     for number, rows in enumerate(questions):
         key = jax.random.fold_in(jax.random.key(config.seed), number)
-        yield rows, *jax.device_get(solver.answers(params, rows, key))
+        yield rows, Answers(*jax.device_get(solver.answers(params, rows, key)))
 
 
 def accuracy(right: np.ndarray, weights: np.ndarray) -> list[float]:
@@ -129,59 +143,59 @@ def accuracy(right: np.ndarray, weights: np.ndarray) -> list[float]:
 
 def score(config: TasksConfig, solver: Solver, task: tasks.Task, params: Any) -> dict:
     """By length: [token accuracy, exact match], or in words why there is none."""
-    found: dict[str, list[float] | str] = {}
-    for length in (config.length, *config.lengths):
-        if not solver.defined(task, length):
-            found[str(length)] = "not defined"
-            continue
-        right, weights, whole = [], [], True
-        for rows, given, finite, _ in answered(
-            config, solver, params, blocks(config, task, length)
-        ):
-            right.append(given)
-            weights.append(np.asarray(rows["weights"]))
-            whole &= bool(finite)
-        found[str(length)] = (
-            accuracy(np.concatenate(right), np.concatenate(weights)) if whole else "not finite"
-        )
-    return found
+    return {
+        str(length): _score_at(config, solver, task, params, length)
+        for length in (config.length, *config.lengths)
+    }
+
+
+def _score_at(
+    config: TasksConfig, solver: Solver, task: tasks.Task, params: Any, length: int
+) -> list[float] | str:
+    if not solver.defined(task, length):
+        return "not defined"
+    passes = list(answered(config, solver, params, blocks(config, task, length)))
+    if not all(answers.finite for _, answers in passes):
+        return "not finite"
+    right = np.concatenate([answers.right for _, answers in passes])
+    return accuracy(right, np.concatenate([np.asarray(rows["weights"]) for rows, _ in passes]))
 
 
 def validation(config: TasksConfig, solver: Solver, task: tasks.Task, params: Any) -> float | None:
     """Mean loss on other questions of the lengths trained on; None where it is not finite."""
     questions = blocks(config, task, config.length, VALIDATION, task.shortest)
-    losses = [loss for *_, loss in answered(config, solver, params, questions)]
+    losses = [answers.loss for _, answers in answered(config, solver, params, questions)]
     return float(np.mean(losses)) if np.isfinite(losses).all() else None
 
 
-def fixed(config: TasksConfig, task: tasks.Task) -> dict:
+def best_fixed_answers(config: TasksConfig, task: tasks.Task) -> dict:
     """What knowing the task, but no question, would score: the likeliest token at each place.
 
     Of other questions than those that it is scored on, or it would have seen some of the answers.
     """
-    found: dict[str, list[float] | str] = {}
+    by_length: dict[str, list[float] | str] = {}
     for length in (config.length, *config.lengths):
         if not task.defined(length):
-            found[str(length)] = "not defined"
+            by_length[str(length)] = "not defined"
             continue
-        targets, weights, place = _placed(blocks(config, task, length))
-        seen, _, where = _placed(blocks(config, task, length, OTHER))
+        targets, weights, place = _places_in_answers(blocks(config, task, length))
+        seen, _, seen_place = _places_in_answers(blocks(config, task, length, OTHER))
         right = np.zeros(place.shape, bool)
         for at in range(place.max() + 1):
-            counts = np.bincount(seen[where == at], minlength=1)
+            counts = np.bincount(seen[seen_place == at], minlength=1)
             right |= (place == at) & (targets == counts.argmax())
-        found[str(length)] = accuracy(right, weights)
-    return found
+        by_length[str(length)] = accuracy(right, weights)
+    return by_length
 
 
-def _placed(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
+def _places_in_answers(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
     """Targets, their weights, and the place of each in its answer, -1 where it is none."""
     listed = [jax.device_get(block) for block in rows]
     targets, weights = (np.concatenate([r[k] for r in listed]) for k in ("targets", "weights"))
     return targets, weights, np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
 
 
-def one(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) -> dict:
+def train_once(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) -> dict:
     """Trains once; scores by length. Empty if a signal came."""
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
     state, loss = solver.init(seed), np.nan
@@ -192,36 +206,36 @@ def one(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) 
         state, step_metrics = solver.step(state, batch, np.int32(seed))
         if step % config.log_every == 0 or step == config.steps:
             loss = float(step_metrics.loss)
-            what = solver.config.encoding, task.short, seed, step, loss
-            logging.info("%s, %s, seed %d: step %d, loss %.4f", *what)
+            run = solver.config.encoding, task.short, seed
+            logging.info("%s, %s, seed %d: step %d, loss %.4f", *run, step, loss)
             if int(state.skipped[0]) > solver.skips:
                 return {"status": "diverged", "step": step}
         if stop.signal is not None:
             return {}
-    found = {"status": "ok", "loss": loss, "scores": score(config, solver, task, state.params)}
-    found["validation_loss"] = validation(config, solver, task, state.params)
-    return {**found, "seconds": time.monotonic() - begin}
+    result = {"status": "ok", "loss": loss, "scores": score(config, solver, task, state.params)}
+    result["validation_loss"] = validation(config, solver, task, state.params)
+    return {**result, "seconds": time.monotonic() - begin}
 
 
 def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
-    """Every run of an encoding with its positions: task → seed → what it gave, at its rate."""
+    """Every run of an encoding with its positions: task → seed → its result, with its rates."""
     solver = functools.cache(lambda pair: Solver(config, *entry, pair, trials.mesh))
 
-    def at(name: str, pair: tuple[float, float], seed: int) -> dict:
-        task = tasks.TASKS[name]
-        given = trials.found(
+    def trial(name: str, pair: Pair, seed: int) -> dict:
+        result = trials.result(
             f"{name}/{rates_name(*pair)}/seed{seed}",
-            lambda: one(config, solver(pair), task, seed, trials.stop),
+            lambda: train_once(config, solver(pair), tasks.TASKS[name], seed, trials.stop),
         )
-        return {**given, **dict(zip(RATES, pair, strict=True))}
+        return {**result, **dict(zip(RATES, pair, strict=True))}
 
     first, *others = range(config.seed, config.seed + config.seeds)
     pairs = rate_pairs(config, entry[0])
-    found = {name: {first: best([at(name, p, first) for p in pairs])} for name in config.tasks}
+    by_task = {name: {first: best([trial(name, p, first) for p in pairs])} for name in config.tasks}
     for seed in others:
-        for name, runs in found.items():
-            runs[seed] = at(name, tuple(runs[first][field] for field in RATES), seed)
-    return found
+        for name, runs in by_task.items():
+            pair = runs[first]["learning_rate"], runs[first]["encoding_rate"]
+            runs[seed] = trial(name, pair, seed)
+    return by_task
 
 
 def best(runs: list[dict]) -> dict:
@@ -247,21 +261,29 @@ def digests(config: TasksConfig, saved: dict) -> dict:
 def main(config: TasksConfig) -> None:
     """Runs what is missing, then shows and writes what was found."""
     workdir = Path(config.workdir)
-    if tasks_report.referred(config) is None:
+    if tasks_report.reference_spec(config) is None:
         logging.warning("reference=%r is not among the encodings", config.reference)
-    names = {entry: entry for entry in config.entries()}
-    work, also = functools.partial(run, config), functools.partial(digests, config)
-    with finished(config, BINDING, names, work, also) as (now, runs):
-        entries = tasks_report.collect(config, runs, lambda name: fixed(config, tasks.TASKS[name]))
-        found = tasks_report.differences(config, entries)
-        plotting.save(tasks_report.figure(config, entries, tasks_report.listed(entries)), workdir)
-        about = {"command": command("tasks")} | together(
-            x for e in runs.values() for task in e.values() for x in task.values()
+    parts = {entry: entry for entry in config.entries()}
+    train, also = functools.partial(run, config), functools.partial(digests, config)
+    with completed(config, BINDING, parts, train, also) as (now, runs):
+        entries = tasks_report.collect(
+            config, runs, lambda name: best_fixed_answers(config, tasks.TASKS[name])
         )
-        about |= {"config": now, "encodings": entries, "differences": found}
-        save_json(workdir / "results.json", about)
+        differences = tasks_report.differences(config, entries)
+        plotting.save(tasks_report.figure(config, entries, tasks_report.csv_rows(entries)), workdir)
+        results = (x for e in runs.values() for task in e.values() for x in task.values())
+        save_json(
+            workdir / "results.json",
+            {
+                "command": command("tasks"),
+                **environments(results),
+                "config": now,
+                "encodings": entries,
+                "differences": differences,
+            },
+        )
     launch.show(tasks_report.table(config, entries))
-    print(*tasks_report.lines(config, found), sep="\n")
+    print(*tasks_report.lines(config, differences), sep="\n")
     print(f"Results: {workdir / 'results.json'}, {workdir / 'tasks.png'}")
 
 

@@ -9,8 +9,8 @@ import pytest
 from absl import flags
 
 from experiments import benchmark
-from experiments.measuring import timing, workloads
-from experiments.measuring.timing import Results, Row
+from experiments.measuring import matmuls, timing, workloads
+from experiments.measuring.timing import Row, Timings
 from experiments.reporting import benchmark_report, plotting
 from experiments.running import signals
 
@@ -43,8 +43,8 @@ def measured(tmp_path_factory):
         patch.setattr(benchmark, "build", build)
         for name, given in runs.items():
             benchmark.main(dataclasses.replace(TINY, **given, out=str(folder / name)))
-            rows += Results.read(folder / name / "benchmark.csv").rows
-    return folder, Results(tuple(rows)), outputs
+            rows += Timings.read(folder / name / "benchmark.csv").rows
+    return folder, Timings(tuple(rows)), outputs
 
 
 def test_every_scheme_and_mode_has_its_numbers(measured):
@@ -67,9 +67,9 @@ def test_the_results_are_in_files(measured):
     assert about["flags"]["heads"] == 2 and "cpu" in about["device"] and "jax" in about["versions"]
     assert (folder / "benchmark.png").stat().st_size > 9999
     assert "<svg" in (folder / "benchmark.svg").read_text()
-    mine = Results([row for row in results.rows if row.mode == BACKWARD])
+    mine = Timings([row for row in results.rows if row.mode == BACKWARD])
     plotting.write_csv(folder / "again.csv", timing.CSV_HEADER, mine.csv_rows())
-    again = Results.read(folder / "again.csv")
+    again = Timings.read(folder / "again.csv")
     assert [row.key for row in again.rows] == [row.key for row in mine.rows]
     for a, b in zip(again.rows, mine.rows, strict=True):
         assert a.seconds == pytest.approx(b.seconds, rel=1e-5)
@@ -89,9 +89,9 @@ def test_jax_nn_computes_what_we_compute(measured):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_limit_does_the_matmuls_of_every_visible_tile(monkeypatch, causal):
-    monkeypatch.setattr(workloads, "TILE", 4)
+    monkeypatch.setattr(matmuls, "TILE", 4)
     q, k, v, d_out = (workloads.normal(2, 8, 3, seed=s) for s in range(4))
-    tiles = workloads.Matmuls(8, causal)
+    tiles = matmuls.Matmuls(8, causal)
     out, ((d_k, d_v), d_q) = tiles.forward(q, k, v), tiles.backward(q, k, v, d_out)
     seen = np.kron(np.tri(2) if causal else np.ones((2, 2)), np.ones((4, 4)))
     s, d_s = (seen * (a @ b.swapaxes(1, 2)) for a, b in ((q, k), (d_out, v)))
@@ -126,7 +126,7 @@ def test_ratios_are_paired_by_round():
     limit = row("matmuls", [5, 10, 10], engine="limit")
     twice = row("rope", [1, 1, 1], length=8192, temp=630)
     dense = row("rope", [22, 24, 88], engine="dense")
-    results = Results((none, slow, naive, limit, twice, dense))
+    results = Timings((none, slow, naive, limit, twice, dense))
     assert results.ratios(slow) == pytest.approx(
         {
             "to_none": 1.1,
@@ -144,7 +144,7 @@ def test_ratios_are_paired_by_round():
 
 def page_of(folder, rows, **about) -> str:
     folder.mkdir(exist_ok=True)
-    results = Results(rows)
+    results = Timings(rows)
     (folder / "benchmark.svg").write_text(plotting.save(benchmark_report.figure(results), folder))
     about = {**benchmark.about(benchmark.Settings()), **about}
     (folder / "benchmark.json").write_text(json.dumps(about))
@@ -215,7 +215,7 @@ def test_a_signal_ends_it_and_what_is_there_is_written(monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "interleave", interrupted)
     given = {"schemes": ("nope",), "engines": ("ours",), "out": str(tmp_path)}
     found = benchmark.run(dataclasses.replace(TINY, **given), stop)
-    first, second = Results.read(tmp_path / "benchmark.csv").rows
+    first, second = Timings.read(tmp_path / "benchmark.csv").rows
     assert len(found.rows) == 2 and first.seconds == (0.001,) and "stopped" in second.note
 
 

@@ -339,7 +339,7 @@ def test_after_the_first_error_no_job_begins():
             time.sleep(0.05)  # one may have begun before the error was seen
 
     with pytest.raises(ValueError, match="job 1"):
-        parallel_runs.spread(run, range(50), ["a", "b"], stop := signals.Stop())
+        parallel_runs.run_in_parallel(run, range(50), ["a", "b"], stop := signals.Stop())
     assert {0, 1} <= {*begun} and len(begun) < 10
     assert stop.signal == signal.SIGTERM  # which those under way look at
 
@@ -411,7 +411,7 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     names = ("nope", "rope", "alibi", "t5")
     given = {"encodings": names, "reference": "rope", "seeds": 1, "workers": 0, **fields}
     config = change(settings(tmp_path), **given)
-    barrier = threading.Barrier(min(len(names), len(parallel_runs.lanes(config))))
+    barrier = threading.Barrier(min(len(names), len(parallel_runs.run_meshes(config))))
     monkeypatch.setattr(compare, "train_run", train_run)
     monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
     monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")

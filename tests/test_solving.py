@@ -204,14 +204,14 @@ def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_pa
     assert tasks_report.cell(config, plain, "copy", 0, False) == 1
     found = tasks_report.pairs(config, [plain, other])
     assert found == {"positions": [(other, plain)], "encodings": []}
-    given = tasks_report.difference(config, other, plain)
-    gain = given["estimate"]
+    difference = tasks_report.difference(config, other, plain)
+    gain = difference.estimate
     np.testing.assert_allclose(gain.mean, 20 + 0.5 / 3)
     assert gain.n == 3 and 19 < gain.low < 20 < gain.high < 22
-    told = tasks_report.told(*tasks_report.judged([given]))
-    assert told.startswith("rope, randomized minus rope: +20.2 points [+19.")
-    assert ": more tokens right (p = 0.000)" in told
-    assert told.endswith("; without parity_check (diverged)")
+    line = tasks_report.line(*tasks_report.judged([difference]))
+    assert line.startswith("rope, randomized minus rope: +20.2 points [+19.")
+    assert ": more tokens right (p = 0.000)" in line
+    assert line.endswith("; without parity_check (diverged)")
 
 
 def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(tmp_path):
@@ -227,7 +227,7 @@ def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(
     p = [float(re.search(r"p = ([\d.]+)", row["verdict"])[1]) for row in (*alone, rows[0])]
     assert p[0] <= p[1] and rows[0]["points"] > 20
     nothing = tasks_report.difference(settings(tmp_path, tasks=("parity_check",)), better, plain)
-    assert tasks_report.told(*tasks_report.judged([nothing])) == (
+    assert tasks_report.line(*tasks_report.judged([nothing])) == (
         "t5 minus rope: no task has a number in both; without parity_check (diverged)"
     )
 
@@ -272,31 +272,26 @@ def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
     again = {**plain, "name": "again", "positions": RANDOM}
     (found,) = tasks_report.judged([tasks_report.difference(config, again, plain)])
     assert found["points"] == 0 and found["verdict"] == "no difference (identical numbers)"
-    one = {
-        "of": "a",
-        "minus": "b",
-        "without": {},
-        "estimate": tasks_report.statistics.estimate([0.3]),
-    }
-    (once,) = tasks_report.judged([one])
+    estimate = tasks_report.statistics.estimate([0.3])
+    (once,) = tasks_report.judged([tasks_report.Difference("a", "b", estimate, {})])
     assert once["low"] is None and once["verdict"] == "inconclusive (one seed)"
-    assert tasks_report.told(once) == "a minus b: +0.3 points: inconclusive (one seed)"
+    assert tasks_report.line(once) == "a minus b: +0.3 points: inconclusive (one seed)"
     json.dumps([found, once], allow_nan=False)
 
 
 def test_a_fixed_answer_is_the_likeliest_symbol_of_each_place(tmp_path):
     config = settings(tmp_path, test=600)
-    found = program.fixed(config, tasks.TASKS["parity_check"])
+    found = program.best_fixed_answers(config, tasks.TASKS["parity_check"])
     assert all(0.44 < tokens == exact < 0.56 for tokens, exact in found.values())
-    found = program.fixed(config, tasks.TASKS["sort"])
+    found = program.best_fixed_answers(config, tasks.TASKS["sort"])
     assert found["12"][0] > 3 / 50 and found["12"][1] < 0.01
 
 
 def test_a_fixed_answer_has_not_seen_the_questions_that_it_is_scored_on(tmp_path, monkeypatch):
     config, task = settings(tmp_path, test=96), tasks.TASKS["recall"]
-    honest = program.fixed(config, task)
+    honest = program.best_fixed_answers(config, task)
     monkeypatch.setattr(program, "OTHER", program.TEST)
-    seen = program.fixed(config, task)
+    seen = program.best_fixed_answers(config, task)
     tokens = [sum(by_length[n][0] for n in ("6", "8", "12")) for by_length in (seen, honest)]
     assert tokens[0] > tokens[1] + 0.03
 

@@ -76,7 +76,10 @@ def train_program(trainer: Trainer, config: Config) -> Any:
 def decode_program(trainer: Trainer, config: Config) -> Any:
     """One token for each of `batch` rows, against a cache of `length` tokens, traced."""
     mesh, batch, length = trainer.mesh, config.batch, config.length
-    model = lambda params: trainer.model(params).at_length(length)  # noqa: E731
+
+    def model(params):
+        return trainer.model(params).at_length(length)
+
     cache = jax.eval_shape(lambda p: model(p).init_cache(batch, length), trainer.shapes)
     layout = sharding.cache_shardings(cache, mesh)
 
@@ -133,9 +136,9 @@ def refused(text: str) -> dict:
 
 def memory(compiled: Any, chip: tpu_slice.Chip) -> dict:
     """Bytes a chip: what comes in, goes out and is needed between; and whether that fits."""
-    found = compiled.memory_analysis()
+    analysis = compiled.memory_analysis()
     names = ("argument", "output", "alias", "temp", "generated_code")
-    sizes = [getattr(found, f"{name}_size_in_bytes") for name in names]
+    sizes = [getattr(analysis, f"{name}_size_in_bytes") for name in names]
     arguments, outputs, shared, temporaries, code = sizes
     total = arguments + outputs - shared + temporaries + code
     return {
@@ -177,9 +180,9 @@ def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
     yield shown
     shown = rich.table.Table("encoding", "program", "collective", "a step", "MiB a chip")
     for row in rows:
-        for kind, found in row.get("collectives", {}).items():
-            size = plain(found["bytes"] / 2**20)
-            shown.add_row(row["encoding"], row["program"], kind, f"{found['count']:.0f}", size)
+        for kind, total in row.get("collectives", {}).items():
+            size = plain(total["bytes"] / 2**20)
+            shown.add_row(row["encoding"], row["program"], kind, f"{total['count']:.0f}", size)
     yield shown
 
 

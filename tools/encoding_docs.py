@@ -50,8 +50,12 @@ What is added to values (Shaw) does not show in scores.
 
 def _oracle(name: str) -> str:
     """The libraries of the scheme's oracles, the first by name."""
-    found = list(dict.fromkeys(library for library, _ in encoding_facts.oracles().get(name, [])))
-    return (found[0] + f" +{len(found) - 1}" * (len(found) > 1)) if found else "NumPy"
+    libraries = list(
+        dict.fromkeys(library for library, _ in encoding_facts.oracles().get(name, []))
+    )
+    return (
+        (libraries[0] + f" +{len(libraries) - 1}" * (len(libraries) > 1)) if libraries else "NumPy"
+    )
 
 
 def _arxiv(number: str) -> str:
@@ -60,9 +64,9 @@ def _arxiv(number: str) -> str:
 
 def _source(kind: type[Encoding]) -> str:
     """The paper, or the host of a page, with its link."""
-    found = encoding_facts.source(kind)
-    host = urllib.parse.urlsplit(found).netloc
-    return f"[{host}]({found})" if host else _arxiv(found)
+    source = encoding_facts.source(kind)
+    host = urllib.parse.urlsplit(source).netloc
+    return f"[{host}]({source})" if host else _arxiv(source)
 
 
 def row(name: str, kind: type[Encoding]) -> list[str]:

@@ -47,8 +47,8 @@ class Collective:
 
 
 @dataclasses.dataclass
-class Summary:
-    """A program's text in figures, a chip and a step.
+class ProgramSummary:
+    """A program's text in figures, per chip and step.
 
     Attributes:
       collectives: by kind.
@@ -67,17 +67,17 @@ class Summary:
 
 def computations(text: str) -> dict[str, list[Instruction]]:
     """The computations of a module by name, callees before callers; the entry is the last."""
-    found: dict[str, list[Instruction]] = {}
+    by_name: dict[str, list[Instruction]] = {}
     here: list[Instruction] = []
     for line in text.splitlines():
         if match := HEAD.match(line):
-            here = found[match[1]] = []
+            here = by_name[match[1]] = []
         elif line.startswith("  ") and " = " in line:
             name, _, rest = line.strip().removeprefix("ROOT ").partition(" = ")
             kind, rest = _type(rest)
             calls = {m[1]: re.findall(r"%([\w.\-]+)", m[2]) for m in CALLS.finditer(rest)}
             here.append(Instruction(name.lstrip("%"), kind, rest.partition("(")[0], rest, calls))
-    return found
+    return by_name
 
 
 def _type(rest: str) -> tuple[str, str]:
@@ -111,31 +111,37 @@ def group_size(text: str) -> int:
     return 2  # collective-permute: pairs
 
 
-def _collective(one: Instruction, within: str) -> tuple[str, float, float] | None:
+def _collective(instruction: Instruction, within: str) -> tuple[str, float, float] | None:
     """Kind, bytes carried and bytes moved of a collective; None for another instruction."""
-    kind = one.op.removesuffix("-start")
+    kind = instruction.op.removesuffix("-start")
     if kind not in KINDS:
         return None
-    sizes = _bytes(one.type)
+    sizes = _bytes(instruction.type)
     size = sum(sizes)
-    if one.op.endswith("-start") and kind != "all-reduce":  # operands and results, in one tuple
+    if (
+        instruction.op.endswith("-start") and kind != "all-reduce"
+    ):  # operands and results, in one tuple
         size = max(sizes)
     if within.startswith("all-reduce-scatter"):  # on a TPU: what it keeps is cut out at once
         kind = "reduce-scatter"
     elif kind == "reduce-scatter":
-        size *= group_size(one.text)
-    n = group_size(one.text)
+        size *= group_size(instruction.text)
+    n = group_size(instruction.text)
     share = 1 if kind == "collective-permute" else (n - 1) / n
     return kind, size, size * share * (2 if kind == "all-reduce" else 1)
 
 
 def turns(condition: Sequence[Instruction]) -> int | None:
     """How often a loop that counts from 0 turns; None if its bound is no constant."""
-    bounds = [m[1] for one in condition if (m := BOUND.match(f"{one.type} {one.text}"))]
+    bounds = [
+        m[1]
+        for instruction in condition
+        if (m := BOUND.match(f"{instruction.type} {instruction.text}"))
+    ]
     return int(bounds[0]) if len(bounds) == 1 else None
 
 
-def summarize(text: str, loops: Sequence[float] = ()) -> Summary:
+def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
     """Reads a compiled module.
 
     Args:
@@ -147,40 +153,46 @@ def summarize(text: str, loops: Sequence[float] = ()) -> Summary:
     weights: dict[str, float] = defaultdict(float)
     running: dict[str, float] = defaultdict(float)  # not inside a fusion, whose cycles are its own
     weights[next(reversed(modules))] = running[next(reversed(modules))] = 1
-    found = Summary(defaultdict(Collective), 0, 0, 0, 0)
+    summary = ProgramSummary(defaultdict(Collective), 0, 0, 0, 0)
     for name, body in reversed(modules.items()):
         open_loops = [
-            one for one in body if one.op == "while" and turns(modules[_only(one)]) is None
+            instruction
+            for instruction in body
+            if instruction.op == "while" and turns(modules[_condition(instruction)]) is None
         ]
         given = dict(zip([x.name for x in open_loops[::-1]], reversed(loops), strict=False))
         if weights[name]:
-            found.loops += len(open_loops)
-            found.unknown += len(open_loops) - len(given)
-        for one in body:
-            often = 1.0
-            if one.op == "while":
-                often = turns(modules[_only(one)]) or given.get(one.name, 1.0)
-            for called in sum(one.calls.values(), []):
-                weights[called] += weights[name] * often
-                running[called] += running[name] * often * (one.op != "fusion")
-            _add(found, one, name, weights[name], running[name])
-    return found
+            summary.loops += len(open_loops)
+            summary.unknown += len(open_loops) - len(given)
+        for instruction in body:
+            turn_count = 1.0
+            if instruction.op == "while":
+                turn_count = turns(modules[_condition(instruction)]) or given.get(
+                    instruction.name, 1.0
+                )
+            for called in sum(instruction.calls.values(), []):
+                weights[called] += weights[name] * turn_count
+                running[called] += running[name] * turn_count * (instruction.op != "fusion")
+            _add(summary, instruction, name, weights[name], running[name])
+    return summary
 
 
-def _only(loop: Instruction) -> str:
+def _condition(loop: Instruction) -> str:
     """The name of a loop's condition."""
     return loop.calls["condition"][0]
 
 
-def _add(found: Summary, one: Instruction, within: str, weight: float, running: float) -> None:
+def _add(
+    summary: ProgramSummary, instruction: Instruction, within: str, weight: float, running: float
+) -> None:
     """Adds one instruction that runs so often."""
-    if carried := _collective(one, within):
+    if carried := _collective(instruction, within):
         kind, size, moved = carried
-        total = found.collectives[kind]
+        total = summary.collectives[kind]
         total.count += weight
         total.bytes += weight * size
         total.moved += weight * moved
-    if match := CYCLES.search(one.text):
+    if match := CYCLES.search(instruction.text):
         known = int(match[1]) < NO_ESTIMATE
-        found.cycles += running * int(match[1]) if known else 0
-        found.unpriced += bool(running) and not known
+        summary.cycles += running * int(match[1]) if known else 0
+        summary.unpriced += bool(running) and not known

@@ -1,4 +1,4 @@
-"""The plan from one chip to 1,024: sizes × contexts × slices compiled for a TPU that is not there.
+"""The plan from one chip to 1,024: sizes × contexts × slices compiled for an absent TPU.
 
     python -m tools.scale_docs --out=runs/scale
 
@@ -77,23 +77,26 @@ def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
     Raises:
       OSError: it ended without one, and the compiler is not to blame.
     """
-    fields: dict[str, int | str] = {"length": cell.context, "batch": cell.batch}
-    fields |= {f"mesh.{axis}": n for axis, n in dataclasses.asdict(cell.mesh).items()}
-    fields["model.encoding"] = cell.encoding
+    fields = {
+        "length": cell.context,
+        "batch": cell.batch,
+        **{f"mesh.{axis}": n for axis, n in dataclasses.asdict(cell.mesh).items()},
+        "model.encoding": cell.encoding,
+    }
     command = [sys.executable, "-m", "tools.compile_tpu"]
     command += [f"--config=configs/scale.py:{cell.size}", f"--topology={SLICES[cell.chips]}"]
     command += [f"--program={cell.program}", f"--out={folder}"]
     command += [f"--config.{field}={value}" for field, value in fields.items()]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-        why = f"the compiler died (signal {-found.returncode})"
-        last = " ".join(found.stderr.splitlines()[-1:])[:300]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        why = f"the compiler died (signal {-process.returncode})"
+        last = " ".join(process.stderr.splitlines()[-1:])[:300]
     except subprocess.TimeoutExpired:
-        found, why, last = None, f"took longer than {limit:.0f} s", ""
+        process, why, last = None, f"took longer than {limit:.0f} s", ""
     if (folder / "compiled.json").exists():
         return
-    if found and found.returncode >= 0:  # our own fault, or the machine's: not the program's
-        raise OSError(f"{cell.name}: exit status {found.returncode}: {last}")
+    if process and process.returncode >= 0:  # our own fault, or the machine's: not the program's
+        raise OSError(f"{cell.name}: exit status {process.returncode}: {last}")
     row = {"encoding": cell.encoding, "program": cell.program}
     row |= {"status": "does not compile", "why": why}
     save_json(folder / "compiled.json", {"chips": cell.chips, "programs": [row]})
@@ -149,7 +152,7 @@ def figures(cell: Cell, row: dict) -> list[str]:
 
 
 def seconds(x: float) -> str:
-    """With a unit that suits."""
+    """A time in seconds or milliseconds."""
     return f"{plain(x, 2)} s" if x >= 1 else f"{plain(1e3 * x)} ms"
 
 
@@ -157,12 +160,15 @@ def lines(plan: list[Cell], folder: Path, lead: tuple[str, ...]) -> Iterator[str
     """A Markdown table with these fields of the cells before the figures."""
     yield "| " + " | ".join((*lead, *HEADER)) + " |"
     yield "|" + "---|" * (len(lead) + len(HEADER))
-    for cell, row in [(c, found) for c in plan if (found := read(c, folder))]:
-        own = [f"{getattr(cell, field):,}" if field in ("context", "chips") else
-               getattr(cell, field) for field in lead]  # fmt: skip
-        found = figures(cell, row)
-        found += [""] * (len(HEADER) - len(found))
-        yield "| " + " | ".join((*own, *found)) + " |"
+    for cell in plan:
+        row = read(cell, folder)
+        if row is None:
+            continue
+        fields = [getattr(cell, field) for field in lead]
+        own = [f"{x:,}" if isinstance(x, int) else x for x in fields]
+        columns = figures(cell, row)
+        columns += [""] * (len(HEADER) - len(columns))
+        yield "| " + " | ".join((*own, *columns)) + " |"
 
 
 TEXT = """\
@@ -218,7 +224,10 @@ def page(plan: list[Cell], folder: Path) -> str:
     grid = [c for c in plan if c.encoding == "rope" and c.program == "train"]
     grid.sort(key=lambda c: (SIZES.index(c.size), c.context, c.chips))
     kinds = [c for c in plan if (c.size, c.context, c.chips) == ("1B", 32768, 64)]
-    join = lambda cells, *lead: "\n".join(lines(cells, folder, lead))  # noqa: E731
+
+    def table(cells: list[Cell], *lead: str) -> str:
+        return "\n".join(lines(cells, folder, lead))
+
     return TEXT.format(
         hbm=chip.hbm / tpu_slice.GIB,
         peak=chip.peak / 1e12,
@@ -226,9 +235,9 @@ def page(plan: list[Cell], folder: Path) -> str:
         all=len(plan),
         axes=" × ".join(field.name for field in fields),
         rows=ROWS,
-        grid=join(grid, "size", "context", "chips"),
-        kinds=join([c for c in kinds if c.program == "train"], "encoding"),
-        decode=join([c for c in kinds if c.program == "decode"], "encoding"),
+        grid=table(grid, "size", "context", "chips"),
+        kinds=table([c for c in kinds if c.program == "train"], "encoding"),
+        decode=table([c for c in kinds if c.program == "decode"], "encoding"),
     )
 
 

@@ -78,11 +78,11 @@ def digest(workdir: Path) -> tuple[str, int]:
         checkpoints.check(step)
         args = ocp.args.Composite(state=ocp.args.StandardRestore())
         state = jax.device_get(checkpoints.manager.restore(step, args=args)["state"])
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path, x in jax.tree_util.tree_leaves_with_path(state):
-        found.update(f"{jax.tree_util.keystr(path)} {x.dtype} {x.shape}\n".encode())
-        found.update(x.tobytes())
-    return found.hexdigest(), sum(x.nbytes for x in jax.tree.leaves(state))
+        sha256.update(f"{jax.tree_util.keystr(path)} {x.dtype} {x.shape}\n".encode())
+        sha256.update(x.tobytes())
+    return sha256.hexdigest(), sum(x.nbytes for x in jax.tree.leaves(state))
 
 
 def rows(workdir: Path) -> list[tuple]:
@@ -94,8 +94,8 @@ def rows(workdir: Path) -> list[tuple]:
 
 def last_logged(workdir: Path) -> int:
     """The last step in the metrics of a run that may be writing them."""
-    found, _, _ = results.read_metrics(workdir / "metrics.jsonl")
-    return found[-1]["step"] if found else 0
+    rows, _, _ = results.read_metrics(workdir / "metrics.jsonl")
+    return rows[-1]["step"] if rows else 0
 
 
 def last_saved(workdir: Path) -> int:
@@ -206,12 +206,12 @@ def main(_: list[str]) -> None:
         runs.append(folder / f"killed{len(runs)}")
         lives += one_run(runs[-1], data, given.kills, draw, until)
         logging.info("run %d is finished", len(runs))
-    found = figures(folder / "peace", runs, lives)
-    found |= {"seconds": round(time.monotonic() - begin), "seed": given.seed, "commit": commit()}
-    found |= {"machine": f"{os.cpu_count()} × {platform.machine()}", "ok": good(found)}
-    save_json(Path(given.json or folder / "soak.json"), found)
-    print(json.dumps(found, indent=2))
-    sys.exit(0 if found["ok"] else 1)
+    report = figures(folder / "peace", runs, lives)
+    report |= {"seconds": round(time.monotonic() - begin), "seed": given.seed, "commit": commit()}
+    report |= {"machine": f"{os.cpu_count()} × {platform.machine()}", "ok": good(report)}
+    save_json(Path(given.json or folder / "soak.json"), report)
+    print(json.dumps(report, indent=2))
+    sys.exit(0 if report["ok"] else 1)
 
 
 def figures(peace: Path, runs: list[Path], lives: list[Life]) -> dict[str, Any]:
@@ -233,10 +233,10 @@ def figures(peace: Path, runs: list[Path], lives: list[Life]) -> dict[str, Any]:
     }
 
 
-def good(found: dict[str, Any]) -> bool:
+def good(report: dict[str, Any]) -> bool:
     """Whether nothing was lost but what a save interval holds."""
-    bad = found["mismatches"], found["runs_with_other_rows"]
-    return bad == (0, 0) and found["steps_lost_most"] <= found["save_every"]
+    bad = report["mismatches"], report["runs_with_other_rows"]
+    return bad == (0, 0) and report["steps_lost_most"] <= report["save_every"]
 
 
 if __name__ == "__main__":

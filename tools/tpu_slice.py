@@ -77,11 +77,11 @@ def devices(topology: str) -> list:
     count = math.prod(map(int, shape.split("x")))
     name = f"{kind}:{chip.smallest}" if count == 1 else topology
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=name)
     except Exception as error:  # whatever libtpu has to say of the name
         text = " ".join(str(error).split())[:200]
         raise ValueError(f"topology={topology!r}: libtpu does not know it: {text}") from error
-    return list(found.devices)[:count]
+    return list(description.devices)[:count]
 
 
 @contextlib.contextmanager

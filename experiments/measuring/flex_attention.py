@@ -31,6 +31,10 @@ def device() -> torch.device:
     raise ValueError(f"this torch has no device of JAX's back end {backend!r}")
 
 
+def _is_past(batch, head, q_index, k_index):
+    return q_index >= k_index
+
+
 def program(
     encoding: Encoding,
     params: Params,
@@ -55,7 +59,10 @@ def program(
     place, length = device(), operands[0].shape[1]
     if backward and place.type == "cpu":
         raise ValueError("FlexAttention has no backward pass on CPU")
-    to = lambda x: torch.tensor(np.array(x, np.float32), device=place)  # noqa: E731
+
+    def to(x) -> torch.Tensor:
+        return torch.tensor(np.array(x, np.float32), device=place)
+
     q, k, v, cotangent = (to(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
     leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
     terms = encoding.terms(params, dims)
@@ -64,8 +71,7 @@ def program(
     bias = to(sum(biases)).requires_grad_(backward and bool(params[0])) if biases else None
     mask = None
     if causal:
-        seen = lambda b, h, i, j: i >= j  # noqa: E731
-        mask = create_block_mask(seen, None, None, length, length, device=place.type)
+        mask = create_block_mask(_is_past, None, None, length, length, device=place.type)
 
     def add(score, b, h, i, j):
         return score if bias is None else score + bias[h, i - j + length - 1]

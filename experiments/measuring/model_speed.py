@@ -30,8 +30,8 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
 
     Times are milliseconds for batch × length tokens, of `decode_ms` for one token of each row.
     """
-    found = _interleaved(config, evaluators, config.batch, config.length)
-    for name, there in found.items():
+    timings = _interleaved(config, evaluators, config.batch, config.length)
+    for name, there in timings.items():
         there["compile_seconds"] = evaluators[name].trainer.compile_seconds
     devices = next(iter(evaluators.values())).trainer.mesh.devices
     return {
@@ -39,7 +39,7 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
         "length": config.length,
         "batch": config.batch,
         "of": subject(config, evaluators),
-        "encodings": found,
+        "encodings": timings,
         "lengths": {str(n): _at_length(config, evaluators, n) for n in config.timing_lengths},
     }
 
@@ -75,13 +75,13 @@ def _interleaved(
 ) -> dict[str, dict]:
     """Every program of every scheme, in turn; by scheme, with words where there is no number."""
     tokens, batch = _batch(config, evaluators, rows, length)
-    found: dict[str, dict[str, Any]] = {}
+    timings: dict[str, dict[str, Any]] = {}
     programs: dict[tuple[str, str], Callable] = {}
     shares: dict[tuple[str, str], float] = {}
     for name, evaluator in evaluators.items():
         logging.info("Speed at length %d: compiling %s", length, name)
         if not evaluator.defined(length):
-            found[name] = {"problem": "not defined"}
+            timings[name] = {"problem": "not defined"}
             continue
         trainer = evaluator.trainer
         try:
@@ -93,14 +93,14 @@ def _interleaved(
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             beside = f" beside {len(programs)} programs of the others" if programs else ""
-            found[name] = {"problem": OUT_OF_MEMORY + beside}
+            timings[name] = {"problem": OUT_OF_MEMORY + beside}
             continue
-        found[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
+        timings[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
         for what, (program, share) in these.items():
             programs[name, what], shares[name, what] = program, share
     for (name, what), seconds in timing.interleave(programs, config.timing_repeats).items():
-        found[name][what] = [1e3 * s / shares[name, what] for s in seconds]
-    return found
+        timings[name][what] = [1e3 * s / shares[name, what] for s in seconds]
+    return timings
 
 
 def _batch(config: CompareConfig, evaluators: dict[str, Evaluator], rows: int, length: int):

@@ -1,7 +1,7 @@
 """Timing of programs that share a machine: in turn, in a new order every round, compared by round.
 
 Round i of every program runs next to round i of every other, so that a ratio within a round holds
-while the machine changes its pace. A `Row` is what was found of one program; `Results` relates
+while the machine changes its pace. A `Row` is what was found of one program; `Timings` relates
 rows to each other and is what a CSV file holds.
 """
 
@@ -50,17 +50,17 @@ def interleave(
     """
     calls = {name: max(1, math.ceil(LEAST / _seconds(run, 1))) for name, run in programs.items()}
     order, shuffle = list(programs), random.Random(0).shuffle
-    found: dict[Any, list[float]] = {name: [] for name in programs}
+    samples_of: dict[Any, list[float]] = {name: [] for name in programs}
     for done in range(rounds):
         shuffle(order)
         samples = {}
         for name in order:
             if not proceed(done):
-                return found
+                return samples_of
             samples[name] = _seconds(programs[name], calls[name])
         for name, seconds in samples.items():
-            found[name].append(seconds)
-    return found
+            samples_of[name].append(seconds)
+    return samples_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ RATIOS = ("to_none", "to_none_of_minima", "to_matmuls", "naive_to_this", "dense_
 
 
 @dataclasses.dataclass(frozen=True)
-class Results:
+class Timings:
     """All rows of a benchmark, in the order in which they were measured."""
 
     rows: Sequence[Row]
@@ -126,21 +126,23 @@ class Results:
 
     def groups(self) -> dict[tuple[int, str], list[Row]]:
         """(length, mode) → the rows that were timed side by side."""
-        found: dict[tuple[int, str], list[Row]] = {}
+        groups: dict[tuple[int, str], list[Row]] = {}
         for row in self.rows:
-            found.setdefault((row.length, row.mode), []).append(row)
-        return found
+            groups.setdefault((row.length, row.mode), []).append(row)
+        return groups
 
     def ratios(self, row: Row) -> dict[str, float | None]:
         """By name, the ratios in RATIOS."""
         none = self.find(row.length, row.mode, "nope")
-        beside = lambda engine: self.find(row.length, row.mode, row.scheme, engine)  # noqa: E731
+        naive, dense = (
+            self.find(row.length, row.mode, row.scheme, engine) for engine in (NAIVE, DENSE)
+        )
         return {
             "to_none": paired(row, none),
             "to_none_of_minima": of_minima(row, none),
             "to_matmuls": paired(row, self.find(row.length, row.mode, "matmuls", LIMIT)),
-            "naive_to_this": paired(beside(NAIVE), row) if row.engine == OURS else None,
-            "dense_to_this": paired(beside(DENSE), row) if row.engine == OURS else None,
+            "naive_to_this": paired(naive, row) if row.engine == OURS else None,
+            "dense_to_this": paired(dense, row) if row.engine == OURS else None,
             "growth": self.growth(row),
         }
 
@@ -157,33 +159,38 @@ class Results:
         for row in self.rows:
             ms = [1e3 * s for s in row.seconds]
             stored = {**dataclasses.asdict(row), "ms": " ".join(f"{x:.6g}" for x in ms)}
-            numbers = 0, None, None, None
-            if ms:
-                q1, median, q3 = np.percentile(ms, (25, 50, 75))
-                numbers = len(ms), min(ms), median, q3 - q1
-            lines.append((*(stored[name] for name in STORED), *numbers, *self.ratios(row).values()))
+            fields = [stored[name] for name in STORED]
+            lines.append((*fields, *_samples_min_median_iqr(ms), *self.ratios(row).values()))
         return lines
 
     @classmethod
-    def read(cls, path: Path) -> "Results":
+    def read(cls, path: Path) -> "Timings":
         """What `csv_rows` were written from; the derived columns are computed anew."""
-        number = lambda text, kind: kind(text) if text else None  # noqa: E731
         with path.open(encoding="utf-8", newline="") as file:
-            return cls(
-                tuple(
-                    Row(
-                        int(line["length"]),
-                        line["mode"],
-                        line["scheme"],
-                        line["engine"],
-                        tuple(float(x) / 1e3 for x in line["ms"].split()),
-                        number(line["temp_bytes"], int),
-                        number(line["compile_seconds"], float),
-                        line["note"],
-                    )
-                    for line in csv.DictReader(file)
-                )
-            )
+            return cls(tuple(map(_row, csv.DictReader(file))))
+
+
+def _row(line: dict[str, str]) -> Row:
+    """The row that a line of CSV was written from."""
+    temp_bytes, compile_seconds = line["temp_bytes"], line["compile_seconds"]
+    return Row(
+        int(line["length"]),
+        line["mode"],
+        line["scheme"],
+        line["engine"],
+        tuple(float(x) / 1e3 for x in line["ms"].split()),
+        int(temp_bytes) if temp_bytes else None,
+        float(compile_seconds) if compile_seconds else None,
+        line["note"],
+    )
+
+
+def _samples_min_median_iqr(ms: list[float]) -> tuple[float | None, ...]:
+    """The columns of DERIVED."""
+    if not ms:
+        return 0, None, None, None
+    q1, median, q3 = np.percentile(ms, (25, 50, 75))
+    return len(ms), min(ms), median, q3 - q1
 
 
 CSV_HEADER = (*STORED, *DERIVED, *RATIOS)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from experiments.measuring.matmuls import Matmuls
 from experiments.measuring.timing import LIMIT, NAIVE, OURS
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings import terms as kinds
@@ -34,7 +35,6 @@ from pe_jax.training.step import token_losses
 
 FLEX = "flex"
 ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
-TILE = 512  # side of a tile of the matmul limit
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 SPECS["xpos"] = "xpos(scale_base={length})"  # with 512 its positions end at 28,160
 SPECS["shaw_keys"] = "shaw(values=False)"
@@ -105,8 +105,8 @@ def free_bytes() -> float:
         return stats["bytes_limit"] - stats["bytes_in_use"]
     meminfo = Path("/proc/meminfo")
     lines = meminfo.read_text().splitlines() if meminfo.exists() else []
-    found = [1024 * float(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
-    return found[0] if found else np.inf
+    available = [1024 * float(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    return available[0] if available else np.inf
 
 
 def compiled(f: Callable, *args: Any, donate: tuple[int, ...] = ()) -> tuple[Any, Program]:
@@ -207,67 +207,8 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
     return naive if engine == NAIVE else ours
 
 
-class Matmuls:
-    """The matmuls of attention's visible tiles and nothing else: no engine can be faster.
-
-    Operands are [N, T, E] with T a multiple of the tile. Keys and values are multiplied from
-    transposed copies and their gradients grow transposed, which is the fastest here.
-    """
-
-    def __init__(self, length: int, causal: bool):
-        self.side, self.causal = min(TILE, length), causal
-        self.blocks = -(-length // self.side)
-
-    def _cut(self, x, i, axis=1):
-        return jax.lax.dynamic_slice_in_dim(x, i * self.side, self.side, axis)
-
-    def _add(self, total, j, part):
-        part = self._cut(total, j, 2) + part
-        return jax.lax.dynamic_update_slice_in_dim(total, part, j * self.side, 2)
-
-    def _visit(self, tile, i, start):
-        return jax.lax.fori_loop(0, i + 1 if self.causal else self.blocks, tile, start)
-
-    def forward(self, q, k, v):
-        """q·kᵀ and s·v."""
-        turned = jnp.swapaxes(k, 1, 2)
-
-        def row(i):
-            def tile(j, out):
-                s = _mm("nte,nes->nts", self._cut(q, i), self._cut(turned, j, 2)).astype(v.dtype)
-                return out + _mm("nts,nse->nte", s, self._cut(v, j))
-
-            return self._visit(tile, i, jnp.zeros(self._cut(q, i).shape, jnp.float32))
-
-        return jax.lax.map(row, jnp.arange(self.blocks))
-
-    def backward(self, q, k, v, d_out):
-        """q·kᵀ again, d_out·sᵀ, d_out·vᵀ, ds·k, q·dsᵀ."""
-        k_turned, v_turned = (jnp.swapaxes(x, 1, 2) for x in (k, v))
-
-        def row(carry, i):
-            q_i, d_i = self._cut(q, i), self._cut(d_out, i)
-
-            def tile(j, carry):
-                d_q, d_k, d_v = carry
-                s = _mm("nte,nes->nts", q_i, self._cut(k_turned, j, 2)).astype(v.dtype)
-                d_s = _mm("nte,nes->nts", d_i, self._cut(v_turned, j, 2)).astype(v.dtype)
-                d_k = self._add(d_k, j, _mm("nts,nte->nes", d_s, q_i))
-                d_v = self._add(d_v, j, _mm("nts,nte->nes", s, d_i))
-                return d_q + _mm("nts,nse->nte", d_s, self._cut(k, j)), d_k, d_v
-
-            zeros = jnp.zeros(q_i.shape, jnp.float32)
-            d_q, *carry = self._visit(tile, i, (zeros, *carry))
-            return tuple(carry), d_q
-
-        zeros = jnp.zeros(k_turned.shape, jnp.float32)
-        return jax.lax.scan(row, (zeros, zeros), jnp.arange(self.blocks))
-
-
-_mm = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-
-
-def _limit(sizes: Sizes, length: int, backward: bool) -> Program:
+def _matmuls(sizes: Sizes, length: int, backward: bool) -> Program:
+    """The matmuls alone, as many heads at a time as our tiles take."""
     tiles = Matmuls(length, sizes.causal)
     shape = sizes.batch * sizes.heads, tiles.blocks * tiles.side, sizes.head_dim
     operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
@@ -282,8 +223,9 @@ def _limit(sizes: Sizes, length: int, backward: bool) -> Program:
 
 
 def _attention(
-    sizes: Sizes, operands: list, name: str, length: int, engine: str, backward: bool
+    engine: str, sizes: Sizes, operands: list, name: str, length: int, backward: bool
 ) -> Program:
+    """Attention with a scheme by an engine, or its gradients."""
     encoding = scheme(name, length)
     f, params = attend(encoding, sizes, engine), encoding.init(jax.random.key(0), sizes.dims)
     if backward:
@@ -296,6 +238,7 @@ def _attention(
 
 
 def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) -> Program:
+    """The same by PyTorch's FlexAttention."""
     if importlib.util.find_spec("torch") is None:
         raise Refused("torch is not installed")
     from experiments.measuring import flex_attention
@@ -303,7 +246,10 @@ def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) 
     encoding, begin = scheme(name, length), time.perf_counter()
     params = encoding.init(jax.random.key(0), sizes.dims)
     run = flex_attention.program(
-        *(encoding, params, operands, sizes.dims),
+        encoding,
+        params,
+        operands,
+        sizes.dims,
         dtype=sizes.dtype,
         causal=sizes.causal,
         backward=backward,
@@ -312,7 +258,7 @@ def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) 
     return Program(run, None, time.perf_counter() - begin)
 
 
-def _decode(sizes: Sizes, name: str, length: int) -> Program:
+def _decode(sizes: Sizes, length: int, name: str) -> Program:
     """One token with a cache that it fills to `length`; the cache is donated and passed round."""
     encoding, dims = scheme(name, length), sizes.dims
     params = encoding.init(jax.random.key(0), dims)
@@ -342,7 +288,7 @@ def _decode(sizes: Sizes, name: str, length: int) -> Program:
     return program._replace(run=run)
 
 
-def _model(sizes: Sizes, name: str, length: int, remat: bool) -> Program:
+def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
     """Loss and gradients of a Transformer of 2 layers on random bytes."""
     if name == PLAIN:
         raise Refused("a config's string cannot name it")
@@ -368,26 +314,18 @@ def _model(sizes: Sizes, name: str, length: int, remat: bool) -> Program:
     return compiled(jax.value_and_grad(loss), params, tokens)[1]
 
 
-def _biased(encoding: Encoding, dims: Dims) -> bool:
-    """Whether the scheme is a bias of the distance, or NoPE: all that a `score_mod` can say."""
-    bias = (kinds.DistanceBias, kinds.Profile, kinds.Scale)
-    terms = skeleton(encoding, dims)
-    return len(kinds.select(terms, *bias)) == len(terms) and not adds_to_input(encoding, dims)
+class Planned(NamedTuple):
+    """A row to time: an encoding's name, or "matmuls"; the engine; a call that compiles it."""
 
-
-def _additive(encoding: Encoding, dims: Dims) -> bool:
-    """Whether the scores are one product and a bias: all that jax.nn can be given."""
-    terms = skeleton(encoding, dims)
-    return kinds.split(terms) is None and not kinds.select(terms, kinds.RowRescore)
-
-
-Planned = tuple[str, str, Callable[[], Program]]
+    scheme: str
+    engine: str
+    compile: Callable[[], Program]
 
 
 def plan(
     sizes: Sizes, length: int, mode: str, schemes, engines, limits: dict[str, int]
 ) -> Iterator[Planned]:
-    """(scheme, engine, how to compile it), for every row of one length and mode.
+    """Every row of one length and mode.
 
     Args:
       sizes: the sizes.
@@ -397,30 +335,58 @@ def plan(
       engines: names in ENGINES.
       limits: by engine, the length beyond which it does not run.
     """
-    if mode in MODES["decode"] + MODES["model"]:
-        for name in schemes if OURS in engines else ():
-            if mode in MODES["decode"]:
-                yield name, OURS, functools.partial(_decode, sizes, name, length)
-            else:
-                remat = mode == MODES["model"][1]
-                yield name, OURS, functools.partial(_model, sizes, name, length, remat)
-        return
+    if mode in MODES["decode"]:
+        return _plan_ours(functools.partial(_decode, sizes, length), schemes, engines)
+    if mode in MODES["model"]:
+        remat = mode == MODES["model"][1]
+        return _plan_ours(functools.partial(_model, sizes, length, remat), schemes, engines)
     backward = mode in MODES["backward"]
+    return _plan_attention(sizes, length, backward, schemes, engines, limits)
+
+
+def _plan_ours(compile_scheme: Callable[[str], Program], schemes, engines) -> Iterator[Planned]:
+    """A row per scheme by our engines, where they are asked for."""
+    for name in schemes if OURS in engines else ():
+        yield Planned(name, OURS, functools.partial(compile_scheme, name))
+
+
+def _plan_attention(
+    sizes: Sizes, length: int, backward: bool, schemes, engines, limits: dict[str, int]
+) -> Iterator[Planned]:
+    """The bare matmuls, then every scheme by every engine that can express it."""
     shape = sizes.batch, length, sizes.heads, sizes.head_dim
     operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
-    yield "matmuls", LIMIT, functools.partial(_limit, sizes, length, backward)
+    yield Planned("matmuls", LIMIT, functools.partial(_matmuls, sizes, length, backward))
     for name in schemes:
         for engine in engines:
             if length > limits.get(engine, length):
-                yield name, engine, functools.partial(_too_long, engine, limits[engine])
-            elif engine == NAIVE and not _additive(scheme(name, length), sizes.dims):
-                continue
-            elif engine != FLEX:
-                given = sizes, operands, name, length, engine, backward
-                yield name, engine, functools.partial(_attention, *given)
-            elif _biased(scheme(name, length), sizes.dims) and name != PLAIN:
-                given = sizes, operands, name, length, backward
-                yield name, engine, functools.partial(_flex, *given)
+                refuse = functools.partial(_too_long, engine, limits[engine])
+                yield Planned(name, engine, refuse)
+            elif _expresses(engine, name, length, sizes.dims):
+                kind = _flex if engine == FLEX else functools.partial(_attention, engine)
+                compile_row = functools.partial(kind, sizes, operands, name, length, backward)
+                yield Planned(name, engine, compile_row)
+
+
+def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
+    """Whether an engine can be given the scheme at all."""
+    encoding = scheme(name, length)
+    if engine == NAIVE:
+        return _is_additive(encoding, dims)
+    return engine != FLEX or (_is_distance_bias(encoding, dims) and name != PLAIN)
+
+
+def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
+    """Whether the scheme is a bias of the distance, or NoPE: all that a `score_mod` can say."""
+    bias = (kinds.DistanceBias, kinds.Profile, kinds.Scale)
+    terms = skeleton(encoding, dims)
+    return len(kinds.select(terms, *bias)) == len(terms) and not adds_to_input(encoding, dims)
+
+
+def _is_additive(encoding: Encoding, dims: Dims) -> bool:
+    """Whether the scores are one product and a bias: all that jax.nn can be given."""
+    terms = skeleton(encoding, dims)
+    return kinds.split(terms) is None and not kinds.select(terms, kinds.RowRescore)
 
 
 def _too_long(engine: str, limit: int) -> Program:

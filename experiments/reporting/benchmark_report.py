@@ -18,9 +18,19 @@ from matplotlib.ticker import LogLocator
 from rich import box
 from rich.table import Table
 
-from experiments.measuring.timing import CSV_HEADER, DENSE, NAIVE, OURS, Results, Row, plain
-from experiments.measuring.workloads import MODES, TILE
-from experiments.reporting.plotting import COLOURS, INK, MUTED, Drawing, apart, log2_axis, styled
+from experiments.measuring.matmuls import TILE
+from experiments.measuring.timing import CSV_HEADER, DENSE, NAIVE, OURS, Row, Timings, plain
+from experiments.measuring.workloads import MODES
+from experiments.reporting.plotting import (
+    COLOURS,
+    INK,
+    MUTED,
+    Drawing,
+    apart,
+    lay_out,
+    log2_axis,
+    styled,
+)
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 FORWARD, BACKWARD = MODES["forward"] + MODES["backward"]
@@ -29,7 +39,7 @@ BOTH = (FORWARD, BACKWARD)
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A bound by length on a number of `Results.ratios`, or on "growth" (from a tile's length on).
+    """A bound by length on a number of `Timings.ratios`, or on "growth" (from a tile's length on).
 
     No schemes are all of them: then the worst one counts.
     """
@@ -77,7 +87,7 @@ def _iqr(row: Row) -> float:
     return 1e3 * float(high - low)
 
 
-COLUMNS: dict[str, Callable[[Results, Row], str]] = {
+COLUMNS: dict[str, Callable[[Timings, Row], str]] = {
     "scheme": lambda _, r: r.scheme,
     "engine": lambda _, r: r.engine,
     "ms min": lambda _, r: plain(1e3 * min(r.seconds)),
@@ -94,8 +104,8 @@ COLUMNS: dict[str, Callable[[Results, Row], str]] = {
 }
 
 
-def _naive(results: Results, row: Row) -> Row | None:
-    return results.find(row.length, row.mode, row.scheme, NAIVE) if row.engine == OURS else None
+def _naive(timings: Timings, row: Row) -> Row | None:
+    return timings.find(row.length, row.mode, row.scheme, NAIVE) if row.engine == OURS else None
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
@@ -106,14 +116,14 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{names}: {'' if said[0].seconds else 'not run: '}{note}"
 
 
-def terminal(results: Results, length: int, mode: str) -> list[Table | str]:
+def terminal(timings: Timings, length: int, mode: str) -> list[Table | str]:
     """The table of one length and mode, and its notes."""
-    rows = results.groups().get((length, mode), [])
+    rows = timings.groups().get((length, mode), [])
     table = Table(title=f"{length} tokens, {mode}", title_justify="left", box=box.SIMPLE_HEAD)
     columns: list[list[str]] = []
     shown = [row for row in rows if row.seconds]
     for name, cell in COLUMNS.items():
-        cells = [cell(results, row) for row in shown]
+        cells = [cell(timings, row) for row in shown]
         if name == f"{NAIVE} MiB" or all(text == "–" for text in cells):
             continue  # the one has a row of its own, the other nothing to say
         left = name in ("scheme", "engine")
@@ -127,22 +137,22 @@ def terminal(results: Results, length: int, mode: str) -> list[Table | str]:
 GROWTH_HEAD = ("mode", "tokens", "ours, from", "to", f"{NAIVE}, from", "to")
 
 
-def growth_rows(results: Results) -> list[list[str]]:
+def growth_rows(timings: Timings) -> list[list[str]]:
     """Temporaries at 2L ÷ at L: the least and the greatest of all schemes."""
     lines = []
-    for (length, mode), rows in results.groups().items():
+    for (length, mode), rows in timings.groups().items():
         line = [mode, f"{length} → {2 * length}"]
         for engine in (OURS, NAIVE):
-            found = [(results.growth(r), r.scheme) for r in rows if r.engine == engine]
-            known = sorted((x, name) for x, name in found if x is not None)
+            growths = [(timings.growth(r), r.scheme) for r in rows if r.engine == engine]
+            known = sorted((x, name) for x, name in growths if x is not None)
             line += [f"{x:.2f} ({s})" for x, s in (known[0], known[-1])] if known else ["–"] * 2
         lines += [line] * (line[2:] != ["–"] * 4)
     return lines
 
 
-def growth_table(results: Results) -> Table | str:
+def growth_table(timings: Timings) -> Table | str:
     """The same for a terminal."""
-    rows = growth_rows(results)
+    rows = growth_rows(timings)
     if not rows:
         return "Temporaries at 2L ÷ at L: no length was run together with its double."
     title = "Temporaries at 2L ÷ at L"
@@ -161,64 +171,64 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line[i] for i in used)} |" for line in lines)
 
 
-def verdicts(results: Results) -> list[list[str]]:
+def target_rows(timings: Timings) -> list[list[str]]:
     """One line a target, mode and length: what, mode, length, bound, found, reached or missed."""
-    ours = dict.fromkeys(r.scheme for r in results.rows if r.engine == OURS)
+    ours = dict.fromkeys(r.scheme for r in timings.rows if r.engine == OURS)
     lines = []
     for target in TARGETS:
         for mode in target.modes:
-            lengths = sorted({r.length for r in results.rows if r.mode == mode})
+            lengths = sorted({r.length for r in timings.rows if r.mode == mode})
             growth = {n: GROWTH for n in lengths if 2 * n in lengths and n >= TILE}
             for length, bound in (target.bounds or growth).items():
-                rows = {s: results.find(length, mode, s) for s in target.schemes or ours}
-                found = {s: _number(results, row, target.number) for s, row in rows.items()}
+                rows = {s: timings.find(length, mode, s) for s in target.schemes or ours}
+                numbers = {s: _number(timings, row, target.number) for s, row in rows.items()}
                 names = ", ".join(target.schemes) or "every scheme"
                 where = [f"{names}: {NUMBERS[target.number]}", mode, str(length)]
-                lines.append([*where, *_verdict(found, bound, target.number == "naive_to_this")])
+                lines.append([*where, *_outcome(numbers, bound, target.number == "naive_to_this")])
     return lines
 
 
-def _number(results: Results, row: Row | None, number: str) -> float | None:
+def _number(timings: Timings, row: Row | None, number: str) -> float | None:
     if row is None:
         return None
-    return results.growth(row) if number == "growth" else results.ratios(row)[number]
+    return timings.growth(row) if number == "growth" else timings.ratios(row)[number]
 
 
-def _verdict(found: dict[str, float | None], bound: float, at_least: bool) -> list[str]:
+def _outcome(numbers: dict[str, float | None], bound: float, at_least: bool) -> list[str]:
     """The bound, the worst of what was found, and whether it is within."""
     text = f"{'≥' if at_least else '≤'} {bound:g}"
-    known = {name: x for name, x in found.items() if x is not None}
+    known = {name: x for name, x in numbers.items() if x is not None}
     if not known:
         return [text, "–", "not run"]
     worst = (min if at_least else max)(known, key=known.__getitem__)
     reached = known[worst] >= bound if at_least else known[worst] <= bound
-    shown = f"{known[worst]:.2f}" + f" ({worst})" * (len(found) > 1)
-    missing = [name for name in found if name not in known]
+    shown = f"{known[worst]:.2f}" + f" ({worst})" * (len(numbers) > 1)
+    missing = [name for name in numbers if name not in known]
     mark = "**reached**" if reached else "missed"
     return [text, shown, mark + f"; not run: {', '.join(missing)}" * bool(missing)]
 
 
-def targets(runs: Sequence[tuple[dict, Results]]) -> str:
+def targets(runs: Sequence[tuple[dict, Timings]]) -> str:
     """The table of targets over all runs that they apply to; the first that has a number gives it.
 
     Ratios stay within a run; growth may compare two, as the compiler counts the same in each.
     """
     fits = []
-    for about, results in runs:
+    for about, timings in runs:
         same = all(about["flags"][flag] == value for flag, value in TARGET_FLAGS.items())
-        fits += [results] * (same and about["backend"] == "cpu")
+        fits += [timings] * (same and about["backend"] == "cpu")
     if not fits:
         return "Targets are for a CPU and the default sizes: none of these runs has both."
     groups: dict[tuple[int, str], list[Row]] = {}
-    for results in fits:
-        groups = {**results.groups(), **groups}
-    joined = Results([row for rows in groups.values() for row in rows])
-    found: dict[tuple[str, ...], list[str]] = {}
-    for line in (line for results in (*fits, joined) for line in verdicts(results)):
+    for timings in fits:
+        groups = {**timings.groups(), **groups}
+    joined = Timings([row for rows in groups.values() for row in rows])
+    by_target: dict[tuple[str, ...], list[str]] = {}
+    for line in (line for timings in (*fits, joined) for line in target_rows(timings)):
         name = tuple(line[:3])
-        if found.get(name, line)[4] == "–" or name not in found:
-            found[name] = line
-    lines = sorted(found.values(), key=lambda line: line[4] == "–")
+        if by_target.get(name, line)[4] == "–" or name not in by_target:
+            by_target[name] = line
+    lines = sorted(by_target.values(), key=lambda line: line[4] == "–")
     known = [line for line in lines if line[4] != "–"]
     rest = "; ".join(", ".join(line[:3]) for line in lines[len(known) :])
     table = markdown(("target", "mode", "length", "bound", "found", ""), known)
@@ -226,31 +236,31 @@ def targets(runs: Sequence[tuple[dict, Results]]) -> str:
 
 
 @styled
-def figure(results: Results) -> Drawing:
+def figure(timings: Timings) -> Drawing:
     """Left: time ÷ none, forward and with backward. Right: temporaries against length."""
     drawn = Figure(figsize=(13, 5.2), layout="constrained")
     FigureCanvasAgg(drawn)
     forward, backward, memory = drawn.subplots(1, 3, width_ratios=(1, 1, 1.25))
-    lengths = sorted({r.length for r in results.rows if r.mode in BOTH})
-    names = [*dict.fromkeys(r.scheme for r in results.rows if r.engine == OURS and r.mode in BOTH)]
+    lengths = sorted({r.length for r in timings.rows if r.mode in BOTH})
+    names = [*dict.fromkeys(r.scheme for r in timings.rows if r.engine == OURS and r.mode in BOTH)]
     names = [name for name in names if name != "nope"]
     for axes, mode in ((forward, FORWARD), (backward, BACKWARD)):
-        _ratios(axes, results, mode, names, lengths)
+        _ratios(axes, timings, mode, names, lengths)
     backward.set_yticklabels([])
     if handles := forward.get_legend_handles_labels()[0] or backward.get_legend_handles_labels()[0]:
         drawn.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False)
-    modes = [m for m in (BACKWARD, FORWARD) if any(r.mode == m for r in results.rows)]
-    _temporaries(memory, [r for r in results.rows if modes and r.mode == modes[0]], lengths)
+    modes = [m for m in (BACKWARD, FORWARD) if any(r.mode == m for r in timings.rows)]
+    _temporaries(memory, [r for r in timings.rows if modes and r.mode == modes[0]], lengths)
     memory.set_title(f"Temporaries, {modes[0]}" if modes else "Temporaries")
     alt = "Time of each scheme as a ratio to no encoding, and temporaries against length"
-    return Drawing("benchmark", drawn, CSV_HEADER, results.csv_rows(), alt)
+    return Drawing("benchmark", drawn, CSV_HEADER, timings.csv_rows(), alt)
 
 
-def _ratios(axes: Axes, results: Results, mode: str, names: list[str], lengths) -> None:
+def _ratios(axes: Axes, timings: Timings, mode: str, names: list[str], lengths) -> None:
     """One row a scheme, one dot a length, paler where it is shorter."""
     for i, length in enumerate(lengths):
-        found = [results.find(length, mode, name) for name in names]
-        dots = [(results.ratios(r)["to_none"], y) for y, r in enumerate(found) if r and r.seconds]
+        rows = [timings.find(length, mode, name) for name in names]
+        dots = [(timings.ratios(r)["to_none"], y) for y, r in enumerate(rows) if r and r.seconds]
         if dots:
             shade = (i + 1) / len(lengths)
             place = 0.7 * (shade - (len(lengths) + 1) / (2 * len(lengths)))
@@ -301,7 +311,7 @@ def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
     """Writes each text right of the axes, at the height of its line's end, kept apart."""
     if not ends:
         return
-    axes.figure.get_figure(root=True).draw_without_rendering()  # fixes the limits
+    lay_out(axes)
     heights = axes.transAxes.inverted().transform(axes.transData.transform([*ends]))[:, 1]
     for (end, text), place in zip(ends.items(), apart(heights, 0.06, 0.0, 1.0), strict=True):
         axes.annotate(
@@ -317,15 +327,15 @@ def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
         )
 
 
-def read(folder: Path) -> tuple[dict, Results]:
+def read(folder: Path) -> tuple[dict, Timings]:
     """What a run says of itself, and what it found."""
     about = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
-    return about, Results.read(folder / "benchmark.csv")
+    return about, Timings.read(folder / "benchmark.csv")
 
 
 def section(folder: Path, picture: str | None) -> str:
     """One run: machine, command, figure, tables."""
-    about, results = read(folder)
+    about, timings = read(folder)
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     parts = [
         f"## {folder.name}: {about['device']}, {about['processor']}",
@@ -335,12 +345,12 @@ def section(folder: Path, picture: str | None) -> str:
     if picture is not None:
         parts.append(f"![Time ÷ none, and temporaries against length]({picture})")
     names = [name for name in COLUMNS if name != "of minima"]
-    for (length, mode), rows in results.groups().items():
+    for (length, mode), rows in timings.groups().items():
         shown = [r for r in rows if r.seconds and r.engine not in (NAIVE, DENSE)]
-        cells = [[COLUMNS[name](results, row) for name in names] for row in shown]
+        cells = [[COLUMNS[name](timings, row) for name in names] for row in shown]
         parts += [f"### {length} tokens, {mode}", markdown(names, cells)]
         parts += ["\n".join(f"- {note}" for note in notes(rows))]
-    growth = growth_rows(results)
+    growth = growth_rows(timings)
     if growth:
         parts += ["### Temporaries at 2L ÷ at L", markdown(GROWTH_HEAD, growth)]
     return "\n\n".join(part for part in parts if part)

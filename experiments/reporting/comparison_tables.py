@@ -94,7 +94,7 @@ def _verdicts(results: Results, decided: Decided) -> Iterator[tuple]:
             numbers, each = (None,) * 7, ""
             if tested := verdict.tested:
                 d = tested.estimate
-                found = d.n, d.mean, tested.low, tested.high, d.p, tested.holm, d.median
-                numbers = tuple(None if math.isnan(x) else x for x in found)
+                values = d.n, d.mean, tested.low, tested.high, d.p, tested.holm, d.median
+                numbers = tuple(None if math.isnan(x) else x for x in values)
                 each = ";".join(f"{x:.6f}" for x in d.values)
             yield (verdict.name, question.role, *at, *numbers, each, verdict.words)

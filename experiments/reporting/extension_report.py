@@ -1,4 +1,4 @@
-"""What `extend` found, for the eye: loss against length, passkeys by depth and length, a table."""
+"""The report of extended contexts: loss against length, passkeys by depth and length, a table."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ PASSKEYS = ("encoding", "fine-tune", "length", "depth", "seed", "exact", "tokens
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The results: `entries` as results.json has them, the length trained on, the target."""
+    """The results: `entries` as results.json has them, the length trained on, the target length."""
 
     config: ExtendConfig
     length: int
@@ -33,43 +33,45 @@ class Page:
 
     def schemes(self, part: str) -> list[Scheme]:
         """The methods, with a run for each seed."""
-        found = []
+        schemes = []
         for index, entry in enumerate(self.entries):
             runs = {
                 int(seed): Run(int(seed), given[part]["status"], given[part]["reason"], given[part])
                 for seed, given in entry["seeds"].items()
             }
-            found.append(Scheme(entry["name"], entry["encoding"], index, runs))
-        return found
+            schemes.append(Scheme(entry["name"], entry["encoding"], index, runs))
+        return schemes
 
     def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
         """The part that is right by seed and depth: [seeds, depths]; None: there is no number."""
-        given = [(run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)]
-        known = [passkeys["exact"] for passkeys in given if passkeys is not None]
-        return np.array(known) if len(known) == len(given) else None
+        passkeys = [
+            (run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)
+        ]
+        exact = [by_depth["exact"] for by_depth in passkeys if by_depth is not None]
+        return np.array(exact) if len(exact) == len(passkeys) else None
 
     def tables(self) -> list[rich.table.Table]:
         """Loss by length and passkeys by length, without and after the fine-tune."""
         count = len(self.entries[0]["seeds"])
-        spread = f"Mean ± standard deviation over {count} seeds." if count > 1 else "One seed."
+        seeds = f"Mean ± standard deviation over {count} seeds." if count > 1 else "One seed."
         units = {
             f"Loss, nats a token, {PROTOCOLS[1]}": self._loss,
             "Passkeys, part right over all depths": self._keys,
         }
-        found = []
+        tables = []
         for part, words in self.parts.items():
             for unit, cell in units.items():
                 title = f"{unit}: {words}"
-                caption = f"Trained at {self.length}, extended to {self.target}. {spread}"
+                caption = f"Trained at {self.length}, extended to {self.target}. {seeds}"
                 table = rich.table.Table("encoding", title=title, caption=caption)
                 for length in self.config.eval.lengths:
                     table.add_column(str(length), justify="right")
                 for scheme in self.schemes(part):
                     cells = [cell(scheme, length) for length in self.config.eval.lengths]
                     table.add_row(scheme.name, *cells)
-                found.append(table)
-            found.append(self._decided(part))
-        return found
+                tables.append(table)
+            tables.append(self._decided(part))
+        return tables
 
     def verdicts(self, part: str) -> list[Verdict]:
         """Every method against the reference, at the target length under a sliding window."""
@@ -92,8 +94,8 @@ class Page:
         return cell.problem or statistics.shown([*cell.values.values()], 3)
 
     def _keys(self, scheme: Scheme, length: int) -> str:
-        found = self.passkeys(scheme, length)
-        return "–" if found is None else statistics.shown(found.mean(1).tolist(), 2)
+        rates = self.passkeys(scheme, length)
+        return "–" if rates is None else statistics.shown(rates.mean(1).tolist(), 2)
 
     def drawings(self) -> list[plotting.Drawing]:
         """A figure of losses for each protocol, and one of passkeys."""
@@ -139,9 +141,9 @@ class Page:
             for axes, scheme in zip(panels[:, column], self.schemes(part), strict=True):
                 values = np.full((len(places), len(lengths)), np.nan)
                 for k, length in enumerate(lengths):
-                    found = self.passkeys(scheme, length)
-                    if found is not None:
-                        values[:, k] = found.mean(0)
+                    rates = self.passkeys(scheme, length)
+                    if rates is not None:
+                        values[:, k] = rates.mean(0)
                 rows += self._rows(scheme, words)
                 plotting.heat(axes, values, limits=(0, 1))
                 axes.set_aspect("auto")
@@ -159,16 +161,16 @@ class Page:
         return plotting.Drawing("passkeys", drawn, PASSKEYS, rows, alt)
 
     def _rows(self, scheme: Scheme, words: str) -> list[tuple]:
-        found = []
+        rows = []
         for length in self.config.eval.lengths:
             for run in runs_of(scheme):
-                given = (run.evaluation.get("passkeys") or {}).get(str(length)) or {}
+                by_depth = (run.evaluation.get("passkeys") or {}).get(str(length)) or {}
                 places = np.linspace(0, 1, self.config.depths).tolist()
                 nothing = [None] * len(places)
-                columns = (given.get(field, nothing) for field in ("exact", "tokens"))
+                columns = (by_depth.get(field, nothing) for field in ("exact", "tokens"))
                 for depth, exact, tokens in zip(places, *columns, strict=True):
-                    found.append((scheme.name, words, length, depth, run.seed, exact, tokens))
-        return found
+                    rows.append((scheme.name, words, length, depth, run.seed, exact, tokens))
+        return rows
 
 
 def runs_of(scheme: Scheme) -> list[Run]:

@@ -121,12 +121,14 @@ def speed(results: Results, measure: str, ratios: dict[str, statistics.Ratio]) -
 
 
 @styled
-def speed_by_length(results: Results, measure: str, found: dict[int, dict]) -> Drawing:
+def speed_by_length(results: Results, measure: str, by_length: dict[int, dict]) -> Drawing:
     """Ratios to the baseline against length, a line a scheme; bar: the least to the greatest."""
     figure, (axes,) = canvas()
     rows, ends = [], []
     for scheme in results.schemes:
-        points = [(n, ratios[scheme.name]) for n, ratios in found.items() if scheme.name in ratios]
+        points = [
+            (n, ratios[scheme.name]) for n, ratios in by_length.items() if scheme.name in ratios
+        ]
         rows += [(scheme.name, n, r.median, r.low, r.high) for n, r in points]
         if points:
             aside = 2 ** (0.3 * (scheme.index / len(results.schemes) - 0.5))  # bars side by side
@@ -135,7 +137,7 @@ def speed_by_length(results: Results, measure: str, found: dict[int, dict]) -> D
             for at, (_, r) in zip(x, points, strict=True):
                 axes.plot([at, at], [r.low, r.high], lw=1, alpha=0.5, **paint(scheme))
             ends.append((scheme, points[-1][0], y[-1]))
-    log2_axis(axes, sorted(found))
+    log2_axis(axes, sorted(by_length))
     base, what = label(results.manifest["baseline"]), speed_ratios.BY_LENGTH[measure]
     axes.set(xlabel="length (tokens)", ylabel=f"ratio to {base} (less is better)", title=what)
     name_lines(axes, ends)
@@ -147,8 +149,10 @@ def speed_by_length(results: Results, measure: str, found: dict[int, dict]) -> D
 @styled
 def differences(results: Results, question: Question, verdicts: Sequence[Verdict]) -> Drawing:
     """Paired differences to the reference: means, simultaneous intervals, and a tick a seed."""
-    found = {v.name: v.tested for v in verdicts if v.tested}
-    shown = [(s, found[s.name], found[s.name].estimate) for s in results.schemes if s.name in found]
+    tested = {v.name: v.tested for v in verdicts if v.tested}
+    shown = [
+        (s, tested[s.name], tested[s.name].estimate) for s in results.schemes if s.name in tested
+    ]
     figure, (axes,) = canvas(5.8, 1.2 + 0.27 * len(shown))
     if results.effect:
         axes.axvspan(-results.effect, results.effect, color=MUTED, alpha=0.13, lw=0, zorder=0.4)

@@ -57,5 +57,5 @@ def render(template: str, scripts: tuple[str, ...], **context) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found = environment.get_template(template)
-    return found.render(script=markupsafe.Markup(script), digest=digest, **context)
+    page = environment.get_template(template)
+    return page.render(script=markupsafe.Markup(script), digest=digest, **context)

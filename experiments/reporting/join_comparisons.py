@@ -64,11 +64,11 @@ def _earlier(
     part that had other seeds than the join. The report of a part with the same seeds is none: hosts
     may take other encodings each, and Holm's procedure counts all of them in the join.
     """
-    found = list(before)
+    subjects = list(before)
     for part in parts:
         grown = {*part.manifest["seeds"]} != {*seeds}
-        found += [x for x in part.reported if x != part.subject or grown]
-    return (x for i, x in enumerate(found) if x not in found[:i])
+        subjects += [x for x in part.reported if x != part.subject or grown]
+    return (x for i, x in enumerate(subjects) if x not in subjects[:i])
 
 
 def _copy(part: Results, scheme: Scheme, target: Path) -> None:
@@ -109,8 +109,8 @@ def _of(scheme: Scheme, what: str) -> Any:
 
 
 def _binding(manifest: dict) -> Iterator[tuple[str, Any]]:
-    found = results.binding(manifest)
-    flat = results.flat({field: found[field] for field in results.SAME})
+    fields = results.binding(manifest)
+    flat = results.flat({field: fields[field] for field in results.SAME})
     return ((name, value) for name, value in flat if name not in FREE)
 
 
@@ -149,9 +149,9 @@ def _notes(parts: Sequence[Results]) -> Iterator[str]:
         seeds = ", ".join(map(str, part.manifest["seeds"]))
         yield f"From {part.workdir.name}: {names}; seeds {seeds}."
     for field in NOTED:
-        found = [part.manifest[field] for part in parts]
-        if any(value != found[0] for value in found):
-            listed = "; ".join(f"{p.workdir.name}: {v}" for p, v in zip(parts, found, strict=True))
+        values = [part.manifest[field] for part in parts]
+        if any(value != values[0] for value in values):
+            listed = "; ".join(f"{p.workdir.name}: {v}" for p, v in zip(parts, values, strict=True))
             yield f"Not the same {field} in all: {listed}."
     yield from _repeated(parts)
     measured = [part.workdir.name for part in parts if part.speed]

@@ -60,8 +60,8 @@ def still_falling(results: Results) -> dict[str, str]:
     and does not say where a longer run would end. Nothing is said of a loss that the best one had
     below its first evaluation, nor of schemes without losses of all seeds.
     """
-    found = {s.name: curve(s) for s in results.schemes}
-    curves = {name: c for name, c in found.items() if isinstance(c, Curve) and c.steps.size > 1}
+    by_scheme = {s.name: curve(s) for s in results.schemes}
+    curves = {name: c for name, c in by_scheme.items() if isinstance(c, Curve) and c.steps.size > 1}
     if not curves:
         return {}
     first = min(curves, key=lambda name: curves[name].losses[-1])

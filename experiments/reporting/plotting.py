@@ -173,6 +173,14 @@ def apart(wanted: ArrayLike, gap: float, low: float, high: float) -> np.ndarray:
     return places
 
 
+def lay_out(axes: Axes) -> Figure:
+    """Lays out the figure of these axes, so that their limits and sizes are known; returns it."""
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    figure.draw_without_rendering()
+    return figure
+
+
 def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: float = 9) -> None:
     """Writes each scheme's name right of its line's end (x, y), names kept apart.
 
@@ -180,8 +188,8 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: fl
     """
     if not ends:
         return
-    axes.figure.get_figure(root=True).draw_without_rendering()  # fixes the limits and the layout
-    points = axes.get_window_extent().height / axes.figure.dpi * 72
+    figure = lay_out(axes)
+    points = axes.get_window_extent().height / figure.dpi * 72
     pixels = axes.transAxes.inverted().transform(
         axes.transData.transform([(x, y) for _, x, y in ends])
     )

@@ -51,12 +51,12 @@ class Run:
         if self.status != "ok":
             return self.status
         try:
-            found = self.evaluation["losses"][protocol][str(length)]
+            saved = self.evaluation["losses"][protocol][str(length)]
         except KeyError:
             return "not evaluated"
-        if found is None:
+        if saved is None:
             return "not defined"
-        losses = np.asarray(found, np.float64)
+        losses = np.asarray(saved, np.float64)
         return losses if losses.size and np.isfinite(losses).all() else "not finite"
 
 
@@ -94,9 +94,9 @@ class Scheme:
 
     def windows(self, protocol: str, length: int) -> tuple[dict[int, np.ndarray], str]:
         """Seed → loss of every window, for the seeds that have it; what is wrong with others."""
-        found = {seed: run.windows(protocol, length) for seed, run in self.runs.items()}
-        good = {seed: w for seed, w in found.items() if not isinstance(w, str)}
-        bad = {seed: w for seed, w in found.items() if isinstance(w, str)}
+        by_seed = {seed: run.windows(protocol, length) for seed, run in self.runs.items()}
+        good = {seed: w for seed, w in by_seed.items() if not isinstance(w, str)}
+        bad = {seed: w for seed, w in by_seed.items() if isinstance(w, str)}
         return good, _words(bad, list(self.runs))
 
     def cell(self, protocol: str, length: int) -> Cell:
@@ -147,8 +147,8 @@ class Scheme:
 
     def fact(self, field: str) -> Any:
         """A field that does not depend on the seed, from the first run that has it."""
-        found = (run.evaluation.get(field) for run in self.runs.values())
-        return next((value for value in found if value is not None), None)
+        values = (run.evaluation.get(field) for run in self.runs.values())
+        return next((value for value in values if value is not None), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Results:
     @property
     def changes(self) -> str:
         """In words, what was added or left out after a report; "" if nothing was."""
-        fields, found = {"seeds": "seed", "encodings": "encoding"}, []
+        fields, changes = {"seeds": "seed", "encodings": "encoding"}, []
         for field, word in fields.items():
             now = dict.fromkeys(self.subject[field])
             before = [dict.fromkeys(subject[field]) for subject in self.reported]
@@ -187,8 +187,8 @@ class Results:
             for values, what in ((added, "added"), (left, "left out")):
                 if values:
                     plural = "s" * (len(values) > 1)
-                    found.append(f"{word}{plural} {', '.join(map(str, values))} {what}")
-        return "; ".join(found)
+                    changes.append(f"{word}{plural} {', '.join(map(str, values))} {what}")
+        return "; ".join(changes)
 
     def scheme(self, name: str) -> Scheme | None:
         """The scheme of that name."""
@@ -299,14 +299,14 @@ def pairs(manifest: dict[str, Any], entry: dict[str, Any]) -> list[Pair]:
 
 def read_checks(workdir: Path, name: str, pairs: Iterable[Pair], seed: int) -> dict[Pair, Run]:
     """The checks of an encoding's learning rates, by (rate, multiple)."""
-    found = [(float(rate), float(multiple)) for rate, multiple in pairs]
-    return {pair: _run(workdir / check_folder(workdir, name, pair), seed) for pair in found}
+    as_floats = [(float(rate), float(multiple)) for rate, multiple in pairs]
+    return {pair: _run(workdir / check_folder(workdir, name, pair), seed) for pair in as_floats}
 
 
 def rate_losses(checks: dict[Pair, Run], length: int) -> dict[Pair, float]:
     """Loss at the training length by (rate, multiple); infinite where the run gave none."""
-    found = {pair: run.windows(PROTOCOLS[0], length) for pair, run in checks.items()}
-    return {r: math.inf if isinstance(w, str) else float(w.mean()) for r, w in found.items()}
+    windows = {pair: run.windows(PROTOCOLS[0], length) for pair, run in checks.items()}
+    return {r: math.inf if isinstance(w, str) else float(w.mean()) for r, w in windows.items()}
 
 
 def best_rate(losses: dict[Pair, float]) -> Pair:

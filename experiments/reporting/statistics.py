@@ -81,8 +81,8 @@ def _estimate(values: tuple[float, ...]) -> Estimate:
 
 def shown(values: Sequence[float], digits: int) -> str:
     """Mean, and the standard deviation if there are several."""
-    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{spread}"
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
 
 
 def paired(scheme: Mapping[int, ArrayLike], reference: Mapping[int, ArrayLike]) -> list[float]:
@@ -107,7 +107,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     if not p_values:
         return {}
     known = [1.0 if math.isnan(p) else p for p in p_values.values()]
-    adjusted = np.asarray(multipletests(known, alpha=LEVEL, method="holm")[1])
+    adjusted: Any = multipletests(known, alpha=LEVEL, method="holm")[1]
     pairs = zip(p_values.items(), map(float, adjusted), strict=True)
     return {name: math.nan if math.isnan(p) else value for (name, p), value in pairs}
 

@@ -1,16 +1,16 @@
-"""What `tasks` found, for the eye and in words: accuracies, differences, a table and a map."""
+"""The report of a comparison on tasks: accuracies, differences, a table and a map."""
 
 import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import rich.table
 
 from experiments.reporting import plotting, statistics
-from experiments.running.run_names import short as brief
-from experiments.running.run_names import title
+from experiments.running.run_names import short_name, title
 from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
 
@@ -34,37 +34,43 @@ PANELS = (  # title, which of a score's two numbers, whether beyond the training
 )
 
 
-def label(config: TasksConfig) -> dict[str, str]:
+def position_names(config: TasksConfig) -> dict[str, str]:
     """What kinds of positions are called: by their name where that tells them apart."""
-    short = [brief(positions) for positions in config.positions]
-    unique = len({*short}) == len(short)
-    return dict(zip(config.positions, short if unique else config.positions, strict=True))
+    names = [short_name(positions) for positions in config.positions]
+    unique = len({*names}) == len(names)
+    return dict(zip(config.positions, names if unique else config.positions, strict=True))
 
 
 def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> list[dict]:
-    """One entry an encoding and kind of positions: scores by task, length and seed.
+    """One entry per encoding and kind of positions: scores by task, length and seed.
 
     The first is what `fixed` gives by task, of the name FIXED.
     """
-    called = label(config)
-    entries = [(spec, called[positions]) for spec, positions in runs]
-    lengths, found = [str(n) for n in (config.length, *config.lengths)], []
+    names = position_names(config)
+    entries = [(spec, names[positions]) for spec, positions in runs]
+    lengths = [str(n) for n in (config.length, *config.lengths)]
+    collected = []
     for (spec, positions), by_task in runs.items():
-        scores = {
-            task: {n: {s: _score(run, n) for s, run in by_seed.items()} for n in lengths}
-            for task, by_seed in by_task.items()
-        }
         pattern = dataclasses.replace(config.model, encoding=spec).pattern
-        still = position_schemes.choose(positions, pattern) == position_schemes.Contiguous()
-        plain = called[positions] if still else "contiguous"
-        name = title(spec, called[positions], entries, plain)
-        firsts = {task: next(iter(by.values())) for task, by in by_task.items()}
-        rates = {t: [run["learning_rate"], run["encoding_rate"]] for t, run in firsts.items()}
-        found.append({"name": name, "spec": spec, "positions": positions, "scores": scores})
-        found[-1]["rates"] = rates
-    guess = {task: {n: {"": value} for n, value in fixed(task).items()} for task in config.tasks}
-    nothing = {"name": FIXED, "spec": "", "positions": "", "rates": {}}
-    return [{**nothing, "scores": guess}, *found]
+        scheme = position_schemes.choose(positions, pattern)
+        moves_nothing = scheme == position_schemes.Contiguous()
+        plain = names[positions] if moves_nothing else "contiguous"
+        firsts = {task: next(iter(by_seed.values())) for task, by_seed in by_task.items()}
+        collected.append(
+            {
+                "name": title(spec, names[positions], entries, plain),
+                "spec": spec,
+                "positions": positions,
+                "scores": {
+                    task: {n: {s: _score(run, n) for s, run in by_seed.items()} for n in lengths}
+                    for task, by_seed in by_task.items()
+                },
+                "rates": {t: [r["learning_rate"], r["encoding_rate"]] for t, r in firsts.items()},
+            }
+        )
+    scores = {task: {n: {"": value} for n, value in fixed(task).items()} for task in config.tasks}
+    nothing = {"name": FIXED, "spec": "", "positions": "", "rates": {}, "scores": scores}
+    return [nothing, *collected]
 
 
 def _score(run: dict, length: str) -> list[float] | str:
@@ -87,99 +93,116 @@ def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) 
     return values if isinstance(values, str) else float(np.mean([*values.values()]))
 
 
-def referred(config: TasksConfig) -> str | None:
+def reference_spec(config: TasksConfig) -> str | None:
     """The spec of the reference, which may be called by its scheme; None if it does not run."""
-    found = [s for s in config.encodings if config.reference in (s, brief(s))]
-    return found[0] if len(found) == 1 else None
+    specs = [s for s in config.encodings if config.reference in (s, short_name(s))]
+    return specs[0] if len(specs) == 1 else None
 
 
 def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict, dict]]]:
     """What is compared: each kind of positions with the first, each encoding with `reference`."""
-    first = {e["spec"]: e for e in entries if e["positions"] == label(config)[config.positions[0]]}
-    other = [e for e in entries if e["spec"] in first and e is not first[e["spec"]]]
-    reference = first.get(referred(config))
+    first_positions = position_names(config)[config.positions[0]]
+    first = {e["spec"]: e for e in entries if e["positions"] == first_positions}
+    moved = [e for e in entries if e["spec"] in first and e is not first[e["spec"]]]
+    reference = first.get(reference_spec(config))
     schemes = [e for e in first.values() if reference and e is not reference]
     return {
-        "positions": [(e, first[e["spec"]]) for e in other],
+        "positions": [(e, first[e["spec"]]) for e in moved],
         "encodings": [(e, reference) for e in schemes if reference],
     }
 
 
-def difference(config: TasksConfig, one: dict, other: dict) -> dict:
-    """Points of tokens right beyond, of one less the other, paired by seed; the tasks without it.
+class Difference(NamedTuple):
+    """Points of tokens right beyond the training length, of one entry less another.
 
-    Each seed's mean is over the tasks that have a number in both.
+    Attributes:
+      of: the name of the one.
+      minus: that of the other.
+      estimate: paired by seed, over the tasks that have a number in both; None where no task has.
+      without: the other tasks, and why.
     """
-    without, both = {}, []
+
+    of: str
+    minus: str
+    estimate: statistics.Estimate | None
+    without: dict[str, str]
+
+
+def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
+    """Of one entry less the other, paired by seed."""
+    without, accuracies = {}, []
     for task in config.tasks:
-        sides = [by_seed(config, e, task, 0, True) for e in (one, other)]
-        words = [x for x in sides if isinstance(x, str)]
-        if words:
-            without[task] = words[0]
+        both = [by_seed(config, e, task, 0, True) for e in (entry, other)]
+        problems = [x for x in both if isinstance(x, str)]
+        if problems:
+            without[task] = problems[0]
         else:
-            both.append(sides)
-    seeds = both[0][0] if both else ()
-    values = [float(np.mean([100 * (a[s] - b[s]) for a, b in both])) for s in seeds]
-    found = statistics.estimate(values) if values else None
-    return {"of": one["name"], "minus": other["name"], "estimate": found, "without": without}
+            accuracies.append(both)
+    seeds = accuracies[0][0] if accuracies else ()
+    values = [float(np.mean([100 * (a[s] - b[s]) for a, b in accuracies])) for s in seeds]
+    estimate = statistics.estimate(values) if values else None
+    return Difference(entry["name"], other["name"], estimate, without)
 
 
-def judged(differences: list[dict], same: dict[str, str | None] | None = None) -> list[dict]:
-    """With their interval, and in words whether each was shown, after Holm over all of them.
+def judged(differences: list[Difference], same: dict[str, str | None] | None = None) -> list[dict]:
+    """As results.json has them: with their interval, and whether each was shown, after Holm.
 
     Those without a number count too; `same`, as `statistics.copies` gives it, does not.
     """
-    estimates = {d["of"]: d["estimate"] for d in differences}
-    tested, found = statistics.family(estimates, same)[0], []
-    for given in differences:
-        row = {k: v for k, v in given.items() if k != "estimate"}
-        if given["of"] not in tested:
-            found.append({**row, "verdict": "no task has a number in both"})
+    tested, _ = statistics.family({d.of: d.estimate for d in differences}, same)
+    rows = []
+    for d in differences:
+        row = {"of": d.of, "minus": d.minus, "without": d.without}
+        if d.of not in tested:
+            rows.append({**row, "verdict": "no task has a number in both"})
             continue
-        x = tested[given["of"]]
-        kind, reason = statistics.judge(x)
-        if kind in (statistics.HIGHER, statistics.LOWER):
-            more = "more" if kind == statistics.HIGHER else "fewer"
-            words = f"{more} tokens right (p = {x.holm:.3f})"
-        else:
-            what = "no difference" if kind == statistics.SAME else "inconclusive"
-            words = what + f" ({reason})" * bool(reason)
+        x = tested[d.of]
         bounds = {"points": x.estimate.mean, "low": x.low, "high": x.high}
-        row |= {name: None if np.isnan(v) else v for name, v in bounds.items()}
-        found.append({**row, "seeds": x.estimate.n, "verdict": words})
-    return found
+        row |= {name: None if np.isnan(value) else value for name, value in bounds.items()}
+        rows.append({**row, "seeds": x.estimate.n, "verdict": _verdict(x)})
+    return rows
+
+
+def _verdict(tested: statistics.Tested) -> str:
+    """In words, whether more tokens are right, or fewer."""
+    kind, reason = statistics.judge(tested)
+    if kind in (statistics.HIGHER, statistics.LOWER):
+        more = "more" if kind == statistics.HIGHER else "fewer"
+        return f"{more} tokens right (p = {tested.holm:.3f})"
+    what = "no difference" if kind == statistics.SAME else "inconclusive"
+    return what + f" ({reason})" * bool(reason)
 
 
 def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:
     """All of `pairs`, judged: by family, which Holm corrects for apart."""
     return {
-        family: judged([difference(config, *pair) for pair in listed], _same(listed))
-        for family, listed in pairs(config, entries).items()
+        family: judged([difference(config, *pair) for pair in compared], _copies(compared))
+        for family, compared in pairs(config, entries).items()
     }
 
 
-def _same(listed: list[tuple[dict, dict]]) -> dict[str, str | None]:
+def _copies(compared: list[tuple[dict, dict]]) -> dict[str, str | None]:
     """Comparisons whose scores, of both sides, are those of one before; None: of the other side."""
     first: dict[str, str] = {}
-    found: dict[str, str | None] = {}
-    for one, other in listed:
-        sides = [json.dumps(entry["scores"], sort_keys=True) for entry in (one, other)]
-        before = first.setdefault(json.dumps(sides), one["name"])
-        if sides[0] == sides[1] or before != one["name"]:
-            found[one["name"]] = None if sides[0] == sides[1] else before
-    return found
+    copies: dict[str, str | None] = {}
+    for entry, other in compared:
+        sides = [json.dumps(side["scores"], sort_keys=True) for side in (entry, other)]
+        before = first.setdefault(json.dumps(sides), entry["name"])
+        if sides[0] == sides[1] or before != entry["name"]:
+            copies[entry["name"]] = None if sides[0] == sides[1] else before
+    return copies
 
 
-def lines(config: TasksConfig, found: dict[str, list[dict]]) -> list[str]:
+def lines(config: TasksConfig, differences: dict[str, list[dict]]) -> list[str]:
     """The differences for the terminal."""
-    listed = [told(row) for family in found.values() for row in family]
-    if not found["encodings"]:
-        listed.append(f"No encodings are compared with reference={config.reference!r}.")
-    return listed
+    printed = [line(row) for family in differences.values() for row in family]
+    if not differences["encodings"]:
+        printed.append(f"No encodings are compared with reference={config.reference!r}.")
+    return printed
 
 
-def told(row: dict) -> str:
-    """A line for the terminal."""
+def line(row: dict) -> str:
+    """A difference for the terminal."""
     interval = "" if row.get("low") is None else f" [{row['low']:+.1f}, {row['high']:+.1f}]"
     points = f"{row['points']:+.1f} points{interval}: " if "points" in row else ""
     missing = ", ".join(f"{task} ({why})" for task, why in row["without"].items())
@@ -190,7 +213,7 @@ def told(row: dict) -> str:
 def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
     """Tokens right beyond the training length, each encoding on each task."""
     over = f"Mean over lengths {config.lengths} and {config.seeds} seeds"
-    caption = f"{over}; trained to {config.length}, {chosen(config, entries)}."
+    caption = f"{over}; trained to {config.length}, {rates_used(config, entries)}."
     shown = rich.table.Table("task", title="Tokens right at longer lengths", caption=caption)
     for entry in entries:
         shown.add_column(entry["name"], justify="right")
@@ -200,24 +223,24 @@ def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
     return shown
 
 
-def chosen(config: TasksConfig, entries: list[dict]) -> str:
+def rates_used(config: TasksConfig, entries: list[dict]) -> str:
     """In words, at what learning rates."""
     pairs = [pair for entry in entries for pair in entry["rates"].values()]
     rates, multiples = ([float(pair[k]) for pair in pairs] for k in (0, 1))
-    said = "at one learning rate"
+    words = "at one learning rate"
     if config.rates:
         each = _counted(config.rates, rates)
-        said = f"at the best learning rate of each encoding and task ({each})"
+        words = f"at the best learning rate of each encoding and task ({each})"
     if config.encoding_rates:
         each = _counted(config.encoding_rates, multiples)
-        said += f", encodings' own parameters at the best multiple of it ({each})"
+        words += f", encodings' own parameters at the best multiple of it ({each})"
     elif config.optimizer.encoding_rate != 1:
-        said += f", encodings' own parameters at {config.optimizer.encoding_rate:g} times that"
-    return said
+        words += f", encodings' own parameters at {config.optimizer.encoding_rate:g} times that"
+    return words
 
 
-def _counted(values: Iterable[float], found: list[float]) -> str:
-    count = Counter(found)
+def _counted(values: Iterable[float], used: list[float]) -> str:
+    count = Counter(used)
     return ", ".join(f"{value:g} in {count[value]}" for value in sorted(map(float, values)))
 
 
@@ -248,8 +271,8 @@ def figure(config: TasksConfig, entries: list[dict], rows: list[tuple]) -> plott
     return plotting.Drawing("tasks", drawn, HEADER, rows, alt)
 
 
-def listed(entries: list[dict]) -> list[tuple]:
-    """Every number, one a row of the CSV."""
+def csv_rows(entries: list[dict]) -> list[tuple]:
+    """Every number, one per row of the CSV."""
     return [
         (e["name"], e["positions"], task, length, seed)
         + ((None, None) if isinstance(value, str) else (*value,))

@@ -1,9 +1,10 @@
 """A picture of each scheme of a report: what it adds to the scores, with what it has learned.
 
-The experiment is that of `sketches`, which knows no scheme by name, with the trained parameters and
-the sizes of the comparison's model.
+The experiment is that of `scheme_pictures`, which knows no scheme by name, with the trained
+parameters and the sizes of the comparison's model.
 """
 
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ def _subject(results: Results, scheme: Scheme, longest: int) -> Subject:
     m = results.manifest
     pattern, dims = parse(scheme.spec), Dims(**m["dims"])
     encoding = pattern[0]
-    init = lambda: encoding.init(jax.random.key(0), dims)  # noqa: E731
+    init = functools.partial(encoding.init, jax.random.key(0), dims)
     shapes, tree = jax.tree.flatten(jax.eval_shape(init))
     notes = ["first scheme of the pattern"] if len(set(pattern)) > 1 else []
     path = results.workdir / "runs" / scheme.name / f"seed{m['seeds'][0]}" / "encoding.npz"

@@ -70,16 +70,16 @@ def first(rope: RoPE, dim: int, factor: float, length: int) -> list[np.ndarray]:
 def children(parents: list[np.ndarray], factor: float, rng: np.random.Generator) -> list:
     """Mutated and crossed ones, rising: `CHILDREN` of them."""
     size = parents[0].size
-    found = []
+    offspring = []
     for k in range(CHILDREN):
-        one, other = (parents[i] for i in rng.integers(len(parents), size=2))
+        mother, father = (parents[i] for i in rng.integers(len(parents), size=2))
         if k % 2:
-            child = np.where(rng.random(size) < 0.5, one, other)
+            child = np.where(rng.random(size) < 0.5, mother, father)
         else:
             drawn = rng.uniform(1, max(REACH * factor, 1), size)
-            child = np.where(rng.random(size) < MUTATION, drawn, one)
-        found.append(np.sort(child))
-    return found
+            child = np.where(rng.random(size) < MUTATION, drawn, mother)
+        offspring.append(np.sort(child))
+    return offspring
 
 
 def search(

@@ -1,4 +1,4 @@
-"""How the runs of a sweep share the devices: one each, side by side, or all of them in turn."""
+"""How the runs of a sweep share the devices: one each, in parallel, or all of them in turn."""
 
 import itertools
 import os
@@ -17,11 +17,11 @@ from experiments.running.sweep_configs import Sweep
 from pe_jax.training import sharding
 
 
-def lanes(config: Sweep) -> list[Mesh]:
+def run_meshes(config: Sweep) -> list[Mesh]:
     """The meshes of the runs that go on at the same time; logs how they share the devices.
 
-    Devices "one": each run has one device. There is a lane for each device, or for each core where
-    the devices are a CPU's: a small model keeps one core busy. Devices "all": the one mesh of the
+    Devices "one": each run has one device. There is a mesh per device, or per core where the
+    devices are a CPU's: a small model keeps one core busy. Devices "all": the one mesh of the
     configuration, for one run after the other, as programs that wait for each other across devices
     must not be started from several threads.
 
@@ -34,7 +34,7 @@ def lanes(config: Sweep) -> list[Mesh]:
             " a cluster's variables, each with --config.encodings and a workdir of its own"
         )
     devices, cores = jax.devices(), os.cpu_count() or 1
-    what = f"{len(devices)} × {devices[0].device_kind}"
+    described = f"{len(devices)} × {devices[0].device_kind}"
     if config.devices == "all":
         if config.workers > 1:
             raise ValueError(
@@ -42,7 +42,7 @@ def lanes(config: Sweep) -> list[Mesh]:
                 " leave it 0, or pass --config.devices=one"
             )
         mesh = sharding.make_mesh(config.mesh)
-        logging.info("Each run takes all of %s, one run after the other", what)
+        logging.info("Each run takes all of %s, one run after the other", described)
         return [mesh]
     for axis in sharding.AXES:
         if (size := getattr(config.mesh, axis)) not in (1, -1):
@@ -50,15 +50,15 @@ def lanes(config: Sweep) -> list[Mesh]:
                 f"mesh.{axis}={size}: each run has one device; pass --config.devices=all"
             )
     count = config.workers or (cores if devices[0].platform == "cpu" else len(devices))
-    logging.info("%d runs side by side, each on one of %s", count, what)
+    logging.info("%d runs side by side, each on one of %s", count, described)
     chosen = itertools.islice(itertools.cycle(devices), count)
     return [sharding.make_mesh(config.mesh, [device]) for device in chosen]
 
 
-def spread(
+def run_in_parallel(
     run: Callable[[Any, Mesh], Any], jobs: Iterable[Any], meshes: list[Mesh], stop: Stop
 ) -> list:
-    """What run(job, mesh) gives, in the order of the jobs; each takes the next mesh that is free.
+    """The results of run(job, mesh), in the order of the jobs; each takes the next free mesh.
 
     After the first error no job begins, and `stop` tells those under way to end, as after a signal;
     then it is raised.
@@ -67,7 +67,7 @@ def spread(
     for mesh in meshes:
         free.put(mesh)
 
-    def one(job: Any) -> Any:
+    def run_job(job: Any) -> Any:
         mesh = free.get()
         try:
             return run(job, mesh)
@@ -78,9 +78,9 @@ def spread(
             free.put(mesh)
 
     with futures.ThreadPoolExecutor(len(meshes)) as pool:
-        begun = [pool.submit(one, job) for job in jobs]
-        done, rest = futures.wait(begun, return_when=futures.FIRST_EXCEPTION)
+        submitted = [pool.submit(run_job, job) for job in jobs]
+        done, rest = futures.wait(submitted, return_when=futures.FIRST_EXCEPTION)
         for future in rest:
             future.cancel()
     failed = [future for future in done if future.exception() is not None]
-    return [future.result() for future in failed or begun]
+    return [future.result() for future in failed or submitted]

@@ -1,4 +1,4 @@
-"""What every program leaves about itself: its commit, and files that are whole."""
+"""What results say of their making: commit, device, command; files written whole or not at all."""
 
 import functools
 import json
@@ -19,31 +19,32 @@ def commit() -> str:
     git = shutil.which("git")
     if git is None:
         return "unknown: git is not installed"
-    found = subprocess.run(
+    described = subprocess.run(
         [git, "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent,
     )
-    return found.stdout.strip() or "not a git checkout"
+    return described.stdout.strip() or "not a git checkout"
 
 
-def made() -> dict[str, str]:
-    """What a run keeps beside its numbers, as a later call may be of other code, elsewhere."""
+def environment() -> dict[str, str]:
+    """Commit, device and version of JAX, kept with each result: a resume may be elsewhere."""
     kind = jax.devices()[0].device_kind
     return {"commit": commit(), "device": f"{len(jax.devices())} × {kind}", "jax": jax.__version__}
 
 
-def together(runs: Iterable[dict]) -> dict[str, str]:
-    """What all of these runs were made with: each value once."""
+def environments(runs: Iterable[dict]) -> dict[str, str]:
+    """The environments of all these runs, each value once."""
     listed = list(runs)
     return {
-        field: ", ".join(sorted({run.get(field, "unknown") for run in listed})) for field in made()
+        field: ", ".join(sorted({run.get(field, "unknown") for run in listed}))
+        for field in environment()
     }
 
 
 def command(program: str) -> str:
-    """What started this one of `experiments`."""
+    """The command line of this program, a module of `experiments`."""
     return shlex.join(["python", "-m", f"experiments.{program}", *sys.argv[1:]])
 
 

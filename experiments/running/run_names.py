@@ -9,7 +9,7 @@ def slug(spec: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", spec.replace("_", "-")).strip("-.")[:64] or "encoding"
 
 
-def short(spec: str) -> str:
+def short_name(spec: str) -> str:
     """The scheme's name where a spec is one scheme with its fields, else the whole spec."""
     bare, before = spec, ""
     while bare != before:  # fields may have fields
@@ -19,6 +19,6 @@ def short(spec: str) -> str:
 
 def title(spec: str, convention: str, entries: Iterable[tuple[str, str]], plain: str) -> str:
     """An encoding's name with its positions, and its fields where the name is not enough."""
-    alone = [short(s) for s, c in entries if c == convention].count(short(spec)) == 1
-    name = short(spec) if alone else spec
+    alone = [short_name(s) for s, c in entries if c == convention].count(short_name(spec)) == 1
+    name = short_name(spec) if alone else spec
     return name if convention == plain else f"{name}, {convention}"

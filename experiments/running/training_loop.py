@@ -74,11 +74,11 @@ def run(config: Config) -> None:
             save_json(folder / "config.json", run_metadata(config, source))
         begin = time.monotonic()
         state = _train_or_exit(config, source, evaluator)
-        found = {"status": "ok", "seconds": time.monotonic() - begin}
-        found |= evaluate(evaluator, source, state)
+        evaluation = {"status": "ok", "seconds": time.monotonic() - begin}
+        evaluation |= evaluate(evaluator, source, state)
         if is_first:
-            save_json(folder / "evaluation.json", found)
-    for protocol, lengths in found["losses"].items():
+            save_json(folder / "evaluation.json", evaluation)
+    for protocol, lengths in evaluation["losses"].items():
         for length, losses in lengths.items():
             text = "not defined" if losses is None else f"{np.mean(losses):.4f} nats"
             logging.info("%s, context %s: %s", protocol, length, text)

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from experiments.running import signals
 from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
-from experiments.running.parallel_runs import lanes, spread
-from experiments.running.provenance import made, save_json
+from experiments.running.parallel_runs import run_in_parallel, run_meshes
+from experiments.running.provenance import environment, save_json
 from experiments.running.run_names import slug
 from experiments.running.sweep_configs import TrialsConfig
 from pe_jax.training import sharding
@@ -21,10 +21,10 @@ from pe_jax.training.checkpoint import check_same
 
 
 class Trials:
-    """The runs of one entry: what was found before, or is found now.
+    """The runs of one entry: read from their files, or trained now.
 
     Attributes:
-      entry: what it is, kept beside each result.
+      entry: what it is, saved with each result.
       mesh: the devices of this entry.
       stop: tells whether a signal came.
     """
@@ -32,14 +32,14 @@ class Trials:
     def __init__(self, folder: Path, entry: list[str], mesh: Mesh, stop: signals.Stop):
         self.folder, self.entry, self.mesh, self.stop = folder, entry, mesh, stop
 
-    def found(self, name: str, train: Callable[[], dict]) -> dict:
-        """What the run gave, or `train()` gives now; empty where a signal came first."""
+    def result(self, name: str, train: Callable[[], dict]) -> dict:
+        """The saved result of the run, or that of `train()`; empty where a signal came first."""
         path = self.folder / f"{name}.json"
         if not path.exists():
-            given = {} if self.stop.signal is not None else train()
-            if not given:
+            result = {} if self.stop.signal is not None else train()
+            if not result:
                 return {}
-            save_json(path, {"entry": self.entry, **made(), **given})
+            save_json(path, {"entry": self.entry, **environment(), **result})
         return json.loads(path.read_text())  # as JSON has it, now and later
 
 
@@ -49,32 +49,38 @@ def folders(entries: Mapping[Any, Iterable[str]]) -> dict[Any, str]:
     Raises:
       ValueError: two have the same.
     """
-    found = {entry: "-".join(slug(x)[:60] for x in parts) for entry, parts in entries.items()}
-    for entry, name in found.items():
-        if [*found.values()].count(name) > 1:
+    names = {entry: "-".join(slug(x)[:60] for x in parts) for entry, parts in entries.items()}
+    for entry, name in names.items():
+        if [*names.values()].count(name) > 1:
             raise ValueError(f"encodings: {entry}: another one has the same name in a path, {name}")
-    return found
+    return names
 
 
 def check_entry(folder: Path, parts: list[str]) -> None:
     """Raises ValueError if a folder holds runs of another entry: names are cut short."""
     for path in folder.rglob("*.json"):
-        before = json.loads(path.read_text()).get("entry")
-        if before != parts:
+        saved = json.loads(path.read_text()).get("entry")
+        if saved != parts:
             raise ValueError(
-                f"encodings: {path} is of {before}, not of {parts}; use a new --config.workdir"
+                f"encodings: {path} is of {saved}, not of {parts}; use a new --config.workdir"
             )
 
 
+def nothing_else(saved: dict) -> dict:
+    """For sweeps whose workdir's config holds their configuration alone."""
+    del saved
+    return {}
+
+
 @contextlib.contextmanager
-def finished(
+def completed(
     config: TrialsConfig,
     binding: tuple[str, ...],
     entries: Mapping[Any, Iterable[str]],
     run: Callable[[Any, Trials], Any],
-    also: Callable[[dict], dict] = lambda saved: {},
+    also: Callable[[dict], dict] = nothing_else,
 ) -> Iterator[tuple[dict, dict]]:
-    """Holds the workdir, in which all runs are done: gives the config as saved, and what they gave.
+    """Trains what is missing, and holds the workdir: yields the config as saved, and all results.
 
     Ends the program, on one line where the config or the workdir is wrong, before anything is
     written; or with the signal's status.
@@ -86,10 +92,10 @@ def finished(
       run: all runs of an entry.
       also: what else the workdir's config holds, from what it held; may raise ValueError.
     """
-    workdir, path = Path(config.workdir), Path(config.workdir) / "config.json"
-    now = json.loads(json.dumps(dataclasses.asdict(config)))
+    workdir = Path(config.workdir)
+    path, now = workdir / "config.json", json.loads(json.dumps(dataclasses.asdict(config)))
     with one_line_errors():
-        meshes = lanes(config)
+        meshes = run_meshes(config)
         sharding.check_fits(config.model, config.batch, meshes[0])
         names = folders(entries)
         saved = json.loads(path.read_text()) if path.exists() else {}
@@ -102,12 +108,11 @@ def finished(
         save_json(path, kept)
     with contextlib.closing(lock), signals.Stop() as stop:
 
-        def each(entry, mesh: Mesh):
-            return run(
-                entry, Trials(workdir / "runs" / names[entry], [*entries[entry]], mesh, stop)
-            )
+        def run_entry(entry: Any, mesh: Mesh) -> Any:
+            folder = workdir / "runs" / names[entry]
+            return run(entry, Trials(folder, [*entries[entry]], mesh, stop))
 
         with one_line_errors():
-            given = spread(each, entries, meshes, stop)
+            results = run_in_parallel(run_entry, entries, meshes, stop)
         stop.leave()
-        yield now, dict(zip(entries, given, strict=True))
+        yield now, dict(zip(entries, results, strict=True))
