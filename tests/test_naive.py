@@ -55,3 +55,22 @@ def test_what_a_scheme_does_not_have_is_an_error():
     ):
         with pytest.raises(TypeError, match=words):
             naive.attention("t5", q, k, v, params, settings)
+
+
+@pytest.mark.parametrize("place", [-1, 3])
+def test_what_a_table_does_not_hold_is_an_error(place):
+    q, k, v = (x[0, :1] for x in util.inputs())
+    places, table = np.array([[place, 0]]), np.zeros((3, H * E))
+    for name, positions, params in (
+        ("learned", places[:, 0], {"table": table}),
+        ("learned_2d", places, {"rows": table, "columns": table}),
+    ):
+        with pytest.raises(IndexError, match=f"{place} .* the table has 0 … 2"):
+            naive.inputs(name, positions, H * E, params)
+    u = np.zeros((H * E, H, E))
+    with pytest.raises(IndexError, match=f"{place} .* the table has 0 … 2"):
+        params = {"table": table, "u_q": u, "u_k": u}
+        naive.attention("tupe", q, k, v, params, positions=places[:, 0])
+    far = naive.make_row(*(x[0, :2] for x in util.inputs()[:2]), [[0, 0], [place, 0]])
+    with pytest.raises(IndexError):
+        naive.bias.swin(far, np.zeros((H, 1)), height=1, width=1)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from pe_jax.naive.rows import Array
+from pe_jax.naive.rows import Array, inside
 
 
 def sinusoid(position: float, dim: int, base=1e4, layout="interleaved") -> Array:
@@ -25,8 +25,8 @@ def sinusoidal(positions, dim: int, *, base=1e4, layout="interleaved", amplitude
 
 
 def learned(positions, dim: int, table) -> Array:
-    """Rows of a table [L, D], as in BERT: Devlin et al., arXiv 1810.04805, §3."""
-    return table[positions]
+    """Rows of a table [L, D], as in BERT: Devlin et al., arXiv 1810.04805."""
+    return table[inside(positions, len(table))]
 
 
 def sinusoidal_2d(positions, dim: int, *, base=1e4, layout="concatenated") -> Array:
@@ -35,19 +35,22 @@ def sinusoidal_2d(positions, dim: int, *, base=1e4, layout="concatenated") -> Ar
     return np.hstack(halves)
 
 
+def interpolated(table: Array, places) -> Array:
+    """A table [L, C] at any places [T] from 0 to L - 1, linear between two rows: [T, C]."""
+    places, rows = inside(places, len(table)), np.arange(len(table))
+    return np.stack([np.interp(places, rows, channel) for channel in table.T], axis=-1)
+
+
 def learned_2d(positions, dim: int, rows: Array, columns: Array, *, combine="concatenate") -> Array:
     """Vectors of row and column: Dosovitskiy et al., "ViT", arXiv 2010.11929, App. D.4.
 
-    Linear between two rows of a table; `combine` "sum" adds the vectors (arXiv 2307.06304).
+    `combine` "sum" adds them (arXiv 2307.06304), else they are side by side.
     """
-    row, column = (
-        np.stack([np.interp(axis, np.arange(len(table)), channel) for channel in table.T], -1)
-        for axis, table in zip(positions.T, (rows, columns), strict=True)
-    )
+    row, column = interpolated(rows, positions[:, 0]), interpolated(columns, positions[:, 1])
     return row + column if combine == "sum" else np.hstack([row, column])
 
 
 def bipe(positions, dim: int, table=None, *, absolute="learned") -> Array:
-    """Vectors of the place in (piece, place): He et al., "BiPE", arXiv 2401.16421, §3."""
+    """Vectors of the place in (piece, place): He et al., "BiPE", arXiv 2401.16421."""
     places = positions[:, 1]
     return sinusoidal(places, dim) if absolute == "sinusoidal" else learned(places, dim, table)

@@ -6,7 +6,7 @@ import numpy as np
 
 from pe_jax.naive import distances
 from pe_jax.naive.absolute import sinusoidal
-from pe_jax.naive.rows import Array, Row, products, sigmoid
+from pe_jax.naive.rows import Array, Row, inside, products, sigmoid
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -26,7 +26,7 @@ def alibi(row: Row) -> Array:
 
 
 def alibi_2d(row: Row) -> Array:
-    """Fuller et al., "CROMA", arXiv 2311.00566, §3: minus m_h times the Euclidean distance."""
+    """Fuller et al., "CROMA", arXiv 2311.00566: minus m_h times the Euclidean distance."""
     places = row.positions.tolist()
     far = [[math.dist(a, b) for b in places] for a in places]
     return products(row) - np.multiply.outer(alibi_slopes(len(row.q)), far)
@@ -46,7 +46,7 @@ def t5(row: Row, table: Array, *, max_distance=128, bidirectional=False) -> Arra
     return products(row, 1) + t5_bias(row.distance, table, max_distance, bidirectional)
 
 
-def layoutlmv3(row, index: Array, x: Array, y: Array, *, max_distance=128, spatial_distance=256):
+def layoutlmv3(row, index, x, y, *, max_distance=128, spatial_distance=256) -> Array:
     """Huang et al., "LayoutLMv3", arXiv 2204.08387, §2.1: T5's tables of index, x and y.
 
     All is divided by sqrt(E), the biases too, as in the released code.
@@ -57,7 +57,7 @@ def layoutlmv3(row, index: Array, x: Array, y: Array, *, max_distance=128, spati
     return products(row) + bias / row.q.shape[-1] ** 0.5
 
 
-def buckets(row, table: Array, *, edges=(0, 1, 2, 4, 8, 16, 32, 64, 128), directional=False):
+def buckets(row, table, *, edges=(0, 1, 2, 4, 8, 16, 32, 64, 128), directional=False) -> Array:
     """Any groups, after T5: table[h, edges below |d|]; `directional`: keys ahead have their own."""
     group = distances.of_each(lambda d: sum(abs(d) > edge for edge in edges), row.distance)
     return products(row) + table[:, group + directional * (len(edges) + 1) * (row.distance < 0)]
@@ -83,7 +83,7 @@ def kerple(row: Row, p: Array, a: Array, *, kind="log") -> Array:
 
 
 def sandwich(row: Row, *, width=128, base=1e4) -> Array:
-    """Chi et al., "Sandwich", arXiv 2212.10356, §4: p_m·p_n over the compression ratio 8h/H.
+    """Chi et al., "Sandwich", arXiv 2212.10356: p_m·p_n over the compression ratio 8h/H.
 
     p is the sinusoid of `width` channels; h = 1 … H.
     """
@@ -92,7 +92,7 @@ def sandwich(row: Row, *, width=128, base=1e4) -> Array:
 
 
 def fire(row: Row, c, multiplier, w1, b1, w2, b2, *, length=512.0) -> Array:
-    """Li et al., "FIRE", arXiv 2310.04418, §3: f(ψ(i - j)/ψ(max(L, i))), ψ(x) = ln(c·x + 1).
+    """Li et al., "FIRE", arXiv 2310.04418: f(ψ(i - j)/ψ(max(L, i))), ψ(x) = ln(c·x + 1).
 
     L is `length` times the learned multiplier; f a perceptron with one hidden layer of N ReLU
     units: w1, b1 [N], w2 [N, H], b2 [H]. The paper's code adds 1e-6 to the denominator.
@@ -108,9 +108,9 @@ def swin(row: Row, table: Array, *, height=7, width=7) -> Array:
 
     The table is [H, (2·height - 1)(2·width - 1)].
     """
-    table = table.reshape(-1, 2 * height - 1, 2 * width - 1)
-    down, right = np.moveaxis(row.distance, -1, 0)
-    return products(row) + table[:, down + height - 1, right + width - 1]
+    down = inside(row.distance[..., 0] + height - 1, 2 * height - 1)
+    right = inside(row.distance[..., 1] + width - 1, 2 * width - 1)
+    return products(row) + table.reshape(-1, 2 * height - 1, 2 * width - 1)[:, down, right]
 
 
 def log_spaced(distance, window: int):

@@ -22,7 +22,7 @@ def forget_gates(x: Array, weight: Array, bias: Array) -> Array:
 
 
 def fox(row: Row, weight: Array, bias: Array) -> Array:
-    """Lin et al., "Forgetting Transformer", arXiv 2503.02130, §3: plus Σ log f_l, j < l ≤ i."""
+    """Lin et al., "Forgetting Transformer", arXiv 2503.02130: plus Σ log f_l, j < l ≤ i."""
     return products(row) + between(np.log(forget_gates(row.x, weight, bias)))
 
 
@@ -32,7 +32,7 @@ def cable(row: Row, weight: Array, bias: Array) -> Array:
 
 
 def wavlm(row, table, weight, bias, scale, *, max_distance=800, bidirectional=True) -> Array:
-    """Chen et al., "WavLM", arXiv 2110.13900, §III, as released: plus g_i·table[h, bucket(d)].
+    """Chen et al., "WavLM", arXiv 2110.13900, as released: plus g_i·table[h, bucket(d)].
 
     g = a·(s_h·b - 1) + 2; a and b are sigmoids of sums of four rows of a projection, weight [8, E]
     and bias [8], of the head's own slice of x; s is `scale` [H].

@@ -6,7 +6,7 @@ import numpy as np
 
 from pe_jax.naive import distances
 from pe_jax.naive.absolute import sinusoidal
-from pe_jax.naive.rows import Array, Row, products
+from pe_jax.naive.rows import Array, Row, inside, products
 
 
 def shaw(row: Row, keys: Array, *, clip=16) -> Array:
@@ -60,7 +60,7 @@ def tupe(row: Row, table: Array, u_q: Array, u_k: Array, first=None, to_first=No
     p are rows of the table [L, D]; U [D, H, E]. The second product is reset, with a number for
     each head, where i is [CLS] (position 0) by θ₁ (`first`), where only j is by θ₂ (`to_first`).
     """
-    scale, p = (2 * row.q.shape[-1]) ** -0.5, table[row.positions]
+    scale, p = (2 * row.q.shape[-1]) ** -0.5, table[inside(row.positions, len(table))]
     p_q, p_k = (np.einsum("td,dhe->hte", p, u) for u in (u_q, u_k))
     bias = scale * np.einsum("hte,hse->hts", p_q, p_k)
     if first is not None and to_first is not None:

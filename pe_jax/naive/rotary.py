@@ -62,7 +62,7 @@ def grouped(positions: Array, group: int, window: int) -> Array:
 def self_extend(
     row, *, group=8, window=1024, base=1e4, fraction=1.0, layout="half", scaling=None
 ) -> Array:
-    """Jin et al., "Self-Extend", arXiv 2401.01325, §3: positions in groups beyond the window."""
+    """Jin et al., "Self-Extend", arXiv 2401.01325: positions in groups beyond the window."""
     distance = grouped(row.positions, group, window)
     return rope(
         row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
@@ -95,7 +95,7 @@ def sharpness(positions, attn_scale: float, floor_scale: int, offset: int) -> Ar
 
 
 def bipe(row: Row, *, relative="rope", base=1e4) -> Array:
-    """He et al., "BiPE", arXiv 2401.16421, §3: RoPE or ALiBi of the pieces, (piece, place)[0]."""
+    """He et al., "BiPE", arXiv 2401.16421: RoPE or ALiBi of the pieces, (piece, place)[0]."""
     pieces = row._replace(positions=row.positions[:, 0])
     return alibi(pieces) if relative == "alibi" else rope(pieces, base=base)
 
@@ -103,7 +103,7 @@ def bipe(row: Row, *, relative="rope", base=1e4) -> Array:
 def rope_2d(
     row: Row, *, base=1e4, channels=None, spectrum="shared", normalized=False, layout="half"
 ) -> Array:
-    """Heo et al., arXiv 2403.13298, §3.2: the first pairs turn by the row, others by the column.
+    """Heo et al., arXiv 2403.13298: the first pairs turn by the row, others by the column.
 
     The channels (rows, columns), by default halves, have a series of frequencies each; spectrum
     "alternating" (Pixtral) deals one series in turn. `normalized` (DINOv3) multiplies by 2π.

@@ -55,6 +55,13 @@ def softmax(scores: Array, causal: bool) -> Array:
     return e / e.sum(-1, keepdims=True)
 
 
+def inside(index: Array, length: int) -> Array:
+    """The index of a table; IndexError outside of it (NumPy counts negative ones from the end)."""
+    if not ((index >= 0) & (index <= length - 1)).all():
+        raise IndexError(f"{index.min()} … {index.max()}: the table has 0 … {length - 1}")
+    return index
+
+
 def sigmoid(x: Array) -> Array:
     """1/(1 + e^-x)."""
     return 1 / (1 + np.exp(-x))
