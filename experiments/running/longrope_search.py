@@ -17,6 +17,7 @@ from flax import nnx
 
 from pe_jax.encodings.rope import RoPE, rotate
 from pe_jax.encodings.rope_scaling import NTK, Linear, YaRN
+from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.training.step import Trainer, mean_loss
 
@@ -30,17 +31,17 @@ class Free(RoPE):
 
     gain: float = 1.0
 
-    def _free(self, params, x, positions):
-        theta = self.frequencies(x.shape[-1]) / params.layer["factors"]
+    def init_layer(self, key, dims):
+        """Factors [F] of 1."""
+        return {"factors": jnp.ones_like(self.frequencies(dims.head_dim))}
+
+    def terms(self, params, dims):
+        return (Rotation(self.rotate, self.rotate, params.layer["factors"]),)
+
+    def rotate(self, factors, x, positions):
+        """R_m x by θ_i / factor_i."""
+        theta = self.frequencies(x.shape[-1]) / factors
         return rotate(x, positions, theta, self.layout, self.gain)
-
-    def rotate_q(self, params, q, positions):
-        """R_m q by θ_i / factor_i."""
-        return self._free(params, q, positions)
-
-    def rotate_k(self, params, k, positions):
-        """R_n k likewise."""
-        return self._free(params, k, positions)
 
 
 def losses(trainer: Trainer, gain: float) -> Callable:
