@@ -188,7 +188,7 @@ def test_caches_are_divided_as_batch_and_heads_are():
     specs = jax.tree.map(lambda s: s.spec, sharding.cache_shardings(cache, mesh))
     P = jax.sharding.PartitionSpec
     rows = P(("data", "fsdp"), "model")
-    assert {specs[0].k, specs[0].v, specs[0].k_raw, specs[1].state} == {rows}
+    assert {specs[0].k, specs[0].v, specs[0].k_raw, *specs[1].states} == {rows}
     assert specs[0].positions == P(("data", "fsdp")) and specs[0].length == P()
 
 

@@ -36,9 +36,9 @@ class Free(RoPE):
         return {"factors": jnp.ones_like(self.frequencies(dims.head_dim))}
 
     def terms(self, params, dims):
-        return (Rotation(self.rotate, self.rotate, params.layer["factors"]),)
+        return (Rotation(self.divided, self.divided, params.layer["factors"]),)
 
-    def rotate(self, factors, x, positions):
+    def divided(self, factors, x, positions):
         """R_m x by θ_i / factor_i."""
         theta = self.frequencies(x.shape[-1]) / factors
         return rotate(x, positions, theta, self.layout, self.gain)

@@ -185,7 +185,7 @@ def cache_shardings(cache: Any, mesh: Mesh) -> Any:
     """Of a model's decoding caches: rows as in a batch, heads as in the parameters."""
     rows = PartitionSpec(MESH_AXES["batch"])
     axes = {"positions": rows}
-    for name in ("k", "v", "k_raw", "far", "state"):
+    for name in ("k", "v", "k_raw", "far", "states"):
         axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
 
     def sharding(path, _):
