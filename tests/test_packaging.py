@@ -40,11 +40,12 @@ def wheel(tmp_path_factory):
         *(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "docs")
     )
     shutil.copytree(ROOT, folder / "source", ignore=skip)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder)]
-    offline = has_build_backend()
-    if offline:  # else pip fetches the build backend from the package index
-        command.append("--no-build-isolation")
-    built = subprocess.run([*command, str(folder / "source")], capture_output=True, text=True)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
+    command, offline = ["-c", build], has_build_backend()
+    if not offline:  # pip fetches it from the package index
+        command = ["-m", "pip", "wheel", "--no-deps", f"--wheel-dir={folder}", "."]
+    source = {"cwd": folder / "source", "capture_output": True, "text": True}
+    built = subprocess.run([sys.executable, *command], **source)
     if built.returncode and not offline:
         pytest.skip("no setuptools >= 77 and no package index: install the extra `test`")
     assert not built.returncode, built.stderr[-2000:]
