@@ -79,7 +79,7 @@ class Classifier(Trainer):
 
 
 def places(trainer_axes: int, convention: str, side: int, trained: int) -> np.ndarray:
-    """Positions of side × side patches; `trained` patches a side were trained on."""
+    """Positions of side × side patches; `trained` patches per side were trained on."""
     if trainer_axes == 1:
         return np.arange(side * side, dtype=np.int32)
     if convention == "resized":
@@ -217,7 +217,7 @@ def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
 
 @plotting.styled
 def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
-    """Accuracy against the side of the image: wider views above, finer below; a dot a seed."""
+    """Accuracy against the side of the image: wider views above, finer below; one dot per seed."""
     drawn, all_axes = plotting.canvas(6.4, 7.6, 2)
     for axes, kind in zip(all_axes, ("wider", "finer"), strict=True):
         ends = []

@@ -440,7 +440,7 @@ def test_runs_take_one_device_each_side_by_side_or_all_in_turn(tmp_path, monkeyp
     [
         ({"mesh": {"model": 2}}, 1, ("mesh.model=2", "pass --config.devices=all")),
         ({"devices": "all", "workers": 2}, 1, ("workers=2", "pass --config.devices=one")),
-        ({}, 2, ("2 processes", "a workdir of its own")),
+        ({}, 2, ("2 processes", "its own workdir")),
     ],
 )
 def test_a_comparison_that_cannot_share_the_devices_is_refused(

@@ -170,7 +170,7 @@ def test_a_program_that_does_not_fit_says_what_it_needs():
     text = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.10G of 15.75G hbm."
     assert compile_tpu.refused(text) == {
         "status": "does not fit",
-        "why": "needs 20.10G of 15.75G a chip",
+        "why": "needs 20.10G of 15.75G per chip",
     }
     assert compile_tpu.refused("INTERNAL:\nno")["why"] == "INTERNAL: no"
 
@@ -223,7 +223,7 @@ def test_the_page_says_in_words_what_has_no_figures(tmp_path):
     row = {"status": "ok", "total": 5 * 2**30, "fits": True, "flops": 459e12 / 4}
     row |= {"compute_seconds": 0.4, "exchange_seconds": 0.1, "collectives": collective}
     row["unpriced"] = 0
-    refused = {"status": "does not fit", "why": "needs 120G of 95G a chip"}
+    refused = {"status": "does not fit", "why": "needs 120G of 95G per chip"}
     late = {"status": "does not compile", "why": "took longer than 600 s"}
     for cell, found in ((done, row), (short, refused), (broken, late)):
         folder = tmp_path / cell.name
@@ -234,7 +234,7 @@ def test_the_page_says_in_words_what_has_no_figures(tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 4 + 3  # RoPE is in two tables of the three
     assert "| 5.0 | 500 ms | 400 ms | 100 ms | 115 | 50 % | 3 | – | – | – | – |" in text
-    assert "does not fit: needs 120G of 95G a chip" in text and "took longer than 600 s" in text
+    assert "does not fit: needs 120G of 95G per chip" in text and "took longer than 600 s" in text
 
 
 def test_a_sweep_repeats_nothing_and_stops_in_time(tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
 from tools import hlo, tpu_slice
 
-COLUMNS = {  # of the table, a chip and step: title → how a row has it
+COLUMNS = {  # of the table, per chip and step: title → how a row has it
     "GiB in": lambda r: f"{r['arguments'] / tpu_slice.GIB:.2f}",
     "between": lambda r: f"{r['temporaries'] / tpu_slice.GIB:.2f}",
     "in all": lambda r: f"{r['total'] / tpu_slice.GIB:.2f}",
@@ -130,12 +130,12 @@ def refused(text: str) -> dict:
         r"HLO temporaries \(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)",
     ):
         if match := re.search(said, text):
-            return {"status": "does not fit", "why": f"needs {match[1]} of {match[2]} a chip"}
+            return {"status": "does not fit", "why": f"needs {match[1]} of {match[2]} per chip"}
     return {"status": "does not compile", "why": " ".join(text.split())[:300]}
 
 
 def memory(compiled: Any, chip: tpu_slice.Chip) -> dict:
-    """Bytes a chip: what comes in, goes out and is needed between; and whether that fits."""
+    """Bytes per chip: what comes in, goes out and is needed between; and whether that fits."""
     analysis = compiled.memory_analysis()
     names = ("argument", "output", "alias", "temp", "generated_code")
     sizes = [getattr(analysis, f"{name}_size_in_bytes") for name in names]
@@ -153,7 +153,7 @@ def memory(compiled: Any, chip: tpu_slice.Chip) -> dict:
 
 
 def work(compiled: Any, jaxpr: Any, masked: Tiles, chips: int, chip: tpu_slice.Chip) -> dict:
-    """Operations, seconds and collectives, a chip and a step."""
+    """Operations, seconds and collectives, per chip and step."""
     cost, said = compiled.cost_analysis(), hlo.summarize(compiled.as_text(), masked.turns)
     products = flops.count(jaxpr, *masked)
     return {
@@ -178,7 +178,7 @@ def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
         cells = [f(row) for f in COLUMNS.values()] if ok else [f"{row['status']}: {row['why']}"]
         shown.add_row(row["encoding"], row["program"], *cells)
     yield shown
-    shown = rich.table.Table("encoding", "program", "collective", "a step", "MiB a chip")
+    shown = rich.table.Table("encoding", "program", "collective", "per step", "MiB per chip")
     for row in rows:
         for kind, total in row.get("collectives", {}).items():
             size = plain(total["bytes"] / 2**20)
@@ -187,7 +187,7 @@ def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
 
 
 def write(folder: Path, about: dict, rows: list[dict]) -> None:
-    """compiled.json, and compiled.csv with a line a collective's kind."""
+    """compiled.json, and compiled.csv with one line per kind of collective."""
     save_json(folder / "compiled.json", {**about, "programs": rows})
     flat = []
     for row in rows:

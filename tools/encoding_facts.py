@@ -150,14 +150,14 @@ ENGINES = {
 @functools.cache
 def engines(name: str) -> tuple[str, ...]:
     """The engines that run the scheme with its defaults; what they are asked, `ENGINES` says."""
-    found = []
+    names = []
     for engine, ask in ENGINES.items():
         try:
             ask(ENCODINGS[name]())
         except ValueError:
             continue
-        found.append(engine)
-    return tuple(found)
+        names.append(engine)
+    return tuple(names)
 
 
 # Tests and oracles.
@@ -180,10 +180,10 @@ def tests(name: str) -> Path:
     """
     module = ENCODINGS[name].__module__.rpartition(".")[2]
     files = [ROOT / "tests" / "encodings" / f"test_{stem}.py" for stem in (name, module)]
-    found = [path for path in files if path.is_file()]
-    if not found:
+    present = [path for path in files if path.is_file()]
+    if not present:
         raise FileNotFoundError(f"{name} has no tests: write {files[0].relative_to(ROOT)}")
-    return found[0]
+    return present[0]
 
 
 def claims(path: Path) -> list[str]:
@@ -200,16 +200,16 @@ def case_of(case: str) -> str:
 
 def _names(function: ast.FunctionDef, sources: dict[str, str]) -> list[tuple[str, str]]:
     """(library, what it runs of that library), as they come in the source."""
-    found = []
+    uses = []
     for node in ast.walk(function):
         match node:
             case ast.Attribute(value=ast.Name(id=base), attr=attr) if base.startswith("modeling_"):
-                found.append((node.lineno, node.col_offset, base.removeprefix("modeling_"), attr))
+                uses.append((node.lineno, node.col_offset, base.removeprefix("modeling_"), attr))
             case ast.Attribute(value=ast.Attribute(attr="functional"), attr=attr):
-                found.append((node.lineno, node.col_offset, "torch", attr))
+                uses.append((node.lineno, node.col_offset, "torch", attr))
             case ast.Name(id=base) if base.isupper() and base in sources:
-                found.append((node.lineno, node.col_offset, "transformers", base))
-    return [(library, attr) for *_, library, attr in sorted(found)]
+                uses.append((node.lineno, node.col_offset, "transformers", base))
+    return [(library, attr) for *_, library, attr in sorted(uses)]
 
 
 @functools.cache
@@ -228,9 +228,9 @@ def oracles() -> dict[str, list[tuple[str, str]]]:
         for n in tree.body
         if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "ORACLES"
     )
-    found: dict[str, list[tuple[str, str]]] = {name: [] for name in ENCODINGS}
+    by_scheme: dict[str, list[tuple[str, str]]] = {name: [] for name in ENCODINGS}
     for key, value in zip(cases.keys, cases.values, strict=True):
         used = _names(functions[value.id], sources) or [("torch", "indexing")]
-        kept = found[case_of(key.value)]
+        kept = by_scheme[case_of(key.value)]
         kept += [used[0]] if used[0] not in kept else []
-    return found
+    return by_scheme

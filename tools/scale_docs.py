@@ -27,7 +27,7 @@ from tools import hlo, tpu_slice
 SIZES = ("100M", "1B", "7B")
 CONTEXTS = (4096, 32768, 131072)
 SLICES = {1: "v5p:1x1x1", 64: "v5p:4x4x4", 1024: "v5p:8x8x16"}
-ROWS = 32768  # tokens a chip and step, where a row is not longer than that
+ROWS = 32768  # tokens per chip and step, where a row is not longer than that
 # One of each kind: rotation, bias in place, table of distances, vectors of distances, state.
 SCHEMES = ("rope", "alibi", "t5", "shaw", "deberta", "fox")
 
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def mesh(self) -> MeshConfig:
-        """A row a chip, or a row for several, which share its tokens by ring attention.
+        """One row per chip, or one for several chips, which share its tokens by ring attention.
 
         Parameters are split over up to 64 chips, and copied beyond.
         """
@@ -124,7 +124,7 @@ def read(cell: Cell, folder: Path) -> dict | None:
 
 
 HEADER = (
-    ("mesh", "GiB a chip", "step", "compute", "exchange", "TFLOP a chip", "of peak")
+    ("mesh", "GiB per chip", "step", "compute", "exchange", "TFLOP per chip", "of peak")
     + hlo.KINDS
 )  # fmt: skip
 
@@ -180,14 +180,14 @@ measured on one. Made by
     python -m tools.scale_docs --out=runs/scale
 
 which compiles the real training step and the real decoding step, whole models, for slices of TPU
-v5p ({hbm:.0f} GiB and {peak:.0f} TFLOP/s a chip), one program a line, and writes this page.
+v5p ({hbm:.0f} GiB and {peak:.0f} TFLOP/s per chip), one program per line, and writes this page.
 {done} of its {all} programs are shown; the same command goes on with what is missing.
 
 How to read it.
 
-- **mesh**: {axes}. A step holds {rows:,} tokens a chip, or one row where a row is
+- **mesh**: {axes}. A step holds {rows:,} tokens per chip, or one row where a row is
   longer; then several chips share its tokens by ring attention (the axis `seq`).
-- **GiB a chip**: parameters, Adam's moments, the batch and the temporaries, as the compiler lays
+- **GiB per chip**: parameters, Adam's moments, the batch and the temporaries, as the compiler lays
   them out: its own count, exact for the program. "does not fit" is the compiler's word too.
 - **compute**: cycles that the compiler expects of each operation, times how often it runs, over the
   clock; the products of Pallas kernels at the chip's peak, too little; "≥" where it expects nothing
@@ -196,7 +196,7 @@ How to read it.
   the network's latency and its crossings, the input of data, the host, waiting for the slowest.
 - **of peak**: matrix products, those of recomputed blocks too, over what the chip could do in that
   step.
-- **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, a
+- **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, per
   chip and step. The compiler writes gathers of small parts as all-reduces of arrays that are 0
   elsewhere.
 - Attention runs in the TPU's kernels where the scheme has one and the chip has whole rows, else in

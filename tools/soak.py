@@ -56,7 +56,7 @@ def settings(workdir: Path, data: Path, steps: int, save_every: int) -> list[str
 
 
 def write_text(folder: Path, files: int = 40) -> Path:
-    """A corpus of words by chance, a document a file."""
+    """A corpus of random words, one document per file."""
     draw = random.Random(0)
     words = ["".join(draw.choices(string.ascii_lowercase, k=draw.randint(1, 9))) for _ in range(99)]
     for split in ("train", "validation", "test"):

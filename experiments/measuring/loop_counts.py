@@ -38,10 +38,10 @@ def tiles(
     Of the tiles that a decaying bias leaves out nothing is known: they count.
     """
     tiled = [e for e in model.pattern if not select(skeleton(e, model.dims), RowRescore)]
-    found = [_turns(encoding, model, batch, length, layout, devices) for encoding in tiled]
-    if not found:
+    counts = [_turns(encoding, model, batch, length, layout, devices) for encoding in tiled]
+    if not counts:
         return Tiles()
-    whole, partial, columns = (sum(x) / len(found) for x in zip(*found, strict=True))
+    whole, partial, columns = (sum(x) / len(counts) for x in zip(*counts, strict=True))
     return Tiles((whole, partial), (whole + partial) / columns)
 
 
@@ -53,7 +53,7 @@ def _turns(
     layout: Contiguous,
     devices: int,
 ):
-    """Tiles a row that the mask leaves whole, and in part, on the mean; and all there are.
+    """Tiles per row that the mask leaves whole, and in part, on the mean; and all there are.
 
     On a ring the mean is over its hops too, as every device meets the keys of all others.
     """

@@ -40,7 +40,7 @@ def interleave(
     *,
     proceed: Callable[[int], bool] = lambda done: True,
 ) -> dict[Any, list[float]]:
-    """Seconds a call, one sample a round, of programs that were called once before.
+    """Seconds per call, one sample per round, of programs that were called once before.
 
     Args:
       programs: each is called without arguments and returns what has to be waited for.
@@ -72,7 +72,7 @@ class Row:
       mode: what is timed.
       scheme: of the encoding, or "matmuls".
       engine: what computes it.
-      seconds: a call, one sample a round; empty where it did not run.
+      seconds: per call, one sample per round; empty where it did not run.
       temp_bytes: of temporaries, by the compiler's count; None where it gives none.
       compile_seconds: None where it did not compile.
       note: why it did not run, or what is to be known about it.
@@ -154,7 +154,7 @@ class Timings:
         return twice.temp_bytes / row.temp_bytes
 
     def csv_rows(self) -> list[tuple]:
-        """One line a row, as `CSV_HEADER` names the columns."""
+        """One line per row, as `CSV_HEADER` names the columns."""
         lines = []
         for row in self.rows:
             ms = [1e3 * s for s in row.seconds]

@@ -109,7 +109,7 @@ def _naive(timings: Timings, row: Row) -> Row | None:
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """What did not run and what else has to be said, one line a reason."""
+    """What did not run and what else has to be said, one line per reason."""
     for note in dict.fromkeys(row.note for row in rows if row.note):
         said = [row for row in rows if row.note == note]
         names = ", ".join(f"{row.scheme} ({row.engine})" for row in said)
@@ -172,7 +172,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def target_rows(timings: Timings) -> list[list[str]]:
-    """One line a target, mode and length: what, mode, length, bound, found, reached or missed."""
+    """One line per target, mode and length: what, mode, length, bound, found, reached or missed."""
     ours = dict.fromkeys(r.scheme for r in timings.rows if r.engine == OURS)
     lines = []
     for target in TARGETS:
@@ -257,7 +257,7 @@ def figure(timings: Timings) -> Drawing:
 
 
 def _ratios(axes: Axes, timings: Timings, mode: str, names: list[str], lengths) -> None:
-    """One row a scheme, one dot a length, paler where it is shorter."""
+    """One row per scheme, one dot per length, paler where it is shorter."""
     for i, length in enumerate(lengths):
         rows = [timings.find(length, mode, name) for name in names]
         dots = [(timings.ratios(r)["to_none"], y) for y, r in enumerate(rows) if r and r.seconds]
@@ -284,7 +284,7 @@ def _ratios(axes: Axes, timings: Timings, mode: str, names: list[str], lengths) 
 
 
 def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
-    """A line a scheme and engine; the least and the greatest of each engine are named."""
+    """One line per scheme and engine; the least and the greatest of each engine are named."""
     ends: dict[tuple[int, float], str] = {}
     for engine, colour in ((OURS, COLOURS[0]), (NAIVE, COLOURS[1])):
         last = []

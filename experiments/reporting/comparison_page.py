@@ -348,7 +348,7 @@ def _what_differs(results: Results) -> str:
     kind = m["config"].get("tokenizer", "bytes")
     return (
         f"Here: {m['corpus']['name']}, tokens are {kind}, {size}{tokens:,.1f}M tokens of training"
-        " a run. Levels do not compare, only which schemes hold as the text grows longer."
+        " per run. Levels do not compare, only which schemes hold as the text grows longer."
     )
 
 

@@ -55,7 +55,7 @@ class Page:
         count = len(self.entries[0]["seeds"])
         seeds = f"Mean ± standard deviation over {count} seeds." if count > 1 else "One seed."
         units = {
-            f"Loss, nats a token, {PROTOCOLS[1]}": self._loss,
+            f"Loss, nats per token, {PROTOCOLS[1]}": self._loss,
             "Passkeys, part right over all depths": self._keys,
         }
         tables = []
@@ -103,7 +103,7 @@ class Page:
 
     @plotting.styled
     def losses(self, protocol: str) -> plotting.Drawing:
-        """Loss against length, a panel without and one after the fine-tune; a dot a seed."""
+        """Loss against length, a panel without and one after the fine-tune; one dot per seed."""
         rows = []
         drawn, panels = plotting.canvas(6.4, 3.9 * len(self.parts), len(self.parts))
         for axes, (part, words) in zip(panels, self.parts.items(), strict=True):
@@ -120,7 +120,7 @@ class Page:
                 if points:
                     axes.plot(*zip(*points, strict=True), lw=1.5, ms=4.5, mec="white", **look)
                     ends.append((scheme, *points[-1]))
-            axes.set(xlabel="context (tokens)", ylabel="loss (nats a token)", title=words)
+            axes.set(xlabel="context (tokens)", ylabel="loss (nats per token)", title=words)
             plotting.log2_axis(axes, self.config.eval.lengths)
             plotting.mark_length(axes, self.length)
             plotting.mark_length(axes, self.target, "target")

@@ -75,7 +75,9 @@ def loss_by_length(results: Results, protocol: str) -> Drawing:
     name_lines(axes, ends)
     header = ("encoding", "protocol", "length", "mean", "low", "high", "median")
     header = (*header, "seeds", "problem")
-    alt = f"Loss in nats per token against context length, {protocol} evaluation, one line a scheme"
+    alt = (
+        f"Loss in nats per token against context length, {protocol} evaluation, one line per scheme"
+    )
     return Drawing(f"loss-by-length-{protocol}", figure, header, rows, alt)
 
 
@@ -98,7 +100,7 @@ def loss_by_position(results: Results) -> Drawing:
     axes.set(xlabel="position in the context (the first is 1)", ylabel="loss (nats per token)")
     mark_length(axes, results.manifest["train_length"])
     name_lines(axes, ends)
-    alt = "Loss in nats per token against position in the context, one line a scheme"
+    alt = "Loss in nats per token against position in the context, one line per scheme"
     return Drawing(
         "loss-by-position", figure, ("encoding", "position", "loss", "problem"), rows, alt
     )
@@ -122,7 +124,7 @@ def speed(results: Results, measure: str, ratios: dict[str, statistics.Ratio]) -
 
 @styled
 def speed_by_length(results: Results, measure: str, by_length: dict[int, dict]) -> Drawing:
-    """Ratios to the baseline against length, a line a scheme; bar: the least to the greatest."""
+    """Ratios to the baseline against length, one line per scheme; bar: least to greatest."""
     figure, (axes,) = canvas()
     rows, ends = [], []
     for scheme in results.schemes:
@@ -175,7 +177,7 @@ def differences(results: Results, question: Question, verdicts: Sequence[Verdict
 
 @styled
 def training(results: Results) -> Drawing | None:
-    """Training loss against the step, every seed a thin line; None where nothing was logged."""
+    """Training loss against the step, one thin line per seed; None where nothing was logged."""
     figure, (axes,) = canvas(5.8, 3.8)
     rows, ends = [], []
     for scheme in results.schemes:
@@ -191,7 +193,7 @@ def training(results: Results) -> Drawing | None:
         return None
     axes.set(xlabel="step", ylabel="training loss (nats per token)")
     name_lines(axes, ends)
-    alt = "Training loss against the step, one thin line a run"
+    alt = "Training loss against the step, one thin line per run"
     return Drawing("training-loss", figure, ("encoding", "seed", "step", "loss"), rows, alt)
 
 

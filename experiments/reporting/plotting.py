@@ -1,4 +1,4 @@
-"""How every figure looks, and how it is saved: one style, one colour and marker a scheme.
+"""How every figure looks, and how it is saved: one style, one colour and marker per scheme.
 
 Names stand at the lines, kept apart. A figure is drawn once and saved as PNG and SVG with its data
 beside it; each is narrow enough for a phone, and the page lays them out side by side.
@@ -264,7 +264,7 @@ def log2_axis(axes: Axes, ticks: Iterable[float]) -> None:
 
 
 def dots(axes: Axes, rows: Sequence[tuple[Scheme, float, float, float, str]], zero: float) -> None:
-    """One row a scheme: a dot, its interval, its number at the right; a line at `zero`."""
+    """One row per scheme: a dot, its interval, its number at the right; a line at `zero`."""
     for y, (scheme, middle, low, high, text) in enumerate(rows):
         style = look(scheme)
         if np.isfinite([low, high]).all():

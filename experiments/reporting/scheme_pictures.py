@@ -72,8 +72,8 @@ def _look(encoding: Encoding, dims: Dims, causal: bool, params: Params, x, place
     k = q[..., :: dims.heads // dims.kv_heads, :]
     call = functools.partial(pe_jax.attention, q, k, k, x=x, causal=causal)
     given = {"encoding": encoding, "params": params, "q_positions": places, "dims": dims}
-    found = call(**given, embedded=True, implementation=_scores)
-    return jnp.swapaxes(found, 1, 2)  # attention has put the heads last but one
+    scores = call(**given, embedded=True, implementation=_scores)
+    return jnp.swapaxes(scores, 1, 2)  # attention has put the heads last but one
 
 
 def added(
@@ -122,10 +122,10 @@ def repeated(count: int, width: int = DIMS.width) -> jax.Array:
     return jnp.broadcast_to(tokens(1, width), (1, count, width))
 
 
-def by_distance(found: np.ndarray) -> dict[str, np.ndarray]:
+def by_distance(added_scores: np.ndarray) -> dict[str, np.ndarray]:
     """Of what is added, [H, T, T]: to the scores of the last token, for at most four heads."""
-    heads = np.unique(np.linspace(0, len(found) - 1, len(SHADES)).round().astype(int))
-    return {f"head {head + 1}": found[head, -1, ::-1] for head in heads}
+    heads = np.unique(np.linspace(0, len(added_scores) - 1, len(SHADES)).round().astype(int))
+    return {f"head {head + 1}": added_scores[head, -1, ::-1] for head in heads}
 
 
 def curves(axes: Axes, lines: dict[str, np.ndarray]) -> None:
@@ -149,8 +149,8 @@ def pairs(axes: Axes, values: np.ndarray) -> None:
 def _patches(axes: Axes, encoding: Encoding) -> None:
     """What is added to the scores of the patch in the middle: the mean of the heads."""
     places = _grid(SIDE, encoding.claims.axes)
-    (found,) = added(encoding, repeated(SIDE * SIDE), places, causal=False)
-    plotting.heat(axes, found[:, SIDE * SIDE // 2].mean(0).reshape(SIDE, SIDE), UNIT)
+    (scores,) = added(encoding, repeated(SIDE * SIDE), places, causal=False)
+    plotting.heat(axes, scores[:, SIDE * SIDE // 2].mean(0).reshape(SIDE, SIDE), UNIT)
     axes.set(xticks=[0, SIDE // 2, SIDE - 1], yticks=[0, SIDE // 2, SIDE - 1])
     axes.set(xlabel="column of the key", ylabel="row of the key")
     axes.set_title("One patch, repeated", fontsize=10)
@@ -159,11 +159,11 @@ def _patches(axes: Axes, encoding: Encoding) -> None:
 def _map(axes: Axes, encoding: Encoding) -> None:
     """What is added to the scores of random tokens: the mean of the heads."""
     if encoding.claims.axes == 1:
-        (found,) = added(encoding, tokens(TOKENS), positions.contiguous(TOKENS))
+        (scores,) = added(encoding, tokens(TOKENS), positions.contiguous(TOKENS))
     else:
         places = _grid(SMALL, encoding.claims.axes)
-        (found,) = added(encoding, tokens(SMALL * SMALL), places, causal=False)
-    pairs(axes, found.mean(0))
+        (scores,) = added(encoding, tokens(SMALL * SMALL), places, causal=False)
+    pairs(axes, scores.mean(0))
 
 
 def _few_colours(full: Image.Image) -> Image.Image:
@@ -175,9 +175,9 @@ def _few_colours(full: Image.Image) -> Image.Image:
     for n, colour in enumerate(kept):
         off = np.abs(pixels - colour).max(-1)
         index[off < (NEAR if n else 1)] = len(palette) // 3 + n  # what is nearly white is not
-    found = Image.fromarray(index)
-    found.putpalette(palette + kept.ravel().tolist())
-    return found
+    image = Image.fromarray(index)
+    image.putpalette(palette + kept.ravel().tolist())
+    return image
 
 
 @plotting.styled
@@ -190,8 +190,8 @@ def draw(name: str, folder: Path) -> None:
     encoding = pe_jax.parse(spec(name))[0]
     figure, (left, right) = plotting.canvas(6.6, 2.6, 1, columns=2)
     if encoding.claims.axes == 1:
-        (found,) = added(encoding, repeated(REACH), positions.contiguous(REACH))
-        curves(left, by_distance(found))
+        (scores,) = added(encoding, repeated(REACH), positions.contiguous(REACH))
+        curves(left, by_distance(scores))
     else:
         _patches(left, encoding)
     _map(right, encoding)

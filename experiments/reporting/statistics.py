@@ -32,7 +32,7 @@ LOWER, HIGHER, SAME, INCONCLUSIVE = "lower", "higher", "same", "inconclusive"
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """One number a seed, their mean, its 95 % t interval, and the p value of "the mean is 0".
+    """One number per seed, their mean, its 95 % t interval, and the p value of "the mean is 0".
 
     With one seed there is no interval (NaN). Where every seed gave the same number, the interval
     is that number, and p is 1 if it is 0, else NaN: identical seeds say nothing about chance.

@@ -30,8 +30,8 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     """
     if jax.process_count() > 1:
         raise ValueError(
-            f"{jax.process_count()} processes: a comparison runs in one; start one a host, without"
-            " a cluster's variables, each with --config.encodings and a workdir of its own"
+            f"{jax.process_count()} processes: a comparison runs in one; start one per host,"
+            " without a cluster's variables, each with --config.encodings and its own workdir"
         )
     devices, cores = jax.devices(), os.cpu_count() or 1
     described = f"{len(devices)} × {devices[0].device_kind}"

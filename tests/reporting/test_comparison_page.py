@@ -80,7 +80,7 @@ def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
         ("non-overlapping", set()),
         ("position in the context", {"learned", "shaw", "deberta"}),
         ("training step, time", set()),
-        ("the step, one thin line a run", set()),
+        ("the step, one thin line per run", set()),
         ("95 % simultaneous (Holm) intervals", {"learned", "shaw", "deberta", "rope"}),
     ]:
         (svg,) = [svg for alt, svg in figures.items() if words in alt]
