@@ -21,7 +21,7 @@ from pe_jax.training.config import MeshConfig
 from pe_jax.training.step import Trainer
 from tests.processes import get_config, noted
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def free_port() -> int:

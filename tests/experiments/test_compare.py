@@ -274,7 +274,7 @@ def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared)
     )
 
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.parametrize(
