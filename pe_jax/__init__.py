@@ -66,7 +66,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports engines and naive forms when they are first asked for: an encoding needs neither."""
     if name == "naive":
-        import pe_jax.naive as naive  # from pe_jax, this function would be asked again
+        import pe_jax.naive as naive  # `from pe_jax import naive` would call this function again
 
         return naive
     if name in ("attend", "attention", "reference"):

@@ -25,7 +25,7 @@ from pe_jax.validation import is_int, require
 
 @dataclasses.dataclass(frozen=True)
 class Contiguous:
-    """0, 1, 2, … in each segment: the fast path of every engine. Base class of the others."""
+    """0, 1, 2, … in each segment: the fast path of every engine. Base class of all schemes."""
 
     axes: ClassVar[int] = 1
     real: ClassVar[bool] = False  # float32 positions

@@ -1,8 +1,8 @@
 """Positions of tokens, and the checks that every encoding makes of them.
 
 Positions say where a token is; what it may attend to is decided by token indices and segments
-(`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. The schemes that
-change the positions themselves are therefore functions here, and combine with every encoding:
+(`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. Schemes that change
+the positions themselves are therefore functions here, and combine with every encoding:
 `randomized`, `shifted`, `cape` draw from a key, `bilevel` counts in the text
 (`pe_jax.position_schemes` has them under the names that configs use).
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).

@@ -1,7 +1,7 @@
 """BiPE: He et al., "Bilevel Positional Encoding", arXiv 2401.16421.
 
     x_t ← x_t + PE(place of t inside its segment)                       absolute, within
-    scores as RoPE or ALiBi have them, of the segments' indices         relative, between
+    scores of RoPE or ALiBi at the segments' indices                    relative, between
 
 A segment is a piece of meaning (a sentence, a line), not a packed document. A position is the pair
 (index of the segment, place inside it), as `pe_jax.positions.bilevel` counts them. The paper's

@@ -83,7 +83,7 @@ def bucket(distance, buckets: int | None = 256, max_distance: int = 512) -> jax.
 
 @dataclasses.dataclass(frozen=True)
 class DeBERTa(Encoding):
-    """Disentangled attention: content–position and position–content terms beside content–content.
+    """Disentangled attention: content–position and position–content terms besides content–content.
 
     `buckets=None` is v1 (clipped at `max_distance`), a number v2 (log buckets).
     """

@@ -13,7 +13,7 @@ class Sum(Encoding):
     """Several encodings at once: everything adds up, rotations act in order.
 
     Parameters are tuples, one entry per part. At most one part may change the scale, which then
-    multiplies every term that has the factor 1/sqrt(E) in its paper: `transformer_xl+t5` multiplies
+    multiplies every term that has the factor 1/sqrt(E) in its paper: `transformer_xl+t5` scales
     none of Transformer-XL's four. A scheme with two views of each key comes after other rotations.
     """
 
@@ -33,7 +33,7 @@ class Sum(Encoding):
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What all parts can serve."""
+        """What input all parts support."""
         each = [part.claims for part in self.parts]
         return Claims(
             axes=max((c.axes for c in each), default=1),

@@ -11,8 +11,8 @@
 `encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
 tuple, a sum of encodings is concatenation, and the order does not matter except among rotations. A
 term is a pytree. Its leaves are float arrays, gathered from the parameters and not computed; all
-else is static and compares by value: a function is one of a module or a method of a frozen
-dataclass, so that jit does not trace it again. Whatever is costly belongs in the function: engines
+else is static and compares by value: functions are module functions or methods of frozen
+dataclasses, so that jit does not trace them again. Costly maps belong in the function: engines
 evaluate it once for the distances that occur (`tabled`). Scores, biases and states are float32.
 `scale` is 1/sqrt(E) unless a `Scale` says otherwise; engines apply it to q·k and the scaled kinds.
 
@@ -33,7 +33,7 @@ from pe_jax.numerics.arrays import align
 
 
 def static(**options: Any) -> Any:
-    """A field that is no array: part of a term's structure."""
+    """A field that is not an array: part of a term's structure."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
@@ -41,13 +41,13 @@ T = TypeVar("T")
 
 
 class Tokens(NamedTuple):
-    """What is known of queries or keys besides their vectors; nothing here has a gradient.
+    """Positions and mask of queries or keys; nothing here has a gradient.
 
     Attributes:
-      positions: where they stand: [B or 1, T], with a trailing axis A if a position has several.
-      index: their place among the tokens, for the mask: [B or 1, T].
+      positions: [B or 1, T], with a trailing axis A if a position has several.
+      index: the place in the row, for the mask: [B or 1, T].
       segments: ids of documents [B or 1, T]; a token with a negative id sees nothing; or None.
-      rank: the place within the segment, where attention sinks are counted; None: `index`.
+      rank: the place within the segment, by which attention sinks are counted; None: `index`.
     """
 
     positions: jax.Array
@@ -61,8 +61,8 @@ class Side(NamedTuple):
 
     Attributes:
       x: the vectors after rotations: [B, H or K, T, E].
-      raw: the same before rotations, or None where no term reads them.
-      states: for each term its state, float32 [B or 1, H, T, C], or None where it has none.
+      raw: the same before rotations, or None if no term reads them.
+      states: one per term, float32 [B or 1, H, T, C], or None for a term without a state.
       tokens: positions, and what the mask is made of.
     """
 
@@ -89,7 +89,7 @@ class Term:
     state: "State | None" = None  # of the kinds that read each token's state
 
     def for_heads(self, share: Callable[[jax.Array, int], jax.Array]) -> Any:
-        """The term of some of the heads: `share(x, axis)` picks them from arrays with all."""
+        """The term for some of the heads: `share(x, axis)` selects them in arrays of all heads."""
         return self
 
     def __post_init__(self):
@@ -111,7 +111,7 @@ class Term:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
 def kind(cls: type[T]) -> type[T]:
-    """A frozen dataclass that is a pytree of those of its fields that are not static."""
+    """A frozen dataclass, as a pytree: static fields are structure, the others children."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
@@ -121,7 +121,7 @@ class State(Term):
 
     x is the layer's input [*B, T, D] and `before` the state [*B, H, width] of the token before the
     first, or None at the beginning of a row. A state depends on its token and on those before it in
-    the row, whose documents may be several: only differences within one may count.
+    the row, also those of other documents: a term may use only differences within one document.
 
     Attributes:
       fn: the function; `fn(arrays, positions)` where the state is `of` positions.
@@ -172,12 +172,12 @@ class Rotation(Term):
     kept so in a cache. In a sum rotations act in order.
 
     Attributes:
-      q: what maps queries; None: nothing does.
-      k: what maps keys.
+      q: the function of queries; None leaves them unchanged.
+      k: the function of keys.
       arrays: their parameters.
       split: q and k give two views of each token side by side, [*B, T, H, 2E]; the first scores
         pairs below this distance (the future too), the second the others.
-      state: the function gets this state [*B, T, H, C] of the tokens last.
+      state: a state of the tokens, [*B, T, H, C], passed to the functions as the last argument.
     """
 
     q: Callable | None = static()
@@ -198,13 +198,13 @@ class Rotation(Term):
 
 @kind
 class Scale(Term):
-    """What q·k and the scaled kinds are multiplied by, in the place of 1/sqrt(E); at most one."""
+    """The factor of q·k and the scaled kinds, instead of 1/sqrt(E); at most one."""
 
     value: float = static()
 
 
 class ScoreTerm(Term):
-    """A kind with a formula for every pair. Engines that work pair by pair take any of these."""
+    """A kind with a formula for every pair. Engines that work pair by pair accept all of these."""
 
     scaled: ClassVar[bool] = False  # multiplied by the scale, as q·k is
 
@@ -223,8 +223,8 @@ class Profile(ScoreTerm):
     Attributes:
       fn: the function.
       numbers: C numbers for each head, float32 [H, C].
-      decays: whether the bias does not rise with |distance|. Engines then leave out tiles in which
-        it makes every key negligible.
+      decays: whether the bias never rises with |distance|. Engines then skip tiles in which it
+        makes every key negligible.
     """
 
     fn: Callable = static()
@@ -311,7 +311,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class OfSomeHeads:
-    """What `fn` gives for all heads, of those that `share` picks along `axis`."""
+    """`fn` for some of the heads: those that `share` selects along `axis`."""
 
     fn: Callable
     share: Callable
@@ -415,7 +415,7 @@ class RelativeState(DistanceTerm, ScoreTerm):
 
 @kind
 class RowRescore(Term):
-    """What whole rows of scores add to themselves: O(T·S) memory, the dense engine alone.
+    """Added to scores, computed from whole rows of them: O(T·S) memory, dense engine only.
 
     `fn(arrays, scores, bias, q, seen)` gives float32 [B, H, T, S] from the scaled products without
     biases, the sum of all biases (which is added too), the queries before rotations times the scale
@@ -440,7 +440,7 @@ class RelativeValues(DistanceTerm):
 
 @kind
 class Sink(Term):
-    """One more logit [H] in the softmax of each row, without a value: what no key gets."""
+    """One more logit [H] in the softmax of each row, without a value."""
 
     logit: jax.Array
 
@@ -474,7 +474,7 @@ def split(terms: tuple) -> int | None:
 
 
 def check(terms: tuple) -> None:
-    """Raises ValueError where terms cannot be together."""
+    """Raises ValueError where terms cannot be combined."""
     count = len(select(terms, Scale))
     if count > 1:
         raise ValueError(f"{count} terms set a scale; keep at most one")

@@ -31,7 +31,7 @@ def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerXL(Encoding):
-    """Content and distance, each with a bias of its own, through a projected sinusoid."""
+    """Content and distance, each with its own query bias; distances as projected sinusoids."""
 
     base: float = 1e4
 

@@ -4,11 +4,11 @@
     nn.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)           # Linen
     nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=…)   # NNX
 
-Parameters train if they are the model's own. In NNX they are, if the leaves are `nnx.Param`, for
-what `attention_fn` returns is a module: `params = jax.tree.map(nnx.Param, params)`; layers given
-the same `shared` Params share it. In Linen the module around the stock one declares them:
+Parameters train if they belong to the model. In NNX they do if the leaves are `nnx.Param`, as
+`attention_fn` returns a module: `params = jax.tree.map(nnx.Param, params)`; layers with the same
+`shared` Params share it. In Linen the module around the stock one declares them:
 
-    shared = self.param("shared", encoding.init_shared, dims)  # once a model: hand it to the layers
+    shared = self.param("shared", encoding.init_shared, dims)  # once per model, for all layers
     layer = self.param("layer", encoding.init_layer, dims)
     fn = adapters.attention_fn(encoding, pe_jax.Params(shared, layer), causal=True)
 
@@ -52,9 +52,9 @@ def attention_fn(
 ) -> "AttentionFn":
     """A function that stock Linen and NNX attention take as `attention_fn`.
 
-    A mask that the module passes is honoured exactly, by the dense engine: it is a matrix, O(T·S),
-    before we see it. Without one memory is O(L): say `causal`, `window` or `segments` here instead.
-    A query that sees nothing gives zeros (stock: the mean of all values).
+    A mask that the module passes is applied exactly, by the dense engine, in O(T·S) memory. Without
+    one memory is O(L): pass `causal`, `window` or `segments` here instead. A fully masked query
+    gives zeros (stock: the mean of all values).
 
     Decoding with the module's own cache needs no setting: a step is one query, several keys and the
     mask that the module makes, and its place is that of the last key in it. (A mask of one's own
@@ -73,12 +73,12 @@ def attention_fn(
         A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
         hides them: without a mask, or with a known one that shows any, a call is refused. One for
         causal attention alone (xPos) needs True.
-      window: see at most so many tokens back (and ahead, if not causal), oneself included.
-      sinks: the first so many tokens of each segment (of the row, without segments) stay in sight
+      window: number of tokens visible back (and ahead, if not causal), the query's own included.
+      sinks: number of first tokens of each segment (of the row, without segments) that stay visible
         beyond the window.
       segments: integers [*B, S], for packed documents: tokens see their own segment only.
-      positions: where the tokens stand, [S] or [*B, S] (with a trailing axis where the scheme has
-        several); None: contiguous from 0.
+      positions: of the tokens, [S] or [*B, S] (with a trailing axis where the scheme has several);
+        None: contiguous from 0.
       q_positions: those of the queries, where they are other tokens (attention across sequences).
       embedded: says that `encoding.embed` is called on the input of the first layer, for a scheme
         that adds to it (when decoding, with the new token's own position): an `attention_fn` is
@@ -89,7 +89,7 @@ def attention_fn(
     Raises:
       ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; one that
         reads the layer's input; a scheme of several axes without `positions`.
-      TypeError: what is no encoding, or no `Params`; `causal` left out.
+      TypeError: `encoding` is not an Encoding, `params` not a Params; `causal` left out.
     """
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives")
@@ -113,7 +113,7 @@ def attention_fn(
 
 
 class AttentionFn(nnx.Module):
-    """What `attention_fn` returns; called by the stock modules as they call their own."""
+    """What `attention_fn` returns, with the signature that the stock modules call."""
 
     def __init__(
         self,
@@ -163,17 +163,17 @@ class AttentionFn(nnx.Module):
           key: [*B, S, K, E].
           value: [*B, S, K, E].
           bias: added to the scores; its shape broadcasts to [*B, H, T, S].
-          mask: booleans, or zeros and ones, likewise: False is hidden.
-          broadcast_dropout: whether all rows and heads lose the same weights.
-          dropout_rng: a key, if weights are to be dropped.
+          mask: booleans, or zeros and ones, of such a shape: False is hidden.
+          broadcast_dropout: whether all rows and heads drop the same weights.
+          dropout_rng: PRNG key of dropout.
           dropout_rate: the fraction of weights that is dropped.
-          deterministic: whether none is dropped after all.
+          deterministic: whether dropout is disabled.
           dtype: what q, k and v are computed in; None: their common dtype.
           precision: of the matmuls: None, a `jax.lax.Precision` or its name.
           module: sows the attention weights, if given.
           is_causal: as the setting `causal`, for this call.
           qk_attn_weights_einsum: refused: scores are not one einsum here.
-          attn_weights_value_einsum: refused likewise.
+          attn_weights_value_einsum: refused as well.
 
         Returns:
           [*B, T, H, E] in the computing dtype.
@@ -192,7 +192,7 @@ class AttentionFn(nnx.Module):
         places = self._places(shape, mask, self.causal or is_causal)
         drop = None
         if dropout_rate > 0 and not deterministic:
-            require(dropout_rng is not None, "dropout_rng", None, "pass a key, to drop weights by")
+            require(dropout_rng is not None, "dropout_rng", None, "pass a key, or no dropout_rate")
             drop = functools.partial(_drop, dropout_rng, dropout_rate, broadcast_dropout)
 
         def change(weights):
@@ -227,19 +227,18 @@ class AttentionFn(nnx.Module):
     def _places(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
         """Positions, indices and segments of the tokens, as `attention` takes them."""
         queries, keys = shape[-2:]
-        given, segments = self.positions, self.segments
+        k_positions, segments = self.positions, self.segments
         if queries == keys:
-            own = given if self.q_positions is None else self.q_positions
-            other = own if given is None else given
-            found = {"q_positions": own, "k_positions": other, "q_segments": segments}
-            return found | {"causal": causal}
-        if self.q_positions is not None and given is not None:
+            q_positions = k_positions if self.q_positions is None else self.q_positions
+            k_positions = q_positions if k_positions is None else k_positions
+            places = {"q_positions": q_positions, "k_positions": k_positions}
+            return places | {"q_segments": segments, "causal": causal}
+        if self.q_positions is not None and k_positions is not None:
             fix = "the queries are other tokens than the keys: pass a mask"
             require(not causal, "causal", causal, fix)
             require(self.window is None, "window", self.window, fix)
             require(segments is None, "segments", "…", fix)
-            found = {"q_positions": self.q_positions, "k_positions": given}
-            return found | {"causal": False}
+            return dict(q_positions=self.q_positions, k_positions=k_positions, causal=False)
         if queries != 1 or mask is None:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
@@ -247,20 +246,22 @@ class AttentionFn(nnx.Module):
             )
         index = pos.contiguous(keys)
         seen = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
-        at = jnp.max(jnp.where(seen, index, 0))[None]
-        if given is None:
-            given = index if segments is None else pos.per_segment(segments)
-        given = jnp.asarray(given)
-        own = jnp.take(given, at, axis=given.ndim - 1 - (self.encoding.claims.axes > 1))
-        found = {"q_positions": own, "k_positions": given, "q_index": at, "k_index": index}
+        last = jnp.max(jnp.where(seen, index, 0))[None]
+        if k_positions is None:
+            k_positions = index if segments is None else pos.per_segment(segments)
+        k_positions = jnp.asarray(k_positions)
+        axis = k_positions.ndim - 1 - (self.encoding.claims.axes > 1)
+        q_positions = jnp.take(k_positions, last, axis=axis)
+        places = {"q_positions": q_positions, "k_positions": k_positions}
+        places |= {"q_index": last, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)
-            found |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
-        return found | {"causal": True}  # no key after it is in the mask
+            places |= {"q_segments": jnp.take(segments, last, axis=-1), "k_segments": segments}
+        return places | {"causal": True}  # no key after it is in the mask
 
 
 def _booleans(mask) -> jax.Array:
-    """The mask as booleans. Zero means hidden: the contrary of an additive mask."""
+    """The mask as booleans. Zero means hidden: the opposite of an additive mask."""
     known = pos.concrete(mask)
     if known is not None and not np.isin(known, (0, 1)).all():
         worst = known[~np.isin(known, (0, 1))].flat[0]
@@ -295,7 +296,7 @@ def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Arr
 
 
 def _precision(precision) -> Any:
-    """The context in which matmuls have this precision."""
+    """A context manager that sets the precision of matmuls."""
     if precision is None:
         return contextlib.nullcontext()
     name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision

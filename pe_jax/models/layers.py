@@ -82,7 +82,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.fold != 1:
             q = self.fold * q
-        given: Any = dict(
+        options: Any = dict(
             x=x,
             encoding=self.encoding,
             params=Params(shared, nnx.as_pure(self.params)),
@@ -101,10 +101,10 @@ class Attention(nnx.Module):
                 q_positions=positions,
                 q_segments=segments,
                 layout=layout,
-                **given,
+                **options,
             )
         else:
-            y, cache = caches.extend(cache, q, k, v, positions, **given)
+            y, cache = caches.extend(cache, q, k, v, positions, **options)
         return self.out(y.reshape(*x.shape[:-1], -1)), cache
 
 
@@ -137,8 +137,8 @@ class Block(nnx.Module):
 
     def __call__(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
         """[B, T, D] → [B, T, D], and the extended cache; `key` of dropout, None disables it."""
-        given = shared, positions, segments, cache, layout
-        y, cache = self.attention(self.attention_norm(x), *given)
+        x_norm = self.attention_norm(x)
+        y, cache = self.attention(x_norm, shared, positions, segments, cache, layout)
         x = x + self._drop(y, key, 0)
         return x + self._drop(self.mlp(self.mlp_norm(x)), key, 1), cache
 

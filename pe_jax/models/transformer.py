@@ -29,8 +29,8 @@ UNROLLED = 4
 class Stack(nnx.Module):
     """The layers of a model, their shared parameters and the final norm: not input and output.
 
-    Weights are drawn from `weights` and `encodings` by number, so that the parameters of a scheme
-    do not change any other weight. Numbers 0 and 1 of `weights` are for the input and the output.
+    Weights are drawn from the keys `weights` and `encodings` folded with numbers, so that the
+    parameters of a scheme change no other weight. The input and output have numbers 0 and 1.
 
     Attributes:
       divided: sharding of activations [B, T, D], set by the trainer; by itself, XLA may shard their

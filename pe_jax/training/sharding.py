@@ -204,8 +204,8 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
       ValueError: the rows of a process's devices are not one such part.
     """
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    held = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()
-    rows = sorted({index[0].indices(parts)[0] for index in held if index is not None})
+    indices = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()
+    rows = sorted({index[0].indices(parts)[0] for index in indices if index is not None})
     if rows[-1] - rows[0] >= len(rows) or parts % len(rows) or rows[0] % len(rows):
         raise ValueError(
             f"mesh.data*mesh.fsdp={parts}: this process's devices hold the parts {rows} of a batch;"

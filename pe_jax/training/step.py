@@ -128,7 +128,7 @@ def finite(tree: Any) -> jax.Array:
 
 
 class Trainer:
-    """The compiled program of one model on one mesh; seeds differ only in the state they pass.
+    """The compiled program of one model on one mesh, shared by all seeds.
 
     Attributes:
       config: of the model.

@@ -41,8 +41,8 @@ def _nearest(name: str, known) -> str:
     return "".join(f"did you mean {c!r}? " for c in close) + f"known: {', '.join(known)}"
 
 
-def _type(given: dict[str, Any]) -> str:
-    name = str(given.get("rope_type", given.get("type", "default")))
+def _type(settings: dict[str, Any]) -> str:
+    name = str(settings.get("rope_type", settings.get("type", "default")))
     name = {"su": "longrope"}.get(name, name)  # what Phi-3 called it first
     if name == "mrope":
         raise ValueError(f"rope_type={name!r}: {ELSEWHERE['mrope_section']}")
@@ -51,16 +51,16 @@ def _type(given: dict[str, Any]) -> str:
     return name
 
 
-def _check_keys(given: dict[str, Any], name: str) -> None:
+def _check_keys(settings: dict[str, Any], name: str) -> None:
     known = COMMON + TYPES[name]
-    known += YARN if "alpha" in given else ()  # HunYuan writes them; nothing reads them
-    for key, value in given.items():
+    known += YARN if "alpha" in settings else ()  # HunYuan writes them; nothing reads them
+    for key, value in settings.items():
         if key in ELSEWHERE:
             raise ValueError(f"{key}={value!r}: {ELSEWHERE[key]}")
         if key not in known:
             raise ValueError(f"{key}={value!r}: {name!r} has no such key; {_nearest(key, known)}")
-    for key in () if given.get("alpha") else NEEDED.get(name, ()):
-        if key not in given:
+    for key in () if settings.get("alpha") else NEEDED.get(name, ()):
+        if key not in settings:
             raise ValueError(f"{key} is missing: {name!r} needs it")
 
 
@@ -109,23 +109,23 @@ def read(
     ok = rope_parameters is None or isinstance(rope_parameters, Mapping)
     require(ok, "rope_parameters", rope_parameters, "pass the dict of a config, or None")
     pairs = (rope_parameters or {}).items()
-    given = {str(key): value for key, value in pairs if value is not None}
-    layers = [key for key, value in given.items() if isinstance(value, Mapping)]
+    settings = {str(key): value for key, value in pairs if value is not None}
+    layers = [key for key, value in settings.items() if isinstance(value, Mapping)]
     if layers:
         fix = f"pass one of them, as rope_parameters[{layers[0]!r}]"
         raise ValueError(f"rope_parameters has settings for {', '.join(layers)}: {fix}")
-    name = _type(given)
-    _check_keys(given, name)
+    name = _type(settings)
+    _check_keys(settings, name)
 
-    base = _first(given.get("rope_theta"), rope_theta, 1e4)
-    partial = _first(given.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
+    base = _first(settings.get("rope_theta"), rope_theta, 1e4)
+    partial = _first(settings.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
     key = "max_position_embeddings"
-    longest = _first(max_position_embeddings, given.get(key))
-    original = _first(original_max_position_embeddings, given.get(f"original_{key}"))
+    longest = _first(max_position_embeddings, settings.get(key))
+    original = _first(original_max_position_embeddings, settings.get(f"original_{key}"))
     for field, value in ((key, longest), (f"original_{key}", original)):
         require(value is None or is_int(value, 1), field, value, "pass a number of tokens")
     fraction = _fraction(name, head_dim, partial)
-    fields = {key: given[key] for key in TYPES[name] if key in given}
+    fields = {key: settings[key] for key in TYPES[name] if key in settings}
     fields = {k: v for k, v in fields.items() if v or k not in YARN}  # 0 counts as absent there
     if name == "default":
         return base, fraction, None, {}
