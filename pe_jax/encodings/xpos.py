@@ -26,7 +26,7 @@ from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, require
 
-GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30: what remains to the largest float is for the values
+GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30, which leaves 10^8 for the values in float32
 
 
 def zeta(dim: int) -> np.ndarray:

@@ -184,7 +184,7 @@ def test_bidirectional_t5_needs_an_even_number_of_buckets():
 
 def test_frequencies_that_alternate_need_as_many_channels_for_each_axis():
     fields = {"channels": (2, 6), "spectrum": "alternating"}
-    refused(lambda: pe_jax.make("rope_2d", **fields), "channels=(2, 6)", "same number for each axis")
+    refused(lambda: pe_jax.make("rope_2d", **fields), "channels=(2, 6)", "same number for each")
     refused(lambda: rope_2d.frequencies((2, 6), 1e4, "alternating"), "channels=(2, 6)")
     refused(lambda: mrope.frequencies(8, (1, 1, 1)), "sections=(1, 1, 1)", "half of 8 channels")
 
