@@ -109,7 +109,7 @@ def show(*parts: Any) -> None:
 def _start(main: Callable[[Any], None], rest: Sequence[str]) -> None:
     with one_line_errors():
         if rest:
-            raise ValueError(f"{rest[0]!r} is no flag; write --config.FIELD=VALUE")
+            raise ValueError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
         config = final(flags.FLAGS.config)
         if "encoding" in flags.FLAGS and flags.FLAGS.encoding is not None:
             model = dataclasses.replace(config.model, encoding=flags.FLAGS.encoding)

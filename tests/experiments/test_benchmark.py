@@ -253,7 +253,7 @@ def command(capsys):
         ("--head_dim=7", "schemes='rope': head_dim=7"),
         ("--nocausal", "causal=False: decoding is causal: take it out of --modes"),
         ("--length=64", "Did you mean: lengths"),
-        ("now", "'now' is no flag"),
+        ("now", "'now' is not a flag"),
     ],
 )
 def test_a_bad_flag_is_one_line(command, tmp_path, flag, words):

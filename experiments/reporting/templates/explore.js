@@ -17,7 +17,7 @@
   };
   const decays = (two, reach) => {
     const near = range(0, reach + 1);
-    const labels = { xLabel: "distance (tokens)", yLabel: "part of its value at 0" };
+    const labels = { xLabel: "distance (tokens)", yLabel: "relative to its value at 0" };
     const mean = two((theta) => formulas.meanProduct(theta, near));
     const low = Math.min(-0.4, ...mean.flatMap((line) => line.y));
     chart("decay", { ...labels, x: near, series: mean, yRange: [low, 1] });

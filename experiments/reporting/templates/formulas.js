@@ -42,7 +42,7 @@ const formulas = (() => {
   const meanProduct = (theta, distances) =>
     distances.map((d) => theta.reduce((sum, t) => sum + Math.cos(d * t), 0) / theta.length);
 
-  // RoFormer's bound: the mean over i of |Σ_{j<i} e^{i·d·θ_j}|, as a part of its value at 0.
+  // RoFormer's bound: the mean over i of |Σ_{j<i} e^{i·d·θ_j}|, relative to its value at 0.
   const bound = (theta, distances) =>
     distances.map((d) => {
       let [re, im, total] = [0, 0, 0];
