@@ -42,7 +42,7 @@ def _range(results: Results) -> tuple[float, float] | None:
 
 @styled
 def loss_by_length(results: Results, protocol: str) -> Drawing:
-    """Loss against length: mean and 95 % t interval over seeds; lone seeds where some miss."""
+    """Loss against length: mean and 95 % t interval over seeds; single seeds if some miss."""
     figure, (axes,) = canvas()
     rows, ends = [], []
     lengths = results.manifest["lengths"]
@@ -150,7 +150,7 @@ def speed_by_length(results: Results, measure: str, by_length: dict[int, dict]) 
 
 @styled
 def differences(results: Results, question: Question, verdicts: Sequence[Verdict]) -> Drawing:
-    """Paired differences to the reference: means, simultaneous intervals, and a tick a seed."""
+    """Paired differences to the reference: means, simultaneous intervals, and a tick per seed."""
     tested = {v.name: v.tested for v in verdicts if v.tested}
     shown = [
         (s, tested[s.name], tested[s.name].estimate) for s in results.schemes if s.name in tested
@@ -177,7 +177,7 @@ def differences(results: Results, question: Question, verdicts: Sequence[Verdict
 
 @styled
 def training(results: Results) -> Drawing | None:
-    """Training loss against the step, one thin line per seed; None where nothing was logged."""
+    """Training loss against the step, one thin line per seed; None if nothing was logged."""
     figure, (axes,) = canvas(5.8, 3.8)
     rows, ends = [], []
     for scheme in results.schemes:
@@ -199,7 +199,7 @@ def training(results: Results) -> Drawing | None:
 
 @styled
 def loss_by_step(results: Results) -> Drawing | None:
-    """Loss at the training length against the step, mean over seeds; None: it was not evaluated."""
+    """Loss at the training length against the step, mean over seeds; None if not evaluated."""
     figure, (axes,) = canvas(5.8, 3.8)
     rows, ends = [], []
     for scheme in results.schemes:
