@@ -231,7 +231,7 @@ def targets(runs: Sequence[tuple[dict, Timings]]) -> str:
     lines = sorted(by_target.values(), key=lambda line: line[4] == "–")
     known = [line for line in lines if line[4] != "–"]
     rest = "; ".join(", ".join(line[:3]) for line in lines[len(known) :])
-    table = markdown(("target", "mode", "length", "bound", "found", ""), known)
+    table = markdown(("target", "mode", "length", "bound", "measured", ""), known)
     return f"{table}\n\nNot run: {rest}." if rest else table
 
 
@@ -359,13 +359,13 @@ def section(folder: Path, picture: str | None) -> str:
 INTRO = """\
 Made by `{command}`; do not edit between the marks.
 
-One process, all programs of a table in turn, in a new order every round. Times are of a call;
-ratios are medians over rounds of the ratio within a round. *none* is no encoding by our engine;
-*matmuls* is the matmuls of the visible 512 × 512 tiles and nothing else; *jax.nn* is
-`jax.nn.dot_product_attention` with a materialised bias, its making included; *alibi_plain* skips no
-tiles; *shaw_keys* adds no vectors at the values. Forward + backward gives the gradients of q, k, v
-and every parameter. Temporaries are the compiler's count. Sinusoidal and learned positions enter
-before attention: only in models do their rows differ from none by more than noise.
+One process runs all programs of a table in turn, in a new order every round. Times are per call;
+ratios are medians over rounds of the ratio within a round. *none* is NoPE by our engine; *matmuls*
+is the matmuls of the visible 512 × 512 tiles and nothing else; *jax.nn* is
+`jax.nn.dot_product_attention` with a materialised bias, including its construction; *alibi_plain*
+skips no tiles; *shaw_keys* adds no vectors at the values. Forward + backward computes the gradients
+of q, k, v and every parameter. Temporaries are the compiler's count. Sinusoidal and learned
+positions enter before attention: only in models do their rows differ from none by more than noise.
 """
 
 

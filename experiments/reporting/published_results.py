@@ -24,7 +24,7 @@ class Table:
     def section(self, ours: str) -> Section:
         """A section of the page; `ours` says how this comparison differs."""
         return Section(
-            title=f"Theirs, not ours: {self.title}",
+            title=f"Published by others: {self.title}",
             note=f"{PAPER}: {self.what}. {ours}",
             head=("theirs", *self.head),
             rows=[(n, *map(_text, row)) for n, row in zip(SCHEMES, self.rows, strict=True)],

@@ -115,7 +115,7 @@ def test_every_link_leads_somewhere_and_every_image_has_its_data(whole, page):
 
 
 def test_what_others_published_is_marked_as_theirs_and_in_no_table_of_ours(whole, page):
-    assert page.text.count("Theirs, not ours: ") == 3 and "132.41" in page.text
+    assert page.text.count("Published by others: ") == 3 and "132.41" in page.text
     assert "Levels do not compare" in page.text
     assert not any("132.41" in path.read_text() for path in whole.rglob("*.csv"))
 
