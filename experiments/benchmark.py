@@ -5,7 +5,7 @@
 For each length and mode, all programs are compiled, then timed in turn (see timing.py): the bare
 matmuls, every scheme by our engines, by jax.nn.dot_product_attention with a materialised bias, and
 by PyTorch's FlexAttention where torch is installed. Files in --out: benchmark.csv, benchmark.json
-(versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C writes what is there;
+(versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C writes the results so far;
 `python -m tools.performance_docs` makes a page of it.
 """
 

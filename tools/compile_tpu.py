@@ -48,7 +48,7 @@ from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
 from tools import hlo, tpu_slice
 
-COLUMNS = {  # of the table, per chip and step: title → how a row has it
+COLUMNS = {  # of the table, per chip and step: title → its text in a row
     "GiB in": lambda r: f"{r['arguments'] / tpu_slice.GIB:.2f}",
     "between": lambda r: f"{r['temporaries'] / tpu_slice.GIB:.2f}",
     "in all": lambda r: f"{r['total'] / tpu_slice.GIB:.2f}",

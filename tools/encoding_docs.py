@@ -236,7 +236,7 @@ def page() -> str:
 def main() -> None:
     """Writes README's table, the page and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text-only", action="store_true", help="leave the pictures as they are")
+    parser.add_argument("--text-only", action="store_true", help="do not draw the pictures")
     options = parser.parse_args()
     README.write_text(insert(README.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

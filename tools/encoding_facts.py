@@ -24,7 +24,7 @@ from pe_jax.engines.tpu import engine as tpu
 
 ROOT = Path(__file__).parents[1]
 DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
-TOKENS = 4096  # of the call that engines are asked about
+TOKENS = 4096  # of the abstract call
 ENTERS = {  # kind of term → where positions come in
     kinds.QueryBias: "queries",
     kinds.Profile: "bias",

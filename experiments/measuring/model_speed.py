@@ -92,8 +92,8 @@ def _interleaved(
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            beside = f" beside {len(programs)} programs of the others" if programs else ""
-            timings[name] = {"problem": OUT_OF_MEMORY + beside}
+            loaded = f" with {len(programs)} programs of other schemes" if programs else ""
+            timings[name] = {"problem": OUT_OF_MEMORY + loaded}
             continue
         timings[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
         for what, (program, share) in these.items():

@@ -390,4 +390,4 @@ def _is_additive(encoding: Encoding, dims: Dims) -> bool:
 
 
 def _too_long(engine: str, limit: int) -> Program:
-    raise Refused(f"{engine} was asked for up to length {limit}")
+    raise Refused(f"{engine} is limited to length {limit}")

@@ -308,7 +308,7 @@ def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
 
 
 def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
-    """Writes each text right of the axes, at the height of its line's end, kept apart."""
+    """Writes each text right of the axes, at the height of its line's end, without overlaps."""
     if not ends:
         return
     lay_out(axes)
@@ -370,7 +370,7 @@ positions enter before attention: only in models do their rows differ from none 
 
 
 def insert(text: str, body: str) -> str:
-    """The page with what is between its marks replaced; a page without marks begins anew."""
+    """The page with the text between its marks replaced; a new page if it has no marks."""
     if BEGIN not in text or END not in text:
         text = f"# Performance\n\n{BEGIN}\n{END}\n"
     before, rest = text.split(BEGIN)

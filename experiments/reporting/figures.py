@@ -60,9 +60,9 @@ def loss_by_length(results: Results, protocol: str) -> Drawing:
             axes.plot(*zip(*each, strict=True), ".", ms=2.5, alpha=0.6, **paint(scheme))
             ends.append((scheme, x[-1], mean[-1]))
         for n, cell in zip(lengths, cells, strict=True):
-            if not cell.estimate:  # single seeds, hollow and not joined: there is no mean to show
-                alone = list(cell.values.values())
-                axes.plot([n] * len(alone), alone, ls="", ms=4, mfc="none", mew=0.9, **style)
+            if not cell.estimate:  # single seeds, hollow and without a line, as there is no mean
+                losses = list(cell.values.values())
+                axes.plot([n] * len(losses), losses, ls="", ms=4, mfc="none", mew=0.9, **style)
             e = cell.estimate
             span = (e.mean, e.low, e.high, e.median) if e else (None,) * 4
             each = ";".join(f"{seed}:{v:.6f}" for seed, v in cell.values.items())

@@ -172,4 +172,4 @@ def _repeated(parts: Sequence[Results]) -> Iterator[str]:
                 if (before := seen.setdefault((scheme.name, seed), losses)) is not losses:
                     how = "the same numbers" if before == losses else "with other numbers"
                     at = f"{scheme.name}, seed {seed}"
-                    yield f"{at}: also in {part.workdir.name}, {how}; the first stands."
+                    yield f"{at}: also in {part.workdir.name}, {how}; the first is used."

@@ -270,8 +270,8 @@ def dots(axes: Axes, rows: Sequence[tuple[Scheme, float, float, float, str]], ze
         if np.isfinite([low, high]).all():
             axes.plot([low, high], [y, y], **paint(scheme), lw=2.2, alpha=0.5)
         axes.plot([middle], [y], ms=6.5, mec="white", mew=0.5, **style)
-        beside = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
-        axes.annotate(text, (1.02, y), **beside, color=INK, gid=style["gid"])
+        options = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
+        axes.annotate(text, (1.02, y), **options, color=INK, gid=style["gid"])
     axes.axvline(zero, color=MUTED, lw=0.9, zorder=0.5)
     axes.set_yticks(range(len(rows)), [label(r[0].name) for r in rows], color=INK, fontsize=9.5)
     for tick, row in zip(axes.get_yticklabels(), rows, strict=True):

@@ -30,7 +30,7 @@ COLOURS = 64  # of a file
 NEAR = 16  # of 255: what counts as the colour of a line
 UNIT = "added to the score"
 ALIKE, RANDOM = "One token, repeated", "Random tokens"
-# Settings under which what a scheme does can be seen within so few tokens.
+# Settings under which a scheme's effect shows within these few tokens.
 DRAWN = {
     "xpos": "xpos(scale_base=64)",
     "temperature": "temperature(floor_scale=16)",
@@ -133,7 +133,7 @@ def curves(axes: Axes, lines: dict[str, np.ndarray]) -> None:
     for (name, values), shade in zip(lines.items(), SHADES, strict=False):
         axes.plot(values, lw=1.3, color=shade, label=name)
     every = np.stack([*lines.values()])
-    if np.nanmax(every) - np.nanmin(every) < 1e-3:  # nothing but rounding
+    if np.nanmax(every) - np.nanmin(every) < 1e-3:  # rounding errors only
         axes.set_ylim(-1, 1)
     axes.set(xlabel="distance", ylabel=UNIT, xlim=(0, every.shape[1] - 1))
     axes.set_title(ALIKE, fontsize=10)

@@ -18,7 +18,7 @@ BY_LENGTH = {
     "train_ms": "training step, time",
     "eval_ms": "evaluation, time",
     "prefill_ms": "reading a prompt, time",
-    "decode_ms": "decoding a token, time",
+    "decode_ms": "decoding one token, time",
     "train_temp_bytes": "training step, temporary memory",
 }
 

@@ -24,7 +24,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 LEVEL = 0.05
-CLAIM_SEEDS = 3  # fewer show no difference, whatever the numbers are
+CLAIM_SEEDS = 3  # nothing is claimed with fewer
 HEADLINE_SEEDS = 5
 
 LOWER, HIGHER, SAME, INCONCLUSIVE = "lower", "higher", "same", "inconclusive"

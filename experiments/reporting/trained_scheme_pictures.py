@@ -50,7 +50,7 @@ def _subject(results: Results, scheme: Scheme, longest: int) -> Subject:
             raise ValueError("encoding.npz holds other parameters than the scheme has")
     elif shapes:
         leaves = jax.tree.leaves(init())
-        notes.append("as drawn at first: there is no encoding.npz")
+        notes.append("initial parameters: there is no encoding.npz")
     if not all(np.isfinite(x).all() for x in leaves):
         raise ValueError("its parameters are not finite")
     params = jax.tree.unflatten(tree, leaves)

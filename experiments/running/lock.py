@@ -16,7 +16,7 @@ class Lock:
     """The lock of a workdir, taken on construction; released by `close` or when the process ends.
 
     The kernel releases `flock` however a process ends; a lock file with text but without `flock`
-    was left by a killed process. Locks of another host may be invisible here, so its file stands
+    was left by a killed process. Locks of another host may be invisible here, so its file counts
     until it is removed by hand.
 
     Raises:

@@ -1,7 +1,7 @@
 """LongRoPE's search for the factor of each frequency: arXiv 2402.13753, §3.2 and Algorithm 1.
 
 The first candidates are position interpolation, NTK and YaRN, as in the paper. Then, round by
-round, the best become parents: one half of the children are mutated, each factor drawn anew from
+round, the best become parents: one half of the children are mutated, each factor redrawn from
 [1, 1.25·s] with probability 0.3, the other half takes each factor from one of two parents. Factors
 rise with the wavelength: children are sorted (the paper discards those that are not monotone).
 The loss is that of one batch of training rows at the target length. F frequencies, s the factor.

@@ -355,7 +355,7 @@ class ExtendConfig(Sweep):
 
     Attributes:
       workdir: where results go; made absolute at the start.
-      runs: workdirs of `experiments.train`; several differ in their seed alone.
+      runs: workdirs of `experiments.train`, which differ only in their seed.
       encodings: what replaces the run's `rope`; a field of RoPE left at its default is the run's.
         `{factor}` stands for the factor, `{length}` for the trained length, `{window}` for half of
         it, `{group}` for the least group with which Self-Extend then reaches the target, `{ones}`

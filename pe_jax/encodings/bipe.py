@@ -46,7 +46,7 @@ class BiPE(Encoding):
             value = getattr(self, field)
             require(value in known, field, value, f"choose {' or '.join(known)}")
         require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
-        RoPE(self.base)  # raises where the base is none
+        RoPE(self.base)  # checks the base
 
     @property
     def _inside(self) -> Encoding:
@@ -100,5 +100,5 @@ class Between:
 
 def penalty(slopes, distance):
     """-m_h·|d| of the segments between: [H, *n] for distances [*n, 2]."""
-    apart = jnp.abs(distance[..., BETWEEN])[None].astype(jnp.float32)
-    return -slopes.reshape(-1, *(1,) * (apart.ndim - 1)) * apart
+    size = jnp.abs(distance[..., BETWEEN])[None].astype(jnp.float32)
+    return -slopes.reshape(-1, *(1,) * (size.ndim - 1)) * size

@@ -25,6 +25,6 @@ def slopes(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
 class CABLE(FoX):
     """Subtracts a sum of slopes that each token and head computes from the layer's input."""
 
-    def steps(self, own, x):
+    def steps(self, arrays, x):
         """Minus the slopes."""
-        return -slopes(x, **own)
+        return -slopes(x, **arrays)

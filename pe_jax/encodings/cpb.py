@@ -48,7 +48,7 @@ def bias(distance, window: tuple[int, ...], w1, b1, w2) -> jax.Array:
       w2: [N, H].
     """
     at = log_spaced(distance, window)
-    # so few products that a matmul, which TF32 would round, is no faster
+    # few products: a matmul, which TF32 would round, is no faster
     row = at[..., :1]  # its last axis is that of the hidden units
     hidden = sum(at[..., a, None] * align(w1[a], row) for a in range(len(window))) + align(b1, row)
     precise = jax.lax.Precision.HIGHEST
@@ -90,6 +90,6 @@ class CPB(Encoding):
     def terms(self, params, dims):
         return (DistanceBias(self.bias, params.layer),)
 
-    def bias(self, own, distance):
+    def bias(self, arrays, distance):
         """16·sigmoid(MLP(d̂)): [H, *n]."""
-        return bias(distance, (self.height, self.width), **own)
+        return bias(distance, (self.height, self.width), **arrays)

@@ -58,6 +58,6 @@ class DAPE(Encoding):
         return (RowRescore(rescore, params.layer),)
 
 
-def rescore(own, scores, bias, q, seen):
+def rescore(arrays, scores, bias, q, seen):
     """f([A, B])."""
-    return adapt(scores, bias, **own)
+    return adapt(scores, bias, **arrays)

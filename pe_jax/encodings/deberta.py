@@ -108,11 +108,11 @@ class DeBERTa(Encoding):
         return {"w_k": w[0], "w_q": w[1]}
 
     def terms(self, params, dims):
-        table, own, horizon = params.shared["table"], params.layer, self._horizon()
+        table, layer, horizon = params.shared["table"], params.layer, self._horizon()
         return (
             Scale((3 * dims.head_dim) ** -0.5),  # three terms share the variance
-            RelativeKeys(self.project, (table, own["w_k"]), horizon=horizon),
-            RelativeQueries(self.project, (table, own["w_q"]), horizon=horizon),
+            RelativeKeys(self.project, (table, layer["w_k"]), horizon=horizon),
+            RelativeQueries(self.project, (table, layer["w_q"]), horizon=horizon),
         )
 
     def project(self, arrays, distance):

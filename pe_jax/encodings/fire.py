@@ -87,11 +87,11 @@ class FIRE(Encoding):
     def terms(self, params, dims):
         return (PairBias(self.bias, params.shared if self.shared else params.layer),)
 
-    def bias(self, own, q_pos, k_pos):
+    def bias(self, arrays, q_pos, k_pos):
         """f(ψ(|i - j|)/ψ(max(L, i))): float32 [*B, H, T, S]."""
-        x = interpolate(q_pos, k_pos, own["c"], own["multiplier"] * self.length)
+        x = interpolate(q_pos, k_pos, arrays["c"], arrays["multiplier"] * self.length)
         x = x[..., None]
-        hidden = jax.nn.relu(x * align(own["w1"], x) + align(own["b1"], x))
+        hidden = jax.nn.relu(x * align(arrays["w1"], x) + align(arrays["b1"], x))
         exact = jax.lax.Precision.HIGHEST
-        out = jnp.einsum("...tsw,wh->...hts", hidden, own["w2"], precision=exact)
-        return out + align(own["b2"][:, None, None], out)
+        out = jnp.einsum("...tsw,wh->...hts", hidden, arrays["w2"], precision=exact)
+        return out + align(arrays["b2"][:, None, None], out)

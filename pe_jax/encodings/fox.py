@@ -62,13 +62,13 @@ class FoX(Encoding):
         after, width = running_sums.after, running_sums.WIDTH
         return (TokenBias(fade, State(self.sums, params.layer, width=width, after=after)),)
 
-    def steps(self, own, x):
+    def steps(self, arrays, x):
         """What each token adds to the sum, log f: float32 [*B, T, H]."""
-        return log_forget(x, **own)
+        return log_forget(x, **arrays)
 
-    def sums(self, own, x, before):
+    def sums(self, arrays, x, before):
         """c_t, the running sum of the steps: [*B, T, H, 2]."""
-        return running_sums.total(self.steps(own, x), before)
+        return running_sums.total(self.steps(arrays, x), before)
 
 
 def fade(q_state, k_state):

@@ -55,9 +55,9 @@ def frequencies(
     else:
         series = [angles.geometric(n, base) for n in channels]
     table = np.zeros((len(series), sum(map(len, series))))
-    for axis, own in enumerate(series):
+    for axis, theta in enumerate(series):
         start = sum(map(len, series[:axis]))
-        table[axis, start : start + len(own)] = own
+        table[axis, start : start + len(theta)] = theta
     return jnp.asarray(table * (2 * np.pi if normalized else 1), jnp.float32)
 
 

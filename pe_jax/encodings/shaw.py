@@ -55,11 +55,11 @@ class Shaw(Encoding):
         }
 
     def terms(self, params, dims):
-        own, horizon = params.layer, (-self.clip, self.clip)
-        keys = RelativeKeys(self.lookup, own["keys"], horizon=horizon)
+        layer, horizon = params.layer, (-self.clip, self.clip)
+        keys = RelativeKeys(self.lookup, layer["keys"], horizon=horizon)
         if not self.values:
             return (keys,)
-        return keys, RelativeValues(self.lookup, own["values"], horizon=horizon)
+        return keys, RelativeValues(self.lookup, layer["values"], horizon=horizon)
 
     def lookup(self, table, distance):
         """a_r: [1, *n, E]."""

@@ -22,7 +22,7 @@ class Sum(Encoding):
     def __post_init__(self):
         for part in self.parts:
             if not isinstance(part, Encoding):
-                raise TypeError(f"Sum: {part!r} is no encoding; pass what pe_jax.make gives")
+                raise TypeError(f"Sum: {part!r} is not an encoding; pass what pe_jax.make gives")
         flat = [
             p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))
         ]
@@ -77,11 +77,11 @@ class Sum(Encoding):
         return tuple(p.init_layer(k, dims) for p, k in zip(self.parts, keys, strict=True))
 
     def inputs(self, shared):
-        each = zip(self.parts, shared, strict=True)
-        return tuple(term for part, own in each for term in part.inputs(own))
+        pairs = zip(self.parts, shared, strict=True)
+        return tuple(term for part, arrays in pairs for term in part.inputs(arrays))
 
     def terms(self, params, dims):
         none = ({},) * len(self.parts)  # parameters left out: `Params({}, {})`
-        own = map(Params, params.shared or none, params.layer or none)
-        each = zip(self.parts, own, strict=True)
-        return tuple(term for part, own in each for term in part.terms(own, dims))
+        split = map(Params, params.shared or none, params.layer or none)
+        pairs = zip(self.parts, split, strict=True)
+        return tuple(term for part, arrays in pairs for term in part.terms(arrays, dims))

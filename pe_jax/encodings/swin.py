@@ -52,7 +52,7 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Swin(Encoding):
-    """One scalar a head for each distance on a window of `height` × `width`, in every layer."""
+    """One scalar per head and distance on a window of `height` × `width`, in every layer."""
 
     height: int = 7
     width: int = 7

@@ -104,8 +104,8 @@ class Term:
                 function, "__qualname__", ""
             ):
                 raise TypeError(
-                    f"{type(self).__name__}.{field.name}={function!r}: jit would trace it anew each"
-                    " time; pass a function of a module or a method of a frozen dataclass"
+                    f"{type(self).__name__}.{field.name}={function!r}: jit would trace it in every"
+                    " call; pass a function of a module or a method of a frozen dataclass"
                 )
 
 
@@ -208,8 +208,8 @@ class ScoreTerm(Term):
 
     scaled: ClassVar[bool] = False  # multiplied by the scale, as q·k is
 
-    def scores(self, q: Side, k: Side, own: Any) -> jax.Array:
-        """Float32 [B or 1, H or 1, T, S]; `own` are the term's states of queries and keys."""
+    def scores(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Float32 [B or 1, H or 1, T, S]; `states` are the term's states of queries and keys."""
         raise NotImplementedError
 
 
@@ -237,7 +237,7 @@ class Profile(ScoreTerm):
         columns = columns.reshape(*columns.shape, *(1,) * distance.ndim)
         return self.fn(list(columns), distance[None])
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
 
     def for_heads(self, share):
@@ -254,7 +254,7 @@ class PairBias(ScoreTerm):
     fn: Callable = static()
     arrays: Any = None
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return self.fn(self.arrays, q.tokens.positions, k.tokens.positions)
 
     def for_heads(self, share):
@@ -271,8 +271,8 @@ class TokenBias(ScoreTerm):
     fn: Callable = static()
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def scores(self, q, k, own):
-        numbers, (rows, columns) = range(self.state.width), own
+    def scores(self, q, k, states):
+        numbers, (rows, columns) = range(self.state.width), states
         return self.fn(
             [rows[..., :, None, n] for n in numbers], [columns[..., None, :, n] for n in numbers]
         )
@@ -284,13 +284,13 @@ class TokenProduct(ScoreTerm):
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def factors(self, own: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def factors(self, states: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """[B or 1, H, T, C/2] of queries and [B or 1, H, S, C/2] of keys."""
         half = self.state.width // 2
-        return own[0][..., :half], own[1][..., -half:]  # a cache keeps that half alone
+        return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
 
-    def scores(self, q, k, own):
-        rows, columns = self.factors(own)
+    def scores(self, q, k, states):
+        rows, columns = self.factors(states)
         batch = max(len(rows), len(columns))
         rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
         columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
@@ -369,7 +369,7 @@ class DistanceBias(DistanceTerm, ScoreTerm):
 
     scaled: bool = static(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
 
 
@@ -385,7 +385,7 @@ class RelativeKeys(DistanceTerm, ScoreTerm):
         raw = raw.astype(jnp.float32)
         return raw if self.u is None else raw + align(self.u[:, None], raw)
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return self.contract("bhte,*tse->bhts", self.queries(q.raw), q, k)
 
     def for_heads(self, share):
@@ -399,7 +399,7 @@ class RelativeQueries(DistanceTerm, ScoreTerm):
 
     scaled = True
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return self.contract("bhse,*tse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
 
 
@@ -409,8 +409,8 @@ class RelativeState(DistanceTerm, ScoreTerm):
 
     state: State = dataclasses.field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
 
-    def scores(self, q, k, own):
-        return self.contract("bhte,*tse->bhts", own[0], q, k)
+    def scores(self, q, k, states):
+        return self.contract("bhte,*tse->bhts", states[0], q, k)
 
 
 @kind

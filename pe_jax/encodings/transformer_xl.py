@@ -52,8 +52,8 @@ class TransformerXL(Encoding):
         return {"u": zeros, "v": zeros, "w_r": w_r}
 
     def terms(self, params, dims):
-        own = params.layer
-        return QueryBias(own["u"]), RelativeKeys(self.project, own["w_r"], u=own["v"])
+        layer = params.layer
+        return QueryBias(layer["u"]), RelativeKeys(self.project, layer["w_r"], u=layer["v"])
 
     def project(self, w_r, distance):
         """W_R R(d): [H, *n, E]."""

@@ -10,7 +10,7 @@ all others, θ₂ theirs to it (one of each per head). A model without [CLS] may
 
 The equations are followed; the released code puts a layer norm on p and has biases in U. Instead p
 begins as such a norm leaves it, N(0, 1), so that both halves of the score begin at the same size.
-TUPE-R adds T5's bidirectional bias. T5 has a scale of its own (none), so it is not `tupe+t5` but
+TUPE-R adds T5's bidirectional bias. T5 sets another scale (1), so it is not `tupe+t5` but
 T5's buckets as edges: `tupe+buckets(edges=…, directional=True)`, the edges being
 `t5.thresholds(16, 128) - 1`. The sum adds that bias to θ, too.
 """
@@ -74,27 +74,27 @@ class TUPE(Encoding):
         """P [length, D]; U_Q, U_K [D, H, E]; θ₁, θ₂ [H], zero at first."""
         keys, shape = jax.random.split(key, 3), (dims.width, dims.heads, dims.head_dim)
         draw = lambda key, *shape: jax.random.normal(key, shape, jnp.float32)  # noqa: E731
-        own = {
+        arrays = {
             "table": self.stddev * draw(keys[0], self.length, dims.width),
             "u_q": dims.width**-0.5 * draw(keys[1], *shape),
             "u_k": dims.width**-0.5 * draw(keys[2], *shape),
         }
         zeros = jnp.zeros(dims.heads, jnp.float32)
-        return own | ({"first": zeros, "to_first": zeros} if self.reset else {})
+        return arrays | ({"first": zeros, "to_first": zeros} if self.reset else {})
 
     def terms(self, params, dims):
         width = 2 * (dims.head_dim + 2 * self.reset)
         state = State(self.factors, params.shared, width=width, of="positions")
         return Scale((2 * dims.head_dim) ** -0.5), TokenProduct(state)
 
-    def factors(self, own, positions):
+    def factors(self, arrays, positions):
         """[p U_Q/sqrt(2E) ‖ p U_K], zeros at position 0, with θ in two additional channels.
 
         [*B, T, H, C]: half of the numbers are for queries, the other half for keys.
         """
-        p, exact = lookup(own["table"], positions), jax.lax.Precision.HIGHEST
+        p, exact = lookup(arrays["table"], positions), jax.lax.Precision.HIGHEST
         left, right = (
-            jnp.einsum("...td,dhe->...the", p, own[u], precision=exact) for u in ("u_q", "u_k")
+            jnp.einsum("...td,dhe->...the", p, arrays[u], precision=exact) for u in ("u_q", "u_k")
         )
         left = (2 * left.shape[-1]) ** -0.5 * left
         if not self.reset:
@@ -103,8 +103,8 @@ class TUPE(Encoding):
         rows = jnp.broadcast_to(first, (*left.shape[:-1], 1))
         left = [
             jnp.where(first, 0, left),
-            jnp.where(rows, own["first"][:, None], 0),
-            jnp.where(rows, 0, own["to_first"][:, None]),
+            jnp.where(rows, arrays["first"][:, None], 0),
+            jnp.where(rows, 0, arrays["to_first"][:, None]),
         ]
         ones = jnp.ones_like(rows, jnp.float32)
         right = [jnp.where(first, 0, right), ones, jnp.where(rows, ones, 0)]

@@ -68,6 +68,6 @@ class WavLM(T5):
         return self.lookup(table, distance)[..., None]
 
 
-def gate_state(own, x, before):
+def gate_state(arrays, x, before):
     """g_t as a state of one number: [*B, T, H, 1]."""
-    return gate(x, **own)[..., None]
+    return gate(x, **arrays)[..., None]

@@ -59,7 +59,7 @@ def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class XPos(Encoding):
-    """RoPE with a decay: each pair's product shrinks with the distance at a rate of its own."""
+    """RoPE with a decay: each pair's product shrinks with the distance at its own rate."""
 
     base: float = 1e4
     scale_base: int = 512

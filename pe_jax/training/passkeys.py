@@ -107,8 +107,8 @@ def questions(
     """
     rng = np.random.default_rng(seed)
     rows = np.tile(text, (depths, 1))
-    asked = np.zeros(rows.shape, bool)
+    in_answer = np.zeros(rows.shape, bool)
     places = np.repeat(np.linspace(0, 1, depths), len(text))
-    for row, answer, depth in zip(rows, asked, places, strict=True):
+    for row, answer, depth in zip(rows, in_answer, places, strict=True):
         answer[plant(row, tokens, draw_key(rng), depth)[-1]] = True
-    return rows, asked[:, 1:]
+    return rows, in_answer[:, 1:]

@@ -214,7 +214,7 @@ def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypat
 
     monkeypatch.setattr(full.trainer, "compile", compiled)
     found = compare.model_speed.measure(config, {"nope": there, "rope": full})["encodings"]
-    assert found["rope"]["problem"] == "out of memory beside 2 programs of the others"
+    assert found["rope"]["problem"] == "out of memory with 2 programs of other schemes"
     assert len(found["nope"]["train_ms"]) == 5
 
 

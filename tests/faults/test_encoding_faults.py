@@ -174,7 +174,7 @@ def test_what_is_no_name_no_text_and_no_encoding_is_refused():
     refused(lambda: pe_jax.make(None), "encoding=None", "pass a name", error=TypeError)
     rope_ = pe_jax.make("rope")
     refused(lambda: pe_jax.parse(rope_), "RoPE(", "pass a string", error=TypeError)
-    refused(lambda: pe_jax.Sum((rope_, "t5")), "'t5' is no encoding", "make", error=TypeError)
+    refused(lambda: pe_jax.Sum((rope_, "t5")), "'t5' is not an encoding", "make", error=TypeError)
 
 
 def test_bidirectional_t5_needs_an_even_number_of_buckets():

@@ -23,7 +23,7 @@ class LongRoPE(Scaling):
 
     `length` (None: short) decides. `attention_factor` None is sqrt(1 + ln s/ln L₀) at all lengths,
     s = `factor` being the extended context over the original one; s ≤ 1 gives 1. It is computed
-    when the scaling is made: `dataclasses.replace` keeps it; pass None to have it computed anew.
+    when the scaling is made: `dataclasses.replace` keeps it; pass None to compute it again.
     """
 
     short_factor: tuple[float, ...]

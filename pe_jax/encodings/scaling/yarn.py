@@ -28,7 +28,7 @@ class YaRN(Scaling):
     whole channel if `truncate`. `attention_factor` None is the paper's 0.1·ln s + 1; with both
     `mscale` and `mscale_all_dim` (DeepSeek), the ratio of those with 0.1·mscale in place of 0.1.
     DeepSeek's models also multiply the scale of their scores, which is not part of RoPE.
-    `dataclasses.replace` keeps the attention factor: pass None to have it computed anew.
+    `dataclasses.replace` keeps the attention factor: pass None to compute it again.
     """
 
     factor: float
