@@ -152,7 +152,6 @@ def build(
 
 
 def _reason(error: Exception) -> str:
-    """An error in one short line."""
     kind = "" if isinstance(error, workloads.Refused) else f"{type(error).__name__}: "
     return textwrap.shorten(f"{kind}{error}", 160, placeholder=" …")
 

@@ -316,7 +316,6 @@ class MissingRuns:
             self.progress.count(label, run.steps, was_finished)
 
     def _run(self, name: str, folder: Path, pair: results.Pair, **fields: Any) -> Config:
-        """The configuration of one run of an encoding."""
         config = self.config
         common = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
         common |= {

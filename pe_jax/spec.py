@@ -80,7 +80,6 @@ def _call(node: ast.expr, nested: str | None) -> Call:
 
 
 def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
-    """Values of `field=value, …`."""
     fields = {}
     for keyword in keywords:
         shown = ast.unparse(keyword)

@@ -151,7 +151,6 @@ def config(name: str, kind: type) -> str:
 
 
 def _defaults(kind: type) -> dict[str, str]:
-    """The fields of a class with their defaults, as a config writes them."""
     return {
         f.name: "…" if f.default is dataclasses.MISSING else repr(f.default)
         for f in dataclasses.fields(kind)
@@ -211,7 +210,6 @@ def section(name: str, kind: type[Encoding]) -> str:
 
 
 def _scalings() -> str:
-    """The section on scalings of RoPE, which are not schemes but a field of it."""
     parts = ["## Scalings of rope"]
     modules = dict.fromkeys(inspect.getmodule(kind) for kind in SCALINGS.values())
     for module in modules:

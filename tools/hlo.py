@@ -91,7 +91,6 @@ def _type(rest: str) -> tuple[str, str]:
 
 
 def _bytes(kind: str) -> list[float]:
-    """The size of each array in a type."""
     sizes = []
     for name, bits, shape in SHAPE.findall(kind):
         width = 1 if name == "pred" else int(bits) / 8
@@ -178,7 +177,6 @@ def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
 
 
 def _condition(loop: Instruction) -> str:
-    """The name of a loop's condition."""
     return loop.calls["condition"][0]
 
 

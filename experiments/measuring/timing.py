@@ -171,7 +171,6 @@ class Timings:
 
 
 def _row(line: dict[str, str]) -> Row:
-    """Reads a line of CSV."""
     temp_bytes, compile_seconds = line["temp_bytes"], line["compile_seconds"]
     return Row(
         int(line["length"]),
@@ -186,7 +185,6 @@ def _row(line: dict[str, str]) -> Row:
 
 
 def _samples_min_median_iqr(ms: list[float]) -> tuple[float | None, ...]:
-    """The columns of DERIVED."""
     if not ms:
         return 0, None, None, None
     q1, median, q3 = np.percentile(ms, (25, 50, 75))

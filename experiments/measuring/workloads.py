@@ -238,7 +238,6 @@ def _attention(
 
 
 def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) -> Program:
-    """The same by PyTorch's FlexAttention."""
     if importlib.util.find_spec("torch") is None:
         raise Refused("torch is not installed")
     from experiments.measuring import flex_attention
@@ -369,7 +368,6 @@ def _plan_attention(
 
 
 def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
-    """Whether an engine can express the scheme."""
     encoding = scheme(name, length)
     if engine == NAIVE:
         return _is_additive(encoding, dims)

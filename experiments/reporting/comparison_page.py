@@ -238,7 +238,6 @@ class CostRow(NamedTuple):
 
 
 def _cost(results: Results, scheme: Scheme) -> CostRow:
-    """Sizes and speed of a scheme."""
     measured = (results.speed or {}).get("encodings", {}).get(scheme.name, {})
     rate, source = speed_ratios.tokens_per_second(results, scheme)
     temporary, flops = measured.get("train_temp_bytes"), scheme.fact("flops_per_token")
@@ -269,7 +268,6 @@ def _sections(results: Results) -> list[Section]:
 
 
 def _rate_section(results: Results, rows: list[learning_rates.Rates]) -> Section:
-    """The losses of short runs, by learning rate and by multiple."""
     pairs = {pair for row in rows for pair in row.losses}
     rates, multiples = (sorted({pair[k] for pair in pairs}) for k in (0, 1))
     columns = [(0, rate) for rate in rates] * (len(rates) > 1 or len(multiples) == 1)
@@ -340,7 +338,6 @@ def _speed_section(results: Results, measure: str, lengths: dict[str, Any]) -> S
 
 
 def _what_differs(results: Results) -> str:
-    """How this comparison differs from a published one."""
     m = results.manifest
     sizes = sorted({n for s in results.schemes if (n := s.fact("parameters")) is not None})
     size = f"{sizes[-1] / 1e6:,.1f}M parameters at most, " if sizes else ""

@@ -54,7 +54,6 @@ def summary(workdir: Path) -> Group:
 
 
 def _terminal(results: Results, question: Question) -> Table:
-    """The verdicts on one question, for the terminal."""
     protocol, length = question.protocol, question.length
     of = f"{question.role}: loss" if len(results.questions) > 1 else "loss"
     minus = f"minus {results.manifest['reference']} (nats per token)"

@@ -161,7 +161,6 @@ def _notes(parts: Sequence[Results]) -> Iterator[str]:
 
 
 def _repeated(parts: Sequence[Results]) -> Iterator[str]:
-    """Runs that several parts hold."""
     seen: dict[tuple[str, int], dict] = {}
     for part in parts:
         for scheme in part.schemes:

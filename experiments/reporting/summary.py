@@ -100,7 +100,6 @@ def question_title(results: Results, question: Question) -> str:
 
 
 def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
-    """Sentences on seeds, tests and intervals."""
     seeds = len(results.manifest["seeds"])
     lines = []
     if results.changes:
@@ -151,7 +150,6 @@ def _lost_runs(results: Results) -> list[str]:
 
 
 def _names_with_differences(rows: Sequence[Verdict]) -> str:
-    """Names with their differences, the largest first."""
     known = [(r.difference.mean, r.name) for r in rows if r.difference]
     known.sort(key=lambda pair: -abs(pair[0]))
     return ", ".join(f"{name} ({number(mean, 3, True)})" for mean, name in known)
@@ -186,7 +184,6 @@ def irregularities(results: Results) -> list[str]:
 
 
 def _run_notes(run: Run) -> list[str]:
-    """Irregularities in the files of one run."""
     notes = []
     if run.status != "ok":
         notes.append(run.status + f" ({run.reason})" * bool(run.reason))

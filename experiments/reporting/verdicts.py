@@ -99,7 +99,6 @@ def _difference(scheme: Scheme, reference: Scheme, protocol: str, length: int) -
 
 
 def _bits(scheme: Scheme, protocol: str, length: int) -> tuple[tuple[int, bytes], ...]:
-    """All losses of a scheme, seed by seed."""
     windows, _ = scheme.windows(protocol, length)
     return tuple((seed, windows[seed].tobytes()) for seed in sorted(windows))
 
@@ -107,7 +106,6 @@ def _bits(scheme: Scheme, protocol: str, length: int) -> tuple[tuple[int, bytes]
 def _kind_and_words(
     tested: Tested, reference: str, effect: float, exploratory: bool
 ) -> tuple[str, str]:
-    """The kind of a verdict, and its description."""
     kind, reason = statistics.judge(tested, effect)
     words = {
         statistics.LOWER: f"lower loss than {reference}",

@@ -138,7 +138,6 @@ def _parse(known: Any, argv: Sequence[str]) -> list[str]:
 
 
 def _unknown_field(config: Any, argv: Sequence[str], error: KeyError) -> str:
-    """The message for an override of an unknown field."""
     known = configs.paths(config)
     for argument in argv:
         name = argument.removeprefix("--config.").partition("=")[0]

@@ -337,7 +337,6 @@ def _check_finite(
 
 
 def _not_finite(trainer: Trainer, state: State, batch: dict) -> str:
-    """Describes what is not finite first."""
     if jax.process_count() > 1:  # running layer by layer needs all of them in this process
         return "the gradient or a layer"
     try:

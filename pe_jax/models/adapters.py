@@ -296,7 +296,6 @@ def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Arr
 
 
 def _precision(precision) -> Any:
-    """A context manager that sets the precision of matmuls."""
     if precision is None:
         return contextlib.nullcontext()
     name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision

@@ -85,7 +85,6 @@ class Stack(nnx.Module):
         return other
 
     def _project(self, inputs: int, outputs: int, key: jax.Array) -> Linear:
-        """A projection at the input or output."""
         return linear(self.config, inputs, outputs, nnx.Rngs(key), inputs**-0.5)
 
     def _place(self, x, positions):

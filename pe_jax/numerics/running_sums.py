@@ -20,7 +20,6 @@ def _exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _add(x: tuple, y: tuple) -> tuple:
-    """The sum of two pairs, again as a pair."""
     high, rest = _exactly(x[0], y[0])
     rest += x[1] + y[1]
     total = high + rest

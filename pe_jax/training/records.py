@@ -126,7 +126,6 @@ def _open(builder: Any, split: str, feature: str, shards: tuple[tuple[Path, int]
 
 
 def _fill(splits: dict[str, Any], sizes: dict[str, int]) -> None:
-    """Cuts missing splits from the end of train."""
     missing = [split for split in corpus.SPLITS if split not in splits]
     train, size, count = splits["train"], sizes["train"], len(splits["train"])
     end = count
