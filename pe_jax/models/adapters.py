@@ -59,8 +59,8 @@ def attention_fn(
     Decoding with the module's own cache needs no setting: a step is one query, several keys and the
     mask that the module makes, and its place is that of the last key in it. (A mask of one's own
     must not hide the newest token in all rows of a batch.) That cache holds keys as they were, so
-    each step rotates all of them: exact, but slower than `pe_jax.engines.cache`, which holds them
-    rotated.
+    each step rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which
+    holds them rotated.
 
     Args:
       encoding: the scheme, from `pe_jax.make` or `pe_jax.parse`. One that depends on the length of

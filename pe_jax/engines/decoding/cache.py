@@ -3,7 +3,7 @@
 Keys are rotated when they are written, never when they are read. What else is kept follows from
 what the scheme declares (see `empty`). Tokens come at contiguous positions (`positions=None`: the
 token at row i stands at position i) or at any others; a single contiguous one takes the short way
-of `pe_jax.engines.decode`.
+of `one_token`.
 B batch, S capacity, K key heads, H query heads, E width of keys, F width of values.
 """
 
@@ -17,9 +17,10 @@ import numpy as np
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
 from pe_jax.encodings.terms import RelativeQueries, Rotation, RowRescore, TokenProduct, select
-from pe_jax.engines import decode, inputs
+from pe_jax.engines import inputs
 from pe_jax.engines.api import attend, leave_to_sinks
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.decoding import one_token
 from pe_jax.validation import is_int, require
 
 
@@ -83,7 +84,7 @@ def empty(
     )
     queries = bool(select(terms, RelativeQueries))
     rotated = any(rotation.k is not None for rotation in select(terms, Rotation))
-    past = queries and decode.distances(terms, capacity) < capacity
+    past = queries and one_token.distances(terms, capacity) < capacity
 
     def zeros(heads: int, width: int, dtype=dtype, rows: int = capacity) -> jax.Array:
         return jnp.zeros((batch, heads, rows, width), dtype)
@@ -115,7 +116,7 @@ def _rotated_keys(terms: tuple, x, k, positions) -> jax.Array:
 def _tables(encoding: Encoding, params: Params, dims: Dims, rows: int) -> tuple[Any, ...]:
     """None for a scheme whose positions have several axes: they are never contiguous."""
     terms = encoding.terms(params, dims)
-    return (None,) * len(terms) if encoding.claims.axes > 1 else decode.tables(terms, rows)
+    return (None,) * len(terms) if encoding.claims.axes > 1 else one_token.tables(terms, rows)
 
 
 def _kept(term: Any) -> int:
@@ -232,21 +233,21 @@ def extend(
 
     states, cache = _remember(cache, terms, x, positions)
     cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
-    one_token = contiguous and q.shape[1] == 1 and implementation is None
-    one_token = one_token and not select(terms, RowRescore)
+    short = contiguous and q.shape[1] == 1 and implementation is None
+    short = short and not select(terms, RowRescore)
     tables: Any = cache.tables
-    if tables is None and (one_token or cache.far is not None):
-        tables = decode.tables(terms, cache.capacity)
+    if tables is None and (short or cache.far is not None):
+        tables = one_token.tables(terms, cache.capacity)
     if cache.far is not None:
-        past_horizon = decode.far(terms, tables, jnp.swapaxes(k, 1, 2), dims.heads)
+        past_horizon = one_token.far(terms, tables, jnp.swapaxes(k, 1, 2), dims.heads)
         cache = dataclasses.replace(cache, far=_write(cache.far, past_horizon, start, 2))
 
     rows = _rows(cache, terms, q.dtype)
     rotated = inputs.rotate(terms, "q", q, positions, states)
-    if one_token:
+    if short:
         spec = AttentionSpec(dims, True, window, sinks)
-        query = decode.Query(rotated[:, 0], q[:, 0], jax.tree.map(lambda s: s[:, 0], states))
-        out, lse = decode.attend(spec, terms, query, rows, tables, start)
+        query = one_token.Query(rotated[:, 0], q[:, 0], jax.tree.map(lambda s: s[:, 0], states))
+        out, lse = one_token.attend(spec, terms, query, rows, tables, start)
         out = leave_to_sinks(terms, out[:, :, None], lse[:, :, None])[:, :, 0]
         return out[:, None].astype(q.dtype), cache
     # Rows not written yet are later than every query, so the causal mask hides them.
@@ -274,10 +275,10 @@ def extend(
     return out, cache
 
 
-def _rows(cache: Cache, terms: tuple, dtype) -> decode.Rows:
+def _rows(cache: Cache, terms: tuple, dtype) -> one_token.Rows:
     """What tokens of this dtype read."""
     of_keys = zip(terms, cache.states, strict=True)
-    return decode.Rows(
+    return one_token.Rows(
         k=cache.k.astype(dtype),
         raw=(cache.k if cache.k_raw is None else cache.k_raw).astype(dtype),
         v=cache.v.astype(dtype),
