@@ -18,7 +18,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
 from pe_jax.encodings.terms import RelativeQueries, Rotation, RowRescore, TokenProduct, select
 from pe_jax.engines import inputs
-from pe_jax.engines.api import attend, leave_to_sinks
+from pe_jax.engines.api import attend
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
 from pe_jax.validation import is_int, require
@@ -75,53 +75,48 @@ def empty(
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
     claims, terms = encoding.claims, skeleton(encoding, dims)
     places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
-    key = jax.eval_shape(
-        _rotated_keys,
-        terms,
-        jax.ShapeDtypeStruct((batch, capacity, dims.width), dtype),
-        jax.ShapeDtypeStruct((batch, capacity, dims.kv_heads, dims.head_dim), dtype),
-        jax.ShapeDtypeStruct(places, jnp.int32),
-    )
-    queries = bool(select(terms, RelativeQueries))
+    relative = bool(select(terms, RelativeQueries))
     rotated = any(rotation.k is not None for rotation in select(terms, Rotation))
-    past = queries and one_token.distances(terms, capacity) < capacity
+    far = relative and one_token.distances(terms, capacity) < capacity
+
+    tables = None
+    if params is not None:  # positions of several axes are never contiguous: they have no tables
+        own = encoding.terms(params, dims)
+        tables = one_token.tables(own, capacity) if claims.axes == 1 else (None,) * len(own)
 
     def zeros(heads: int, width: int, dtype=dtype, rows: int = capacity) -> jax.Array:
         return jnp.zeros((batch, heads, rows, width), dtype)
 
-    def state(term):
+    def state(term: Any):
         if inputs.reads_keys(term):
-            return zeros(dims.heads, _kept(term), jnp.float32)
+            kept = 2 if isinstance(term, TokenProduct) else 1  # one half is for queries
+            return zeros(dims.heads, term.state.width // kept, jnp.float32)
         if term.state is not None and term.state.after is not None:
             return zeros(dims.heads, term.state.width, jnp.float32, 1)
         return None
 
     return Cache(
-        k=zeros(dims.kv_heads, key.shape[-1]),
+        k=zeros(dims.kv_heads, _key_width(terms, places, dims)),
         v=zeros(dims.kv_heads, dims.head_dim),
-        k_raw=zeros(dims.kv_heads, dims.head_dim) if queries and rotated else None,
-        far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if past else None,
+        k_raw=zeros(dims.kv_heads, dims.head_dim) if relative and rotated else None,
+        far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if far else None,
         states=tuple(map(state, terms)),
-        tables=None if params is None else _tables(encoding, params, dims, capacity),
+        tables=tables,
         positions=jnp.zeros(places, jnp.float32 if claims.real_positions else jnp.int32),
         length=jnp.zeros((), jnp.int32),
     )
 
 
-def _rotated_keys(terms: tuple, x, k, positions) -> jax.Array:
-    states = tuple(None if t.state is None else t.state(x, positions) for t in terms)
-    return inputs.rotate(terms, "k", k, positions, states)
+def _key_width(terms: tuple, places: tuple[int, ...], dims: Dims) -> int:
+    """How wide keys are once they are rotated."""
 
+    def rotate(terms, x, k, positions):
+        states = tuple(t.state and t.state(x, positions) for t in terms)
+        return inputs.rotate(terms, "k", k, positions, states)
 
-def _tables(encoding: Encoding, params: Params, dims: Dims, rows: int) -> tuple[Any, ...]:
-    """None for a scheme whose positions have several axes: they are never contiguous."""
-    terms = encoding.terms(params, dims)
-    return (None,) * len(terms) if encoding.claims.axes > 1 else one_token.tables(terms, rows)
-
-
-def _kept(term: Any) -> int:
-    """How many numbers of a key's state a term reads."""
-    return term.state.width // (2 if isinstance(term, TokenProduct) else 1)
+    x = jax.ShapeDtypeStruct((*places[:2], dims.width), jnp.float32)
+    k = jax.ShapeDtypeStruct((*places[:2], dims.kv_heads, dims.head_dim), jnp.float32)
+    return jax.eval_shape(rotate, terms, x, k, jax.ShapeDtypeStruct(places, jnp.int32)).shape[-1]
 
 
 def append(cache: Cache, k: jax.Array, v: jax.Array, k_raw: jax.Array, positions) -> Cache:
@@ -146,7 +141,7 @@ def append(cache: Cache, k: jax.Array, v: jax.Array, k_raw: jax.Array, positions
             raise ValueError(f"{name} has shape {new.shape}; this cache takes {want}")
 
     def write(old, new):
-        return _write(old, jnp.swapaxes(new, 1, 2), cache.length, 2)
+        return _write(old, _swap(new), cache.length, 2)
 
     fits = cache.length + count <= cache.capacity
     return dataclasses.replace(
@@ -225,42 +220,40 @@ def extend(
     inputs.window(window, sinks)
     inputs.embedded(encoding, dims, embedded)
     params = inputs.params(encoding, params, dims)
-    contiguous, start = positions is None, cache.length
+    start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
     encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
     terms = encoding.terms(params, dims)
     inputs.layer_input(terms, inputs.title(encoding), x, q.shape[:2], dims)
 
     states, cache = _remember(cache, terms, x, positions)
+    rotated = inputs.rotate(terms, "q", q, positions, states)
     cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
-    short = contiguous and q.shape[1] == 1 and implementation is None
     short = short and not select(terms, RowRescore)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(terms, cache.capacity)
     if cache.far is not None:
-        past_horizon = one_token.far(terms, tables, jnp.swapaxes(k, 1, 2), dims.heads)
-        cache = dataclasses.replace(cache, far=_write(cache.far, past_horizon, start, 2))
+        far = one_token.far(terms, tables, _swap(k), dims.heads)
+        cache = dataclasses.replace(cache, far=_write(cache.far, far, start, 2))
 
     rows = _rows(cache, terms, q.dtype)
-    rotated = inputs.rotate(terms, "q", q, positions, states)
     if short:
         spec = AttentionSpec(dims, True, window, sinks)
         query = one_token.Query(rotated[:, 0], q[:, 0], jax.tree.map(lambda s: s[:, 0], states))
-        out, lse = one_token.attend(spec, terms, query, rows, tables, start)
-        out = leave_to_sinks(terms, out[:, :, None], lse[:, :, None])[:, :, 0]
+        out = one_token.attend(spec, terms, query, rows, tables, start)
         return out[:, None].astype(q.dtype), cache
     # Rows not written yet are later than every query, so the causal mask hides them.
     out = attend(
         rotated,
-        _tokens_first(rows.k),
-        _tokens_first(rows.v),
+        _swap(rows.k),
+        _swap(rows.v),
         terms=terms,
         dims=dims,
         q_raw=q,
-        k_raw=_tokens_first(rows.raw),
+        k_raw=_swap(rows.raw),
         q_states=states,
-        k_states=jax.tree.map(_tokens_first, rows.states),
+        k_states=jax.tree.map(_swap, rows.states),
         q_positions=jnp.broadcast_to(positions, (len(q), *positions.shape[1:])),
         k_positions=cache.positions,
         q_index=pos.contiguous(q.shape[1], start),
@@ -287,29 +280,29 @@ def _rows(cache: Cache, terms: tuple, dtype) -> one_token.Rows:
     )
 
 
-def _tokens_first(x: jax.Array) -> jax.Array:
+def _swap(x: jax.Array) -> jax.Array:
+    """Heads first if tokens were, and the other way round."""
     return jnp.swapaxes(x, 1, 2)
 
 
 def _remember(cache: Cache, terms: tuple, x, positions) -> tuple[tuple, Cache]:
     """The states [B or 1, T, H, C] of new tokens for each term, and the cache that keeps them."""
-    start, states, kept = cache.length, [], []
-    for term, old in zip(terms, cache.states, strict=True):
+    states, kept = [], list(cache.states)
+    for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
         if term.state is None:
             states.append(None)
-            kept.append(None)
             continue
         before = None
         if term.state.after is not None:
-            last = jnp.clip(start - 1, 0, old.shape[2] - 1)
+            last = jnp.clip(cache.length - 1, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
-            before = jnp.where(start > 0, before, 0)
+            before = jnp.where(cache.length > 0, before, 0)
         states.append(term.state(x, positions, before))
-        if old is not None:
-            new = jnp.swapaxes(states[-1], 1, 2)[..., -old.shape[-1] :]
-            row, new = (start, new) if inputs.reads_keys(term) else (0, new[:, :, -1:])
-            old = _write(old, new, row, 2)
-        kept.append(old)
+        new = _swap(states[-1])
+        if inputs.reads_keys(term):
+            kept[i] = _write(old, new[..., -old.shape[-1] :], cache.length, 2)
+        elif old is not None:  # a running sum goes on from its last
+            kept[i] = _write(old, new[:, :, -1:], 0, 2)
     return tuple(states), dataclasses.replace(cache, states=tuple(kept))
 
 
@@ -318,9 +311,7 @@ def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax
     tail = (q.shape[1],) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
     if positions is not None:
         positions = pos.as_positions(positions, real=encoding.claims.real_positions)
-        if positions.shape not in ((1, *tail), (q.shape[0], *tail)):
-            allowed = f"{[1, *tail]} or {[q.shape[0], *tail]}"
-            raise ValueError(f"positions has shape {list(positions.shape)}; pass {allowed}")
+        inputs.check_shape("positions", positions, (1, *tail), (q.shape[0], *tail))
         return positions
     if encoding.claims.axes > 1:
         name = type(encoding).__name__
