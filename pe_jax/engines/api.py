@@ -222,14 +222,12 @@ def attend(
     rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
     q_tokens = Tokens(q_pos, _flat(q_places, 1), q_seg)
     k_tokens = Tokens(k_pos, _flat(k_places, 1), k_seg, rank)
-    reads_q = kinds.select(terms, kinds.RelativeKeys, kinds.RowRescore)
-    reads_k = kinds.select(terms, kinds.RelativeQueries)
-    q_side = Side(_heads_first(q), _heads_first(q_raw) if reads_q else None, q_states, q_tokens)
-    k_side = Side(_heads_first(k), _heads_first(k_raw) if reads_k else None, k_states, k_tokens)
-
+    raw = inputs.read_raw(terms, q_raw, k_raw)
+    q, k, v, q_raw, k_raw = jax.tree.map(_heads_first, (q, k, v, *raw))
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous)
-    call = dispatch.Call(spec, terms, q_side, k_side, _heads_first(v))
+    q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
+    call = dispatch.Call(spec, terms, q_side, k_side, v)
     out, lse = dispatch.engine(implementation, layout, call, name)(*call)
     out = leave_to_sinks(terms, out, lse)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)

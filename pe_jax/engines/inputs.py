@@ -160,11 +160,8 @@ def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
 def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = None) -> Encoding:
     """The scheme for the length at hand, where it depends on that and was not told it.
 
-    Args:
-      encoding: the scheme.
-      queries: T, as many as there are keys where no positions are given.
-      given: positions by the name of the argument; None where there are none.
-      segments: ids, or None; with them positions restart, so T does not tell how far they go.
+    `given` are positions by the name of the argument; None where there are none: then T, the number
+    of `queries`, is the length. With segments positions restart, and it does not tell their end.
 
     Raises:
       ValueError: the length is not told and cannot be known; a known position is beyond it.
@@ -198,8 +195,8 @@ def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list
     They are constants to a gradient in every engine: a tile passes none to them.
     """
     axes, queries, keys = claims.axes, q.shape[-3], k.shape[-3]
-    sides = _both_sides("positions", q_positions, k_positions, q, k)
-    if sides is None:
+    pair = _both_sides("positions", q_positions, k_positions, queries == keys)
+    if pair is None:
         if queries != keys:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
@@ -207,57 +204,54 @@ def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list
         if axes > 1:
             raise ValueError(f"{name} has {axes} axes: pass q_positions [*B, T, {axes}]")
         return [None, None]
-    checked = []
-    tail = (axes,) if axes > 1 else ()
-    for side, x, rows in sides:
-        x = _of_tokens(side, x, rows, tail, claims.real_positions)
+    tail, checked = (axes,) if axes > 1 else (), []
+    for side, x, rows in zip(("q_positions", "k_positions"), pair, (q, k), strict=True):
+        x = pos.as_positions(x, real=claims.real_positions, name=side)
+        check_shape(side, x, (rows.shape[-3], *tail), (*rows.shape[:-2], *tail))
         pos.check_near(x, side)
         checked.append(jax.lax.stop_gradient(x))
-    if checked[0].dtype != checked[1].dtype:  # a cache holds float32 where the scheme takes it
+    if checked[0].dtype != checked[1].dtype:  # only one side has integers
         checked = [x.astype(jnp.float32) for x in checked]
     return checked
 
 
 def segments(q_segments, k_segments, q, k) -> list[Any]:
     """Segment ids [B, T] and [B, S], or None twice."""
-    sides = _both_sides("segments", q_segments, k_segments, q, k)
-    if sides is None:
+    pair = _both_sides("segments", q_segments, k_segments, q.shape[-3] == k.shape[-3])
+    if pair is None:
         return [None, None]
     checked = []
-    for side, x, rows in sides:
+    for side, x, rows in zip(("q_segments", "k_segments"), pair, (q, k), strict=True):
         x = pos.as_positions(x, name=side)
-        check_shape(side, x, rows)
-        checked.append(x.reshape(math.prod(rows[:-1]), rows[-1]))
+        check_shape(side, x, rows.shape[:-2])
+        checked.append(x.reshape(math.prod(rows.shape[:-3]), rows.shape[-3]))
     return checked
 
 
-def _both_sides(name: str, of_queries, of_keys, q, k):
-    """(name, what is given, [*B, length]) of queries and keys; None where neither is given.
-
-    Keys have what the queries have, unless told: they may be the same tokens.
-    """
+def _both_sides(name: str, of_queries, of_keys, same_length: bool):
+    """What queries and keys have, the same unless told if there are as many; None for neither."""
     if of_queries is None and of_keys is None:
         return None
-    if of_keys is None and q.shape[-3] == k.shape[-3]:
+    if of_keys is None and same_length:
         of_keys = of_queries
     if of_queries is None or of_keys is None:
         raise ValueError(f"q_{name} and k_{name}: pass both, or neither")
-    return (f"q_{name}", of_queries, q.shape[:-2]), (f"k_{name}", of_keys, k.shape[:-2])
+    return of_queries, of_keys
 
 
 def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[jax.Array]:
     """Places of queries and keys among the tokens, each [T] or [*B, T], given or as they lie.
 
     Raises:
-      ValueError: queries have no places, are not the keys, and the mask asks for them (`ordered`);
-        a call that does not fit the way in which its tokens lie on devices.
+      ValueError: the mask asks for them (`ordered`) and queries that are not the keys have none; a
+        call that does not fit the way in which its tokens lie on devices.
     """
-    queries, keys = q.shape[-3], k.shape[-3]
+    queries, keys, places = q.shape[-3], k.shape[-3], []
     sides = ("q_index", q_index, q), ("k_index", k_index, k)
     if type(layout) is not Contiguous:
         name = type(layout).__name__
-        for side, index, _ in sides:
-            require(index is None, side, "given", f"leave it out: {name} knows where tokens lie")
+        for side, x, _ in sides:
+            require(x is None, side, "given", f"leave it out: {name} knows where tokens lie")
         if queries != keys:
             raise ValueError(f"{queries} queries and {keys} keys: {name} is for one row")
     if q_index is None and ordered and queries != keys:
@@ -265,17 +259,11 @@ def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[j
             f"q has {queries} tokens and k has {keys}: pass q_index, the place of each query among"
             " the tokens (the mask comes from it)"
         )
-    return [
-        layout.order(x.shape[-3]) if index is None else _of_tokens(side, index, x.shape[:-2])
-        for side, index, x in sides
-    ]
-
-
-def _of_tokens(name: str, x, rows: tuple[int, ...], tail: tuple = (), real: bool = False):
-    """Checked integers (float32 too, if `real`) [T, *tail] or [*B, T, *tail]; rows are (*B, T)."""
-    x = pos.as_positions(x, real=real, name=name)
-    check_shape(name, x, (rows[-1], *tail), (*rows, *tail))
-    return x
+    for side, x, rows in sides:
+        x = layout.order(rows.shape[-3]) if x is None else pos.as_positions(x, name=side)
+        check_shape(side, x, rows.shape[-3:-2], rows.shape[:-2])
+        places.append(x)
+    return places
 
 
 def terms(terms: Any) -> tuple[Term, ...]:
@@ -316,6 +304,13 @@ def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> j
         if isinstance(term, kinds.Rotation):
             x = term.rotate(side, x, positions, state)
     return x
+
+
+def read_raw(terms: tuple, q_raw: jax.Array, k_raw: jax.Array) -> tuple[Any, Any]:
+    """Queries and keys before rotations where terms read them, else None."""
+    of_queries = select(terms, kinds.RelativeKeys, kinds.RowRescore)
+    of_keys = select(terms, kinds.RelativeQueries)
+    return q_raw if of_queries else None, k_raw if of_keys else None
 
 
 def check_states(terms: tuple, q_states, k_states, q: jax.Array, k: jax.Array) -> list[tuple]:

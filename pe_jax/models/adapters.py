@@ -108,27 +108,18 @@ def attention_fn(
     if axes > 1 and positions is None:
         name = type(encoding).__name__
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
-    places = segments, positions, q_positions
-    return AttentionFn(encoding, params, causal, window, sinks, *places, dims)
+    tokens = segments, positions, q_positions
+    return AttentionFn(encoding, params, dims, causal, window, sinks, *tokens)
 
 
 class AttentionFn(nnx.Module):
     """What `attention_fn` returns; called by the stock modules as they call their own."""
 
     def __init__(
-        self,
-        encoding,
-        params,
-        causal,
-        window,
-        sinks,
-        segments,
-        positions,
-        q_positions,
-        dims,
+        self, encoding, params, dims, causal, window, sinks, segments, positions, q_positions
     ):
-        self.dims = dims
-        self.encoding, self.causal, self.window, self.sinks = encoding, causal, window, sinks
+        self.encoding, self.dims = encoding, dims
+        self.causal, self.window, self.sinks = causal, window, sinks
         self.params = nnx.data(params)
         self.segments = nnx.data(segments)
         self.positions = nnx.data(positions)
@@ -227,36 +218,40 @@ class AttentionFn(nnx.Module):
     def _places(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
         """Positions, indices and segments of the tokens, as `attention` takes them."""
         queries, keys = shape[-2:]
-        given, segments = self.positions, self.segments
+        own, other = self.q_positions, self.positions
         if queries == keys:
-            own = given if self.q_positions is None else self.q_positions
-            other = own if given is None else given
-            found = {"q_positions": own, "k_positions": other, "q_segments": segments}
-            return found | {"causal": causal}
-        if self.q_positions is not None and given is not None:
+            own = other if own is None else own
+            other = own if other is None else other
+            places = {"q_positions": own, "k_positions": other, "q_segments": self.segments}
+            return {"causal": causal, **places}
+        if own is not None and other is not None:
             fix = "the queries are other tokens than the keys: pass a mask"
             require(not causal, "causal", causal, fix)
             require(self.window is None, "window", self.window, fix)
-            require(segments is None, "segments", "…", fix)
-            found = {"q_positions": self.q_positions, "k_positions": given}
-            return found | {"causal": False}
+            require(self.segments is None, "segments", "…", fix)
+            return {"causal": False, "q_positions": own, "k_positions": other}
         if queries != 1 or mask is None:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
                 " of decoding is one query, with the mask that the module makes)"
             )
+        return self._last_place(keys, mask)
+
+    def _last_place(self, keys: int, mask) -> dict[str, Any]:
+        """The same for one query, which is the last token that the mask shows."""
         index = pos.contiguous(keys)
         seen = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
         at = jnp.max(jnp.where(seen, index, 0))[None]
+        given, segments = self.positions, self.segments
         if given is None:
             given = index if segments is None else pos.per_segment(segments)
         given = jnp.asarray(given)
         own = jnp.take(given, at, axis=given.ndim - 1 - (self.encoding.claims.axes > 1))
-        found = {"q_positions": own, "k_positions": given, "q_index": at, "k_index": index}
+        places = {"q_positions": own, "k_positions": given, "q_index": at, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)
-            found |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
-        return found | {"causal": True}  # no key after it is in the mask
+            places |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
+        return {"causal": True, **places}  # no key after it is in the mask
 
 
 def _booleans(mask) -> jax.Array:

@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
-from pe_jax.encodings.terms import RelativeQueries, Rotation, RowRescore, TokenProduct, select
-from pe_jax.engines import inputs
-from pe_jax.engines.api import attend
+from pe_jax.encodings.terms import Side, Tokens, select
+from pe_jax.engines import dispatch, inputs
+from pe_jax.engines.api import leave_to_sinks
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
+from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.validation import is_int, require
 
 
@@ -75,8 +77,8 @@ def empty(
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
     claims, terms = encoding.claims, skeleton(encoding, dims)
     places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
-    relative = bool(select(terms, RelativeQueries))
-    rotated = any(rotation.k is not None for rotation in select(terms, Rotation))
+    relative = bool(select(terms, kinds.RelativeQueries))
+    rotated = any(rotation.k is not None for rotation in select(terms, kinds.Rotation))
     far = relative and one_token.distances(terms, capacity) < capacity
 
     tables = None
@@ -89,7 +91,7 @@ def empty(
 
     def state(term: Any):
         if inputs.reads_keys(term):
-            kept = 2 if isinstance(term, TokenProduct) else 1  # one half is for queries
+            kept = 2 if isinstance(term, kinds.TokenProduct) else 1  # one half is for queries
             return zeros(dims.heads, term.state.width // kept, jnp.float32)
         if term.state is not None and term.state.after is not None:
             return zeros(dims.heads, term.state.width, jnp.float32, 1)
@@ -187,23 +189,11 @@ def extend(
 ) -> tuple[jax.Array, Cache]:
     """Appends T tokens and attends to the whole past: a prompt, a part of one, or one token.
 
-    Args:
-      cache: the past.
-      q: [B, T, H, E], not rotated.
-      k: [B, T, K, E], not rotated.
-      v: [B, T, K, F].
-      positions: integers [B or 1, T], where the new tokens stand; None: on from the cache's length,
-        the tokens before standing at 0 … length - 1 (what is known to differ is refused).
-        Constants, as for `attention`.
-      x: [B, T, D], the layer's input, for schemes that read it.
-      encoding: the scheme, and so on as for `attention`; one that depends on the length of the
-        sequence as `encoding.at_length(total_length)`.
-      params: its parameters.
-      dims: the sizes.
-      window: as for `attention`.
-      sinks: as for `attention`.
-      embedded: as for `attention`.
-      implementation: as for `attention`; None also allows the short way of one contiguous token.
+    q [B, T, H, E], k [B, T, K, E] and v [B, T, K, F] are not rotated. `positions` [B or 1, T] say
+    where the new tokens stand; None: on from the cache's length, the tokens before standing at
+    0 … length - 1 (what is known to differ is refused). All else is as for `attention`, except that
+    a scheme that depends on the length of the sequence is `encoding.at_length(total_length)`, and
+    that `implementation=None` also allows the short way of one contiguous token.
 
     Returns:
       Output [B, T, H, F], and the longer cache.
@@ -217,19 +207,22 @@ def extend(
             f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
             f" {dims.heads} heads of {dims.head_dim}"
         )
+    if not q.size:
+        return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
     inputs.window(window, sinks)
     inputs.embedded(encoding, dims, embedded)
     params = inputs.params(encoding, params, dims)
+    name = inputs.title(encoding)
     start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
     encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
     terms = encoding.terms(params, dims)
-    inputs.layer_input(terms, inputs.title(encoding), x, q.shape[:2], dims)
+    inputs.layer_input(terms, name, x, q.shape[:2], dims)
 
     states, cache = _remember(cache, terms, x, positions)
     rotated = inputs.rotate(terms, "q", q, positions, states)
     cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
-    short = short and not select(terms, RowRescore)
+    short = short and not select(terms, kinds.RowRescore)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(terms, cache.capacity)
@@ -237,47 +230,36 @@ def extend(
         far = one_token.far(terms, tables, _swap(k), dims.heads)
         cache = dataclasses.replace(cache, far=_write(cache.far, far, start, 2))
 
-    rows = _rows(cache, terms, q.dtype)
+    inputs.arrays(q, k, v)
+    spec = AttentionSpec(dims, True, window, sinks)
+    call = _call(spec, terms, cache, q, rotated, states, positions)
     if short:
-        spec = AttentionSpec(dims, True, window, sinks)
-        query = one_token.Query(rotated[:, 0], q[:, 0], jax.tree.map(lambda s: s[:, 0], states))
-        out = one_token.attend(spec, terms, query, rows, tables, start)
-        return out[:, None].astype(q.dtype), cache
-    # Rows not written yet are later than every query, so the causal mask hides them.
-    out = attend(
-        rotated,
-        _swap(rows.k),
-        _swap(rows.v),
-        terms=terms,
-        dims=dims,
-        q_raw=q,
-        k_raw=_swap(rows.raw),
-        q_states=states,
-        k_states=jax.tree.map(_swap, rows.states),
-        q_positions=jnp.broadcast_to(positions, (len(q), *positions.shape[1:])),
-        k_positions=cache.positions,
-        q_index=pos.contiguous(q.shape[1], start),
-        k_index=pos.contiguous(cache.capacity),
-        causal=True,
-        window=window,
-        sinks=sinks,
-        implementation=implementation,
-        claims=encoding.claims,
-        name=inputs.title(encoding),
-    )
-    return out, cache
+        out, lse = one_token.attend(*call, cache.far, tables, start)
+    else:
+        out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
+    return _swap(leave_to_sinks(terms, out, lse)).astype(q.dtype), cache
 
 
-def _rows(cache: Cache, terms: tuple, dtype) -> one_token.Rows:
-    """What tokens of this dtype read."""
+def _call(
+    spec: AttentionSpec, terms: tuple, cache: Cache, q, rotated, states, positions
+) -> dispatch.Call:
+    """The last tokens of a cache against all its rows, as engines take them.
+
+    Rows that are not written yet are later than every query, so the causal mask hides them.
+    """
     of_keys = zip(terms, cache.states, strict=True)
-    return one_token.Rows(
-        k=cache.k.astype(dtype),
-        raw=(cache.k if cache.k_raw is None else cache.k_raw).astype(dtype),
-        v=cache.v.astype(dtype),
-        far=cache.far,
-        states=tuple(state if inputs.reads_keys(term) else None for term, state in of_keys),
-    )
+    k_states = tuple(state if inputs.reads_keys(term) else None for term, state in of_keys)
+    k_raw = (cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype)
+    q_raw, k_raw = inputs.read_raw(terms, _swap(q), k_raw)
+    q_positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
+    q_positions = q_positions.astype(cache.positions.dtype)
+    k_positions = jax.lax.stop_gradient(cache.positions)
+    count, first = q.shape[1], cache.length - q.shape[1]
+    q_tokens = Tokens(q_positions, pos.contiguous(count, first)[None])
+    k_tokens = Tokens(k_positions, pos.contiguous(cache.capacity)[None])
+    q_side = Side(_swap(rotated), q_raw, jax.tree.map(_swap, states), q_tokens)
+    k_side = Side(cache.k.astype(q.dtype), k_raw, k_states, k_tokens)
+    return dispatch.Call(spec, terms, q_side, k_side, cache.v.astype(q.dtype))
 
 
 def _swap(x: jax.Array) -> jax.Array:

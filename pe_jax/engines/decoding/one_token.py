@@ -9,7 +9,7 @@ widest horizon, or as many as there are rows. Past the horizon
 * relative values are one vector, for the sum of the far weights.
 
 Every other term of scores is evaluated by its own formula, for one row of pairs.
-B batch, S rows, K key heads, H query heads, E and F widths of keys and values, C of a state.
+B batch, S rows, K key heads, H query heads, E and F widths of keys and values.
 Distances descend along tables, as they do along rows: from n - 1 to 0.
 """
 
@@ -21,35 +21,16 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import DistanceTerm, Side, Tokens, select
-from pe_jax.engines.api import leave_to_sinks
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.numerics.arrays import align
-
-
-class Query(NamedTuple):
-    """The new token."""
-
-    x: jax.Array  # after rotations, [B, H, E]
-    raw: jax.Array  # before rotations, [B, H, E]
-    states: tuple[Any, ...]  # for each term [B or 1, H, C], or None
-
-
-class Rows(NamedTuple):
-    """The rows of a cache that the new token may read."""
-
-    k: jax.Array  # keys as rotated, [B, K, S, E]
-    raw: jax.Array  # keys before rotations, [B, K, S, E]
-    v: jax.Array  # [B, K, S, F]
-    far: (
-        jax.Array | None
-    )  # k·relative_queries past the horizon, [B, H, S]; None where there is none
-    states: tuple[Any, ...]  # for each term the keys' [B or 1, H, S, C], or None
 
 
 class View(NamedTuple):
     """The rows that may count."""
 
-    rows: Rows
+    k: Side
+    v: jax.Array
+    far: jax.Array | None
     places: jax.Array  # of each row in the cache: int32 [S]
     at: jax.Array  # which row is the new token's: int32 []
     n: int  # how many distances differ
@@ -92,37 +73,28 @@ def far(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
 
 
 def attend(
-    spec: AttentionSpec, terms: tuple, query: Query, rows: Rows, held: Any, at: jax.Array
-) -> jax.Array:
-    """What the token at row `at` reads from its own row and those before it: float32 [B, H, F].
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, far: Any, held: Any, at: Any
+) -> tuple[jax.Array, jax.Array]:
+    """As `reference.attend`, for the token at row `at`, which sees its own row and those before it.
 
-    Args:
-      spec: the sizes, the window, the sinks.
-      terms: what the encoding adds.
-      query: the token.
-      rows: the cache.
-      held: what `tables` gives for S rows.
-      at: int32 [].
+    `far` [B, H, S] is what the function of this name gave for the keys, or None, and `held` what
+    `tables` gives for S rows.
     """
-    view = _view(spec, distances(terms, rows.k.shape[2]), rows, at)
-    places, k, v = view.places, view.rows.k, view.rows.v
+    view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at)
+    q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
     scale = kinds.scale(terms, spec.dims.head_dim)
-    s = _products(kinds.split(terms), query.x, k, at - places)
-    s = _scores(scale, terms, s, query, view, held) + _pairwise(scale, terms, query, view, at)
-    seen = places <= at
+    s = _products(kinds.split(terms), q.x[:, :, 0], view.k.x, at - view.places)
+    s = _scores(scale, terms, s, q, view, held) + _pairwise(scale, terms, q, view.k)
+    seen = view.places <= at
     if spec.window is not None:
-        seen &= (places > at - spec.window) | (places < spec.sinks)
+        seen &= (view.places > at - spec.window) | (view.places < spec.sinks)
     s = jnp.where(seen, s, -jnp.inf)
     top = s.max(-1, keepdims=True)  # a token sees itself: the maximum is finite
     weights = jnp.exp(s - top)
-    shared = weights.reshape(len(k), k.shape[1], -1, len(places))  # [B, K, H/K, S]
-    out = jnp.einsum(
-        "bkgs,bksf->bkgf", shared.astype(v.dtype), v, preferred_element_type=jnp.float32
-    )
     total = weights.sum(-1, keepdims=True)
-    out = out.reshape(*query.x.shape[:2], -1) + _values(terms, weights, total, view, held)
+    out = _average(weights, view.v) + _values(terms, weights, total, view, held)
     lse = top + jnp.log(total)
-    return leave_to_sinks(terms, (out / total)[:, :, None], lse[:, :, None])[:, :, 0]
+    return (out / total)[:, :, None], lse[:, :, None]
 
 
 def _products(limit: int | None, q: jax.Array, k: jax.Array, away: jax.Array) -> jax.Array:
@@ -138,26 +110,28 @@ def _products(limit: int | None, q: jax.Array, k: jax.Array, away: jax.Array) ->
     return s[:, :, 0] if limit is None else jnp.where(away < limit, s[:, :, 0], s[:, :, 1])
 
 
-def _view(spec: AttentionSpec, n: int, rows: Rows, at: jax.Array) -> View:
+def _view(spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array) -> View:
     """The rows that may count, where n distances differ.
 
     A window costs its width and the sinks theirs. Sinks come first; while the window still holds
     them, their rows are doubles, which a place past every token hides.
     """
-    count, sinks = rows.k.shape[2], spec.sinks
+    count, sinks, rows = v.shape[2], spec.sinks, (k.x, k.raw, k.states, v, far)
     size = count if spec.window is None else max(spec.window, n)
-    if sinks + size >= count:
-        return View(rows, jnp.arange(count, dtype=jnp.int32), at, n)
-    first = jnp.maximum(at - size + 1, 0)
+    places = jnp.arange(count, dtype=jnp.int32)
+    if sinks + size < count:
+        first = jnp.maximum(at - size + 1, 0)
+        lead = jnp.where(places[:sinks] < first, places[:sinks], count)
+        places = jnp.concatenate([lead, first + places[:size]])
+        at = at - first + sinks
 
-    def cut(x):
-        near, lead = jax.lax.dynamic_slice_in_dim(x, first, size, 2), x[:, :, :sinks]
-        return jnp.concatenate([lead, near], axis=2) if sinks else near
+        def cut(x):
+            near = jax.lax.dynamic_slice_in_dim(x, first, size, 2)
+            return jnp.concatenate([x[:, :, :sinks], near], axis=2) if sinks else near
 
-    lead = jnp.arange(sinks, dtype=jnp.int32)
-    lead = jnp.where(lead < first, lead, count)
-    places = jnp.concatenate([lead, first + jnp.arange(size, dtype=jnp.int32)])
-    return View(jax.tree.map(cut, rows), places, at - first + sinks, n)
+        rows = jax.tree.map(cut, rows)
+    x, raw, states, v, far = rows
+    return View(Side(x, raw, states, Tokens(places[None], places[None])), v, far, places, at, n)
 
 
 def _by_key_head(table: jax.Array, heads: int, groups: int) -> jax.Array:
@@ -173,48 +147,46 @@ def _contract(form: str, x: jax.Array, table: jax.Array) -> jax.Array:
     return jnp.einsum(form, x.astype(jnp.float32), table[0] if shared else table)
 
 
-def _scores(
-    scale: float, terms: tuple, s: jax.Array, query: Query, view: View, held: Any
-) -> jax.Array:
+def _scores(scale: float, terms: tuple, s: jax.Array, q: Side, view: View, held: Any) -> jax.Array:
     """Scales q·k [B, H, S] and adds all that has a table."""
-    rows, near, by_key = view.rows, jnp.zeros((1, 1, view.n), jnp.float32), []
-    for term, state, table in zip(terms, query.states, held, strict=True):
+    near, by_key = jnp.zeros((1, 1, view.n), jnp.float32), []
+    for term, state, table in zip(terms, q.states, held, strict=True):
         if isinstance(term, kinds.RelativeKeys):
-            raw = term.queries(query.raw[:, :, None])[:, :, 0]
-            near += scale * _contract("bhe,*ne->bhn", raw, table)
+            near += scale * _contract("bhe,*ne->bhn", term.queries(q.raw)[:, :, 0], table)
         elif isinstance(term, kinds.RelativeState):
-            near += _contract("bhe,*ne->bhn", state, table)
+            near += _contract("bhe,*ne->bhn", state[:, :, 0], table)
         elif isinstance(term, kinds.DistanceBias):
             near += (scale if term.scaled else 1) * table[None]
         elif isinstance(term, kinds.RelativeQueries):
             by_key.append(table)
     past = near[..., :1]
     if by_key:
-        k = view.by_distance(rows.raw).astype(jnp.float32)
+        k = view.by_distance(view.k.raw).astype(jnp.float32)
         vectors = _by_key_head(functools.reduce(jnp.add, by_key), s.shape[1], k.shape[1])
         # A product with ones takes a fifth of the time of a sum over the last axis (CPU).
         products = (k[:, :, None] * vectors[None]) @ jnp.ones(k.shape[-1], jnp.float32)
         near += scale * products.reshape(len(s), -1, view.n)
     s *= scale
-    if rows.far is not None:
-        s += scale * rows.far
-        near -= scale * view.by_distance(rows.far)
+    if view.far is not None:
+        s += scale * view.far
+        near -= scale * view.by_distance(view.far)
     return s + view.by_row(near, past) if select(terms, DistanceTerm) else s
 
 
-def _pairwise(
-    scale: float, terms: tuple, query: Query, view: View, at: jax.Array
-) -> jax.Array | float:
-    """Terms without a table, of rows at their places: [B or 1, H, S], or 0."""
-    rows, added = view.rows, 0.0
-    q_tokens, k_tokens = (Tokens(x, x) for x in (at[None, None], view.places[None]))
-    q = Side(query.x[:, :, None], query.raw[:, :, None], (), q_tokens)
-    k = Side(rows.k, rows.raw, (), k_tokens)
-    for term, q_state, k_state in zip(terms, query.states, rows.states, strict=True):
+def _pairwise(scale: float, terms: tuple, q: Side, k: Side) -> jax.Array | float:
+    """Terms without a table: [B or 1, H, S], or 0."""
+    added = 0.0
+    for term, *states in zip(terms, q.states, k.states, strict=True):
         if isinstance(term, kinds.ScoreTerm) and not isinstance(term, DistanceTerm):
-            states = None if q_state is None else q_state[:, :, None], k_state
             added += (scale if term.scaled else 1) * term.scores(q, k, states)[:, :, 0]
     return added
+
+
+def _average(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """Σ weights·v for weights [B, H, S] and v [B, K, S, F]: float32 [B, H, F]."""
+    rows = weights.astype(v.dtype).reshape(*v.shape[:2], -1, v.shape[2])
+    out = jnp.einsum("bkgs,bksf->bkgf", rows, v, preferred_element_type=jnp.float32)
+    return out.reshape(*weights.shape[:2], -1)
 
 
 def _values(
