@@ -41,11 +41,7 @@ class Call(NamedTuple):
 def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Callable:
     """The engine that runs the call, a function of its fields. What is chosen is logged once.
 
-    Args:
-      implementation: what was asked for, or None.
-      layout: how tokens lie on devices.
-      call: the call.
-      name: of the encoding, for messages.
+    `implementation` is what was asked for, or None, and `name` is the encoding's, for messages.
 
     Raises:
       ValueError: what was asked for is unknown, needs another device, or cannot run this call.

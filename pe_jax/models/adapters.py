@@ -145,26 +145,12 @@ class AttentionFn(nnx.Module):
     ) -> jax.Array:
         """The arguments of `nn.dot_product_attention` and `nnx.dot_product_attention`.
 
-        (Linen passes what it finds in this signature.) Softmax is float32 in any dtype. `precision`
-        holds for this call; what the tiled engine does backward follows
-        `jax.default_matmul_precision`.
-
-        Args:
-          query: [*B, T, H, E].
-          key: [*B, S, K, E].
-          value: [*B, S, K, E].
-          bias: added to the scores; its shape broadcasts to [*B, H, T, S].
-          mask: booleans, or zeros and ones, likewise: False is hidden.
-          broadcast_dropout: whether all rows and heads lose the same weights.
-          dropout_rng: a key, if weights are to be dropped.
-          dropout_rate: the fraction of weights that is dropped.
-          deterministic: whether none is dropped after all.
-          dtype: what q, k and v are computed in; None: their common dtype.
-          precision: of the matmuls: None, a `jax.lax.Precision` or its name.
-          module: sows the attention weights, if given.
-          is_causal: as the setting `causal`, for this call.
-          qk_attn_weights_einsum: refused: scores are not one einsum here.
-          attn_weights_value_einsum: refused likewise.
+        query is [*B, T, H, E], key and value are [*B, S, K, E]. The bias, which is added to the
+        scores, and the mask, of booleans or zeros and ones (False is hidden), broadcast to
+        [*B, H, T, S]. `is_causal` is the setting `causal`, for this call. Softmax is float32 in any
+        dtype. `precision` holds for this call; what the tiled engine does backward follows
+        `jax.default_matmul_precision`. The two einsums are refused: scores are not one einsum here.
+        (Linen passes what it finds in this signature.)
 
         Returns:
           [*B, T, H, E] in the computing dtype.

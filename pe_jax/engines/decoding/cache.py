@@ -251,11 +251,10 @@ def _call(
     k_states = tuple(state if inputs.reads_keys(term) else None for term, state in of_keys)
     k_raw = (cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype)
     q_raw, k_raw = inputs.read_raw(terms, _swap(q), k_raw)
-    q_positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
-    q_positions = q_positions.astype(cache.positions.dtype)
+    positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
+    index = pos.contiguous(q.shape[1], cache.length - q.shape[1])[None]
+    q_tokens = Tokens(positions.astype(cache.positions.dtype), index)
     k_positions = jax.lax.stop_gradient(cache.positions)
-    count, first = q.shape[1], cache.length - q.shape[1]
-    q_tokens = Tokens(q_positions, pos.contiguous(count, first)[None])
     k_tokens = Tokens(k_positions, pos.contiguous(cache.capacity)[None])
     q_side = Side(_swap(rotated), q_raw, jax.tree.map(_swap, states), q_tokens)
     k_side = Side(cache.k.astype(q.dtype), k_raw, k_states, k_tokens)
@@ -294,6 +293,7 @@ def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax
     if positions is not None:
         positions = pos.as_positions(positions, real=encoding.claims.real_positions)
         inputs.check_shape("positions", positions, (1, *tail), (q.shape[0], *tail))
+        pos.check_near(positions)
         return positions
     if encoding.claims.axes > 1:
         name = type(encoding).__name__

@@ -77,8 +77,8 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, for the token at row `at`, which sees its own row and those before it.
 
-    `far` [B, H, S] is what the function of this name gave for the keys, or None, and `held` what
-    `tables` gives for S rows.
+    `far` [B, H, S] is what `far` gave for each key, or None, and `held` what `tables` gives for S
+    rows.
     """
     view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
