@@ -134,13 +134,7 @@ class Bilevel(Contiguous):
         return pos.bilevel(tokens, self.separators, segments, self.longest)
 
 
-SCHEMES = {
-    "contiguous": Contiguous,
-    "randomized": Randomized,
-    "shape": Shape,
-    "cape": Cape,
-    "bilevel": Bilevel,
-}
+SCHEMES = {kind.__name__.lower(): kind for kind in (Contiguous, Randomized, Shape, Cape, Bilevel)}
 
 
 def position_limit(pattern: tuple[Encoding, ...]) -> int | None:

@@ -39,7 +39,8 @@ def parse_call(spec: str) -> Call:
 def parse_pattern(spec: str, example: str, nested: str) -> Pattern:
     """Reads names, `name(field=value, …)`, sums `a+b`, repetitions `a*3` and sequences `a,b`.
 
-    Error messages show `example`, a valid spec, and `nested`, what a field may be but a literal.
+    For error messages, `example` is a valid spec and `nested` says what a field may hold besides a
+    literal.
 
     Raises:
       ValueError: what cannot be read, with the piece at fault.
