@@ -237,8 +237,7 @@ def multimodal(spans) -> jax.Array:
 
 def _sizes(name: str, sizes) -> None:
     ok = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in sizes)
-    if not ok:
-        raise ValueError(f"{name}={tuple(sizes)}: pass integers of at least 1")
+    require(ok, name, tuple(sizes), "pass integers of at least 1")
 
 
 def on_axes(positions, count: int) -> list[jax.Array]:

@@ -62,18 +62,18 @@ def attention(
         declares `real_positions`; a trailing axis where it has several). None: contiguous, from 0
         in each segment; then T must equal S. They are constants: their gradient is zero in every
         engine, though the functions of `pe_jax.encodings` by themselves have one.
-      k_positions: likewise; None: as `q_positions`, if T = S.
+      k_positions: the same for the keys; None: as `q_positions`, if T = S.
       q_segments: integers [*B, T]: a query sees the keys of its own segment only. A negative id
         (padding) sees nothing.
-      k_segments: likewise [*B, S]; None: as `q_segments`, if T = S.
+      k_segments: the same for the keys, [*B, S]; None: as `q_segments`, if T = S.
       q_index: the place of each query among the tokens, [T] or [*B, T], for the mask. None:
         0 … T - 1 if T = S.
-      k_index: likewise; None: 0 … S - 1.
+      k_index: the same for the keys; None: 0 … S - 1.
       causal: whether later tokens (by index) are hidden. None: they are; a scheme of several axes
         must be told.
-      window: see at most so many tokens back, oneself included.
-      sinks: the first so many tokens of each segment (a run of equal ids; without segments, those
-        of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
+      window: how many tokens back are seen, oneself included.
+      sinks: how many tokens at the start of each segment (a run of equal ids; without segments,
+        those of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
         LM-Infinite, arXiv 2308.16137).
       embedded: says that `x = encoding.embed(params, x, positions)` was called on the input of the
         first layer, for a scheme that adds to it (sinusoidal and learned tables, BiPE, sums with
@@ -257,5 +257,5 @@ def _heads_first(x: jax.Array) -> jax.Array:
 
 
 def _flat(x: jax.Array, axes: int) -> jax.Array:
-    """[T, …] → [1, T, …]; [*B, T, …] → [B, T, …]; the axes from T on are so many."""
+    """[T, …] → [1, T, …]; [*B, T, …] → [B, T, …]; `axes` counts those from T on."""
     return x.reshape(-1, *x.shape[-axes:])

@@ -73,9 +73,9 @@ def attention_fn(
         A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
         hides them: without a mask, or with a known one that shows any, a call is refused. One for
         causal attention alone (xPos) needs True.
-      window: see at most so many tokens back (and ahead, if not causal), oneself included.
-      sinks: the first so many tokens of each segment (of the row, without segments) stay in sight
-        beyond the window.
+      window: how many tokens back are seen (and ahead, if not causal), oneself included.
+      sinks: how many tokens at the start of each segment (of the row, without segments) stay in
+        sight beyond the window.
       segments: integers [*B, S], for packed documents: tokens see their own segment only.
       positions: where the tokens stand, [S] or [*B, S] (with a trailing axis where the scheme has
         several); None: contiguous from 0.

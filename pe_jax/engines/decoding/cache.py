@@ -122,7 +122,7 @@ def _key_width(terms: tuple, places: tuple[int, ...], dims: Dims) -> int:
 
 
 def append(cache: Cache, k: jax.Array, v: jax.Array, k_raw: jax.Array, positions) -> Cache:
-    """Writes T more tokens: k [B, T, K, E] as rotated, v, k_raw likewise, positions [B or 1, T].
+    """Writes T more tokens: k [B, T, K, E] as rotated, v and k_raw too, positions [B or 1, T].
 
     Raises:
       ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
@@ -165,7 +165,7 @@ def _write(old: jax.Array, new: jax.Array, start, axis: int) -> jax.Array:
 
     def put_apart(old, new, start):
         # XLA for CPU fuses an update with each of its readers, for which it copies the cache over
-        # and over; out of a loop, be it of one turn, nothing is fused.
+        # and over: wrapped in a one-iteration loop to block fusion.
         return jax.lax.fori_loop(start, start + 1, lambda i, old: put(old, new, i), old)
 
     return jax.lax.platform_dependent(old, new, start, cpu=put_apart, default=put)
