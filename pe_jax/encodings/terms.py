@@ -6,7 +6,8 @@
              + Profile + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowRescore                                             (from whole rows of scores)
-    out    = weights·v + Σ weights·RelativeValues, times σ(lse - Sink)
+    score  = LogitCap(score), where every Mask shows the pair
+    out    = Dropout(weights)·v + Σ weights·RelativeValues, times σ(lse - Sink)
 
 `encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
 tuple, a sum of encodings is concatenation, and the order does not matter except among rotations. A
@@ -426,7 +427,66 @@ class RowRescore(Term):
     arrays: Any = None
 
 
+@kind
+class LogitCap(Term):
+    """Bounds the scores, with all that is added to them: cap·tanh(score / cap); at most one.
+
+    Gemma 2 (arXiv 2408.00118, §2), before the mask.
+    """
+
+    value: float = static()
+
+
+@kind
+class Mask(Term):
+    """Hides pairs that the causal mask, the window and the segments show: `fn(arrays, q, k)`.
+
+    q and k are `Tokens` and the result is bool [B or 1, T, S]. A tile asks for its own tokens, so
+    the function reads their indices, segments and positions, and arrays [B or 1, …] that it looks
+    up by index (the length of each row's prefix, the subtree of each token).
+    """
+
+    fn: Callable = static()
+    arrays: Any = None
+
+    def shows(self, q: Tokens, k: Tokens) -> jax.Array:
+        """Which pairs are seen: bool [B or 1, 1, T, S]."""
+        return self.fn(self.arrays, q, k)[:, None]
+
+
 # Of the output.
+
+
+@kind
+class Dropout(Term):
+    """Drops weights and divides those that are kept by 1 - rate; at most one.
+
+    A pair is dropped by a hash of its row's seed and of the two tokens' indices: every engine drops
+    the same pairs, and the backward pass draws them again.
+
+    Attributes:
+      seeds: uint32 [B, H], drawn for each call.
+      rate: the fraction that is dropped.
+    """
+
+    seeds: jax.Array
+    rate: float = static(kw_only=True)
+
+    def factors(self, q: Tokens, k: Tokens) -> jax.Array:
+        """What the weights are multiplied by: 0 or 1 / (1 - rate), float32 [B, H, T, S]."""
+        golden, mixed = jnp.uint32(0x9E3779B9), jnp.uint32(0x85EBCA6B)
+        rows, columns = (tokens.index.astype(jnp.uint32) for tokens in (q, k))
+        bits = self.seeds[..., None] ^ (rows * golden)[:, None]
+        bits = mix_bits(bits)[..., None] ^ (columns * mixed)[:, None, None]
+        kept = mix_bits(bits) >= jnp.uint32(round(self.rate * 2**32))
+        return jnp.where(kept, jnp.float32(1 / (1 - self.rate)), 0)
+
+
+def mix_bits(x: jax.Array) -> jax.Array:
+    """Bits that look random, one to one: the finalizer of MurmurHash3 (Appleby), uint32."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
 
 
 @kind
@@ -446,6 +506,15 @@ class Sink(Term):
 
 
 # Tuples of terms.
+
+OUTSIDE = (Input, QueryBias, Rotation, Scale, Sink)  # applied before or after an engine, or by all
+
+
+def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
+    """Raises ValueError for a term that is of none of these kinds, which the engine would ignore."""
+    for term in terms:
+        if not isinstance(term, OUTSIDE + known):
+            raise ValueError(f"{engine} has no {type(term).__name__}")
 
 
 def pair_distance(q: Side, k: Side) -> jax.Array:
@@ -468,6 +537,11 @@ def scale(terms: tuple, head_dim: int) -> float:
     return next((term.value for term in select(terms, Scale)), head_dim**-0.5)
 
 
+def logit_cap(terms: tuple) -> float | None:
+    """What bounds the scores; None: nothing does."""
+    return next((term.value for term in select(terms, LogitCap)), None)
+
+
 def split(terms: tuple) -> int | None:
     """The distance from which the second view of q and k scores a pair; None: there is one view."""
     return next((t.split for t in select(terms, Rotation) if t.split is not None), None)
@@ -475,8 +549,8 @@ def split(terms: tuple) -> int | None:
 
 def check(terms: tuple) -> None:
     """Raises ValueError where terms cannot be combined."""
-    count = len(select(terms, Scale))
-    if count > 1:
-        raise ValueError(f"{count} terms set a scale; keep at most one")
+    for kind, what in ((Scale, "set a scale"), (LogitCap, "cap scores"), (Dropout, "drop weights")):
+        if (count := len(select(terms, kind))) > 1:
+            raise ValueError(f"{count} terms {what}; keep at most one")
     if any(rotation.split is not None for rotation in select(terms, Rotation)[:-1]):
         raise ValueError("a rotation cannot follow one of two views; put that last")

@@ -11,6 +11,7 @@ from pe_jax.encodings.base import Claims, Dims, Encoding, Params
 from pe_jax.encodings.terms import Side, Term, Tokens
 from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.numerics.arrays import align
@@ -35,11 +36,19 @@ def attention(
     causal: bool | None = None,
     window: int | None = None,
     sinks: int = 0,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    logit_cap: float | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Any = None,
+    return_lse: bool = False,
     embedded: bool = False,
     implementation: str | Callable | None = None,
     layout: Contiguous = CONTIGUOUS,
     dims: Dims | None = None,
-) -> jax.Array:
+    **others: Any,
+) -> Any:
     """Attention with a positional encoding; rotates q and k, then calls `attend`.
 
     B batch (any number of axes), T queries, S keys, H query heads, K key heads (K divides H),
@@ -75,6 +84,16 @@ def attention(
       sinks: how many tokens at the start of each segment (a run of equal ids; without segments,
         those of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
         LM-Infinite, arXiv 2308.16137).
+      mask: what is hidden besides, False: a `pe_jax.Mask`, which every tile evaluates for its own
+        tokens in O(L) memory (`pe_jax.masks` has the prefix, tree and document masks of the field);
+        or booleans that broadcast to [*B, H, T, S], for which all scores are held at once. Both add
+        to `causal`: pass causal=False where the mask says all.
+      bias: added to the scores, floats that broadcast to [*B, H, T, S]; all scores are held at once.
+      scale: what q·k is multiplied by; None: 1/sqrt(E), or what the encoding sets (T5 does).
+      logit_cap: bounds the scores before the mask by cap·tanh(score / cap); None: unbounded.
+      dropout_rate: the fraction of attention weights that is dropped.
+      dropout_key: the PRNG key of dropout, new for each call; None disables it.
+      return_lse: whether to return the logarithm of each row's sum of exponentials too.
       embedded: says that `x = encoding.embed(params, x, positions)` was called on the input of the
         first layer, for a scheme that adds to it (sinusoidal and learned tables, BiPE, sums with
         them): attention sees q, k and v alone and cannot.
@@ -103,7 +122,8 @@ def attention(
     Gradients are first order and reverse mode where the tiled engine runs (a custom VJP).
 
     Returns:
-      [*B, T, H, F] in v's dtype. A query that sees nothing gives zeros.
+      [*B, T, H, F] in v's dtype. A query that sees nothing gives zeros. With `return_lse` also
+      float32 [*B, T, H]: -1e30 for such a query. Both have gradients.
 
     Raises:
       ValueError: shapes, positions, indices or segments that do not fit together; positions that
@@ -115,6 +135,7 @@ def attention(
       TypeError: positions of a dtype that the scheme does not take; q, k or v that is no array, or
         of another dtype (float64 too).
     """
+    inputs.no_others(others)
     encoding = encoding or Encoding()
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives, or None")
@@ -122,15 +143,19 @@ def attention(
     dims = inputs.dims(dims, q, k, x)
     encoding.check(dims)
     inputs.embedded(encoding, dims, embedded)
-    own_mask = getattr(implementation, "has_own_mask", False)
+    own_mask = mask is not None or getattr(implementation, "has_own_mask", False)
     causal = inputs.causal(encoding, causal, own_mask)
     params = inputs.params(encoding, params, dims)
     given = {"q_positions": q_positions, "k_positions": k_positions}
     name = inputs.title(encoding)
     q_positions, k_positions = inputs.positions(encoding.claims, q, k, **given, name=name)
     encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
-    all_terms = (*encoding.terms(params, dims), *inputs.terms(terms))
+    terms = inputs.terms(terms) + inputs.options(
+        q, scale, logit_cap, mask, dropout_rate, dropout_key
+    )
+    all_terms = encoding.terms(params, dims) + terms
     kinds.check(all_terms)
+    implementation = inputs.matrices(q, k, mask, bias, implementation, layout)
 
     places = [q_positions, k_positions]
     if q_positions is None:
@@ -161,6 +186,7 @@ def attention(
         sinks=sinks,
         implementation=implementation,
         layout=layout,
+        return_lse=return_lse,
         claims=encoding.claims,
         name=name,
     )
@@ -189,9 +215,10 @@ def attend(
     sinks: int = 0,
     implementation: str | Callable | None = None,
     layout: Contiguous = CONTIGUOUS,
+    return_lse: bool = False,
     claims: Claims = Encoding.claims,
     name: str = "attention",
-) -> jax.Array:
+) -> Any:
     """Attention on q and k that are already rotated, as a cache holds them.
 
     What comes before is the caller's: the input, `at_length` and the rotations. Takes what
@@ -210,7 +237,8 @@ def attend(
     positions = inputs.positions(claims, q, k, q_positions, k_positions, name)
     contiguous = positions[0] is None
     if not (queries and keys and q.size):
-        return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
+        out = jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
+        return (out, jnp.full(out.shape[:-1], LOWEST)) if return_lse else out
     inputs.check_values(terms, v.shape[-1], claims.axes)
     q_states, k_states = inputs.check_states(terms, q_states, k_states, q, k)
 
@@ -225,12 +253,16 @@ def attend(
     raw = inputs.read_raw(terms, q_raw, k_raw)
     q, k, v, q_raw, k_raw = jax.tree.map(_heads_first, (q, k, v, *raw))
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous)
+    read = return_lse or bool(kinds.select(terms, kinds.Sink))
+    spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous, lse=read)
     q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
     call = dispatch.Call(spec, terms, q_side, k_side, v)
     out, lse = dispatch.engine(implementation, layout, call, name)(*call)
-    out = leave_to_sinks(terms, out, lse)
-    return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
+    out, lse = leave_to_sinks(terms, out, lse)
+    out = jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
+    if not return_lse:
+        return out
+    return out, jnp.swapaxes(lse, 1, 2).reshape(*batch, queries, heads)
 
 
 def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple[Any, ...]]:
@@ -243,12 +275,12 @@ def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple
     return [of_queries, of_keys]
 
 
-def leave_to_sinks(terms: tuple, out: jax.Array, lse: Any) -> jax.Array:
-    """The output [B, H, T, F] that is left where sinks take a share; lse [B, H, T, 1]."""
+def leave_to_sinks(terms: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
+    """The output [B, H, T, F] that is left where sinks take a share, and lse [B, H, T, 1]."""
     for sink in kinds.select(terms, kinds.Sink):
         logit = align(sink.logit[:, None, None], out)
         out, lse = out * jax.nn.sigmoid(lse - logit), jnp.logaddexp(lse, logit)
-    return out
+    return out, lse
 
 
 def _heads_first(x: jax.Array) -> jax.Array:

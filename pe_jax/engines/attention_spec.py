@@ -22,6 +22,7 @@ class AttentionSpec:
     sinks: int = 0  # the first tokens of each segment that stay in sight beyond the window
     aligned: bool = False  # query i and key i are the same token, of index i
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
+    lse: bool = False  # whether the logarithms of rows' sums are read; else an engine may give None
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are seen: bool [B or 1, 1, T, S]."""

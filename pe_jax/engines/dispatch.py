@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import RowRescore, Side, select
+from pe_jax.encodings.terms import Dropout, Mask, RowRescore, Side, select
 from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring, rows
@@ -61,6 +61,9 @@ def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
     """The ring, with tiles as `implementation` has them if that is the tiled engine."""
     if select(call.terms, RowRescore):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
+    if terms := select(call.terms, Mask, Dropout):
+        kind = type(terms[0]).__name__
+        raise ValueError(f"devices that share rows have no {kind}: leave out the ring (mesh.seq=1)")
     tiles = Tiled() if implementation in (None, "tiled") else implementation
     if not isinstance(tiles, Tiled):
         raise ValueError(

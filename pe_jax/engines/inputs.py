@@ -15,9 +15,10 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input
 from pe_jax.encodings.terms import Term, select
+from pe_jax.engines import reference
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, require, require_bool
+from pe_jax.validation import is_int, is_real, require, require_bool
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 DRAW = "pass encoding.init(key, dims)"
@@ -264,6 +265,93 @@ def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[j
         check_shape(side, x, rows.shape[-3:-2], rows.shape[:-2])
         places.append(x)
     return places
+
+
+NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pass here
+    "is_causal": "causal=",
+    "attn_mask": "mask=",
+    "dropout_p": "dropout_rate= and dropout_key=",
+    "dropout_rng": "dropout_key=",
+    "deterministic": "dropout_key=None to disable dropout",
+    "local_window_size": "window=, how many tokens back are seen, oneself included",
+    "query_seq_lengths": "q_segments=, with negative ids for padding",
+    "key_value_seq_lengths": "k_segments=, with negative ids for padding",
+    "enable_gqa": "k and v with fewer heads: nothing else is needed",
+    "softcap": "logit_cap=",
+    "logits_soft_cap": "logit_cap=",
+    "sm_scale": "scale=",
+    "return_residual": "return_lse=",
+    "segment_ids": "q_segments=",
+    "positions": "q_positions=",
+}
+
+
+def no_others(others: dict[str, Any]) -> None:
+    """Raises TypeError for an argument that attention has not, with the name of ours."""
+    for name in others:
+        names = f"pass {NAMES[name]}" if name in NAMES else "see help(pe_jax.attention)"
+        raise TypeError(f"{name}: attention has no such argument; {names}")
+
+
+def options(q, scale, logit_cap, mask, dropout_rate, dropout_key) -> tuple[Term, ...]:
+    """The terms that arguments of `attention` stand for.
+
+    Raises:
+      ValueError: a number out of range; dropout without a key.
+    """
+    terms: list[Term] = []
+    for name, value, kind in (
+        ("scale", scale, kinds.Scale),
+        ("logit_cap", logit_cap, kinds.LogitCap),
+    ):
+        if value is not None:
+            require(is_real(value) and value > 0, name, value, "pass a positive number")
+            terms.append(kind(float(value)))
+    fix = "pass a fraction from 0 up to, but not, 1"
+    require(is_real(dropout_rate) and 0 <= dropout_rate < 1, "dropout_rate", dropout_rate, fix)
+    if isinstance(mask, kinds.Mask):
+        terms.append(mask)
+    if dropout_rate and dropout_key is not None:
+        seeds = jax.random.bits(dropout_key, (math.prod(q.shape[:-3]), q.shape[-2]), jnp.uint32)
+        terms.append(kinds.Dropout(seeds, rate=float(dropout_rate)))
+    return tuple(terms)
+
+
+def matrices(q, k, mask, bias, implementation: Any, layout: Contiguous) -> Any:
+    """The implementation, which is the dense engine where a mask or a bias is an array.
+
+    Raises:
+      ValueError: shapes that do not broadcast; another engine was asked for.
+    """
+    if isinstance(mask, kinds.Mask):
+        mask = None
+    if mask is None and bias is None:
+        return implementation
+    shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
+    name = "bias" if mask is None else "mask"
+    fix = "an array takes all scores at once: leave it out, pass 'dense', or a pe_jax.Mask"
+    require(
+        implementation in (None, "dense"), "implementation", implementation, f"{name}= as {fix}"
+    )
+    require(type(layout) is Contiguous, "layout", type(layout).__name__, f"{name}= as {fix}")
+    if mask is not None:
+        mask = pair_array("mask", mask, shape)
+        fix = f"dtype {mask.dtype}; pass booleans (an additive mask is a bias)"
+        require(mask.dtype == bool, "mask", "…", fix)
+    bias = None if bias is None else pair_array("bias", bias, shape).astype(jnp.float32)
+    return functools.partial(reference.attend, mask=mask, bias=bias)
+
+
+def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
+    """An array that broadcasts to `shape` [*B, H, T, S], with one axis B: [B, H or 1, …]."""
+    x = jnp.asarray(x)
+    fits = x.ndim <= len(shape) and all(
+        n in (1, m) for n, m in zip(x.shape[::-1], shape[::-1], strict=False)
+    )
+    require(fits, name, x.shape, f"pass a shape that broadcasts to {shape}")
+    x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
+    whole = jnp.broadcast_to(x, (*shape[:-3], *x.shape[-3:]))
+    return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])
 
 
 def terms(terms: Any) -> tuple[Term, ...]:

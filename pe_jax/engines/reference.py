@@ -25,7 +25,8 @@ from pe_jax.encodings.terms import (
 from pe_jax.engines.attention_spec import AttentionSpec
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
-TERMS = (ScoreTerm, RelativeValues, RowRescore)  # base classes and kinds that this engine takes
+# base classes and kinds that this engine takes
+TERMS = (ScoreTerm, RelativeValues, RowRescore, kinds.LogitCap, kinds.Mask, kinds.Dropout)
 
 
 def products(terms: tuple, q: Side, k: Side) -> jax.Array:
@@ -44,7 +45,9 @@ def multiply(q: jax.Array, k: jax.Array) -> jax.Array:
     return jnp.einsum("bhte,bhse->bhts", q, k, preferred_element_type=jnp.float32)
 
 
-def scores(spec: AttentionSpec, terms: tuple, q: Side, k: Side, seen: Any = None) -> jax.Array:
+def scores(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, seen: Any = None, more: Any = None
+) -> jax.Array:
     """The scores of all pairs before the mask: float32 [B, H, T, S].
 
     Args:
@@ -53,9 +56,11 @@ def scores(spec: AttentionSpec, terms: tuple, q: Side, k: Side, seen: Any = None
       q: the queries.
       k: the keys.
       seen: bool [B or 1, H or 1, T, S], what the mask shows; read by `RowRescore` alone.
+      more: a bias that is added too, or None.
     """
+    kinds.check_known(terms, TERMS, "the dense engine")
     scale = kinds.scale(terms, spec.dims.head_dim)
-    s, bias = products(terms, q, k), 0.0
+    s, bias = products(terms, q, k), 0.0 if more is None else more
     for term, *states in zip(terms, q.states, k.states, strict=True):
         if isinstance(term, ScoreTerm):
             more = term.scores(q, k, states)
@@ -65,7 +70,8 @@ def scores(spec: AttentionSpec, terms: tuple, q: Side, k: Side, seen: Any = None
         bias = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), s.shape)
         raw = scale * q.raw.astype(jnp.float32)
         bias = bias + sum(term.fn(term.arrays, s, bias, raw, seen) for term in rescores)
-    return s + bias
+    s, cap = s + bias, kinds.logit_cap(terms)
+    return s if cap is None else cap * jnp.tanh(s / cap)
 
 
 def average(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -96,9 +102,10 @@ def attend(
     maps the weights [B, H, T, S] before they average the values: dropout.
     """
     seen = spec.mask(q.tokens, k.tokens)
+    for term in select(terms, kinds.Mask):
+        seen = seen & term.shows(q.tokens, k.tokens)
     seen = seen if mask is None else seen & mask
-    s = scores(spec, terms, q, k, seen)
-    s = s if bias is None else s + bias
+    s = scores(spec, terms, q, k, seen, bias)
     s = jnp.where(seen, s, -jnp.inf)
     top = jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0)
@@ -107,6 +114,8 @@ def attend(
     safe = jnp.where(total > 0, total, 1)
     lse = jnp.where(total > 0, top + jnp.log(safe), LOWEST)
     weights = e / safe
+    for term in select(terms, kinds.Dropout):
+        weights = weights * term.factors(q.tokens, k.tokens)
     weights = weights if change is None else change(weights)
     out = average(weights, v)
     for term in select(terms, RelativeValues):

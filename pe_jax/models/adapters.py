@@ -18,7 +18,6 @@ B batch (any number of axes), T queries, S keys, H query heads, K key heads, E h
 
 import contextlib
 import functools
-import math
 from typing import Any
 
 import jax
@@ -180,10 +179,10 @@ class AttentionFn(nnx.Module):
 
         engine = None
         if mask is not None or bias is not None or module is not None or drop is not None:
-            hidden = None if mask is None else _flat("mask", _booleans(mask), shape)
+            hidden = None if mask is None else inputs.pair_array("mask", _booleans(mask), shape)
             if mask is not None and self.encoding.claims.one_sided and not places["causal"]:
                 _check_hides_later(self.encoding, mask, shape)
-            bias = None if bias is None else _flat("bias", bias, shape)
+            bias = None if bias is None else inputs.pair_array("bias", bias, shape)
             engine = functools.partial(reference.attend, mask=hidden, bias=bias, change=change)
             engine.has_own_mask = mask is not None  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
         with _precision(precision):
@@ -255,18 +254,6 @@ def _check_hides_later(encoding: Encoding, mask, shape: tuple[int, ...]) -> None
     if known is not None and queries == keys:
         whole = np.broadcast_to(known, np.broadcast_shapes(known.shape, (queries, keys)))
         require(not np.triu(whole, 1).any(), "mask", "…", inputs.alike(encoding))
-
-
-def _flat(name: str, x, shape: tuple[int, ...]) -> jax.Array:
-    """A matrix that broadcasts to `shape` [*B, H, T, S], with one axis B: [B, H or 1, …]."""
-    x = jnp.asarray(x)
-    fits = x.ndim <= len(shape) and all(
-        n in (1, m) for n, m in zip(x.shape[::-1], shape[::-1], strict=False)
-    )
-    require(fits, name, x.shape, f"pass a shape that broadcasts to {shape}")
-    x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
-    whole = jnp.broadcast_to(x, (*shape[:-3], *x.shape[-3:]))
-    return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])
 
 
 def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Array:

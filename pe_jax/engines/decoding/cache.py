@@ -222,7 +222,7 @@ def extend(
     states, cache = _remember(cache, terms, x, positions)
     rotated = inputs.rotate(terms, "q", q, positions, states)
     cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
-    short = short and not select(terms, kinds.RowRescore)
+    short = short and not select(terms, kinds.RowRescore, kinds.Mask, kinds.Dropout)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(terms, cache.capacity)
@@ -231,13 +231,13 @@ def extend(
         cache = dataclasses.replace(cache, far=_write(cache.far, far, start, 2))
 
     inputs.arrays(q, k, v)
-    spec = AttentionSpec(dims, True, window, sinks)
+    spec = AttentionSpec(dims, True, window, sinks, lse=bool(select(terms, kinds.Sink)))
     call = _call(spec, terms, cache, q, rotated, states, positions)
     if short:
         out, lse = one_token.attend(*call, cache.far, tables, start)
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
-    return _swap(leave_to_sinks(terms, out, lse)).astype(q.dtype), cache
+    return _swap(leave_to_sinks(terms, out, lse)[0]).astype(q.dtype), cache
 
 
 def _call(

@@ -85,6 +85,8 @@ def attend(
     scale = kinds.scale(terms, spec.dims.head_dim)
     s = _products(kinds.split(terms), q.x[:, :, 0], view.k.x, at - view.places)
     s = _scores(scale, terms, s, q, view, held) + _pairwise(scale, terms, q, view.k)
+    cap = kinds.logit_cap(terms)
+    s = s if cap is None else cap * jnp.tanh(s / cap)
     seen = view.places <= at
     if spec.window is not None:
         seen &= (view.places > at - spec.window) | (view.places < spec.sinks)

@@ -15,7 +15,8 @@ from jax.sharding import AxisType, PartitionSpec
 def under_auto_axes(f: Callable) -> Callable:
     """Wraps f(q, k, v, **options): [*B, T, H, E] → [*B, T, H, F] so that it runs under Auto axes.
 
-    The result is divided as q is, and whole in its width. Without Explicit axes nothing changes.
+    The result is divided as q is, and whole in its width; with `return_lse` there are two. Without
+    Explicit axes nothing changes.
     """
 
     @functools.wraps(f)
@@ -26,7 +27,9 @@ def under_auto_axes(f: Callable) -> Callable:
         arrays = {n: x for n, x in options.items() if _has_arrays(x)}
         rest = {n: x for n, x in options.items() if n not in arrays}
         spec: Any = jax.typeof(q).sharding.spec
-        layout = PartitionSpec(*spec[:-1], None)
+        layout: Any = PartitionSpec(*spec[:-1], None)
+        if options.get("return_lse"):
+            layout = layout, PartitionSpec(*spec[:-1])
 
         def inner(qkv, arrays):
             return f(*qkv, **arrays, **rest)

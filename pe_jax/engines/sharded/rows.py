@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 from jax.sharding import PartitionSpec
 
-from pe_jax.encodings.terms import Side
+from pe_jax.encodings.terms import Dropout, Mask, Side
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded.layout import RowSharded
 
@@ -35,11 +35,15 @@ def attend(
     def partition(x):
         return PartitionSpec(None if len(x) < rows else layout.batch)
 
+    def of_term(term):  # masks and dropout have arrays of rows, the others of parameters
+        per_row = isinstance(term, Mask | Dropout)
+        return jax.tree.map(partition if per_row else lambda x: PartitionSpec(), term)
+
     operands = q, k, v
     return jax.shard_map(
         lambda terms, operands: engine(spec, terms, *operands),
         mesh=layout.mesh,
-        in_specs=(PartitionSpec(), jax.tree.map(partition, operands)),
+        in_specs=(tuple(map(of_term, terms)), jax.tree.map(partition, operands)),
         out_specs=PartitionSpec(layout.batch),
         check_vma=False,  # kernels do not say along which axes their results vary
     )(terms, operands)

@@ -9,7 +9,7 @@ from pe_jax.engines.tiled.ways import Way
 from pe_jax.engines.tiled.windows import Windows
 
 WAYS = (Bands, Windows, Pairwise, InPlace)
-ELSEWHERE = (kinds.Input, kinds.QueryBias, kinds.Rotation, kinds.Scale, kinds.Sink)
+OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
 IN_PLACE = (kinds.Profile, kinds.TokenBias, kinds.TokenProduct)
 BY_DISTANCE = (
     kinds.DistanceBias,
@@ -31,6 +31,8 @@ def deal(spec: AttentionSpec, terms: tuple, bands: bool = True) -> dict[type[Way
     Raises:
       ValueError: no way knows a kind.
     """
+    # Bands leave a constant out of each row's scores, which a cap would not.
+    bands &= kinds.logit_cap(terms) is None
     # Beside windows no tile is plain, and they take what has a horizon for next to nothing.
     bands &= all(term.horizon is not None for term in terms if type(term) in BY_DISTANCE)
     ways = [_way(spec, term, bands) for term in terms]
@@ -40,7 +42,7 @@ def deal(spec: AttentionSpec, terms: tuple, bands: bool = True) -> dict[type[Way
 
 def _way(spec: AttentionSpec, term: kinds.Term, bands: bool) -> type[Way] | None:
     """The way for one term; None: it acts before or after an engine."""
-    if isinstance(term, ELSEWHERE):
+    if isinstance(term, OF_ALL_WAYS):
         return None
     if type(term) in IN_PLACE:
         return InPlace

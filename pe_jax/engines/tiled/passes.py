@@ -73,11 +73,27 @@ class Group(NamedTuple):
         """Scaled q·k of a tile: [b, h, r, c] for rows of `q` and keys [b, k, E, c]."""
         return self.gain * multiply(self.setup.views.queries(q, tile.view), turned)
 
+    def cap(self, scores: jax.Array) -> tuple[jax.Array, Any]:
+        """Scores within the cap, and their derivative by what they were; None: it is 1."""
+        cap = self.setup.cap
+        if cap is None:
+            return scores, None
+        bounded = jnp.tanh(scores / cap)
+        return cap * bounded, 1 - bounded**2
+
     def mask(self, scores: jax.Array, tile: Tile) -> jax.Array:
         """Scores, `LOWEST` where a pair is not seen or is scored by the other view."""
         seen = self.setup.spec.mask(tile.q, tile.k)
+        for term in self.fixed.masks:
+            seen = seen & term.shows(tile.q, tile.k)
         seen = self.setup.views.restrict(seen, tile.q, tile.k, tile.view)
         return jnp.where(seen, scores, LOWEST)
+
+    def drop(self, weights: jax.Array, tile: Tile) -> jax.Array:
+        """Weights, or gradients by them, of a tile after dropout."""
+        for term in self.fixed.dropout:
+            weights = weights * term.factors(tile.q, tile.k)
+        return weights
 
 
 def _group(setup: Setup, operands: Operands, fixed: Fixed) -> Group:
@@ -121,12 +137,13 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
             tile = group.tile(i, n)
             cut = cut_leaves(leaves, group.cuts(tile))
             s = group.products(q, cut_block(turned, n, columns, 3), tile)
-            s = add_up([s, _scores(setup.ways, cut, tile, plain)])
+            s, _ = group.cap(add_up([s, _scores(setup.ways, cut, tile, plain)]))
             s = s if plain else group.mask(s, tile)
             top = jnp.maximum(running.top, s.max(-1, keepdims=True))
             p, fade = jnp.exp(s - top), jnp.exp(running.top - top)
-            out = average(p, cut_block(operands.v, tile.j, columns))
-            out = add_up([out, _values(setup.ways, cut, p, tile, plain)])
+            weights = group.drop(p, tile)
+            out = average(weights, cut_block(operands.v, tile.j, columns))
+            out = add_up([out, _values(setup.ways, cut, weights, tile, plain)])
             total = running.total * fade + p.sum(-1, keepdims=True)
             return Running(running.out * fade + out, top, total)
 
@@ -261,17 +278,19 @@ def _tile_gradients(
     """Computes a tile again, then the gradients of its queries [b, h, r, E] and of the rest."""
     ways, views, kv_heads = group.setup.ways, group.setup.views, keys.k.shape[1]
     added, pull_added = _pull_scores(ways, leaves, tile, plain)
-    s = add_up([group.products(rows.q, keys.k_turned, tile), added])
+    s, slope = group.cap(add_up([group.products(rows.q, keys.k_turned, tile), added]))
     s = s if plain else group.mask(s, tile)
     p, dp = jnp.exp(s - rows.lse), multiply(rows.d_low, keys.v_turned)
-    d_values, d_weights = _pull_values(ways, leaves, p, tile, plain, rows.d_out)
-    ds = p * (add_up([dp, d_weights]) - rows.inner)
+    weights = group.drop(p, tile)
+    d_values, d_weights = _pull_values(ways, leaves, weights, tile, plain, rows.d_out)
+    ds = p * (group.drop(add_up([dp, d_weights]), tile) - rows.inner)
+    ds = ds if slope is None else ds * slope
     d_leaves = tuple(
         own._replace(values=values) for own, values in zip(pull_added(ds), d_values, strict=True)
     )
     q = views.queries(rows.q, tile.view)
     dk = group.gain * _sum_rows(ds, q, kv_heads)
-    dv = _sum_rows(p, rows.d_low, kv_heads)
+    dv = _sum_rows(weights, rows.d_low, kv_heads)
     dq = group.gain * average(ds, keys.k)
     return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves)
 

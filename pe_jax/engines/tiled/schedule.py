@@ -76,7 +76,8 @@ def order(setup: Setup, q: Tokens, k: Tokens, i, skip: Any = None) -> Order:
             past = way.past_horizon(distances)
             whole = whole if past is None else whole & past
     some, whole = setup.views.by_view(grid, q, k, i, some, whole)
-    kind = jnp.where(some, jnp.where(whole & setup.cheap, 0, 1), 2)
+    plain = whole & (setup.cheap and not setup.masks)
+    kind = jnp.where(some, jnp.where(plain, 0, 1), 2)
     columns = jnp.argsort(kind, stable=True).astype(jnp.int32)
     return Order(columns, *((kind == n).sum(dtype=jnp.int32) for n in (0, 1)))
 
@@ -90,6 +91,6 @@ def visit(setup: Setup, order: Order, f, carry):
 
         return jax.lax.fori_loop(first, end, turn, carry)
 
-    if setup.cheap:
+    if setup.cheap and not setup.masks:
         carry = loop(True, 0, order.plain, carry)
     return loop(False, order.plain, order.plain + order.partial, carry)

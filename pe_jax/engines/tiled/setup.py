@@ -28,6 +28,8 @@ class Setup(NamedTuple):
     grid: Grid
     groups: Groups
     skips: bool  # whether negligible tiles are left out
+    cap: float | None  # what bounds the scores
+    masks: bool  # whether terms hide pairs, so that no tile is known to be whole
 
     @property
     def cheap(self) -> bool:
@@ -77,12 +79,14 @@ class Operands(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What it has none for: the tokens, and `Setup.own_scores`, `Setup.max_bias`."""
+    """What it has none for: tokens, two bounds (`Setup.own_scores`, `max_bias`), masks, dropout."""
 
     q: Any
     k: Any
     own_scores: Any
     max_bias: Any
+    masks: Any
+    dropout: Any
 
 
 class Result(NamedTuple):
@@ -97,7 +101,7 @@ class Result(NamedTuple):
 
 SIDES, HEADS, BATCH = Axes.BATCH_AND_HEADS, Axes.HEADS, Axes.BATCH
 OPERANDS = Operands(SIDES, SIDES, SIDES, HEADS)
-FIXED = Fixed(BATCH, BATCH, SIDES, HEADS)
+FIXED = Fixed(BATCH, BATCH, SIDES, HEADS, masks=BATCH, dropout=SIDES)
 RESULT = Result(SIDES, SIDES)
 
 
@@ -130,7 +134,8 @@ def set_up(
         for way, places in dealt.items()
     )
     views = Views(kinds.split(terms))
-    return Setup(spec, ways, views, scale, grid, groups, skipping.can_skip(spec, terms))
+    skips, masks = skipping.can_skip(spec, terms), bool(kinds.select(terms, kinds.Mask))
+    return Setup(spec, ways, views, scale, grid, groups, skips, kinds.logit_cap(terms), masks)
 
 
 def lay_out(
@@ -147,7 +152,9 @@ def lay_out(
         None,
     )
     q_tokens, k_tokens = fill_tokens(q.tokens, k.tokens, lengths, runs)
-    return operands, Fixed(q_tokens, k_tokens, setup.own_scores(operands.q, operands.k), None)
+    masks, dropout = (tuple(kinds.select(terms, kind)) for kind in (kinds.Mask, kinds.Dropout))
+    own_scores = setup.own_scores(operands.q, operands.k)
+    return operands, Fixed(q_tokens, k_tokens, own_scores, None, masks, dropout)
 
 
 def _halve_products(terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:

@@ -22,7 +22,7 @@ NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight b
 
 def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
     """Whether negligible tiles can be told."""
-    biases = select(terms, ScoreTerm, kinds.RelativeValues)
+    biases = select(terms, ScoreTerm, kinds.RelativeValues, kinds.LogitCap, kinds.Mask)
     decay = bool(biases) and all(type(term) is Profile and term.decays for term in biases)
     return decay and spec.aligned and spec.contiguous and kinds.split(terms) is None
 
