@@ -14,8 +14,8 @@ import pe_jax
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import (
     DistanceBias,
+    DistanceFormula,
     PairBias,
-    Profile,
     RelativeKeys,
     Scale,
     Sink,
@@ -37,7 +37,7 @@ class Logarithmic(Encoding):
         return {"c": jnp.ones((dims.heads, 2))}
 
     def terms(self, params, dims):
-        return (Profile(logarithm, jnp.abs(params.layer["c"]), decays=True),)
+        return (DistanceFormula(logarithm, jnp.abs(params.layer["c"]), decays=True),)
 
 
 def logarithm(numbers, distance):

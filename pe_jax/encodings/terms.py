@@ -3,7 +3,7 @@
     x      + Input                                                    (once, before the first layer)
     q', k' = Rotation(q + QueryBias), Rotation(k)
     score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
-             + Profile + DistanceBias + PairBias                      (from positions)
+             + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowRescore                                             (from whole rows of scores)
     out    = weights·v + Σ weights·RelativeValues, times σ(lse - Sink)
@@ -17,7 +17,7 @@ evaluate it once for the distances that occur (`tabled`). Scores, biases and sta
 `scale` is 1/sqrt(E) unless a `Scale` says otherwise; engines apply it to q·k and the scaled kinds.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
-A axes of a position, C numbers of a state or a profile, n any shape. `distance = q_pos - k_pos`.
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
 """
 
 import dataclasses
@@ -214,7 +214,7 @@ class ScoreTerm(Term):
 
 
 @kind
-class Profile(ScoreTerm):
+class DistanceFormula(ScoreTerm):
     """A bias that is plain arithmetic on the distance: `fn([C arrays], distance)`.
 
     Engines compute it in place, at any positions, and hold no table. The arrays are the columns of

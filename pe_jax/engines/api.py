@@ -135,7 +135,7 @@ def attention(
     places = [q_positions, k_positions]
     if q_positions is None:
         places = [layout.order(q.shape[-3])] * 2
-        if q_segments is not None and inputs.absolute(all_terms, encoding.claims.anchored):
+        if q_segments is not None and inputs.absolute(all_terms, encoding.claims.absolute_rotation):
             ids = inputs.segments(q_segments, k_segments, q, k)
             places = [layout.per_segment(rows).reshape(q.shape[:-2]) for rows in ids]
     inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)

@@ -1,6 +1,6 @@
 """What the kernels of either device share: refusals, how terms add up, padding, a gradient.
 
-H query heads, C numbers of all profiles, n any shape.
+H query heads, C numbers of all formulas, n any shape.
 """
 
 import dataclasses
@@ -57,21 +57,21 @@ def distance_bias(terms: tuple, distance: jax.Array, scale: float) -> jax.Array 
 
 
 def coefficients(terms: tuple) -> jax.Array | None:
-    """The numbers of all profiles: float32 [H, C], or None."""
-    numbers = [term.numbers.astype(jnp.float32) for term in select(terms, kinds.Profile)]
+    """The numbers of all formulas: float32 [H, C], or None."""
+    numbers = [term.numbers.astype(jnp.float32) for term in select(terms, kinds.DistanceFormula)]
     return jnp.concatenate(numbers, axis=1) if numbers else None
 
 
 @dataclasses.dataclass(frozen=True)
-class ProfileSum:
-    """The sum of profiles as one function, static and compared by value."""
+class FormulaSum:
+    """The sum of formulas as one function, static and compared by value."""
 
     parts: tuple[tuple[Callable, int], ...]  # each function, and how many coefficients it takes
 
     @classmethod
-    def of(cls, terms: tuple) -> "ProfileSum":
-        """Of all profiles among the terms."""
-        return cls(tuple((t.fn, t.numbers.shape[1]) for t in select(terms, kinds.Profile)))
+    def of(cls, terms: tuple) -> "FormulaSum":
+        """Of all formulas among the terms."""
+        return cls(tuple((t.fn, t.numbers.shape[1]) for t in select(terms, kinds.DistanceFormula)))
 
     def __bool__(self) -> bool:
         return bool(self.parts)

@@ -29,7 +29,7 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
+from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms
 from pe_jax.engines import inputs, reference
 from pe_jax.engines.api import attention
 from pe_jax.validation import require, require_bool
@@ -99,7 +99,7 @@ def attention_fn(
     inputs.window(window, sinks)
     sizes = dims or SIZES
     inputs.embedded(encoding, sizes, embedded)
-    if inputs.reads_input(skeleton(encoding, sizes)):
+    if inputs.reads_input(abstract_terms(encoding, sizes)):
         raise ValueError(
             f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
             " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"

@@ -4,7 +4,7 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
 here is which calls it cannot run (`refusal`) or need not (`stock`), what the kernels read, and what
 becomes of their results:
 
-* a `Profile` is traced into the kernel;
+* a `DistanceFormula` is traced into the kernel;
 * the other terms are tables over the distances within their horizon. XLA evaluates them once, adds
   up those of one kind, and multiplies vectors with q or k. A tile near the diagonal loads its
   entries from there; a tile past the horizon takes one number per head, row or column;
@@ -15,7 +15,7 @@ Gradients are deterministic, without atomics: a table's are sums over rows, each
 program owns. A table without a horizon gets its gradient from one program per block diagonal.
 
 Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
-n distances of a table, C coefficients of the profiles. Arrays that kernels read lead with a batch
+n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
 and a head axis, either of which may be 1. (jax 0.12 warns that Pallas will drop its Triton backend;
 `refusal` notices.)
 """
@@ -37,7 +37,7 @@ from pe_jax.engines.gpu.kernels import LOG2E, Arrays, PerToken, Plan
 from pe_jax.engines.reference import LOWEST
 
 RELATIVE = (kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeValues)
-KINDS = (kinds.Profile, kinds.DistanceBias, *RELATIVE)  # these exact kinds
+KINDS = (kinds.DistanceFormula, kinds.DistanceBias, *RELATIVE)  # these exact kinds
 MAX_WIDTH = 256  # of a head
 MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
 NEGLIGIBLE = -30.0  # logarithm of a weight that may be left out: below 2^-43
@@ -127,11 +127,13 @@ def _plan(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v, sizes, interpr
     most = _power_of_two(max(lengths))
     forward, backward = ((min(own, most), min(other, most)) for own, other in (forward, backward))
     added = select(terms, kinds.ScoreTerm)
-    decays = bool(added) and all(isinstance(term, kinds.Profile) and term.decays for term in added)
+    decays = bool(added) and all(
+        isinstance(term, kinds.DistanceFormula) and term.decays for term in added
+    )
     return Plan(
         spec=spec,
         scale=kinds.scale(terms, spec.dims.head_dim),
-        profile=common.ProfileSum.of(terms),
+        formula=common.FormulaSum.of(terms),
         decays=decays and spec.aligned and spec.contiguous,
         lengths=lengths,
         sizes=forward,
@@ -200,7 +202,7 @@ def _arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
     """Positions, indices and segments as far as the kernels read them."""
     numbers = PerToken(
-        positions=tokens.positions if plan.profile and not plan.spec.contiguous else None,
+        positions=tokens.positions if plan.formula and not plan.spec.contiguous else None,
         index=tokens.index if plan.indexed else None,
         segments=tokens.segments,
     )
@@ -265,7 +267,7 @@ def matters_below(plan: Plan, x: Arrays, size: int) -> jax.Array:
     step = min(plan.sizes)
     far = jnp.arange(0, q.shape[2] + step, step, dtype=jnp.int32)[None]
     columns = jnp.moveaxis(x.coefficients[0], 1, 0)[..., None]  # [C, H, 1]
-    bias = functools.partial(plan.profile, list(columns))
+    bias = functools.partial(plan.formula, list(columns))
     fall = bias(far) if plan.spec.causal else jnp.maximum(bias(far), bias(-far))
     matters = ~(gap[..., None] + (fall - bias(far[:, :1]))[:, None] < NEGLIGIBLE)  # or is no number
     return jnp.where(matters, far + step, 0).max(-1)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernel_common import ProfileSum
+from pe_jax.engines.kernel_common import FormulaSum
 from pe_jax.engines.reference import LOWEST
 
 try:
@@ -40,7 +40,7 @@ class Plan:
 
     spec: AttentionSpec
     scale: float  # what q·k is multiplied by
-    profile: ProfileSum  # the biases that are computed in place
+    formula: FormulaSum  # the biases that are computed in place
     decays: bool  # whether these fall with the distance, and nothing else is added
     lengths: tuple[int, int]  # T and S before padding
     sizes: tuple[int, int]  # tokens of an owned block, of a visited one
@@ -89,7 +89,7 @@ class Arrays(NamedTuple):
     q: Any = None  # [B, H, T, E]
     k: Any = None  # [B, K, S, E]
     v: Any = None  # [B, K, S, F]
-    coefficients: Any = None  # the numbers of all profiles, [1, H, C]
+    coefficients: Any = None  # the numbers of all formulas, [1, H, C]
     table: Any = None  # the sum of the biases by distance, [1, H, n]
     rows: Any = None  # what each query adds to its scores, by distance, [B, H, T, n]
     columns: Any = None  # what each key adds to its scores, by distance, [B, H, S, n]
@@ -323,7 +323,7 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
     parts = [look_up(tile, ref, side) for ref, side in tables if ref is not None]
     if x.coefficients is not None:
         numbers = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
-        parts.append(plan.profile(numbers, tile.distance()))
+        parts.append(plan.formula(numbers, tile.distance()))
     s = product * (plan.scale * LOG2E)
     s = s + functools.reduce(jnp.add, parts) * LOG2E if parts else s
     seen = visible(tile)
@@ -342,7 +342,7 @@ def coefficient_gradients(tile: Tile, d_s: jax.Array) -> list[jax.Array]:
     """One coefficient per row, so that its gradient is a sum along the row: [owned, 1] each."""
     ref, distance = tile.x.coefficients, tile.distance()
     rows = [jnp.full((len(d_s), 1), ref[c], jnp.float32) for c in range(ref.shape[0])]
-    return jax.vjp(lambda rows: tile.plan.profile(rows, distance), rows)[1](d_s)[0]
+    return jax.vjp(lambda rows: tile.plan.formula(rows, distance), rows)[1](d_s)[0]
 
 
 def visible(tile: Tile) -> jax.Array | None:

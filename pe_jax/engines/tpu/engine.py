@@ -5,7 +5,7 @@ scaled. Where that would round a bfloat16 q once more (E = 32, 96, 128, …: any
 our kernels run, without a bias: they scale float32 scores. They also run where a `Sink` wants the
 logarithms of rows' sums. A bias reaches them in one of two forms, never as a matrix in memory:
 
-* `coefficients` [H, C]: the functions of `Profile` terms are traced into the kernel (ALiBi);
+* `coefficients` [H, C]: functions of `DistanceFormula`s are traced into the kernel (ALiBi);
 * `strips` [H, R, 2·block]: the sum of `DistanceBias` terms is evaluated outside, once for each
   block diagonal. A tile shears its strip into place by rotating lanes. Beyond the terms' horizon a
   strip is constant: the tile takes one number, which moves the row maxima and not the scores, so a
@@ -33,14 +33,14 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import DistanceBias, Profile, Side, Sink, select
+from pe_jax.encodings.terms import DistanceBias, DistanceFormula, Side, Sink, select
 from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.tpu import kernels
 from pe_jax.engines.tpu.kernels import Arrays, Plan
 
-KINDS = (Profile, DistanceBias)  # these exact kinds
+KINDS = (DistanceFormula, DistanceBias)  # these exact kinds
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_STRIPS = 2**22  # bytes of strips that may stay in a core's memory
 
@@ -90,8 +90,8 @@ def _plan(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v, block=None, in
     return Plan(
         spec=spec,
         scale=kinds.scale(terms, spec.dims.head_dim),
-        profile=common.ProfileSum.of(terms),
-        real_distances=all(map(_takes_reals, select(terms, Profile))),
+        formula=common.FormulaSum.of(terms),
+        real_distances=all(map(_takes_reals, select(terms, DistanceFormula))),
         strips=bool(select(terms, DistanceBias)),
         horizon=common.horizon(terms),
         tokens=tokens,
@@ -100,8 +100,8 @@ def _plan(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v, block=None, in
     )
 
 
-def _takes_reals(term: Profile) -> bool:
-    """Whether the function of a profile takes float32 distances too."""
+def _takes_reals(term: DistanceFormula) -> bool:
+    """Whether the function of a formula takes float32 distances too."""
     try:
         jax.eval_shape(term.at, jax.ShapeDtypeStruct((1,), jnp.float32))
     except TypeError:
@@ -291,9 +291,9 @@ def _cost(plan: Plan, x: Arrays, specs: Arrays, outs: Arrays, columns: int, by_k
     tiles = math.prod(x.q.shape[:2]) * sum(plan.spans)
     pairs = tiles * plan.block**2
     flops, powers = 2 * columns + 2 * plan.strips, 1
-    if plan.profile:
+    if plan.formula:
         numbers = [jnp.zeros((1, 1))] * x.coefficients.shape[1]
-        bias = pl.estimate_cost(plan.profile, numbers, jnp.zeros((128, 128), jnp.int32))
+        bias = pl.estimate_cost(plan.formula, numbers, jnp.zeros((128, 128), jnp.int32))
         flops, powers = flops + bias.flops // 128**2, powers + bias.transcendentals // 128**2
     visited = ("q", "d_out", "lse", "inner", "q_ids") if by_keys else ("k", "v", "k_ids")
     moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)

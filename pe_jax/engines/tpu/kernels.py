@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernel_common import ProfileSum
+from pe_jax.engines.kernel_common import FormulaSum
 from pe_jax.engines.reference import LOWEST
 
 FLOOR = -1e29  # where row maxima begin, above masked scores: exp(LOWEST - FLOOR) is 0
@@ -31,7 +31,7 @@ class Arrays(NamedTuple):
     q: Any = None  # [B, H, T, E], or its gradient
     k: Any = None  # [B, K, T, E], or its gradient
     v: Any = None  # [B, K, T, F], or its gradient
-    coefficients: Any = None  # the numbers of all profiles, [H, C, 1, 1], or their gradient
+    coefficients: Any = None  # the numbers of all formulas, [H, C, 1, 1], or their gradient
     strips: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
     q_ids: Any = None  # segments of queries, [B or 1, 1, T]
     k_ids: Any = None  # segments of keys, [B or 1, 1, T]
@@ -47,7 +47,7 @@ class Plan:
 
     spec: AttentionSpec
     scale: float  # what q·k is multiplied by
-    profile: ProfileSum  # the biases that are computed in place
+    formula: FormulaSum  # the biases that are computed in place
     real_distances: bool  # whether these take float32 distances, which saves conversions
     strips: bool  # whether other biases of distances are read from strips
     horizon: tuple[int, int] | None  # distances beyond which the strips are constant
@@ -178,7 +178,7 @@ def queries_kernel(plan: Plan, x: Arrays, grads: Arrays, d_q) -> None:
         d_s, k = p * (d_p - as_column(x.inner[...])), x.k[...]
         d_q[...] += dot(d_s.astype(k.dtype), k, 0)
         if grads.coefficients is not None:
-            for c, part in enumerate(jax.vjp(*profile_of(plan, x, i, j))[1](d_s)[0]):
+            for c, part in enumerate(jax.vjp(*formula_of(plan, x, i, j))[1](d_s)[0]):
                 grads.coefficients[c] += part
         if grads.strips is not None:
             add_to_strip(plan, grads.strips, d_s, i, j, easy)
@@ -239,9 +239,9 @@ def scores(plan: Plan, x: Arrays, i, j, easy: bool, transposed: bool = False):
     rest: Any = 0.0
     if plan.scale != 1:
         s *= plan.scale
-    if plan.profile:
-        profile, values = profile_of(plan, x, i, j, transposed)
-        s += profile(values)
+    if plan.formula:
+        formula, values = formula_of(plan, x, i, j, transposed)
+        s += formula(values)
     if plan.strips and easy:
         rest = x.strips[:, : plan.block]
     elif plan.strips:
@@ -266,12 +266,12 @@ def visible(plan: Plan, x: Arrays, i, j, easy: bool, transposed: bool) -> jax.Ar
     return functools.reduce(jnp.logical_and, tests) if tests else None
 
 
-def profile_of(plan: Plan, x: Arrays, i, j, transposed: bool = False):
+def formula_of(plan: Plan, x: Arrays, i, j, transposed: bool = False):
     """The biases of tile (i, j) that are computed in place: a function, and its coefficients."""
     dtype = jnp.float32 if plan.real_distances else jnp.int32
     distance = distances(plan, i, j, transposed, dtype)
     coefficients = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
-    return functools.partial(plan.profile, distance=distance), coefficients
+    return functools.partial(plan.formula, distance=distance), coefficients
 
 
 def add_to_strip(plan: Plan, grads, d_s, i, j, easy: bool) -> None:
