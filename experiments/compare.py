@@ -29,7 +29,7 @@ from absl import flags, logging
 from jax.sharding import Mesh
 
 from experiments.measuring import flops, model_speed
-from experiments.measuring.loop_counts import tiles
+from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
 from experiments.running import launch, signals
 from experiments.running.errors import one_line_errors
@@ -53,8 +53,9 @@ from pe_jax.encodings.base import Params
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, windows
+from pe_jax.training.optimizer import is_encoding
 from pe_jax.training.sharding import path_name
-from pe_jax.training.step import Trainer, is_encoding
+from pe_jax.training.step import Trainer
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 

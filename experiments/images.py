@@ -25,8 +25,8 @@ from experiments.reporting.results import Scheme
 from experiments.running import launch
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.run_names import title
+from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import ImagesConfig
-from experiments.running.trials import Trials, completed
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT

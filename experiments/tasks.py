@@ -27,8 +27,8 @@ from experiments.reporting import plotting, tasks_report
 from experiments.reporting.results import Pair, rates_name
 from experiments.running import launch
 from experiments.running.provenance import command, environments, save_json
+from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import TasksConfig, rate_pairs
-from experiments.running.trials import Trials, completed
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses

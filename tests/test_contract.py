@@ -28,8 +28,9 @@ from pe_jax.encodings.terms import (
     Tokens,
     select,
 )
-from pe_jax.engines import cache, reference
+from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.decoding import cache
 from pe_jax.positions import per_segment
 from tests import util
 from tests.util import DIMS, B, E, H, K, T, assert_close, contiguous

@@ -26,7 +26,7 @@ from pe_jax.encodings.terms import (
     TokenProduct,
     select,
 )
-from pe_jax.engines import cache
+from pe_jax.engines.decoding import cache
 from tests import util
 from tests.util import DIMS, B, E, H, K, assert_close
 

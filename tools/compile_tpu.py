@@ -35,7 +35,7 @@ from absl import flags, logging
 from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.measuring import flops
-from experiments.measuring.loop_counts import Tiles, tiles
+from experiments.measuring.hlo_trip_counts import Tiles, tiles
 from experiments.measuring.timing import plain
 from experiments.measuring.workloads import SPECS
 from experiments.running import launch

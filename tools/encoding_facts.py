@@ -18,7 +18,7 @@ import pe_jax
 from pe_jax import ENCODINGS, Dims, Encoding, Params
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import adds_to_input, skeleton
-from pe_jax.engines import cache
+from pe_jax.engines.decoding import cache
 from pe_jax.engines.gpu import engine as gpu
 from pe_jax.engines.tpu import engine as tpu
 

@@ -25,9 +25,9 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, adds_to_input, skeleton
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.engines import cache as caches
 from pe_jax.engines import inputs
 from pe_jax.engines.api import attention
+from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.dispatch import IMPLEMENTATIONS
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer

@@ -16,7 +16,7 @@ from experiments.reporting import (
     loss_curves,
     number_formats,
     plotting,
-    published_results,
+    results_of_papers,
     speed_ratios,
     statistics,
     trained_scheme_pictures,
@@ -263,7 +263,7 @@ def _sections(results: Results) -> list[Section]:
     sections += _speed_sections(results)
     if not results.manifest["corpus"]["name"].startswith("synthetic:"):
         ours = _what_differs(results)
-        sections += [table.section(ours) for table in published_results.TABLES]
+        sections += [table.section(ours) for table in results_of_papers.TABLES]
     return sections
 
 

@@ -35,7 +35,7 @@ def build(workdir: Path) -> Path:
     results = read(workdir)
     decided = [(question, verdicts(results, question)) for question in results.questions]
     page = comparison_page.page(results, decided)
-    text = html_page.render("report.html.j2", ("report.js",), **page._asdict())
+    text = html_page.render("comparison.html.j2", ("comparison.js",), **page._asdict())
     comparison_tables.write_tables(results, decided)
     path = results.workdir / PAGE
     path.write_text(text, encoding="utf-8")

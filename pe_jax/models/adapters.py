@@ -59,8 +59,8 @@ def attention_fn(
     Decoding with the module's own cache needs no setting: a step is one query, several keys and the
     mask that the module makes, and its place is that of the last key in it. (A mask of one's own
     must not hide the newest token in all rows of a batch.) That cache holds keys as they were, so
-    each step rotates all of them: exact, but slower than `pe_jax.engines.cache`, which holds them
-    rotated.
+    each step rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which
+    holds them rotated.
 
     Args:
       encoding: the scheme, from `pe_jax.make` or `pe_jax.parse`. One that depends on the length of
@@ -73,9 +73,9 @@ def attention_fn(
         A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
         hides them: without a mask, or with a known one that shows any, a call is refused. One for
         causal attention alone (xPos) needs True.
-      window: number of tokens visible back (and ahead, if not causal), the query's own included.
-      sinks: number of first tokens of each segment (of the row, without segments) that stay visible
-        beyond the window.
+      window: how many tokens back are seen (and ahead, if not causal), oneself included.
+      sinks: how many tokens at the start of each segment (of the row, without segments) stay in
+        sight beyond the window.
       segments: integers [*B, S], for packed documents: tokens see their own segment only.
       positions: of the tokens, [S] or [*B, S] (with a trailing axis where the scheme has several);
         None: contiguous from 0.
@@ -108,27 +108,18 @@ def attention_fn(
     if axes > 1 and positions is None:
         name = type(encoding).__name__
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
-    places = segments, positions, q_positions
-    return AttentionFn(encoding, params, causal, window, sinks, *places, dims)
+    tokens = segments, positions, q_positions
+    return AttentionFn(encoding, params, dims, causal, window, sinks, *tokens)
 
 
 class AttentionFn(nnx.Module):
     """What `attention_fn` returns, with the signature that the stock modules call."""
 
     def __init__(
-        self,
-        encoding,
-        params,
-        causal,
-        window,
-        sinks,
-        segments,
-        positions,
-        q_positions,
-        dims,
+        self, encoding, params, dims, causal, window, sinks, segments, positions, q_positions
     ):
-        self.dims = dims
-        self.encoding, self.causal, self.window, self.sinks = encoding, causal, window, sinks
+        self.encoding, self.dims = encoding, dims
+        self.causal, self.window, self.sinks = causal, window, sinks
         self.params = nnx.data(params)
         self.segments = nnx.data(segments)
         self.positions = nnx.data(positions)
@@ -154,26 +145,12 @@ class AttentionFn(nnx.Module):
     ) -> jax.Array:
         """The arguments of `nn.dot_product_attention` and `nnx.dot_product_attention`.
 
-        (Linen passes what it finds in this signature.) Softmax is float32 in any dtype. `precision`
-        holds for this call; what the tiled engine does backward follows
-        `jax.default_matmul_precision`.
-
-        Args:
-          query: [*B, T, H, E].
-          key: [*B, S, K, E].
-          value: [*B, S, K, E].
-          bias: added to the scores; its shape broadcasts to [*B, H, T, S].
-          mask: booleans, or zeros and ones, of such a shape: False is hidden.
-          broadcast_dropout: whether all rows and heads drop the same weights.
-          dropout_rng: PRNG key of dropout.
-          dropout_rate: the fraction of weights that is dropped.
-          deterministic: whether dropout is disabled.
-          dtype: what q, k and v are computed in; None: their common dtype.
-          precision: of the matmuls: None, a `jax.lax.Precision` or its name.
-          module: sows the attention weights, if given.
-          is_causal: as the setting `causal`, for this call.
-          qk_attn_weights_einsum: refused: scores are not one einsum here.
-          attn_weights_value_einsum: refused as well.
+        query is [*B, T, H, E], key and value are [*B, S, K, E]. The bias, which is added to the
+        scores, and the mask, of booleans or zeros and ones (False is hidden), broadcast to
+        [*B, H, T, S]. `is_causal` is the setting `causal`, for this call. Softmax is float32 in any
+        dtype. `precision` holds for this call; what the tiled engine does backward follows
+        `jax.default_matmul_precision`. The two einsums are refused: scores are not one einsum here.
+        (Linen passes what it finds in this signature.)
 
         Returns:
           [*B, T, H, E] in the computing dtype.
@@ -227,37 +204,40 @@ class AttentionFn(nnx.Module):
     def _places(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
         """Positions, indices and segments of the tokens, as `attention` takes them."""
         queries, keys = shape[-2:]
-        k_positions, segments = self.positions, self.segments
+        own, other = self.q_positions, self.positions
         if queries == keys:
-            q_positions = k_positions if self.q_positions is None else self.q_positions
-            k_positions = q_positions if k_positions is None else k_positions
-            places = {"q_positions": q_positions, "k_positions": k_positions}
-            return places | {"q_segments": segments, "causal": causal}
-        if self.q_positions is not None and k_positions is not None:
+            own = other if own is None else own
+            other = own if other is None else other
+            places = {"q_positions": own, "k_positions": other, "q_segments": self.segments}
+            return {"causal": causal, **places}
+        if own is not None and other is not None:
             fix = "the queries are other tokens than the keys: pass a mask"
             require(not causal, "causal", causal, fix)
             require(self.window is None, "window", self.window, fix)
-            require(segments is None, "segments", "…", fix)
-            return dict(q_positions=self.q_positions, k_positions=k_positions, causal=False)
+            require(self.segments is None, "segments", "…", fix)
+            return {"causal": False, "q_positions": own, "k_positions": other}
         if queries != 1 or mask is None:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
                 " of decoding is one query, with the mask that the module makes)"
             )
+        return self._last_place(keys, mask)
+
+    def _last_place(self, keys: int, mask) -> dict[str, Any]:
+        """The same for one query, which is the last token that the mask shows."""
         index = pos.contiguous(keys)
         seen = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
-        last = jnp.max(jnp.where(seen, index, 0))[None]
-        if k_positions is None:
-            k_positions = index if segments is None else pos.per_segment(segments)
-        k_positions = jnp.asarray(k_positions)
-        axis = k_positions.ndim - 1 - (self.encoding.claims.axes > 1)
-        q_positions = jnp.take(k_positions, last, axis=axis)
-        places = {"q_positions": q_positions, "k_positions": k_positions}
-        places |= {"q_index": last, "k_index": index}
+        at = jnp.max(jnp.where(seen, index, 0))[None]
+        given, segments = self.positions, self.segments
+        if given is None:
+            given = index if segments is None else pos.per_segment(segments)
+        given = jnp.asarray(given)
+        own = jnp.take(given, at, axis=given.ndim - 1 - (self.encoding.claims.axes > 1))
+        places = {"q_positions": own, "k_positions": given, "q_index": at, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)
-            places |= {"q_segments": jnp.take(segments, last, axis=-1), "k_segments": segments}
-        return places | {"causal": True}  # no key after it is in the mask
+            places |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
+        return {"causal": True, **places}  # no key after it is in the mask
 
 
 def _booleans(mask) -> jax.Array:

@@ -11,8 +11,8 @@ from flax import nnx
 
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import Encoding, Params, skeleton
-from pe_jax.engines import cache as caches
 from pe_jax.engines.api import attention
+from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled.tiles import alone, devices
 from pe_jax.models.config import ACTIVATIONS, DTYPES, NORMS, ModelConfig

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding, Params
-from pe_jax.engines import cache as caches
+from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.layers import Block, Linear, linear, norm

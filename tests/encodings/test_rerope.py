@@ -8,6 +8,7 @@ from pe_jax import naive
 from pe_jax.encodings import rerope
 from pe_jax.encodings.base import skeleton
 from pe_jax.encodings.terms import split
+from pe_jax.engines.decoding import cache
 from tests import util
 from tests.encodings.common import (
     HEAD_DIM,
@@ -60,7 +61,7 @@ def test_each_token_is_rotated_twice_and_a_cache_holds_both():
     np.testing.assert_array_equal(far, k)
     assert rerope.rotate_twice(q, places, places, np.ones(3)).shape == (LENGTH, 2, 2 * HEAD_DIM)
     dims = pe_jax.Dims(2 * HEAD_DIM, 2, 2, HEAD_DIM)
-    past = pe_jax.engines.cache.empty(encoding, 1, 5, dims)
+    past = cache.empty(encoding, 1, 5, dims)
     assert past.k.shape == (1, 2, 5, 2 * HEAD_DIM) and past.v.shape == (1, 2, 5, HEAD_DIM)
 
 

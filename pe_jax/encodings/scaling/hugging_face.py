@@ -5,11 +5,10 @@ and the older `rope_scaling` ("type" or "rope_type", the rest in the config itse
 None counts as absent. What transformers passes over with a warning is an error here.
 """
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, nearest, require
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 COMMON += ("original_max_position_embeddings", "max_position_embeddings")
@@ -36,9 +35,9 @@ ELSEWHERE = {
 }
 
 
-def _nearest(name: str, known) -> str:
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
-    return "".join(f"did you mean {c!r}? " for c in close) + f"known: {', '.join(known)}"
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = nearest(name.lower(), known, cutoff=0.4)
+    return (f"did you mean {close!r}? " if close else "") + f"known: {', '.join(known)}"
 
 
 def _type(settings: dict[str, Any]) -> str:
@@ -47,7 +46,7 @@ def _type(settings: dict[str, Any]) -> str:
     if name == "mrope":
         raise ValueError(f"rope_type={name!r}: {ELSEWHERE['mrope_section']}")
     if name not in TYPES:
-        raise ValueError(f"rope_type={name!r} is unknown; {_nearest(name, TYPES)}")
+        raise ValueError(f"rope_type={name!r} is unknown; {_suggestion(name, TYPES)}")
     return name
 
 
@@ -58,7 +57,9 @@ def _check_keys(settings: dict[str, Any], name: str) -> None:
         if key in ELSEWHERE:
             raise ValueError(f"{key}={value!r}: {ELSEWHERE[key]}")
         if key not in known:
-            raise ValueError(f"{key}={value!r}: {name!r} has no such key; {_nearest(key, known)}")
+            raise ValueError(
+                f"{key}={value!r}: {name!r} has no such key; {_suggestion(key, known)}"
+            )
     for key in () if settings.get("alpha") else NEEDED.get(name, ()):
         if key not in settings:
             raise ValueError(f"{key} is missing: {name!r} needs it")

@@ -17,7 +17,7 @@ from flax import nnx
 import pe_jax
 from pe_jax import positions
 from pe_jax.encodings.terms import RowRescore
-from pe_jax.engines import cache
+from pe_jax.engines.decoding import cache
 from pe_jax.models.generate import generate
 from pe_jax.training.step import mean_loss
 from tests import tiny, util

@@ -1,7 +1,7 @@
 """The TPU engine: what the dense one gives, and O(L) memory by the TPU's own compiler.
 
-The kernels run interpreted here. `pytest -m slow tests/test_tpu.py` compiles every scheme for a
-TPU v5e that need not be there; that takes minutes and `pip install "jax[tpu]"`.
+The kernels run interpreted here. `pytest -m slow tests/test_tpu_kernels.py` compiles every scheme
+for a TPU v5e that need not be there; that takes minutes and `pip install "jax[tpu]"`.
 """
 
 import dataclasses
@@ -301,7 +301,7 @@ NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v
 def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("no libtpu here: pip install 'jax[tpu]'")
-    command = [sys.executable, "-m", "tests.test_tpu", name, *map(str, LENGTHS)]
+    command = [sys.executable, "-m", "tests.test_tpu_kernels", name, *map(str, LENGTHS)]
     env = os.environ | HOST
     found = subprocess.run(command, env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-3000:]
