@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
 from pe_jax.encodings.terms import (
     DistanceBias,
+    DistanceFormula,
     Input,
     PairBias,
-    Profile,
     QueryBias,
     RelativeKeys,
     RelativeQueries,
@@ -40,7 +40,7 @@ __all__ = [
     "Input",
     "PairBias",
     "Params",
-    "Profile",
+    "DistanceFormula",
     "QueryBias",
     "RelativeKeys",
     "RelativeQueries",

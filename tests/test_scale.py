@@ -212,7 +212,7 @@ def test_every_cell_of_the_plan_is_a_model_that_fits_its_mesh():
 
 def test_the_sizes_are_what_their_names_say():
     for name, low, high in (("100M", 0.9e8, 1.2e8), ("1B", 0.9e9, 1.2e9), ("7B", 6e9, 7.5e9)):
-        _, shapes = tiny.skeleton(get_config(name).model)
+        _, shapes = tiny.abstract_terms(get_config(name).model)
         assert low < sum(x.size for x in jax.tree.leaves(shapes)) < high
 
 

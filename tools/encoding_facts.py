@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pe_jax
 from pe_jax import ENCODINGS, Dims, Encoding, Params
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import adds_to_input, skeleton
+from pe_jax.encodings.base import abstract_terms, adds_to_input
 from pe_jax.engines.decoding import cache
 from pe_jax.engines.gpu import engine as gpu
 from pe_jax.engines.tpu import engine as tpu
@@ -27,7 +27,7 @@ DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
 TOKENS = 4096  # of the abstract call
 ENTERS = {  # kind of term → where positions come in
     kinds.QueryBias: "queries",
-    kinds.Profile: "bias",
+    kinds.DistanceFormula: "bias",
     kinds.DistanceBias: "bias",
     kinds.PairBias: "bias",
     kinds.TokenProduct: "bias",
@@ -44,7 +44,7 @@ ENTERS = {  # kind of term → where positions come in
 def enters(scheme: Encoding) -> str:
     """Where positions enter attention."""
     places = ["input"] if adds_to_input(scheme, DIMS) else []
-    for term in skeleton(scheme, DIMS):
+    for term in abstract_terms(scheme, DIMS):
         if isinstance(term, kinds.Rotation):
             places += ["queries"] * (term.q is not None) + ["keys"] * (term.k is not None)
         elif type(term) in ENTERS:
@@ -66,13 +66,13 @@ def beyond(scheme: Encoding) -> str:
     """What the scheme declares about distances beyond those of training."""
     if scheme.limit() is not None:
         return f"not defined from {scheme.limit():,}"
-    terms = skeleton(scheme, DIMS)
+    terms = abstract_terms(scheme, DIMS)
     horizons = [term.horizon for term in kinds.select(terms, kinds.DistanceTerm)]
     if horizons and None not in horizons:
         return f"constant from {max(high for _, high in horizons):,}"
     if (limit := kinds.split(terms)) is not None:
         return f"second view from {limit:,}"
-    decays = any(term.decays for term in kinds.select(terms, kinds.Profile))
+    decays = any(term.decays for term in kinds.select(terms, kinds.DistanceFormula))
     return "decays" if decays else "defined"
 
 

@@ -67,7 +67,9 @@ def program(
     leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
     terms = encoding.terms(params, dims)
     distance = jnp.arange(1 - length, length, dtype=jnp.int32)
-    biases = [term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.Profile)]
+    biases = [
+        term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.DistanceFormula)
+    ]
     bias = to(sum(biases)).requires_grad_(backward and bool(params[0])) if biases else None
     mask = None
     if causal:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.base import Encoding, skeleton
+from pe_jax.encodings.base import Encoding, abstract_terms
 from pe_jax.encodings.terms import RowRescore, Tokens, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
@@ -38,7 +38,7 @@ def tiles(
 
     Tiles that a decaying bias skips depend on the data: they are counted.
     """
-    tiled = [e for e in model.pattern if not select(skeleton(e, model.dims), RowRescore)]
+    tiled = [e for e in model.pattern if not select(abstract_terms(e, model.dims), RowRescore)]
     counts = [_turns(encoding, model, batch, length, layout, devices) for encoding in tiled]
     if not counts:
         return Tiles()
@@ -68,7 +68,7 @@ def _turns(
     )
     shared = isinstance(layout, BlockPermuted)
     partition = ring.partition(layout) if shared else Partition(devices=devices)
-    setup = set_up(spec, skeleton(encoding, dims), q, k, partition, CHOSEN)
+    setup = set_up(spec, abstract_terms(encoding, dims), q, k, partition, CHOSEN)
     order: Any = np.asarray(layout.order(length))[None]
     tokens, runs = Tokens(order, order), partition.runs_per_row
     devices = runs // partition.runs

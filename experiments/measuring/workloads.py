@@ -23,7 +23,7 @@ from experiments.measuring.timing import LIMIT, NAIVE, OURS
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
-from pe_jax.encodings.base import Dims, Encoding, adds_to_input, skeleton
+from pe_jax.encodings.base import Dims, Encoding, abstract_terms, adds_to_input
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import inputs
 from pe_jax.engines.api import attention
@@ -53,7 +53,7 @@ class PlainALiBi(ALiBi):
     """ALiBi without the claim that it decays, so that no tile is skipped."""
 
     def terms(self, params, dims):
-        (term,) = kinds.select(super().terms(params, dims), kinds.Profile)
+        (term,) = kinds.select(super().terms(params, dims), kinds.DistanceFormula)
         return (dataclasses.replace(term, decays=False),)
 
 
@@ -167,7 +167,7 @@ def full_bias(terms: tuple, sides: tuple[Side, Side], dims: Dims, learned: bool)
             added.append(scale * jnp.swapaxes(relative_shift(products), -1, -2))
         elif isinstance(term, kinds.RelativeState):
             added.append(shifted(states[0], term))
-        elif isinstance(term, kinds.DistanceBias | kinds.Profile) and learned:
+        elif isinstance(term, kinds.DistanceBias | kinds.DistanceFormula) and learned:
             row = term.at(distance)[:, None]
             added.append(relative_shift(jnp.repeat(row, length, axis=1))[None])
         elif isinstance(term, kinds.ScoreTerm):
@@ -232,7 +232,7 @@ def _attention(
         program = compiled(gradient(f), params, *operands)[1]
     else:
         program = compiled(f, params, *operands[:3])[1]
-    if engine == NAIVE and kinds.select(skeleton(encoding, sizes.dims), kinds.RelativeValues):
+    if engine == NAIVE and kinds.select(abstract_terms(encoding, sizes.dims), kinds.RelativeValues):
         return program._replace(note="does less: jax.nn takes no vectors at the values")
     return program
 
@@ -376,14 +376,14 @@ def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
 
 def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scheme is a bias of the distance, or NoPE: what a `score_mod` can express."""
-    bias = (kinds.DistanceBias, kinds.Profile, kinds.Scale)
-    terms = skeleton(encoding, dims)
+    bias = (kinds.DistanceBias, kinds.DistanceFormula, kinds.Scale)
+    terms = abstract_terms(encoding, dims)
     return len(kinds.select(terms, *bias)) == len(terms) and not adds_to_input(encoding, dims)
 
 
 def _is_additive(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scores are one product and a bias: what jax.nn can express."""
-    terms = skeleton(encoding, dims)
+    terms = abstract_terms(encoding, dims)
     return kinds.split(terms) is None and not kinds.select(terms, kinds.RowRescore)
 
 

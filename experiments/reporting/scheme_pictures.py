@@ -19,7 +19,7 @@ import pe_jax
 from experiments.reporting import plotting
 from pe_jax import Dims, Encoding, Params, positions
 from pe_jax.encodings import terms
-from pe_jax.encodings.base import skeleton
+from pe_jax.encodings.base import abstract_terms
 from pe_jax.engines import reference
 
 DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
@@ -101,7 +101,7 @@ def added(
     here = look(_params(encoding) if params is None else params, x, places)
     count = positions.contiguous(x.shape[1])
     bare = _look(Encoding(), dims, causal, Params({}, {}), x, count)
-    scale = terms.scale(skeleton(encoding, dims), dims.head_dim)
+    scale = terms.scale(abstract_terms(encoding, dims), dims.head_dim)
     return np.asarray(here - bare * (scale * dims.head_dim**0.5))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
-from pe_jax.encodings.terms import Profile, Term
+from pe_jax.encodings.terms import DistanceFormula, Term
 from pe_jax.validation import is_int, require
 
 
@@ -51,7 +51,7 @@ class ALiBi(Encoding):
     claims = Claims(real_positions=True)
 
     def terms(self, params, dims) -> tuple[Term, ...]:
-        return (Profile(penalty, slopes(dims.heads)[:, None], decays=True),)
+        return (DistanceFormula(penalty, slopes(dims.heads)[:, None], decays=True),)
 
 
 def penalty(numbers, distance):

@@ -28,14 +28,14 @@ class Claims(NamedTuple):
       real_positions: float32 positions are supported.
       causal_only: keys ahead of the query (distance < 0) are not supported.
       one_sided: all keys ahead of the query are encoded the same.
-      anchored: rotated q·k depends on the positions themselves, not only on their distance.
+      absolute_rotation: rotated q·k depends on positions, not only on their distance.
     """
 
     axes: int = 1
     real_positions: bool = False
     causal_only: bool = False
     one_sided: bool = False
-    anchored: bool = False
+    absolute_rotation: bool = False
 
 
 class Params(NamedTuple):
@@ -118,7 +118,7 @@ class Encoding:
 
 
 @functools.lru_cache(512)
-def skeleton(encoding: Encoding, dims: Dims) -> tuple[Term, ...]:
+def abstract_terms(encoding: Encoding, dims: Dims) -> tuple[Term, ...]:
     """The terms with abstract arrays (`jax.eval_shape`): all that is known without parameters."""
     return jax.eval_shape(lambda: encoding.terms(encoding.init(jax.random.key(0), dims), dims))
 

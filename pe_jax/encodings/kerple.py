@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
-from pe_jax.encodings.terms import Profile
+from pe_jax.encodings.terms import DistanceFormula
 from pe_jax.validation import require
 
 KINDS = ("log", "power")
@@ -76,8 +76,8 @@ class KERPLE(Encoding):
     def terms(self, params, dims):
         p = _within(params.layer["p"], LEAST, 2.0 if self.kind == "power" else jnp.inf)
         numbers = jnp.stack([p, _within(params.layer["a"], LEAST)], axis=-1)
-        return (Profile(self.profile, numbers, decays=True),)
+        return (DistanceFormula(self.formula, numbers, decays=True),)
 
-    def profile(self, numbers, distance):
+    def formula(self, numbers, distance):
         """The bias of distances for p and a, of any shapes that broadcast."""
         return {"log": logarithmic, "power": power}[self.kind](distance, *numbers)

@@ -27,7 +27,7 @@ class SelfExtend(ReRoPE):
     group: int = 8
     window: int = 1024
 
-    claims = Claims(anchored=True)
+    claims = Claims(absolute_rotation=True)
 
     def __post_init__(self):
         super().__post_init__()

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Claims, Encoding, Params, skeleton
+from pe_jax.encodings.base import Claims, Encoding, Params, abstract_terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Sum(Encoding):
             real_positions=all(c.real_positions for c in each),
             causal_only=any(c.causal_only for c in each),
             one_sided=any(c.one_sided for c in each),
-            anchored=any(c.anchored for c in each),
+            absolute_rotation=any(c.absolute_rotation for c in each),
         )
 
     def check(self, dims):
         for part in self.parts:
             part.check(dims)
-        each = [(type(part).__name__, skeleton(part, dims)) for part in self.parts]
+        each = [(type(part).__name__, abstract_terms(part, dims)) for part in self.parts]
         scaled = [name for name, terms in each if kinds.select(terms, kinds.Scale)]
         if len(scaled) > 1:
             raise ValueError(f"Sum: {' and '.join(scaled)} each set a scale; keep at most one")

@@ -50,7 +50,7 @@ class Temperature(Encoding):
     floor_scale: int = 8192
     offset: int = 1
 
-    claims = Claims(anchored=True)
+    claims = Claims(absolute_rotation=True)
 
     def __post_init__(self):
         require(is_real(self.attn_scale), "attn_scale", self.attn_scale, "pass a finite number")

@@ -3,7 +3,7 @@
     x      + Input                                                    (once, before the first layer)
     q', k' = Rotation(q + QueryBias), Rotation(k)
     score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
-             + Profile + DistanceBias + PairBias                      (from positions)
+             + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowRescore                                             (from whole rows of scores)
     score  = LogitCap(score), where every Mask shows the pair
@@ -18,7 +18,7 @@ evaluate it once for the distances that occur (`tabled`). Scores, biases and sta
 `scale` is 1/sqrt(E) unless a `Scale` says otherwise; engines apply it to q·k and the scaled kinds.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
-A axes of a position, C numbers of a state or a profile, n any shape. `distance = q_pos - k_pos`.
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
 """
 
 import dataclasses
@@ -215,7 +215,7 @@ class ScoreTerm(Term):
 
 
 @kind
-class Profile(ScoreTerm):
+class DistanceFormula(ScoreTerm):
     """A bias that is plain arithmetic on the distance: `fn([C arrays], distance)`.
 
     Engines compute it in place, at any positions, and hold no table. The arrays are the columns of
@@ -511,7 +511,7 @@ OUTSIDE = (Input, QueryBias, Rotation, Scale, Sink)  # applied before or after a
 
 
 def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
-    """Raises ValueError for a term that is of none of these kinds, which the engine would ignore."""
+    """Raises ValueError for a term of another kind, which the engine would ignore."""
     for term in terms:
         if not isinstance(term, OUTSIDE + known):
             raise ValueError(f"{engine} has no {type(term).__name__}")

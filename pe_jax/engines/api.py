@@ -88,7 +88,7 @@ def attention(
         tokens in O(L) memory (`pe_jax.masks` has the prefix, tree and document masks of the field);
         or booleans that broadcast to [*B, H, T, S], for which all scores are held at once. Both add
         to `causal`: pass causal=False where the mask says all.
-      bias: added to the scores, floats that broadcast to [*B, H, T, S]; all scores are held at once.
+      bias: floats that broadcast to [*B, H, T, S], added to the scores, which are held all at once.
       scale: what q·k is multiplied by; None: 1/sqrt(E), or what the encoding sets (T5 does).
       logit_cap: bounds the scores before the mask by cap·tanh(score / cap); None: unbounded.
       dropout_rate: the fraction of attention weights that is dropped.
@@ -115,6 +115,7 @@ def attention(
         that it would run alone, a kernel too; `BlockPermuted(mesh)`, where they share a row's
         tokens in a ring: q, k, v, x, positions and segments lie as its `spread` lays them, and so
         does the output.
+      **others: none: for each name that other libraries have, a TypeError says ours.
       dims: global sizes; None: from q and k, the model width being x's or H·E. Under jit, heads
         may be sharded; inside shard_map q must have all its heads (their slopes and tables need
         them).
@@ -160,7 +161,7 @@ def attention(
     places = [q_positions, k_positions]
     if q_positions is None:
         places = [layout.order(q.shape[-3])] * 2
-        if q_segments is not None and inputs.absolute(all_terms, encoding.claims.anchored):
+        if q_segments is not None and inputs.absolute(all_terms, encoding.claims.absolute_rotation):
             ids = inputs.segments(q_segments, k_segments, q, k)
             places = [layout.per_segment(rows).reshape(q.shape[:-2]) for rows in ids]
     inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)

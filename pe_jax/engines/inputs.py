@@ -377,10 +377,10 @@ def reads_input(terms: tuple) -> bool:
     return any(term.state is not None and term.state.of == "x" for term in terms)
 
 
-def absolute(terms: tuple, anchored: bool = False) -> bool:
+def absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     """Whether more than the distance counts, so that positions restart in each segment."""
     of_positions = (t.state is not None and t.state.of == "positions" for t in terms)
-    return anchored or any(of_positions) or bool(select(terms, kinds.PairBias))
+    return absolute_rotation or any(of_positions) or bool(select(terms, kinds.PairBias))
 
 
 def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> jax.Array:

@@ -28,7 +28,7 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
+from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms
 from pe_jax.engines import inputs, reference
 from pe_jax.engines.api import attention
 from pe_jax.validation import require, require_bool
@@ -56,10 +56,10 @@ def attention_fn(
     gives zeros (stock: the mean of all values).
 
     Decoding with the module's own cache needs no setting: a step is one query, several keys and the
-    mask that the module makes, and its place is that of the last key in it. (A mask of one's own
-    must not hide the newest token in all rows of a batch.) That cache holds keys as they were, so
-    each step rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which
-    holds them rotated.
+    mask that the module makes, and its position is that of the last key in it. (Your own mask must
+    not hide the newest token in all rows of a batch.) That cache holds unrotated keys, so each step
+    rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which holds them
+    rotated.
 
     Args:
       encoding: the scheme, from `pe_jax.make` or `pe_jax.parse`. One that depends on the length of
@@ -72,9 +72,9 @@ def attention_fn(
         A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
         hides them: without a mask, or with a known one that shows any, a call is refused. One for
         causal attention alone (xPos) needs True.
-      window: how many tokens back are seen (and ahead, if not causal), oneself included.
-      sinks: how many tokens at the start of each segment (of the row, without segments) stay in
-        sight beyond the window.
+      window: number of tokens visible back (and ahead, if not causal), the query's own included.
+      sinks: number of first tokens of each segment (of the row, without segments) that stay visible
+        beyond the window.
       segments: integers [*B, S], for packed documents: tokens see their own segment only.
       positions: of the tokens, [S] or [*B, S] (with a trailing axis where the scheme has several);
         None: contiguous from 0.
@@ -98,7 +98,7 @@ def attention_fn(
     inputs.window(window, sinks)
     sizes = dims or SIZES
     inputs.embedded(encoding, sizes, embedded)
-    if inputs.reads_input(skeleton(encoding, sizes)):
+    if inputs.reads_input(abstract_terms(encoding, sizes)):
         raise ValueError(
             f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
             " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
@@ -147,7 +147,7 @@ class AttentionFn(nnx.Module):
         query is [*B, T, H, E], key and value are [*B, S, K, E]. The bias, which is added to the
         scores, and the mask, of booleans or zeros and ones (False is hidden), broadcast to
         [*B, H, T, S]. `is_causal` is the setting `causal`, for this call. Softmax is float32 in any
-        dtype. `precision` holds for this call; what the tiled engine does backward follows
+        dtype. `precision` holds for this call; the tiled engine's backward pass follows
         `jax.default_matmul_precision`. The two einsums are refused: scores are not one einsum here.
         (Linen passes what it finds in this signature.)
 
@@ -203,18 +203,18 @@ class AttentionFn(nnx.Module):
     def _places(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
         """Positions, indices and segments of the tokens, as `attention` takes them."""
         queries, keys = shape[-2:]
-        own, other = self.q_positions, self.positions
+        q_pos, k_pos = self.q_positions, self.positions
         if queries == keys:
-            own = other if own is None else own
-            other = own if other is None else other
-            places = {"q_positions": own, "k_positions": other, "q_segments": self.segments}
+            q_pos = k_pos if q_pos is None else q_pos
+            k_pos = q_pos if k_pos is None else k_pos
+            places = {"q_positions": q_pos, "k_positions": k_pos, "q_segments": self.segments}
             return {"causal": causal, **places}
-        if own is not None and other is not None:
+        if q_pos is not None and k_pos is not None:
             fix = "the queries are other tokens than the keys: pass a mask"
             require(not causal, "causal", causal, fix)
             require(self.window is None, "window", self.window, fix)
             require(self.segments is None, "segments", "…", fix)
-            return {"causal": False, "q_positions": own, "k_positions": other}
+            return {"causal": False, "q_positions": q_pos, "k_positions": k_pos}
         if queries != 1 or mask is None:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
@@ -227,12 +227,12 @@ class AttentionFn(nnx.Module):
         index = pos.contiguous(keys)
         seen = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
         at = jnp.max(jnp.where(seen, index, 0))[None]
-        given, segments = self.positions, self.segments
-        if given is None:
-            given = index if segments is None else pos.per_segment(segments)
-        given = jnp.asarray(given)
-        own = jnp.take(given, at, axis=given.ndim - 1 - (self.encoding.claims.axes > 1))
-        places = {"q_positions": own, "k_positions": given, "q_index": at, "k_index": index}
+        k_pos, segments = self.positions, self.segments
+        if k_pos is None:
+            k_pos = index if segments is None else pos.per_segment(segments)
+        k_pos = jnp.asarray(k_pos)
+        q_pos = jnp.take(k_pos, at, axis=k_pos.ndim - 1 - (self.encoding.claims.axes > 1))
+        places = {"q_positions": q_pos, "k_positions": k_pos, "q_index": at, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)
             places |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}

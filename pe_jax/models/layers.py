@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax.encodings import terms
-from pe_jax.encodings.base import Encoding, Params, skeleton
+from pe_jax.encodings.base import Encoding, Params, abstract_terms
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS
@@ -61,7 +61,7 @@ class Attention(nnx.Module):
         # those of other schemes; here all start alike and learn alike. Content scores start smaller
         # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
         self.fold = min(
-            1.0, dims.head_dim**-0.5 / terms.scale(skeleton(encoding, dims), dims.head_dim)
+            1.0, dims.head_dim**-0.5 / terms.scale(abstract_terms(encoding, dims), dims.head_dim)
         )
         self.q = linear(config, width, inner, rngs, width**-0.5)
         self.k = linear(config, width, kv, rngs, width**-0.5)

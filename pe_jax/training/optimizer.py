@@ -1,4 +1,4 @@
-"""The optimizer: AdamW with warm-up and cosine decay, and a rate of its own for encodings."""
+"""The optimizer: AdamW with warm-up and cosine decay, and a separate rate for encodings."""
 
 import functools
 from collections.abc import Callable

@@ -269,7 +269,7 @@ def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared)
     np.testing.assert_allclose(float(decoded["tokens_per_second"]), rate)
     assert float(decoded["median_ratio"]) == 1 and rows["learned", ""]["problem"] == "not defined"
     assert (
-        "Decoding a token, by length: microseconds per token"
+        "Decoding one token, by length: microseconds per token"
         in (folder / "report.html").read_text()
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
+from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms
 from pe_jax.encodings.terms import Side, Tokens, select
 from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.api import leave_to_sinks
@@ -75,7 +75,7 @@ def empty(
       ValueError: `capacity` is not a positive integer.
     """
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
-    claims, terms = encoding.claims, skeleton(encoding, dims)
+    claims, terms = encoding.claims, abstract_terms(encoding, dims)
     places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
     relative = bool(select(terms, kinds.RelativeQueries))
     rotated = any(rotation.k is not None for rotation in select(terms, kinds.Rotation))

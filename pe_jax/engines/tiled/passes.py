@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.terms import repeat_heads
 from pe_jax.engines.reference import LOWEST, average
-from pe_jax.engines.tiled import schedule, skipping
+from pe_jax.engines.tiled import negligible, schedule
 from pe_jax.engines.tiled.grid import Tile, cut_block
 from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_leaves, cut_leaves
 from pe_jax.engines.tiled.setup import Fixed, Operands, Result, Setup
@@ -100,7 +100,7 @@ def _group(setup: Setup, operands: Operands, fixed: Fixed) -> Group:
     q, k, skip = operands.q.x, operands.k.x, None
     if setup.skips:
         bounds = fixed.own_scores, fixed.max_bias
-        skip = skipping.negligible(setup.grid, q, k, *bounds, setup.scale)
+        skip = negligible.negligible_tiles(setup.grid, q, k, *bounds, setup.scale)
     q = setup.scale * q if q.dtype == jnp.float32 else q
     return Group(setup, q, setup.views.keys(k), fixed, skip)
 

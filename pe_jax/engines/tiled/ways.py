@@ -1,4 +1,4 @@
-"""The ways to evaluate terms in tiles: what they have in common; `deal` says which term goes where.
+"""The ways to evaluate terms in tiles, and what they have in common; `assignment` deals them.
 
 * `Bands`: terms of distances with a horizon, contiguous positions. A tile beyond the horizon gets
   constants; nearer ones read a band of products, made once per call.
