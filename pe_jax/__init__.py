@@ -1,15 +1,30 @@
 """Positional encodings as pure functions, and one attention that runs any of them.
 
-Memory is in proportion to the length, except for CoPE and DAPE, which need whole rows of scores.
+    encoding = pe_jax.make("rope", base=5e5)          # or pe_jax.parse("t5+rope")[0]
+    params = encoding.init(key, pe_jax.Dims(512, 8, 8, 64))
+    x = encoding.embed(params, x, positions)          # of the first layer: sinusoidal, learned
+    encoding = encoding.at_length(4096)               # dynamic NTK, LongRoPE depend on it
+    out = pe_jax.attention(q, k, v, encoding=encoding, params=params)
+
+`pe_jax.encodings` has the papers' functions (`rope.rotate`, `alibi.slopes`, `t5.bucket`), one file
+per scheme; `spec` writes the string that `parse` reads; `cache` decodes token by token; `adapters`
+are for Flax's own attention; `masks` for prefixes, trees and chunks; `naive` and `reference` to
+test against. Memory is in proportion to the length, except for CoPE and DAPE, which need whole rows
+of scores.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
+from pe_jax.encodings.registry import format_encoding as spec
 from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceFormula,
+    Dropout,
     Input,
+    LogitCap,
+    Mask,
     PairBias,
     QueryBias,
     RelativeKeys,
@@ -26,21 +41,35 @@ from pe_jax.encodings.terms import (
 )
 
 if TYPE_CHECKING:
+    from pe_jax import masks as masks
     from pe_jax import naive as naive
     from pe_jax.engines import reference as reference
     from pe_jax.engines.api import attend, attention
+    from pe_jax.engines.decoding import cache as cache
+    from pe_jax.models import adapters as adapters
 
 __version__ = "0.2.0"
+
+MODULES = {  # imported when they are first asked for: an encoding needs none, adapters need flax
+    "adapters": "pe_jax.models.adapters",
+    "cache": "pe_jax.engines.decoding.cache",
+    "masks": "pe_jax.masks",
+    "naive": "pe_jax.naive",
+    "reference": "pe_jax.engines.reference",
+}
 
 __all__ = [
     "ENCODINGS",
     "Dims",
     "DistanceBias",
+    "DistanceFormula",
+    "Dropout",
     "Encoding",
     "Input",
+    "LogitCap",
+    "Mask",
     "PairBias",
     "Params",
-    "DistanceFormula",
     "QueryBias",
     "RelativeKeys",
     "RelativeQueries",
@@ -54,24 +83,26 @@ __all__ = [
     "Sum",
     "TokenBias",
     "TokenProduct",
+    "adapters",
     "attend",
     "attention",
+    "cache",
     "make",
+    "masks",
     "naive",
     "parse",
     "reference",
+    "spec",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports engines and naive forms when they are first asked for: an encoding needs neither."""
-    if name == "naive":
-        import pe_jax.naive as naive  # `from pe_jax import naive` would call this function again
-
-        return naive
-    if name in ("attend", "attention", "reference"):
-        from pe_jax.engines import api, reference
-
-        globals().update(attend=api.attend, attention=api.attention, reference=reference)
-        return globals()[name]
+    if name in MODULES:
+        return importlib.import_module(MODULES[name])
+    if name in ("attend", "attention"):
+        return getattr(importlib.import_module("pe_jax.engines.api"), name)
     raise AttributeError(f"module 'pe_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -17,7 +17,7 @@ from typing import ClassVar
 import jax
 
 from pe_jax import positions as pos
-from pe_jax import spec as specs
+from pe_jax import spec_strings as specs
 from pe_jax.encodings.base import Encoding
 from pe_jax.validation import is_int, require
 

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 
 def require(ok: bool, field: str, value: Any, fix: str) -> None:
     """Raises ValueError naming the field, its value and what would be right."""
@@ -13,14 +15,23 @@ def require(ok: bool, field: str, value: Any, fix: str) -> None:
 
 
 def is_int(value: Any, low: int) -> bool:
-    """Whether `value` is an integer (not a bool) of at least `low`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+    """Whether `value` is an integer, Python's or NumPy's (not a bool), of at least `low`."""
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return number and int(value) >= low
 
 
 def is_real(value: Any) -> bool:
-    """Whether `value` is a finite number (not a bool)."""
+    """Whether `value` is a finite number, Python's or NumPy's (not a bool)."""
+    value = value.item() if isinstance(value, np.generic) else value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and abs(value) <= sys.float_info.max  # also for an integer too large to convert
+
+
+def set_tuple(owner: Any, field: str) -> None:
+    """Makes a tuple of Python's numbers of a list or an array in a field of a frozen dataclass."""
+    value = getattr(owner, field)
+    if isinstance(value, list | np.ndarray):
+        object.__setattr__(owner, field, tuple(np.asarray(value).tolist()))
 
 
 def require_bool(field: str, value: Any) -> None:

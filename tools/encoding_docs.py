@@ -14,7 +14,7 @@ import urllib.parse
 from experiments.reporting import scheme_pictures
 from pe_jax import ENCODINGS, Encoding
 from pe_jax.encodings.rope_scaling import SCALINGS
-from pe_jax.spec import format_call
+from pe_jax.spec_strings import format_call
 from tools import encoding_facts
 
 README, PAGE = encoding_facts.ROOT / "README.md", encoding_facts.ROOT / "docs" / "encodings.md"

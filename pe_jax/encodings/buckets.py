@@ -16,7 +16,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align, take
-from pe_jax.validation import is_int, require, require_bool, require_stddev
+from pe_jax.validation import is_int, require, require_bool, require_stddev, set_tuple
 
 
 def _check_edges(edges) -> None:
@@ -99,6 +99,7 @@ class Buckets(_Table):
 
     def __post_init__(self):
         super().__post_init__()
+        set_tuple(self, "edges")
         _check_edges(self.edges)
         require_bool("directional", self.directional)
 

@@ -19,7 +19,7 @@ from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import is_int, is_real, require, require_bool, set_tuple
 
 
 def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
@@ -82,6 +82,7 @@ class MRoPE(Encoding):
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
         require_bool("interleaved", self.interleaved)
+        set_tuple(self, "sections")
         if self.sections is not None:
             ok = isinstance(self.sections, tuple)
             require(ok, "sections", self.sections, "pass a tuple (time, row, column), or None")

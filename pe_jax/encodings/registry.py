@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pe_jax import spec as specs
+from pe_jax import spec_strings as specs
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.alibi_2d import ALiBi2D
 from pe_jax.encodings.base import Encoding
@@ -82,6 +82,8 @@ def make(name: str, **fields: Any) -> Encoding:
       ValueError: unknown name or field (naming the nearest), or a value out of range.
       TypeError: the name is not a string.
     """
+    if isinstance(name, str) and not {*"(+,*"}.isdisjoint(name):
+        raise ValueError(f"encoding {name!r}: make takes a name; pe_jax.parse reads such a string")
     if isinstance(name, str) and name not in ENCODINGS and name.lower() in SCALINGS:
         raise ValueError(f"encoding {name!r} is a scaling: rope(scaling={name.lower()}(…))")
     return specs.build("encoding", ENCODINGS, name, fields)

@@ -21,7 +21,7 @@ from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import is_int, is_real, require, require_bool, set_tuple
 
 SPECTRA = ("shared", "alternating")
 
@@ -78,6 +78,7 @@ class RoPE2D(Encoding):
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        set_tuple(self, "channels")
         channels, layouts = self.channels, rope.LAYOUTS
         ok = channels is None or (
             isinstance(channels, tuple)

@@ -23,7 +23,7 @@ def attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    encoding: Encoding | None = None,
+    encoding: Encoding | tuple[Encoding] | None = None,
     params: Params | None = None,
     terms: tuple[Term, ...] = (),
     x: Any = None,
@@ -137,19 +137,17 @@ def attention(
         of another dtype (float64 too).
     """
     inputs.no_others(others)
-    encoding = encoding or Encoding()
-    if not isinstance(encoding, Encoding):
-        raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives, or None")
+    encoding = inputs.encoding(encoding)
     inputs.arrays(q, k, v)
     dims = inputs.dims(dims, q, k, x)
     encoding.check(dims)
     inputs.embedded(encoding, dims, embedded)
     own_mask = mask is not None or getattr(implementation, "has_own_mask", False)
     causal = inputs.causal(encoding, causal, own_mask)
-    params = inputs.params(encoding, params, dims)
     given = {"q_positions": q_positions, "k_positions": k_positions}
     name = inputs.title(encoding)
     q_positions, k_positions = inputs.positions(encoding.claims, q, k, **given, name=name)
+    params = inputs.params(encoding, params, dims)
     encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
     terms = inputs.terms(terms) + inputs.options(
         q, scale, logit_cap, mask, dropout_rate, dropout_key

@@ -5,6 +5,7 @@ B batch (any number of axes), T queries, S keys, H query heads, D model width, C
 
 import functools
 import math
+import textwrap
 from typing import Any
 
 import jax
@@ -22,6 +23,23 @@ from pe_jax.validation import is_int, is_real, require, require_bool
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 DRAW = "pass encoding.init(key, dims)"
+
+
+def encoding(encoding: Any) -> Encoding:
+    """The encoding of one layer; None is NoPE, and a tuple of one, as `parse` gives, is that one.
+
+    Raises:
+      TypeError: what is no encoding, or several.
+    """
+    if isinstance(encoding, tuple) and len(encoding) == 1:
+        encoding = encoding[0]
+    if encoding is None:
+        return Encoding()
+    if not isinstance(encoding, Encoding):
+        shown = textwrap.shorten(repr(encoding), 80, placeholder=" …")
+        fix = "pass one layer's encoding, what pe_jax.make or pe_jax.parse(…)[0] gives, or None"
+        raise TypeError(f"encoding={shown}: {fix}")
+    return encoding
 
 
 def window(window: int | None, sinks: int) -> None:
@@ -208,6 +226,8 @@ def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list
     tail, checked = (axes,) if axes > 1 else (), []
     for side, x, rows in zip(("q_positions", "k_positions"), pair, (q, k), strict=True):
         x = pos.as_positions(x, real=claims.real_positions, name=side)
+        if x.shape == (1, rows.shape[-3], *tail):  # one row for all, as Hugging Face has it
+            x = x[0]
         check_shape(side, x, (rows.shape[-3], *tail), (*rows.shape[:-2], *tail))
         pos.check_near(x, side)
         checked.append(jax.lax.stop_gradient(x))

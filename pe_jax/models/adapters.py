@@ -31,7 +31,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms
 from pe_jax.engines import inputs, reference
 from pe_jax.engines.api import attention
-from pe_jax.validation import require, require_bool
+from pe_jax.validation import require
 
 SIZES = Dims(512, 8, 8, 64)  # of no model: to ask which terms there are, before sizes are known
 
@@ -40,7 +40,7 @@ def attention_fn(
     encoding: Encoding,
     params: Params | None = None,
     *,
-    causal: bool,
+    causal: bool | None = None,
     window: int | None = None,
     sinks: int = 0,
     segments: Any = None,
@@ -68,7 +68,8 @@ def attention_fn(
         `encoding.at_length(total_length)`.
       params: its parameters, `Params(shared, layer)`, of arrays or of `nnx.Param`; None if it has
         none.
-      causal: whether later tokens are hidden; False leaves that to the mask that the module passes.
+      causal: whether later tokens are hidden. None: they are, as for `pe_jax.attention`; a scheme
+        of several axes must be told. False leaves that to the mask that the module passes.
         A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
         hides them: without a mask, or with a known one that shows any, a call is refused. One for
         causal attention alone (xPos) needs True.
@@ -88,13 +89,12 @@ def attention_fn(
     Raises:
       ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; one that
         reads the layer's input; a scheme of several axes without `positions`.
-      TypeError: `encoding` is not an Encoding, `params` not a Params; `causal` left out.
+      TypeError: `encoding` is not an Encoding, `params` not a Params.
     """
-    if not isinstance(encoding, Encoding):
-        raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives")
+    encoding = inputs.encoding(encoding)
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
-    require_bool("causal", causal)
+    causal = inputs.causal(encoding, causal, masked=True)
     inputs.window(window, sinks)
     sizes = dims or SIZES
     inputs.embedded(encoding, sizes, embedded)

@@ -182,6 +182,7 @@ def extend(
     encoding: Encoding,
     params: Params,
     dims: Dims,
+    terms: tuple[kinds.Term, ...] = (),
     window: int | None = None,
     sinks: int = 0,
     embedded: bool = False,
@@ -191,7 +192,8 @@ def extend(
 
     q [B, T, H, E], k [B, T, K, E] and v [B, T, K, F] are not rotated. `positions` [B or 1, T] say
     where the new tokens stand; None: on from the cache's length, the tokens before standing at
-    0 … length - 1 (what is known to differ is refused). All else is as for `attention`, except that
+    0 … length - 1 (what is known to differ is refused). `terms` are of the kinds `Sink`, `LogitCap`
+    and `Scale`; others belong to an encoding. All else is as for `attention`, except that
     a scheme that depends on the length of the sequence is `encoding.at_length(total_length)`, and
     that `implementation=None` also allows the short way of one contiguous token.
 
@@ -216,25 +218,31 @@ def extend(
     start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
     encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
-    terms = encoding.terms(params, dims)
-    inputs.layer_input(terms, name, x, q.shape[:2], dims)
+    own, more = encoding.terms(params, dims), inputs.terms(terms)
+    kinds.check(own + more)
+    for term in more:
+        ok = isinstance(term, kinds.Sink | kinds.LogitCap | kinds.Scale)
+        require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
+    inputs.layer_input(own, name, x, q.shape[:2], dims)
 
-    states, cache = _remember(cache, terms, x, positions)
-    rotated = inputs.rotate(terms, "q", q, positions, states)
-    cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
+    states, cache = _remember(cache, own, x, positions)
+    rotated = inputs.rotate(own, "q", q, positions, states)
+    cache = append(cache, inputs.rotate(own, "k", k, positions, states), v, k, positions)
+    terms, nothing = own + more, (None,) * len(more)
     short = short and not select(terms, kinds.RowRescore, kinds.Mask, kinds.Dropout)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
-        tables = one_token.tables(terms, cache.capacity)
+        tables = one_token.tables(own, cache.capacity)
     if cache.far is not None:
-        far = one_token.far(terms, tables, _swap(k), dims.heads)
+        far = one_token.far(own, tables, _swap(k), dims.heads)
         cache = dataclasses.replace(cache, far=_write(cache.far, far, start, 2))
 
     inputs.arrays(q, k, v)
     spec = AttentionSpec(dims, True, window, sinks, lse=bool(select(terms, kinds.Sink)))
-    call = _call(spec, terms, cache, q, rotated, states, positions)
+    call = _call(spec, terms, cache, q, rotated, states + nothing, positions)
     if short:
-        out, lse = one_token.attend(*call, cache.far, tables, start)
+        held = one_token.tables(own, cache.capacity) if tables is None else tables
+        out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start)
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
     return _swap(leave_to_sinks(terms, out, lse)[0]).astype(q.dtype), cache
@@ -247,7 +255,8 @@ def _call(
 
     Rows that are not written yet are later than every query, so the causal mask hides them.
     """
-    of_keys = zip(terms, cache.states, strict=True)
+    kept = cache.states + (None,) * (len(terms) - len(cache.states))
+    of_keys = zip(terms, kept, strict=True)
     k_states = tuple(state if inputs.reads_keys(term) else None for term, state in of_keys)
     k_raw = (cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype)
     q_raw, k_raw = inputs.read_raw(terms, _swap(q), k_raw)

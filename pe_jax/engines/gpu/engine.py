@@ -95,7 +95,7 @@ def attend(
 def stock(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> bool:
     """Whether cuDNN's own attention gives the same: no score but q·k, no segments, aligned.
 
-    It does give the logarithms of rows' sums, but no gradient through them: not where they are read.
+    It does give the logarithms of rows' sums, no gradient through them: not for `spec.lse`.
     """
     return (
         not select(terms, kinds.ScoreTerm, kinds.RelativeValues)

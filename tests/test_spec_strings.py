@@ -3,7 +3,8 @@
 import pytest
 
 import pe_jax
-from pe_jax import position_schemes, spec, validation
+from pe_jax import position_schemes, validation
+from pe_jax import spec_strings as spec
 from pe_jax.encodings.registry import format_encoding
 from tests import util
 from tests.encodings.test_rope_scaling import SPECS

@@ -1,0 +1,224 @@
+"""What `attention` takes besides an encoding: masks, biases, scale, caps, dropout, row sums."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import masks
+from pe_jax.engines.tiled import Tiled, TileSizes
+from tests.util import assert_close, noise
+
+B, T, H, K, E = 2, 40, 4, 2, 8
+DIMS = pe_jax.Dims(H * E, H, K, E)
+TILED = Tiled(TileSizes(16, 8))
+QKV = noise(B, T, H, E, seed=1), noise(B, T, K, E, seed=2), noise(B, T, K, E, seed=3)
+SCHEMES = [
+    *("nope", "rope", "alibi", "t5(num_buckets=8,max_distance=16)"),
+    *("shaw(clip=4)", "rerope(window=6)"),
+]
+PARENTS = np.array([-1, 0, 0, 1, 1, 2, *range(5, 39)])
+
+
+def options() -> dict[str, dict]:
+    key = jax.random.key(0)
+    return {
+        "prefix": {"mask": masks.prefix(np.array([7, 20])), "causal": False},
+        "prefix, packed": {
+            "mask": masks.prefix(12),
+            "q_segments": np.arange(T)[None] // 25 + [[0], [1]],
+        },
+        "tree": {"mask": masks.tree(PARENTS), "causal": False},
+        "chunks": {"mask": masks.chunks(9)},
+        "cap": {"logit_cap": 0.7},
+        "cap, window": {"logit_cap": 0.7, "window": 9},
+        "scale": {"scale": np.float32(0.4)},
+        "dropout": {"dropout_rate": 0.3, "dropout_key": key},
+        "sink": {"terms": (pe_jax.Sink(noise(H)),)},
+        "all": {
+            "mask": masks.prefix(5),
+            "causal": False,
+            "logit_cap": 2.0,
+            "dropout_rate": 0.5,
+            "dropout_key": key,
+            "terms": (pe_jax.Sink(noise(H)),),
+        },
+    }
+
+
+@pytest.mark.parametrize("name", options())
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "nope",
+        "rope",
+        "alibi",
+        "t5(num_buckets=8,max_distance=16)",
+        "shaw(clip=4)",
+        "rerope(window=6)",
+    ],
+)
+def test_tiles_give_what_dense_gives_with_every_option(name, scheme):
+    own = options()[name]
+    (encoding,) = pe_jax.parse(scheme)
+    if scheme.startswith("t5") and "scale" in own:
+        pytest.skip("T5 sets a scale of its own")
+    if encoding.claims.one_sided and own.get("causal") is False:
+        pytest.skip("it tells no later token from another")
+    params = encoding.init(jax.random.key(1), DIMS)
+
+    def run(engine, params, q, k, v):
+        out, lse = pe_jax.attention(
+            q, k, v, encoding=encoding, params=params, implementation=engine, return_lse=True, **own
+        )
+        assert out.shape == (B, T, H, E) and lse.shape == (B, T, H)
+        return (out * noise(*out.shape)).sum() + (jnp.maximum(lse, -9) * noise(*lse.shape)).sum()
+
+    results = [
+        jax.value_and_grad(functools.partial(run, engine), argnums=(0, 1, 2, 3))(params, *QKV)
+        for engine in ("dense", TILED)
+    ]
+    jax.tree.map(functools.partial(assert_close, tol=1e-4), *results)
+
+
+def test_masks_and_biases_that_are_arrays_are_those_of_jax_nn():
+    mask = noise(B, 1, T, T) > -0.5
+    mask |= np.eye(T, dtype=bool)
+    bias = noise(1, H, T, T)
+    ours = pe_jax.attention(*QKV, mask=mask, bias=bias, scale=0.3, causal=False)
+    theirs = jax.nn.dot_product_attention(*QKV, mask=mask, bias=bias, scale=0.3)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    causal = pe_jax.attention(*QKV, mask=mask)
+    theirs = jax.nn.dot_product_attention(*QKV, mask=mask, is_causal=True)
+    np.testing.assert_allclose(causal, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "mask, seen",
+    [
+        (masks.prefix(3), lambda i, j: j < 3 or j <= i),
+        (masks.chunks(7), lambda i, j: j <= i and i // 7 == j // 7),
+        (masks.tree(PARENTS), lambda i, j: j in ancestors(i)),
+    ],
+    ids=["prefix", "chunks", "tree"],
+)
+def test_masks_show_what_they_say(mask, seen):
+    array = np.array([[seen(i, j) for j in range(T)] for i in range(T)])
+    given = pe_jax.attention(*QKV, mask=mask, causal=False)
+    np.testing.assert_allclose(given, pe_jax.attention(*QKV, mask=array, causal=False), atol=1e-6)
+
+
+def ancestors(token: int) -> list[int]:
+    """Itself, its parent, and so on to the root."""
+    return [] if token < 0 else [token, *ancestors(int(PARENTS[token]))]
+
+
+def test_a_cap_bounds_scores_before_the_mask():
+    q, k, v = QKV
+    s = jnp.einsum("bthe,bshe->bhts", q, jnp.repeat(k, 2, axis=2)) / E**0.5
+    s = 0.7 * jnp.tanh(s / 0.7)
+    s = jnp.where(np.tri(T, dtype=bool), s, -jnp.inf)
+    theirs = jnp.einsum("bhts,bshe->bthe", jax.nn.softmax(s), jnp.repeat(v, 2, axis=2))
+    np.testing.assert_allclose(pe_jax.attention(*QKV, logit_cap=0.7), theirs, atol=1e-6)
+
+
+def test_dropout_drops_the_share_that_it_says_and_keeps_the_mean():
+    ones = np.ones((1, 512, 1, 4), np.float32)
+    drop = {"dropout_rate": 0.25, "dropout_key": jax.random.key(3)}
+    dropped = pe_jax.attention(
+        ones, ones, np.eye(512, dtype=np.float32)[None, :, None], causal=False, **drop
+    )
+    assert abs(float((dropped == 0).mean()) - 0.25) < 0.005
+    assert abs(float(dropped.sum(-1).mean()) - 1) < 0.005
+    columns = (np.asarray(dropped[0, :, 0]) == 0).mean(0)  # no key, and no query, is always dropped
+    assert columns.min() > 0.1 and columns.max() < 0.4
+    other = pe_jax.attention(
+        ones, ones, ones, causal=False, **drop | {"dropout_key": jax.random.key(4)}
+    )
+    assert not np.array_equal(other, dropped)
+    assert np.array_equal(pe_jax.attention(*QKV, dropout_rate=0.5), pe_jax.attention(*QKV))
+
+
+@pytest.mark.parametrize("scheme", ["rope", "t5", "fox"])
+def test_a_cache_decodes_with_sinks_and_caps(scheme):
+    encoding = pe_jax.make(scheme)
+    params = encoding.init(jax.random.key(0), DIMS)
+    terms = pe_jax.Sink(noise(H)), pe_jax.LogitCap(1.5)
+    x = noise(B, T, DIMS.width, seed=4)
+    whole = pe_jax.attention(*QKV, encoding=encoding, params=params, terms=terms, x=x)
+    cache = pe_jax.cache.empty(encoding, B, T, DIMS, params=params)
+    extend = functools.partial(
+        pe_jax.cache.extend, encoding=encoding, params=params, dims=DIMS, terms=terms
+    )
+    out, cache = extend(cache, *(a[:, :30] for a in QKV), x=x[:, :30])
+    parts = [out]
+    for t in range(30, T):
+        out, cache = extend(cache, *(a[:, t : t + 1] for a in QKV), x=x[:, t : t + 1])
+        parts.append(out)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"is_causal": True}, "is_causal: attention has no such argument; pass causal="),
+        ({"attn_mask": None}, "pass mask="),
+        ({"key_value_seq_lengths": 3}, "pass k_segments=, with negative ids for padding"),
+        ({"colour": 3}, r"colour: .* see help\(pe_jax.attention\)"),
+        ({"encoding": "rope"}, "encoding='rope': pass one layer's encoding"),
+        ({"encoding": pe_jax.parse("rope,nope")}, "pass one layer's encoding"),
+    ],
+)
+def test_arguments_of_others_get_the_names_of_ours(wrong, words):
+    with pytest.raises(TypeError, match=words):
+        pe_jax.attention(*QKV, **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"mask": np.zeros((3, T), bool)}, r"mask=\(3, 40\): pass a shape that broadcasts to"),
+        ({"mask": np.zeros((T, T), np.float32)}, "dtype float32; pass booleans"),
+        ({"bias": np.zeros((H, T, 3))}, "bias=.*broadcasts"),
+        (
+            {"mask": np.ones((T, T), bool), "implementation": "tiled"},
+            "implementation='tiled': mask= as an array",
+        ),
+        ({"scale": 0}, "scale=0: pass a positive number"),
+        ({"scale": 0.5, "encoding": pe_jax.make("t5")}, "2 terms set a scale"),
+        ({"logit_cap": -1}, "logit_cap=-1: pass a positive number"),
+        ({"logit_cap": 1.0, "terms": (pe_jax.LogitCap(2.0),)}, "2 terms cap scores"),
+        ({"dropout_rate": 1.0}, "dropout_rate=1.0: pass a fraction"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(wrong, words):
+    if "encoding" in wrong:
+        wrong = wrong | {"params": wrong["encoding"].init(jax.random.key(0), DIMS)}
+    with pytest.raises(ValueError, match=words):
+        pe_jax.attention(*QKV, **wrong)
+
+
+def test_trees_and_chunks_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="a parent comes before its child"):
+        masks.tree(np.array([1, -1]))
+    with pytest.raises(ValueError, match="size=0: pass an integer of at least 1"):
+        masks.chunks(0)
+
+
+def test_one_encoding_of_a_parsed_string_is_taken_and_positions_of_one_row():
+    own = pe_jax.attention(*QKV, encoding=pe_jax.parse("rope"))
+    places = np.arange(T)[None]  # as Hugging Face has them
+    np.testing.assert_array_equal(
+        own, pe_jax.attention(*QKV, encoding=pe_jax.make("rope"), q_positions=places)
+    )
+
+
+def test_numbers_of_numpy_are_numbers():
+    rope = pe_jax.make("rope", base=np.float64(5e5), fraction=np.float32(0.5))
+    assert pe_jax.parse(pe_jax.spec(rope)) == (rope,)
+    assert pe_jax.attention(*QKV, window=np.int64(4)).shape == (B, T, H, E)
+    buckets = type(pe_jax.make("buckets"))(edges=[0, 1, 4])
+    assert hash(buckets) == hash(pe_jax.make("buckets", edges=(0, 1, 4)))
