@@ -124,10 +124,10 @@ def attention(
     inputs.embedded(encoding, dims, embedded)
     own_mask = getattr(implementation, "has_own_mask", False)
     causal = inputs.causal(encoding, causal, own_mask)
-    params = inputs.params(encoding, params, dims)
     given = {"q_positions": q_positions, "k_positions": k_positions}
     name = inputs.title(encoding)
     q_positions, k_positions = inputs.positions(encoding.claims, q, k, **given, name=name)
+    params = inputs.params(encoding, params, dims)
     encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
     all_terms = (*encoding.terms(params, dims), *inputs.terms(terms))
     kinds.check(all_terms)
