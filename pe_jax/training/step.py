@@ -41,19 +41,12 @@ class State(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of one step.
+    """Scalars of one step."""
 
-    Attributes:
-      loss: mean over the targets of the batch, nats per token.
-      gradient_norm: global norm before clipping.
-      learning_rate: of the update.
-      skipped: steps skipped so far.
-    """
-
-    loss: jax.Array
-    gradient_norm: jax.Array
-    learning_rate: jax.Array
-    skipped: jax.Array
+    loss: jax.Array  # mean over the targets of the batch, nats per token
+    gradient_norm: jax.Array  # global norm before clipping
+    learning_rate: jax.Array  # of the update
+    skipped: jax.Array  # steps skipped so far
 
 
 def token_losses(logits: Any, targets: jax.Array) -> jax.Array:

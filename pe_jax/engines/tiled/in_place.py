@@ -12,23 +12,14 @@ from pe_jax.engines.tiled.ways import Way, add_up
 
 
 class InPlaceLeaves(NamedTuple):
-    """What tiles read.
+    """What tiles read."""
 
-    Attributes:
-      formulas: terms whose numbers are [C, 1, h, 1, 1].
-      biases: terms whose states follow.
-      rows: the queries' states for each bias: [b, h, T, C].
-      columns: the keys': [b, h, S, C].
-      left: the queries' factors of all products of tokens, side by side: [b, h, T, C], or None.
-      right: the keys': [b, h, C, S], the faster way to multiply by.
-    """
-
-    formulas: Any
-    biases: Any
-    rows: Any
-    columns: Any
-    left: Any
-    right: Any
+    formulas: Any  # terms whose numbers are [C, 1, h, 1, 1]
+    biases: Any  # terms whose states follow
+    rows: Any  # the queries' states for each bias: [b, h, T, C]
+    columns: Any  # the keys': [b, h, S, C]
+    left: Any  # the queries' factors of all products of tokens, side by side: [b, h, T, C], or None
+    right: Any  # the keys': [b, h, C, S], the faster way to multiply by
 
 
 class InPlace(Way):
