@@ -14,6 +14,8 @@ from pe_jax.encodings import alibi, rope
 from tests.oracles.cases import CASES, GOLDEN
 from tools import encoding_docs, encoding_facts
 
+ROOT = encoding_docs.README.parent
+
 
 def test_the_table_of_schemes_is_the_generated_one():
     text = encoding_docs.README.read_text(encoding="utf-8")
@@ -105,17 +107,19 @@ def test_a_picture_drawn_again_has_the_same_bytes(tmp_path):
     assert one == two
 
 
-def test_the_import_example_runs_as_written():
-    code = re.findall(r"```python\n(.*?)```", encoding_docs.README.read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/borrow.md"])
+def test_the_code_of_pages_runs_as_written(page):
+    code = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     assert code
     for example in code:
-        subprocess.run([sys.executable, "-c", example], check=True, cwd=encoding_docs.README.parent)
+        subprocess.run([sys.executable, "-c", example], check=True, cwd=ROOT)
 
 
-def test_every_file_and_make_target_that_it_names_exists():
-    root, text = encoding_docs.README.parent, encoding_docs.README.read_text()
-    for path in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (root / path).exists(), path
+@pytest.mark.parametrize("page", ["README.md", "docs/borrow.md"])
+def test_every_file_and_make_target_that_pages_name_exists(page):
+    root, text = ROOT, (ROOT / page).read_text("utf-8")
+    for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert ((root / page).parent / path).exists(), path
     makefile = (root / "Makefile").read_text()
     for target in np.unique(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
