@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (  # what a floor may import besides the standard library, and all that is below it
     (
         ("pe_jax.encodings", "pe_jax.numerics", "pe_jax.positions", "pe_jax.position_schemes")
-        + ("pe_jax.spec_strings", "pe_jax.validation", "pe_jax.naive"),
+        + ("pe_jax.spec_strings", "pe_jax.validation", "pe_jax.naive", "pe_jax.masks"),
         ("jax", "numpy"),
     ),
     (("pe_jax.engines",), ()),
@@ -34,7 +34,8 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (("tools",), ()),
     (("examples",), ()),
 )
-OPTIONAL = {  # compared with where it is, needed nowhere
+OPTIONAL = {  # compared with or offered where it is, needed nowhere
+    "pe_jax": ("pe_jax.models.adapters",),
     "experiments.measuring.flex_attention": ("torch",),
     "examples.hf": ("torch",),
     "examples.hf_llama": ("transformers",),
