@@ -3,6 +3,7 @@
 Memory is in proportion to the length, except for CoPE and DAPE, which need whole rows of scores.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
@@ -26,6 +27,7 @@ from pe_jax.encodings.terms import (
 )
 
 if TYPE_CHECKING:
+    from pe_jax import hf as hf
     from pe_jax import naive as naive
     from pe_jax.engines import reference as reference
     from pe_jax.engines.api import attend, attention
@@ -56,6 +58,7 @@ __all__ = [
     "TokenProduct",
     "attend",
     "attention",
+    "hf",
     "make",
     "naive",
     "parse",
@@ -64,11 +67,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports engines and naive forms when they are first asked for: an encoding needs neither."""
-    if name == "naive":
-        import pe_jax.naive as naive  # from pe_jax, this function would be asked again
-
-        return naive
+    """Imports engines, configs and naive forms when first asked for: an encoding needs none."""
+    if name in ("hf", "naive"):
+        return importlib.import_module(f"pe_jax.{name}")
     if name in ("attend", "attention", "reference"):
         from pe_jax.engines import api, reference
 
