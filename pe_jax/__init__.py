@@ -3,7 +3,6 @@
 Memory is in proportion to the length, except for CoPE and DAPE, which need whole rows of scores.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
@@ -68,8 +67,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports engines, configs and naive forms when first asked for: an encoding needs none."""
-    if name in ("hf", "naive"):
-        return importlib.import_module(f"pe_jax.{name}")
+    if name == "hf":
+        import pe_jax.hf as hf
+
+        return hf
+    if name == "naive":
+        import pe_jax.naive as naive  # from pe_jax, this function would be asked again
+
+        return naive
     if name in ("attend", "attention", "reference"):
         from pe_jax.engines import api, reference
 

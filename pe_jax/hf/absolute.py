@@ -9,7 +9,7 @@ from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
-from pe_jax.hf.keys import LENGTHS, REQUIRED, Keys
+from pe_jax.hf.keys import LENGTHS, Keys
 from pe_jax.hf.layers import LayerEncoding
 from pe_jax.validation import require, shown
 
@@ -138,13 +138,8 @@ class GPTNeo(Learned1D):
 
     def read(self, keys):
         layers, window = super().read(keys), keys.integer("window_size", default=256)
-        given: Any = keys.get("attention_layers")
-        types: Any = keys.get("attention_types", default=[[["global", "local"], len(layers) // 2]])
-        if given is None:
-            try:
-                given = [kind for kinds, times in types for _ in range(times) for kind in kinds]
-            except (TypeError, ValueError):
-                require(False, "attention_types", types, "write [[['global', 'local'], 12]]")
+        types = keys.get("attention_types", default=[[["global", "local"], len(layers) // 2]])
+        given = keys.get("attention_layers", default=self._listed(types))
         ok = isinstance(given, list | tuple) and len(given) == len(layers)
         ok = ok and all(kind in ("global", "local") for kind in given)
         fix = f"pass 'global' or 'local' for each of {len(layers)} layers"
@@ -154,6 +149,15 @@ class GPTNeo(Learned1D):
             dataclasses.replace(x, scale=scaled, window=window if kind == "local" else None)
             for x, kind in zip(layers, given, strict=True)
         ]
+
+    def _listed(self, types: Any) -> list[Any]:
+        """[[["global", "local"], 2]] as one kind per layer."""
+        try:
+            pairs = [(list(kinds), min(int(times), 10_000)) for kinds, times in types]
+        except (TypeError, ValueError, OverflowError):
+            require(False, "attention_types", types, "write [[['global', 'local'], 12]]")
+            raise
+        return [kind for kinds, times in pairs for _ in range(times) for kind in kinds]
 
     def write(self, layers):
         plain = [dataclasses.replace(layer, window=None) for layer in layers]
@@ -186,7 +190,7 @@ class TwoStacks:
         found, width = [], keys.integer("d_model", "hidden_size")
         for stack, layout, (key, default) in self._stacks():
             length = keys.integer(key, default=default)
-            count = keys.integer(f"{stack}_layers", default=REQUIRED, low=0)
+            count = keys.layers(f"{stack}_layers", low=0)
             heads = keys.integer(f"{stack}_attention_heads")
             require(width % heads == 0, f"{stack}_attention_heads", heads, f"must divide {width}")
             encoding = Learned(length) if layout is None else Sinusoidal(layout=layout)

@@ -41,7 +41,7 @@ class T5Family:
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The encoder's layers, then the decoder's."""
         count = keys.layers()
-        decoders = keys.integer("num_decoder_layers", default=count, low=0)
+        decoders = keys.layers("num_decoder_layers", default=count, low=0)
         head_dim = keys.integer("d_kv", default=64)
         buckets = keys.integer(NUM_BUCKETS, default=32)
         reach = keys.integer(MAX_DISTANCE, default=128)
@@ -196,7 +196,9 @@ class Falcon:
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """`alibi`, or the rotation."""
         if isinstance(layers[0].encoding, RoPE):
-            return {"alibi": False, **Rotary().write(layers)}
+            found = Rotary().write(layers)
+            del found["head_dim"]  # always width/heads
+            return {"alibi": False, **found}
         written(one_of_a_kind(layers).encoding, ALiBi)
         return {"num_hidden_layers": len(layers), "alibi": True}
 
@@ -213,7 +215,7 @@ class XLNet:
         keys.refuse("bi_data", "half of the batch running backwards is not read here")
         width, heads = keys.integer("d_model", "hidden_size"), keys.integer("n_head")
         require(width % heads == 0, "n_head", heads, f"must divide d_model={width}")
-        keys.get("d_head", "head_dim", "num_attention_heads")
+        keys.get("d_head")  # follows from these
         more = {"causal": kind == "uni", "stack": "decoder" if kind == "uni" else "encoder"}
         layer = LayerEncoding(TransformerXL(), width // heads, also=("segment_bias",), **more)
         return [layer] * keys.layers()

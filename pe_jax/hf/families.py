@@ -149,7 +149,7 @@ FAMILIES: dict[str, Any] = {
         tempered=True,
     ),
     "olmo3": Rotary(kinds=every(4), typed=True, window=4096, nested=OLMO3, qk_norm=True),
-    "gemma": Rotary(head_dim=256, bidirectional=True),
+    "gemma": Rotary(head_dim=256),
     "gemma2": Rotary(
         head_dim=256,
         kinds=every(2),
@@ -189,7 +189,7 @@ FAMILIES: dict[str, Any] = {
         global_head_dim=512,
     ),
     "qwen3_next": Rotary(partial=0.25, head_dim=256, kinds=linear_but(4), typed=True, qk_norm=True),
-    "minimax": Rotary(base=1e6, kinds=minimax_layers, typed=True, window=None),
+    "minimax": Rotary(base=1e6, kinds=minimax_layers, typed=True, window=None, window_on_full=True),
     "lfm2": Rotary(base=1e6, kinds=conv_layers, typed=True, qk_norm=True),
     # M-RoPE
     "qwen2_vl_text": Rotary(base=1e6, sections=(16, 24, 24), **QWEN),
@@ -211,6 +211,7 @@ FAMILIES: dict[str, Any] = {
     "deepseek_v3": MLA(interleave=("rope_interleave", True)),
 }
 FAMILIES |= {f"qwen{n}_vl": FAMILIES[f"qwen{n}_vl_text"] for n in ("2", "2_5")}  # flat, in v4
+FAMILIES["minimax_text_01"] = FAMILIES["minimax"]
 FAMILIES |= {"llama4": FAMILIES["llama4_text"], "gemma3": FAMILIES["gemma3_text"]}
 
 # Encoders that rotate.

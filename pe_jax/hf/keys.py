@@ -15,7 +15,7 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 SUSPECT = re.compile(
     r"rope|rotary|position|pos_|alibi|relative|bucket|bias_max|window|sliding|chunk|layer_types"
     r"|softcap|soft_cap|sink|softmax_scale|scale_attn|attn_scale|floor_scale|attention_multiplier"
-    r"|query_pre_attn|temperature_tuning|talking_head|clamp_len"
+    r"|query_pre_attn|temperature_tuning|talking_head|clamp_len|bidirectional|prefix_lm"
 )
 HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
 HARMLESS |= {"original_max_position_embeddings", "final_logit_softcapping"}  # of the vocabulary
@@ -111,16 +111,18 @@ class Keys:
         Raises:
           ValueError: heads that do not divide the width.
         """
-        found = self.integer("head_dim", default=default)
+        found = self.integer("head_dim", default=None if self.has_none("head_dim") else default)
         if found is not None:
             return found
         width, heads = self.integer(*WIDTH), self.integer(*HEADS)
         require(width % heads == 0, self._name(HEADS), heads, f"must divide the width {width}")
         return width // heads
 
-    def layers(self) -> int:
-        """How many layers there are."""
-        return self.integer(*LAYERS)
+    def layers(self, *names: str, default: Any = REQUIRED, low: int = 1) -> int:
+        """How many layers there are, by these names or the usual ones."""
+        value, most = self.integer(*(names or LAYERS), default=default, low=low), 10_000
+        require(value <= most, self._name(names or LAYERS), value, f"pass at most {most}")
+        return value
 
     def check_rest(self) -> None:
         """Raises for the first key that nobody read and that speaks of positions."""

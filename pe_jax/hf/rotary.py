@@ -41,6 +41,7 @@ class Rotary:
       kinds: the type of each layer, from keys and their number, where `layer_types` is absent.
       typed: whether `layer_types` is read.
       window: the default of `sliding_window`; 0: there is no such key.
+      window_key: what it is called.
       use_window: whether the window waits for `use_sliding_window`.
       rotates: which layers rotate, from keys and types; None: all.
       nested: bases of layer types, where each has its own.
@@ -53,12 +54,15 @@ class Rotary:
       qk_norm: whether q and k are normalised, or the key that says so, with its default.
       sinks: whether each head has a sink logit.
       causal: whether later tokens are hidden.
+      stack: "decoder" or "encoder".
       rotary_dim: default of the key of that name, where it takes the place of fractions.
       global_head_dim: default E of full layers, where they have their own.
       tempered: whether layers that do not rotate have Llama 4's temperature.
       original: whether `original_max_position_embeddings` stands in the config itself; its default.
       longrope: types that mean "longrope" in old configs.
       half_window: added to half of the key's number (ModernBERT), or None.
+      bidirectional: whether `use_bidirectional_attention` is read (Gemma 3), which halves windows.
+      window_on_full: whether the window is that of full layers (MiniMax).
     """
 
     layout: str = "half"
@@ -89,6 +93,7 @@ class Rotary:
     longrope: tuple[str, ...] = ()
     half_window: int | None = None
     bidirectional: bool = False
+    window_on_full: bool = False
 
     # Reading
 
@@ -103,8 +108,12 @@ class Rotary:
         rest = self._unrotated(keys)
         norm = self._qk_norm(keys)
         scales = {kind: self._scale(keys, widths[kind]) for kind in widths}
-        cap = keys.real(self.cap[0], default=self.cap[1]) if self.cap else None
-        chunk = keys.integer("attention_chunk_size", default=8192) if CHUNKED in kinds else None
+        cap, chunk = self._cap(keys), None
+        if CHUNKED in kinds:
+            fix = "layers of type 'chunked_attention' need a number of tokens"
+            require(not keys.has_none("attention_chunk_size"), "attention_chunk_size", None, fix)
+            chunk = keys.integer("attention_chunk_size", default=8192)
+        windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
         images = self._bidirectional_images(keys)
         found = []
         for kind, turned in zip(kinds, turns, strict=True):
@@ -116,7 +125,7 @@ class Rotary:
                 LayerEncoding(
                     encodings[kind] if turned else rest,
                     widths[kind],
-                    window=window if kind == SLIDING else None,
+                    window=window if kind in windowed else None,
                     chunk=chunk if kind == CHUNKED else None,
                     scale=scales[kind],
                     logit_cap=cap,
@@ -149,8 +158,10 @@ class Rotary:
         return [SLIDING if sliding else FULL] * layers
 
     def _window(self, keys: Keys) -> int | None:
+        if self.window == 0:
+            return None
         on = keys.flag("use_sliding_window") if self.use_window else True
-        if keys.has_none(self.window_key) or not self.window and self.window is not None:
+        if keys.has_none(self.window_key):
             return None
         value = keys.integer(self.window_key, default=self.window, low=0)
         return (value or None) if on else None
@@ -189,6 +200,11 @@ class Rotary:
         same = same and all(is_int(width, 1) for width in widths)
         require(same, "per_layer_config", layers, "layers of one type must have one head_dim")
         return found[kind]
+
+    def _cap(self, keys: Keys) -> float | None:
+        if self.cap is None or keys.has_none(self.cap[0]):
+            return None
+        return keys.real(self.cap[0], default=self.cap[1])
 
     def _qk_norm(self, keys: Keys) -> bool:
         if isinstance(self.qk_norm, bool):
@@ -369,7 +385,7 @@ class Rotary:
             return "conv" if self.kinds is not None and self.kinds is conv_layers else OTHERS[0]
         if layer.chunk is not None:
             return CHUNKED
-        return FULL if layer.window is None else SLIDING
+        return FULL if layer.window is None or self.window_on_full else SLIDING
 
     def _write_mask(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -79,7 +79,7 @@ class Axial:
             for key in ("shift", "jitter", "rescale"):
                 keys.get(f"pos_embed_{key}")  # of positions, in training
         layer = LayerEncoding(encoding, head_dim, prefix=prefix, **SEEN)
-        return [layer] * keys.integer(*self.layers)
+        return [layer] * keys.layers(*self.layers)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """The base, and what comes before the patches."""
@@ -145,7 +145,7 @@ class SwinFamily:
         trained = trained or [0] * len(depths)
         ok = len(heads) == len(depths)
         require(ok, "num_heads", heads, f"depths has {len(depths)} stages")
-        ok = isinstance(trained, list | tuple) and len(trained) == len(depths)
+        ok = isinstance(trained, list | tuple) and len(trained) >= len(depths)
         ok = ok and all(is_int(n, 0) for n in trained)
         require(
             ok, "pretrained_window_sizes", trained, f"pass one for each of {len(depths)} stages"
@@ -173,6 +173,7 @@ class SwinFamily:
         defaults = {"depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24]}
         value = keys.get(name, default=defaults[name])
         ok = isinstance(value, list | tuple) and len(value) > 0 and all(is_int(n, 1) for n in value)
+        ok = ok and sum(value) <= 10_000
         require(ok, name, value, "pass an integer of at least 1 for each stage")
         return value
 
