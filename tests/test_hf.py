@@ -280,6 +280,84 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
 ]
 
 
+READ += [  # keys that older configs have on the Hub, and that transformers leaves unread
+    (
+        {
+            "model_type": "gptj",
+            "n_embd": 4096,
+            "n_head": 16,
+            "n_layer": 28,
+            "n_positions": 2048,
+            "rotary": True,
+            "rotary_dim": 64,
+            "scale_attn_weights": True,
+        },
+        "rope(fraction=0.25,layout='interleaved')",
+        {"head_dim": 256},
+    ),
+    (
+        {
+            **SIZES,
+            "model_type": "cohere2",
+            "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0,
+        },
+        "rope(layout='interleaved')*3,nope",
+        {},
+    ),
+    ({**GEMMA2, "sliding_window_size": 4096}, "rope", {"window": 4096}),
+    (
+        {**SIZES, "model_type": "exaone4", "sliding_window": 64, "sliding_window_pattern": "LG"},
+        "rope,nope",
+        {"window": 64},
+    ),
+    (
+        {**SIZES, "model_type": "nomic_bert", "rotary_emb_base": 1000, "rotary_emb_fraction": 0.5},
+        "rope(base=1000,fraction=0.5)",
+        {"causal": False},
+    ),
+    (
+        {"model_type": "bloom", "hidden_size": 512, "n_head": 8, "n_layer": 2, "offset_alibi": 100},
+        "alibi",
+        {},
+    ),
+    (
+        {
+            "model_type": "marian",
+            "d_model": 512,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 8,
+            "decoder_attention_heads": 8,
+            "static_position_embeddings": True,
+        },
+        "sinusoidal(layout='concatenated')",
+        {"stack": "encoder"},
+    ),
+    (
+        {**SIZES, "model_type": "hunyuan_v1_dense", "use_rotary_pos_emb": True, "rope_theta": 1e4}
+        | {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0}},
+        "rope(scaling=ntk(factor=1000.0))",
+        {},
+    ),
+    (
+        {**SIZES, "model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64}
+        | {"attn_type_list": [1] * 4, "rope_theta": 5000000},
+        "rope(base=5000000,fraction=0.5)",
+        {},
+    ),
+    (
+        {
+            **SIZES,
+            "model_type": "llama",
+            "rope_scaling": {**YARN, "finetuned": True, "factor": 1.0},
+        },
+        "rope(scaling=yarn(factor=1.0,original_length=4096,attention_factor=1.0))",
+        {},
+    ),
+]
+
+
 @pytest.mark.parametrize("config, pattern, first", READ)
 def test_a_config_is_read(config, pattern, first):
     before = json.dumps(config)
@@ -401,6 +479,7 @@ def test_what_was_read_is_written(config):
 def clean(config):
     """None for the keys of transformers 4 that the written ones replace."""
     old = ("rope_scaling", "rope_theta", "rotary_pct", "rotary_emb_base", "attn_type_list")
+    old += ("rotary_emb_fraction",)
     return dict.fromkeys(
         [k for k in (*old, "rotary_dim") if k in config.get("text_config", config)]
     )
@@ -456,6 +535,7 @@ WRONG = [  # config, words of the error
     ({**LLAMA31, "rope_pattern": [1]}, ["rope_pattern=[1]", "ours for such things: rope"]),
     ({**LLAMA31, "layer_types": ["full_attention"]}, ["layer_types", "not understood"]),
     ({**LLAMA31, "sliding_window": 5}, ["sliding_window=5", "window"]),
+    ({**LLAMA31, "rotary": False}, ["rotary=False", "not understood"]),
     ({**LLAMA31, "relative_attention": True}, ["relative_attention=True", "t5"]),
     ({**LLAMA31, "rope_scaling": {"rope_type": "spiral"}}, ["rope_type='spiral'", "known"]),
     ({**LLAMA31, "rope_scaling": {"rope_type": "axial"}}, ["rope_type='axial'"]),

@@ -188,6 +188,8 @@ class TwoStacks:
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The encoder's layers, then the decoder's."""
         found, width = [], keys.integer("d_model", "hidden_size")
+        for key in ("static_position_embeddings", "extra_pos_embeddings"):
+            keys.get(key)  # of older code: what the model types say by themselves
         for stack, layout, (key, default) in self._stacks():
             length = keys.integer(key, default=default)
             count = keys.layers(f"{stack}_layers", low=0)

@@ -144,6 +144,7 @@ class Bloom:
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The same for each layer."""
+        keys.get("offset_alibi")  # a constant, which softmax does not see
         return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pe_jax.hf.kinds import (
     exaone4_layers,
     gemma4_layers,
     linear_but,
+    listed_attention,
     listed_rope,
     llama4_layers,
     minimax_layers,
@@ -31,7 +32,8 @@ from pe_jax.hf.kinds import (
     sliding_if_any,
     smollm3_layers,
 )
-from pe_jax.hf.rotary import MLA, Base, Rotary
+from pe_jax.hf.mla import MLA
+from pe_jax.hf.rotary import Base, Rotary
 from pe_jax.hf.vision import Axial, Patches, SwinFamily
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -114,7 +116,7 @@ FAMILIES: dict[str, Any] = {
     "stablelm": Rotary(partial=0.25, qk_norm=("qk_layernorm", False)),
     "nemotron": Rotary(partial=0.5),
     "glm4_moe": Rotary(partial=0.5, qk_norm=("use_qk_norm", False)),
-    "minimax_m2": Rotary(base=5e6, head_dim=128, qk_norm=True),
+    "minimax_m2": Rotary(base=5e6, head_dim=128, kinds=listed_attention, qk_norm=True),
     # interleaved
     "gptj": Rotary(layout="interleaved", rotary_dim=64),
     "codegen": Rotary(layout="interleaved", rotary_dim=64),

@@ -18,7 +18,14 @@ SUSPECT = re.compile(
     r"|query_pre_attn|temperature_tuning|talking_head|clamp_len|bidirectional|prefix_lm"
 )
 HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
-HARMLESS |= {"original_max_position_embeddings", "final_logit_softcapping"}  # of the vocabulary
+HARMLESS |= {"original_max_position_embeddings", "max_trained_positions"}
+HARMLESS |= {"final_logit_softcapping"}  # of the vocabulary
+PLAIN = {  # values that say what is so without them
+    "position_embedding_type": ("absolute",),
+    "scale_attn_weights": (True,),
+    "rotary": (True,),
+    "use_rotary_pos_emb": (True,),
+}
 OURS = {  # what a name points to among our schemes
     r"alibi|bias_max": "alibi",
     r"rope|rotary": "rope",
@@ -127,9 +134,10 @@ class Keys:
     def check_rest(self) -> None:
         """Raises for the first key that nobody read and that speaks of positions."""
         for key, value in self.config.items():
-            if key in self.known or key in HARMLESS or not SUSPECT.search(key) or not _on(value):
+            plain = any(value is x or value == x for x in PLAIN.get(key, ()))
+            if key in self.known or key in HARMLESS or plain or not SUSPECT.search(key):
                 continue
-            if key == "position_embedding_type" and value == "absolute":
+            if value is None or (key not in PLAIN and not _on(value)):
                 continue
             ours = next((name for words, name in OURS.items() if re.search(words, key)), "")
             near = f"; ours for such things: {ours}" if ours else ""

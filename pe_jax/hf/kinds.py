@@ -13,7 +13,7 @@ def every(count: int, key: str = "sliding_window_pattern") -> Callable[[Keys, in
     """Layer types of which every `count`-th is full and the others slide."""
 
     def kinds(keys: Keys, layers: int) -> list[str]:
-        each = keys.integer(key, default=count)
+        each = keys.integer(key, f"_{key}", default=count)
         return [SLIDING if (i + 1) % each else FULL for i in range(layers)]
 
     return kinds
@@ -68,7 +68,14 @@ def smollm3_layers(keys: Keys, layers: int) -> list[str]:
 
 def exaone4_layers(keys: Keys, layers: int) -> list[str]:
     """Every fourth layer is full, if there is a window."""
-    each = keys.integer("sliding_window_pattern", default=4, low=0)
+    name = "sliding_window_pattern"
+    letters = keys.get(name)  # LLLG: three local layers, a global one
+    if isinstance(letters, str):
+        fix = "write a number, or letters such as LLLG"
+        require(letters[-1:] == "G" and set(letters[:-1]) == {"L"}, name, letters, fix)
+        each = len(letters)
+    else:
+        each = keys.integer(name, default=4, low=0)
     on = each and not keys.has_none("sliding_window")
     return [SLIDING if on and (i + 1) % each else FULL for i in range(layers)]
 
@@ -92,6 +99,13 @@ def linear_but(default: int) -> Callable[[Keys, int], list[str]]:
         return [OTHERS[0] if (i + 1) % each else FULL for i in range(layers)]
 
     return kinds
+
+
+def listed_attention(keys: Keys, layers: int) -> list[str]:
+    """Layers that `attn_type_list` lists as 1 attend, others are linear; all without it."""
+    if keys.get("attn_type_list") is None:
+        return [FULL] * layers
+    return minimax_layers(keys, layers)
 
 
 def minimax_layers(keys: Keys, layers: int) -> list[str]:

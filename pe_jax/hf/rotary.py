@@ -12,12 +12,13 @@ from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
+from pe_jax.hf import rotary_keys
 from pe_jax.hf.keys import Keys
-from pe_jax.hf.kinds import CHUNKED, FULL, OTHERS, SLIDING, conv_layers, listed_rope
+from pe_jax.hf.kinds import CHUNKED, FULL, OTHERS, SLIDING
 from pe_jax.hf.layers import LayerEncoding
 from pe_jax.validation import is_int, require, shown
 
-PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,8 @@ class Rotary:
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """One entry per layer."""
         layers = keys.layers()
+        rotary = ("rope", "rotary", "rope_gptj", "absolute")  # the last one of BERT's kin
+        keys.choice("position_embedding_type", rotary, "rope")
         kinds = self._kinds(keys, layers)
         widths = {kind: self._head_dim(keys, kind, kinds) for kind in kinds}
         causal, window = self._mask(keys, kinds)
@@ -163,7 +166,8 @@ class Rotary:
         on = keys.flag("use_sliding_window") if self.use_window else True
         if keys.has_none(self.window_key):
             return None
-        value = keys.integer(self.window_key, default=self.window, low=0)
+        names = (self.window_key, "sliding_window_size")  # Gemma 2's first configs have both
+        value = keys.integer(*names, default=self.window, low=0)
         return (value or None) if on else None
 
     def _mask(self, keys: Keys, kinds: Sequence[str]) -> tuple[bool, int | None]:
@@ -353,179 +357,4 @@ class Rotary:
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """The keys from which `read` reads these layers."""
-        kinds = [self._kind(layer) for layer in layers]
-        found: dict[str, Any] = {"num_hidden_layers": len(layers)}
-        widths = {kind: layer.head_dim for kind, layer in zip(kinds, layers, strict=True)}
-        found["head_dim"] = widths.get(SLIDING, layers[0].head_dim)
-        if self.global_head_dim is not None:
-            found["global_head_dim"] = widths.get(FULL, self.global_head_dim)
-        if self.typed:
-            found["layer_types"] = kinds
-        found |= self._write_mask(layers)
-        if self.rotates in (listed_rope,):
-            found["no_rope_layers"] = [int(_rope(layer) is not None) for layer in layers]
-        attending = [layer for layer in layers if layer.encoding is not None]
-        if self.scale is not None and attending:
-            name = self.scale[0]
-            value = attending[0].scale or attending[0].head_dim ** -0.5
-            found[name] = _inverse_square(value) if name == "query_pre_attn_scalar" else value
-        if self.cap is not None and attending:
-            found[self.cap[0]] = attending[0].logit_cap
-        if isinstance(self.qk_norm, tuple):
-            found[self.qk_norm[0]] = any("qk_norm" in layer.also for layer in layers)
-        if self.global_head_dim is not None:
-            images = any("bidirectional_images" in layer.also for layer in layers)
-            found["use_bidirectional_attention"] = "vision" if images else None
-        if self.tempered:
-            found |= self._write_temperature(layers)
-        return found | self._write_rope(dict(zip(kinds, layers, strict=True)), kinds, layers)
-
-    def _kind(self, layer: LayerEncoding) -> str:
-        if layer.encoding is None:
-            return "conv" if self.kinds is not None and self.kinds is conv_layers else OTHERS[0]
-        if layer.chunk is not None:
-            return CHUNKED
-        return FULL if layer.window is None or self.window_on_full else SLIDING
-
-    def _write_mask(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        causal = layers[0].causal
-        window = next((layer.window for layer in layers if layer.window is not None), None)
-        if self.half_window is not None and window is not None:
-            window = 2 * (window - self.half_window)
-        if self.bidirectional:
-            found["use_bidirectional_attention"] = not causal
-            window = window if causal or window is None else 2 * (window - 1)
-        if self.window != 0 and (self.nested is None or window is not None):
-            found[self.window_key] = window
-        if self.use_window:
-            found["use_sliding_window"] = window is not None
-        chunk = next((layer.chunk for layer in layers if layer.chunk is not None), None)
-        return found | ({"attention_chunk_size": chunk} if chunk is not None else {})
-
-    def _write_temperature(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        heat = [layer.encoding for layer in layers if isinstance(layer.encoding, Temperature)]
-        if not heat:
-            return {"attn_temperature_tuning": False}
-        scales = {"attn_scale": heat[0].attn_scale, "floor_scale": heat[0].floor_scale}
-        return {"attn_temperature_tuning": True, **scales}
-
-    def _write_rope(self, by_kind, kinds, layers) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        settings: dict[str, Any] = {}
-        for kind in by_kind:
-            same = zip(kinds, layers, strict=True)
-            turned = [layer for k, layer in same if k == kind and _rope(layer) is not None]
-            if not turned:
-                continue
-            rope, head_dim = _rope(turned[0]), turned[0].head_dim
-            if self.rotary_dim is not None:
-                found["rotary_dim"] = rope.rotary_dim(head_dim)
-                require(rope.base == self.base, "base", rope.base, f"it is always {self.base:g}")
-                return found
-            scaling = rope.scaling
-            if isinstance(scaling, rope_scaling.DynamicNTK):
-                found["max_position_embeddings"] = scaling.original_length
-            if self.original is not None and isinstance(scaling, rope_scaling.LongRoPE):
-                found["original_max_position_embeddings"] = scaling.original_length
-            settings[kind] = _settings(turned[0].encoding, rope, head_dim)
-        same = all(own == next(iter(settings.values())) for own in settings.values())
-        if settings and same and self.nested is None:
-            settings = next(iter(settings.values()))
-        elif self.nested is not None:
-            rope_less = {"rope_type": "default"}
-            settings = {kind: settings.get(kind, rope_less) for kind in self.nested}
-        return found | ({"rope_parameters": settings} if settings else {})
-
-
-def _rope(layer: LayerEncoding) -> Any:
-    """What rotates in a layer, as a RoPE, or None."""
-    parts = layer.encoding.parts if isinstance(layer.encoding, Sum) else (layer.encoding,)
-    for part in parts:
-        if isinstance(part, RoPE):
-            return part
-        if isinstance(part, MRoPE):
-            return RoPE(part.base, part.fraction, scaling=part.scaling)
-    return None
-
-
-def _settings(encoding: Any, rope: RoPE, head_dim: int) -> dict[str, Any]:
-    """`rope_parameters` of one layer type."""
-    found = rope_scaling.to_hf(rope, head_dim=head_dim)
-    parts = encoding.parts if isinstance(encoding, Sum) else (encoding,)
-    for part in parts:
-        if isinstance(part, MRoPE) and part.sections is not None:
-            found["mrope_section"] = list(part.sections)
-        if isinstance(part, Temperature):
-            found["llama_4_scaling_beta"] = part.attn_scale
-            found.setdefault("original_max_position_embeddings", part.floor_scale)
-    return found
-
-
-def _inverse_square(scale: float) -> float:
-    """A number x with x^-½ = scale; whole where that can be."""
-    whole = round(scale**-2)
-    return whole if whole and whole**-0.5 == scale else scale**-2
-
-
-@dataclasses.dataclass(frozen=True)
-class MLA(Rotary):
-    """DeepSeek's latent attention: of each head's channels the last `qk_rope_head_dim` rotate.
-
-    Those of the key are one for all heads. The encoding rotates the first channels: put them first.
-    With YaRN and `mscale_all_dim` the scale is multiplied twice by 0.1·mscale_all_dim·ln s + 1.
-
-    Attributes:
-      interleave: the key of the layout, and its default; None: always interleaved.
-      content: default of `qk_nope_head_dim`.
-      turned: default of `qk_rope_head_dim`.
-    """
-
-    interleave: tuple[str, bool] | None = None
-    content: int = 128
-    turned: int = 64
-
-    def read(self, keys):
-        turned = keys.integer("qk_rope_head_dim", default=self.turned)
-        width = keys.integer("qk_nope_head_dim", default=self.content) + turned
-        pairs = keys.flag(*self.interleave) if self.interleave else True
-        for key in ("head_dim", "qk_head_dim"):
-            keys.get(key)  # both follow from these
-        partial = keys.get(*PARTIAL, default=1)
-        ok = partial in (1, hugging_face.partial(turned / width, width))
-        fix = f"qk_rope_head_dim={turned} rotates already; leave the factor out"
-        require(ok, PARTIAL[0], partial, fix)
-        own = dict(self._parameters(keys)[0])
-        inner = own.get("partial_rotary_factor", 1)
-        require(inner == 1, PARTIAL[0], inner, fix)
-        plain = dataclasses.replace(self, partial=1.0)
-        rope = plain._encoding(keys, own, turned, keys.get("rope_theta", default=self.base), 1.0)
-        assert isinstance(rope, RoPE)
-        layout = "interleaved" if pairs else "half"
-        rope = dataclasses.replace(rope, fraction=turned / width, layout=layout)
-        scale = None
-        if isinstance(rope.scaling, rope_scaling.YaRN) and rope.scaling.mscale_all_dim:
-            both = dataclasses.replace(
-                rope.scaling, mscale=None, mscale_all_dim=None, attention_factor=None
-            )
-            more = rope.scaling.mscale_all_dim * (both.attention_factor - 1) + 1
-            scale = more * more * width**-0.5
-        scale = None if scale == width**-0.5 else scale
-        layer = LayerEncoding(rope, width, scale=scale, rotary_last=True)
-        return [layer] * keys.layers()
-
-    def write(self, layers):
-        """Of layers that are all alike."""
-        layer, rope = layers[0], _rope(layers[0])
-        require(
-            rope is not None, "encoding", layer.encoding, "these models have RoPE in all layers"
-        )
-        turned = rope.rotary_dim(layer.head_dim)
-        plain = dataclasses.replace(rope, fraction=1.0)
-        found = {"num_hidden_layers": len(layers), "qk_rope_head_dim": turned}
-        found |= {"qk_nope_head_dim": layer.head_dim - turned}
-        if self.interleave:
-            found[self.interleave[0]] = rope.layout == "interleaved"
-        if isinstance(rope.scaling, rope_scaling.DynamicNTK):
-            found["max_position_embeddings"] = rope.scaling.original_length
-        return found | {"rope_parameters": rope_scaling.to_hf(plain, head_dim=turned)}
+        return rotary_keys.write(self, layers)
