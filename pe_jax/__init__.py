@@ -7,10 +7,10 @@
     out = pe_jax.attention(q, k, v, encoding=encoding, params=params)
 
 `pe_jax.encodings` has the papers' functions (`rope.rotate`, `alibi.slopes`, `t5.bucket`), one file
-per scheme; `spec` writes the string that `parse` reads; `cache` decodes token by token; `adapters`
-are for Flax's own attention; `masks` for prefixes, trees and chunks; `naive` and `reference` to
-test against. Memory is in proportion to the length, except for CoPE and DAPE, which need whole rows
-of scores.
+per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Hugging Face configs;
+`cache` decodes token by token; `masks` are for prefixes, trees and chunks; `adapters` for Flax's
+own attention; `naive` and `reference` to test against. Memory is in proportion to the length,
+except for CoPE and DAPE, which need whole rows of scores.
 """
 
 import importlib
@@ -41,6 +41,7 @@ from pe_jax.encodings.terms import (
 )
 
 if TYPE_CHECKING:
+    from pe_jax import hf as hf
     from pe_jax import masks as masks
     from pe_jax import naive as naive
     from pe_jax.engines import reference as reference
@@ -53,6 +54,7 @@ __version__ = "0.2.0"
 MODULES = {  # imported when they are first asked for: an encoding needs none, adapters need flax
     "adapters": "pe_jax.models.adapters",
     "cache": "pe_jax.engines.decoding.cache",
+    "hf": "pe_jax.hf",
     "masks": "pe_jax.masks",
     "naive": "pe_jax.naive",
     "reference": "pe_jax.engines.reference",
@@ -87,6 +89,7 @@ __all__ = [
     "attend",
     "attention",
     "cache",
+    "hf",
     "make",
     "masks",
     "naive",

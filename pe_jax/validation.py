@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 
 
+def shown(value: Any, width: int = 160) -> str:
+    """`repr(value)` on one line; what is longer than `width` loses its middle."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= width else f"{text[: width - 20]} … {text[-15:]}"
+
+
 def require(ok: bool, field: str, value: Any, fix: str) -> None:
     """Raises ValueError naming the field, its value and what would be right."""
     if not ok:
-        raise ValueError(f"{field}={value!r}: {fix}")
+        raise ValueError(f"{field}={shown(value)}: {fix}")
 
 
 def is_int(value: Any, low: int) -> bool:

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (  # what a floor may import besides the standard library, and all that is below it
     (
         ("pe_jax.encodings", "pe_jax.numerics", "pe_jax.positions", "pe_jax.position_schemes")
-        + ("pe_jax.spec_strings", "pe_jax.validation", "pe_jax.naive", "pe_jax.masks"),
+        + ("pe_jax.spec_strings", "pe_jax.validation", "pe_jax.naive", "pe_jax.masks", "pe_jax.hf"),
         ("jax", "numpy"),
     ),
     (("pe_jax.engines",), ()),

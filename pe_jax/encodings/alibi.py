@@ -16,19 +16,24 @@ import numpy as np
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceFormula, Term
-from pe_jax.validation import is_int, require
+from pe_jax.validation import is_int, is_real, require, require_bool
 
 
-def slopes(num_heads: int) -> jax.Array:
+def slopes(num_heads: int, bias_max: float = 8.0) -> jax.Array:
     """The slope of each head: float32 [H].
 
+    Args:
+      num_heads: H.
+      bias_max: the last of 2^h heads has the slope 2^-bias_max (MPT's `alibi_bias_max`).
+
     Raises:
-      ValueError: `num_heads` is not a positive integer.
+      ValueError: `num_heads` is not a positive integer, `bias_max` no number above 0.
     """
     require(is_int(num_heads, 1), "num_heads", num_heads, "pass an integer of at least 1")
+    require(is_real(bias_max) and bias_max > 0, "bias_max", bias_max, "pass a number above 0")
     lower = 2 ** (num_heads.bit_length() - 1)
-    first = 2.0 ** (-8.0 * np.arange(1, lower + 1) / lower)
-    more = 2.0 ** (-8.0 * np.arange(1, 2 * (num_heads - lower), 2) / (2 * lower))
+    first = 2.0 ** (-bias_max * np.arange(1, lower + 1) / lower)
+    more = 2.0 ** (-bias_max * np.arange(1, 2 * (num_heads - lower), 2) / (2 * lower))
     return jnp.asarray(np.concatenate([first, more]), jnp.float32)
 
 
@@ -46,12 +51,25 @@ def bias(distance, num_heads: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class ALiBi(Encoding):
-    """Subtracts a penalty that grows with the distance, at a rate fixed for each head."""
+    """Subtracts a penalty that grows with the distance, at a rate fixed for each head.
+
+    `bias_max` is MPT's `alibi_bias_max`; `scaled` divides the penalty, too, by sqrt(E) (Falcon).
+    """
+
+    bias_max: float = 8.0
+    scaled: bool = False
 
     claims = Claims(real_positions=True)
 
+    def __post_init__(self):
+        ok = is_real(self.bias_max) and self.bias_max > 0
+        require(ok, "bias_max", self.bias_max, "pass a number above 0")
+        require_bool("scaled", self.scaled)
+
     def terms(self, params, dims) -> tuple[Term, ...]:
-        return (DistanceFormula(penalty, slopes(dims.heads)[:, None], decays=True),)
+        slope = slopes(dims.heads, self.bias_max)[:, None]
+        slope = slope * dims.head_dim**-0.5 if self.scaled else slope
+        return (DistanceFormula(penalty, slope, decays=True),)
 
 
 def penalty(numbers, distance):

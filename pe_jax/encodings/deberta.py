@@ -1,11 +1,12 @@
 """DeBERTa: He et al., arXiv 2006.03654, §3.1 (eq. 4); log buckets: DeBERTa-v2/v3 (2111.09543).
 
-    score = [q_i·k_j + q_i·K^r_{δ(i,j)} + k_j·Q^r_{δ(i,j)}]/sqrt(3E)
+    score = [q_i·k_j + q_i·K^r_{δ(i,j)} + k_j·Q^r_{δ(i,j)}]/sqrt(3E)         (c2c, c2p, p2c)
 
 K^r = P W_K and Q^r = P W_Q project one table P of relative positions that the whole model shares.
 Deviation from the paper, after the released code: the third term takes δ(i,j), where eq. 4 writes
 δ(j,i). δ is the distance clipped to ±max_distance (v1), or its bucket (v2): exact up to half of
 `buckets`, then logarithmic, rounded up. The projections have no bias here; v2's code adds one.
+With one of the position terms alone the root is of 2E: the scale counts the terms.
 
 The logarithm is never taken: the thresholds of ceil(log(n/mid)/log((max_distance-1)/mid)·(mid-1))
 are found in whole numbers. (Written with float logs, torch and jitted JAX disagree at 511.)
@@ -20,9 +21,12 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, Scale
+from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, Scale, Term
 from pe_jax.numerics.arrays import align, take
 from pe_jax.validation import is_int, require, require_stddev
+
+TYPES = ("c2p", "p2c")
+WEIGHTS = {"c2p": "w_k", "p2c": "w_q"}
 
 
 def _check(buckets: int | None, max_distance: int) -> None:
@@ -85,15 +89,20 @@ def bucket(distance, buckets: int | None = 256, max_distance: int = 512) -> jax.
 class DeBERTa(Encoding):
     """Disentangled attention: content–position and position–content terms besides content–content.
 
-    `buckets=None` is v1 (clipped at `max_distance`), a number v2 (log buckets).
+    `buckets=None` is v1 (clipped at `max_distance`), a number v2 (log buckets). `pos_att_type` says
+    which terms there are: "c2p" (q·K^r) and "p2c" (k·Q^r), or one of them.
     """
 
     buckets: int | None = 256
     max_distance: int = 512
     stddev: float = 0.02
+    pos_att_type: tuple[str, ...] = TYPES
 
     def __post_init__(self):
         _check(self.buckets, self.max_distance)
+        ok = isinstance(self.pos_att_type, tuple) and self.pos_att_type in (TYPES, *zip(TYPES))
+        fix = f"choose {TYPES}, ('c2p',) or ('p2c',)"
+        require(ok, "pos_att_type", self.pos_att_type, fix)
         require_stddev(self.stddev)
 
     def init_shared(self, key, dims):
@@ -102,18 +111,22 @@ class DeBERTa(Encoding):
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
     def init_layer(self, key, dims):
-        """W_K, W_Q [H, D, E]."""
+        """W_K (for c2p) and W_Q (for p2c) [H, D, E]."""
         shape = (dims.heads, dims.width, dims.head_dim)
         w = dims.width**-0.5 * jax.random.normal(key, (2, *shape), jnp.float32)
-        return {"w_k": w[0], "w_q": w[1]}
+        return {WEIGHTS[kind]: each for kind, each in zip(TYPES, w, strict=True) if self._has(kind)}
 
     def terms(self, params, dims):
         table, layer, horizon = params.shared["table"], params.layer, self._horizon()
-        return (
-            Scale((3 * dims.head_dim) ** -0.5),  # three terms share the variance
-            RelativeKeys(self.project, (table, layer["w_k"]), horizon=horizon),
-            RelativeQueries(self.project, (table, layer["w_q"]), horizon=horizon),
-        )
+        scale = ((1 + len(self.pos_att_type)) * dims.head_dim) ** -0.5  # they share the variance
+        terms: list[Term] = [Scale(scale)]
+        for name, kind in (("c2p", RelativeKeys), ("p2c", RelativeQueries)):
+            if self._has(name):
+                terms.append(kind(self.project, (table, layer[WEIGHTS[name]]), horizon=horizon))
+        return tuple(terms)
+
+    def _has(self, kind: str) -> bool:
+        return kind in self.pos_att_type
 
     def project(self, arrays, distance):
         """The rows of P W at δ: [H, *n, E] for P [2·span, D] and W [H, D, E]."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.validation import is_int, is_real, require, require_bool, set_tuple
@@ -46,7 +47,11 @@ def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
 
 
 def frequencies(
-    dim: int, sections: Sequence[int], base: float = 1e6, interleaved: bool = False
+    dim: int,
+    sections: Sequence[int],
+    base: float = 1e6,
+    interleaved: bool = False,
+    scaling: Scaling | None = None,
 ) -> jax.Array:
     """Radians per position of each axis, for `rope.rotate`: float32 [3, dim/2].
 
@@ -55,11 +60,13 @@ def frequencies(
       sections: frequencies of time, row and column; their sum is dim/2.
       base: > 1.
       interleaved: see `axis_of`.
+      scaling: one of `rope_scaling`, or None; its `attention_factor` is for `rope.rotate`.
 
     Raises:
-      ValueError: odd `dim`, `base` ≤ 1, sections that do not fit.
+      ValueError: odd `dim`, `base` ≤ 1, sections or a scaling that do not fit.
     """
     theta, axis = angles.geometric(dim, base), axis_of(sections, interleaved)
+    theta = theta if scaling is None else scaling(theta, base)
     ok = len(axis) == len(theta)
     require(ok, "sections", tuple(sections), f"their sum must be half of {dim} channels")
     return jnp.asarray(np.where(axis == np.arange(3)[:, None], theta, 0), jnp.float32)
@@ -70,12 +77,15 @@ class MRoPE(Encoding):
     """Rotates q and k by time, row and column.
 
     `sections` None divides the head in the proportion of Qwen2-VL's (16, 24, 24) or, interleaved,
-    of Qwen3-VL's (24, 20, 20).
+    of Qwen3-VL's (24, 20, 20). `fraction` and `scaling` as those of RoPE; the sections are then of
+    the channels that are rotated.
     """
 
     base: float = 1e6
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
+    fraction: float = 1.0
+    scaling: Scaling | None = None
 
     claims = Claims(axes=3, real_positions=True)
 
@@ -87,10 +97,29 @@ class MRoPE(Encoding):
             ok = isinstance(self.sections, tuple)
             require(ok, "sections", self.sections, "pass a tuple (time, row, column), or None")
             axis_of(self.sections, self.interleaved)
+        self._rope()  # checks the others
+
+    def _rope(self) -> rope.RoPE:
+        """What all axes share."""
+        return rope.RoPE(self.base, self.fraction, scaling=self.scaling)
+
+    @property
+    def attention_factor(self) -> float:
+        """What q and k are each multiplied by where they are rotated: 1 without a scaling."""
+        return self._rope().attention_factor
+
+    def at_length(self, length):
+        """With the scaling of that length."""
+        return dataclasses.replace(self, scaling=self._rope().at_length(length).scaling)
+
+    def valid_length(self):
+        """That of the scaling."""
+        return self._rope().valid_length()
 
     def check(self, dims):
-        """The head must be even, and as wide as the sections say."""
-        self._sections(dims.head_dim)
+        """The rotated part of a head must be even, and as wide as the sections say."""
+        self._rope().check(dims)
+        self._sections(self._rope().rotary_dim(dims.head_dim))
 
     def _sections(self, head_dim: int) -> tuple[int, int, int]:
         fix = "M-RoPE rotates pairs on three axes: use an even head width of at least 6"
@@ -103,11 +132,14 @@ class MRoPE(Encoding):
         return sections
 
     def _frequencies(self, head_dim: int) -> jax.Array:
-        return frequencies(head_dim, self._sections(head_dim), self.base, self.interleaved)
+        turned = self._rope().rotary_dim(head_dim)
+        sections = self._sections(turned)
+        return frequencies(turned, sections, self.base, self.interleaved, self.scaling)
 
     def terms(self, params, dims):
         return (Rotation(self.rotate, self.rotate),)
 
     def rotate(self, _, x, positions):
         """R_(time, row, column) x: [..., T, H, E]."""
-        return rope.rotate(x, positions, self._frequencies(x.shape[-1]))
+        theta, factor = self._frequencies(x.shape[-1]), self.attention_factor
+        return rope.rotate(x, positions, theta, attention_factor=factor)

@@ -134,9 +134,14 @@ class RoPE(Encoding):
         Raises:
           ValueError: n is odd; the scaling does not fit it.
         """
-        return frequencies(self._rotary_dim(head_dim), self.base, self.scaling)
+        return frequencies(self.rotary_dim(head_dim), self.base, self.scaling)
 
-    def _rotary_dim(self, head_dim: int) -> int:
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many channels of the E = `head_dim` are rotated.
+
+        Raises:
+          ValueError: an odd number of them.
+        """
         turned = round(head_dim * self.fraction, 6)
         ok = turned == int(turned) and turned % 2 == 0 and turned > 0
         if self.fraction == 1:
@@ -147,7 +152,7 @@ class RoPE(Encoding):
 
     def check(self, dims):
         """The rotated part of a head must be even, and fit the scaling."""
-        theta = angles.geometric(self._rotary_dim(dims.head_dim), self.base)
+        theta = angles.geometric(self.rotary_dim(dims.head_dim), self.base)
         if self.scaling is not None:
             self.scaling(theta, self.base)
 

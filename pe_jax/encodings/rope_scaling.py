@@ -199,3 +199,23 @@ def from_hf(
     encoding = RoPE(base, fraction, scaling=scaling)
     encoding.frequencies(head_dim)  # raises if this head width does not fit
     return encoding
+
+
+def to_hf(rope: RoPE, *, head_dim: int) -> dict[str, Any]:
+    """The `rope_parameters` that `from_hf` reads as this RoPE.
+
+    The dict has no place for the layout, nor, for a dynamic NTK, for the length that it scales
+    from: that is the config's `max_position_embeddings`.
+
+    Args:
+      rope: what is to be written.
+      head_dim: E.
+
+    Raises:
+      ValueError: a scaling that is none of `SCALINGS`.
+    """
+    names = {kind: name for name, kind in SCALINGS.items()}
+    known = rope.scaling is None or type(rope.scaling) in names
+    require(known, "scaling", rope.scaling, f"configs have {', '.join(SCALINGS)}")
+    name = None if rope.scaling is None else names[type(rope.scaling)]
+    return hugging_face.write(rope.base, rope.fraction, name, rope.scaling, head_dim)

@@ -79,15 +79,20 @@ def bucket(
 
 @dataclasses.dataclass(frozen=True)
 class T5(Encoding):
-    """One scalar per head and bucket, shared by all layers; scores are not scaled."""
+    """One scalar per head and bucket, shared by all layers; scores are not scaled.
+
+    `shared=False` gives each layer a table of its own (UMT5).
+    """
 
     num_buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False
     stddev: float = 0.02
+    shared: bool = True
 
     def __post_init__(self):
         require_bool("bidirectional", self.bidirectional)
+        require_bool("shared", self.shared)
         _side(self.num_buckets, self.max_distance, self.bidirectional)
         require_stddev(self.stddev)
 
@@ -97,14 +102,21 @@ class T5(Encoding):
         return Claims(one_sided=not self.bidirectional)
 
     def init_shared(self, key, dims):
-        """Table [H, num_buckets]."""
+        """Table [H, num_buckets]; nothing where each layer has its own."""
+        return self._table(key, dims) if self.shared else {}
+
+    def init_layer(self, key, dims):
+        """Table [H, num_buckets]; nothing where the model shares one."""
+        return {} if self.shared else self._table(key, dims)
+
+    def _table(self, key, dims):
         shape = (dims.heads, self.num_buckets)
         return {"table": self.stddev * jax.random.normal(key, shape, jnp.float32)}
 
     def terms(self, params, dims) -> tuple[Term, ...]:
         # T5 folds 1/sqrt(E) into the initial weights
-        bias = DistanceBias(self.lookup, params.shared["table"], horizon=self.horizon())
-        return Scale(1.0), bias
+        table = (params.shared if self.shared else params.layer)["table"]
+        return Scale(1.0), DistanceBias(self.lookup, table, horizon=self.horizon())
 
     def lookup(self, table, distance):
         """table[h, bucket(d)]: [H, *n]."""

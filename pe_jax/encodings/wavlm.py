@@ -53,14 +53,16 @@ class WavLM(T5):
         require(dims.width == dims.heads * dims.head_dim, "width", dims.width, fix)
 
     def init_layer(self, key, dims):
-        """The gates' projection [8, E] and bias [8], s [H] of ones."""
+        """The gates' projection [8, E] and bias [8], s [H] of ones; the table, if not shared."""
+        key, table = jax.random.split(key) if not self.shared else (key, key)
         weight = dims.head_dim**-0.5 * jax.random.normal(key, (ROWS, dims.head_dim), jnp.float32)
         bias, ones = jnp.zeros(ROWS, jnp.float32), jnp.ones(dims.heads, jnp.float32)
-        return {"weight": weight, "bias": bias, "scale": ones}
+        return {"weight": weight, "bias": bias, "scale": ones} | super().init_layer(table, dims)
 
     def terms(self, params, dims):
-        state = State(gate_state, params.layer, width=1)
-        table, horizon = params.shared["table"], self.horizon()
+        own = {name: params.layer[name] for name in ("weight", "bias", "scale")}
+        state, horizon = State(gate_state, own, width=1), self.horizon()
+        table = (params.shared if self.shared else params.layer)["table"]
         return (RelativeState(self.entry, table, state=state, horizon=horizon),)
 
     def entry(self, table, distance):

@@ -37,7 +37,7 @@ SCORES: dict[str, Callable] = {
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
 # Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
-_UNREAD |= {"num_buckets", "spatial_buckets"}
+_UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type"}
 
 
 def attention(

@@ -9,20 +9,23 @@ from pe_jax.naive.absolute import sinusoidal
 from pe_jax.naive.rows import Array, Row, inside, products, sigmoid
 
 
-def alibi_slopes(heads: int) -> list[float]:
+def alibi_slopes(heads: int, bias_max: float = 8) -> list[float]:
     """A geometric sequence that starts at 2^(-8/H) with that ratio, for H a power of two.
 
-    Else those of the lower power, then the first, third, fifth … of twice that power.
+    8 is `bias_max`. Else those of the lower power, then the first, third … of twice that power.
     """
     if math.log2(heads).is_integer():
-        return [(2 ** (-8 / heads)) ** h for h in range(1, heads + 1)]
+        return [(2 ** (-bias_max / heads)) ** h for h in range(1, heads + 1)]
     lower = 2 ** math.floor(math.log2(heads))
-    return alibi_slopes(lower) + alibi_slopes(2 * lower)[0::2][: heads - lower]
+    more = alibi_slopes(2 * lower, bias_max)[0::2][: heads - lower]
+    return alibi_slopes(lower, bias_max) + more
 
 
-def alibi(row: Row) -> Array:
-    """Press et al., "ALiBi", arXiv 2108.12409, §3: minus m_h·|distance|."""
-    return products(row) - np.multiply.outer(alibi_slopes(len(row.q)), np.abs(row.distance))
+def alibi(row: Row, *, bias_max=8, scaled=False) -> Array:
+    """Press et al., "ALiBi", arXiv 2108.12409, §3: minus m_h·|distance|; `scaled`: over sqrt(E)."""
+    slopes = np.array(alibi_slopes(len(row.q), bias_max))
+    slopes = slopes / math.sqrt(row.q.shape[-1]) if scaled else slopes
+    return products(row) - np.multiply.outer(slopes, np.abs(row.distance))
 
 
 def alibi_2d(row: Row) -> Array:

@@ -41,17 +41,27 @@ def transformer_xl(row: Row, u: Array, v: Array, w_r: Array, *, base=1e4) -> Arr
     return (a + b + c + d) / row.q.shape[-1] ** 0.5
 
 
-def deberta(row, table: Array, w_k: Array, w_q: Array, *, buckets=256, max_distance=512) -> Array:
+def deberta(
+    row: Row,
+    table: Array,
+    w_k: Array | None = None,
+    w_q: Array | None = None,
+    *,
+    buckets=256,
+    max_distance=512,
+) -> Array:
     """He et al., "DeBERTa", arXiv 2006.03654, eq. 4: (q·k + q·K^r_δ + k·Q^r_δ)/sqrt(3E).
 
     w_k and w_q [H, D, E] project rows δ of the table to K^r and Q^r. The third term takes δ(i, j),
-    as the released code does, where the paper writes δ(j, i).
+    as the released code does, where the paper writes δ(j, i). Without one of them, 2E.
     """
     delta = distances.of_each(lambda d: distances.deberta(d, buckets, max_distance), row.distance)
-    k_r, q_r = (np.einsum("tsd,hde->htse", table[delta], w) for w in (w_k, w_q))
-    a, b = np.einsum("hte,hse->hts", row.q, row.k), np.einsum("hte,htse->hts", row.q, k_r)
-    c = np.einsum("hse,htse->hts", row.k, q_r)
-    return (a + b + c) / math.sqrt(3 * row.q.shape[-1])
+    parts = [np.einsum("hte,hse->hts", row.q, row.k)]
+    if w_k is not None:
+        parts.append(np.einsum("hte,tsd,hde->hts", row.q, table[delta], w_k, optimize=True))
+    if w_q is not None:
+        parts.append(np.einsum("hse,tsd,hde->hts", row.k, table[delta], w_q, optimize=True))
+    return np.sum(parts, axis=0) / math.sqrt(len(parts) * row.q.shape[-1])
 
 
 def tupe(row: Row, table: Array, u_q: Array, u_k: Array, first=None, to_first=None) -> Array:

@@ -117,16 +117,22 @@ def rope_2d(
     return rotated(row, np.concatenate(angles, axis=-1), layout)
 
 
-def mrope(row: Row, *, base=1e6, sections=None, interleaved=False) -> Array:
+def mrope(
+    row: Row, *, base=1e6, sections=None, interleaved=False, fraction=1.0, scaling=None
+) -> Array:
     """Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1: each frequency belongs to one axis.
 
     Time, row and column have sections of them, by default 16 : 24 : 24; `interleaved` (Qwen3-VL,
-    arXiv 2511.21631), by default 24 : 20 : 20, they take turns, then time has the rest.
+    arXiv 2511.21631), by default 24 : 20 : 20, they take turns, then time has the rest. `fraction`
+    and `scaling` as in `rope`.
     """
-    pairs = row.q.shape[-1] // 2
+    pairs = round(fraction * row.q.shape[-1]) // 2
     share = max(1, (20 if interleaved else 24) * pairs // 64)
     sections = sections or (pairs - 2 * share, share, share)
     axes = np.repeat(np.arange(3), sections)
     if interleaved:
         axes = np.array([i % 3 if i // 3 < sections[i % 3] else 0 for i in range(pairs)])
-    return rotated(row, row.distance[..., axes] * frequencies(2 * pairs, base))
+    theta, factor = frequencies(2 * pairs, base), 1.0
+    if scaling is not None:
+        theta, factor = scaling(theta, base), scaling.attention_factor
+    return rotated(row, row.distance[..., axes] * theta, size=factor**2)

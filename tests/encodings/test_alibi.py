@@ -26,6 +26,15 @@ def test_the_penalty_is_added_after_the_scaling(causal):
     check_attention(pe_jax.make("alibi"), NONE, causal)
 
 
+@pytest.mark.parametrize("heads", [2, 6])
+@pytest.mark.parametrize("bias_max, scaled", [(16.0, False), (8.0, True)])
+def test_mpts_largest_exponent_and_falcons_scaled_bias(heads, bias_max, scaled):
+    np.testing.assert_allclose(
+        alibi.slopes(heads, bias_max), alibi_slopes(heads, bias_max), rtol=1e-6
+    )
+    check_attention(pe_jax.make("alibi", bias_max=bias_max, scaled=scaled), NONE, True)
+
+
 def test_plus_slope_times_key_is_the_same_only_under_a_causal_softmax():
     scores, slope = products(row())[0], alibi_slopes(2)[0]
     place = np.arange(LENGTH)

@@ -55,3 +55,18 @@ def test_it_is_equation_4_with_the_released_codes_delta(buckets, max_distance, c
     """The third term takes δ(i, j), as the code does, where the paper writes δ(j, i)."""
     encoding = pe_jax.make("deberta", buckets=buckets, max_distance=max_distance)
     check_attention(encoding, random_params(encoding), causal)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind, weight", [("c2p", "w_k"), ("p2c", "w_q")])
+def test_one_of_the_terms_alone_shares_the_variance_with_the_content(kind, weight, causal):
+    encoding = pe_jax.make("deberta", buckets=4, max_distance=6, pos_att_type=[kind])
+    params = random_params(encoding)
+    assert set(params.layer) == {weight}
+    check_attention(encoding, params, causal)
+
+
+@pytest.mark.parametrize("given", ["c2p", (), ("p2c", "c2p"), ("p2p",), None])
+def test_other_terms_are_an_error(given):
+    with pytest.raises(ValueError, match="pos_att_type=.*choose"):
+        pe_jax.make("deberta", pos_att_type=given)

@@ -6,7 +6,7 @@ import pytest
 
 import pe_jax
 from pe_jax import positions as pos
-from pe_jax.encodings import mrope, rope
+from pe_jax.encodings import mrope, rope, rope_scaling
 from pe_jax.engines.decoding import cache
 from tests import util
 from tests.encodings.common import NONE, check_attention
@@ -19,6 +19,31 @@ def test_scores_turn_by_the_distance_on_the_axis_of_each_frequency(causal):
     encoding = pe_jax.make("mrope", base=1e4, sections=(1, 1, 1))
 
     check_attention(encoding, NONE, causal, q_positions=MIXED)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_scaling_acts_on_the_frequencies_of_the_part_that_is_rotated(interleaved):
+    scaling = rope_scaling.YaRN(factor=4.0, original_length=64)
+    encoding = pe_jax.make("mrope", interleaved=interleaved, fraction=0.75, scaling=scaling)
+    x = np.random.default_rng(0).standard_normal((9, 2, 16)).astype("f")
+    ours = util.rotate(encoding, "q", NONE, x, pos.multimodal([9]))
+    theta = rope.frequencies(12, 1e6, scaling)
+    plain = rope.rotate(x, np.arange(9), theta, attention_factor=scaling.attention_factor)
+    np.testing.assert_array_equal(ours, plain)
+
+
+def test_a_scaled_head_is_the_naive_form():
+    scaling = rope_scaling.NTK(4.0)
+    encoding = pe_jax.make("mrope", sections=(1, 1, 1), scaling=scaling)
+    check_attention(encoding, NONE, True, q_positions=MIXED)
+
+
+def test_a_scaling_waits_for_the_length():
+    encoding = pe_jax.make("mrope", scaling=rope_scaling.DynamicNTK(2.0, 64))
+    assert encoding.valid_length() == 0
+    assert encoding.at_length(99).valid_length() == 99
+    with pytest.raises(ValueError, match="sections"):
+        pe_jax.make("mrope", sections=(1, 1, 2), fraction=0.5).check(pe_jax.Dims(12, 1, 1, 12))
 
 
 def test_sections_are_consecutive_in_qwen2_and_take_turns_in_qwen3():

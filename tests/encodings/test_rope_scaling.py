@@ -293,6 +293,11 @@ HF = [
         {"max_position_embeddings": 163840},
         pe_jax.make("rope", scaling=YaRN(40, 4096, 32, 1, 1.0, 1.0)),
     ),
+    (  # the first YaRN models say how their weights were made
+        {"type": "yarn", "factor": 16.0, "finetuned": True},
+        {"original_max_position_embeddings": 4096},
+        pe_jax.make("rope", scaling=YaRN(16.0, 4096)),
+    ),
     (  # a factor that is the ratio, an original length beside the dict, zeros that mean "default"
         {"rope_type": "yarn", "factor": None, "beta_fast": 0, "truncate": False},
         {"max_position_embeddings": 8192, "original_max_position_embeddings": 2048},
@@ -328,6 +333,40 @@ def test_what_a_hugging_face_config_says_is_read(parameters, more, want):
     found = rope_scaling.from_hf(parameters, **{"head_dim": DIM, **more})
     assert found == want and json.dumps(parameters) == before
     assert found.frequencies(more.get("head_dim", DIM)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("parameters, more, want", HF)
+def test_what_was_read_of_a_config_is_written_back(parameters, more, want):
+    head_dim = more.get("head_dim", DIM)
+    written = rope_scaling.to_hf(want, head_dim=head_dim)
+    length = {"max_position_embeddings": 2048} if written["rope_type"] == "dynamic" else {}
+    assert (
+        rope_scaling.from_hf(json.loads(json.dumps(written)), head_dim=head_dim, **length) == want
+    )
+
+
+def test_a_function_that_is_no_scaling_of_ours_is_not_written():
+    class Own(Linear):
+        pass
+
+    with pytest.raises(ValueError, match=r"scaling=.*Own\(factor=2\): configs have linear"):
+        rope_scaling.to_hf(pe_jax.make("rope", scaling=Own(2)), head_dim=8)
+
+
+@pytest.mark.parametrize(
+    "head_dim, turned", [(n, m) for n in (49, 96, 98, 192) for m in range(2, n, 2)]
+)
+def test_a_written_fraction_leaves_the_channels_that_it_had(head_dim, turned):
+    written = rope_scaling.to_hf(pe_jax.make("rope", fraction=turned / head_dim), head_dim=head_dim)
+    assert int(written["partial_rotary_factor"] * head_dim) == turned
+
+
+@pytest.mark.parametrize("value", ["x" * 900, list(range(900)), {"a" * 900: 1}])
+@pytest.mark.parametrize("key", ["rope_type", "short_factor", "long_factor", "unknown", "factor"])
+def test_an_error_stays_one_short_line_whatever_the_value(key, value):
+    key = 100 * key if key == "unknown" else key
+    parameters = {"rope_type": "longrope", **LISTS, key: value}
+    refused(lambda: rope_scaling.from_hf(parameters, head_dim=DIM, max_position_embeddings=9))
 
 
 GEMMA = {"full_attention": {"rope_type": "default"}, "sliding_attention": None}

@@ -97,3 +97,12 @@ def test_the_gradient_counts_the_distances_of_each_bucket_and_is_finite_at_0():
 
     counts = np.bincount(np.asarray(t5.bucket(distance)), minlength=32)
     np.testing.assert_array_equal(jax.grad(total)(jnp.zeros((1, 32)))[0], counts)
+
+
+def test_each_layer_may_have_a_table_of_its_own():
+    encoding = pe_jax.make("t5", num_buckets=8, max_distance=20, shared=False)
+    params = random_params(encoding)
+    assert not params.shared and params.layer["table"].shape[1] == 8
+    check_attention(encoding, params, causal=True)
+    gated = random_params(pe_jax.make("wavlm", num_buckets=8, max_distance=20, shared=False))
+    assert not gated.shared and gated.layer["table"].shape[1] == 8

@@ -141,6 +141,13 @@ FIELDS = [
     ("dape", "hidden", [0, None], "at least 1"),
     ("rerope", "window", [0, 2.0], "at least 1"),
     ("self_extend", "window", [0], "at least 1"),
+    ("alibi", "bias_max", [0, -8, np.nan, "8", None], "above 0"),
+    ("alibi", "scaled", ["no", 1], "True or False"),
+    ("t5", "shared", ["no", 0], "True or False"),
+    ("wavlm", "shared", [None], "True or False"),
+    ("deberta", "pos_att_type", ["c2p", (), ("p2p",), None, 2], "choose"),
+    ("mrope", "fraction", [0, 1.5, np.nan], "(0, 1]"),
+    ("mrope", "scaling", ["yarn", 4.0], "rope_scaling"),
     ("self_extend", "group", [0, 1.5], "at least 1"),
 ]
 ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]

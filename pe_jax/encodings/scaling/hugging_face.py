@@ -1,14 +1,17 @@
-"""The RoPE settings of a Hugging Face config in our names; for `rope_scaling.from_hf`.
+"""The RoPE settings of a Hugging Face config in our names, and back; for `rope_scaling.from_hf`.
 
 Two dialects are read: `rope_parameters` (transformers 5: the base and the partial factor inside)
 and the older `rope_scaling` ("type" or "rope_type", the rest in the config itself). A key that is
 None counts as absent. What transformers passes over with a warning is an error here.
 """
 
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pe_jax.validation import is_int, is_real, nearest, require
+from pe_jax.encodings.scaling.base import Scaling
+from pe_jax.validation import is_int, is_real, nearest, require, shown
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 COMMON += ("original_max_position_embeddings", "max_position_embeddings")
@@ -17,7 +20,7 @@ TYPES: dict[str, tuple[str, ...]] = {  # rope_type → keys besides the common o
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor", "alpha"),
-    "yarn": ("factor", "attention_factor", "truncate", *YARN),
+    "yarn": ("factor", "attention_factor", "truncate", "finetuned", *YARN),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor", "factor", "attention_factor"),
     "proportional": ("factor",),
@@ -28,15 +31,17 @@ NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+UNREAD = ("finetuned",)  # says how the weights were made, not how they rotate
 ELSEWHERE = {
-    "mrope_section": "M-RoPE has positions of several axes, which RoPE has not",
+    "mrope_section": "M-RoPE has positions of several axes, which RoPE has not: pass the whole"
+    " config to pe_jax.hf.encodings, or write mrope(sections=…)",
     "llama_4_scaling_beta": "this scales queries, not frequencies: leave it out here and add"
     " temperature(attn_scale=beta, floor_scale=original length, offset=0) to the RoPE",
 }
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    close = nearest(name.lower(), known, cutoff=0.4)
+    close = nearest(name.lower()[:40], known, cutoff=0.4)
     return (f"did you mean {close!r}? " if close else "") + f"known: {', '.join(known)}"
 
 
@@ -46,7 +51,7 @@ def _type(settings: dict[str, Any]) -> str:
     if name == "mrope":
         raise ValueError(f"rope_type={name!r}: {ELSEWHERE['mrope_section']}")
     if name not in TYPES:
-        raise ValueError(f"rope_type={name!r} is unknown; {_suggestion(name, TYPES)}")
+        raise ValueError(f"rope_type={shown(name)} is unknown; {_suggestion(name, TYPES)}")
     return name
 
 
@@ -55,11 +60,10 @@ def _check_keys(settings: dict[str, Any], name: str) -> None:
     known += YARN if "alpha" in settings else ()  # HunYuan writes them; nothing reads them
     for key, value in settings.items():
         if key in ELSEWHERE:
-            raise ValueError(f"{key}={value!r}: {ELSEWHERE[key]}")
+            raise ValueError(f"{key}={shown(value)}: {ELSEWHERE[key]}")
         if key not in known:
-            raise ValueError(
-                f"{key}={value!r}: {name!r} has no such key; {_suggestion(key, known)}"
-            )
+            about = f"{shown(key, 80)[1:-1]}={shown(value, 80)}"
+            raise ValueError(f"{about}: {name!r} has no such key; {_suggestion(key, known)}")
     for key in () if settings.get("alpha") else NEEDED.get(name, ()):
         if key not in settings:
             raise ValueError(f"{key} is missing: {name!r} needs it")
@@ -113,8 +117,9 @@ def read(
     settings = {str(key): value for key, value in pairs if value is not None}
     layers = [key for key, value in settings.items() if isinstance(value, Mapping)]
     if layers:
-        fix = f"pass one of them, as rope_parameters[{layers[0]!r}]"
-        raise ValueError(f"rope_parameters has settings for {', '.join(layers)}: {fix}")
+        fix = f"pass one of them, as rope_parameters[{shown(layers[0])}], or the whole config to"
+        names = shown(", ".join(layers))[1:-1]
+        raise ValueError(f"rope_parameters has settings for {names}: {fix} pe_jax.hf.encodings")
     name = _type(settings)
     _check_keys(settings, name)
 
@@ -126,7 +131,7 @@ def read(
     for field, value in ((key, longest), (f"original_{key}", original)):
         require(value is None or is_int(value, 1), field, value, "pass a number of tokens")
     fraction = _fraction(name, head_dim, partial)
-    fields = {key: settings[key] for key in TYPES[name] if key in settings}
+    fields = {k: settings[k] for k in TYPES[name] if k in settings and k not in UNREAD}
     fields = {k: v for k, v in fields.items() if v or k not in YARN}  # 0 counts as absent there
     if name == "default":
         return base, fraction, None, {}
@@ -137,3 +142,44 @@ def read(
     if name != "linear":
         fields = _lengths(fields, longest, original)
     return base, fraction, name, fields
+
+
+def write(
+    base: float, fraction: float, name: str | None, scaling: Scaling | None, head_dim: int
+) -> dict[str, Any]:
+    """The `rope_parameters` that `read` reads as these; "dynamic" leaves the length it scales from.
+
+    Args:
+      base: of the frequencies.
+      fraction: of the channels that are rotated.
+      name: that of the scaling in `rope_scaling.SCALINGS`, or None.
+      scaling: the scaling, or None.
+      head_dim: E.
+    """
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    if fraction != 1:
+        found["partial_rotary_factor"] = partial(fraction, head_dim)
+    if scaling is None:
+        return found
+    fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
+    length = fields.pop("original_length", None)
+    if name == "ntk":
+        return found | {"rope_type": "dynamic", "factor": 1.0, "alpha": fields["factor"]}
+    if name == "dynamic_ntk":
+        return found | {"rope_type": "dynamic", "factor": fields["factor"]}
+    if name == "proportional":
+        fields["partial_rotary_factor"] = fields.pop("fraction")
+    computed = {"attention_factor": None} if "attention_factor" in fields else {}
+    if computed and fields.get("factor") and dataclasses.replace(scaling, **computed) == scaling:
+        del fields["attention_factor"]  # it follows from the others
+    fields = {key: list(x) if isinstance(x, tuple) else x for key, x in fields.items()}
+    found |= {"rope_type": name, **{key: x for key, x in fields.items() if x is not None}}
+    found.pop("length", None)
+    return found | ({"original_max_position_embeddings": length} if length else {})
+
+
+def partial(fraction: float, head_dim: int) -> float:
+    """A number p with int(head_dim·p) = head_dim·fraction, which rounding may miss by one."""
+    turned = round(head_dim * fraction)
+    found = turned / head_dim
+    return found if int(head_dim * found) == turned else math.nextafter(found, 2)

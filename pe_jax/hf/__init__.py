@@ -1,0 +1,112 @@
+"""Hugging Face configs as patterns of our encodings, and back; no transformers is needed.
+
+    layers = pe_jax.hf.encodings(config)        # a config of transformers 4 or 5, or its dict
+    layers[0].encoding, layers[0].window        # what `pe_jax.attention` takes, layer by layer
+    pe_jax.hf.pattern(layers)                   # "rope*3,nope"
+    pe_jax.hf.to_hf(layers, "smollm3")          # the keys that were read
+
+`families` lists the model types. What is not understood is an error that names the key: a partial
+rotation is never read as a full one. Where a config says something that transformers leaves unread
+(`rotary_dim` of MiniMax, `partial_rotary_factor` of Llama, `alibi_bias_max` of MPT), the config is
+believed.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pe_jax.hf.families import FAMILIES, NEAREST
+from pe_jax.hf.keys import Keys
+from pe_jax.hf.layers import LayerEncoding, pattern
+from pe_jax.validation import shown
+
+__all__ = ["FAMILIES", "LayerEncoding", "encodings", "pattern", "to_hf"]
+
+TEXT = ("text_config", "llm_config", "language_config")
+
+
+def encodings(config: Any) -> tuple[LayerEncoding, ...]:
+    """The encoding of each layer as a Hugging Face config describes it.
+
+    Args:
+      config: an object with `to_dict()`, or the dict (a `config.json`), of transformers 4 or 5. Of
+        one with a part for text, that part is read: pass `config.vision_config` for the other.
+
+    Returns:
+      One entry per layer; an encoder's before its decoder's.
+
+    Raises:
+      ValueError: an unknown model type; a key that is missing, out of range or not understood. One
+        line below 500 characters, with the key and its value.
+      TypeError: neither a dict nor an object with `to_dict()`.
+    """
+    try:
+        return _read(_as_dict(config))
+    except ValueError as error:
+        raise ValueError(_one_line(error)) from None
+
+
+def to_hf(layers: Sequence[LayerEncoding], model_type: str) -> dict[str, Any]:
+    """The keys of a config (transformers 5) of this type from which `encodings` reads these layers.
+
+    Sizes that positions do not depend on are left out, as width and number of heads.
+
+    Args:
+      layers: all of the model's.
+      model_type: as in configs: "llama".
+
+    Raises:
+      ValueError: an unknown type; what its configs cannot say.
+    """
+    try:
+        family, layers = _family(model_type), tuple(layers)
+        if not layers:
+            raise ValueError("layers=(): pass at least one")
+        found = {"model_type": model_type, **family.write(layers)}
+        if not getattr(family, "checked", True):
+            return found
+        widths = {"hidden_size": layers[0].head_dim, "num_attention_heads": 1}
+        again = _read({**widths, **found})
+        for index, (layer, other) in enumerate(zip(layers, again, strict=True)):
+            if layer != other:
+                raise ValueError(f"layer {index}: {model_type!r} would be read as {shown(other)}")
+    except ValueError as error:
+        raise ValueError(_one_line(error)) from None
+    return found
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    found = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(found, Mapping):
+        raise TypeError(f"config={shown(config)}: pass a config or its dict")
+    return dict(found)
+
+
+def _read(config: Mapping[str, Any]) -> tuple[LayerEncoding, ...]:
+    for name in TEXT:
+        if config.get(name) is not None:
+            return _read(_as_dict(config[name]))
+    model_type = config.get("model_type")
+    family = _family(model_type)
+    keys = Keys(str(model_type), config)
+    found = family.read(keys)
+    keys.check_rest()
+    return tuple(found)
+
+
+def _family(model_type: Any):
+    if not isinstance(model_type, str) or not model_type:
+        raise ValueError(f"model_type={shown(model_type)}: pass one, such as 'llama'")
+    if model_type in NEAREST:
+        raise ValueError(f"model_type={model_type!r}: {NEAREST[model_type]}")
+    if model_type not in FAMILIES:
+        close = difflib.get_close_matches(model_type[:40], FAMILIES, n=3, cutoff=0.4)
+        hint = f"the nearest are {', '.join(close)}" if close else "see pe_jax.hf.FAMILIES"
+        fix = "for its rotation alone, pe_jax.encodings.rope_scaling.from_hf"
+        raise ValueError(f"model_type={shown(model_type)} is not known here; {hint}; {fix}")
+    return FAMILIES[model_type]
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) < 500 else f"{text[:450]} … {text[-40:]}"

@@ -1,0 +1,215 @@
+"""Families of models that add positions to the input: learned tables and sinusoids."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.shaw import Shaw
+from pe_jax.encodings.sinusoidal import Sinusoidal
+from pe_jax.hf.keys import LENGTHS, Keys
+from pe_jax.hf.layers import LayerEncoding
+from pe_jax.validation import require, shown
+
+
+def one_of_a_kind(layers: Sequence[LayerEncoding], stack: str | None = None) -> LayerEncoding:
+    """What all the layers (of a stack) are.
+
+    Raises:
+      ValueError: they differ, or there are none.
+    """
+    own = [layer for layer in layers if stack in (None, layer.stack)]
+    require(bool(own), "layers", len(own), f"pass at least one in the {stack}")
+    same = all(layer == own[0] for layer in own)
+    require(same, "layers", own[-1], f"such models have the same in each layer: {shown(own[0])}")
+    return own[0]
+
+
+def written(encoding: Encoding | None, kind: type) -> Any:
+    """The encoding, which must be of that class.
+
+    Raises:
+      ValueError: it is another one.
+    """
+    require(isinstance(encoding, kind), "encoding", encoding, f"such models have {kind.__name__}")
+    return encoding
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned1D:
+    """A learned table, of `max_position_embeddings` rows.
+
+    Attributes:
+      length: its default.
+      causal: whether later tokens are hidden.
+      pad: default of `pad_token_id`: position 0 has the row after it, and the rows before are no
+        positions (RoBERTa); None: position 0 has row 0.
+      first_row: rows that come on top of the length, before that of position 0 (OPT).
+      typed: whether `position_embedding_type` is read: "absolute", "relative_key" (Shaw's keys) or,
+        if `rotary`, "rotary" (ESM).
+    """
+
+    length: int
+    causal: bool = False
+    pad: int | None = None
+    first_row: int = 0
+    typed: bool = False
+    rotary: bool = False
+    head_dims: bool = True
+
+    @property
+    def stack(self) -> str:
+        """Which of the two it is."""
+        return "decoder" if self.causal else "encoder"
+
+    def _rows(self, keys: Keys) -> tuple[int, int]:
+        """Positions, and the row of the first."""
+        length = keys.integer(*LENGTHS, default=self.length)
+        if self.pad is None:
+            return length, self.first_row
+        pad = keys.integer("pad_token_id", default=self.pad, low=0)
+        require(length > pad + 1, LENGTHS[0], length, f"must exceed pad_token_id + 1 = {pad + 1}")
+        return length - pad - 1, pad + 1
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        length, first = self._rows(keys)
+        head_dim, layers = keys.head_dim(), keys.layers()
+        known = ("absolute", "relative_key") + (("rotary",) if self.rotary else ())
+        fix = "'relative_key_query' adds k·table, ours for such things: deberta"
+        kind = keys.choice("position_embedding_type", known, "absolute", fix) if self.typed else ""
+        base = keys.real("rope_theta", default=1e4) if self.rotary else 1e4
+        encoding: Encoding = Learned(length)
+        if kind == "relative_key":
+            encoding, first = Shaw(length + first - 1, values=False), 0
+        if kind == "rotary":
+            encoding, first = RoPE(base), 0
+        more = {"causal": self.causal, "stack": self.stack, "first_row": first}
+        return [LayerEncoding(encoding, head_dim, **more)] * layers
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The length, the padding token, the kind."""
+        layer = one_of_a_kind(layers)
+        found: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        if self.typed and isinstance(layer.encoding, Shaw):
+            length = layer.encoding.clip + 1
+            return found | {LENGTHS[0]: length, "position_embedding_type": "relative_key"}
+        if self.rotary and isinstance(layer.encoding, RoPE):
+            theta = {"rope_theta": layer.encoding.base}
+            return found | {"position_embedding_type": "rotary", **theta}
+        length = written(layer.encoding, Learned).length
+        if self.pad is not None:
+            found["pad_token_id"] = layer.first_row - 1
+            length += layer.first_row
+        return found | {LENGTHS[0]: length}
+
+
+@dataclasses.dataclass(frozen=True)
+class GPT2(Learned1D):
+    """A learned table and a scale that may be 1, or divided by the layer's number."""
+
+    inverse: bool = True
+
+    def read(self, keys):
+        layers, head_dim = super().read(keys), keys.head_dim()
+        first = 1.0 if not keys.flag("scale_attn_weights", default=True) else None
+        if not (self.inverse and keys.flag("scale_attn_by_inverse_layer_idx")):
+            return [dataclasses.replace(layer, scale=first) for layer in layers]
+        scale = head_dim**-0.5 if first is None else first
+        scales = [scale / (i + 1) for i in range(len(layers))]
+        scales = [None if s == head_dim**-0.5 else s for s in scales]
+        return [dataclasses.replace(x, scale=s) for x, s in zip(layers, scales, strict=True)]
+
+    def write(self, layers):
+        first = layers[0].scale
+        found = super().write([dataclasses.replace(layer, scale=None) for layer in layers])
+        if first is not None:
+            found["scale_attn_weights"] = False
+        if any(layer.scale != first for layer in layers):
+            found["scale_attn_by_inverse_layer_idx"] = True
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTNeo(Learned1D):
+    """A learned table, unscaled scores, a window in every other layer."""
+
+    def read(self, keys):
+        layers, window = super().read(keys), keys.integer("window_size", default=256)
+        types = keys.get("attention_types", default=[[["global", "local"], len(layers) // 2]])
+        given = keys.get("attention_layers", default=self._listed(types))
+        ok = isinstance(given, list | tuple) and len(given) == len(layers)
+        ok = ok and all(kind in ("global", "local") for kind in given)
+        fix = f"pass 'global' or 'local' for each of {len(layers)} layers"
+        require(ok, "attention_layers", given, fix)
+        scaled = None if layers[0].head_dim == 1 else 1.0
+        return [
+            dataclasses.replace(x, scale=scaled, window=window if kind == "local" else None)
+            for x, kind in zip(layers, given, strict=True)
+        ]
+
+    def _listed(self, types: Any) -> list[Any]:
+        """[[["global", "local"], 2]] as one kind per layer."""
+        try:
+            pairs = [(list(kinds), min(int(times), 10_000)) for kinds, times in types]
+        except (TypeError, ValueError, OverflowError):
+            require(False, "attention_types", types, "write [[['global', 'local'], 12]]")
+            raise
+        return [kind for kinds, times in pairs for _ in range(times) for kind in kinds]
+
+    def write(self, layers):
+        plain = [dataclasses.replace(layer, window=None) for layer in layers]
+        kinds = ["global" if layer.window is None else "local" for layer in layers]
+        windows = [layer.window for layer in layers if layer.window is not None]
+        found = super().write(plain) | {"attention_types": [[[kind], 1] for kind in kinds]}
+        return (
+            found | {"attention_layers": kinds} | ({"window_size": max(windows)} if windows else {})
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoStacks:
+    """An encoder and a decoder with positions at their inputs (Marian, BART, Whisper).
+
+    Attributes:
+      encoder: layout of the sinusoid, or None: learned.
+      decoder: the same.
+      lengths: keys of the two lengths, and their defaults.
+      first_row: of learned tables, on top of the length.
+    """
+
+    encoder: str | None
+    decoder: str | None
+    lengths: tuple[tuple[str, int], tuple[str, int]]
+    first_row: int = 0
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The encoder's layers, then the decoder's."""
+        found, width = [], keys.integer("d_model", "hidden_size")
+        for key in ("static_position_embeddings", "extra_pos_embeddings"):
+            keys.get(key)  # of older code: what the model types say by themselves
+        for stack, layout, (key, default) in self._stacks():
+            length = keys.integer(key, default=default)
+            count = keys.layers(f"{stack}_layers", low=0)
+            heads = keys.integer(f"{stack}_attention_heads")
+            require(width % heads == 0, f"{stack}_attention_heads", heads, f"must divide {width}")
+            encoding = Learned(length) if layout is None else Sinusoidal(layout=layout)
+            first = self.first_row if layout is None else 0
+            more = {"causal": stack == "decoder", "stack": stack, "first_row": first}
+            found += [LayerEncoding(encoding, width // heads, **more)] * count
+        return found
+
+    def _stacks(self):
+        return zip(("encoder", "decoder"), (self.encoder, self.decoder), self.lengths, strict=True)
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """Layers, heads (one, of that width) and lengths."""
+        found: dict[str, Any] = {"d_model": max(layer.head_dim for layer in layers)}
+        for stack, layout, (key, _) in self._stacks():
+            own = [layer for layer in layers if layer.stack == stack]
+            found |= {f"{stack}_layers": len(own), f"{stack}_attention_heads": 1}
+            if own and layout is None:
+                found[key] = written(one_of_a_kind(own).encoding, Learned).length
+        return found

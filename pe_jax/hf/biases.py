@@ -1,0 +1,330 @@
+"""Families of models whose positions are in the scores: T5, DeBERTa, ALiBi, Transformer-XL."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pe_jax.encodings import t5
+from pe_jax.encodings.alibi import ALiBi
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.buckets import Buckets
+from pe_jax.encodings.deberta import TYPES as DEBERTA_TYPES
+from pe_jax.encodings.deberta import DeBERTa
+from pe_jax.encodings.layoutlmv3 import LayoutLMv3
+from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.transformer_xl import TransformerXL
+from pe_jax.encodings.wavlm import WavLM
+from pe_jax.hf.absolute import one_of_a_kind, written
+from pe_jax.hf.keys import LENGTHS, Keys
+from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.rotary import Rotary
+from pe_jax.validation import require
+
+NUM_BUCKETS, MAX_DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Family:
+    """T5's buckets, both ways in the encoder; cross-attention has no positions.
+
+    Attributes:
+      shared: whether the layers of a stack share a table.
+      local: whether the encoder's attention has a radius (LongT5).
+      layers: default of `num_layers`.
+    """
+
+    shared: bool = True
+    local: bool = False
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The encoder's layers, then the decoder's."""
+        count = keys.layers()
+        decoders = keys.layers("num_decoder_layers", default=count, low=0)
+        head_dim = keys.integer("d_kv", default=64)
+        buckets = keys.integer(NUM_BUCKETS, default=32)
+        reach = keys.integer(MAX_DISTANCE, default=128)
+        window = None
+        if self.local:
+            fix = "its global tokens are not among our schemes"
+            keys.choice("encoder_attention_type", ("local",), "local", fix)
+            window = keys.integer("local_radius", default=127) + 1
+        found = []
+        for stack, times in (("encoder", count), ("decoder", decoders)):
+            both = stack == "encoder"
+            encoding = t5.T5(buckets, reach, bidirectional=both, shared=self.shared)
+            more = {"causal": not both, "stack": stack, "window": window if both else None}
+            found += [LayerEncoding(encoding, head_dim, **more)] * times
+        return found
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """Buckets, layers, the width of a head."""
+        first = one_of_a_kind(layers, "encoder")
+        encoding = written(first.encoding, t5.T5)
+        count = sum(layer.stack == "encoder" for layer in layers)
+        found = {"num_layers": count, "num_decoder_layers": len(layers) - count}
+        found |= {"d_kv": first.head_dim, NUM_BUCKETS: encoding.num_buckets}
+        found |= {MAX_DISTANCE: encoding.max_distance}
+        if self.local:
+            fix = "these encoders have one"
+            require(first.window is not None, "window", first.window, fix)
+            found["local_radius"] = (first.window or 0) - 1
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class DeBERTaFamily:
+    """Disentangled attention, and a learned table where `position_biased_input`."""
+
+    v2: bool = False
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        length = keys.integer(LENGTHS[0], default=512)
+        reach = keys.get("max_relative_positions", default=-1)
+        reach = length if not isinstance(reach, int) or reach < 1 else reach
+        buckets = keys.get("position_buckets", default=-1) if self.v2 else -1
+        buckets = buckets if not isinstance(buckets, int) or buckets > 0 else None
+        kinds = self._kinds(keys)
+        keys.refuse(
+            "talking_head", "heads that talk are not among our schemes, the nearest is dape"
+        )
+        head_dim = keys.head_dim()
+        relative = keys.flag("relative_attention")
+        parts: list[Encoding] = []
+        if keys.flag("position_biased_input", default=True):
+            parts.append(Learned(length))
+        if relative and kinds:
+            parts.append(DeBERTa(buckets, reach, pos_att_type=kinds))
+        also = ("share_att_key",) if self.v2 and relative and keys.flag("share_att_key") else ()
+        norm = keys.get("norm_rel_ebd", default="none") if self.v2 else "none"
+        require(norm in ("none", "layer_norm"), "norm_rel_ebd", norm, "pass 'layer_norm' or 'none'")
+        also += ("norm_rel_ebd",) if norm != "none" and relative else ()
+        # the scale counts the terms that are asked for, whether there are any or not
+        scale = ((1 + len(kinds)) * head_dim) ** -0.5 if kinds and not relative else None
+        encoding = parts[0] if len(parts) == 1 else Sum(tuple(parts)) if parts else Encoding()
+        more = {"causal": False, "stack": "encoder", "scale": scale, "also": also}
+        return [LayerEncoding(encoding, head_dim, **more)] * keys.layers()
+
+    def _kinds(self, keys: Keys) -> tuple[str, ...]:
+        given = keys.get("pos_att_type", default=())
+        names = tuple(given.split("|")) if isinstance(given, str) else given
+        ok = isinstance(names, list | tuple) and set(map(str, names)) <= set(DEBERTA_TYPES)
+        require(ok, "pos_att_type", given, "choose of 'c2p' and 'p2c' (a field of deberta)")
+        return tuple(kind for kind in DEBERTA_TYPES if kind in names)
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """Which terms, their reach and the table's length."""
+        layer = one_of_a_kind(layers)
+        parts = layer.encoding.parts if isinstance(layer.encoding, Sum) else (layer.encoding,)
+        learned = [part for part in parts if isinstance(part, Learned)]
+        relative = [part for part in parts if isinstance(part, DeBERTa)]
+        found: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        found |= {"position_biased_input": bool(learned), "relative_attention": bool(relative)}
+        if learned:
+            found[LENGTHS[0]] = learned[0].length
+        for part in relative:
+            found |= {"max_relative_positions": part.max_distance}
+            found |= {"pos_att_type": list(part.pos_att_type)}
+            if self.v2:
+                found["position_buckets"] = -1 if part.buckets is None else part.buckets
+        if layer.scale is not None and not relative:
+            count = round(layer.scale**-2 / layer.head_dim) - 1
+            found["pos_att_type"] = list(DEBERTA_TYPES[:count])
+        if self.v2:
+            found["share_att_key"] = "share_att_key" in layer.also
+            found["norm_rel_ebd"] = "layer_norm" if "norm_rel_ebd" in layer.also else "none"
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Bloom:
+    """ALiBi."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        keys.get("offset_alibi")  # a constant, which softmax does not see
+        return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The number of layers."""
+        written(one_of_a_kind(layers).encoding, ALiBi)
+        return {"n_layer": len(layers)}
+
+
+@dataclasses.dataclass(frozen=True)
+class MPT:
+    """ALiBi of `attn_config`; transformers 5.23 takes `alibi_bias_max` for 8 and alibi for True."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        inner = Keys(keys.model_type, keys.mapping("attn_config") or {})
+        fix = "transformers has ALiBi all the same; without it these models have a learned table:"
+        alibi = inner.flag("alibi", default=True)
+        require(alibi, "attn_config.alibi", alibi, f"{fix} ours is learned(length=max_seq_len)")
+        keys.get("learned_pos_emb")  # without effect beside ALiBi
+        inner.refuse("prefix_lm", "a prefix that sees itself both ways is not read here")
+        inner.refuse("rope", "rotating MPTs are not read here; ours is rope")
+        for key in ("sliding_window_size", "attn_uses_sequence_id"):
+            inner.refuse(key, "not read here")
+        encoding = ALiBi(float(inner.real("alibi_bias_max", default=8)))
+        head_dim, scale = keys.head_dim(), inner.real("softmax_scale", default=None)
+        inner.check_rest()
+        scale = None if scale == head_dim**-0.5 else scale
+        return [LayerEncoding(encoding, head_dim, scale=scale)] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """`attn_config`."""
+        layer = one_of_a_kind(layers)
+        most = written(layer.encoding, ALiBi).bias_max
+        inner = {"alibi": True, "alibi_bias_max": int(most) if most == int(most) else most}
+        return {"n_layers": len(layers), "attn_config": inner | {"softmax_scale": layer.scale}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Falcon:
+    """ALiBi scaled with the scores, or RoPE; theirs is rounded to bfloat16, ours is not."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        if not keys.flag("alibi"):
+            return Rotary().read(keys)
+        for key in ("rope_parameters", "rope_theta", "rope_scaling"):
+            keys.get(key)  # without effect beside ALiBi
+        return [LayerEncoding(ALiBi(scaled=True), keys.head_dim())] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """`alibi`, or the rotation."""
+        if isinstance(layers[0].encoding, RoPE):
+            found = Rotary().write(layers)
+            del found["head_dim"]  # always width/heads
+            return {"alibi": False, **found}
+        written(one_of_a_kind(layers).encoding, ALiBi)
+        return {"num_hidden_layers": len(layers), "alibi": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class XLNet:
+    """Transformer-XL's terms, and one of segments."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        kind = keys.choice("attn_type", ("bi", "uni"), "bi")
+        fix = "distances that are clipped are not among transformer_xl's settings; shaw clips"
+        keys.refuse("clamp_len", fix)
+        keys.refuse("bi_data", "half of the batch running backwards is not read here")
+        width, heads = keys.integer("d_model", "hidden_size"), keys.integer("n_head")
+        require(width % heads == 0, "n_head", heads, f"must divide d_model={width}")
+        keys.get("d_head")  # follows from these
+        more = {"causal": kind == "uni", "stack": "decoder" if kind == "uni" else "encoder"}
+        layer = LayerEncoding(TransformerXL(), width // heads, also=("segment_bias",), **more)
+        return [layer] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """`attn_type`."""
+        layer = one_of_a_kind(layers)
+        written(layer.encoding, TransformerXL)
+        found = {"n_layer": len(layers), "attn_type": "uni" if layer.causal else "bi"}
+        return found | {"d_model": layer.head_dim, "n_head": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class WavLMFamily:
+    """The gated table; a convolution adds positions to the input."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        encoding = WavLM(
+            keys.integer("num_buckets", default=320),
+            keys.integer("max_bucket_distance", default=800),
+        )
+        for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
+            keys.get(key)
+        more = {"causal": False, "stack": "encoder", "also": ("conv_positions",)}
+        return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """Buckets and reach."""
+        encoding = written(one_of_a_kind(layers).encoding, WavLM)
+        found = {"num_hidden_layers": len(layers), "num_buckets": encoding.num_buckets}
+        return found | {"max_bucket_distance": encoding.max_distance}
+
+
+@dataclasses.dataclass(frozen=True)
+class MPNet:
+    """A learned table, and T5's buckets both ways on scaled scores: `buckets` of the same edges."""
+
+    pad: int = 1
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        count = keys.integer(NUM_BUCKETS, default=32)
+        fix = "transformers sorts into 32 whatever this says; pass 32"
+        require(count == 32, NUM_BUCKETS, count, fix)
+        pad = keys.integer("pad_token_id", default=self.pad, low=0)
+        length = keys.integer(LENGTHS[0], default=512)
+        require(length > pad + 1, LENGTHS[0], length, f"must exceed pad_token_id + 1 = {pad + 1}")
+        edges = tuple(int(n) - 1 for n in t5.thresholds(count // 2, 128))
+        encoding = Sum((Learned(length - pad - 1), Buckets(edges, directional=True)))
+        more = {"causal": False, "stack": "encoder", "first_row": pad + 1}
+        return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The table's length and the padding token."""
+        layer = one_of_a_kind(layers)
+        length = written(written(layer.encoding, Sum).parts[0], Learned).length
+        found = {"num_hidden_layers": len(layers), "pad_token_id": layer.first_row - 1}
+        return found | {LENGTHS[0]: length + layer.first_row}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutLMv3Family:
+    """Buckets of index and place; the input has learned tables of both besides."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        for key in ("has_relative_attention_bias", "has_spatial_attention_bias"):
+            on = keys.flag(key, default=True)
+            require(
+                on, key, on, "layoutlmv3 has both biases; without one, ours are t5 and alibi_2d"
+            )
+        for key in ("max_2d_position_embeddings", "coordinate_size", "shape_size"):
+            keys.get(key)
+        keys.get(LENGTHS[0])
+        encoding = LayoutLMv3(
+            keys.integer("rel_pos_bins", default=32),
+            keys.integer("max_rel_pos", default=128),
+            keys.integer("rel_2d_pos_bins", default=64),
+            keys.integer("max_rel_2d_pos", default=256),
+        )
+        more = {"causal": False, "stack": "encoder"}
+        also = ("learned_positions", "learned_boxes")
+        return [LayerEncoding(encoding, keys.head_dim(), also=also, **more)] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """Buckets and reaches."""
+        found = written(one_of_a_kind(layers).encoding, LayoutLMv3)
+        settings = {"rel_pos_bins": found.num_buckets, "max_rel_pos": found.max_distance}
+        settings |= {"rel_2d_pos_bins": found.spatial_buckets}
+        settings |= {"max_rel_2d_pos": found.spatial_distance}
+        return {"num_hidden_layers": len(layers), **settings}
+
+
+@dataclasses.dataclass(frozen=True)
+class RoFormer:
+    """RoPE, interleaved; the values are not rotated."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        keys.refuse("rotary_value", "rotated values are not among our schemes")
+        causal = keys.flag("is_decoder")
+        more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
+        layer = LayerEncoding(RoPE(layout="interleaved"), keys.head_dim(), **more)
+        return [layer] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """Whether it is a decoder."""
+        layer = one_of_a_kind(layers)
+        written(layer.encoding, RoPE)
+        return {"num_hidden_layers": len(layers), "is_decoder": layer.causal}

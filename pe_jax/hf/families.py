@@ -1,0 +1,322 @@
+"""Model types of transformers, and in what they differ: the table that `encodings` goes by."""
+
+from typing import Any
+
+from pe_jax.hf.absolute import GPT2, GPTNeo, Learned1D, TwoStacks
+from pe_jax.hf.biases import (
+    MPT,
+    Bloom,
+    DeBERTaFamily,
+    Falcon,
+    LayoutLMv3Family,
+    MPNet,
+    RoFormer,
+    T5Family,
+    WavLMFamily,
+    XLNet,
+)
+from pe_jax.hf.kinds import (
+    conv_layers,
+    every,
+    exaone4_layers,
+    gemma4_layers,
+    linear_but,
+    listed_attention,
+    listed_rope,
+    llama4_layers,
+    minimax_layers,
+    modernbert_layers,
+    only_sliding,
+    qwen_layers,
+    qwen_moe_layers,
+    sliding_if_any,
+    smollm3_layers,
+)
+from pe_jax.hf.mla import MLA
+from pe_jax.hf.rotary import Base, Rotary
+from pe_jax.hf.vision import Axial, Patches, SwinFamily
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+QWEN: dict[str, Any] = {"kinds": qwen_layers, "typed": True, "window": 4096, "use_window": True}
+GEMMA3 = {FULL: Base(1e6), SLIDING: Base(1e4, ("rope_local_base_freq",), scaled=False)}
+GEMMA4 = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+OLMO3 = {FULL: Base(5e5), SLIDING: Base(5e5, scaled=False)}
+MODERNBERT = {
+    FULL: Base(160000.0, ("global_rope_theta",)),
+    SLIDING: Base(1e4, ("local_rope_theta",)),
+}
+GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+MINISTRAL3 = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 12_000_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+QUERY_SCALE = ("query_pre_attn_scalar", 256.0)
+ENCODER: dict[str, Any] = {"causal": False, "stack": "encoder"}
+
+# Decoders that rotate.
+FAMILIES: dict[str, Any] = {
+    "llama": Rotary(),
+    "arcee": Rotary(),
+    "olmo": Rotary(),
+    "seed_oss": Rotary(head_dim=128),
+    "bitnet": Rotary(base=5e5),
+    "olmo2": Rotary(qk_norm=True),
+    "olmoe": Rotary(qk_norm=True),
+    "hunyuan_v1_dense": Rotary(qk_norm=True),
+    "apertus": Rotary(parameters=LLAMA3, qk_norm=True),
+    "granite": Rotary(scale=("attention_multiplier", 1.0)),
+    "mistral": Rotary(window=4096),
+    "mixtral": Rotary(base=1e6, window=None),
+    "starcoder2": Rotary(window=None),
+    "ministral": Rotary(typed=True, window=4096),
+    "ministral3": Rotary(head_dim=128, window=None, parameters=MINISTRAL3),
+    "phi3": Rotary(window=None, original=4096, longrope=("su", "yarn")),
+    "qwen2": Rotary(**QWEN),
+    "qwen2_moe": Rotary(kinds=qwen_moe_layers, typed=True, window=4096, use_window=True),
+    "qwen3": Rotary(head_dim=128, qk_norm=True, **QWEN),
+    "qwen3_moe": Rotary(window=4096, use_window=True, qk_norm=True),
+    "gpt_oss": Rotary(
+        base=150000.0,
+        head_dim=64,
+        kinds=every(2),
+        typed=True,
+        window=128,
+        parameters=GPT_OSS,
+        sinks=True,
+    ),
+    # partial
+    "gpt_neox": Rotary(partial=0.25),
+    "phi": Rotary(partial=0.5, qk_norm=("qk_layernorm", False)),
+    "persimmon": Rotary(partial=0.5, qk_norm=("qk_layernorm", True)),
+    "stablelm": Rotary(partial=0.25, qk_norm=("qk_layernorm", False)),
+    "nemotron": Rotary(partial=0.5),
+    "glm4_moe": Rotary(partial=0.5, qk_norm=("use_qk_norm", False)),
+    "minimax_m2": Rotary(base=5e6, head_dim=128, kinds=listed_attention, qk_norm=True),
+    # interleaved
+    "gptj": Rotary(layout="interleaved", rotary_dim=64),
+    "codegen": Rotary(layout="interleaved", rotary_dim=64),
+    "cohere": Rotary(layout="interleaved", base=5e5, qk_norm=("use_qk_norm", False)),
+    "glm": Rotary(layout="interleaved", partial=0.5, head_dim=128),
+    "glm4": Rotary(layout="interleaved", partial=0.5, head_dim=128),
+    "helium": Rotary(layout="interleaved", base=1e5, head_dim=128),
+    "ernie4_5": Rotary(layout="interleaved", base=5e5, head_dim=128),
+    # layers of several types
+    "cohere2": Rotary(
+        layout="interleaved", kinds=every(4), typed=True, window=4096, rotates=only_sliding
+    ),
+    "exaone4": Rotary(
+        kinds=exaone4_layers, typed=True, window=4096, rotates=sliding_if_any, qk_norm=True
+    ),
+    "smollm3": Rotary(
+        base=2e6,
+        kinds=smollm3_layers,
+        typed=True,
+        window=None,
+        use_window=True,
+        rotates=listed_rope,
+    ),
+    "llama4_text": Rotary(
+        layout="interleaved",
+        base=5e5,
+        head_dim=128,
+        kinds=llama4_layers,
+        typed=True,
+        rotates=listed_rope,
+        qk_norm=("use_qk_norm", True),
+        tempered=True,
+    ),
+    "olmo3": Rotary(kinds=every(4), typed=True, window=4096, nested=OLMO3, qk_norm=True),
+    "gemma": Rotary(head_dim=256),
+    "gemma2": Rotary(
+        head_dim=256,
+        kinds=every(2),
+        typed=True,
+        window=4096,
+        scale=QUERY_SCALE,
+        cap=("attn_logit_softcapping", 50.0),
+    ),
+    "gemma3_text": Rotary(
+        head_dim=256,
+        kinds=every(6),
+        typed=True,
+        window=4096,
+        nested=GEMMA3,
+        scale=QUERY_SCALE,
+        qk_norm=True,
+        bidirectional=True,
+    ),
+    "gemma3n_text": Rotary(
+        head_dim=256,
+        kinds=every(5),
+        typed=True,
+        window=512,
+        nested=GEMMA3,
+        fixed_scale=1.0,
+        qk_norm=True,
+    ),
+    "gemma4_text": Rotary(
+        head_dim=256,
+        kinds=gemma4_layers,
+        typed=True,
+        window=512,
+        nested={SLIDING: Base(1e4), FULL: Base(1e6)},
+        parameters=GEMMA4,
+        fixed_scale=1.0,
+        qk_norm=True,
+        global_head_dim=512,
+    ),
+    "qwen3_next": Rotary(partial=0.25, head_dim=256, kinds=linear_but(4), typed=True, qk_norm=True),
+    "minimax": Rotary(base=1e6, kinds=minimax_layers, typed=True, window=None, window_on_full=True),
+    "lfm2": Rotary(base=1e6, kinds=conv_layers, typed=True, qk_norm=True),
+    # M-RoPE
+    "qwen2_vl_text": Rotary(base=1e6, sections=(16, 24, 24), **QWEN),
+    "qwen2_5_vl_text": Rotary(base=1e6, sections=(16, 24, 24), **QWEN),
+    "qwen3_vl_text": Rotary(
+        base=5e5, head_dim=128, sections=(24, 20, 20), interleaved=True, qk_norm=True
+    ),
+    "qwen3_5_text": Rotary(
+        partial=0.25,
+        head_dim=256,
+        kinds=linear_but(4),
+        typed=True,
+        sections=(11, 11, 10),
+        interleaved=True,
+        qk_norm=True,
+    ),
+    # latent attention
+    "deepseek_v2": MLA(),
+    "deepseek_v3": MLA(interleave=("rope_interleave", True)),
+}
+FAMILIES |= {f"qwen{n}_vl": FAMILIES[f"qwen{n}_vl_text"] for n in ("2", "2_5")}  # flat, in v4
+FAMILIES["minimax_text_01"] = FAMILIES["minimax"]
+FAMILIES |= {"llama4": FAMILIES["llama4_text"], "gemma3": FAMILIES["gemma3_text"]}
+
+# Encoders that rotate.
+FAMILIES |= {
+    "eurobert": Rotary(**ENCODER),
+    "nomic_bert": Rotary(base=1000.0, **ENCODER),
+    "modernbert": Rotary(
+        kinds=modernbert_layers,
+        typed=True,
+        window=128,
+        window_key="local_attention",
+        half_window=1,
+        nested=MODERNBERT,
+        **ENCODER,
+    ),
+    "roformer": RoFormer(),
+    "esm": Learned1D(1026, pad=1, typed=True, rotary=True),
+}
+
+# Positions in the scores.
+FAMILIES |= {
+    "t5": T5Family(),
+    "mt5": T5Family(),
+    "switch_transformers": T5Family(),
+    "umt5": T5Family(shared=False),
+    "longt5": T5Family(local=True),
+    "deberta": DeBERTaFamily(),
+    "deberta-v2": DeBERTaFamily(v2=True),
+    "bloom": Bloom(),
+    "mpt": MPT(),
+    "falcon": Falcon(),
+    "xlnet": XLNet(),
+    "wavlm": WavLMFamily(),
+    "mpnet": MPNet(),
+    "layoutlmv3": LayoutLMv3Family(),
+}
+
+# Positions added to the input.
+FAMILIES |= {
+    "bert": Learned1D(512, typed=True),
+    "electra": Learned1D(512, typed=True),
+    "albert": Learned1D(512, typed=True),
+    "distilbert": Learned1D(512),
+    "roberta": Learned1D(512, pad=1, typed=True),
+    "xlm-roberta": Learned1D(512, pad=1, typed=True),
+    "camembert": Learned1D(512, pad=1, typed=True),
+    "gpt2": GPT2(1024, causal=True),
+    "gpt_bigcode": GPT2(1024, causal=True, inverse=False),
+    "gpt_neo": GPTNeo(2048, causal=True),
+    "openai-gpt": Learned1D(512, causal=True),
+    "opt": Learned1D(2048, causal=True, first_row=2),
+    "biogpt": Learned1D(1024, causal=True, first_row=2),
+    "marian": TwoStacks(
+        "concatenated",
+        "concatenated",
+        (("max_position_embeddings", 1024), ("max_position_embeddings", 1024)),
+    ),
+    "pegasus": TwoStacks(
+        "concatenated",
+        "concatenated",
+        (("max_position_embeddings", 1024), ("max_position_embeddings", 1024)),
+    ),
+    "bart": TwoStacks(
+        None, None, (("max_position_embeddings", 1024), ("max_position_embeddings", 1024)), 2
+    ),
+    "mbart": TwoStacks(
+        None, None, (("max_position_embeddings", 1024), ("max_position_embeddings", 1024)), 2
+    ),
+    "whisper": TwoStacks(
+        "tensor2tensor", None, (("max_source_positions", 1500), ("max_target_positions", 448))
+    ),
+}
+
+# Images.
+FAMILIES |= {
+    "pixtral": Axial("alternating"),
+    "dinov3_vit": Axial(base=100.0, normalized=True, registers=True),
+    "qwen2_vl_vision": Axial(layers=("depth",), width=("embed_dim",)),
+    "vit_mae": Patches(sinusoid=True),
+    "vit": Patches(),
+    "deit": Patches(tokens=2),
+    "swin": SwinFamily(),
+    "swinv2": SwinFamily(v2=True),
+}
+
+# What is known not to be among our schemes, and the nearest that is.
+NEAREST = {
+    "mistral_large4": "learned frequencies and a learned log-length temperature are not among our"
+    " schemes; the nearest are rope(scaling=yarn(…))+temperature",
+    "inkling": "relative logits from the input are not among our schemes; the nearest is wavlm",
+    "deepseek_v4": "rotated values are not among our schemes; the nearest is rope",
+    "funnel": "its factorised relative attention is not read here; the nearest is transformer_xl",
+    "reformer": "axial tables of positions that follow each other are not among our schemes; the"
+    " nearest is learned_2d",
+    "canine": "hashed positions are not among our schemes; the nearest is learned",
+    "longformer": "global tokens are not read here; its table is learned(length=4096)",
+    "qwen3_vl_vision": "a learned table that is resized, and axial RoPE: ours are"
+    " learned_2d and rope_2d",
+    "qwen2_5_vl_vision": "windows of an image beside axial RoPE are not read here; ours is rope_2d",
+    "jamba": "it has no positional encoding: nope in its attention layers",
+    "mamba": "it has no attention, and no positional encoding: nope",
+    "rwkv": "it has no attention, and no positional encoding: nope",
+    "udop": "its buckets of one and two axes are not read here; the nearest is layoutlmv3",
+    "vits": "its relative tables are shaw(clip=window_size), windowed",
+    "wav2vec2_bert": "its kinds are shaw, rope and transformer_xl, which are not read here",
+}

@@ -1,0 +1,156 @@
+"""A config as a dict that remembers which of its keys were read."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pe_jax.validation import is_int, is_real, require, shown
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+# A key of such a name that nobody read, with a value that switches something on, is an error.
+SUSPECT = re.compile(
+    r"rope|rotary|position|pos_|alibi|relative|bucket|bias_max|window|sliding|chunk|layer_types"
+    r"|softcap|soft_cap|sink|softmax_scale|scale_attn|attn_scale|floor_scale|attention_multiplier"
+    r"|query_pre_attn|temperature_tuning|talking_head|clamp_len|bidirectional|prefix_lm"
+)
+HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
+HARMLESS |= {"original_max_position_embeddings", "max_trained_positions"}
+HARMLESS |= {"final_logit_softcapping"}  # of the vocabulary
+PLAIN = {  # values that say what is so without them
+    "position_embedding_type": ("absolute",),
+    "scale_attn_weights": (True,),
+    "rotary": (True,),
+    "use_rotary_pos_emb": (True,),
+}
+OURS = {  # what a name points to among our schemes
+    r"alibi|bias_max": "alibi",
+    r"rope|rotary": "rope",
+    r"relative|bucket": "t5, buckets, shaw or deberta",
+    r"position|pos_": "learned or sinusoidal",
+    r"window|sliding|layer_types": "attention's window",
+    r"chunk": "segments",
+    r"sink": "Sink",
+    r"scale|multiplier|query_pre": "Scale",
+    r"temperature": "temperature",
+}
+REQUIRED: Any = object()
+
+
+class Keys:
+    """Reads keys by any of their names; a key that is None counts as absent."""
+
+    def __init__(self, model_type: str, config: Mapping[str, Any]):
+        self.model_type = model_type
+        self.config = {str(key): value for key, value in config.items()}
+        self.known: set[str] = set()
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of the names that has a value; REQUIRED as the default makes its lack an error.
+
+        Raises:
+          ValueError: two of the names have different values; a required one is missing.
+        """
+        self.known.update(names)
+        found = {n: self.config[n] for n in names if self.config.get(n) is not None}
+        if not found:
+            if default is REQUIRED:
+                raise ValueError(f"{names[0]} is missing: {self.model_type!r} needs it")
+            return default
+        (first, value), *others = found.items()
+        for name, other in others:
+            if other != value:
+                both = f"{first}={shown(value, 100)} and {name}={shown(other, 100)}"
+                raise ValueError(f"{both} differ; keep one of them")
+        return value
+
+    def has_none(self, name: str) -> bool:
+        """Whether the key is there and None, where that is something else than its default."""
+        self.known.add(name)
+        return name in self.config and self.config[name] is None
+
+    def integer(self, *names: str, default: Any = REQUIRED, low: int = 1) -> Any:
+        """An integer of at least `low`, or the default."""
+        value = self.get(*names, default=default)
+        if value is not default or default is REQUIRED:
+            fix = f"pass an integer of at least {low}"
+            require(is_int(value, low), self._name(names), value, fix)
+        return value
+
+    def real(self, *names: str, default: Any = REQUIRED) -> Any:
+        """A number above 0, or the default."""
+        value = self.get(*names, default=default)
+        if value is not default or default is REQUIRED:
+            ok = is_real(value) and value > 0
+            require(ok, self._name(names), value, "pass a number above 0")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or False."""
+        value = self.get(name, default=default)
+        require(isinstance(value, bool), name, value, "pass True or False")
+        return value
+
+    def mapping(self, name: str) -> Mapping[str, Any] | None:
+        """A dict, or None."""
+        value = self.get(name)
+        require(value is None or isinstance(value, Mapping), name, value, "pass a dict, or None")
+        return value
+
+    def choice(self, name: str, known: tuple[str, ...], default: str, fix: str = "") -> str:
+        """One of the strings that are known."""
+        value = self.get(name, default=default)
+        ok = isinstance(value, str) and value in known
+        require(ok, name, value, f"choose one of {', '.join(known)}{fix and '; '}{fix}")
+        return value
+
+    def refuse(self, name: str, fix: str) -> None:
+        """Raises where the key switches something on."""
+        value = self.get(name)
+        require(not _on(value), name, value, fix)
+
+    def head_dim(self, default: int | None = None) -> int:
+        """E: `head_dim`, the family's own or width/heads.
+
+        Raises:
+          ValueError: heads that do not divide the width.
+        """
+        found = self.integer("head_dim", default=None if self.has_none("head_dim") else default)
+        if found is not None:
+            return found
+        width, heads = self.integer(*WIDTH), self.integer(*HEADS)
+        require(width % heads == 0, self._name(HEADS), heads, f"must divide the width {width}")
+        return width // heads
+
+    def layers(self, *names: str, default: Any = REQUIRED, low: int = 1) -> int:
+        """How many layers there are, by these names or the usual ones."""
+        value, most = self.integer(*(names or LAYERS), default=default, low=low), 10_000
+        require(value <= most, self._name(names or LAYERS), value, f"pass at most {most}")
+        return value
+
+    def check_rest(self) -> None:
+        """Raises for the first key that nobody read and that speaks of positions."""
+        for key, value in self.config.items():
+            plain = any(value is x or value == x for x in PLAIN.get(key, ()))
+            if key in self.known or key in HARMLESS or plain or not SUSPECT.search(key):
+                continue
+            if value is None or (key not in PLAIN and not _on(value)):
+                continue
+            ours = next((name for words, name in OURS.items() if re.search(words, key)), "")
+            near = f"; ours for such things: {ours}" if ours else ""
+            about = f"{shown(key, 80)[1:-1]}={shown(value, 120)}"
+            what = f"not understood for {self.model_type!r}{near}"
+            raise ValueError(f"{about}: {what}; leave the key out if it is without effect")
+
+    def _name(self, names: tuple[str, ...]) -> str:
+        return next((n for n in names if self.config.get(n) is not None), names[0])
+
+
+def _on(value: Any) -> bool:
+    """Whether a value switches something on."""
+    if isinstance(value, bool | int | float):
+        return value > 0
+    return value is not None and not (hasattr(value, "__len__") and len(value) == 0)

@@ -1,0 +1,86 @@
+"""What a config says of one layer's attention, and patterns of such layers as config strings."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.registry import format_encoding
+from pe_jax.encodings.sums import Sum
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerEncoding:
+    """The encoding of one layer, and what else its scores need.
+
+    Attributes:
+      encoding: for `pe_jax.attention`; None where the layer has no softmax attention (linear
+        attention, convolution).
+      head_dim: E, the width of a head's queries and keys.
+      window: as `attention` takes it: the token itself and so many less one back (and ahead,
+        if not causal).
+      chunk: a query sees the keys of its own chunk of so many tokens (Llama 4): segments.
+      scale: what q·k is multiplied by; None: 1/sqrt(E), or the encoding's own (T5, DeBERTa). To
+        `attention`, `terms=(pe_jax.Scale(scale),)`.
+      logit_cap: c in c·tanh(score/c), before the mask (Gemma 2).
+      sinks: a learned logit per head in the denominator (gpt-oss): `pe_jax.Sink`.
+      causal: whether later tokens are hidden.
+      stack: "decoder" or "encoder"; a model with both has its encoder's layers first.
+      prefix: tokens before the others that have no position (CLS and registers of DINOv3).
+      first_row: row of a released table of positions that belongs to position 0 (OPT, RoBERTa: 2).
+      rotary_last: the released weights have the rotated channels of a head last (DeepSeek): put
+        them first.
+      also: what else the scores or the input need, by name: "qk_norm" (q and k are normalised),
+        "cosine_scores" (and a learned scale), "windows" and "shifted_windows" of an image (Swin),
+        "bidirectional_images" (Gemma 4), "segment_bias" (XLNet), "conv_positions" (WavLM),
+        "learned_positions" and "learned_boxes" (LayoutLMv3), "share_att_key" and "norm_rel_ebd"
+        (DeBERTa).
+    """
+
+    encoding: Encoding | None
+    head_dim: int
+    window: int | None = None
+    chunk: int | None = None
+    scale: float | None = None
+    logit_cap: float | None = None
+    sinks: bool = False
+    causal: bool = True
+    stack: str = "decoder"
+    prefix: int = 0
+    first_row: int = 0
+    rotary_last: bool = False
+    also: tuple[str, ...] = ()
+
+
+def pattern(layers: Sequence[LayerEncoding]) -> str:
+    """The encodings of the layers as a config string: `rope*3,nope`.
+
+    The shortest pattern that, repeated over the depth, gives them all. It has no place for windows,
+    scales and the rest of `LayerEncoding`.
+
+    Args:
+      layers: of one stack.
+
+    Raises:
+      ValueError: no layers; layers of two stacks; one without attention.
+    """
+    stacks = sorted({layer.stack for layer in layers})
+    if len(stacks) != 1:
+        raise ValueError(f"layers: {len(stacks)} stacks {stacks}; pass those of one stack")
+    specs = []
+    for index, layer in enumerate(layers):
+        if layer.encoding is None:
+            raise ValueError(f"layers: layer {index} has no attention and so no spec; leave it out")
+        spec = format_encoding(layer.encoding)
+        specs.append((spec, isinstance(layer.encoding, Sum)))
+    count = len(specs)
+    lengths = (n for n in range(1, count + 1) if count % n == 0)
+    length = next(n for n in lengths if specs == specs[:n] * (count // n))
+    runs = ((key, len(list(run))) for key, run in itertools.groupby(specs[:length]))
+    return ",".join(_repeated(spec, is_sum, times) for (spec, is_sum), times in runs)
+
+
+def _repeated(spec: str, is_sum: bool, times: int) -> str:
+    if times == 1:
+        return spec
+    return f"({spec})*{times}" if is_sum else f"{spec}*{times}"

@@ -1,0 +1,360 @@
+"""Families of models that rotate: one class whose fields say in what they differ."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pe_jax.encodings import rope_scaling
+from pe_jax.encodings.base import Dims, Encoding
+from pe_jax.encodings.mrope import MRoPE
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.scaling import hugging_face
+from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.temperature import Temperature
+from pe_jax.hf import rotary_keys
+from pe_jax.hf.keys import Keys
+from pe_jax.hf.kinds import CHUNKED, FULL, OTHERS, SLIDING
+from pe_jax.hf.layers import LayerEncoding
+from pe_jax.validation import is_int, require, shown
+
+PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """Of one layer type: the default base, the keys that hold it, whether `rope_scaling` acts."""
+
+    default: float
+    keys: tuple[str, ...] = ("rope_theta",)
+    scaled: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Models with RoPE; the fields are what transformers has in code or as defaults.
+
+    Attributes:
+      layout: of the pairs.
+      base: where the config has none.
+      partial: the fraction that is rotated where the config has none.
+      head_dim: where the config has none; None: width/heads.
+      kinds: the type of each layer, from keys and their number, where `layer_types` is absent.
+      typed: whether `layer_types` is read.
+      window: the default of `sliding_window`; 0: there is no such key.
+      window_key: what it is called.
+      use_window: whether the window waits for `use_sliding_window`.
+      rotates: which layers rotate, from keys and types; None: all.
+      nested: bases of layer types, where each has its own.
+      parameters: `rope_parameters` where the config has none.
+      sections: M-RoPE's default sections; None: RoPE.
+      interleaved: M-RoPE's order.
+      scale: the key of the scale, and its default; "query_pre_attn_scalar" is to the power of -1/2.
+      cap: the key of the cap of logits.
+      fixed_scale: the scale, where it is no setting.
+      qk_norm: whether q and k are normalised, or the key that says so, with its default.
+      sinks: whether each head has a sink logit.
+      causal: whether later tokens are hidden.
+      stack: "decoder" or "encoder".
+      rotary_dim: default of the key of that name, where it takes the place of fractions.
+      global_head_dim: default E of full layers, where they have their own.
+      tempered: whether layers that do not rotate have Llama 4's temperature.
+      original: whether `original_max_position_embeddings` stands in the config itself; its default.
+      longrope: types that mean "longrope" in old configs.
+      half_window: added to half of the key's number (ModernBERT), or None.
+      bidirectional: whether `use_bidirectional_attention` is read (Gemma 3), which halves windows.
+      window_on_full: whether the window is that of full layers (MiniMax).
+    """
+
+    layout: str = "half"
+    base: float = 1e4
+    partial: float = 1.0
+    head_dim: int | None = None
+    kinds: Callable[[Keys, int], list[str]] | None = None
+    typed: bool = False
+    window: int | None = 0
+    window_key: str = "sliding_window"
+    use_window: bool = False
+    rotates: Callable[[Keys, list[str]], list[bool]] | None = None
+    nested: Mapping[str, Base] | None = None
+    parameters: Mapping[str, Any] | None = None
+    sections: tuple[int, int, int] | None = None
+    interleaved: bool = False
+    scale: tuple[str, float] | None = None
+    cap: tuple[str, float | None] | None = None
+    fixed_scale: float | None = None
+    qk_norm: bool | tuple[str, bool] = False
+    sinks: bool = False
+    causal: bool = True
+    stack: str = "decoder"
+    rotary_dim: int | None = None
+    global_head_dim: int | None = None
+    tempered: bool = False
+    original: int | None = None
+    longrope: tuple[str, ...] = ()
+    half_window: int | None = None
+    bidirectional: bool = False
+    window_on_full: bool = False
+
+    # Reading
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """One entry per layer."""
+        layers = keys.layers()
+        rotary = ("rope", "rotary", "rope_gptj", "absolute")  # the last one of BERT's kin
+        keys.choice("position_embedding_type", rotary, "rope")
+        kinds = self._kinds(keys, layers)
+        widths = {kind: self._head_dim(keys, kind, kinds) for kind in kinds}
+        causal, window = self._mask(keys, kinds)
+        encodings = self._encodings(keys, widths)
+        turns = self.rotates(keys, kinds) if self.rotates else [True] * layers
+        rest = self._unrotated(keys)
+        norm = self._qk_norm(keys)
+        scales = {kind: self._scale(keys, widths[kind]) for kind in widths}
+        cap, chunk = self._cap(keys), None
+        if CHUNKED in kinds:
+            fix = "layers of type 'chunked_attention' need a number of tokens"
+            require(not keys.has_none("attention_chunk_size"), "attention_chunk_size", None, fix)
+            chunk = keys.integer("attention_chunk_size", default=8192)
+        windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
+        images = self._bidirectional_images(keys)
+        found = []
+        for kind, turned in zip(kinds, turns, strict=True):
+            if kind in OTHERS:
+                found.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
+                continue
+            both = ("qk_norm",) if norm and (turned or not self.tempered) else ()
+            found.append(
+                LayerEncoding(
+                    encodings[kind] if turned else rest,
+                    widths[kind],
+                    window=window if kind in windowed else None,
+                    chunk=chunk if kind == CHUNKED else None,
+                    scale=scales[kind],
+                    logit_cap=cap,
+                    sinks=self.sinks,
+                    causal=causal,
+                    stack=self.stack,
+                    also=both + images,
+                )
+            )
+        return found
+
+    def _kinds(self, keys: Keys, layers: int) -> list[str]:
+        given = keys.get("layer_types") if self.typed else None
+        if given is not None:
+            ok = isinstance(given, list | tuple) and len(given) == layers
+            require(
+                ok, "layer_types", given, f"pass a list with a name for each of {layers} layers"
+            )
+            known = (FULL, SLIDING, CHUNKED, *OTHERS)
+            for kind in given:
+                require(kind in known, "layer_types", kind, f"choose of {', '.join(known)}")
+            for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+                keys.get(key)  # the list goes before it
+            return list(given)
+        if self.kinds is not None:
+            return self.kinds(keys, layers)
+        if self.window == 0:
+            return [FULL] * layers
+        sliding = self._window(keys) is not None
+        return [SLIDING if sliding else FULL] * layers
+
+    def _window(self, keys: Keys) -> int | None:
+        if self.window == 0:
+            return None
+        on = keys.flag("use_sliding_window") if self.use_window else True
+        if keys.has_none(self.window_key):
+            return None
+        names = (self.window_key, "sliding_window_size")  # Gemma 2's first configs have both
+        value = keys.integer(*names, default=self.window, low=0)
+        return (value or None) if on else None
+
+    def _mask(self, keys: Keys, kinds: Sequence[str]) -> tuple[bool, int | None]:
+        window = self._window(keys)
+        key = "use_bidirectional_attention"
+        if SLIDING in kinds:
+            fix = "layers of type 'sliding_attention' need a number of tokens"
+            require(window is not None, self.window_key, keys.get(self.window_key), fix)
+        if self.half_window is not None and window is not None:
+            window = window // 2 + self.half_window
+        if not self.bidirectional:
+            return self.causal, window
+        if not keys.flag(key):
+            return True, window
+        return False, None if window is None else window // 2 + 1
+
+    def _head_dim(self, keys: Keys, kind: str, kinds: Sequence[str]) -> int:
+        own = keys.head_dim(self.head_dim)
+        if self.global_head_dim is None:
+            return own
+        wide = keys.integer("global_head_dim", default=self.global_head_dim)
+        layers = keys.mapping("per_layer_config")
+        if layers is None:
+            return wide if kind == FULL else own
+        found = {kind: own for kind in kinds}
+        for index, settings in layers.items():
+            at = int(index) if str(index).isdigit() else -1
+            ok = 0 <= at < len(kinds) and isinstance(settings, Mapping)
+            require(ok, "per_layer_config", {index: settings}, "pass layer number → settings")
+            found[kinds[at]] = settings.get("head_dim", own)
+        listed = {int(i): settings.get("head_dim", own) for i, settings in layers.items()}
+        widths = [listed.get(i, own) for i in range(len(kinds))]
+        same = all(found[kind] == width for kind, width in zip(kinds, widths, strict=True))
+        same = same and all(is_int(width, 1) for width in widths)
+        require(same, "per_layer_config", layers, "layers of one type must have one head_dim")
+        return found[kind]
+
+    def _cap(self, keys: Keys) -> float | None:
+        if self.cap is None or keys.has_none(self.cap[0]):
+            return None
+        return keys.real(self.cap[0], default=self.cap[1])
+
+    def _qk_norm(self, keys: Keys) -> bool:
+        if isinstance(self.qk_norm, bool):
+            return self.qk_norm
+        return keys.flag(*self.qk_norm)
+
+    def _scale(self, keys: Keys, head_dim: int) -> float | None:
+        scale = self.fixed_scale
+        if self.scale is not None:
+            name, default = self.scale
+            value = keys.real(name, default=default)
+            scale = value**-0.5 if name == "query_pre_attn_scalar" else float(value)
+        return None if scale == head_dim**-0.5 else scale
+
+    def _bidirectional_images(self, keys: Keys) -> tuple[str, ...]:
+        if self.global_head_dim is None:
+            return ()
+        name = "use_bidirectional_attention"
+        fix = "only None and 'vision' are known here"
+        value = keys.get(name)
+        require(value in (None, False, "vision"), name, value, fix)
+        return ("bidirectional_images",) if value == "vision" else ()
+
+    def _unrotated(self, keys: Keys) -> Encoding:
+        if not self.tempered:
+            return Encoding()
+        on = keys.get("attn_temperature_tuning", default=True)  # 4 in the first configs
+        scale, floor = keys.real("attn_scale", default=0.1), keys.real("floor_scale", default=8192)
+        require(floor == int(floor), "floor_scale", floor, "pass a whole number of tokens")
+        return Temperature(scale, int(floor)) if on else Encoding()
+
+    def _encodings(self, keys: Keys, widths: Mapping[str, int]) -> dict[str, Encoding]:
+        """Of each layer type that rotates."""
+        given, nested = self._parameters(keys)
+        partial = keys.get(*PARTIAL, default=self.partial)
+        rotary_dim = None if keys.has_none("rotary_dim") else self.rotary_dim
+        rotary_dim = keys.integer("rotary_dim", default=rotary_dim)
+        if self.rotary_dim is not None:
+            require(rotary_dim is not None, "rotary_dim", None, "pass a number of channels")
+        found = {}
+        for kind, head_dim in widths.items():
+            if kind in OTHERS:
+                continue
+            if nested and kind not in given:
+                names = shown(", ".join(map(str, given)))[1:-1]
+                fix = f"it has no settings for layers of type {kind!r}"
+                raise ValueError(f"rope_parameters has settings for {names}: {fix}")
+            own = given[kind] if nested else given
+            if own is None:
+                found[kind] = Encoding()  # a type without RoPE
+                continue
+            own = dict(own)
+            if nested and own.get("rope_type", own.get("type")) == "yarn":
+                if own.get("truncate") is False:
+                    text = (
+                        "is read; transformers 5.23 leaves it unread where layer types are nested"
+                    )
+                    warnings.warn(
+                        f"rope_parameters[{kind!r}]['truncate']=False {text}", stacklevel=5
+                    )
+            base, scaled = self._base(keys, kind)
+            if not (nested or scaled):
+                own = {}
+            share = partial
+            if rotary_dim is not None:
+                fix = f"pass at most head_dim={head_dim}"
+                require(rotary_dim <= head_dim, "rotary_dim", rotary_dim, fix)
+                share = hugging_face.partial(rotary_dim / head_dim, head_dim)
+            found[kind] = self._encoding(keys, own, head_dim, base, share)
+            turned = found[kind].rotary_dim(head_dim) if isinstance(found[kind], RoPE) else None
+            if rotary_dim is not None and turned != rotary_dim:
+                fix = f"the partial factor says {turned}; keep one of them"
+                require(turned is None, "rotary_dim", rotary_dim, fix)
+        return found
+
+    def _parameters(self, keys: Keys) -> tuple[Mapping[str, Any], bool]:
+        """The settings, and whether they are by layer type."""
+        new, old = keys.mapping("rope_parameters"), keys.mapping("rope_scaling")
+        given = new if old is None else old
+        if given is None:
+            given = self.parameters or {}
+        if new is not None and old is not None and dict(new) != dict(old):
+            both = f"rope_parameters={shown(new)} and rope_scaling={shown(old)}"
+            raise ValueError(f"{both} differ; keep one of them")
+        nested = any(isinstance(value, Mapping) for value in given.values())
+        if nested:
+            for kind, value in given.items():
+                ok = value is None or isinstance(value, Mapping)
+                require(ok, f"rope_parameters[{shown(kind)}]", value, "pass a dict for each type")
+        return given, nested
+
+    def _base(self, keys: Keys, kind: str) -> tuple[float, bool]:
+        """The base outside of the settings, and whether flat settings act on this layer type."""
+        if self.nested is None:
+            return keys.get("rope_theta", "rotary_emb_base", default=self.base), True
+        each = {name: keys.get(*b.keys, default=b.default) for name, b in self.nested.items()}
+        return each[kind], self.nested[kind].scaled
+
+    def _encoding(self, keys: Keys, own: dict, head_dim: int, base: float, partial) -> Encoding:
+        sections, beta = self._special(own)
+        if self.original is not None:
+            original = keys.get("original_max_position_embeddings", default=self.original)
+        else:
+            original = keys.get("original_max_position_embeddings")
+        rope = rope_scaling.from_hf(
+            own,
+            head_dim=head_dim,
+            rope_theta=base,
+            partial_rotary_factor=partial,
+            max_position_embeddings=keys.get("max_position_embeddings", "n_positions"),
+            original_max_position_embeddings=original,
+        )
+        rope = dataclasses.replace(rope, layout=self.layout)
+        if self.sections is not None:
+            found = MRoPE(rope.base, sections, self.interleaved, rope.fraction, rope.scaling)
+            found.check(Dims(head_dim, 1, 1, head_dim))
+            return found
+        if beta is None:
+            return rope
+        floor: Any = own.get("original_max_position_embeddings")
+        fix = "llama_4_scaling_beta needs it"
+        require(is_int(floor, 1), "original_max_position_embeddings", floor, fix)
+        return Sum((rope, Temperature(beta, floor, offset=0)))
+
+    def _special(self, own: dict) -> tuple[tuple | None, float | None]:
+        """Takes out the keys that are no matter of RoPE's frequencies."""
+        beta = own.pop("llama_4_scaling_beta", None)
+        name = own.get("rope_type", own.get("type"))
+        if name in self.longrope:
+            own["rope_type"] = "longrope"
+        if self.sections is None:
+            return None, beta
+        order = own.pop("mrope_interleaved", None)
+        fix = f"this family has {self.interleaved}"
+        require(order in (None, self.interleaved), "mrope_interleaved", order, fix)
+        if name == "mrope":
+            own.pop("type", None)
+            own["rope_type"] = "default"
+        sections = own.pop("mrope_section", None)
+        sections = list(self.sections) if sections is None else sections
+        ok = isinstance(sections, list | tuple) and len(sections) == 3
+        require(ok, "mrope_section", sections, "pass three integers: time, row, column")
+        return tuple(sections), beta
+
+    # Writing
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The keys from which `read` reads these layers."""
+        return rotary_keys.write(self, layers)

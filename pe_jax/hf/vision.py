@@ -1,0 +1,190 @@
+"""Families of models that see images: axial RoPE, windows of Swin, tables over patches."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pe_jax.encodings.cpb import CPB
+from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.rope_2d import RoPE2D
+from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
+from pe_jax.encodings.swin import Swin
+from pe_jax.hf.absolute import one_of_a_kind, written
+from pe_jax.hf.keys import LAYERS, Keys
+from pe_jax.hf.layers import LayerEncoding
+from pe_jax.validation import is_int, is_real, require, shown
+
+SEEN = {"causal": False, "stack": "encoder"}
+
+
+def _sides(keys: Keys, name: str, default: int) -> tuple[int, int]:
+    value = keys.get(name, default=default)
+    sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    ok = len(sides) == 2 and all(is_int(n, 1) for n in sides)
+    require(ok, name, value, "pass a number of pixels, or two")
+    return sides[0], sides[1]
+
+
+def _patches(keys: Keys, image: int, patch: int) -> tuple[int, int]:
+    pixels, size = _sides(keys, "image_size", image), _sides(keys, "patch_size", patch)
+    return pixels[0] // size[0], pixels[1] // size[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axial:
+    """RoPE on rows and columns.
+
+    Attributes:
+      spectrum: of the frequencies.
+      nested: whether the base is in `rope_parameters` (type "axial"), else in `rope_theta`.
+      base: where the config has none.
+      normalized: whether positions lie in [-1, 1].
+      registers: whether a CLS token and `num_register_tokens` come first.
+      layers: the key of the number of layers.
+      width: the key of the width.
+    """
+
+    spectrum: str = "shared"
+    base: float = 1e4
+    normalized: bool = False
+    registers: bool = False
+    layers: tuple[str, ...] = LAYERS
+    width: tuple[str, ...] = ("hidden_size",)
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        own = dict(keys.mapping("rope_parameters") or {})
+        kind = own.pop("rope_type", own.pop("type", "axial"))
+        fix = "rows and columns have rope_type 'axial'; a scaling of them is not among our schemes"
+        require(kind in ("axial", "default"), "rope_type", kind, fix)
+        theta = own.pop("rope_theta", None)
+        for key, value in own.items():
+            fix = "an axial rotation has rope_theta alone; ours is rope_2d"
+            raise ValueError(f"{shown(key, 80)[1:-1]}={shown(value, 120)}: {fix}")
+        theta = keys.get("rope_theta", default=self.base) if theta is None else theta
+        require(is_real(theta) and theta > 1, "rope_theta", theta, "pass a number above 1")
+        head_dim = keys.integer("head_dim", default=None)
+        if head_dim is None:
+            width, heads = (
+                keys.integer(*self.width),
+                keys.integer("num_attention_heads", "num_heads"),
+            )
+            require(width % heads == 0, "num_attention_heads", heads, f"must divide {width}")
+            head_dim = width // heads
+        require(head_dim % 4 == 0, "head_dim", head_dim, "two axes rotate pairs: a multiple of 4")
+        encoding = RoPE2D(theta, spectrum=self.spectrum, normalized=self.normalized)
+        prefix = 0
+        if self.registers:
+            prefix = 1 + keys.integer("num_register_tokens", default=0, low=0)
+            for key in ("shift", "jitter", "rescale"):
+                keys.get(f"pos_embed_{key}")  # of positions, in training
+        layer = LayerEncoding(encoding, head_dim, prefix=prefix, **SEEN)
+        return [layer] * keys.layers(*self.layers)
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The base, and what comes before the patches."""
+        layer = one_of_a_kind(layers)
+        theta = written(layer.encoding, RoPE2D).base
+        found: dict[str, Any] = {self.layers[0]: len(layers), "head_dim": layer.head_dim}
+        if self.registers:
+            return found | {"rope_theta": theta, "num_register_tokens": layer.prefix - 1}
+        return found | {"rope_parameters": {"rope_type": "axial", "rope_theta": theta}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Patches:
+    """A table over patches, row by row, after a CLS token: sinusoids (MAE) or learned (ViT).
+
+    Attributes:
+      sinusoid: whether the table is fixed.
+      image: default of `image_size`.
+      patch: default of `patch_size`.
+      tokens: how many tokens before the patches have a row of the learned table.
+    """
+
+    sinusoid: bool = False
+    image: int = 224
+    patch: int = 16
+    tokens: int = 1
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        rows, columns = _patches(keys, self.image, self.patch)
+        encoding = Sinusoidal2D() if self.sinusoid else Learned(rows * columns + self.tokens)
+        prefix = 1 if self.sinusoid else 0
+        layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, **SEEN)
+        return [layer] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The size of an image in patches of one pixel."""
+        layer = one_of_a_kind(layers)
+        found: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        if self.sinusoid:
+            written(layer.encoding, Sinusoidal2D)
+            return found
+        count = written(layer.encoding, Learned).length - self.tokens
+        return found | {"image_size": [1, count], "patch_size": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class SwinFamily:
+    """Windows of an image, shifted in every other layer; v2 has a network of the distance."""
+
+    v2: bool = False
+    checked: ClassVar[bool] = False  # layers do not say where a stage ends
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The layers of all stages in turn."""
+        fix = "a table over patches beside windows is not read here; ours is learned"
+        keys.refuse("use_absolute_embeddings", fix)
+        window = keys.integer("window_size", default=7)
+        depths, heads = (self._stages(keys, name) for name in ("depths", "num_heads"))
+        width = keys.integer("embed_dim", default=96)
+        sides = _patches(keys, 224, 4)
+        trained = keys.get("pretrained_window_sizes") if self.v2 else None
+        trained = trained or [0] * len(depths)
+        ok = len(heads) == len(depths)
+        require(ok, "num_heads", heads, f"depths has {len(depths)} stages")
+        ok = isinstance(trained, list | tuple) and len(trained) >= len(depths)
+        ok = ok and all(is_int(n, 0) for n in trained)
+        require(
+            ok, "pretrained_window_sizes", trained, f"pass one for each of {len(depths)} stages"
+        )
+        found = []
+        for stage, (depth, count) in enumerate(zip(depths, heads, strict=True)):
+            size = tuple(n // 2**stage for n in sides)
+            channels = width * 2**stage
+            fix = f"stage {stage} has {channels} channels, which it must divide"
+            require(channels % count == 0, "num_heads", count, fix)
+            encoding = Swin(window, window)
+            whole = min(size) <= window
+            if self.v2:
+                fits = [min(n, window) for n in size]
+                own = [trained[stage] or n for n in fits]
+                encoding = CPB(*own)
+                whole = all(n <= w for n, w in zip(size, fits, strict=True))
+            for index in range(depth):
+                shift = "shifted_windows" if index % 2 and not whole else "windows"
+                also = ("cosine_scores", shift) if self.v2 else (shift,)
+                found.append(LayerEncoding(encoding, channels // count, also=also, **SEEN))
+        return found
+
+    def _stages(self, keys: Keys, name: str) -> Sequence[int]:
+        defaults = {"depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24]}
+        value = keys.get(name, default=defaults[name])
+        ok = isinstance(value, list | tuple) and len(value) > 0 and all(is_int(n, 1) for n in value)
+        ok = ok and sum(value) <= 10_000
+        require(ok, name, value, "pass an integer of at least 1 for each stage")
+        return value
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The window alone: stages are sizes of a model, not of positions."""
+        kind = CPB if self.v2 else Swin
+        first = written(layers[0].encoding, kind)
+        same = first.height == first.width
+        require(
+            same, "width", first.width, f"must be the height {first.height}: windows are square"
+        )
+        for layer in layers:
+            written(layer.encoding, kind)
+        return {"window_size": first.height}
