@@ -13,7 +13,6 @@ own attention; `naive` and `reference` to test against. Memory is in proportion 
 except for CoPE and DAPE, which need whole rows of scores.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
@@ -50,15 +49,6 @@ if TYPE_CHECKING:
     from pe_jax.models import adapters as adapters
 
 __version__ = "0.2.0"
-
-MODULES = {  # imported when they are first asked for: an encoding needs none, adapters need flax
-    "adapters": "pe_jax.models.adapters",
-    "cache": "pe_jax.engines.decoding.cache",
-    "hf": "pe_jax.hf",
-    "masks": "pe_jax.masks",
-    "naive": "pe_jax.naive",
-    "reference": "pe_jax.engines.reference",
-}
 
 __all__ = [
     "ENCODINGS",
@@ -100,11 +90,27 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in MODULES:
-        return importlib.import_module(MODULES[name])
-    if name in ("attend", "attention"):
-        return getattr(importlib.import_module("pe_jax.engines.api"), name)
-    raise AttributeError(f"module 'pe_jax' has no attribute {name!r}")
+    """Imports a module when it is first asked for: an encoding needs none, adapters need Flax."""
+    match name:
+        case "adapters":
+            import pe_jax.models.adapters as value
+        case "attend" | "attention":
+            from pe_jax.engines import api
+
+            value = getattr(api, name)
+        case "cache":
+            import pe_jax.engines.decoding.cache as value
+        case "hf":
+            import pe_jax.hf as value
+        case "masks":
+            import pe_jax.masks as value
+        case "naive":
+            import pe_jax.naive as value
+        case "reference":
+            import pe_jax.engines.reference as value
+        case _:
+            raise AttributeError(f"module 'pe_jax' has no attribute {name!r}")
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:
