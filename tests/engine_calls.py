@@ -1,11 +1,13 @@
 """What an engine takes, says and traces, for tests that call one without `attention` around it."""
 
+import dataclasses
+
 import jax
 import jax.extend
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding, Params
-from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms import Side, Sink, Tokens, select
 from pe_jax.engines import inputs
 from pe_jax.engines.attention_spec import AttentionSpec
 
@@ -29,6 +31,7 @@ def arguments(
       k_tokens: the same for the keys; None: as those of the queries.
     """
     terms = encoding.terms(params, spec.dims)
+    spec = dataclasses.replace(spec, lse=bool(select(terms, Sink)))
     states = (None,) * len(terms)
 
     def side(name: str, x: jax.Array, tokens: Tokens) -> Side:

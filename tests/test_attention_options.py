@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import pe_jax
 from pe_jax import masks
@@ -222,3 +223,34 @@ def test_numbers_of_numpy_are_numbers():
     assert pe_jax.attention(*QKV, window=np.int64(4)).shape == (B, T, H, E)
     buckets = type(pe_jax.make("buckets"))(edges=[0, 1, 4])
     assert hash(buckets) == hash(pe_jax.make("buckets", edges=(0, 1, 4)))
+
+
+@pytest.mark.parametrize("scheme", ["rope", "t5", "alibi", "shaw"])
+def test_attention_is_exported_for_any_batch_and_length(scheme):
+    encoding = pe_jax.make(scheme)
+    params = encoding.init(jax.random.key(0), DIMS)
+
+    def run(params, q, k, v):
+        return pe_jax.attention(q, k, v, encoding=encoding, params=params)
+
+    batch, length = export.symbolic_shape("b, t")
+    shapes = [jax.ShapeDtypeStruct((batch, length, *x.shape[2:]), x.dtype) for x in QKV]
+    exported = export.export(jax.jit(run))(jax.eval_shape(lambda: params), *shapes)
+    again = export.deserialize(exported.serialize())
+    np.testing.assert_allclose(again.call(params, *QKV), run(params, *QKV), atol=1e-6)
+
+
+def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
+    q, k, v = QKV
+
+    def total(q, engine):
+        return (pe_jax.attention(q, k, v, implementation=engine) ** 2).sum()
+
+    for again in (jax.grad, jax.jacfwd):
+        with pytest.raises(TypeError, match="pass implementation='dense'"):
+            again(lambda q: jax.grad(total)(q, "tiled").sum())(q)
+    with pytest.raises(TypeError, match="pass implementation='dense'"):
+        jax.jvp(lambda q: total(q, "tiled"), (q,), (q,))
+    slope = jax.jvp(lambda q: total(q, "dense"), (q,), (q,))[1]
+    second = jax.grad(lambda q: jax.grad(total)(q, "dense").sum())(q)
+    assert np.isfinite(slope) and np.isfinite(second).all()

@@ -15,6 +15,7 @@ import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.export
 
 from pe_jax.encodings.terms import Input, Term
 from pe_jax.numerics.arrays import align
@@ -43,6 +44,9 @@ class Params(NamedTuple):
 
     shared: Any
     layer: Any
+
+
+jax.export.register_namedtuple_serialization(Params, serialized_name="pe_jax.Params")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Dropout, Mask, RowRescore, Side, select
@@ -105,6 +106,8 @@ def _choose(call: Call) -> tuple[str, int, str]:
 def _is_small(call: Call) -> bool:
     """Whether all scores at once are no more than the tiled engine would hold."""
     (batch, heads, queries, _), keys = call.q.x.shape, call.k.x.shape[2]
+    if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
+        return True  # tiles need numbers: what is exported for any size is dense
     short = SHORTER if select(call.terms, *VECTORS) else SHORT
     fits = batch * heads * queries * keys <= TILE
     return queries == 1 or (max(queries, keys) <= short and fits)

@@ -15,6 +15,7 @@ from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.first_order import call_in_reverse, first_order
 
 # Before or after an engine.
 
@@ -108,7 +109,8 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
         return results, (saved, dict.fromkeys(learned))  # as keys, for only arrays can be values
 
     def pull(plan, saved, cotangents):
-        return (backward(plan, *saved, jax.tree.map(dense, cotangents)),)
+        saved, cotangents = first_order((saved, jax.tree.map(dense, cotangents)))
+        return (backward(plan, *saved, cotangents),)
 
     def dense(x):
         zero = isinstance(x, SymbolicZero)
@@ -116,4 +118,4 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 
     f = jax.custom_vjp(run, nondiff_argnums=(0,))
     f.defvjp(save, pull, symbolic_zeros=True)
-    return f
+    return functools.partial(call_in_reverse, f)

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.first_order import first_order
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.layout import BlockPermuted
 from pe_jax.engines.tiled import engine as tiled
@@ -149,6 +150,8 @@ def _forward(call: Call, operands: Operands, fixed: Fixed):
 
 
 def _backward(call: Call, saved: tuple, cotangent: Result):
+    saved, cotangent = first_order((saved, cotangent))
+
     def device(operands, fixed, result, cotangent):
         operands, own = _begin(operands, fixed)
         hop = functools.partial(_hop_backward, call, operands, fixed, result, cotangent)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.terms import Side
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.first_order import call_in_reverse, first_order
 from pe_jax.engines.tiled import passes
 from pe_jax.engines.tiled.setup import (
     FIXED,
@@ -57,7 +58,8 @@ def attend(
     operands = operands._replace(tables=setup.tables(own))
     operands = varying_like(operands, operands)
     fixed = fixed._replace(max_bias=setup.max_bias(own, fixed.q, fixed.k))
-    queries, result = q.x.shape[2], _attend(setup, operands, fixed)
+    queries = q.x.shape[2]
+    result = call_in_reverse(_attend, setup, operands, fixed)
     lse = setup.whole_lse(own, q, result.lse[:, :, :queries])
     return result.out[:, :, :queries], lse
 
@@ -85,7 +87,7 @@ def _attend_forward(setup: Setup, operands: Operands, fixed: Fixed):
 
 
 def _attend_backward(setup: Setup, saved, cotangent: Result):
-    operands, fixed, result = saved
+    (operands, fixed, result), cotangent = first_order((saved, cotangent))
     grads = backward(setup, operands, fixed, result, cotangent)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, operands), None
 
