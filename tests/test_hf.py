@@ -9,6 +9,7 @@ import pytest
 import pe_jax
 from pe_jax import hf
 from pe_jax.encodings.rope_scaling import Llama3, LongRoPE, Proportional, YaRN
+from pe_jax.hf import families
 from pe_jax.hf.keys import Keys
 from tests.faults.test_encoding_faults import refused
 
@@ -634,5 +635,14 @@ def test_junk_for_any_key_that_is_read_is_one_short_line(kind):
                 assert "\n" not in str(error) and len(str(error)) < 500
 
 
-def test_no_key_is_read_that_is_not_there():
-    assert "torch" not in str(hf.FAMILIES) and len(hf.FAMILIES) >= 40
+def test_the_families_are_there():
+    rotary = "llama llama4_text qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen2_vl_text mistral"
+    rotary += " qwen3_vl_text ministral3 mixtral phi phi3 gpt_neox gptj codegen glm glm4 cohere"
+    rotary += (
+        " cohere2 gemma gemma2 gemma3_text gemma4_text granite deepseek_v2 deepseek_v3 minimax"
+    )
+    rotary += " smollm3 olmo2 stablelm persimmon nemotron gpt_oss falcon modernbert roformer esm"
+    others = "mpt bloom t5 umt5 mt5 longt5 deberta deberta-v2 xlnet wavlm swin swinv2 layoutlmv3"
+    others += " dinov3_vit pixtral vit_mae marian opt gpt2 mpnet whisper bert roberta electra"
+    assert set(f"{rotary} {others}".split()) <= set(hf.FAMILIES)
+    assert not set(hf.FAMILIES) & set(families.NEAREST)

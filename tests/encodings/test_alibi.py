@@ -9,6 +9,7 @@ import pe_jax
 from pe_jax.encodings import alibi
 from pe_jax.naive import products, softmax
 from pe_jax.naive.bias import alibi_slopes
+from tests import util
 from tests.encodings.common import LENGTH, NONE, check_attention, row
 
 
@@ -55,3 +56,8 @@ def test_it_never_rises_with_the_distance(distances):
 
 def test_float_positions_give_the_bias_between_the_integers():
     np.testing.assert_allclose(alibi.bias(np.float32([0.5, -1.5]), 8)[0], [-0.25, -0.75])
+
+
+def test_tiles_of_a_scaled_penalty_equal_the_dense_matrix():
+    case = util.Case("alibi", pe_jax.make("alibi", bias_max=4.0, scaled=True))
+    util.assert_close(util.run(case, "tiled"), util.run(case, "dense"))

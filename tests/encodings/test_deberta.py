@@ -70,3 +70,10 @@ def test_one_of_the_terms_alone_shares_the_variance_with_the_content(kind, weigh
 def test_other_terms_are_an_error(given):
     with pytest.raises(ValueError, match="pos_att_type=.*choose"):
         pe_jax.make("deberta", pos_att_type=given)
+
+
+@pytest.mark.parametrize("kind", ["c2p", "p2c"])
+def test_tiles_of_one_term_equal_the_dense_matrix(kind):
+    encoding = pe_jax.make("deberta", buckets=4, max_distance=6, pos_att_type=(kind,))
+    case = util.Case(kind, encoding)
+    util.assert_close(util.run(case, "tiled"), util.run(case, "dense"))

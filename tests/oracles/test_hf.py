@@ -21,6 +21,7 @@ from pe_jax.engines.mask import allowed
 
 pytestmark = pytest.mark.oracles
 LENGTH, TOLERANCE = 23, 1e-5
+NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm")
 TINY = {
     "vocab_size": 32,
     "hidden_size": 64,
@@ -180,6 +181,7 @@ def recorded(live):
 
     def record(module, query, key, value, attention_mask, **kwargs):
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        kwargs["normed"] = any(hasattr(module, name) for name in NORMS)
         calls.append((query.numpy(), key.numpy(), attention_mask, kwargs))
         shape = (*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1])
         return torch.zeros(shape), None
@@ -293,6 +295,7 @@ def test_what_is_read_is_what_reaches_the_models_softmax(recorded, name):
         np.testing.assert_allclose(ours_scale * ours / size, theirs_scale * want / size, atol=1e-5)
         assert (options.get("softcap") or None) == layer.logit_cap
         assert (options.get("s_aux") is not None) == layer.sinks
+        assert options["normed"] == ("qk_norm" in layer.also)
         hidden = np.zeros((LENGTH, LENGTH), bool)
         if mask is not None:
             hidden = mask[0, 0].numpy() < -1 if mask.is_floating_point() else ~mask[0, 0].numpy()
