@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import AxisType, PartitionSpec
 
 import pe_jax
 from pe_jax import masks
@@ -17,10 +18,7 @@ B, T, H, K, E = 2, 40, 4, 2, 8
 DIMS = pe_jax.Dims(H * E, H, K, E)
 TILED = Tiled(TileSizes(16, 8))
 QKV = noise(B, T, H, E, seed=1), noise(B, T, K, E, seed=2), noise(B, T, K, E, seed=3)
-SCHEMES = [
-    *("nope", "rope", "alibi", "t5(num_buckets=8,max_distance=16)"),
-    *("shaw(clip=4)", "rerope(window=6)"),
-]
+SCHEMES = ("rope", "alibi", "t5(num_buckets=8,max_distance=16)", "rerope(window=6)")
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, *range(5, 39)])
 
 
@@ -50,25 +48,14 @@ def options() -> dict[str, dict]:
     }
 
 
-@pytest.mark.parametrize("name", options())
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        "nope",
-        "rope",
-        "alibi",
-        "t5(num_buckets=8,max_distance=16)",
-        "shaw(clip=4)",
-        "rerope(window=6)",
-    ],
-)
-def test_tiles_give_what_dense_gives_with_every_option(name, scheme):
+CASES = [("shaw(clip=4)", name) for name in options()]
+CASES += [(scheme, name) for scheme in SCHEMES for name in ("prefix, packed", "cap", "dropout")]
+
+
+@pytest.mark.parametrize("scheme, name", CASES)
+def test_tiles_give_what_dense_gives_with_every_option(scheme, name):
     own = options()[name]
     (encoding,) = pe_jax.parse(scheme)
-    if scheme.startswith("t5") and "scale" in own:
-        pytest.skip("T5 sets a scale of its own")
-    if encoding.claims.one_sided and own.get("causal") is False:
-        pytest.skip("it tells no later token from another")
     params = encoding.init(jax.random.key(1), DIMS)
 
     def run(engine, params, q, k, v):
@@ -254,3 +241,39 @@ def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
     slope = jax.jvp(lambda q: total(q, "dense"), (q,), (q,))[1]
     second = jax.grad(lambda q: jax.grad(total)(q, "dense").sum())(q)
     assert np.isfinite(slope) and np.isfinite(second).all()
+
+
+@pytest.mark.parametrize("engine", ["dense", TILED])
+@pytest.mark.parametrize("scheme", ["t5", "alibi+rope", "shaw(clip=4)", "fox", "transformer_xl"])
+def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
+    devices, auto = jax.devices()[:2], (AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("model",), auto, devices=devices)
+    encoding = pe_jax.parse(scheme)[0]
+    params = encoding.init(jax.random.key(0), DIMS)
+    terms, x = (pe_jax.Sink(noise(H)),), noise(B, T, DIMS.width, seed=5)
+
+    def run(params, x, q, k, v, **more):
+        own = {"encoding": encoding, "params": params, "terms": terms, "implementation": engine}
+        return pe_jax.attention(q, k, v, x=x, dims=DIMS, **own, **more)
+
+    heads = PartitionSpec(None, None, "model")
+    shared = jax.shard_map(
+        functools.partial(run, heads_axis="model"),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(), heads, heads, heads),
+        out_specs=heads,
+    )
+
+    def total(f, params, *qkv):
+        return (f(params, x, *qkv) * noise(B, T, H, E)).sum()
+
+    got, want = (
+        jax.jit(jax.value_and_grad(functools.partial(total, f), argnums=(0, 1, 2, 3)))(params, *QKV)
+        for f in (shared, run)
+    )
+    assert_close(got, want, tol=1e-4)
+
+
+def test_heads_that_devices_share_need_the_sizes_of_all():
+    with pytest.raises(ValueError, match="dims=None: heads_axis='model' needs the global sizes"):
+        pe_jax.attention(*QKV, heads_axis="model")

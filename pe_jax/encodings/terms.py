@@ -164,6 +164,9 @@ class QueryBias(Term):
 
     u: jax.Array
 
+    def for_heads(self, share):
+        return QueryBias(share(self.u, 0))
+
 
 @kind
 class Rotation(Term):
@@ -503,6 +506,9 @@ class Sink(Term):
     """One more logit [H] in the softmax of each row, without a value."""
 
     logit: jax.Array
+
+    def for_heads(self, share):
+        return Sink(share(self.logit, 0))
 
 
 # Tuples of terms.

@@ -1,5 +1,6 @@
 """`attention`: any encoding with any engine, in the shapes of `jax.nn.dot_product_attention`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
+from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.numerics.arrays import align
 
@@ -47,6 +49,7 @@ def attention(
     implementation: str | Callable | None = None,
     layout: Contiguous = CONTIGUOUS,
     dims: Dims | None = None,
+    heads_axis: str | None = None,
     **others: Any,
 ) -> Any:
     """Attention with a positional encoding; rotates q and k, then calls `attend`.
@@ -117,8 +120,9 @@ def attention(
         does the output.
       **others: none: for each name that other libraries have, a TypeError says ours.
       dims: global sizes; None: from q and k, the model width being x's or H·E. Under jit, heads
-        may be sharded; inside shard_map q must have all its heads (their slopes and tables need
-        them).
+        may be sharded; inside shard_map pass `heads_axis`.
+      heads_axis: the mesh axis along which devices share the heads, inside shard_map: q, k and v
+        have this device's heads in order, parameters and `dims` all of them.
 
     Gradients are first order and reverse mode where the tiled engine runs (a custom VJP).
 
@@ -139,7 +143,7 @@ def attention(
     inputs.no_others(others)
     encoding = inputs.encoding(encoding)
     inputs.arrays(q, k, v)
-    dims = inputs.dims(dims, q, k, x)
+    dims = inputs.dims(dims, q, k, x, heads_axis)
     encoding.check(dims)
     inputs.embedded(encoding, dims, embedded)
     own_mask = mask is not None or getattr(implementation, "has_own_mask", False)
@@ -164,6 +168,10 @@ def attention(
             places = [layout.per_segment(rows).reshape(q.shape[:-2]) for rows in ids]
     inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
     q_states, k_states = _states(all_terms, layout, x, places)
+    if heads_axis is not None:
+        share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
+        q_states, k_states = jax.tree.map(share, (q_states, k_states))
+        all_terms = inputs.some_heads(all_terms, heads_axis)
     return attend(
         inputs.rotate(all_terms, "q", q, places[0], q_states),
         inputs.rotate(all_terms, "k", k, places[1], k_states),

@@ -17,6 +17,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input
 from pe_jax.encodings.terms import Term, select
 from pe_jax.engines import reference
+from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, require, require_bool
@@ -40,6 +41,19 @@ def encoding(encoding: Any) -> Encoding:
         fix = "pass one layer's encoding, what pe_jax.make or pe_jax.parse(…)[0] gives, or None"
         raise TypeError(f"encoding={shown}: {fix}")
     return encoding
+
+
+def some_heads(terms: tuple, heads_axis: str | None) -> tuple[Term, ...]:
+    """Terms for the heads of this device, where those along a mesh axis share them.
+
+    Raises:
+      ValueError: a kind that is not known head by head.
+    """
+    if heads_axis is None:
+        return terms
+    for term in select(terms, kinds.RowRescore, kinds.Dropout):
+        raise ValueError(f"heads_axis={heads_axis!r}: {type(term).__name__} needs all heads")
+    return tuple(term.for_heads(HeadsOfDevice(heads_axis)) for term in terms)
 
 
 def window(window: int | None, sinks: int) -> None:
@@ -119,12 +133,19 @@ def arrays(q, k, v) -> None:
         raise ValueError(f"k has {kv_heads} heads, but q has {heads}; use one of {divisors}")
 
 
-def dims(dims: Dims | None, q: jax.Array, k: jax.Array, x: Any = None) -> Dims:
+def dims(
+    dims: Dims | None, q: jax.Array, k: jax.Array, x: Any = None, heads_axis: str | None = None
+) -> Dims:
     """The sizes as given, or those that q [*B, T, H, E] and k [*B, S, K, E] show.
 
-    The model's width is then that of the layer's input x [*B, T, D]; without one, H·E.
+    The model's width is then that of the layer's input x [*B, T, D]; without one, H·E. Where
+    devices along `heads_axis` share the heads, q and k have some and `dims` says how many there
+    are.
     """
     heads, head_dim = q.shape[-2:]
+    if heads_axis is not None:
+        require(dims is not None, "dims", None, f"heads_axis={heads_axis!r} needs the global sizes")
+        heads *= jax.lax.axis_size(heads_axis)
     if dims is None:
         width = heads * head_dim if x is None else np.shape(x)[-1]
         return Dims(width, heads, k.shape[-2], head_dim)

@@ -10,7 +10,6 @@ window stops the ring at the farthest device that it reaches.
 b, h batch and heads on a device, n devices on the ring, T tokens of a row, F value width.
 """
 
-import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import first_order
 from pe_jax.engines.reference import LOWEST
+from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import BlockPermuted
 from pe_jax.engines.tiled import engine as tiled
 from pe_jax.engines.tiled import schedule
@@ -214,21 +214,6 @@ def merge(a: Result, b: Result) -> Result:
 
 
 # One hop: the queries of a device and the keys that visit it.
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadsOfDevice:
-    """Picks the heads that a device has along a mesh axis, of arrays with all heads, or one."""
-
-    mesh_axis: str
-
-    def __call__(self, x: jax.Array, axis: int) -> jax.Array:
-        """[..., H or 1, …] → [..., h or 1, …]."""
-        if x.shape[axis] == 1:
-            return x
-        here = x.shape[axis] // jax.lax.axis_size(self.mesh_axis)
-        start = jax.lax.axis_index(self.mesh_axis) * here
-        return jax.lax.dynamic_slice_in_dim(x, start, here, axis)
 
 
 def _for_heads(call: Call, terms: tuple) -> tuple:
