@@ -387,7 +387,7 @@ ROPE = pe_jax.make("rope")
         (
             lambda: adapters.attention_fn("rope", causal=False),
             TypeError,
-            "encoding='rope': pass what pe_jax.make",
+            "encoding='rope': pass one layer's encoding, what pe_jax.make",
         ),
         (
             lambda: adapters.attention_fn(ROPE, {}, causal=False),
@@ -484,8 +484,11 @@ def refused(message: str, call, *args, error=ValueError, **given):
     assert "\n" not in str(caught.value)
 
 
-def test_causality_is_told():
-    refused("'causal'", adapters.attention_fn, ROPE, error=TypeError)
+def test_later_tokens_are_hidden_unless_told_and_schemes_of_several_axes_must_be_told():
+    assert_close(adapters.attention_fn(ROPE)(*heads()), pe_jax.attention(*heads(), encoding=ROPE))
+    places = np.zeros((T, 2), np.int32)
+    axes = "causal=None: RoPE2D has 2 axes; pass True, or False to see all"
+    refused(axes, adapters.attention_fn, pe_jax.make("rope_2d"), positions=places)
 
 
 def test_a_one_sided_scheme_needs_a_mask_that_hides_what_is_ahead():
@@ -503,8 +506,8 @@ def test_a_one_sided_scheme_needs_a_mask_that_hides_what_is_ahead():
     refused("causal=False: " + alike, fn, *heads(), bias=np.zeros((T, T)))
     for mask in (past.T, np.ones((B, 1, 1, T), bool), MASK):
         refused("mask='…': " + alike, fn, *heads(), mask=mask)
-    xpos = adapters.attention_fn(pe_jax.make("xpos"), causal=False)
-    refused("XPos is for causal attention alone", xpos, *heads(), mask=past)
+    xpos = "causal=False: XPos is for causal attention alone"
+    refused(xpos, adapters.attention_fn, pe_jax.make("xpos"), causal=False)
 
 
 def test_a_scaling_that_depends_on_the_length_is_set_as_attention_sets_it():

@@ -423,7 +423,8 @@ def test_positions_and_segments_of_the_wrong_shape_are_refused_not_broadcast():
     q, k, v = qkv()
     nope = pe_jax.make("rope")
     refused(lambda: attend(nope, q_positions=PLACES[:5]), "q_positions has shape [5]", "[11]")
-    refused(lambda: attend(nope, q_positions=PLACES[None]), "q_positions has shape [1, 11]")
+    wrong = np.stack([PLACES] * 2)
+    refused(lambda: attend(nope, q_positions=wrong), "q_positions has shape [2, 11]")
     refused(lambda: attend(nope, q_segments=PLACES[:1]), "q_segments has shape [1]", "[11]")
     refused(lambda: pe_jax.attention(q[:4], k, v), "q has 4 tokens and k has 11", "positions")
     batch = [x[None].repeat(2, 0) for x in (q, k, v)]
