@@ -46,35 +46,35 @@ def rows(table, first_row: int = 0):
 
 
 def swapped(r):
-    """[D, H, E] becomes [H, D, E]."""
+    """By head: [D, H, E] becomes [H, D, E]."""
     return r.transpose(1, 0, 2)
 
 
 def by_head(weight, bias=None, *, head_dim: int):
-    """[H·E, D] becomes [H, D + 1, E]; the last input's weights are the bias, or zeros."""
+    """By head, [H, D + 1, E]; the last input is for the bias, or zeros."""
     bias = jnp.zeros_like(weight[:, 0]) if bias is None else bias
     both = jnp.concatenate([weight, bias[:, None]], axis=1)
     return both.reshape(-1, head_dim, both.shape[1]).transpose(0, 2, 1)
 
 
 def with_ones(table):
-    """With a column of ones, for the projections' biases: [2·span, D + 1]."""
+    """With a column of ones: [2·span, D + 1]."""
     return jnp.pad(table, ((0, 0), (0, 1)), constant_values=1)
 
 
 def normed_with_ones(table, weight, bias, *, layer_norm_eps: float = 1e-7):
-    """Through the encoder's LayerNorm, then with a column of ones."""
+    """Through the LayerNorm, then with a column of ones: [2·span, D + 1]."""
     return with_ones(jax.nn.standardize(table, epsilon=layer_norm_eps) * weight + bias)
 
 
 def sines_first(weight, *, head_dim: int):
-    """[H·E, D] becomes [H, D, E], its inputs 0, 2, 4, … (sines) before 1, 3, 5, … (cosines)."""
+    """By head, [H, D, E], the inputs 0, 2, 4, … (sines) before 1, 3, 5, … (cosines)."""
     apart = jnp.concatenate([weight[:, 0::2], weight[:, 1::2]], axis=1)
     return apart.reshape(-1, head_dim, apart.shape[1]).transpose(0, 2, 1)
 
 
 def mirrored(table, *, left: int = 64, right: int = 8):
-    """Row n is of key - query = n - left: reversed, the shorter side's last row repeated."""
+    """Reversed, the shorter side's last row repeated; theirs is by key - query + `left`."""
     reach = max(left, right)
     return table[None, np.clip(np.arange(reach, -reach - 1, -1), -left, right) + left]
 
