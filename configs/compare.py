@@ -3,11 +3,11 @@
     make compare
     python -m experiments.compare --config=configs/compare.py --config.data=text:DIR
 
-Minutes on 2 cores. One learning rate for all, which a grid shows to be near the best one for each
-(docs/results.md); encodings that have parameters are first trained with six multiples of it for
-these, and keep the one that is best on validation text. Expect relative positions of every kind
-ahead at the training length, NoPE and positions added to the input behind; beyond it RoPE fails and
-a learned table is not defined.
+Minutes on 2 cores. One learning rate for all, which is near the best of a grid for each
+(docs/results.md); for encodings with parameters, six multiples of it are tried for these, and the
+best on validation text is kept. Expect relative positions of every kind ahead at the training
+length, NoPE and positions added to the input behind; beyond it RoPE fails and a learned table is
+not defined.
 """
 
 from experiments.running.sweep_configs import CompareConfig

@@ -7,12 +7,12 @@
 The first command trains the model, a byte model of 3 layers on the embedded text; its rows ask for
 a passkey, whose repetitions weigh more than text, as a model of this size learns to look one up
 from nothing else; two heads of 32 channels learn it sooner than four of 16. The column of the
-trained length is the baseline: where no passkey is found there, longer ones say nothing of the
+trained length is the baseline: if no passkey is found there, longer lengths do not compare the
 methods. The second command applies each method, without and with 100 steps at the target length.
-Expect RoPE as it is to lose most beyond the trained length, linear scaling to need the fine-tune,
-and ReRoPE and Self-Extend to lose the least without training (docs/results.md). Two CPU cores took
-10 minutes to train a model, and 41 to extend three, beside other runs. Any finished run of a RoPE
-model can take its place; several seeds of one model make intervals:
+Expect plain RoPE to lose most beyond the trained length, linear scaling to need the fine-tune, and
+ReRoPE and Self-Extend to lose the least without training (docs/results.md). Two CPU cores took 10
+minutes to train a model, and 41 to extend three, during other runs. Any finished run of a RoPE
+model works; several seeds of one model give intervals:
 
     python -m experiments.train --config=configs/extend.py:train --config.seed=1 \
       --config.workdir=runs/extend_base1

@@ -1,18 +1,18 @@
-"""Length extrapolation of the field: 24 schemes, at 25M parameters or as the ALiBi paper's 247M.
+"""Length extrapolation of published schemes: 24, at 25M parameters or as the ALiBi paper's 247M.
 
     python -m experiments.compare --config=configs/extrapolation_field.py:25M \
       --config.data=text:novels
 
-25M, bytes, 512 tokens tested to 8,192, five seeds: one GPU. Estimated, not measured: 2 minutes a
+25M, bytes, 512 tokens tested to 8,192, five seeds: one GPU. Estimated, not measured: 2 minutes per
 run on an H100 and 6 hours in all; 10 GiB with the states of all schemes, which are timed in turn at
-the end. The paper's order is what to look for: sinusoidal positions fail first, then RoPE, then T5;
-ALiBi holds, and under a sliding window gains nothing from text that is far.
+the end. Look for the paper's order: sinusoidal positions fail first, then RoPE, then T5; ALiBi
+holds, and under a sliding window gains nothing from distant text.
 
     python -m experiments.compare --config=configs/extrapolation_field.py:247M \
       --config.encodings="('sinusoidal','rope','t5','alibi')" --config.workdir=runs/paper-a
 
 247M is the size of arXiv 2108.12409 on WikiText-103: 16 layers of width 1024, 8 heads, hidden width
-4096 with ReLU, 73,728 tokens a step, 286,000 steps (205 epochs of its words). What differs: words
+4096 with ReLU, 73,728 tokens per step, 286,000 steps (205 epochs of its words). Differences: words
 need an adaptive embedding of 267,744 entries, so tokens are 45,056 BPE pieces in one table, as many
 parameters and another perplexity; AdamW, not Nesterov's momentum; the sliding window moves by 128
 tokens, not 1. In `wikitext-103/` are `train/`, `validation/` and `test/` with a file of tokens
@@ -22,20 +22,20 @@ each, and the pieces are made of it once:
       t.train_bpe([Path('wikitext-103/train/wiki.train.tokens').read_bytes()], \
       'wikitext-103.json', 45056)"
 
-A command takes one host, as of 8 TPU chips; a pod's hosts take other encodings each, and
-`--join=runs/paper-a,runs/paper-b` makes one report of them. What a step takes there:
+A command uses one host, such as one with 8 TPU chips; each host of a pod takes some of the
+encodings, and `--join=runs/paper-a,runs/paper-b` makes one report of them. The cost of a step:
 
     python -m tools.compile_tpu --config=configs/extrapolation_field.py:247M \
       --topology=v5e:2x4 --encodings=alibi --program=train
 
 By the compiler's estimates, exchange included, a step with ALiBi, T5, KERPLE or Sandwich takes
-0.42 s (34 hours a run) and 12.6 of 16 GiB a chip; sinusoidal positions 0.43 s, RoPE 0.45,
+0.42 s (34 hours per run) and 12.6 of 16 GiB per chip; sinusoidal positions 0.43 s, RoPE 0.45,
 Shaw 0.53, FIRE 0.59, Transformer-XL 0.60 with 13.4 GiB, DeBERTa 0.84. Where more is needed,
 `--config.model.remat=True` takes less memory and a third more time.
 
-Tier 2 is trained from the start with the table of 16 times the length. What these do to a model
-that was trained without them is the subject of `experiments.extend`; LongRoPE, whose factors are
-searched on a trained model, is only there. Gemma's pattern of 5:1 is 3:1, which divides the layers.
+Tier 2 is trained from the start with the table of 16 times the length. `experiments.extend` applies
+these to a model that was trained without them; LongRoPE, whose factors are searched on a trained
+model, is only there. Gemma's pattern of 5:1 is 3:1 here, which divides the layers.
 """
 
 from experiments.running.sweep_configs import CompareConfig

@@ -1,11 +1,11 @@
-"""Length extrapolation, small enough to look at in minutes: trained at 64, tested to 1,024.
+"""Length extrapolation in minutes: trained at 64, tested to 1,024.
 
     python -m experiments.compare --config=configs/extrapolation_minutes.py
 
 Six schemes, five seeds, a 2-layer byte model on the embedded text (source code); the learning rate
 of each chosen of four, and for T5 and KERPLE, which have parameters, each with six multiples of it
-for these. 94 runs, half an hour on two CPU cores with tests beside them. docs/results.md has what
-it gave: T5 leads at 64; RoPE falls behind T5, ALiBi and KERPLE from 256 on.
+for these. 94 runs, half an hour on two CPU cores that also ran tests. docs/results.md has the
+results: T5 leads at 64; RoPE falls behind T5, ALiBi and KERPLE from 256 on.
 """
 
 from experiments.running.sweep_configs import CompareConfig

@@ -3,8 +3,8 @@
     make images
     python -m experiments.images --config=configs/images.py
 
-The task (pe_jax/training/images.py): where is the blue disc as seen from the red one, and is it
-near or far? Eight classes, chance 0.125. Larger images are a wider view of the same discs, or a
+The task (pe_jax/training/images.py): in which direction from the red disc is the blue one, and is
+it near or far? Eight classes, chance 0.125. Larger images are a wider view of the same discs, or a
 finer view of the same scenes.
 """
 

@@ -3,9 +3,8 @@
     python -m experiments.tasks --config=configs/tasks_published.py --config.encodings="('rope',)"
 
 Five layers of width 64 with 8 heads, batches of 128 questions of 1 to 40 symbols, tests up to 500,
-randomized positions up to 2,048, the best of three learning rates. Theirs are blocks of their own;
-here they are this library's (pre-norm), and a run is not saved before its end: hours of an
-accelerator for each.
+randomized positions up to 2,048, the best of three learning rates. Blocks are this library's
+(pre-norm), not theirs, and a run is not saved before its end: hours of an accelerator for each.
 """
 
 from experiments.running.sweep_configs import TasksConfig

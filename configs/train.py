@@ -3,7 +3,7 @@
     python -m experiments.train --config=configs/train.py --encoding=alibi
     python -m experiments.generate --workdir=runs/train --prompt="def "
 
-Expect about 3.1 nats a byte after 100 steps and 2.8 after 150. A step takes about half a second
+Expect about 3.1 nats per byte after 100 steps and 2.8 after 150. A step takes about half a second
 on two CPU hyperthreads: `--config.steps=300` is enough to see it work.
 """
 

@@ -1,6 +1,6 @@
-"""What the hf_* examples share: a Hugging Face model with random weights beside our forward pass.
+"""Compares a Hugging Face model on random weights with our forward pass, for the hf_* examples.
 
-`python -m examples.hf_llama` (hf_bloom, hf_t5, hf_deberta) prints how far the logits are apart.
+`python -m examples.hf_llama` (hf_bloom, hf_t5, hf_deberta) prints the largest difference of logits.
 """
 
 from collections.abc import Callable

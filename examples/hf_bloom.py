@@ -2,8 +2,8 @@
 
     python -m examples.hf_bloom
 
-fills a tiny Hugging Face model with random weights and prints how far its logits and ours are
-apart, about 1e-6; stops above 1e-4. Needs torch and transformers (the extra `oracles`), no network.
+fills a tiny Hugging Face model with random weights and prints the largest difference of its logits
+and ours, about 1e-6; stops above 1e-4. Needs torch and transformers (extra `oracles`), no network.
 """
 
 import functools

@@ -2,8 +2,8 @@
 
     python -m examples.hf_deberta
 
-fills a tiny Hugging Face model with random weights and prints how far its logits and ours are
-apart, about 1e-6; stops above 1e-4. Needs torch and transformers (the extra `oracles`), no network.
+fills a tiny Hugging Face model with random weights and prints the largest difference of its logits
+and ours, about 1e-6; stops above 1e-4. Needs torch and transformers (extra `oracles`), no network.
 """
 
 import functools
@@ -53,8 +53,7 @@ def logits(w, tokens, encoding):
         w_q, w_k = map(projection, projections[:2])
         params = pe_jax.Params({"table": table}, {"w_q": w_q, "w_k": w_k})
         dims = pe_jax.Dims(table.shape[1], heads, heads, q.shape[-1])
-        given = {"encoding": encoding, "params": params, "dims": dims}
-        y = pe_jax.attention(q, k, v, **given, causal=False)
+        y = pe_jax.attention(q, k, v, encoding=encoding, params=params, dims=dims, causal=False)
         y = linear(f"{layer}.attention.output.dense", y.reshape(x.shape))
         x = norm(f"{layer}.attention.output.LayerNorm", x + y)
         y = jax.nn.gelu(linear(f"{layer}.intermediate.dense", x), approximate=False)

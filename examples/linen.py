@@ -20,7 +20,7 @@ DIMS = pe_jax.Dims(width=32, heads=4, kv_heads=4, head_dim=8)
 
 
 class Model(nn.Module):
-    """Two layers of stock attention; the encoding's parameters are the model's own."""
+    """Two layers of stock attention; the encoding's parameters belong to the model."""
 
     encoding: pe_jax.Encoding
 
@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 
 def train(encoding: pe_jax.Encoding, steps: int = 100) -> tuple[float, float]:
-    """The loss (nats a token) at the first and the last step."""
+    """The loss (nats per token) at the first and the last step."""
     model, optimizer = Model(encoding), optax.adam(1e-2)
     tokens = jax.random.randint(jax.random.key(0), (steps, 16, LENGTH), 0, VOCAB)
 

@@ -2,7 +2,7 @@
 
     python -m examples.plain_jax
 
-prints the shape of each one's output, [B, T, H, E]. Nothing but JAX comes with what is borrowed.
+prints the shape of each output, [B, T, H, E]. The functions need nothing but JAX.
 """
 
 import jax

@@ -1,1 +1,1 @@
-"""Programs: absl mains, read from the top down."""
+"""Programs with absl flags, one per file."""

@@ -1,11 +1,11 @@
-"""Time and memory of attention with every encoding, beside what else could compute it.
+"""Time and memory of attention with every encoding, compared with other implementations.
 
     python -m experiments.benchmark --lengths=4096,8192 --out=runs/benchmark
 
 For each length and mode, all programs are compiled, then timed in turn (see timing.py): the bare
 matmuls, every scheme by our engines, by jax.nn.dot_product_attention with a materialised bias, and
 by PyTorch's FlexAttention where torch is installed. Files in --out: benchmark.csv, benchmark.json
-(versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C writes what is there;
+(versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C writes the results so far;
 `python -m tools.performance_docs` makes a page of it.
 """
 
@@ -38,7 +38,7 @@ PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The flags. Lists may be written with commas at the command line."""
+    """The flags; on the command line lists are separated by commas."""
 
     lengths: tuple[int, ...] = (512, 1024, 4096, 8192)
     model_lengths: tuple[int, ...] = (1024, 4096)
@@ -57,12 +57,12 @@ class Settings:
 
     @property
     def sizes(self) -> Sizes:
-        """What all programs share."""
+        """The sizes of all programs."""
         return Sizes(self.batch, self.heads, self.head_dim, self.dtype, self.causal)
 
     @property
     def groups(self) -> list[tuple[int, str]]:
-        """(length, mode) of all that is timed side by side."""
+        """Every (length, mode): the programs of each are timed in turn."""
         modes = [m for m in self.modes if m != "model"]
         groups = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
         if "model" in self.modes:
@@ -73,20 +73,20 @@ class Settings:
         """Raises ValueError, naming the flag, its value and the fix, before anything compiles."""
         choices = {"modes": MODES, "engines": ENGINES, "schemes": SCHEMES}
         for field, known in {**choices, "dtype": ("float32", "bfloat16")}.items():
-            given = getattr(self, field)
-            require(bool(given), field, given, f"choose from {', '.join(known)}")
-            for name in (given,) if isinstance(given, str) else given:
+            value = getattr(self, field)
+            require(bool(value), field, value, f"choose from {', '.join(known)}")
+            for name in (value,) if isinstance(value, str) else value:
                 near = nearest(name, known)
                 require(name in known, field, name, f"did you mean {near!r}? {', '.join(known)}")
         require("nope" in self.schemes, "schemes", self.schemes, "add nope: ratios are to it")
         for field in ("lengths", "model_lengths"):
-            given = getattr(self, field)
-            fine = bool(given) and all(is_int(n, 2) for n in given)
-            require(fine, field, given, "pass integers of at least 2")
-            require(len({*given}) == len(given), field, given, "pass each length once")
+            lengths = getattr(self, field)
+            fine = bool(lengths) and all(is_int(n, 2) for n in lengths)
+            require(fine, field, lengths, "pass integers of at least 2")
+            require(len({*lengths}) == len(lengths), field, lengths, "pass each length once")
         for field, low in {"heads": 1, "head_dim": 1, "batch": 1, "repeats": 5}.items():
-            given = getattr(self, field)
-            require(is_int(given, low), field, given, f"pass an integer of at least {low}")
+            value = getattr(self, field)
+            require(is_int(value, low), field, value, f"pass an integer of at least {low}")
         decodes = self.causal or "decode" not in self.modes
         require(decodes, "causal", self.causal, "decoding is causal: take it out of --modes")
         for name in self.schemes:
@@ -102,7 +102,7 @@ class Settings:
 
 
 def processor() -> str:
-    """The CPU's name, where the system tells it."""
+    """The CPU's name, if the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -110,7 +110,7 @@ def processor() -> str:
 
 
 def about(settings: Settings) -> dict:
-    """What a reader has to know of the machine and the command."""
+    """The machine, versions and command of the results."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -143,16 +143,15 @@ def build(
             jax.block_until_ready(program.run())
             temp, seconds, note = program[1:]
             row = dataclasses.replace(row, temp_bytes=temp, compile_seconds=seconds, note=note)
-            said = f"compiled in {seconds:.1f} s"
+            outcome = f"compiled in {seconds:.1f} s"
         except Exception as error:  # a compiler or an allocator may raise anything
             program, row = None, dataclasses.replace(row, note=_reason(error))
-            said = f"not run: {row.note}"
-        logging.info("%s [%d/%d] %s, %s: %s", where, i + 1, len(planned), scheme, engine, said)
+            outcome = f"not run: {row.note}"
+        logging.info("%s [%d/%d] %s, %s: %s", where, i + 1, len(planned), scheme, engine, outcome)
         yield row, program
 
 
 def _reason(error: Exception) -> str:
-    """An error in one short line."""
     kind = "" if isinstance(error, workloads.Refused) else f"{type(error).__name__}: "
     return textwrap.shorten(f"{kind}{error}", 160, placeholder=" …")
 
@@ -217,15 +216,15 @@ HELP = {
     "model_lengths": "tokens, for mode model",
     "schemes": "encodings; alibi_plain skips no tiles, shaw_keys adds no vectors at the values",
     "modes": f"what is timed: {', '.join(MODES)}",
-    "engines": f"what computes it: {', '.join(ENGINES)}; {OURS} is our own choice of engine",
+    "engines": f"what computes it: {', '.join(ENGINES)}; {OURS} is pe_jax with its default engine",
     "heads": "of attention",
     "head_dim": "width of a head",
-    "batch": "sequences at a time",
+    "batch": "sequences per call",
     "dtype": "of q, k and v: float32 or bfloat16",
     "causal": "whether later tokens are hidden",
     "repeats": "rounds of timing",
     "dense_limit": f"the greatest length for engine {DENSE}",
-    "naive_limit": f"the greatest length for engine {NAIVE}: it needs gigabytes beyond",
+    "naive_limit": f"the greatest length for engine {NAIVE}, which needs gigabytes beyond it",
     "out": "folder of the results",
 }
 
@@ -241,23 +240,23 @@ def define() -> None:
 
 
 def parse(argv: list[str]) -> Settings:
-    """The settings that a command line gives; what cannot be read is one line, status 2."""
+    """The settings of a command line; an invalid one exits with one line and status 2."""
     with one_line_errors():
         try:
             rest = flags.FLAGS(argv)
         except flags.Error as error:
             raise ValueError(str(error)) from error
         if rest[1:]:
-            raise ValueError(f"{rest[1]!r} is no flag; write --FLAG=VALUE")
-        given = {f.name: getattr(flags.FLAGS, f.name) for f in dataclasses.fields(Settings)}
+            raise ValueError(f"{rest[1]!r} is not a flag; write --FLAG=VALUE")
+        values = {f.name: getattr(flags.FLAGS, f.name) for f in dataclasses.fields(Settings)}
         for field in ("lengths", "model_lengths"):
-            words = given[field]
+            words = values[field]
             fine = all(word.strip().isdecimal() for word in words)
             require(fine, field, ",".join(words), "pass integers of at least 2, as 512,1024")
-            given[field] = tuple(map(int, words))
+            values[field] = tuple(map(int, words))
         for field in ("schemes", "modes", "engines"):
-            given[field] = tuple(dict.fromkeys(word.strip() for word in given[field]))
-        return Settings(**given)
+            values[field] = tuple(dict.fromkeys(word.strip() for word in values[field]))
+        return Settings(**values)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python -m experiments.compare --config=configs/compare.py --config.data=text:DIR
 
 With `--config.rates` each encoding is first trained for `rate_steps` at each of these learning
-rates, and then, with every seed, at the one whose loss on validation text was the least. With
+rates, and then, with every seed, at the one with the least loss on validation text. With
 `--config.encoding_rates` its own parameters are tried at each of these multiples of each rate.
 
-Interrupted, the same command goes on where it was; what is finished is not repeated.
+After an interruption the same command continues; finished runs are not repeated.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from absl import flags, logging
 from jax.sharding import Mesh
 
 from experiments.measuring import flops, model_speed
-from experiments.measuring.loop_counts import tiles
+from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
 from experiments.running import launch, signals
 from experiments.running.errors import one_line_errors
@@ -53,14 +53,15 @@ from pe_jax.encodings.base import Params
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, windows
+from pe_jax.training.optimizer import is_encoding
 from pe_jax.training.sharding import path_name
-from pe_jax.training.step import Trainer, is_encoding
+from pe_jax.training.step import Trainer
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def names(config: CompareConfig) -> dict[str, str]:
-    """Name → spec: the scheme's name where that tells them apart, else the whole spec's slug."""
+    """Name → spec: the scheme's name if that is unique, else the whole spec's slug."""
     specs = config.specs()
     brief = [short_name(spec) for spec in specs]
     chosen = [
@@ -76,23 +77,20 @@ def names(config: CompareConfig) -> dict[str, str]:
 
 
 def checks(config: CompareConfig, spec: str) -> list[tuple[float, float]]:
-    """The (learning rate, encoding rate) to check for a scheme; none where there is no choice."""
+    """The (learning rate, encoding rate) pairs to try for a scheme; empty if there is only one."""
     pairs = rate_pairs(config, spec)
     return pairs if len(pairs) > 1 else []
 
 
 def check_evaluation(config: CompareConfig) -> EvalConfig:
-    """The evaluation of a learning rate: validation text at the training length.
-
-    It has as many targets as the evaluation of a run.
-    """
+    """Of learning rates: validation text at the training length, with as many targets as a run."""
     count = max(1, config.eval.windows * config.eval.lengths[-1] // config.length)
     lengths, tokens = (config.length,), config.eval.batch_tokens
     return EvalConfig(lengths, count, config.length, "validation", tokens)
 
 
 def seeds(config: CompareConfig) -> list[int]:
-    """Of the runs of each encoding."""
+    """The seeds of each encoding's runs."""
     return [config.seed + k for k in range(config.seeds)]
 
 
@@ -165,7 +163,7 @@ def save_encoding(folder: Path, trainer: Trainer, params: Any) -> None:
 
 
 def count_parameters(trainer: Trainer) -> dict:
-    """How many parameters, and how many of them the encodings'."""
+    """The number of parameters, and of the encodings' parameters among them."""
     leaves = jax.tree_util.tree_leaves_with_path(trainer.shapes)
     sizes = [(path_name(path), leaf.size) for path, leaf in leaves]
     own = [n for path, n in sizes if is_encoding(path)]
@@ -200,10 +198,10 @@ def train_run(
 
 
 def flops_per_token(config: Config, trainer: Trainer) -> float:
-    """Of the matrix products in a training step, counted in the traced program."""
+    """Operations of the matrix products in a training step, counted in the traced program."""
     trainer.compile(config.batch, config.length)
-    given = config.batch, config.length, trainer.layout, trainer.mesh.size
-    masked = tiles(trainer.config, *given)
+    sizes = config.batch, config.length, trainer.layout, trainer.mesh.size
+    masked = tiles(trainer.config, *sizes)
     return flops.count(trainer.jaxpr, *masked).total / (config.batch * config.length)
 
 
@@ -226,7 +224,7 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
 
 
 class Progress:
-    """Counts finished runs and steps, from several threads, and logs how long the rest may take."""
+    """Counts finished runs and steps of several threads, and logs an estimate of the time left."""
 
     def __init__(self, runs: int, steps: int):
         self.runs, self.finished = runs, 0
@@ -234,7 +232,7 @@ class Progress:
         self.begin, self.lock = time.monotonic(), threading.Lock()
 
     def count(self, label: str, steps: int, was_finished: bool) -> None:
-        """Counts a run, which was finished before this program began or is finished now."""
+        """Counts a finished run; `was_finished` before this program started."""
         with self.lock:
             self.finished += 1
             self.steps_left -= steps
@@ -247,18 +245,18 @@ class Progress:
 
 
 class MissingRuns:
-    """Every run that is missing: encodings side by side, of each its rates, then its seeds.
+    """Trains every missing run: encodings in parallel, for each its rates, then its seeds.
 
-    There is a thread for each of `meshes`; threads share the data, and XLA lets go of Python's lock
-    while it compiles and computes.
+    One thread per mesh; threads share the data, and XLA releases Python's lock while it compiles
+    and computes.
 
     Attributes:
       config: of the comparison, with the vocabulary.
-      source: of the runs.
-      check_source: of the checks of learning rates.
-      evaluators: of each encoding, by its name, on the first mesh.
-      meshes: the devices of each run that goes on at the same time.
-      stop: tells whether a signal came.
+      source: data of the runs.
+      check_source: data on which learning rates are tried.
+      evaluators: one per encoding, by its name, on the first mesh.
+      meshes: the devices of each concurrent run.
+      stop: whether a signal came.
     """
 
     def __init__(
@@ -278,7 +276,7 @@ class MissingRuns:
         self.progress = Progress(checked + trained, steps)
 
     def train(self) -> None:
-        """Returns when all is done, or a signal came; the first error of a run ends it too."""
+        """Trains until all runs are finished or a signal came; raises the first error of a run."""
         run_in_parallel(self._train_encoding, self.evaluators, self.meshes, self.stop)
 
     def _train_encoding(self, name: str, mesh: Mesh) -> None:
@@ -291,7 +289,7 @@ class MissingRuns:
             self._finish(run, f"{name} seed {seed}", self.source, evaluator)
 
     def _best_rates(self, name: str, mesh: Mesh) -> results.Pair:
-        """The rates of an encoding and its parameters: the best to check, after running them."""
+        """Tries all rates of an encoding; returns the best (learning rate, encoding rate)."""
         config, pairs = self.config, self.checks[name]
         if not pairs:
             return rate_pairs(config, self.evaluators[name].trainer.config.encoding)[0]
@@ -309,7 +307,7 @@ class MissingRuns:
     def _finish(
         self, run: Config, label: str, source: Source, evaluator: Callable[[], Evaluator]
     ) -> None:
-        """Trains a run to its end unless it is there, or a signal comes."""
+        """Trains a run to its end, unless it is finished or a signal comes."""
         if self.stop.signal is not None:
             return
         was_finished = is_finished(run)
@@ -319,7 +317,6 @@ class MissingRuns:
             self.progress.count(label, run.steps, was_finished)
 
     def _run(self, name: str, folder: Path, pair: results.Pair, **fields: Any) -> Config:
-        """The configuration of one run of an encoding."""
         config = self.config
         common = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
         common |= {
@@ -330,10 +327,11 @@ class MissingRuns:
         return Config(**common | fields)
 
     def _evaluator(self, name: str, run: Config, mesh: Mesh) -> Evaluator:
-        """The evaluator of a run on these devices: the encoding's, or another."""
-        own, config = self.evaluators[name], self.config
+        """The encoding's evaluator if it fits the run and the mesh, else a new one."""
+        first, config = self.evaluators[name], self.config
         same = (run.optimizer, run.steps, run.eval) == (config.optimizer, config.steps, config.eval)
-        return own if same and own.trainer.mesh == mesh else Evaluator(prepare(run, mesh), run.eval)
+        same = same and first.trainer.mesh == mesh
+        return first if same else Evaluator(prepare(run, mesh), run.eval)
 
 
 def is_finished(run: Config) -> bool:
@@ -342,7 +340,7 @@ def is_finished(run: Config) -> bool:
 
 
 def check_source(config: CompareConfig, source: Source) -> Source:
-    """The data with what learning rates are checked on: other questions, or validation text."""
+    """The data on which learning rates are tried: other questions, or validation text."""
     other = dataclasses.replace(source, question_set=1)
     needed = any(checks(config, spec) for spec in config.specs())
     if not needed or source.text is None:
@@ -352,14 +350,14 @@ def check_source(config: CompareConfig, source: Source) -> Source:
 
 
 def main(config: CompareConfig) -> None:
-    """Runs what is missing, then measures speed, then writes the report."""
+    """Trains missing runs, measures speed and writes the report."""
     workdir = Path(config.workdir)
     with one_line_errors():
         meshes = run_meshes(config)
         encodings = names(config)
         source = open_source(config)
         sources = source, check_source(config, source)
-        batches(config, source, meshes[0])  # raises what training would, before anything is written
+        batches(config, source, meshes[0])  # raises any data error before anything is written
         about = manifest(config, source, encodings)
         check_resumable(config, about)
         config = with_vocab(config, source.vocab)
@@ -378,7 +376,7 @@ def main(config: CompareConfig) -> None:
 
 
 def measure_speed(config: CompareConfig, evaluators: dict[str, Evaluator]) -> None:
-    """Writes speed.json, unless there is one of these encodings, lengths and repeats."""
+    """Writes speed.json, unless it is there for these encodings, lengths and repeats."""
     path = Path(config.workdir) / "speed.json"
     subject = model_speed.subject(config, evaluators)
     if not path.exists() or json.loads(path.read_text()).get("of") != subject:

@@ -1,4 +1,4 @@
-"""The theory to look at and to play with: what RoPE, ALiBi and T5 say, before any training.
+"""Interactive and static figures of RoPE, ALiBi and T5 as they are defined, before any training.
 
     python -m experiments.explore --out=runs/explore
 
@@ -27,8 +27,8 @@ SCRIPTS = ("formulas.js", "widgets.js", "explore.js")
 SHADES = 9  # of a map's colours, between which the page blends
 HEAD_DIM = 128  # of Llama
 BASES = {"base 1e4": 1e4, "base 5e5": 5e5, "base 1e6": 1e6}
-ONE = 0.1  # radians a token of all pairs where they share it: a turn in 63 tokens
-SHARED = f"all θ = {ONE}"
+THETA = 0.1  # radians per token, the same for all pairs: a turn in 63 tokens
+SHARED = f"all θ = {THETA}"
 NEAR = np.arange(257)
 FAR = np.arange(1, 2**15 + 1)
 HEADS = (8, 12, 16)
@@ -49,7 +49,7 @@ def mean_product(theta: np.ndarray, distance: np.ndarray) -> np.ndarray:
 
 
 def bound(theta: np.ndarray, distance: np.ndarray) -> np.ndarray:
-    """The mean of |S_i|, S_i = Σ_{j<i} e^{i·d·θ_j}, over i ≤ E/2, as a part of its value at 0.
+    """The mean of |S_i|, S_i = Σ_{j<i} e^{i·d·θ_j}, over i ≤ E/2, relative to its value at 0.
 
     It bounds |q·R_d k| up to a factor of q and k alone: RoFormer (arXiv 2104.09864), §3.4.3.
     """
@@ -66,7 +66,7 @@ def _lines(
 ) -> list[tuple]:
     """Draws lines, each named at its end; returns (name, x, y) of every point.
 
-    Where lines lie on each other, a `width` for each keeps all of them in sight.
+    Different widths keep lines visible that lie on each other.
     """
     named = [Scheme(name, "", i, {}) for i, name in enumerate(curves)]
     widths = width or (1.3,) * len(named)
@@ -79,12 +79,12 @@ def _lines(
 @styled
 def rope_decay() -> Drawing:
     """How q·k falls with the distance: its mean where q = k, and RoFormer's bound on it."""
-    theta = {SHARED: np.full(HEAD_DIM // 2, ONE)}
+    theta = {SHARED: np.full(HEAD_DIM // 2, THETA)}
     theta |= {n: np.asarray(rope.frequencies(HEAD_DIM, b), float) for n, b in BASES.items()}
     figure, (mean, most) = canvas(6.2, 6.4, 2)
     mean.set(title=f"mean of q·k where q = k is random, head of {HEAD_DIM}")
     mean.set(xlabel="distance (tokens)")
-    mean.set(ylabel="part of its value at 0")
+    mean.set(ylabel="relative to its value at 0")
     curves = {name: mean_product(t, NEAR) for name, t in theta.items()}
     rows = [("mean", *row) for row in _lines(mean, NEAR, curves)]
     log2_axis(most, 8.0 ** np.arange(6))
@@ -92,7 +92,7 @@ def rope_decay() -> Drawing:
         title=f"RoFormer's bound on q·k, head of {HEAD_DIM}",
         xlabel="distance (tokens; means of log bins)",
     )
-    most.set(ylabel="part of its value at 0", ylim=(0, 1.05))
+    most.set(ylabel="relative to its value at 0", ylim=(0, 1.05))
     smooth = {name: statistics.log_bins(bound(t, FAR)) for name, t in theta.items()}
     centres = smooth[SHARED][0]
     points = _lines(most, centres, {name: y for name, (_, y) in smooth.items()})
@@ -129,7 +129,7 @@ def alibi_slopes() -> Drawing:
 
 @styled
 def t5_buckets() -> Drawing:
-    """Which bucket a distance falls in, and where each begins."""
+    """The bucket of each distance, and where each bucket begins."""
     distance, rows = np.arange(-200, 201), []
     figure, panels = canvas(6.2, 6.4, 2)
     for axes, both in zip(panels, (False, True), strict=True):
@@ -162,7 +162,7 @@ def t5_buckets() -> Drawing:
 
 @styled
 def stretched_waves() -> Drawing:
-    """How much longer each wave becomes when a context is stretched: by Phi-3-mini's setting."""
+    """How much each scaling lengthens each wave, with Phi-3-mini's settings."""
     longest = int(FACTOR * TRAINED)
     kinds = {
         "PI": rope_scaling.Linear(FACTOR),
@@ -197,7 +197,7 @@ FIGURES: tuple[Callable[[], Drawing], ...] = (rope_decay, alibi_slopes, t5_bucke
 
 
 def write(out: Path, figures: Iterable[Callable[[], Drawing]] = FIGURES) -> list[Path]:
-    """Draws into a folder, and writes the page; returns the SVG files and the page."""
+    """Writes the figures and the page into a folder; returns the SVG files and the page."""
     written, pictures = [], []
     for draw in figures:
         drawing = draw()
@@ -211,7 +211,7 @@ def write(out: Path, figures: Iterable[Callable[[], Drawing]] = FIGURES) -> list
 
 
 def explorer(pictures: Sequence[dict[str, str]] = ()) -> str:
-    """The page, with pictures that do not move at its end."""
+    """The page, with the static pictures at its end."""
     ramps = {
         name: " ".join(map(colors.to_hex, ramp(np.linspace(0, 1, SHADES))))
         for name, ramp in (("rising", plotting.RISING), ("signed", plotting.SIGNED))

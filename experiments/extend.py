@@ -3,8 +3,8 @@
     python -m experiments.extend --config=configs/extend.py --config.runs="('runs/train',)"
 
 Every method is applied to the last checkpoint of `experiments.train`, without and with a short
-fine-tune at the target length. Results, CSV and PNG files go into the workdir. Interrupted,
-the same command goes on where it was, method by method.
+fine-tune at the target length. Results, CSV and PNG files go into the workdir. After an
+interruption the same command continues; finished methods are not repeated.
 """
 
 import contextlib
@@ -47,16 +47,16 @@ from pe_jax.training.checkpoint import BINDING, check_same
 from pe_jax.training.config import Config
 from pe_jax.training.evaluate import Evaluator
 
-SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # by all of the runs
+SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # the same in all runs
 BINDS = (
     *("factor", "steps", "batch", "optimizer", "eval", "depths", "trials", "search", "base"),
     "reference",
 )
-OTHER_DATA = 2**30  # added to a run's seed: rows that it did not begin with
+OTHER_DATA = 2**30  # added to a run's seed, so that the fine-tune gets other rows
 
 
 class Base(NamedTuple):
-    """A run that was trained; `digest` is that of its last checkpoint, `saved` its config.json."""
+    """A trained run; `digest` is that of its last checkpoint, `saved` its config.json."""
 
     folder: Path
     config: Config
@@ -65,10 +65,10 @@ class Base(NamedTuple):
 
 
 def read_base(folder: Path) -> Base:
-    """A finished run of a RoPE model on text.
+    """Reads a finished run of a RoPE model on text.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the folder does not hold one.
     """
     config, saved = trained_run.read(folder)
     with trained_run.last(folder) as (checkpoints, step):
@@ -83,12 +83,12 @@ def read_base(folder: Path) -> Base:
     scaled = any(getattr(encoding, "scaling", None) for encoding in config.model.pattern)
     if RoPE not in kinds or not kinds <= {RoPE, Encoding} or scaled:
         what = f"model.encoding={config.model.encoding!r}"
-        raise ValueError(f"{where}: {what} is no plain RoPE; train with rope, or rope and nope")
+        raise ValueError(f"{where}: {what} is not plain RoPE; train with rope, or rope and nope")
     return Base(folder, config, saved, digest)
 
 
 def check_comparable(bases: list[Base]) -> None:
-    """Raises ValueError unless the runs differ in their seed, and in nothing else."""
+    """Raises ValueError unless the runs differ in their seed only."""
     first = bases[0]
     for other in bases[1:]:
         for field in SHARED:
@@ -96,7 +96,7 @@ def check_comparable(bases: list[Base]) -> None:
             if ours != theirs:
                 raise ValueError(
                     f"runs: {other.folder} has {field}={theirs!r}, {first.folder} {ours!r}; compare"
-                    " runs that differ in their seed alone"
+                    " runs that differ in their seed only"
                 )
     seeds = [base.config.seed for base in bases]
     if len(set(seeds)) < len(seeds):
@@ -107,7 +107,7 @@ def target(config: ExtendConfig, length: int) -> int:
     """The target length.
 
     Raises:
-      ValueError: it is no whole number, or it or the trained length is not evaluated.
+      ValueError: it is not an integer, or it or the trained length is not evaluated.
     """
     target_length = config.factor * length
     if target_length != int(target_length):
@@ -122,15 +122,15 @@ def target(config: ExtendConfig, length: int) -> int:
 
 
 class Placeholders(NamedTuple):
-    """What the names in braces stand for in the encodings of a config, for one layer's RoPE.
+    """Values of the names in braces in the encodings of a config, for one layer's RoPE.
 
     Attributes:
-      factor: the target length over the length trained on.
-      length: trained on.
-      window: half of that.
-      group: the least with which Self-Extend, with that window, reaches the target.
-      ones: as many as there are frequencies.
-      searched: their factors by LongRoPE's search; ones before it.
+      factor: the target length over the trained length.
+      length: the trained length.
+      window: half of the trained length.
+      group: the least group with which Self-Extend, with that window, reaches the target.
+      ones: one 1.0 per frequency.
+      searched: the factors of LongRoPE's search; ones before it.
     """
 
     factor: float
@@ -144,7 +144,7 @@ class Placeholders(NamedTuple):
     def of(
         cls, rope: RoPE, config: ExtendConfig, base: Config, searched: tuple[float, ...] | None
     ) -> "Placeholders":
-        """Those of a layer of a trained run."""
+        """The values for a layer of a trained run."""
         window = max(base.length // 2, 1)
         beyond_window = config.factor * base.length - window
         group = math.ceil(beyond_window / max(base.length - window, 1))
@@ -152,22 +152,22 @@ class Placeholders(NamedTuple):
         return cls(config.factor, base.length, window, group, ones, searched or ones)
 
     def fill(self, spec: str) -> str:
-        """The spec with their values."""
+        """The spec with the values filled in."""
         for name, value in self._asdict().items():
             spec = spec.replace(f"{{{name}}}", repr(value))
         return spec
 
 
 def replacement(spec: str, rope: RoPE, placeholders: Placeholders) -> RoPE:
-    """What takes the place of `rope`: fields that the spec leaves at their defaults are its own.
+    """What replaces `rope`: fields that the spec leaves at their defaults are copied from it.
 
     Raises:
-      ValueError: it cannot be read, or is not of RoPE's family.
+      ValueError: the spec cannot be read, or is not of RoPE's family.
     """
     spec = placeholders.fill(spec)
     encoding, *others = parse(spec)
     if others or not isinstance(encoding, RoPE):
-        raise ValueError(f"encodings: {spec!r} is no rope(…), rerope(…) or self_extend(…)")
+        raise ValueError(f"encodings: {spec!r} is not rope(…), rerope(…) or self_extend(…)")
     fields = dataclasses.fields(RoPE)
     unset = [f.name for f in fields if getattr(encoding, f.name) == f.default]
     return dataclasses.replace(encoding, **{name: getattr(rope, name) for name in unset})
@@ -176,7 +176,7 @@ def replacement(spec: str, rope: RoPE, placeholders: Placeholders) -> RoPE:
 def extended(
     spec: str, config: ExtendConfig, base: Config, searched: tuple[float, ...] | None = None
 ) -> str:
-    """The run's encodings, all layers, with the method in the place of each RoPE."""
+    """The run's encodings, all layers, with the method instead of each RoPE."""
     layers = [
         replacement(spec, encoding, Placeholders.of(encoding, config, base, searched))
         if isinstance(encoding, RoPE)
@@ -187,9 +187,9 @@ def extended(
 
 
 def names(config: ExtendConfig) -> dict[str, str]:
-    """Name → spec: that of the scaling or scheme where it tells them apart, else the whole spec.
+    """Name → spec: the name of the scaling or scheme if that is unique, else the whole spec.
 
-    `rope` is the model as it is: with fields of its own it keeps them in its name.
+    `rope` is the unchanged model; with fields its name is the whole spec.
     """
     last = [(re.findall(r"(\w+)\(", spec) or [spec])[-1] for spec in config.encodings]
     short = [s if name == "rope" else name for name, s in zip(last, config.encodings, strict=True)]
@@ -208,7 +208,7 @@ def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Con
         seed=(base.config.seed + OTHER_DATA) % 2**31,
         length=target(config, base.config.length),
         batch=config.batch,
-        steps=max(config.steps, 1),  # 0: there is no training
+        steps=max(config.steps, 1),  # 0 disables training
         log_every=config.log_every,
         save_every=config.save_every,
         model=dataclasses.replace(base.config.model, encoding=encoding),
@@ -219,40 +219,40 @@ def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Con
 
 
 def questions(config: ExtendConfig, source: Source) -> dict[int, tuple | None]:
-    """By length, passkeys to ask for; None where a length is too short for one."""
+    """By length, questions for passkeys; None where a length is too short for one."""
     by_length: dict[int, tuple | None] = {}
     for length in config.eval.lengths:
         by_length[length] = None
         if length + 1 >= passkeys.room(source.tokens):
-            given = {"split": config.eval.split, "count": config.trials, "length": length + 1}
-            text = data.eval_windows(source.corpus, source.tokens, **given)
+            windows = {"split": config.eval.split, "count": config.trials, "length": length + 1}
+            text = data.eval_windows(source.corpus, source.tokens, **windows)
             by_length[length] = passkeys.questions(text, source.tokens, config.depths, seed=length)
     return by_length
 
 
-def answers(config: ExtendConfig, evaluator: Evaluator, params, asked: dict) -> dict:
-    """By length and depth, the part of passkeys and of their tokens that the model has right.
+def answers(config: ExtendConfig, evaluator: Evaluator, params, questions: dict) -> dict:
+    """By length and depth, the fraction of passkeys and of their tokens that are right.
 
-    Each token is the likeliest one after the question and the answer so far, so that an answer is
-    right where greedy decoding gives it.
+    Each token is the likeliest after the question and the true answer so far, so that an answer is
+    right if greedy decoding gives it.
     """
     by_length: dict = {}
-    for length, given in asked.items():
+    for length, rows_and_targets in questions.items():
         by_length[str(length)] = None
-        if given is not None:
-            rows, where = given
+        if rows_and_targets is not None:
+            rows, target = rows_and_targets
             _, right = evaluator.run(params, rows)
-            exact = (right | ~where).all(1).reshape(config.depths, -1).mean(1)
-            tokens = ((right & where).sum(1) / where.sum(1)).reshape(config.depths, -1).mean(1)
+            exact = (right | ~target).all(1).reshape(config.depths, -1).mean(1)
+            tokens = ((right & target).sum(1) / target.sum(1)).reshape(config.depths, -1).mean(1)
             by_length[str(length)] = {"exact": exact.tolist(), "tokens": tokens.tolist()}
     return by_length
 
 
 class Methods:
-    """Every method on every run that is missing, methods side by side, runs one after another.
+    """Applies every method to every run: methods in parallel, runs one after another.
 
     Attributes:
-      parts: "plain", and "tuned" where there is a fine-tune.
+      parts: "plain", and "tuned" if there is a fine-tune.
     """
 
     def __init__(
@@ -268,9 +268,9 @@ class Methods:
         self.parts = ("plain", "tuned") if config.steps else ("plain",)
 
     def searched_factors(self, mesh: Mesh) -> tuple[float, ...] | None:
-        """LongRoPE's factors, searched once for all runs, on the first; None: a signal came.
+        """LongRoPE's factors, searched once on the first run; None if a signal came.
 
-        What was searched on another run stays what it is: all results in a workdir share factors.
+        All results in a workdir share them, also after runs are added.
         """
         path = Path(self.config.workdir) / "factors.json"
         if not path.exists():
@@ -282,8 +282,8 @@ class Methods:
         return tuple(json.loads(path.read_text())["factors"])
 
     def _search(self, mesh: Mesh, folder: Path) -> list[tuple[float, list[float]]]:
-        """(loss, factors) of all that were tried on the first run, the best first."""
-        logging.info("Searching LongRoPE's factors: %d lists or so", self.config.search)
+        """(loss, factors) of all lists that were tried on the first run, the best first."""
+        logging.info("Searching LongRoPE's factors: about %d lists", self.config.search)
         base, factor = self.bases[0], self.config.factor
         model, length = base.config.model, base.config.length
         rope = next(e for e in model.pattern if isinstance(e, RoPE))
@@ -302,7 +302,7 @@ class Methods:
         )
 
     def run(self, method: tuple[str, str], mesh: Mesh) -> dict[int, dict]:
-        """A method, (name, encoding), on every run: seed → "plain" and "tuned" → what it gave."""
+        """A method, (name, encoding), on every run: seed → "plain" and "tuned" → its results."""
         (name, encoding), by_seed, evaluator = method, {}, None
         for base in self.bases:
             if self.stop.signal is not None:
@@ -343,11 +343,7 @@ class Methods:
 
 
 def _read_parts(name: str, encoding: str, paths: dict[str, Path]) -> dict[str, dict]:
-    """The results of a run with a method.
-
-    Raises:
-      ValueError: they are those of another encoding.
-    """
+    """The results of a run with a method; ValueError if they are another encoding's."""
     results = {part: json.loads(path.read_text()) for part, path in paths.items()}
     for part, result in results.items():
         if result["encoding"] != encoding:
@@ -359,7 +355,7 @@ def _read_parts(name: str, encoding: str, paths: dict[str, Path]) -> dict[str, d
 
 
 def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
-    """The data, once all fits: what is wrong is an error before anything is compiled or written."""
+    """Checks everything before anything is compiled or written; returns the data."""
     check_comparable(bases)
     base, specs = bases[0], list(names(config).values())
     models = [extended(spec, config, base.config) for spec in specs]
@@ -384,12 +380,12 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
     run = runs[0]
     lengths = {f"eval.lengths: {n}": n for n in config.eval.lengths}
     sharding.check_fits(run.model, run.batch, mesh, lengths)
-    batches(run, source, mesh)  # raises what training would
+    batches(run, source, mesh)  # raises any data error
     return source
 
 
 def described(config: ExtendConfig, bases: list[Base]) -> dict:
-    """What the results belong to, as JSON has it."""
+    """The configuration and checkpoints of the results, as JSON."""
     description = dataclasses.asdict(config)
     description["base"] = {field: bases[0].saved.get(field) for field in SHARED}
     description["checkpoints"] = {str(base.config.seed): base.digest for base in bases}
@@ -397,10 +393,10 @@ def described(config: ExtendConfig, bases: list[Base]) -> dict:
 
 
 def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
-    """The checkpoints, by seed, that results in the workdir belong to.
+    """The checkpoints, by seed, of the results in the workdir.
 
     Raises:
-      ValueError: it holds results of something else, naming the difference.
+      ValueError: they are of another configuration, naming the difference.
     """
     path = Path(config.workdir) / "config.json"
     if not path.exists():
@@ -413,7 +409,7 @@ def check_resumable(config: ExtendConfig, now: dict) -> dict[str, str]:
 
 
 def main(config: ExtendConfig) -> None:
-    """Runs what is missing, then shows and writes what was found."""
+    """Applies the methods that are missing, then shows and writes the results."""
     workdir = Path(config.workdir)
     with one_line_errors():
         meshes = run_meshes(config)
@@ -435,7 +431,7 @@ def main(config: ExtendConfig) -> None:
 
 
 def run_methods(methods: Methods, meshes: list[Mesh]) -> list[dict]:
-    """Every method's name, encoding and results by seed, as results.json has them."""
+    """Every method's name, encoding and results by seed, for results.json."""
     config, base = methods.config, methods.bases[0].config
     specs = names(config)
     needs_search = any("{searched}" in spec for spec in specs.values())
@@ -470,7 +466,7 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
         plotting.save(drawing, workdir)
     for table in page.tables():
         launch.show(table)
-    print(f"Results: {workdir / 'results.json'}, and figures beside it")
+    print(f"Results: {workdir / 'results.json'}, and figures in the same folder")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Encodings on images: trained at one size, tested at that and at larger ones, in two ways.
+"""Encodings on images: trained at one size, tested at that and larger ones, wider and finer.
 
     python -m experiments.images --config=configs/images.py
 
 Prints accuracies over seeds and writes results.json, accuracy.csv and accuracy.png into the
-workdir. Interrupted, the same command goes on where it was, run by run.
+workdir. After an interruption the same command continues; finished runs are not repeated.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from experiments.reporting.results import Scheme
 from experiments.running import launch
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.run_names import title
+from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import ImagesConfig
-from experiments.running.trials import Trials, completed
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
@@ -35,7 +35,7 @@ from pe_jax.training.step import Trainer
 
 BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
 HEADER = ("encoding", "positions", "view", "side", "seed", "accuracy")
-ROWS = 256  # images in a forward pass of the test
+ROWS = 256  # images per forward pass in tests
 
 
 class View(NamedTuple):
@@ -47,7 +47,7 @@ class View(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As a column's title."""
+        """The title of its column."""
         return f"{self.kind} {self.side}"
 
 
@@ -59,7 +59,7 @@ def views(config: ImagesConfig) -> list[View]:
 
 
 class Classifier(Trainer):
-    """Trains a ViT on images of one size; `logits` answers at any."""
+    """Trains a ViT on images of one size; `logits` takes any size."""
 
     def __init__(self, config: ImagesConfig, spec: str, places: np.ndarray, mesh):
         self.patch, self.places = config.patch, places
@@ -135,7 +135,7 @@ def train_once(
 
 
 def grouped(config: ImagesConfig) -> dict[tuple[str, bool], list[str]]:
-    """What is trained, (spec, normalized), and the conventions of positions it is tested with."""
+    """(spec, normalized) of each training → the conventions of positions it is tested with."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for spec, convention in config.entries():
         groups.setdefault((spec, convention == "normalized"), []).append(convention)
@@ -145,7 +145,7 @@ def grouped(config: ImagesConfig) -> dict[tuple[str, bool], list[str]]:
 def run(
     config: ImagesConfig, test: Callable[[], dict], item: tuple[str, bool], trials: Trials
 ) -> dict:
-    """Every seed of one of `grouped`: seed → its result."""
+    """Every seed of an item of `grouped`: seed → its result."""
     (spec, normalized), conventions = item, grouped(config)[item]
     trained = config.sides[0] // config.patch
     axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
@@ -195,7 +195,7 @@ def collect(config: ImagesConfig, runs: dict) -> list[dict]:
 
 
 def cell(entry: dict, view: View) -> str:
-    """Mean ± standard deviation over seeds, or in words why there is no number."""
+    """Mean ± standard deviation over seeds, or why there is no number."""
     if any(status != "ok" for status in entry["status"].values()):
         return "diverged"
     values = [*entry["accuracy"][view.name].values()]
@@ -242,7 +242,7 @@ def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plot
 
 
 def main(config: ImagesConfig) -> None:
-    """Runs what is missing, then shows and writes what was found."""
+    """Trains missing runs, then shows and writes the results."""
     workdir = Path(config.workdir)
     parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
     train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))

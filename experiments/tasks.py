@@ -3,11 +3,11 @@
     python -m experiments.tasks --config=configs/tasks.py
 
 With `--config.rates` the first seed is trained at each of these learning rates, and the others at
-the one whose loss on other questions, no longer than those trained on, was the least; so with
+the one with the least loss on other questions of the trained lengths; the same for
 `--config.encoding_rates`, multiples of them for an encoding's own parameters.
 
-Prints accuracies and writes results.json, tasks.csv and tasks.png into the workdir. Interrupted,
-the same command goes on where it was, run by run.
+Prints accuracies and writes results.json, tasks.csv and tasks.png into the workdir. After an
+interruption the same command continues; finished runs are not repeated.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from experiments.reporting import plotting, tasks_report
 from experiments.reporting.results import Pair, rates_name
 from experiments.running import launch
 from experiments.running.provenance import command, environments, save_json
+from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import TasksConfig, rate_pairs
-from experiments.running.trials import Trials, completed
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses
@@ -38,11 +38,11 @@ BINDING = (
     "reference",
 )
 RATES = ("learning_rate", "encoding_rate")
-TOKENS = 2**14  # in a forward pass of the test
+TOKENS = 2**14  # per forward pass in tests
 
 
 class Solver(Trainer):
-    """Trains on the rows of any task; `answers` says what is right of the rows of a test."""
+    """Trains on the rows of any task; `answers` scores test rows."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Solver(Trainer):
         return right, finite, mean_loss(logits, batch)
 
     def defined(self, task: tasks.Task, length: int) -> bool:
-        """Whether the task has such questions, and their tokens positions that are defined."""
+        """Whether the task has such questions and all positions of their tokens are defined."""
         limit = position_schemes.position_limit(self.config.pattern)
         width = task.read(length, self.config.causal)
         return task.defined(length) and self.position_scheme.fits(width, limit, testing=True)
@@ -93,7 +93,7 @@ def mean_loss(logits: jax.Array, batch: dict) -> jax.Array:
     return losses.sum() / scored.sum()
 
 
-TEST, OTHER, VALIDATION = 0, 2, 3  # streams of questions, beside those of training
+TEST, OTHER, VALIDATION = 0, 2, 3  # streams of questions, separate from those of training
 
 
 def blocks(
@@ -103,7 +103,7 @@ def blocks(
     stream: int = TEST,
     shortest: int | None = None,
 ) -> Iterator[dict]:
-    """Questions of a length, or from a shortest one on, the same for all, as forward passes."""
+    """Batches of questions of a length, or from `shortest` on; the same for all encodings."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), stream), length)
     rows = tasks.batch(task, key, config.test, shortest or length, length, config.model.causal)
     fits = max(1, TOKENS // task.read(length, config.model.causal))
@@ -113,11 +113,11 @@ def blocks(
 
 
 class Answers(NamedTuple):
-    """What a model makes of the rows of a forward pass.
+    """A model's answers to the rows of a forward pass.
 
     Attributes:
-      right: whether each token is, and true where none counts: bool [B, T].
-      finite: whether all logits that count are.
+      right: whether each token is right; True where no answer is: bool [B, T].
+      finite: whether the logits of all answers are.
       loss: mean cross entropy over the answers.
     """
 
@@ -136,13 +136,13 @@ def answered(
 
 
 def accuracy(right: np.ndarray, weights: np.ndarray) -> list[float]:
-    """[part of the tokens, part of the whole answers] that are right."""
+    """[fraction of tokens, fraction of whole answers] that are right."""
     tokens = (right & (weights > 0)).sum() / (weights > 0).sum()
     return [float(tokens), float((right | (weights == 0)).all(1).mean())]
 
 
 def score(config: TasksConfig, solver: Solver, task: tasks.Task, params: Any) -> dict:
-    """By length: [token accuracy, exact match], or in words why there is none."""
+    """By length: [token accuracy, exact match], or why there is none."""
     return {
         str(length): _score_at(config, solver, task, params, length)
         for length in (config.length, *config.lengths)
@@ -162,16 +162,16 @@ def _score_at(
 
 
 def validation(config: TasksConfig, solver: Solver, task: tasks.Task, params: Any) -> float | None:
-    """Mean loss on other questions of the lengths trained on; None where it is not finite."""
+    """Mean loss on other questions of the trained lengths; None if it is not finite."""
     questions = blocks(config, task, config.length, VALIDATION, task.shortest)
     losses = [answers.loss for _, answers in answered(config, solver, params, questions)]
     return float(np.mean(losses)) if np.isfinite(losses).all() else None
 
 
 def best_fixed_answers(config: TasksConfig, task: tasks.Task) -> dict:
-    """What knowing the task, but no question, would score: the likeliest token at each place.
+    """The score without reading the questions: always the likeliest token at each place.
 
-    Of other questions than those that it is scored on, or it would have seen some of the answers.
+    These tokens come from other questions, so that no scored answer was seen.
     """
     by_length: dict[str, list[float] | str] = {}
     for length in (config.length, *config.lengths):
@@ -181,15 +181,15 @@ def best_fixed_answers(config: TasksConfig, task: tasks.Task) -> dict:
         targets, weights, place = _places_in_answers(blocks(config, task, length))
         seen, _, seen_place = _places_in_answers(blocks(config, task, length, OTHER))
         right = np.zeros(place.shape, bool)
-        for at in range(place.max() + 1):
-            counts = np.bincount(seen[seen_place == at], minlength=1)
-            right |= (place == at) & (targets == counts.argmax())
+        for k in range(place.max() + 1):
+            counts = np.bincount(seen[seen_place == k], minlength=1)
+            right |= (place == k) & (targets == counts.argmax())
         by_length[str(length)] = accuracy(right, weights)
     return by_length
 
 
 def _places_in_answers(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
-    """Targets, their weights, and the place of each in its answer, -1 where it is none."""
+    """Targets, their weights, and the place of each in its answer, -1 outside of answers."""
     listed = [jax.device_get(block) for block in rows]
     targets, weights = (np.concatenate([r[k] for r in listed]) for k in ("targets", "weights"))
     return targets, weights, np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
@@ -239,16 +239,16 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
 
 
 def best(runs: list[dict]) -> dict:
-    """The run with the least loss on validation questions; the first, where none has one."""
+    """The run with the least loss on validation questions; the first if none has one."""
     losses = [run.get("validation_loss") for run in runs]
     return runs[int(np.argmin([np.inf if loss is None else loss for loss in losses]))]
 
 
 def digests(config: TasksConfig, saved: dict) -> dict:
-    """Of the questions of each task, to be saved with those of tasks that ran before.
+    """Digests of each task's questions, to be saved with those of tasks that ran before.
 
     Raises:
-      ValueError: a task generates other questions than when the workdir was begun.
+      ValueError: a task generates other questions than at the first run in the workdir.
     """
     before = saved.get("digests", {})
     now = {name: tasks.TASKS[name].digest for name in config.tasks}
@@ -259,7 +259,7 @@ def digests(config: TasksConfig, saved: dict) -> dict:
 
 
 def main(config: TasksConfig) -> None:
-    """Runs what is missing, then shows and writes what was found."""
+    """Trains missing runs, then shows and writes the results."""
     workdir = Path(config.workdir)
     if tasks_report.reference_spec(config) is None:
         logging.warning("reference=%r is not among the encodings", config.reference)

@@ -3,7 +3,7 @@
     python -m experiments.train --config=configs/train.py --encoding=alibi
 
 Files in the workdir: metrics.jsonl, events/ (TensorBoard), checkpoints/, config.json,
-evaluation.json. The same command again continues where it stopped, or finds it finished.
+evaluation.json. The same command again continues the run, or does nothing if it is finished.
 """
 
 from experiments.running import launch, training_loop

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
 from pe_jax.encodings.terms import (
     DistanceBias,
+    DistanceFormula,
     Input,
     PairBias,
-    Profile,
     QueryBias,
     RelativeKeys,
     RelativeQueries,
@@ -41,7 +41,7 @@ __all__ = [
     "Input",
     "PairBias",
     "Params",
-    "Profile",
+    "DistanceFormula",
     "QueryBias",
     "RelativeKeys",
     "RelativeQueries",
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
 
         return hf
     if name == "naive":
-        import pe_jax.naive as naive  # from pe_jax, this function would be asked again
+        import pe_jax.naive as naive  # `from pe_jax import naive` would call this function again
 
         return naive
     if name in ("attend", "attention", "reference"):

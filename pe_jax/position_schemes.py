@@ -12,7 +12,6 @@ outputs. B batch, T tokens.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -25,10 +24,11 @@ from pe_jax.validation import is_int, require
 
 @dataclasses.dataclass(frozen=True)
 class Contiguous:
-    """0, 1, 2, … in each segment: the fast path of every engine. Base class of the others."""
+    """0, 1, 2, … in each segment: the fast path of every engine. Base class of all schemes."""
 
     axes: ClassVar[int] = 1
     real: ClassVar[bool] = False  # float32 positions
+    in_tests: ClassVar[bool] = False  # test positions are drawn too; else they are contiguous
 
     def bound(self, length: int, testing: bool = False) -> int | None:
         """Exclusive upper bound of the positions of `length` tokens; None if too many tokens."""
@@ -49,21 +49,27 @@ class Contiguous:
         self, key: jax.Array, tokens: jax.Array, segments: jax.Array
     ) -> jax.Array | None:
         """The same for evaluation."""
-        return None
+        return self.training_positions(key, tokens, segments) if self.in_tests else None
 
 
-def _per_row(
-    draw: Callable[[jax.Array, jax.Array], jax.Array], key: jax.Array, segments: jax.Array
-) -> jax.Array:
-    """draw(key, segments [T]) of each row: [B, T]."""
-    return jax.vmap(draw)(jax.random.split(key, len(segments)), segments)
+class Drawn(Contiguous):
+    """Positions that are drawn row by row."""
+
+    def draw(self, key: jax.Array, segments: jax.Array) -> jax.Array:
+        """Positions of one row, [T], from its key and segments [T]."""
+        raise NotImplementedError
+
+    def training_positions(self, key, tokens, segments):
+        return jax.vmap(self.draw)(jax.random.split(key, len(segments)), segments)
 
 
 @dataclasses.dataclass(frozen=True)
-class Randomized(Contiguous):
+class Randomized(Drawn):
     """`positions.randomized`: T of `maximum` positions, in order, in training and in tests."""
 
     maximum: int = 2048
+
+    in_tests = True
 
     def __post_init__(self):
         require(is_int(self.maximum, 1), "maximum", self.maximum, "pass an integer of at least 1")
@@ -71,18 +77,12 @@ class Randomized(Contiguous):
     def bound(self, length, testing=False):
         return self.maximum if length <= self.maximum else None
 
-    def training_positions(self, key, tokens, segments):
-        def draw(row_key, ids):
-            return pos.randomized(row_key, len(ids), self.maximum, ids)
-
-        return _per_row(draw, key, segments)
-
-    def test_positions(self, key, tokens, segments):
-        return self.training_positions(key, tokens, segments)
+    def draw(self, key, segments):
+        return pos.randomized(key, len(segments), self.maximum, segments)
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape(Contiguous):
+class Shape(Drawn):
     """`positions.shifted`: one shift of up to `maximum` per row, in training only."""
 
     maximum: int = 500
@@ -93,15 +93,12 @@ class Shape(Contiguous):
     def bound(self, length, testing=False):
         return length + (0 if testing else self.maximum)
 
-    def training_positions(self, key, tokens, segments):
-        def draw(row_key, ids):
-            return pos.shifted(row_key, pos.per_segment(ids), self.maximum)
-
-        return _per_row(draw, key, segments)
+    def draw(self, key, segments):
+        return pos.shifted(key, pos.per_segment(segments), self.maximum)
 
 
 @dataclasses.dataclass(frozen=True)
-class Cape(Contiguous):
+class Cape(Drawn):
     """`positions.cape`: shifts and a scale, in training only; for schemes that take float32."""
 
     global_shift: float = 5.0
@@ -113,11 +110,8 @@ class Cape(Contiguous):
     def __post_init__(self):
         pos.check_cape(**dataclasses.asdict(self))
 
-    def training_positions(self, key, tokens, segments):
-        def draw(row_key, ids):
-            return pos.cape(row_key, pos.per_segment(ids), **dataclasses.asdict(self))
-
-        return _per_row(draw, key, segments)
+    def draw(self, key, segments):
+        return pos.cape(key, pos.per_segment(segments), **dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +122,7 @@ class Bilevel(Contiguous):
     longest: int | None = None
 
     axes = 2
+    in_tests = True
 
     def __post_init__(self):
         pos.check_bilevel(self.separators, self.longest)
@@ -138,17 +133,8 @@ class Bilevel(Contiguous):
     def training_positions(self, key, tokens, segments):
         return pos.bilevel(tokens, self.separators, segments, self.longest)
 
-    def test_positions(self, key, tokens, segments):
-        return self.training_positions(key, tokens, segments)
 
-
-SCHEMES = {
-    "contiguous": Contiguous,
-    "randomized": Randomized,
-    "shape": Shape,
-    "cape": Cape,
-    "bilevel": Bilevel,
-}
+SCHEMES = {kind.__name__.lower(): kind for kind in (Contiguous, Randomized, Shape, Cape, Bilevel)}
 
 
 def position_limit(pattern: tuple[Encoding, ...]) -> int | None:

@@ -1,8 +1,8 @@
 """Positions of tokens, and the checks that every encoding makes of them.
 
 Positions say where a token is; what it may attend to is decided by token indices and segments
-(`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. The schemes that
-change the positions themselves are therefore functions here, and combine with every encoding:
+(`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. Schemes that change
+the positions themselves are therefore functions here, and combine with every encoding:
 `randomized`, `shifted`, `cape` draw from a key, `bilevel` counts in the text
 (`pe_jax.position_schemes` has them under the names that configs use).
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
@@ -182,8 +182,7 @@ def grid(height: int, width: int, *, normalized: bool = False, prefix: int = 0) 
       ValueError: a size below 1, a negative prefix.
     """
     _sizes("height, width", (height, width))
-    if not 0 <= prefix:
-        raise ValueError(f"prefix={prefix!r}: pass an integer of at least 0")
+    require(prefix >= 0, "prefix", prefix, "pass an integer of at least 0")
     places = np.indices((height, width), np.int32).reshape(2, -1).T
     if normalized:
         places = np.asarray((2 * places + 1) / (height, width) - 1, np.float32)
@@ -238,8 +237,7 @@ def multimodal(spans) -> jax.Array:
 
 def _sizes(name: str, sizes) -> None:
     ok = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in sizes)
-    if not ok:
-        raise ValueError(f"{name}={tuple(sizes)}: pass integers of at least 1")
+    require(ok, name, tuple(sizes), "pass integers of at least 1")
 
 
 def on_axes(positions, count: int) -> list[jax.Array]:
@@ -279,15 +277,9 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
             positions = positions.astype(np.int32)
     dtype = positions.dtype
     if jnp.issubdtype(dtype, jnp.integer):
-        if dtype in (jnp.uint32, jnp.uint64, jnp.int64):
-            known = concrete(positions)
-            if (
-                known is not None
-                and known.size
-                and not -(2**31) <= known.min() <= known.max() < 2**31
-            ):
-                worst = known.max() if known.max() >= 2**31 else known.min()
-                raise ValueError(f"{name}: {worst} does not fit int32; keep |position| below 2**31")
+        known = concrete(positions) if dtype in (jnp.uint32, jnp.uint64, jnp.int64) else None
+        if known is not None and (wrong := known[known.astype(np.int32) != known]).size:
+            raise ValueError(f"{name}: {wrong[0]} does not fit int32; keep |position| below 2**31")
         return jnp.asarray(positions).astype(jnp.int32)
     if real and dtype in (jnp.float32, jnp.float64):
         known = concrete(positions)
@@ -302,17 +294,21 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
 
 def check_exact(positions, name: str = "positions") -> None:
     """Raises ValueError where a known position is not exact in float32 (|p| ≥ 2**24)."""
-    known = concrete(positions)
-    if known is None or not known.size:
-        return
-    size = np.abs(known.astype(np.float64))  # |-2**31| is not an int32
-    if size.max() >= EXACT:
-        worst = known.flat[size.argmax()]
+    worst = _farthest(positions)
+    if worst is not None and abs(float(worst)) >= EXACT:
         raise ValueError(f"{name}: {worst} is not exact in float32; keep |position| below 2**24")
 
 
 def check_near(positions, name: str = "positions") -> None:
     """Raises ValueError where a known position is so large that a difference overflows int32."""
-    known = concrete(positions)
-    if known is not None and known.size and np.abs(known.astype(np.float64)).max() >= 2**30:
+    worst = _farthest(positions)
+    if worst is not None and abs(float(worst)) >= 2**30:
         raise ValueError(f"{name}: distances overflow int32; keep |position| below 2**30")
+
+
+def _farthest(positions):
+    """The position farthest from 0, or None where none is known."""
+    known = concrete(positions)
+    if known is None or not known.size:
+        return None
+    return known.flat[np.abs(known.astype(np.float64)).argmax()]  # |-2**31| is not an int32

@@ -39,10 +39,8 @@ def parse_call(spec: str) -> Call:
 def parse_pattern(spec: str, example: str, nested: str) -> Pattern:
     """Reads names, `name(field=value, …)`, sums `a+b`, repetitions `a*3` and sequences `a,b`.
 
-    Args:
-      spec: the string.
-      example: a valid spec, for error messages.
-      nested: what may be passed as a field besides literals, for error messages.
+    For error messages, `example` is a valid spec and `nested` says what a field may hold besides a
+    literal.
 
     Raises:
       ValueError: what cannot be read, with the piece at fault.
@@ -80,7 +78,6 @@ def _call(node: ast.expr, nested: str | None) -> Call:
 
 
 def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
-    """Values of `field=value, …`."""
     fields = {}
     for keyword in keywords:
         shown = ast.unparse(keyword)
@@ -99,13 +96,9 @@ def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
 
 
 def build(kind: str, table: Mapping[str, type], name: str, fields: Mapping[str, Any]) -> Any:
-    """An object of the class that `table` has under `name`; sequences become tuples.
+    """An object of the dataclass that `table` has under `name`; sequences become tuples.
 
-    Args:
-      kind: what the classes are, for error messages: "encoding".
-      table: name → class, a dataclass.
-      name: of the class.
-      fields: settings.
+    `kind` says what the classes are, for error messages: "encoding".
 
     Raises:
       ValueError: unknown name or field (naming the nearest), or a value out of range.
@@ -151,9 +144,7 @@ def format_call(name: str, fields: Mapping[str, str], separator: str = ",") -> s
 def format_spec(value: Any, names: Mapping[type, str]) -> str:
     """The spec from which a parser makes an equal object: fields at their defaults are left out.
 
-    Args:
-      value: an instance of a class in `names`, or a literal.
-      names: class → the name that specs use.
+    `names` has the names of classes; a value of another class is a literal.
     """
     if type(value) not in names:
         return repr(value)

@@ -442,7 +442,7 @@ ROPE = pe_jax.make("rope")
         (
             lambda: adapters.attention_fn(ROPE, causal=False)(*heads(), dropout_rate=0.1),
             ValueError,
-            "dropout_rng=None: pass a key, to drop weights by",
+            "dropout_rng=None: pass a key, or no dropout_rate",
         ),
         (
             lambda: adapters.attention_fn(ROPE, causal=False)(*heads(), precision=3),

@@ -17,9 +17,9 @@ from hypothesis import given
 
 import pe_jax
 from pe_jax.encodings.terms import (
+    DistanceFormula,
     DistanceTerm,
     PairBias,
-    Profile,
     RelativeValues,
     Rotation,
     Scale,
@@ -28,8 +28,9 @@ from pe_jax.encodings.terms import (
     Tokens,
     select,
 )
-from pe_jax.engines import cache, reference
+from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.decoding import cache
 from pe_jax.positions import per_segment
 from tests import util
 from tests.util import DIMS, B, E, H, K, T, assert_close, contiguous
@@ -240,7 +241,7 @@ def values(case, params, q, k, q_pos, k_pos):
         if isinstance(term, Rotation):
             of_queries.append(term.rotate("q", q, q_pos))
             of_keys.append(term.rotate("k", k, k_pos))
-        elif isinstance(term, DistanceTerm | Profile):
+        elif isinstance(term, DistanceTerm | DistanceFormula):
             pairs.append(term.at(apart))
         elif isinstance(term, PairBias):
             pairs.append(term.fn(term.arrays, q_pos, k_pos))
@@ -342,10 +343,12 @@ def test_a_table_of_a_term_is_the_term(case):
         assert_close(table.at(away), term.at(away), 0)
 
 
-@each([c for c in util.CASES if any(t.decays for t in util.terms(c.encoding, Profile))])
+@each([c for c in util.CASES if any(t.decays for t in util.terms(c.encoding, DistanceFormula))])
 def test_a_bias_that_decays_does_not_rise_with_the_distance(case):
     away = np.concatenate([np.arange(300), np.geomspace(300, 2**23, 50)]).astype(np.int32)
-    for term in select(case.encoding.terms(util.random_params(case.encoding), DIMS), Profile):
+    for term in select(
+        case.encoding.terms(util.random_params(case.encoding), DIMS), DistanceFormula
+    ):
         for side in (away, -away):
             bias = term.at(side)
             assert (np.diff(bias, axis=-1) <= 0).all() and np.isfinite(bias).all()
@@ -367,11 +370,13 @@ def test_the_scale_multiplies_the_scaled_kinds_and_no_others(case):
         assert_close(twice, np.asarray(once) * (2 if term.scaled else 1), 1e-6)
 
 
-@each([c for c in util.CASES if util.terms(c.encoding, Profile)])
+@each([c for c in util.CASES if util.terms(c.encoding, DistanceFormula)])
 def test_a_profile_is_the_same_head_by_head(case):
     """Engines and kernels give it one head's numbers at a time."""
     away = np.arange(-300, 300, dtype=np.int32)
-    for term in select(case.encoding.terms(util.random_params(case.encoding), DIMS), Profile):
+    for term in select(
+        case.encoding.terms(util.random_params(case.encoding), DIMS), DistanceFormula
+    ):
         assert term.numbers.dtype == jnp.float32 and term.numbers.shape[0] == H
         for head, row in enumerate(term.numbers):
             assert_close(term.fn(list(row), away), term.at(away)[head], 1e-6)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings.base import Claims, Encoding, skeleton
+from pe_jax.encodings.base import Claims, Encoding, abstract_terms
 from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceTerm,
@@ -26,7 +26,7 @@ from pe_jax.encodings.terms import (
     TokenProduct,
     select,
 )
-from pe_jax.engines import cache
+from pe_jax.engines.decoding import cache
 from tests import util
 from tests.util import DIMS, B, E, H, K, assert_close
 
@@ -47,7 +47,7 @@ def named(*names):
 
 def terms(case, *kinds):
     """The terms of these kinds, with shapes for arrays."""
-    return select(skeleton(case.encoding, DIMS), *kinds)
+    return select(abstract_terms(case.encoding, DIMS), *kinds)
 
 
 def near(case) -> int:

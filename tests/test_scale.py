@@ -14,12 +14,12 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs.scale import get_config
-from experiments.measuring import flops, loop_counts
+from experiments.measuring import flops, hlo_trip_counts
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig
 from tests import tiny
-from tests.test_tpu import lowered
+from tests.test_tpu_kernels import lowered
 from tools import compile_tpu, hlo, scale_docs, tpu_slice
 
 # As libtpu writes a module: computations before their callers, three notations of groups.
@@ -118,14 +118,14 @@ def whole_and_partial(q, k, rows: int, columns: int, window: int = 0):
 
 def sizes_of_tiles(monkeypatch) -> list[tuple[int, int]]:
     """Rows and columns of the tiles that are chosen from here on."""
-    sizes, set_up = [], loop_counts.set_up
+    sizes, set_up = [], hlo_trip_counts.set_up
 
     def spy(*args):
         setup = set_up(*args)
         sizes.append((setup.grid.rows, setup.grid.columns))
         return setup
 
-    monkeypatch.setattr(loop_counts, "set_up", spy)
+    monkeypatch.setattr(hlo_trip_counts, "set_up", spy)
     return sizes
 
 
@@ -136,7 +136,7 @@ def test_turns_of_the_loops_over_tiles_are_those_of_the_mask(spec, window, monke
     sizes = sizes_of_tiles(monkeypatch)
     with tpu_slice.tracing_for(devices):
         assert jax.default_backend() == "tpu"
-        found = loop_counts.tiles(model, 8, 2048, devices=4)
+        found = hlo_trip_counts.tiles(model, 8, 2048, devices=4)
     assert jax.default_backend() == "cpu"
     (rows, columns), order = sizes[0], np.arange(2048)
     whole, partial = whole_and_partial(order, order, rows, columns, window)
@@ -151,7 +151,7 @@ def test_turns_on_a_ring_are_the_mean_over_its_hops(window, hops, monkeypatch):
     model = ModelConfig(encoding="rope", vocab=9, width=64, heads=4, window=window)
     ring = sharding.layout(model, sharding.make_mesh(MeshConfig(seq=4, data=2), jax.devices()))
     sizes = sizes_of_tiles(monkeypatch)
-    found = loop_counts.tiles(model, 8, 2048, ring)
+    found = hlo_trip_counts.tiles(model, 8, 2048, ring)
     order = np.asarray(ring.order(2048)).reshape(4, -1)
     pairs = [(order[i], order[(i - back) % 4]) for i in range(4) for back in range(hops + 1)]
     want = np.mean([whole_and_partial(*pair, *sizes[0], window) for pair in pairs], 0)
@@ -212,7 +212,7 @@ def test_every_cell_of_the_plan_is_a_model_that_fits_its_mesh():
 
 def test_the_sizes_are_what_their_names_say():
     for name, low, high in (("100M", 0.9e8, 1.2e8), ("1B", 0.9e9, 1.2e9), ("7B", 6e9, 7.5e9)):
-        _, shapes = tiny.skeleton(get_config(name).model)
+        _, shapes = tiny.abstract_terms(get_config(name).model)
         assert low < sum(x.size for x in jax.tree.leaves(shapes)) < high
 
 

@@ -301,8 +301,8 @@ def test_rows_are_the_same_on_any_number_of_processes():
         )
         for i in range(3)
     ]
-    dealt = np.stack([next(part)["tokens"] for part in parts], axis=1).reshape(6, 21)
-    np.testing.assert_array_equal(whole, dealt)
+    assigned = np.stack([next(part)["tokens"] for part in parts], axis=1).reshape(6, 21)
+    np.testing.assert_array_equal(whole, assigned)
 
 
 def test_rows_differ_however_many_there_are():

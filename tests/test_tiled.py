@@ -18,8 +18,8 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dispatch import Call
 from pe_jax.engines.reference import multiply
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from pe_jax.engines.tiled import Tiled, TileSizes, schedule, skipping, tiles
-from pe_jax.engines.tiled.deal import deal
+from pe_jax.engines.tiled import Tiled, TileSizes, negligible, schedule, tiles
+from pe_jax.engines.tiled.assignment import assign
 from pe_jax.engines.tiled.groups import Groups
 from pe_jax.engines.tiled.pairwise import Pairwise
 from pe_jax.engines.tiled.setup import set_up
@@ -115,7 +115,7 @@ class Echo(kinds.ScoreTerm):
 
 
 def test_a_kind_from_outside_is_evaluated_pair_by_pair():
-    assert list(deal(AttentionSpec(DIMS, True, contiguous=True), (Echo(None),))) == [Pairwise]
+    assert list(assign(AttentionSpec(DIMS, True, contiguous=True), (Echo(None),))) == [Pairwise]
     gain = noise(HEADS)
 
     def run(engine, gain, *qkv):
@@ -198,14 +198,14 @@ def test_a_tile_is_visited_in_the_views_that_score_any_of_its_pairs():
 
 def test_negligible_tiles_are_left_out_and_nothing_changes(monkeypatch):
     skipped = []
-    negligible = skipping.negligible
+    negligible_tiles = negligible.negligible_tiles
 
     def spy(*args):
-        skip = negligible(*args)
+        skip = negligible_tiles(*args)
         jax.debug.callback(lambda x: skipped.append(int(x.sum())), skip)
         return skip
 
-    monkeypatch.setattr(skipping, "negligible", spy)
+    monkeypatch.setattr(negligible, "negligible_tiles", spy)
     for causal in (True, False):
         skipped.clear()
         got = outcome("alibi", ONE_HEAD, causal=causal, size=0.5)

@@ -17,7 +17,8 @@ from pe_jax.training import sharding, tasks
 from pe_jax.training.checkpoint import Checkpoints
 from pe_jax.training.config import PROTOCOLS, EvalConfig, MeshConfig
 from pe_jax.training.evaluate import Evaluator, pieces
-from pe_jax.training.step import Trainer, is_encoding
+from pe_jax.training.optimizer import is_encoding
+from pe_jax.training.step import Trainer
 from tests import tiny
 from tests.tiny import SPECS, L, R
 from tests.trainers import OPTIMIZER, STEPS, spoil, start, steps, trainer

@@ -62,7 +62,7 @@ def test_generating_sets_lengths_once_so_that_the_cache_equals_recomputing():
         )
 
     model, short = config(8, [0.2, 9]), config(1e-9, [1, 1])  # the second is unscaled throughout
-    (graph, shapes), (as_if_short, _) = map(tiny.skeleton, (model, short))
+    (graph, shapes), (as_if_short, _) = map(tiny.abstract_terms, (model, short))
     params = tiny.like(shapes)
     for place in range(2):  # so that attention is sharp
         params["blocks"][place]["attention"]["q"]["kernel"] *= 20
@@ -167,7 +167,7 @@ def test_a_scheme_that_does_not_scale_scores_begins_and_learns_as_the_others_do(
 def test_a_token_reaches_just_what_may_see_it(spec, fields, seen):
     """The gradient of each token's logits to the embedding of the one token with id 0, at 6."""
     model = tiny.config(spec, tied=False, **fields)
-    graph, _ = tiny.skeleton(model)
+    graph, _ = tiny.abstract_terms(model)
     _, params = tiny.build(model)
     row = 1 + tiny.tokens(1, L) % (V - 1)
     row[0, 6] = 0
@@ -185,7 +185,7 @@ def test_remat_changes_neither_loss_nor_gradients():
     results = []
     for remat in (False, True):
         model = tiny.config("t5", remat=remat)
-        graph, _ = tiny.skeleton(model)
+        graph, _ = tiny.abstract_terms(model)
         _, params = tiny.build(model)
 
         def loss(params, graph=graph):
@@ -202,7 +202,7 @@ def test_programs_do_not_grow_with_depth(spec):
     sizes = []
     for layers in (6, 12):  # shallower ones are unrolled
         model = tiny.config(spec, layers=layers)
-        graph, shapes = tiny.skeleton(model)
+        graph, shapes = tiny.abstract_terms(model)
 
         def loss(params, graph=graph):
             return nnx.merge(graph, params)(tiny.tokens(2, L)).sum()
@@ -218,7 +218,7 @@ def test_programs_do_not_grow_with_depth(spec):
 @each
 def test_bfloat16_keeps_float32_parameters_and_logits(model):
     half = dataclasses.replace(model, dtype="bfloat16")
-    graph, shapes = tiny.skeleton(half)
+    graph, shapes = tiny.abstract_terms(half)
     assert {x.dtype for x in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
     row = tiny.tokens(2, L)
     grads = jax.eval_shape(jax.grad(lambda p: nnx.merge(graph, p)(row).sum()), shapes)
@@ -251,7 +251,7 @@ def test_grouped_heads_equal_repeated_heads():
 
 def test_dropout_follows_its_key_and_is_off_without_one():
     model = tiny.config("nope", dropout=0.5)
-    graph, _ = tiny.skeleton(model)
+    graph, _ = tiny.abstract_terms(model)
     _, params = tiny.build(model)
     rows, ids = tiny.tokens(R, L), np.zeros((R, L), np.int32)
     run = jax.jit(lambda params, key: nnx.merge(graph, params)(rows, key=key))
@@ -275,7 +275,7 @@ def test_dropout_follows_its_key_and_is_off_without_one():
 )
 def test_a_choice_has_its_own_parameters(fields, added, removed):
     def names(**fields):
-        _, shapes = tiny.skeleton(tiny.config(**fields))
+        _, shapes = tiny.abstract_terms(tiny.config(**fields))
         return {path_name(path) for path, _ in jax.tree.leaves_with_path(shapes)}
 
     assert added <= names(**fields) - names()
@@ -284,7 +284,7 @@ def test_a_choice_has_its_own_parameters(fields, added, removed):
 
 def test_tables_of_t5_and_learned_are_shared_and_each_layer_has_its_own_shaw():
     spec = "shaw(clip=3)+t5,learned(length=9),shaw(clip=3)+t5,rope"
-    _, shapes = tiny.skeleton(tiny.config(spec, layers=4))
+    _, shapes = tiny.abstract_terms(tiny.config(spec, layers=4))
     assert len(jax.tree.leaves(shapes["shared"])) == 2  # t5 and learned, once for the model
     own = [
         len(jax.tree.leaves(shapes["blocks"][place]["attention"].get("params", {})))
@@ -298,7 +298,7 @@ def test_check_finite_names_the_layer(monkeypatch):
     model = tiny.config("nope")
     built, params = tiny.build(model)
     built.check_finite(tiny.tokens(1, 3))
-    graph, _ = tiny.skeleton(model)
+    graph, _ = tiny.abstract_terms(model)
     kernel = params["blocks"][0]["mlp"]["down"]["kernel"]
     params["blocks"][0]["mlp"]["down"]["kernel"] = kernel.at[1].set(3e38)
     with pytest.raises(FloatingPointError, match="the output of layer 1 is not finite"):

@@ -48,7 +48,7 @@ def config(encoding: str = "rope", **fields) -> ModelConfig:
 
 
 @functools.cache
-def skeleton(model: ModelConfig):
+def abstract_terms(model: ModelConfig):
     """The graph of a model, and the shapes of its parameters."""
     graph, shapes = nnx.eval_shape(lambda: nnx.split(Transformer(model, rngs=nnx.Rngs(0))))
     return graph, nnx.as_pure(shapes)
@@ -66,7 +66,7 @@ def like(shapes):
 
 def build(model: ModelConfig) -> tuple[Transformer, dict]:
     """The model and its parameters."""
-    graph, shapes = skeleton(model)
+    graph, shapes = abstract_terms(model)
     params = like(shapes)
     return nnx.merge(graph, params), params
 
@@ -74,7 +74,7 @@ def build(model: ModelConfig) -> tuple[Transformer, dict]:
 @functools.cache
 def forward(model: ModelConfig):
     """(params, tokens, segments) → logits, compiled once for all tests."""
-    graph, _ = skeleton(model)
+    graph, _ = abstract_terms(model)
     return jax.jit(lambda params, tokens, ids: nnx.merge(graph, params)(tokens, segments=ids))
 
 

@@ -14,8 +14,15 @@ import numpy as np
 
 import pe_jax
 from pe_jax import Encoding, Params, Sum
-from pe_jax.encodings.base import Dims, adds_to_input, skeleton
-from pe_jax.encodings.terms import DistanceBias, DistanceTerm, Profile, RowRescore, Term, select
+from pe_jax.encodings.base import Dims, abstract_terms, adds_to_input
+from pe_jax.encodings.terms import (
+    DistanceBias,
+    DistanceFormula,
+    DistanceTerm,
+    RowRescore,
+    Term,
+    select,
+)
 from pe_jax.encodings.terms import scale as terms_scale
 from pe_jax.engines import inputs as inputs_
 from pe_jax.engines.tiled import Tiled, TileSizes
@@ -90,7 +97,7 @@ def _sum(*names: str) -> Case:
 
 def terms(encoding: Encoding, *kinds: type) -> list:
     """Its terms of these kinds, with shapes in the place of arrays."""
-    return select(skeleton(encoding, DIMS), *(kinds or (Term,)))
+    return select(abstract_terms(encoding, DIMS), *(kinds or (Term,)))
 
 
 def horizon(encoding: Encoding) -> tuple[int, int] | None:
@@ -108,7 +115,7 @@ def rotate(encoding: Encoding, side: str, params: Params, x, positions) -> jax.A
 
 def distance_bias(encoding: Encoding, params: Params, distance, dims: Dims = DIMS) -> jax.Array:
     """The sum of its biases of distances: [H, *n]."""
-    biases = select(encoding.terms(params, dims), DistanceBias, Profile)
+    biases = select(encoding.terms(params, dims), DistanceBias, DistanceFormula)
     scale = terms_scale(encoding.terms(params, dims), dims.head_dim)
     return sum((scale if t.scaled else 1) * t.at(jnp.asarray(distance)) for t in biases)
 
@@ -127,7 +134,7 @@ def naive_attention(encoding: Encoding, params: Params, q, k, v, **options) -> n
 
 def is_relative(encoding: Encoding) -> bool:
     """Whether only distances matter, by what the scheme declares."""
-    absolute = inputs_.absolute(skeleton(encoding, DIMS), encoding.claims.anchored)
+    absolute = inputs_.absolute(abstract_terms(encoding, DIMS), encoding.claims.absolute_rotation)
     return not (absolute or adds_to_input(encoding, DIMS))
 
 

@@ -4,18 +4,18 @@
       --config.mesh.fsdp=16 --encodings=rope --encodings=alibi
 
 The programs are the real ones: the step of `Trainer` with its shardings, and `decode_step` of
-`generate` with a cache of `length` tokens. They are traced as on the slice, and get the kernels or
-the tiles that they would get there. Needs the extra `tpu` (libtpu). Prints a table
-and writes compiled.json and compiled.csv; the exit status is 1 if a program did not compile.
+`generate` with a cache of `length` tokens. They are traced as on the slice, with the engine and
+tiles that would be chosen there. Needs the extra `tpu` (libtpu). Prints a table and writes
+compiled.json and compiled.csv; the exit status is 1 if a program did not compile.
 
-What the figures are: estimates. Memory is the compiler's own count. `optimal` is XLA's roofline,
-which counts the body of a loop once: too little by the number of layers and tiles; it is left out
-where XLA gives a negative number, as it does with loops whose end it does not know. `compute` adds
-the TPU compiler's cycles of every operation as often as it runs; it has none for Pallas kernels,
-whose products count at the peak of the chip, too little. `exchange` is the bytes that a chip
-sends, at the published bandwidth of all its links: less than a real network takes, and some of it
-runs beside the computation. Nothing counts the input of data, the host, or one chip waiting for
-another. Where packed documents decide which tiles run, each row is taken as one document.
+The figures are estimates. Memory is the compiler's own count. `optimal` is XLA's roofline, which
+counts the body of a loop once and so underestimates by the number of layers and tiles; it is left
+out if negative, as for loops of unknown length. `compute` adds the TPU compiler's cycles of every
+operation times its executions; Pallas kernels have none, so their products count at the chip's
+peak, an underestimate. `exchange` is the bytes that a chip sends over the published bandwidth of
+all its links: faster than a real network, but without overlap with computation. Data input, the
+host, and waiting for other chips are not counted. If the tiles that run depend on packed documents,
+each row counts as one document.
 """
 
 import csv
@@ -35,7 +35,7 @@ from absl import flags, logging
 from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.measuring import flops
-from experiments.measuring.loop_counts import Tiles, tiles
+from experiments.measuring.hlo_trip_counts import Tiles, tiles
 from experiments.measuring.timing import plain
 from experiments.measuring.workloads import SPECS
 from experiments.running import launch
@@ -48,7 +48,7 @@ from pe_jax.training.config import Config
 from pe_jax.training.step import Trainer
 from tools import hlo, tpu_slice
 
-COLUMNS = {  # of the table, per chip and step: title → how a row has it
+COLUMNS = {  # of the table, per chip and step: title → its text in a row
     "GiB in": lambda r: f"{r['arguments'] / tpu_slice.GIB:.2f}",
     "between": lambda r: f"{r['temporaries'] / tpu_slice.GIB:.2f}",
     "in all": lambda r: f"{r['total'] / tpu_slice.GIB:.2f}",
@@ -60,10 +60,10 @@ COLUMNS = {  # of the table, per chip and step: title → how a row has it
 }
 
 
-def specs(wanted: list[str], config: Config) -> list[str]:
-    """The encodings to compile; `all` is every one whose positions have one axis."""
-    if "all" not in wanted:
-        return wanted or [config.model.encoding]
+def specs(encodings: list[str], config: Config) -> list[str]:
+    """The encodings to compile; `all` means every encoding of one axis."""
+    if "all" not in encodings:
+        return encodings or [config.model.encoding]
     names = [name for name, scheme in ENCODINGS.items() if scheme().claims.axes == 1]
     return [SPECS.get(name, name).format(length=config.length) for name in names]
 
@@ -101,7 +101,7 @@ TRACES = {"train": train_program, "decode": decode_program}
 
 
 def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -> dict:
-    """What the compiler says of one program of `config.model`; in words if it refuses it."""
+    """The compiler's figures for one program of `config.model`, or why it was refused."""
     begin, model = time.monotonic(), config.model
     row = {"encoding": model.encoding, "program": program}
     with tpu_slice.tracing_for(devices):
@@ -124,18 +124,18 @@ def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -
 
 
 def refused(text: str) -> dict:
-    """Why the compiler gave no program: it does not fit, or what it says."""
-    for said in (
+    """The reason of a compiler error: it does not fit, or the error's text."""
+    for pattern in (
         r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm",
         r"HLO temporaries \(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)",
     ):
-        if match := re.search(said, text):
+        if match := re.search(pattern, text):
             return {"status": "does not fit", "why": f"needs {match[1]} of {match[2]} per chip"}
     return {"status": "does not compile", "why": " ".join(text.split())[:300]}
 
 
 def memory(compiled: Any, chip: tpu_slice.Chip) -> dict:
-    """Bytes per chip: what comes in, goes out and is needed between; and whether that fits."""
+    """Bytes per chip of arguments, outputs and temporaries; and whether they fit."""
     analysis = compiled.memory_analysis()
     names = ("argument", "output", "alias", "temp", "generated_code")
     sizes = [getattr(analysis, f"{name}_size_in_bytes") for name in names]
@@ -154,24 +154,24 @@ def memory(compiled: Any, chip: tpu_slice.Chip) -> dict:
 
 def work(compiled: Any, jaxpr: Any, masked: Tiles, chips: int, chip: tpu_slice.Chip) -> dict:
     """Operations, seconds and collectives, per chip and step."""
-    cost, said = compiled.cost_analysis(), hlo.summarize(compiled.as_text(), masked.turns)
+    cost, summary = compiled.cost_analysis(), hlo.summarize(compiled.as_text(), masked.turns)
     products = flops.count(jaxpr, *masked)
     return {
         "flops": products.total / chips,
         "kernel_flops": products.kernels / chips,
         "xla_flops": cost["flops"],
-        # Negative where a loop's bound is not known to the compiler: then it says nothing.
+        # Negative, and meaningless, if the compiler does not know a loop's bound.
         "optimal_seconds": cost["optimal_seconds"] if cost["optimal_seconds"] > 0 else None,
-        "compute_seconds": said.cycles / chip.clock + products.kernels / chips / chip.peak,
-        "unpriced": said.unpriced,
-        "exchange_seconds": sum(c.moved for c in said.collectives.values()) / chip.links,
-        "collectives": {k: dataclasses.asdict(c) for k, c in sorted(said.collectives.items())},
-        "loops": {**masked._asdict(), "found": said.loops, "counted_once": said.unknown},
+        "compute_seconds": summary.cycles / chip.clock + products.kernels / chips / chip.peak,
+        "unpriced": summary.unpriced,
+        "exchange_seconds": sum(c.moved for c in summary.collectives.values()) / chip.links,
+        "collectives": {k: dataclasses.asdict(c) for k, c in sorted(summary.collectives.items())},
+        "loops": {**masked._asdict(), "found": summary.loops, "counted_once": summary.unknown},
     }
 
 
 def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
-    """All programs, where what did not compile says why; then their collectives."""
+    """All programs, with the reason for those that did not compile; then their collectives."""
     shown = rich.table.Table("encoding", "program", *COLUMNS, title=title)
     for row in rows:
         ok = row["status"] == "ok"
@@ -187,13 +187,13 @@ def tables(rows: list[dict], title: str) -> Iterator[rich.table.Table]:
 
 
 def write(folder: Path, about: dict, rows: list[dict]) -> None:
-    """compiled.json, and compiled.csv with one line per kind of collective."""
+    """Writes compiled.json, and compiled.csv with one line per kind of collective."""
     save_json(folder / "compiled.json", {**about, "programs": rows})
     flat = []
     for row in rows:
-        own = {k: v for k, v in row.items() if not isinstance(v, dict)}
+        scalars = {k: v for k, v in row.items() if not isinstance(v, dict)}
         kinds = row.get("collectives") or {"none": {}}
-        flat += [{**own, "collective": kind, **x} for kind, x in kinds.items()]
+        flat += [{**scalars, "collective": kind, **x} for kind, x in kinds.items()]
     with (folder / "compiled.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(k for row in flat for k in row)))
         writer.writeheader()
@@ -201,28 +201,28 @@ def write(folder: Path, about: dict, rows: list[dict]) -> None:
 
 
 def main(config: Config) -> None:
-    """Compiles every program that is asked for, and says what it needs."""
-    given = flags.FLAGS
+    """Compiles the programs that the flags select, and reports what they need."""
+    options = flags.FLAGS
     with one_line_errors():
-        chip = tpu_slice.check(given.topology)
+        chip = tpu_slice.check(options.topology)
         jax.config.update("jax_platforms", "cpu")
-        devices = tpu_slice.devices(given.topology)
+        devices = tpu_slice.devices(options.topology)
         vocab = config.model.vocab or tokenizer.get(config.tokenizer).vocab
         model = dataclasses.replace(config.model, vocab=vocab)
-        models = [dataclasses.replace(model, encoding=s) for s in specs(given.encodings, config)]
+        models = [dataclasses.replace(model, encoding=s) for s in specs(options.encodings, config)]
         for model in models:
             model.check()
     rows = []
     for model in models:
         config = dataclasses.replace(config, model=model)
-        for program in given.program:
+        for program in options.program:
             with one_line_errors():
                 rows.append(measure(config, program, devices, chip))
             logging.info("%s, %s: %s", model.encoding, program, rows[-1]["status"])
-    title = f"{given.topology}, {len(devices)} chips: estimates of the compiler"
-    about = {"topology": given.topology, "chips": len(devices), "commit": commit()}
+    title = f"{options.topology}, {len(devices)} chips: estimates of the compiler"
+    about = {"topology": options.topology, "chips": len(devices), "commit": commit()}
     about |= {"jax": jax.__version__, "config": dataclasses.asdict(config)}
-    write(Path(given.out), about, rows)
+    write(Path(options.out), about, rows)
     launch.show(*tables(rows, title))
     sys.exit(any(row["status"] != "ok" for row in rows))
 

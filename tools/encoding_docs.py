@@ -1,7 +1,7 @@
 """README's table of schemes, docs/encodings.md and its pictures, from the code.
 
-`python -m tools.encoding_docs` writes all three. Every word about a scheme comes from its
-docstrings, its tests and what it declares; `encoding_facts` reads them.
+`python -m tools.encoding_docs` writes all three. All text about a scheme comes from its docstrings,
+its tests and its declarations; `encoding_facts` reads them.
 """
 
 import argparse
@@ -24,24 +24,23 @@ HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engin
 INTRO = """\
 # The encodings, one by one
 
-*Written by `python -m tools.encoding_docs` from docstrings, tests and what each scheme declares.*
+*Written by `python -m tools.encoding_docs` from the docstrings, tests and declarations of schemes.*
 
-Each section has the equation, the pictures of what it adds, what to mind (where the paper, its
-released code and this one differ), what it is held to, and the lines that import it.
-Everywhere `distance = q_pos - k_pos`: positive looks back. Where positions enter and what that
-costs is in [README's table](../README.md#schemes), whose words are used here too; parameters are
-those of the model + of each layer, for width 512 and 8 heads of 64.
-[WORKSPACE.md](../WORKSPACE.md) says how to add a scheme.
+Each section has the equation, pictures of what the scheme adds to the scores, traps (where the
+paper, its released code and this one differ), what it is tested against, and the import line.
+Everywhere `distance = q_pos - k_pos`: positive looks back. [README's table](../README.md#schemes)
+compares all schemes in the same terms; parameters are those of the model + of each layer, for width
+512 and 8 heads of 64. [WORKSPACE.md](../WORKSPACE.md) says how to add a scheme.
 
-**How to read the pictures.** They are no drawings of formulas: `attention` ran with the scheme and
-without any, and the difference of the scores is drawn, before softmax. Left, all tokens are the
-same, so that position alone counts: what the last query adds to its score of a key so far back, a
-line for each of four heads; for schemes of two or three axes, what the patch in the middle of an
-image adds to its scores of all others, the mean of the heads. Right, the tokens are random: what is
-added to the score of each query and key, the mean of the heads (for images 7 × 7 patches in a row).
-Parameters are as drawn at first; those that begin at zero are given random values, or nothing would
-show: a learned scheme is noise before it learns, and its picture is of where that noise is shared.
-What is added to values (Shaw) does not show in scores.
+**How to read the pictures.** They are not plots of formulas: `attention` ran with the scheme and
+without any, and the difference of the scores before softmax is drawn. Left, all tokens are the
+same, so that only position matters: what is added to the score of the last query and a key at each
+distance, one line for each of four heads; for schemes of two or three axes, what is added to the
+scores of the patch in the middle of an image with all others, mean of the heads. Right, tokens are
+random: what is added to the score of each query and key, mean of the heads (for images, 7 × 7
+patches in a row). Parameters have their initial values, or random ones if those are zero: a learned
+scheme is noise before training, and its picture shows where that noise is shared. What is added to
+values (Shaw) does not show in scores.
 """
 
 
@@ -87,7 +86,7 @@ def row(name: str, kind: type[Encoding]) -> list[str]:
 
 
 def table() -> str:
-    """The table in Markdown, and what is true of all its rows."""
+    """The table in Markdown, and the engines that run every scheme."""
     rows = [HEAD, ["---"] * len(HEAD), *(row(n, k) for n, k in ENCODINGS.items())]
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
     every = [
@@ -109,7 +108,7 @@ def insert(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Words of a docstring in Markdown: arXiv numbers become links."""
+    """Text of a docstring in Markdown: arXiv numbers become links."""
     pieces = re.split(r"(`[^`]*`)", text)
     for i in range(0, len(pieces), 2):
         plain = re.sub(r"([*_\[\]|])", r"\\\1", pieces[i]).replace("<", "&lt;")
@@ -138,9 +137,9 @@ def borrowed(kind: type[Encoding]) -> str:
         f
         for f, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
-        # what answers with numbers; the others only check
+        # functions that return values; the others only check
         if not f.startswith("_") and value.__annotations__.get("return") not in (None, bool)
-        if kind is not Encoding  # beside which there are tools for schemes
+        if kind is not Encoding  # its module also has helpers for all schemes
     ]
     used = ", ".join(f"{name}.{f}" for f in [*free, kind.__name__])
     return f"from pe_jax.encodings import {name}  # {used}"
@@ -152,15 +151,14 @@ def config(name: str, kind: type) -> str:
 
 
 def _defaults(kind: type) -> dict[str, str]:
-    """The fields of a class with their defaults, as a config writes them."""
     return {
         f.name: "…" if f.default is dataclasses.MISSING else repr(f.default)
         for f in dataclasses.fields(kind)
     }
 
 
-def _held(name: str) -> str:
-    """Oracles, and the claims of the tests, folded."""
+def _tested(name: str) -> str:
+    """The oracles, and the claims of the tests, folded."""
     path = encoding_facts.tests(name)
     file = path.relative_to(encoding_facts.ROOT).as_posix()
     claims = encoding_facts.claims(path)
@@ -168,9 +166,9 @@ def _held(name: str) -> str:
         f"`{what}` ({'PyTorch' if library == 'torch' else f'transformers, {library}'})"
         for library, what in encoding_facts.oracles().get(name, [])
     ]
-    others = f", and the answers of {', '.join(oracles)}" if oracles else ""
+    others = f", and {', '.join(oracles)}" if oracles else ""
     lines = [
-        f"**Held to** the paper in float64 NumPy ([{path.name}](../{file})){others}.",
+        f"**Tested against** the paper in float64 NumPy ([{path.name}](../{file})){others}.",
         "",
         f"<details><summary>What its {len(claims)} tests claim</summary>",
         "",
@@ -182,7 +180,7 @@ def _held(name: str) -> str:
 
 
 def section(name: str, kind: type[Encoding]) -> str:
-    """All about one scheme."""
+    """The section of one scheme."""
     title, blocks = _docstring(inspect.getmodule(kind))
     what = inspect.getdoc(kind) or ""
     drawn = scheme_pictures.spec(name)
@@ -193,7 +191,7 @@ def section(name: str, kind: type[Encoding]) -> str:
         _prose(what),
         f"*{_prose(title)}*",
         f"![{alt}](figures/encodings/{name}.png)",
-        *([f"Drawn as `{drawn}`, so that it can be seen."] if drawn != name else []),
+        *([f"Drawn as `{drawn}`, to show within few tokens."] if drawn != name else []),
         *blocks,
         " · ".join(
             f"**{title}** {text}"
@@ -204,7 +202,7 @@ def section(name: str, kind: type[Encoding]) -> str:
                 "runs": ", ".join(encoding_facts.engines(name)),
             }.items()
         ),
-        _held(name),
+        _tested(name),
         f"```python\n{borrowed(kind)}\n```",
         f"In a config, or for `pe_jax.parse`: `{config(name, kind)}`",
     ]
@@ -212,7 +210,6 @@ def section(name: str, kind: type[Encoding]) -> str:
 
 
 def _scalings() -> str:
-    """The scalings of RoPE, which are fields of it and not schemes."""
     parts = ["## Scalings of rope"]
     modules = dict.fromkeys(inspect.getmodule(kind) for kind in SCALINGS.values())
     for module in modules:
@@ -227,7 +224,7 @@ def _scalings() -> str:
 
 
 def page() -> str:
-    """docs/encodings.md."""
+    """The text of docs/encodings.md."""
     links = " · ".join(f"[{name}](#{name})" for name in ENCODINGS)
     scalings = "[scalings of rope](#scalings-of-rope)"
     sections = [section(name, kind) for name, kind in ENCODINGS.items()]
@@ -237,11 +234,11 @@ def page() -> str:
 def main() -> None:
     """Writes README's table, the page and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text-only", action="store_true", help="leave the pictures as they are")
-    given = parser.parse_args()
+    parser.add_argument("--text-only", action="store_true", help="do not draw the pictures")
+    options = parser.parse_args()
     README.write_text(insert(README.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
-    if given.text_only:
+    if options.text_only:
         return
     for name in ENCODINGS:
         scheme_pictures.draw(name, FIGURES)

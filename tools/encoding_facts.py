@@ -1,7 +1,7 @@
-"""What the code says of a scheme: sizes, slots, reach, engines, claims of its tests, oracles.
+"""Facts of a scheme, read from the code: sizes, terms, limits, engines, tests, oracles.
 
-Nothing is listed by hand. Engines are asked whether they run a call; tests and oracles are read
-from their sources with `ast`, so that neither pytest nor PyTorch is needed.
+Nothing is listed by hand. Engines are tried on an abstract call; tests and oracles are parsed with
+`ast`, so that neither pytest nor PyTorch is needed.
 """
 
 import ast
@@ -17,17 +17,17 @@ import jax.numpy as jnp
 import pe_jax
 from pe_jax import ENCODINGS, Dims, Encoding, Params
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import adds_to_input, skeleton
-from pe_jax.engines import cache
+from pe_jax.encodings.base import abstract_terms, adds_to_input
+from pe_jax.engines.decoding import cache
 from pe_jax.engines.gpu import engine as gpu
 from pe_jax.engines.tpu import engine as tpu
 
 ROOT = Path(__file__).parents[1]
 DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
-TOKENS = 4096  # of the call that engines are asked about
+TOKENS = 4096  # of the abstract call
 ENTERS = {  # kind of term → where positions come in
     kinds.QueryBias: "queries",
-    kinds.Profile: "bias",
+    kinds.DistanceFormula: "bias",
     kinds.DistanceBias: "bias",
     kinds.PairBias: "bias",
     kinds.TokenProduct: "bias",
@@ -42,9 +42,9 @@ ENTERS = {  # kind of term → where positions come in
 
 
 def enters(scheme: Encoding) -> str:
-    """Where positions come in."""
+    """Where positions enter attention."""
     places = ["input"] if adds_to_input(scheme, DIMS) else []
-    for term in skeleton(scheme, DIMS):
+    for term in abstract_terms(scheme, DIMS):
         if isinstance(term, kinds.Rotation):
             places += ["queries"] * (term.q is not None) + ["keys"] * (term.k is not None)
         elif type(term) in ENTERS:
@@ -63,21 +63,21 @@ def sizes(scheme: Encoding) -> tuple[int, int]:
 
 
 def beyond(scheme: Encoding) -> str:
-    """What the scheme's own declarations say of distances it was not trained on."""
+    """What the scheme declares about distances beyond those of training."""
     if scheme.limit() is not None:
         return f"not defined from {scheme.limit():,}"
-    terms = skeleton(scheme, DIMS)
+    terms = abstract_terms(scheme, DIMS)
     horizons = [term.horizon for term in kinds.select(terms, kinds.DistanceTerm)]
     if horizons and None not in horizons:
         return f"constant from {max(high for _, high in horizons):,}"
     if (limit := kinds.split(terms)) is not None:
         return f"second view from {limit:,}"
-    decays = any(term.decays for term in kinds.select(terms, kinds.Profile))
+    decays = any(term.decays for term in kinds.select(terms, kinds.DistanceFormula))
     return "decays" if decays else "defined"
 
 
 def source(kind: type[Encoding]) -> str:
-    """What its docstrings name first: the arXiv number of a paper, or an address."""
+    """The first source in its docstrings: the arXiv number of a paper, or an address."""
     lines = (kind.__doc__ or "") + (inspect.getdoc(inspect.getmodule(kind)) or "")
     return re.findall(r"https://[^\s),]+|\b\d{4}\.\d{5}\b", lines)[0]
 
@@ -86,7 +86,7 @@ def source(kind: type[Encoding]) -> str:
 
 
 def _call(scheme: Encoding, queries: int) -> tuple[Params, dict[str, Any]]:
-    """Abstract parameters and operands of a causal call, bfloat16, contiguous if it can be."""
+    """Abstract parameters and operands of a causal call in bfloat16; contiguous for one axis."""
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     heads = shape((1, queries, DIMS.heads, DIMS.head_dim))
     operands = dict.fromkeys(("q", "k", "v"), heads) | {"x": shape((1, queries, DIMS.width))}
@@ -96,7 +96,7 @@ def _call(scheme: Encoding, queries: int) -> tuple[Params, dict[str, Any]]:
 
 
 def _attention(scheme: Encoding, implementation: Any) -> None:
-    """Traces a call. Raises ValueError where the engine cannot run it."""
+    """Traces a call. Raises ValueError if the engine cannot run it."""
     params, operands = _call(scheme, TOKENS)
 
     def run(params, q, k, v, x, positions=None):
@@ -115,7 +115,7 @@ def _attention(scheme: Encoding, implementation: Any) -> None:
 
 
 def _kernel(engine):
-    """An engine that only asks a kernel whether it would run the call."""
+    """An engine that only checks whether a kernel would run the call."""
 
     def ask(*call):
         why = engine.refusal(*call)
@@ -127,7 +127,7 @@ def _kernel(engine):
 
 
 def _decode(scheme: Encoding) -> None:
-    """Traces one token after a cache. Raises ValueError where the scheme cannot."""
+    """Traces decoding of one token. Raises ValueError if the scheme cannot be decoded."""
     params, operands = _call(scheme, 1)
 
     def run(params, q, k, v, x, positions=None):
@@ -149,7 +149,7 @@ ENGINES = {
 
 @functools.cache
 def engines(name: str) -> tuple[str, ...]:
-    """The engines that run the scheme with its defaults; what they are asked, `ENGINES` says."""
+    """The engines in `ENGINES` that run the scheme with its defaults."""
     names = []
     for engine, ask in ENGINES.items():
         try:
@@ -173,7 +173,7 @@ def _functions(path: Path) -> list[ast.FunctionDef]:
 
 
 def tests(name: str) -> Path:
-    """The file of tests that is the scheme's own, or else its module's.
+    """The test file of the scheme, or else of its module.
 
     Raises:
       FileNotFoundError: there is neither.
@@ -187,19 +187,19 @@ def tests(name: str) -> Path:
 
 
 def claims(path: Path) -> list[str]:
-    """What the tests of a file claim, as sentences."""
+    """The names of a file's tests as sentences."""
     names = [f.name for f in _functions(path) if f.name.startswith("test_")]
     words = [name.removeprefix("test_").replace("_", " ") for name in names]
     return [text[0].upper() + text[1:] for text in words]
 
 
 def case_of(case: str) -> str:
-    """The scheme that a case of tests/oracles is for."""
+    """The scheme of a case in tests/oracles."""
     return max((n for n in ENCODINGS if f"{case}_".startswith(f"{n}_")), key=len)
 
 
 def _names(function: ast.FunctionDef, sources: dict[str, str]) -> list[tuple[str, str]]:
-    """(library, what it runs of that library), as they come in the source."""
+    """(library, name in that library) in the order of the source."""
     uses = []
     for node in ast.walk(function):
         match node:
@@ -214,10 +214,10 @@ def _names(function: ast.FunctionDef, sources: dict[str, str]) -> list[tuple[str
 
 @functools.cache
 def oracles() -> dict[str, list[tuple[str, str]]]:
-    """Scheme → what its cases run of other people's code: (model or library, class or function).
+    """Scheme → the code that it is compared with: (model or library, class or function).
 
-    The first name that the function of each case takes from a library; what takes none compares
-    with PyTorch's own indexing.
+    For each case the first name that its function takes from a library; a case without one compares
+    with PyTorch's indexing.
     """
     tree = _tree(ROOT / "tests" / "oracles" / "live.py")
     imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]

@@ -1,8 +1,8 @@
-"""What a compiled program's text says: collectives, loops, and the TPU compiler's cycles.
+"""Reads a compiled program's text: collectives, loops, and the TPU compiler's cycles.
 
 XLA's own `cost_analysis` counts the body of a loop once, though layers and tiles are loops. Here
-each instruction counts as often as it runs: a loop's bound is a constant of its condition, or it is
-given where it follows from the mask (`loops`).
+each instruction counts as often as it runs: a loop's bound is a constant of its condition, or an
+argument (`loops`) if it depends on the mask.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ BOUND = re.compile(r"^[su]\d+\[\]\S* constant\((\d+)\)")
 
 @dataclasses.dataclass
 class Instruction:
-    """One line: the type of its result, the operation, the whole of its text, what it calls."""
+    """One line: its result's type, its operation, its text, the computations that it calls."""
 
     name: str
     type: str
@@ -33,12 +33,12 @@ class Instruction:
 
 @dataclasses.dataclass
 class Collective:
-    """All collectives of one kind: how many run in a step, what they carry, what they move.
+    """All collectives of one kind in a step.
 
     Attributes:
       count: executions.
-      bytes: of the whole array on one chip, summed (the gathered one, the one to be reduced).
-      moved: bytes that a chip sends in a ring: (n - 1)/n of them, twice that for an all-reduce.
+      bytes: of the whole array on one chip (gathered, or to be reduced), summed over executions.
+      moved: bytes that a chip sends in a ring: (n - 1)/n of `bytes`, twice that for an all-reduce.
     """
 
     count: float = 0
@@ -48,14 +48,14 @@ class Collective:
 
 @dataclasses.dataclass
 class ProgramSummary:
-    """A program's text in figures, per chip and step.
+    """Figures of a program, per chip and step.
 
     Attributes:
       collectives: by kind.
-      cycles: the compiler's estimates of what runs on the core, added up.
-      loops: the loops whose number of turns the text does not tell.
-      unknown: how many of those were counted once, as nobody said how often they turn.
-      unpriced: instructions for which the compiler has no estimate: their cycles are missing.
+      cycles: sum of the compiler's estimates for the core.
+      loops: number of loops whose iterations are not in the text.
+      unknown: how many of those were counted once, as no number of iterations was passed.
+      unpriced: number of instructions without an estimate: their cycles are missing.
     """
 
     collectives: dict[str, Collective]
@@ -91,7 +91,6 @@ def _type(rest: str) -> tuple[str, str]:
 
 
 def _bytes(kind: str) -> list[float]:
-    """Of each array in a type."""
     sizes = []
     for name, bits, shape in SHAPE.findall(kind):
         width = 1 if name == "pred" else int(bits) / 8
@@ -122,7 +121,7 @@ def _collective(instruction: Instruction, within: str) -> tuple[str, float, floa
         instruction.op.endswith("-start") and kind != "all-reduce"
     ):  # operands and results, in one tuple
         size = max(sizes)
-    if within.startswith("all-reduce-scatter"):  # on a TPU: what it keeps is cut out at once
+    if within.startswith("all-reduce-scatter"):  # on a TPU, with the slice that it keeps
         kind = "reduce-scatter"
     elif kind == "reduce-scatter":
         size *= group_size(instruction.text)
@@ -132,7 +131,7 @@ def _collective(instruction: Instruction, within: str) -> tuple[str, float, floa
 
 
 def turns(condition: Sequence[Instruction]) -> int | None:
-    """How often a loop that counts from 0 turns; None if its bound is no constant."""
+    """Iterations of a loop that counts from 0; None if its bound is not constant."""
     bounds = [
         m[1]
         for instruction in condition
@@ -146,12 +145,12 @@ def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
 
     Args:
       text: of the compiled program.
-      loops: turns of the loops in one computation whose bound is no constant, in order; the last
-        ones where a computation has fewer.
+      loops: iterations of the loops of one computation whose bound is not constant, in order; a
+        computation with fewer such loops takes the last of them.
     """
     modules = computations(text)
     weights: dict[str, float] = defaultdict(float)
-    running: dict[str, float] = defaultdict(float)  # not inside a fusion, whose cycles are its own
+    running: dict[str, float] = defaultdict(float)  # without fusions' bodies: a fusion has cycles
     weights[next(reversed(modules))] = running[next(reversed(modules))] = 1
     summary = ProgramSummary(defaultdict(Collective), 0, 0, 0, 0)
     for name, body in reversed(modules.items()):
@@ -160,14 +159,14 @@ def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
             for instruction in body
             if instruction.op == "while" and turns(modules[_condition(instruction)]) is None
         ]
-        given = dict(zip([x.name for x in open_loops[::-1]], reversed(loops), strict=False))
+        known_turns = dict(zip([x.name for x in open_loops[::-1]], reversed(loops), strict=False))
         if weights[name]:
             summary.loops += len(open_loops)
-            summary.unknown += len(open_loops) - len(given)
+            summary.unknown += len(open_loops) - len(known_turns)
         for instruction in body:
             turn_count = 1.0
             if instruction.op == "while":
-                turn_count = turns(modules[_condition(instruction)]) or given.get(
+                turn_count = turns(modules[_condition(instruction)]) or known_turns.get(
                     instruction.name, 1.0
                 )
             for called in sum(instruction.calls.values(), []):
@@ -178,14 +177,13 @@ def summarize(text: str, loops: Sequence[float] = ()) -> ProgramSummary:
 
 
 def _condition(loop: Instruction) -> str:
-    """The name of a loop's condition."""
     return loop.calls["condition"][0]
 
 
 def _add(
     summary: ProgramSummary, instruction: Instruction, within: str, weight: float, running: float
 ) -> None:
-    """Adds one instruction that runs so often."""
+    """Adds one instruction that runs `weight` times, `running` times outside of fusions."""
     if carried := _collective(instruction, within):
         kind, size, moved = carried
         total = summary.collectives[kind]

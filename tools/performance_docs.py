@@ -2,7 +2,7 @@
 
     python -m tools.performance_docs --runs=runs/benchmark
 
-One section per folder in --runs. Text outside the two marks in the page stays as it is.
+One section per folder in --runs. Text of the page outside the two marks is kept.
 """
 
 import shlex
@@ -16,7 +16,7 @@ from experiments.running.errors import one_line_errors
 
 
 def main(_: list[str]) -> None:
-    """Writes the page that the flags ask for."""
+    """Writes the page."""
     command = shlex.join(["python", "-m", "tools.performance_docs", *sys.argv[1:]])
     with one_line_errors():
         page = write([Path(p) for p in flags.FLAGS.runs], Path(flags.FLAGS.docs), command)

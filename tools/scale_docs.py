@@ -2,9 +2,9 @@
 
     python -m tools.scale_docs --out=runs/scale
 
-Each cell is one `compile_tpu` in a process of its own, and one folder: the same command again goes
-on where it was. `--minutes` bounds a run: no cell is begun after that. Writes docs/scale.md from
-the cells there are. What a figure means is said in compile_tpu.py.
+Each cell is one `compile_tpu` in a separate process, with a folder: the same command continues with
+the missing ones. No cell starts after `--minutes`. Writes docs/scale.md from all finished cells;
+`compile_tpu` explains the figures.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from tools import hlo, tpu_slice
 SIZES = ("100M", "1B", "7B")
 CONTEXTS = (4096, 32768, 131072)
 SLICES = {1: "v5p:1x1x1", 64: "v5p:4x4x4", 1024: "v5p:8x8x16"}
-ROWS = 32768  # tokens per chip and step, where a row is not longer than that
+ROWS = 32768  # tokens per chip and step, unless a row is longer
 # One of each kind: rotation, bias in place, table of distances, vectors of distances, state.
 SCHEMES = ("rope", "alibi", "t5", "shaw", "deberta", "fox")
 
@@ -44,14 +44,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.program}-{self.size}-{self.encoding}-{self.context}-{self.chips}"
 
     @property
     def mesh(self) -> MeshConfig:
-        """One row per chip, or one for several chips, which share its tokens by ring attention.
+        """Whole rows on each chip, or one row shared by several chips with ring attention.
 
-        Parameters are split over up to 64 chips, and copied beyond.
+        Parameters are sharded over up to 64 chips, and replicated beyond.
         """
         split = max(1, self.context // ROWS) if self.chips > 1 else 1
         fsdp = min(64, self.chips // split)
@@ -64,7 +64,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """All of the plan, what matters most first."""
+    """The whole plan, the most important cells first."""
     grid = [Cell(s, "rope", c, n) for s, c, n in itertools.product(SIZES, CONTEXTS, SLICES)]
     kinds = [Cell("1B", name, 32768, 64) for name in SCHEMES]
     decode = [Cell("1B", name, 32768, 64, "decode") for name in SCHEMES]
@@ -72,10 +72,10 @@ def cells() -> list[Cell]:
 
 
 def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
-    """Runs one cell; leaves its compiled.json, with words instead of figures if it failed.
+    """Runs one cell; writes its compiled.json, with a reason instead of figures if it failed.
 
     Raises:
-      OSError: it ended without one, and the compiler is not to blame.
+      OSError: it ended without one for another reason than a failure of the compiler.
     """
     fields = {
         "length": cell.context,
@@ -103,20 +103,20 @@ def compile_cell(cell: Cell, folder: Path, limit: float) -> None:
 
 
 def sweep(plan: list[Cell], folder: Path, minutes: float, limit: float) -> None:
-    """Compiles what is missing, until the time is over."""
+    """Compiles missing cells, until the time is over."""
     begin = time.monotonic()
     for number, cell in enumerate(plan, 1):
         if (folder / cell.name / "compiled.json").exists():
             continue
         if time.monotonic() - begin > 60 * minutes:
-            logging.info("Time is over: the same command goes on with cell %d", number)
+            logging.info("Time is over: the same command continues with cell %d", number)
             return
         logging.info("[%d/%d] %s", number, len(plan), cell.name)
         compile_cell(cell, folder / cell.name, limit)
 
 
 def read(cell: Cell, folder: Path) -> dict | None:
-    """What was found of a cell; None if nothing yet."""
+    """The figures of a cell; None if it is not compiled yet."""
     path = folder / cell.name / "compiled.json"
     if not path.exists():
         return None
@@ -130,7 +130,7 @@ HEADER = (
 
 
 def figures(cell: Cell, row: dict) -> list[str]:
-    """The columns of HEADER, or words in the second."""
+    """The columns of HEADER, or the mesh and a reason."""
     mesh = " × ".join(str(n) for n in dataclasses.asdict(cell.mesh).values())
     if row["status"] != "ok":
         return [mesh, f"{row['status']}: {row['why']}"]
@@ -157,7 +157,7 @@ def seconds(x: float) -> str:
 
 
 def lines(plan: list[Cell], folder: Path, lead: tuple[str, ...]) -> Iterator[str]:
-    """A Markdown table with these fields of the cells before the figures."""
+    """A Markdown table with the fields `lead` of the cells before the figures."""
     yield "| " + " | ".join((*lead, *HEADER)) + " |"
     yield "|" + "---|" * (len(lead) + len(HEADER))
     for cell in plan:
@@ -165,10 +165,10 @@ def lines(plan: list[Cell], folder: Path, lead: tuple[str, ...]) -> Iterator[str
         if row is None:
             continue
         fields = [getattr(cell, field) for field in lead]
-        own = [f"{x:,}" if isinstance(x, int) else x for x in fields]
+        first = [f"{x:,}" if isinstance(x, int) else x for x in fields]
         columns = figures(cell, row)
         columns += [""] * (len(HEADER) - len(columns))
-        yield "| " + " | ".join((*own, *columns)) + " |"
+        yield "| " + " | ".join((*first, *columns)) + " |"
 
 
 TEXT = """\
@@ -179,28 +179,27 @@ measured on one. Made by
 
     python -m tools.scale_docs --out=runs/scale
 
-which compiles the real training step and the real decoding step, whole models, for slices of TPU
-v5p ({hbm:.0f} GiB and {peak:.0f} TFLOP/s per chip), one program per line, and writes this page.
-{done} of its {all} programs are shown; the same command goes on with what is missing.
+which compiles the real training and decoding steps of whole models for slices of TPU v5p
+({hbm:.0f} GiB and {peak:.0f} TFLOP/s per chip), one program per line, and writes this page.
+{done} of its {all} programs are shown; the same command continues with the missing ones.
 
-How to read it.
+How to read it:
 
-- **mesh**: {axes}. A step holds {rows:,} tokens per chip, or one row where a row is
+- **mesh**: {axes}. A step holds {rows:,} tokens per chip, or one row if a row is
   longer; then several chips share its tokens by ring attention (the axis `seq`).
-- **GiB per chip**: parameters, Adam's moments, the batch and the temporaries, as the compiler lays
-  them out: its own count, exact for the program. "does not fit" is the compiler's word too.
-- **compute**: cycles that the compiler expects of each operation, times how often it runs, over the
-  clock; the products of Pallas kernels at the chip's peak, too little; "≥" where it expects nothing
-  of some operation. **exchange**: bytes that a chip sends, over the published bandwidth of all its
-  links. **step** is their sum: as if nothing of the exchange ran beside the computation. Left out:
-  the network's latency and its crossings, the input of data, the host, waiting for the slowest.
-- **of peak**: matrix products, those of recomputed blocks too, over what the chip could do in that
-  step.
+- **GiB per chip**: parameters, Adam's moments, the batch and the temporaries, by the compiler's own
+  count, exact for the program. "does not fit" is also the compiler's result.
+- **compute**: the compiler's cycles of each operation times its executions, over the clock;
+  products of Pallas kernels count at the chip's peak, an underestimate; "≥" if some operation has
+  no estimate. **exchange**: bytes that a chip sends, over the published bandwidth of all its links.
+  **step**: their sum, without overlap. Not included: the network's latency and congestion, data
+  input, the host, waiting for the slowest chip.
+- **of peak**: matrix products, including those of recomputed blocks, over what the chip could do in
+  that step.
 - **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, per
-  chip and step. The compiler writes gathers of small parts as all-reduces of arrays that are 0
-  elsewhere.
-- Attention runs in the TPU's kernels where the scheme has one and the chip has whole rows, else in
-  tiles of XLA (Shaw, DeBERTa, FoX; rings), which this compiler serves badly: "of peak" shows it.
+  chip and step. The compiler writes gathers of small parts as all-reduces of zero-padded arrays.
+- Attention runs in the TPU's kernels if the scheme has one and each chip has whole rows, else in
+  XLA tiles (Shaw, DeBERTa, FoX; rings), which this compiler handles badly: see "of peak".
 
 ## RoPE: sizes, contexts, slices
 
@@ -219,7 +218,7 @@ A decoding step: one token for each row, caches of 32,768 tokens.
 
 
 def page(plan: list[Cell], folder: Path) -> str:
-    """docs/scale.md."""
+    """The text of docs/scale.md."""
     chip, fields = tpu_slice.CHIPS["v5p"], dataclasses.fields(MeshConfig)
     grid = [c for c in plan if c.encoding == "rope" and c.program == "train"]
     grid.sort(key=lambda c: (SIZES.index(c.size), c.context, c.chips))
@@ -242,19 +241,19 @@ def page(plan: list[Cell], folder: Path) -> str:
 
 
 def main(_: list[str]) -> None:
-    """Compiles what is missing and writes the page."""
-    given, plan = flags.FLAGS, cells()
+    """Compiles missing cells and writes the page."""
+    options, plan = flags.FLAGS, cells()
     with one_line_errors():
         for topology in SLICES.values():
             tpu_slice.check(topology)
-        sweep(plan, Path(given.out), given.minutes, given.limit)
-    Path(given.page).write_text(page(plan, Path(given.out)))
-    print(f"Plan: {given.page}")
+        sweep(plan, Path(options.out), options.minutes, options.limit)
+    Path(options.page).write_text(page(plan, Path(options.out)))
+    print(f"Plan: {options.page}")
 
 
 if __name__ == "__main__":
     flags.DEFINE_string("out", "runs/scale", "folder of the cells")
     flags.DEFINE_string("page", "docs/scale.md", "the page to write")
-    flags.DEFINE_float("minutes", 20, "begin no cell after so long")
-    flags.DEFINE_float("limit", 600, "seconds after which a cell is given up")
+    flags.DEFINE_float("minutes", 20, "no cell starts after this time")
+    flags.DEFINE_float("limit", 600, "seconds after which a cell is aborted")
     app.run(main)

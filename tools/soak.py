@@ -1,10 +1,10 @@
-"""Kills the trainer at random moments, continues it, and compares all its bits with a run in peace.
+"""Kills the trainer at random moments, continues it, and compares all bits with an unkilled run.
 
     python -m tools.soak --minutes=10 --json=runs/soak.json
 
-Every life of a run ends with `kill -9`: while it starts, trains or saves. The last one finishes.
-Then the SHA-256 of parameters, optimizer and counts must be that of the run that was left alone,
-and its metrics must be the same rows, each once. Exit status 1 where they are not.
+Every process of a run but the last ends with `kill -9`: while it starts, trains or saves. Then the
+SHA-256 of parameters, optimizer and counts must be that of a run that was never killed, and the
+metrics must be the same rows, each once. Exit status 1 if they are not.
 """
 
 import collections
@@ -33,9 +33,9 @@ from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints
 
 STEPS, SAVE_EVERY = 60, 5
-LATE = 0.1  # seconds at most from what was waited for to the kill: a save takes about as long
+LATE = 0.1  # seconds at most from the awaited moment to the kill: a save takes about as long
 CONFIG = Path(__file__).parents[1] / "configs" / "train.py"
-SMALL = {  # dropout, random positions and packing draw in every step: all must go on where it was
+SMALL = {  # dropout, random positions and packing: their random state must be restored exactly
     "length": 32,
     "positions": "randomized(maximum=64)",
     "batch": 8,
@@ -68,8 +68,8 @@ def write_text(folder: Path, files: int = 40) -> Path:
 
 
 def digest(workdir: Path) -> tuple[str, int]:
-    """SHA-256 of all numbers of the last checkpoint, and how many bytes they are."""
-    import jax  # its devices, which a process that forks must not have
+    """SHA-256 and size in bytes of all numbers of the last checkpoint."""
+    import jax  # not before processes are forked: it opens devices
 
     with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
         step = checkpoints.latest()
@@ -86,28 +86,28 @@ def digest(workdir: Path) -> tuple[str, int]:
 
 
 def rows(workdir: Path) -> list[tuple]:
-    """Step, loss, norm and skips of every row, as they are in the file."""
+    """Step, loss, norm and skips of every row of the metrics."""
     path = workdir / "metrics.jsonl"
     lines = map(json.loads, path.read_text().splitlines())
     return [(x["step"], x["loss"], x["gradient_norm"], x["skipped"]) for x in lines]
 
 
 def last_logged(workdir: Path) -> int:
-    """The last step in the metrics of a run that may be writing them."""
+    """The last step in the metrics, which a run may be writing."""
     rows, _, _ = results.read_metrics(workdir / "metrics.jsonl")
     return rows[-1]["step"] if rows else 0
 
 
 def last_saved(workdir: Path) -> int:
-    """The last step that was saved whole."""
+    """The last step with a complete checkpoint."""
     names = (path.parent.name for path in workdir.glob(f"checkpoints/*/{manifest.NAME}"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def unfinished(workdir: Path) -> set[tuple[str, int]]:
-    """The folders of saves that are under way, or were when the process was killed."""
+    """The folders of incomplete saves."""
     steps = workdir.glob("checkpoints/[0-9]*")
-    with contextlib.suppress(FileNotFoundError):  # finished in this moment
+    with contextlib.suppress(FileNotFoundError):  # finished just now
         return {
             (path.name, path.stat().st_mtime_ns)
             for path in steps
@@ -117,24 +117,24 @@ def unfinished(workdir: Path) -> set[tuple[str, int]]:
 
 
 def written(workdir: Path) -> int:
-    """When a row of metrics was last written."""
+    """The time at which a row of metrics was last written."""
     path = workdir / "metrics.jsonl"
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
 @dataclasses.dataclass
 class Life:
-    """From a start to a kill: what it was doing, and how many steps it had done and not saved."""
+    """A killed process: what it was doing, and how many unsaved steps it had done."""
 
     moment: str
     lost: int
 
 
 def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Life | None:
-    """Starts or continues a run and kills it at a moment by chance; None where it was faster.
+    """Starts or continues a run and kills it at a random moment; None if it finished before.
 
     Raises:
-      RuntimeError: it ended by itself, and not well.
+      RuntimeError: it failed by itself.
     """
     aim = draw.choice(("start", "step", "save"))
     left, rows_before = unfinished(workdir), written(workdir)
@@ -154,17 +154,13 @@ def live(flags: list[str], workdir: Path, log: Path, draw: random.Random) -> Lif
         return None
     if process.exitcode != -signal.SIGKILL:
         raise RuntimeError(_ended(process.exitcode, log))
-    begun = written(workdir) > rows_before
-    moment = "saving" if unfinished(workdir) - left else "training" if begun else "starting"
-    return Life(moment, max(last_logged(workdir) - last_saved(workdir), 0) if begun else 0)
+    trained = written(workdir) > rows_before
+    moment = "saving" if unfinished(workdir) - left else "training" if trained else "starting"
+    return Life(moment, max(last_logged(workdir) - last_saved(workdir), 0) if trained else 0)
 
 
 def finish(flags: list[str], log: Path) -> None:
-    """Runs to the end.
-
-    Raises:
-      RuntimeError: it ends with another status than 0.
-    """
+    """Runs to the end; RuntimeError if the exit status is not 0."""
     process = trainer_process.start(flags, log)
     process.join()
     if process.exitcode != 0:
@@ -177,7 +173,7 @@ def _ended(status: int | None, log: Path) -> str:
 
 
 def one_run(folder: Path, data: Path, kills: int, draw: random.Random, until: float) -> list[Life]:
-    """One run with its kills, to its end."""
+    """One run with kills, to its end."""
     flags, log, lives = settings(folder, data, STEPS, SAVE_EVERY), folder.with_suffix(".log"), []
     while len(lives) < kills and time.monotonic() < until:
         life = live(flags, folder, log, draw)
@@ -190,33 +186,34 @@ def one_run(folder: Path, data: Path, kills: int, draw: random.Random, until: fl
 
 
 def main(_: list[str]) -> None:
-    """Runs in peace once, then with kills until the time is up; prints and writes the figures."""
+    """Runs once without kills, then with kills until the time is up; writes the figures."""
     launch.quiet_libraries()
-    given = flags.FLAGS
-    begin, folder = time.monotonic(), Path(given.folder).absolute()
+    options = flags.FLAGS
+    begin, folder = time.monotonic(), Path(options.folder).absolute()
     shutil.rmtree(folder, ignore_errors=True)
     data = write_text(folder / "text")
     os.environ |= {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
     os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    draw, until = random.Random(given.seed), begin + 60 * given.minutes
-    finish(settings(folder / "peace", data, STEPS, SAVE_EVERY), folder / "peace.log")
+    draw, until = random.Random(options.seed), begin + 60 * options.minutes
+    finish(settings(folder / "unkilled", data, STEPS, SAVE_EVERY), folder / "unkilled.log")
     runs: list[Path] = []
     lives: list[Life] = []
     while not runs or time.monotonic() < until:
         runs.append(folder / f"killed{len(runs)}")
-        lives += one_run(runs[-1], data, given.kills, draw, until)
+        lives += one_run(runs[-1], data, options.kills, draw, until)
         logging.info("run %d is finished", len(runs))
-    report = figures(folder / "peace", runs, lives)
-    report |= {"seconds": round(time.monotonic() - begin), "seed": given.seed, "commit": commit()}
-    report |= {"machine": f"{os.cpu_count()} × {platform.machine()}", "ok": good(report)}
-    save_json(Path(given.json or folder / "soak.json"), report)
+    report = figures(folder / "unkilled", runs, lives)
+    report |= {"seconds": round(time.monotonic() - begin), "seed": options.seed}
+    report |= {"commit": commit(), "machine": f"{os.cpu_count()} × {platform.machine()}"}
+    report["ok"] = good(report)
+    save_json(Path(options.json or folder / "soak.json"), report)
     print(json.dumps(report, indent=2))
     sys.exit(0 if report["ok"] else 1)
 
 
-def figures(peace: Path, runs: list[Path], lives: list[Life]) -> dict[str, Any]:
-    """What was found, as JSON has it."""
-    want, size = digest(peace)
+def figures(unkilled: Path, runs: list[Path], lives: list[Life]) -> dict[str, Any]:
+    """The comparison of runs with the unkilled one, for JSON."""
+    want, size = digest(unkilled)
     lost = [life.lost for life in lives]
     return {
         "runs": len(runs),
@@ -228,21 +225,21 @@ def figures(peace: Path, runs: list[Path], lives: list[Life]) -> dict[str, Any]:
         "bytes_compared": size * len(runs),
         "mismatches": sum(digest(run)[0] != want for run in runs),
         "rows_compared": STEPS * len(runs),
-        "runs_with_other_rows": sum(rows(run) != rows(peace) for run in runs),
+        "runs_with_other_rows": sum(rows(run) != rows(unkilled) for run in runs),
         "sha256": want,
     }
 
 
 def good(report: dict[str, Any]) -> bool:
-    """Whether nothing was lost but what a save interval holds."""
+    """Whether all bits and rows agree, and no more than a save interval was lost."""
     bad = report["mismatches"], report["runs_with_other_rows"]
     return bad == (0, 0) and report["steps_lost_most"] <= report["save_every"]
 
 
 if __name__ == "__main__":
     flags.DEFINE_float("minutes", 10, "no kill after this time", lower_bound=0)
-    flags.DEFINE_integer("kills", 20, "at most, in one run", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "of the moments", lower_bound=0)
-    flags.DEFINE_string("folder", "runs/soak", "for the runs; it is emptied")
-    flags.DEFINE_string("json", "", "where the figures go; empty: FOLDER/soak.json")
+    flags.DEFINE_integer("kills", 20, "greatest number of kills per run", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "of the moments of kills", lower_bound=0)
+    flags.DEFINE_string("folder", "runs/soak", "folder of the runs; it is emptied")
+    flags.DEFINE_string("json", "", "file of the figures; by default FOLDER/soak.json")
     app.run(main)

@@ -1,4 +1,4 @@
-"""A TPU slice that need not be there: its devices, from libtpu, and its published figures."""
+"""An absent TPU slice: its devices, from libtpu, and its published figures."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ import jax
 from jax.experimental import topologies
 
 GIB = 2**30
-HOST = {  # libtpu compiles on a machine without a TPU once it is told that this is all there is
+HOST = {  # with these, libtpu compiles on a machine without a TPU
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -28,10 +28,10 @@ class Chip:
 
     Attributes:
       hbm: bytes of memory.
-      peak: floating-point operations a second, bfloat16.
-      links: bytes a second to and from other chips, over all links.
-      clock: cycles a second, which follows from `peak` and the size of the matrix units.
-      smallest: the smallest slice; one chip of it serves as a slice of one.
+      peak: floating-point operations per second, bfloat16.
+      links: bytes per second to and from other chips, over all links.
+      clock: cycles per second, derived from `peak` and the size of the matrix units.
+      smallest: the smallest slice; a slice of one chip is one chip of it.
     """
 
     hbm: float
@@ -53,7 +53,7 @@ def check(topology: str) -> Chip:
     """The chip of a slice such as `v5e:16x16`.
 
     Raises:
-      ValueError: it is none that is known here, or libtpu is missing.
+      ValueError: an unknown slice, or libtpu is missing.
     """
     kind, _, shape = topology.partition(":")
     if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", shape):
@@ -78,7 +78,7 @@ def devices(topology: str) -> list:
     name = f"{kind}:{chip.smallest}" if count == 1 else topology
     try:
         description = topologies.get_topology_desc(platform="tpu", topology_name=name)
-    except Exception as error:  # whatever libtpu has to say of the name
+    except Exception as error:  # libtpu raises exceptions of many kinds
         text = " ".join(str(error).split())[:200]
         raise ValueError(f"topology={topology!r}: libtpu does not know it: {text}") from error
     return list(description.devices)[:count]
@@ -86,11 +86,11 @@ def devices(topology: str) -> list:
 
 @contextlib.contextmanager
 def tracing_for(devices: list) -> Iterator[None]:
-    """Traces as on these devices: what asks JAX for the platform hears theirs.
+    """Traces as on these devices: JAX reports their platform.
 
-    `attention(implementation=None)` and the sizes of tiles follow from it and from the mesh, which
-    whoever traces puts in force, so that the program is the one that a machine with these devices
-    would compile.
+    Engine and tile sizes of `attention(implementation=None)` follow from the platform and from the
+    mesh in force, which the caller sets, so that the program is the one that a machine with these
+    devices would compile.
     """
     with mock.patch.object(jax, "default_backend", lambda: devices[0].platform):
         yield

@@ -1,1 +1,1 @@
-"""Time, memory and operations of programs: timing, what is timed, counts."""
+"""Measures time, memory and operations of programs."""

@@ -1,7 +1,7 @@
-"""PyTorch's FlexAttention, to compare with: the one module that needs torch, loaded where it is.
+"""PyTorch's FlexAttention, to compare with; imported only if torch is installed.
 
-Its `score_mod` sees indices only, so it takes schemes that are a bias of the distance and nothing
-else. On CPU it has no backward pass.
+Its `score_mod` sees indices only, so it supports schemes that are a bias of the distance and
+nothing else. On CPU it has no backward pass.
 """
 
 import jax
@@ -18,10 +18,10 @@ from pe_jax.encodings.base import Dims, Encoding, Params
 
 
 def device() -> torch.device:
-    """Where torch finds what JAX runs on.
+    """Torch's name of the device that JAX runs on.
 
     Raises:
-      ValueError: it does not.
+      ValueError: this torch does not support it.
     """
     backend = jax.default_backend()
     if backend == "cpu":
@@ -45,7 +45,7 @@ def program(
     causal: bool,
     backward: bool,
 ):
-    """A call without arguments that runs attention, and its gradients, and waits.
+    """A function without arguments that runs attention, and its gradients, to completion.
 
     Args:
       encoding: a bias of the distance, or NoPE.
@@ -67,7 +67,9 @@ def program(
     leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
     terms = encoding.terms(params, dims)
     distance = jnp.arange(1 - length, length, dtype=jnp.int32)
-    biases = [term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.Profile)]
+    biases = [
+        term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.DistanceFormula)
+    ]
     bias = to(sum(biases)).requires_grad_(backward and bool(params[0])) if biases else None
     mask = None
     if causal:
@@ -84,8 +86,8 @@ def program(
             score_mod = None if bias is None else add
             out = fast(*leaves, score_mod=score_mod, block_mask=mask, scale=scale)
             if backward:
-                wanted = [*leaves, *([bias] if bias is not None and bias.requires_grad else [])]
-                torch.autograd.grad(out, wanted, cotangent)
+                inputs = [*leaves, *([bias] if bias is not None and bias.requires_grad else [])]
+                torch.autograd.grad(out, inputs, cotangent)
         if place.type == "cuda":
             torch.cuda.synchronize()
         return np.float32(0) if backward else out

@@ -1,7 +1,7 @@
 """Floating-point operations of the matrix products in a traced program, over all devices.
 
-XLA's count is of one turn of each loop; here a scan counts by its length, and a Pallas kernel by
-what it declares, or by its grid.
+XLA counts one iteration of each loop; here a scan counts with its length, and a Pallas kernel with
+the cost that it declares, or with its grid.
 """
 
 import math
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 
 class Work(NamedTuple):
-    """Operations in all, and those of them that are in Pallas kernels."""
+    """All operations, and those of them in Pallas kernels."""
 
     total: float = 0.0
     kernels: float = 0.0
 
-    def times(self, often: float) -> "Work":
-        """So many of it."""
-        return Work(often * self.total, often * self.kernels)
+    def times(self, factor: float) -> "Work":
+        """The work of `factor` repetitions."""
+        return Work(factor * self.total, factor * self.kernels)
 
     def plus(self, other: "Work") -> "Work":
-        """Both."""
+        """The sum of two."""
         return Work(self.total + other.total, self.kernels + other.kernels)
 
 
@@ -28,15 +28,14 @@ def count(jaxpr: Any, turns: Sequence[float] = (), share: float = 1.0) -> Work:
     """Twice the multiplications of all products.
 
     Args:
-      jaxpr: as `jit(f).trace(…).jaxpr` has it; a program's parts are counted within.
-      turns: of the loops of one part whose bound is not known, in order; the last ones where a part
-        has fewer, once where it has more.
-      share: of the tiles of a kernel that declares no cost (jax's splash), those that its mask
-        leaves.
+      jaxpr: of `jit(f).trace(…)`; nested jaxprs are counted.
+      turns: iterations of the while loops of one jaxpr, in order. One with fewer loops takes the
+        last of them; further loops count once.
+      share: the fraction of tiles that the mask leaves, for kernels that declare no cost (splash).
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     open_loops = [id(eqn) for eqn in jaxpr.eqns if eqn.primitive.name == "while"]
-    given = dict(zip(open_loops[::-1], reversed(turns), strict=False))
+    iterations = dict(zip(open_loops[::-1], reversed(turns), strict=False))
     total = Work()
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
@@ -49,14 +48,14 @@ def count(jaxpr: Any, turns: Sequence[float] = (), share: float = 1.0) -> Work:
         elif name == "pallas_call":
             cost = params["cost_estimate"]
             steps = math.prod(params["grid_mapping"].grid)
-            own = steps * share * whole.total if cost is None else float(cost.flops)
-            whole = Work(own, own)
-        elif name == "shard_map":  # its part is of one device
+            flops = steps * share * whole.total if cost is None else float(cost.flops)
+            whole = Work(flops, flops)
+        elif name == "shard_map":  # its jaxpr is of one device
             whole = whole.times(params["mesh"].size)
         elif name == "scan":
             whole = whole.times(params["length"])
         elif name == "while":
-            whole = whole.times(given.get(id(eqn), 1))
+            whole = whole.times(iterations.get(id(eqn), 1))
         total = total.plus(whole)
     return total
 

@@ -1,4 +1,4 @@
-"""The matmuls of attention's visible tiles and nothing else: no engine can be faster.
+"""The matmuls of attention's visible tiles and nothing else: a lower bound for every engine.
 
 N = batch · heads, T tokens, E head width.
 """
@@ -15,7 +15,7 @@ class Matmuls:
     """Attention without softmax, mask within tiles, or bias.
 
     Operands are [N, T, E] with T a multiple of the tile. Keys and values are multiplied from
-    transposed copies and their gradients grow transposed, which is the fastest here.
+    transposed copies and their gradients accumulated transposed, which is the fastest here.
     """
 
     def __init__(self, length: int, causal: bool):

@@ -1,8 +1,8 @@
 """Speed and memory of training and inference, all schemes interleaved in one process.
 
-At the training length: a training step and an evaluation. At each of `timing_lengths`, in batches
-of as many tokens: these, reading a prompt into a cache, and decoding after it. Memory is the
-compiler's figure for the temporaries of the training step; see timing.py for the rest.
+At the training length: a training step and an evaluation. At each of `timing_lengths`, with as many
+tokens per batch: these two, prefill and decoding. Memory is the compiler's figure for the
+temporaries of the training step. `timing` has the method.
 """
 
 import functools
@@ -19,16 +19,16 @@ from pe_jax.models import generate
 from pe_jax.training.evaluate import Evaluator
 from pe_jax.training.step import Trainer
 
-DECODED = 16  # tokens in one call, so that the copy of the cache that it begins with counts little
+DECODED = 16  # tokens per call, so that its initial copy of the cache costs little
 OUT_OF_MEMORY = "out of memory"
-# Each with what part of batch × length tokens a call computes, or how many tokens it decodes.
+# Each with the fraction of batch × length tokens that a call computes, or the tokens it decodes.
 Programs = dict[str, tuple[Callable, float]]
 
 
 def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
     """Times by scheme and round, and bytes of temporaries.
 
-    Times are milliseconds for batch × length tokens, of `decode_ms` for one token of each row.
+    Times are milliseconds for batch × length tokens, and for one token per row in `decode_ms`.
     """
     timings = _interleaved(config, evaluators, config.batch, config.length)
     for name, there in timings.items():
@@ -45,7 +45,7 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
 
 
 def subject(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
-    """What timings belong to: with another subject they are taken again."""
+    """What was timed: timings of another subject are not reused."""
     return {
         "specs": {name: e.trainer.config.encoding for name, e in evaluators.items()},
         "lengths": list(config.timing_lengths),
@@ -54,7 +54,7 @@ def subject(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
 
 
 def _at_length(config: CompareConfig, evaluators: dict[str, Evaluator], length: int) -> dict:
-    """The same and inference at another length."""
+    """The same, and inference, at another length."""
     shape = next(iter(evaluators.values())).trainer.mesh.shape
     parts = shape["data"] * shape["fsdp"]
     rows = max(1, config.batch * config.length // length // parts) * parts
@@ -73,7 +73,7 @@ def _interleaved(
     length: int,
     more: Callable[[Trainer, np.ndarray], Programs] = lambda trainer, tokens: {},
 ) -> dict[str, dict]:
-    """Every program of every scheme, in turn; by scheme, with words where there is no number."""
+    """Times every program of every scheme in turn: by scheme, its times or its problem."""
     tokens, batch = _batch(config, evaluators, rows, length)
     timings: dict[str, dict[str, Any]] = {}
     programs: dict[tuple[str, str], Callable] = {}
@@ -92,8 +92,8 @@ def _interleaved(
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            beside = f" beside {len(programs)} programs of the others" if programs else ""
-            timings[name] = {"problem": OUT_OF_MEMORY + beside}
+            loaded = f" with {len(programs)} programs of other schemes" if programs else ""
+            timings[name] = {"problem": OUT_OF_MEMORY + loaded}
             continue
         timings[name] = {"train_temp_bytes": memory.temp_size_in_bytes}
         for what, (program, share) in these.items():
@@ -104,7 +104,7 @@ def _interleaved(
 
 
 def _batch(config: CompareConfig, evaluators: dict[str, Evaluator], rows: int, length: int):
-    """Random tokens [rows, length + 1], and a batch of them as one document a row."""
+    """Random tokens [rows, length + 1], and a batch of them with one document per row."""
     shape = rows, length + 1
     vocab = min(e.trainer.config.vocab for e in evaluators.values())
     tokens = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
@@ -126,7 +126,7 @@ def _programs(evaluator: Evaluator, batch: dict, tokens: np.ndarray) -> Programs
         return state
 
     whole = -(-rows // evaluator.rows(width - 1)) * evaluator.rows(width - 1)
-    many = np.resize(tokens, (whole, width))  # an evaluation computes so many, whatever is asked
+    many = np.resize(tokens, (whole, width))  # an evaluation pads to this many rows
     return {
         "train_ms": (step, 1.0),
         "eval_ms": (lambda: evaluator.run(state.params, many), whole / rows),
@@ -134,7 +134,7 @@ def _programs(evaluator: Evaluator, batch: dict, tokens: np.ndarray) -> Programs
 
 
 def _inference(trainer: Trainer, tokens: np.ndarray) -> Programs:
-    """Reading all tokens but the last few into a cache, and decoding as many after them."""
+    """Prefill with all tokens but the last DECODED, and decoding DECODED tokens after it."""
     rows, length = tokens.shape
     params, key = trainer.init(0).params, jax.random.key(0)
     prompt = tokens[:, : length - DECODED]

@@ -1,8 +1,8 @@
 """Timing of programs that share a machine: in turn, in a new order every round, compared by round.
 
-Round i of every program runs next to round i of every other, so that a ratio within a round holds
-while the machine changes its pace. A `Row` is what was found of one program; `Timings` relates
-rows to each other and is what a CSV file holds.
+Round i of every program runs next to round i of every other, so that ratios within a round hold
+while the machine's speed changes. A `Row` is the measurement of one program; `Timings` are the
+rows of a CSV file and compares them.
 """
 
 import csv
@@ -21,7 +21,7 @@ LEAST = 0.02  # seconds: a shorter call is repeated within a sample
 
 
 def plain(x: float | None, digits: int = 3) -> str:
-    """A figure for a table: thousands apart from 100 on, so many digits below; – where none is."""
+    """A figure for a table: 12,345 from 100 on, `digits` digits below, – for None."""
     if x is None:
         return "–"
     return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.{digits}g}"
@@ -29,7 +29,7 @@ def plain(x: float | None, digits: int = 3) -> str:
 
 def _seconds(program: Callable[[], Any], calls: int) -> float:
     begin = time.perf_counter()
-    for _ in range(calls):  # each call waits, or a device that queues would overlap them
+    for _ in range(calls):  # wait for each call: dispatch is asynchronous
         jax.block_until_ready(program())
     return (time.perf_counter() - begin) / calls
 
@@ -40,13 +40,13 @@ def interleave(
     *,
     proceed: Callable[[int], bool] = lambda done: True,
 ) -> dict[Any, list[float]]:
-    """Seconds per call, one sample per round, of programs that were called once before.
+    """Seconds per call, one sample per round, of programs that have been called once.
 
     Args:
-      programs: each is called without arguments and returns what has to be waited for.
-      rounds: how many samples of each.
-      proceed: asked before every sample, with the number of finished rounds; False ends it all, and
-        a round that is not whole is left out.
+      programs: called without arguments; their results are waited for.
+      rounds: number of samples of each.
+      proceed: called before every sample with the number of finished rounds; False ends the timing
+        and drops the unfinished round.
     """
     calls = {name: max(1, math.ceil(LEAST / _seconds(run, 1))) for name, run in programs.items()}
     order, shuffle = list(programs), random.Random(0).shuffle
@@ -65,17 +65,17 @@ def interleave(
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What was found of one program, or why it did not run.
+    """The measurement of one program, or why it did not run.
 
     Attributes:
       length: tokens.
       mode: what is timed.
-      scheme: of the encoding, or "matmuls".
+      scheme: name of the encoding, or "matmuls".
       engine: what computes it.
-      seconds: per call, one sample per round; empty where it did not run.
-      temp_bytes: of temporaries, by the compiler's count; None where it gives none.
-      compile_seconds: None where it did not compile.
-      note: why it did not run, or what is to be known about it.
+      seconds: per call, one sample per round; empty if it did not run.
+      temp_bytes: of temporaries, by the compiler's count; None if it gives none.
+      compile_seconds: None if it did not compile.
+      note: why it did not run, or a remark.
     """
 
     length: int
@@ -89,12 +89,12 @@ class Row:
 
     @property
     def key(self) -> tuple[int, str, str, str]:
-        """What tells it from every other row."""
+        """The fields that identify the row."""
         return self.length, self.mode, self.scheme, self.engine
 
 
 def paired(row: Row | None, base: Row | None) -> float | None:
-    """The median over rounds of the ratio of two rows; None where either did not run."""
+    """The median over rounds of the ratio of two rows; None if either did not run."""
     if row is None or base is None or not (row.seconds and base.seconds):
         return None
     return float(np.median(np.divide(row.seconds, base.seconds)))
@@ -125,7 +125,7 @@ class Timings:
         return next((row for row in self.rows if row.key == key), None)
 
     def groups(self) -> dict[tuple[int, str], list[Row]]:
-        """(length, mode) → the rows that were timed side by side."""
+        """(length, mode) → the rows that were timed together."""
         groups: dict[tuple[int, str], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((row.length, row.mode), []).append(row)
@@ -147,7 +147,7 @@ class Timings:
         }
 
     def growth(self, row: Row) -> float | None:
-        """Temporaries at twice the length ÷ here."""
+        """Temporaries at twice the length ÷ at this length."""
         twice = self.find(2 * row.length, *row.key[1:])
         if twice is None or not (row.temp_bytes and twice.temp_bytes):
             return None
@@ -165,13 +165,12 @@ class Timings:
 
     @classmethod
     def read(cls, path: Path) -> "Timings":
-        """What `csv_rows` were written from; the derived columns are computed anew."""
+        """Reads a file of `csv_rows`; derived columns are computed again."""
         with path.open(encoding="utf-8", newline="") as file:
             return cls(tuple(map(_row, csv.DictReader(file))))
 
 
 def _row(line: dict[str, str]) -> Row:
-    """The row that a line of CSV was written from."""
     temp_bytes, compile_seconds = line["temp_bytes"], line["compile_seconds"]
     return Row(
         int(line["length"]),
@@ -186,7 +185,6 @@ def _row(line: dict[str, str]) -> Row:
 
 
 def _samples_min_median_iqr(ms: list[float]) -> tuple[float | None, ...]:
-    """The columns of DERIVED."""
     if not ms:
         return 0, None, None, None
     q1, median, q3 = np.percentile(ms, (25, 50, 75))

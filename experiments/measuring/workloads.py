@@ -1,8 +1,8 @@
 """What the benchmark times: attention by every engine, its matmuls alone, decoding, a small model.
 
-`plan` lists the programs of one length and mode; each is compiled when it is called. The layer's
-input, for schemes that read it, is q. B batch,
-T tokens, H heads, E head width, N = B·H, W = 2T - 1 distances.
+`plan` lists the programs of one length and mode; each is compiled when it is called. Schemes that
+read the layer's input get q. B batch, T tokens, H heads, E head width, N = B·H, W = 2T - 1
+distances.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from experiments.measuring.timing import LIMIT, NAIVE, OURS
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
-from pe_jax.encodings.base import Dims, Encoding, adds_to_input, skeleton
+from pe_jax.encodings.base import Dims, Encoding, abstract_terms, adds_to_input
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.engines import cache as caches
 from pe_jax.engines import inputs
 from pe_jax.engines.api import attention
+from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.dispatch import IMPLEMENTATIONS
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
@@ -36,7 +36,7 @@ from pe_jax.training.step import token_losses
 FLEX = "flex"
 ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
-SPECS["xpos"] = "xpos(scale_base={length})"  # with 512 its positions end at 28,160
+SPECS["xpos"] = "xpos(scale_base={length})"  # 512 limits positions to 28,160
 SPECS["shaw_keys"] = "shaw(values=False)"
 PLAIN = "alibi_plain"
 SCHEMES = (*(n for n, kind in ENCODINGS.items() if kind().claims.axes == 1), "shaw_keys", PLAIN)
@@ -50,16 +50,16 @@ MODES = {  # flag → what is timed, by title
 
 @dataclasses.dataclass(frozen=True)
 class PlainALiBi(ALiBi):
-    """ALiBi without a promise that it decays, so that no tile is skipped."""
+    """ALiBi without the claim that it decays, so that no tile is skipped."""
 
     def terms(self, params, dims):
-        (term,) = kinds.select(super().terms(params, dims), kinds.Profile)
+        (term,) = kinds.select(super().terms(params, dims), kinds.DistanceFormula)
         return (dataclasses.replace(term, decays=False),)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What all programs share."""
+    """Sizes of the operands of all programs."""
 
     batch: int
     heads: int
@@ -74,7 +74,7 @@ class Sizes:
 
 
 class Program(NamedTuple):
-    """Something to time: a call without arguments, and what the compiler said."""
+    """A compiled program to time: a call without arguments, and the compiler's figures."""
 
     run: Callable[[], Any]
     temp_bytes: int | None
@@ -83,11 +83,11 @@ class Program(NamedTuple):
 
 
 class Refused(Exception):
-    """A program that cannot run here, in words."""
+    """Says why a program cannot run here."""
 
 
 def scheme(name: str, length: int) -> Encoding:
-    """The encoding that a row's name stands for."""
+    """The encoding of this name in a benchmark of this length."""
     if name == PLAIN:
         return PlainALiBi()
     return parse(SPECS.get(name, name).format(length=length))[0]
@@ -99,7 +99,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def free_bytes() -> float:
-    """Memory for one more program: the device's, or the machine's where it says."""
+    """Free memory of the device or machine; infinite if unknown."""
     stats = jax.devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]
@@ -117,7 +117,7 @@ def compiled(f: Callable, *args: Any, donate: tuple[int, ...] = ()) -> tuple[Any
     if memory is None:
         return call, Program(lambda: call(*args), None, seconds)
     need, free = memory.temp_size_in_bytes + memory.output_size_in_bytes, free_bytes()
-    if need > free:  # on CPU the system would end the whole process
+    if need > free:  # on CPU the system would kill the process
         raise Refused(f"needs {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
     return call, Program(lambda: call(*args), memory.temp_size_in_bytes, seconds)
 
@@ -148,8 +148,8 @@ def flat(q: jax.Array) -> jax.Array:
 def full_bias(terms: tuple, sides: tuple[Side, Side], dims: Dims, learned: bool) -> Any:
     """Every score term but q·k, for jax.nn: float32 [B or 1, H, T, T], or None.
 
-    The fast way to build it: each term once for the W distances, then a shift; arithmetic without
-    parameters is written out for all pairs, since XLA can fuse it.
+    Built the fast way: each term once for the W distances, then a shift; arithmetic without
+    parameters for all pairs, since XLA can fuse it.
     """
     (q, k), length = sides, sides[0].x.shape[2]
     distance = jnp.arange(length - 1, -length, -1)
@@ -167,7 +167,7 @@ def full_bias(terms: tuple, sides: tuple[Side, Side], dims: Dims, learned: bool)
             added.append(scale * jnp.swapaxes(relative_shift(products), -1, -2))
         elif isinstance(term, kinds.RelativeState):
             added.append(shifted(states[0], term))
-        elif isinstance(term, kinds.DistanceBias | kinds.Profile) and learned:
+        elif isinstance(term, kinds.DistanceBias | kinds.DistanceFormula) and learned:
             row = term.at(distance)[:, None]
             added.append(relative_shift(jnp.repeat(row, length, axis=1))[None])
         elif isinstance(term, kinds.ScoreTerm):
@@ -201,14 +201,14 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
 
     def ours(params, q, k, v):
         implementation = None if engine == OURS else engine
-        given: Any = dict(encoding=encoding, params=params, implementation=implementation)
-        return attention(q, k, v, x=flat(q), causal=sizes.causal, embedded=True, **given)
+        options: Any = dict(encoding=encoding, params=params, implementation=implementation)
+        return attention(q, k, v, x=flat(q), causal=sizes.causal, embedded=True, **options)
 
     return naive if engine == NAIVE else ours
 
 
 def _matmuls(sizes: Sizes, length: int, backward: bool) -> Program:
-    """The matmuls alone, as many heads at a time as our tiles take."""
+    """The matmuls alone, with as many heads at a time as in the tiled engine."""
     tiles = Matmuls(length, sizes.causal)
     shape = sizes.batch * sizes.heads, tiles.blocks * tiles.side, sizes.head_dim
     operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(4)]
@@ -217,7 +217,7 @@ def _matmuls(sizes: Sizes, length: int, backward: bool) -> Program:
         return tiles.forward(q, k, v), tiles.backward(q, k, v, d_out) if backward else None
 
     heads = len(operands[0])
-    at_once = 2 if jax.default_backend() == "cpu" and heads % 2 == 0 else heads  # as in our tiles
+    at_once = 2 if jax.default_backend() == "cpu" and heads % 2 == 0 else heads
     operands = [x.reshape(-1, at_once, *x.shape[1:]) for x in operands]
     return compiled(lambda *x: jax.lax.map(lambda part: both(*part), x), *operands)[1]
 
@@ -225,20 +225,19 @@ def _matmuls(sizes: Sizes, length: int, backward: bool) -> Program:
 def _attention(
     engine: str, sizes: Sizes, operands: list, name: str, length: int, backward: bool
 ) -> Program:
-    """Attention with a scheme by an engine, or its gradients."""
+    """Attention, or its gradients, with a scheme by an engine."""
     encoding = scheme(name, length)
     f, params = attend(encoding, sizes, engine), encoding.init(jax.random.key(0), sizes.dims)
     if backward:
         program = compiled(gradient(f), params, *operands)[1]
     else:
         program = compiled(f, params, *operands[:3])[1]
-    if engine == NAIVE and kinds.select(skeleton(encoding, sizes.dims), kinds.RelativeValues):
+    if engine == NAIVE and kinds.select(abstract_terms(encoding, sizes.dims), kinds.RelativeValues):
         return program._replace(note="does less: jax.nn takes no vectors at the values")
     return program
 
 
 def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) -> Program:
-    """The same by PyTorch's FlexAttention."""
     if importlib.util.find_spec("torch") is None:
         raise Refused("torch is not installed")
     from experiments.measuring import flex_attention
@@ -259,14 +258,14 @@ def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) 
 
 
 def _decode(sizes: Sizes, length: int, name: str) -> Program:
-    """One token with a cache that it fills to `length`; the cache is donated and passed round."""
+    """One token with a cache that it fills to `length`; the cache is donated and reused."""
     encoding, dims = scheme(name, length), sizes.dims
     params = encoding.init(jax.random.key(0), dims)
     token = (sizes.batch, 1, sizes.heads, sizes.head_dim)
     q, k, v = (jnp.asarray(normal(*token, seed=s), sizes.dtype) for s in range(3))
     extend = functools.partial(caches.extend, encoding=encoding, dims=dims, embedded=True)
 
-    @jax.jit  # nothing but the cache is asked for, so that XLA drops the attention
+    @jax.jit  # returns only the cache, so that XLA drops the attention
     def fill(cache, params):
         past = (sizes.batch, length - 1, sizes.heads, sizes.head_dim)
         x = jax.random.normal(jax.random.key(0), past, sizes.dtype)
@@ -315,7 +314,7 @@ def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
 
 
 class Planned(NamedTuple):
-    """A row to time: an encoding's name, or "matmuls"; the engine; a call that compiles it."""
+    """A row to time: an encoding's name or "matmuls", the engine, a function that compiles it."""
 
     scheme: str
     engine: str
@@ -345,7 +344,7 @@ def plan(
 
 
 def _plan_ours(compile_scheme: Callable[[str], Program], schemes, engines) -> Iterator[Planned]:
-    """A row per scheme by our engines, where they are asked for."""
+    """A row per scheme by our engines, if they are asked for."""
     for name in schemes if OURS in engines else ():
         yield Planned(name, OURS, functools.partial(compile_scheme, name))
 
@@ -369,7 +368,6 @@ def _plan_attention(
 
 
 def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
-    """Whether an engine can be given the scheme at all."""
     encoding = scheme(name, length)
     if engine == NAIVE:
         return _is_additive(encoding, dims)
@@ -377,17 +375,17 @@ def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
 
 
 def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
-    """Whether the scheme is a bias of the distance, or NoPE: all that a `score_mod` can say."""
-    bias = (kinds.DistanceBias, kinds.Profile, kinds.Scale)
-    terms = skeleton(encoding, dims)
+    """Whether the scheme is a bias of the distance, or NoPE: what a `score_mod` can express."""
+    bias = (kinds.DistanceBias, kinds.DistanceFormula, kinds.Scale)
+    terms = abstract_terms(encoding, dims)
     return len(kinds.select(terms, *bias)) == len(terms) and not adds_to_input(encoding, dims)
 
 
 def _is_additive(encoding: Encoding, dims: Dims) -> bool:
-    """Whether the scores are one product and a bias: all that jax.nn can be given."""
-    terms = skeleton(encoding, dims)
+    """Whether the scores are one product and a bias: what jax.nn can express."""
+    terms = abstract_terms(encoding, dims)
     return kinds.split(terms) is None and not kinds.select(terms, kinds.RowRescore)
 
 
 def _too_long(engine: str, limit: int) -> Program:
-    raise Refused(f"{engine} was asked for up to length {limit}")
+    raise Refused(f"{engine} is limited to length {limit}")

@@ -1,1 +1,1 @@
-"""From the files of runs to results, statistics, verdicts, figures, tables and pages."""
+"""Reports: files of runs → results → statistics → verdicts → figures, tables and pages."""

@@ -1,7 +1,7 @@
-"""Pages of what `experiments.benchmark` measured: tables, a figure, and which targets were reached.
+"""Reports of `experiments.benchmark`: tables, a figure, and which targets were reached.
 
-`write` makes docs/performance.md and docs/figures/performance-NAME.png of them, one section per
-run. Text outside the two marks in the page stays as it is.
+`write` makes docs/performance.md and docs/figures/performance-NAME.png, one section per run. Text
+of the page outside the two marks is kept.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from experiments.reporting.plotting import (
     INK,
     MUTED,
     Drawing,
-    apart,
+    keep_apart,
     lay_out,
     log2_axis,
     styled,
@@ -39,9 +39,9 @@ BOTH = (FORWARD, BACKWARD)
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A bound by length on a number of `Timings.ratios`, or on "growth" (from a tile's length on).
+    """A bound by length on a number of `Timings.ratios`; on "growth", from a tile's length on.
 
-    No schemes are all of them: then the worst one counts.
+    Without `schemes` it is for all of them: the worst counts.
     """
 
     number: str
@@ -109,11 +109,11 @@ def _naive(timings: Timings, row: Row) -> Row | None:
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """What did not run and what else has to be said, one line per reason."""
+    """The remarks on rows, one line per remark: what did not run, and others."""
     for note in dict.fromkeys(row.note for row in rows if row.note):
-        said = [row for row in rows if row.note == note]
-        names = ", ".join(f"{row.scheme} ({row.engine})" for row in said)
-        yield f"{names}: {'' if said[0].seconds else 'not run: '}{note}"
+        noted = [row for row in rows if row.note == note]
+        names = ", ".join(f"{row.scheme} ({row.engine})" for row in noted)
+        yield f"{names}: {'' if noted[0].seconds else 'not run: '}{note}"
 
 
 def terminal(timings: Timings, length: int, mode: str) -> list[Table | str]:
@@ -125,7 +125,7 @@ def terminal(timings: Timings, length: int, mode: str) -> list[Table | str]:
     for name, cell in COLUMNS.items():
         cells = [cell(timings, row) for row in shown]
         if name == f"{NAIVE} MiB" or all(text == "–" for text in cells):
-            continue  # the one has a row of its own, the other nothing to say
+            continue  # shown in a separate row, or empty
         left = name in ("scheme", "engine")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
         columns.append(cells)
@@ -151,7 +151,7 @@ def growth_rows(timings: Timings) -> list[list[str]]:
 
 
 def growth_table(timings: Timings) -> Table | str:
-    """The same for a terminal."""
+    """`growth_rows` for a terminal."""
     rows = growth_rows(timings)
     if not rows:
         return "Temporaries at 2L ÷ at L: no length was run together with its double."
@@ -163,7 +163,7 @@ def growth_table(timings: Timings) -> Table | str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, if there are rows; columns that no row fills are left out."""
+    """A Markdown table without empty columns; "" without rows."""
     if not rows:
         return ""
     used = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
@@ -172,7 +172,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def target_rows(timings: Timings) -> list[list[str]]:
-    """One line per target, mode and length: what, mode, length, bound, found, reached or missed."""
+    """Target, mode, length, bound, measured value, "reached" or "missed", for each target."""
     ours = dict.fromkeys(r.scheme for r in timings.rows if r.engine == OURS)
     lines = []
     for target in TARGETS:
@@ -195,7 +195,7 @@ def _number(timings: Timings, row: Row | None, number: str) -> float | None:
 
 
 def _outcome(numbers: dict[str, float | None], bound: float, at_least: bool) -> list[str]:
-    """The bound, the worst of what was found, and whether it is within."""
+    """The bound, the worst measured value, and whether it is within the bound."""
     text = f"{'≥' if at_least else '≤'} {bound:g}"
     known = {name: x for name, x in numbers.items() if x is not None}
     if not known:
@@ -209,9 +209,9 @@ def _outcome(numbers: dict[str, float | None], bound: float, at_least: bool) -> 
 
 
 def targets(runs: Sequence[tuple[dict, Timings]]) -> str:
-    """The table of targets over all runs that they apply to; the first that has a number gives it.
+    """The table of targets over all runs that they apply to; the first run with a number gives it.
 
-    Ratios stay within a run; growth may compare two, as the compiler counts the same in each.
+    Ratios are within a run; growth may compare two, as the compiler's counts do not vary.
     """
     fits = []
     for about, timings in runs:
@@ -231,7 +231,7 @@ def targets(runs: Sequence[tuple[dict, Timings]]) -> str:
     lines = sorted(by_target.values(), key=lambda line: line[4] == "–")
     known = [line for line in lines if line[4] != "–"]
     rest = "; ".join(", ".join(line[:3]) for line in lines[len(known) :])
-    table = markdown(("target", "mode", "length", "bound", "found", ""), known)
+    table = markdown(("target", "mode", "length", "bound", "measured", ""), known)
     return f"{table}\n\nNot run: {rest}." if rest else table
 
 
@@ -257,7 +257,7 @@ def figure(timings: Timings) -> Drawing:
 
 
 def _ratios(axes: Axes, timings: Timings, mode: str, names: list[str], lengths) -> None:
-    """One row per scheme, one dot per length, paler where it is shorter."""
+    """One row per scheme, one dot per length, paler for shorter ones."""
     for i, length in enumerate(lengths):
         rows = [timings.find(length, mode, name) for name in names]
         dots = [(timings.ratios(r)["to_none"], y) for y, r in enumerate(rows) if r and r.seconds]
@@ -274,8 +274,8 @@ def _ratios(axes: Axes, timings: Timings, mode: str, names: list[str], lengths) 
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     low, high = min(low, 0.9), max(high, 1.15)
-    wanted = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80)
-    ticks = [t for t in wanted if low <= t <= high]
+    candidates = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80)
+    ticks = [t for t in candidates if low <= t <= high]
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
     axes.set(xlim=(low, high), title=mode[0].upper() + mode[1:], xlabel="time ÷ none")
@@ -308,12 +308,12 @@ def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
 
 
 def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
-    """Writes each text right of the axes, at the height of its line's end, kept apart."""
+    """Writes each text right of the axes, at the height of its line's end, without overlaps."""
     if not ends:
         return
     lay_out(axes)
     heights = axes.transAxes.inverted().transform(axes.transData.transform([*ends]))[:, 1]
-    for (end, text), place in zip(ends.items(), apart(heights, 0.06, 0.0, 1.0), strict=True):
+    for (end, text), place in zip(ends.items(), keep_apart(heights, 0.06, 0.0, 1.0), strict=True):
         axes.annotate(
             text,
             end,
@@ -328,7 +328,7 @@ def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
 
 
 def read(folder: Path) -> tuple[dict, Timings]:
-    """What a run says of itself, and what it found."""
+    """The description of a run, and its timings."""
     about = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
     return about, Timings.read(folder / "benchmark.csv")
 
@@ -359,18 +359,18 @@ def section(folder: Path, picture: str | None) -> str:
 INTRO = """\
 Made by `{command}`; do not edit between the marks.
 
-One process, all programs of a table in turn, in a new order every round. Times are of a call;
-ratios are medians over rounds of the ratio within a round. *none* is no encoding by our engine;
-*matmuls* is the matmuls of the visible 512 × 512 tiles and nothing else; *jax.nn* is
-`jax.nn.dot_product_attention` with a materialised bias, its making included; *alibi_plain* skips no
-tiles; *shaw_keys* adds no vectors at the values. Forward + backward gives the gradients of q, k, v
-and every parameter. Temporaries are the compiler's count. Sinusoidal and learned positions enter
-before attention: only in models do their rows differ from none by more than noise.
+One process runs all programs of a table in turn, in a new order every round. Times are per call;
+ratios are medians over rounds of the ratio within a round. *none* is NoPE by our engine; *matmuls*
+is the matmuls of the visible 512 × 512 tiles and nothing else; *jax.nn* is
+`jax.nn.dot_product_attention` with a materialised bias, including its construction; *alibi_plain*
+skips no tiles; *shaw_keys* adds no vectors at the values. Forward + backward computes the gradients
+of q, k, v and every parameter. Temporaries are the compiler's count. Sinusoidal and learned
+positions enter before attention: only in models do their rows differ from none by more than noise.
 """
 
 
 def insert(text: str, body: str) -> str:
-    """The page with what is between its marks replaced; a page without marks begins anew."""
+    """The page with the text between its marks replaced; a new page if it has no marks."""
     if BEGIN not in text or END not in text:
         text = f"# Performance\n\n{BEGIN}\n{END}\n"
     before, rest = text.split(BEGIN)
@@ -387,7 +387,7 @@ def write(runs: Sequence[Path], docs: Path, command: str) -> Path:
         if not (folder / "benchmark.csv").exists():
             raise ValueError(f"runs={str(folder)!r}: it has no benchmark.csv; run the benchmark")
     if len({folder.name for folder in runs}) < len(runs):
-        raise ValueError(f"runs={[*map(str, runs)]}: give each folder a name of its own")
+        raise ValueError(f"runs={[*map(str, runs)]}: give each folder a different name")
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     parts = [INTRO.format(command=command), "## Targets", targets([*map(read, runs)])]
     for folder in runs:

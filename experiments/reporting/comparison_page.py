@@ -1,4 +1,4 @@
-"""What the page of a comparison shows: sections, rows and figures, as the template has them."""
+"""The contents of a comparison's page: sections, rows and figures for its template."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from experiments.reporting import (
     loss_curves,
     number_formats,
     plotting,
-    published_results,
+    results_of_papers,
     speed_ratios,
     statistics,
     trained_scheme_pictures,
@@ -47,35 +47,35 @@ CLAIMS = (statistics.LOWER, statistics.HIGHER)
 
 
 class Page(NamedTuple):
-    """All that the template is given, by the names that it uses.
+    """The variables of the template.
 
     Attributes:
       m: the manifest.
-      summary: what was asked, what was found, how sure.
+      summary: questions, findings, confidence.
       primary: (protocol, length) of the primary metric.
       effect: the smallest difference of interest.
       questions: verdicts on each.
       by_length: loss against length, a figure for each protocol.
       losses: protocol → (scheme, cells by length).
       by_position: loss against position.
-      context: the longest context that positions are shown of.
+      context: the length of the context in that figure.
       no_position: schemes that are not in that figure, and why.
       speed: ratios at the training length, a figure for each measure.
       longer: ratios by length, a figure for each measure.
       speed_facts: speed.json.
       costs: sizes and speed of each scheme.
-      logged: whether speeds of logs are among them.
+      logged: whether some speeds are from training logs.
       sections: learning rates, speed by length, published results.
       training: the training loss.
       by_step: the loss on the evaluation text while training.
-      late: scheme → a sentence, for those that still fall.
+      late: scheme → a sentence, for those whose loss still falls.
       cards: each scheme with its picture and runs.
       keys: colour and marker of each scheme.
-      irregularities: what a reader must know about the files.
-      commands: what makes this report again.
+      irregularities: irregular files and runs.
+      commands: commands that make this report again.
       changed: fields that are not at their defaults.
       config: all fields.
-      rate_words: how the learning rates came about.
+      rate_words: how the learning rates were chosen.
     """
 
     m: dict[str, Any]
@@ -107,7 +107,7 @@ class Page(NamedTuple):
 
 
 def page(results: Results, decided: Decided) -> Page:
-    """Draws the figures, and gathers all that the page shows."""
+    """Draws the figures and collects the contents of the page."""
     folder, schemes = results.workdir / "figures", results.schemes
     lengths = results.manifest["lengths"]
     positions = [(s.name, *s.by_position()) for s in schemes]
@@ -152,7 +152,7 @@ def page(results: Results, decided: Decided) -> Page:
 
 
 def _figure(folder: Path, drawing: plotting.Drawing | None) -> Figure | None:
-    """Saves a drawing; what the template needs of it. The SVG is ours and escapes its text."""
+    """Saves a drawing, for the template. The SVG is ours and escapes its text."""
     if drawing is None:
         return None
     return Figure(markupsafe.Markup(plotting.save(drawing, folder)), drawing.alt, drawing.stem)
@@ -191,7 +191,7 @@ def verdict_row(verdict: Verdict) -> VerdictRow:
 
 
 class QuestionPart(NamedTuple):
-    """What the page shows of a question: its heading, verdicts and figure."""
+    """A question on the page: its heading, verdicts and figure."""
 
     title: str
     length: int
@@ -238,7 +238,6 @@ class CostRow(NamedTuple):
 
 
 def _cost(results: Results, scheme: Scheme) -> CostRow:
-    """Sizes and speed of a scheme."""
     measured = (results.speed or {}).get("encodings", {}).get(scheme.name, {})
     rate, source = speed_ratios.tokens_per_second(results, scheme)
     temporary, flops = measured.get("train_temp_bytes"), scheme.fact("flops_per_token")
@@ -258,18 +257,17 @@ def _cost(results: Results, scheme: Scheme) -> CostRow:
 
 
 def _sections(results: Results) -> list[Section]:
-    """Learning rates, if any were checked; speed by length; what others published, beside text."""
+    """Learning rates, if any were tried; speed by length; published results, if on text."""
     rates = learning_rates.rates(results)
     sections = [_rate_section(results, rates)] if any(row.losses for row in rates) else []
     sections += _speed_sections(results)
     if not results.manifest["corpus"]["name"].startswith("synthetic:"):
         ours = _what_differs(results)
-        sections += [table.section(ours) for table in published_results.TABLES]
+        sections += [table.section(ours) for table in results_of_papers.TABLES]
     return sections
 
 
 def _rate_section(results: Results, rows: list[learning_rates.Rates]) -> Section:
-    """The losses of the checks, by learning rate and by multiple."""
     pairs = {pair for row in rows for pair in row.losses}
     rates, multiples = (sorted({pair[k] for pair in pairs}) for k in (0, 1))
     columns = [(0, rate) for rate in rates] * (len(rates) > 1 or len(multiples) == 1)
@@ -296,7 +294,7 @@ def _rate_section(results: Results, rows: list[learning_rates.Rates]) -> Section
 
 
 def _least(row: learning_rates.Rates, which: int, value: float) -> str:
-    """The least loss with a learning rate (0) or a multiple of it (1); or why there is none."""
+    """The least loss at a learning rate (`which` 0) or at a multiple (1), or its problem."""
     if which and len({multiple for _, multiple in row.losses}) < 2:
         return "—"  # no parameters that could learn at another rate
     pairs = [pair for pair in row.losses if pair[which] == value]
@@ -340,7 +338,6 @@ def _speed_section(results: Results, measure: str, lengths: dict[str, Any]) -> S
 
 
 def _what_differs(results: Results) -> str:
-    """What this comparison is, where a published one stands beside it."""
     m = results.manifest
     sizes = sorted({n for s in results.schemes if (n := s.fact("parameters")) is not None})
     size = f"{sizes[-1] / 1e6:,.1f}M parameters at most, " if sizes else ""
@@ -353,7 +350,7 @@ def _what_differs(results: Results) -> str:
 
 
 class RunRow(NamedTuple):
-    """One seed of a scheme: its loss at the primary metric, and what became of it."""
+    """One seed of a scheme: its loss at the primary metric, and its status."""
 
     seed: int
     loss: str
@@ -362,7 +359,7 @@ class RunRow(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A scheme by itself: its picture and its runs."""
+    """The section of one scheme: its picture and its runs."""
 
     name: str
     spec: str
@@ -394,7 +391,7 @@ def _cards(results: Results, folder: Path) -> list[Card]:
 
 
 def _commands(results: Results) -> list[str]:
-    """What makes this report again, in a fresh clone."""
+    """The commands that make this report again, in a fresh clone."""
     m, lines, at = results.manifest, [], ""
     for made in (*m.get("before", ()), m):
         known = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", str(made["commit"]))
@@ -408,7 +405,7 @@ def _commands(results: Results) -> list[str]:
 
 
 def _changed(config: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(field, value, default) where the configuration, but for its folder, is not the code's."""
+    """(field, value, default) of fields that differ from the defaults, except the folder."""
     plain = json.loads(json.dumps(dataclasses.asdict(CompareConfig())))
     defaults = dict(flat(plain))
     rows = [(name, value, defaults.get(name, "—")) for name, value in flat(config)]

@@ -1,6 +1,6 @@
-"""The report of a comparison: one HTML file that needs nothing else, its figures and tables.
+"""The report of a comparison: one self-contained HTML file, its figures and tables.
 
-`build` writes report.html, figures/*.png with figures/*.csv beside them, and loss_by_length.csv,
+`build` writes report.html, figures/*.png with their data as figures/*.csv, and loss_by_length.csv,
 loss_by_position.csv, speed.csv, rates.csv and verdicts.csv into the directory that `compare`
 filled.
 """
@@ -26,16 +26,16 @@ PAGE = "report.html"
 
 
 def build(workdir: Path) -> Path:
-    """Writes the report of a comparison and all that belongs to it; returns report.html.
+    """Writes the report of a comparison with its figures and tables; returns report.html.
 
     Raises:
       FileNotFoundError: there is no manifest in `workdir`.
-      ValueError: what is in there cannot be read (a missing or failed run can).
+      ValueError: a file cannot be read (missing and failed runs are allowed).
     """
     results = read(workdir)
     decided = [(question, verdicts(results, question)) for question in results.questions]
     page = comparison_page.page(results, decided)
-    text = html_page.render("report.html.j2", ("report.js",), **page._asdict())
+    text = html_page.render("comparison.html.j2", ("comparison.js",), **page._asdict())
     comparison_tables.write_tables(results, decided)
     path = results.workdir / PAGE
     path.write_text(text, encoding="utf-8")
@@ -54,7 +54,6 @@ def summary(workdir: Path) -> Group:
 
 
 def _terminal(results: Results, question: Question) -> Table:
-    """The verdicts on one question, for the terminal."""
     protocol, length = question.protocol, question.length
     of = f"{question.role}: loss" if len(results.questions) > 1 else "loss"
     minus = f"minus {results.manifest['reference']} (nats per token)"

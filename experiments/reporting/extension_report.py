@@ -18,7 +18,7 @@ PASSKEYS = ("encoding", "fine-tune", "length", "depth", "seed", "exact", "tokens
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The results: `entries` as results.json has them, the length trained on, the target length."""
+    """The results: `entries` of results.json, the trained length, the target length."""
 
     config: ExtendConfig
     length: int
@@ -27,7 +27,7 @@ class Page:
 
     @property
     def parts(self) -> dict[str, str]:
-        """What the parts of the results are called."""
+        """Part of the results → its title."""
         words = {part: text.format(self.config.steps) for part, text in WORDS.items()}
         return words if self.config.steps else {"plain": words["plain"]}
 
@@ -36,14 +36,14 @@ class Page:
         schemes = []
         for index, entry in enumerate(self.entries):
             runs = {
-                int(seed): Run(int(seed), given[part]["status"], given[part]["reason"], given[part])
-                for seed, given in entry["seeds"].items()
+                int(seed): Run(int(seed), run[part]["status"], run[part]["reason"], run[part])
+                for seed, run in entry["seeds"].items()
             }
             schemes.append(Scheme(entry["name"], entry["encoding"], index, runs))
         return schemes
 
     def passkeys(self, scheme: Scheme, length: int) -> np.ndarray | None:
-        """The part that is right by seed and depth: [seeds, depths]; None: there is no number."""
+        """The fraction that is right, [seeds, depths], or None."""
         passkeys = [
             (run.evaluation.get("passkeys") or {}).get(str(length)) for run in runs_of(scheme)
         ]
@@ -56,7 +56,7 @@ class Page:
         seeds = f"Mean ± standard deviation over {count} seeds." if count > 1 else "One seed."
         units = {
             f"Loss, nats per token, {PROTOCOLS[1]}": self._loss,
-            "Passkeys, part right over all depths": self._keys,
+            "Passkeys, fraction right over all depths": self._keys,
         }
         tables = []
         for part, words in self.parts.items():
@@ -130,7 +130,7 @@ class Page:
 
     @plotting.styled
     def map(self) -> plotting.Drawing:
-        """The part of passkeys that is right, by depth and length: a map for each method."""
+        """The fraction of passkeys that is right, by depth and length: a map for each method."""
         lengths, places = self.config.eval.lengths, np.linspace(0, 1, self.config.depths)
         rows, size = [], (1.15 * len(self.entries) + 0.6, len(self.parts))
         drawn, panels = plotting.canvas(
@@ -157,7 +157,7 @@ class Page:
             color=plotting.MUTED,
             wrap=True,
         )
-        alt = "Part of passkeys that each method finds, by depth of the key and length of the text"
+        alt = "Fraction of passkeys that each method finds, by depth of the key and length of text"
         return plotting.Drawing("passkeys", drawn, PASSKEYS, rows, alt)
 
     def _rows(self, scheme: Scheme, words: str) -> list[tuple]:

@@ -42,7 +42,7 @@ def _range(results: Results) -> tuple[float, float] | None:
 
 @styled
 def loss_by_length(results: Results, protocol: str) -> Drawing:
-    """Loss against length: mean and 95 % t interval over seeds; lone seeds where some miss."""
+    """Loss against length: mean and 95 % t interval over seeds; single seeds if some miss."""
     figure, (axes,) = canvas()
     rows, ends = [], []
     lengths = results.manifest["lengths"]
@@ -60,9 +60,9 @@ def loss_by_length(results: Results, protocol: str) -> Drawing:
             axes.plot(*zip(*each, strict=True), ".", ms=2.5, alpha=0.6, **paint(scheme))
             ends.append((scheme, x[-1], mean[-1]))
         for n, cell in zip(lengths, cells, strict=True):
-            if not cell.estimate:  # single seeds, hollow and not joined: there is no mean to show
-                alone = list(cell.values.values())
-                axes.plot([n] * len(alone), alone, ls="", ms=4, mfc="none", mew=0.9, **style)
+            if not cell.estimate:  # single seeds, hollow and without a line, as there is no mean
+                losses = list(cell.values.values())
+                axes.plot([n] * len(losses), losses, ls="", ms=4, mfc="none", mew=0.9, **style)
             e = cell.estimate
             span = (e.mean, e.low, e.high, e.median) if e else (None,) * 4
             each = ";".join(f"{seed}:{v:.6f}" for seed, v in cell.values.items())
@@ -150,7 +150,7 @@ def speed_by_length(results: Results, measure: str, by_length: dict[int, dict]) 
 
 @styled
 def differences(results: Results, question: Question, verdicts: Sequence[Verdict]) -> Drawing:
-    """Paired differences to the reference: means, simultaneous intervals, and a tick a seed."""
+    """Paired differences to the reference: means, simultaneous intervals, and a tick per seed."""
     tested = {v.name: v.tested for v in verdicts if v.tested}
     shown = [
         (s, tested[s.name], tested[s.name].estimate) for s in results.schemes if s.name in tested
@@ -177,7 +177,7 @@ def differences(results: Results, question: Question, verdicts: Sequence[Verdict
 
 @styled
 def training(results: Results) -> Drawing | None:
-    """Training loss against the step, one thin line per seed; None where nothing was logged."""
+    """Training loss against the step, one thin line per seed; None if nothing was logged."""
     figure, (axes,) = canvas(5.8, 3.8)
     rows, ends = [], []
     for scheme in results.schemes:
@@ -199,7 +199,7 @@ def training(results: Results) -> Drawing | None:
 
 @styled
 def loss_by_step(results: Results) -> Drawing | None:
-    """Loss at the training length against the step, mean over seeds; None: it was not evaluated."""
+    """Loss at the training length against the step, mean over seeds; None if not evaluated."""
     figure, (axes,) = canvas(5.8, 3.8)
     rows, ends = [], []
     for scheme in results.schemes:

@@ -1,7 +1,7 @@
-"""Pages that need nothing else: one HTML file, its style and its one script inside.
+"""Self-contained pages: one HTML file with its style and one script.
 
-The page's policy allows that script alone, by its hash, and lets nothing be fetched: were a name
-ever shown unescaped, it could still run nothing.
+The page's content security policy allows only that script, by its hash, and no requests: even an
+unescaped name could run nothing.
 """
 
 import base64
@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Figure(NamedTuple):
-    """A figure in a page: its SVG, words for who cannot see it, the name of its files."""
+    """A figure in a page: its SVG, alt text and the name of its files."""
 
     svg: markupsafe.Markup
     alt: str
@@ -30,9 +30,9 @@ class Section(NamedTuple):
       title: of the section.
       note: what the numbers are.
       head: titles of the columns.
-      rows: their cells; the first one names the row.
-      csv: the file of all digits; None where the rows are not schemes of the comparison.
-      words: columns of words, which may wrap.
+      rows: their cells; the first is the row's name.
+      csv: the file with all digits; None if the rows are not schemes of the comparison.
+      words: columns of text, which may wrap.
     """
 
     title: str
@@ -44,9 +44,9 @@ class Section(NamedTuple):
 
 
 def render(template: str, scripts: tuple[str, ...], **context) -> str:
-    """The page of a template; all in `context` is escaped but what is marked as safe.
+    """The page of a template; values of `context` are escaped unless marked as safe.
 
-    The template shows `script` in its one script element, and `digest` in its policy.
+    The template has `script` in its only script element, and `digest` in its policy.
     """
     script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

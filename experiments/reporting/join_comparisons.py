@@ -1,11 +1,11 @@
-"""Several comparisons as one: their runs in one workdir, if they may stand in one table.
+"""Joins comparisons: copies their runs into one workdir, if they are comparable.
 
     python -m experiments.compare --join=runs/a,runs/b --config.workdir=runs/joined
 
-Each may hold other encodings, or other seeds of the same. What decides a loss must be the same in
-all (corpus, tokens, model, steps, optimizer, evaluation), and what is decided, against what, too.
-Commits, versions and devices may differ, and the report says so. Of a run that several hold, the
-first stands.
+Each may hold other encodings, or other seeds of the same. Everything that affects a loss (corpus,
+tokens, model, steps, optimizer, evaluation) must be the same in all, as must the questions and the
+reference. Commits, versions and devices may differ, and the report says so. Of a run that several
+hold, the first is used.
 """
 
 import itertools
@@ -19,28 +19,29 @@ from experiments.reporting import results
 from experiments.reporting.results import Results, Scheme
 from experiments.running.provenance import command, save_json
 
-# Seeds are joined, the corpus is known by its digest, and the others leave the losses as they are.
+# May differ: seeds are joined, the corpus is compared by digest, the others do not affect losses.
 FREE = ("seed", "data", "model.encoding", "eval.batch_tokens")
 NOTED = ("commit", "device", "versions")
 RUN = ("evaluation.json", "metrics.jsonl", "config.json", "encoding.npz")
 
 
 def join(folders: Sequence[Path], target: Path) -> None:
-    """Writes a workdir that holds the runs of all.
+    """Writes a workdir with the runs of all comparisons.
 
     Raises:
       FileNotFoundError: one of the folders has no manifest.
-      ValueError: they are not comparable, saying why; the target holds a comparison of its own.
+      ValueError: they are not comparable, saying why; the target holds another comparison.
     """
-    held = target / "manifest.json"
-    if held.exists() and "joined" not in json.loads(held.read_text(encoding="utf-8")):
+    manifest_path = target / "manifest.json"
+    is_joined = manifest_path.exists()
+    if is_joined and "joined" not in json.loads(manifest_path.read_text(encoding="utf-8")):
         raise ValueError(f"workdir={str(target)!r} holds a comparison; choose another for the join")
     parts = [results.read(folder) for folder in folders]
     if target.resolve() in [folder.resolve() for folder in folders]:
         raise ValueError(f"workdir={str(target)!r} is one of those to join; choose another")
     for first, other in itertools.combinations(parts, 2):
         check_comparable(first, other)
-    before = results.read(target).reported if held.exists() else ()
+    before = results.read(target).reported if is_joined else ()
     manifest = joined(parts, target)
     for name in ("runs", "rates"):
         shutil.rmtree(target / name, ignore_errors=True)
@@ -52,17 +53,17 @@ def join(folders: Sequence[Path], target: Path) -> None:
     if timed:
         shutil.copy(timed / "speed.json", target)
     save_json(target / results.REPORTED, [*_earlier(parts, manifest["seeds"], before)])
-    save_json(held, manifest)
+    save_json(manifest_path, manifest)
 
 
 def _earlier(
     parts: Sequence[Results], seeds: list[int], before: Sequence[dict]
 ) -> Iterator[dict[str, Any]]:
-    """What there were reports of before the seeds and schemes of the join were decided.
+    """The subjects of reports made before the seeds and schemes of the join were decided.
 
-    That is what a join had in the same workdir, what a part had before it grew, and the report of a
-    part that had other seeds than the join. The report of a part with the same seeds is none: hosts
-    may take other encodings each, and Holm's procedure counts all of them in the join.
+    These are earlier joins in the same workdir, earlier states of a part that grew, and parts with
+    other seeds than the join. A part with the same seeds does not count: each host may take some of
+    the encodings, and Holm's procedure counts all of them in the join.
     """
     subjects = list(before)
     for part in parts:
@@ -72,7 +73,7 @@ def _earlier(
 
 
 def _copy(part: Results, scheme: Scheme, target: Path) -> None:
-    """What is small of the runs of a scheme, where no other part has brought it."""
+    """Copies the small files of a scheme's runs that no earlier part has."""
     folders = [Path("runs", scheme.name, f"seed{seed}") for seed in scheme.runs]
     folders += [results.check_folder(part.workdir, scheme.name, pair) for pair in scheme.checks]
     for folder in folders:
@@ -85,7 +86,7 @@ def _copy(part: Results, scheme: Scheme, target: Path) -> None:
 
 
 def check_comparable(first: Results, other: Results) -> None:
-    """Raises ValueError with the first difference that forbids one table."""
+    """Raises ValueError with the first difference that makes them incomparable."""
     ours, theirs = (dict(_binding(part.manifest)) for part in (first, other))
     for field in {**ours, **theirs}:
         if ours.get(field) != theirs.get(field):
@@ -115,7 +116,7 @@ def _binding(manifest: dict) -> Iterator[tuple[str, Any]]:
 
 
 def joined(parts: Sequence[Results], target: Path) -> dict:
-    """The manifest of all, with what differs as notes."""
+    """The joint manifest, with the differences as notes."""
     manifests = [part.manifest for part in parts]
     first = manifests[0]
     encodings = {e["name"]: e for m in manifests for e in m["encodings"]}
@@ -143,7 +144,7 @@ def _command(manifest: dict) -> dict[str, str]:
 
 
 def _notes(parts: Sequence[Results]) -> Iterator[str]:
-    """Where each scheme comes from, and what a reader must know of that."""
+    """Notes on which part each scheme comes from, and how the parts differ."""
     for part in parts:
         names = ", ".join(scheme.name for scheme in part.schemes)
         seeds = ", ".join(map(str, part.manifest["seeds"]))
@@ -160,7 +161,6 @@ def _notes(parts: Sequence[Results]) -> Iterator[str]:
 
 
 def _repeated(parts: Sequence[Results]) -> Iterator[str]:
-    """Runs that several parts hold."""
     seen: dict[tuple[str, int], dict] = {}
     for part in parts:
         for scheme in part.schemes:
@@ -171,4 +171,4 @@ def _repeated(parts: Sequence[Results]) -> Iterator[str]:
                 if (before := seen.setdefault((scheme.name, seed), losses)) is not losses:
                     how = "the same numbers" if before == losses else "with other numbers"
                     at = f"{scheme.name}, seed {seed}"
-                    yield f"{at}: also in {part.workdir.name}, {how}; the first stands."
+                    yield f"{at}: also in {part.workdir.name}, {how}; the first is used."

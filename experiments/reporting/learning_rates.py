@@ -1,4 +1,4 @@
-"""The learning rates of a comparison: what was tried, what was used, and in words."""
+"""The learning rates of a comparison: which were tried, which were used."""
 
 import dataclasses
 import math
@@ -8,9 +8,9 @@ from experiments.reporting.results import Pair, Results, Scheme, rate_losses
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """The learning rates of one scheme: losses of the checks, the pair used, a remark on it.
+    """The learning rates of one scheme: losses of the short runs, the pair used, a remark on it.
 
-    A pair is a learning rate, and the multiple of it at which the encoding's parameters learn.
+    A pair is a learning rate, and the multiple of it for the encoding's parameters.
     """
 
     name: str
@@ -21,7 +21,7 @@ class Rates:
 
 
 def rates(results: Results) -> list[Rates]:
-    """What the check of learning rates found, scheme by scheme."""
+    """The rates that were tried and used, scheme by scheme."""
     length, rows = results.manifest["train_length"], []
     for scheme in results.schemes:
         losses = rate_losses(scheme.checks, length)
@@ -32,7 +32,7 @@ def rates(results: Results) -> list[Rates]:
 
 
 def _used(results: Results, scheme: Scheme) -> Pair | None:
-    """The (rate, multiple) that its runs had; None if there was a grid and no run is there."""
+    """The (rate, multiple) of its runs; None if there was a grid but there are no runs."""
     stated = not scheme.checks
     rate = scheme.fact("learning_rate")
     if rate is None and stated:
@@ -44,7 +44,7 @@ def _used(results: Results, scheme: Scheme) -> Pair | None:
 
 
 def _remark(losses: dict[Pair, float], used: Pair | None) -> str:
-    """What a reader must know about the pair that was used."""
+    """A warning about the pair that was used, or ""."""
     if not losses or used is None:
         return ""
     if not any(map(math.isfinite, losses.values())):
@@ -60,7 +60,7 @@ def _remark(losses: dict[Pair, float], used: Pair | None) -> str:
 
 
 def _edge(grid: list[float], used: float, what: str) -> str:
-    """In words, whether the best value is the first or the last of several that were tried."""
+    """A remark if the best value is the first or the last of several that were tried."""
     if len(grid) == 1 or used not in (grid[0], grid[-1]):
         return ""
     which, further = ("least", "smaller") if used == grid[0] else ("greatest", "greater")
@@ -68,22 +68,22 @@ def _edge(grid: list[float], used: float, what: str) -> str:
 
 
 def pair_words(pair: Pair | None) -> str:
-    """0.01, or 0.01 (× 30) where the encoding's parameters learn 30 times as fast."""
+    """0.01, or 0.01 (× 30) if the rate of the encoding's parameters is 30 times that."""
     if pair is None:
         return "—"
     return f"{pair[0]:g}" + (f" (× {pair[1]:g})" if pair[1] != 1 else "")
 
 
 def rate_used(results: Results, scheme: Scheme) -> str:
-    """The learning rate that its runs had, and its multiple for the encoding's parameters."""
+    """The learning rate of its runs, and its multiple for the encoding's parameters."""
     used = _used(results, scheme)
-    if used and scheme.fact("encoding_parameters") == 0:  # none that could learn at another rate
+    if used and scheme.fact("encoding_parameters") == 0:  # the multiple has no effect
         used = used[0], 1.0
     return pair_words(used)
 
 
 def rate_words(results: Results) -> str:
-    """How the learning rates came about."""
+    """How the learning rates were chosen."""
     m = results.manifest
     tried = {pair for scheme in results.schemes for pair in scheme.checks}
     if not tried:
@@ -102,6 +102,6 @@ def rate_words(results: Results) -> str:
 
 
 def checked_on(results: Results) -> str:
-    """What the learning rates were chosen on: a task has questions, and no splits."""
+    """The data on which the learning rates were chosen: a task has questions, not splits."""
     task = results.manifest["corpus"]["name"].startswith("synthetic:")
     return "other questions" if task else "validation text"

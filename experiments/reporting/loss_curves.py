@@ -1,4 +1,4 @@
-"""The loss during training, and which schemes may be late, and not worse."""
+"""The loss during training, and which schemes may be undertrained rather than worse."""
 
 import dataclasses
 
@@ -13,9 +13,9 @@ class Curve:
     """The loss at the training length during training, mean over seeds.
 
     Attributes:
-      steps: where every seed was evaluated, ascending.
-      losses: at these, nats per token.
-      work: steps up to there, each counted by its learning rate as a part of the greatest.
+      steps: at which every seed was evaluated, ascending.
+      losses: at these steps, nats per token.
+      work: steps up to there, each weighted by its learning rate relative to the peak.
       seeds: each seed's losses.
     """
 
@@ -26,7 +26,7 @@ class Curve:
 
 
 def curve(scheme: Scheme) -> Curve | str:
-    """The loss during training of a scheme, or why there is none: every seed has to have it."""
+    """The loss of a scheme during training, or why there is none: all seeds must have it."""
     good, problem = scheme.by_step()
     if problem:
         return problem
@@ -45,27 +45,27 @@ def curve(scheme: Scheme) -> Curve | str:
 
 
 def still_falling(results: Results) -> dict[str, str]:
-    """Scheme → a sentence, for each that falls as fast at its end as the best one did there.
+    """Scheme → a sentence, for each whose loss ends falling as fast as the best one's did there.
 
-    Such a scheme may be late, and not worse. The best is the one with the least loss at the end.
-    Said of a scheme if both hold:
+    Such a scheme may be undertrained rather than worse. The best has the least loss at the end. A
+    scheme is listed if both hold:
 
-    - Its fall between its last two evaluations is no less than what the best one fell for the same
-      work, at the loss that the scheme ends with (over the two evaluations that enclose that loss).
-      Work is steps times the learning rate as a part of its peak: a decay slows all of them down.
-    - It is more than what the best one fell over the same last steps. The decay itself makes losses
-      fall at the end, of all schemes alike, and that says nothing of being late.
+    - Its loss falls between its last two evaluations by at least what the best one's fell for the
+      same work, at the loss that the scheme ends with (over the two evaluations around that loss).
+      Work is steps times the learning rate relative to its peak: a decay slows all schemes.
+    - It falls by more than the best one's over the same last steps. The decay itself lowers the
+      losses of all schemes at the end, which is no sign of undertraining.
 
-    It compares slopes of means over seeds, without a test, as fine as evaluations were frequent,
-    and does not say where a longer run would end. Nothing is said of a loss that the best one had
-    below its first evaluation, nor of schemes without losses of all seeds.
+    It compares slopes of means over seeds, without a test, at the resolution of the evaluations,
+    and does not predict a longer run. Schemes without losses of all seeds are not listed, nor those
+    that end above the best one's first evaluation.
     """
     by_scheme = {s.name: curve(s) for s in results.schemes}
     curves = {name: c for name, c in by_scheme.items() if isinstance(c, Curve) and c.steps.size > 1}
     if not curves:
         return {}
     first = min(curves, key=lambda name: curves[name].losses[-1])
-    best, said = curves[first], {}
+    best, sentences = curves[first], {}
     for name, ours in curves.items():
         (before, last), (begin, end) = ours.losses[-2:], ours.steps[-2:]
         below = np.flatnonzero(best.losses < last)
@@ -76,9 +76,9 @@ def still_falling(results: Results) -> dict[str, str]:
         there = slope * (ours.work[-1] - ours.work[-2])
         then = np.interp([begin, end], best.steps, best.losses)
         if before - last >= there and before - last > then[0] - then[1]:
-            said[name] = (
+            sentences[name] = (
                 f"still falling: {number(before - last)} nats over the last {end - begin:,} steps;"
                 f" the best scheme, {first}, fell {number(there)} at that level, in as many steps"
                 " at those learning rates"
             )
-    return said
+    return sentences

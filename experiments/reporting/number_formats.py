@@ -1,10 +1,10 @@
-"""Numbers as the report has them."""
+"""Numbers as text."""
 
 import math
 
 
 def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
-    """A number for a table: a true minus, thousands apart, an em dash where there is none."""
+    """A number with −, thousands separators, and — for None and what is not finite."""
     if value is None or not math.isfinite(value):
         return "—"
     return f"{value:{'+' if signed else ''},.{digits}f}".replace("-", "\N{MINUS SIGN}")

@@ -1,7 +1,7 @@
-"""How every figure looks, and how it is saved: one style, one colour and marker per scheme.
+"""Style and saving of all figures: one colour and marker per scheme.
 
-Names stand at the lines, kept apart. A figure is drawn once and saved as PNG and SVG with its data
-beside it; each is narrow enough for a phone, and the page lays them out side by side.
+Lines are labelled at their ends, without overlaps. A figure is drawn once and saved as PNG and SVG
+with its data as CSV; each is narrow enough for a phone, and the page lays them out in columns.
 """
 
 import csv
@@ -66,7 +66,7 @@ STYLE: Any = {
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A figure, the data in it, and words for who cannot see it."""
+    """A figure, its data and its alt text."""
 
     stem: str
     figure: Figure
@@ -82,9 +82,9 @@ def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence]) -> No
 
 
 def save(drawing: Drawing, folder: Path) -> str:
-    """Writes STEM.png and STEM.csv and returns the SVG, to be put into the page as it is.
+    """Writes STEM.png and STEM.csv and returns the SVG for the page.
 
-    What was drawn with `paint` or `look` is a group of class "scheme" there, with the scheme's
+    What was drawn with `paint` or `look` is a group of class "scheme" in it, with the scheme's
     index as data-s.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,12 +110,12 @@ def label(text: str, width: int = 20) -> str:
 
 
 def paint(scheme: Scheme) -> dict[str, Any]:
-    """The colour of a scheme, by its place in the manifest, and the tag that the page knows."""
+    """The colour of a scheme, by its place in the manifest, and the tag for the page's script."""
     return {"color": COLOURS[scheme.index % len(COLOURS)], "gid": f"{TAG}{scheme.index}"}
 
 
 def look(scheme: Scheme) -> dict[str, Any]:
-    """As `paint`, with the marker of the scheme."""
+    """`paint`, and the marker of the scheme."""
     return {**paint(scheme), "marker": MARKERS[scheme.index % len(MARKERS)]}
 
 
@@ -146,7 +146,7 @@ def canvas(
 
 
 def styled(draw: Callable) -> Callable:
-    """Runs a drawing function under STYLE, and leaves matplotlib as it was."""
+    """Runs a drawing function under STYLE, without changing matplotlib's settings."""
 
     @functools.wraps(draw)
     def wrapped(*args, **kwargs):
@@ -156,13 +156,13 @@ def styled(draw: Callable) -> Callable:
     return wrapped
 
 
-def apart(wanted: ArrayLike, gap: float, low: float, high: float) -> np.ndarray:
-    """Places near the wanted ones, in the same order, at least `gap` apart, within [low, high]."""
-    order = np.argsort(wanted, kind="stable")
+def keep_apart(heights: ArrayLike, gap: float, low: float, high: float) -> np.ndarray:
+    """Values near `heights`, in the same order, at least `gap` apart, within [low, high]."""
+    order = np.argsort(heights, kind="stable")
     gap = min(gap, (high - low) / max(len(order) - 1, 1))
     steps = gap * np.arange(len(order))
     blocks: list[list[float]] = []  # pool adjacent violators on what remains without the gaps
-    for value in np.asarray(wanted, float)[order] - steps:
+    for value in np.asarray(heights, float)[order] - steps:
         blocks.append([value, 1.0])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             (a, n), (b, m) = blocks.pop(-2), blocks.pop()
@@ -182,9 +182,9 @@ def lay_out(axes: Axes) -> Figure:
 
 
 def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: float = 9) -> None:
-    """Writes each scheme's name right of its line's end (x, y), names kept apart.
+    """Writes each scheme's name right of its line's end (x, y), without overlaps.
 
-    A line that ends early is named with its end, without a leader across the others.
+    The name of a line that ends early includes its end, instead of a leader across the others.
     """
     if not ends:
         return
@@ -193,7 +193,7 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: fl
     pixels = axes.transAxes.inverted().transform(
         axes.transData.transform([(x, y) for _, x, y in ends])
     )
-    places = apart(pixels[:, 1], 1.25 * size / points, 0.0, 1.0)
+    places = keep_apart(pixels[:, 1], 1.25 * size / points, 0.0, 1.0)
     last = max(x for _, x, _ in ends)
     for (scheme, x, y), place in zip(ends, places, strict=True):
         style = paint(scheme)
@@ -213,7 +213,7 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: fl
 
 
 def mark_length(axes: Axes, length: float, words: str = "trained at") -> None:
-    """A dashed line at a length, named above."""
+    """A dashed line at a length, labelled above."""
     axes.axvline(length, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
     axes.annotate(
         f"{words} {length}",
@@ -230,9 +230,9 @@ def mark_length(axes: Axes, length: float, words: str = "trained at") -> None:
 def heat(
     axes: Axes, values: np.ndarray, unit: str = "", limits: tuple[float, float] | None = None
 ) -> None:
-    """A map of numbers, NaN left out, with a colour bar if they have a unit.
+    """A heat map, without NaN, with a colour bar if there is a unit.
 
-    Pale is 0 where both signs occur, else the least or the most; or the first of `limits`, which
+    Pale is 0 if both signs occur, else the least or the greatest; or the first of `limits`, which
     make several maps comparable.
     """
     low, high = limits or (np.nanmin(values), np.nanmax(values))
@@ -270,8 +270,8 @@ def dots(axes: Axes, rows: Sequence[tuple[Scheme, float, float, float, str]], ze
         if np.isfinite([low, high]).all():
             axes.plot([low, high], [y, y], **paint(scheme), lw=2.2, alpha=0.5)
         axes.plot([middle], [y], ms=6.5, mec="white", mew=0.5, **style)
-        beside = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
-        axes.annotate(text, (1.02, y), **beside, color=INK, gid=style["gid"])
+        options = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
+        axes.annotate(text, (1.02, y), **options, color=INK, gid=style["gid"])
     axes.axvline(zero, color=MUTED, lw=0.9, zorder=0.5)
     axes.set_yticks(range(len(rows)), [label(r[0].name) for r in rows], color=INK, fontsize=9.5)
     for tick, row in zip(axes.get_yticklabels(), rows, strict=True):

@@ -1,7 +1,7 @@
 """Reads what a comparison wrote: the manifest, each run's evaluation and metrics, the timings.
 
-Nothing is made up for what is not there: a run that is missing, diverged or cannot be read stays
-in the results as such, and a cell that needs it is words, never a mean over the others.
+Missing values are never filled in: a run that is missing, diverged or cannot be read stays in the
+results as such, and a cell that needs it says so, instead of a mean over the others.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ REQUIRED = (
 
 Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings
 
-REPORTED = "reported.json"  # of what there was a report, one after another
+REPORTED = "reported.json"  # the subjects of all reports so far
 
-# Runs of one table share these; what is decided, and against what, is declared before them.
+# All runs of a comparison share these; the questions and the reference are declared before them.
 SAME = (*BINDING, "steps", "eval", "rates", "encoding_rates", "rate_steps")
 SAME += ("protocol", "reference", "smallest_effect")
 
@@ -47,7 +47,7 @@ class Run:
     repeated: int = 0
 
     def windows(self, protocol: str, length: int) -> np.ndarray | str:
-        """The mean loss of every window in nats, or in words why there is none."""
+        """The mean loss of every window in nats, or why there is none."""
         if self.status != "ok":
             return self.status
         try:
@@ -62,7 +62,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A number over all seeds, or `problem`: in words, why there is none."""
+    """A number over all seeds, or `problem`: why there is none."""
 
     values: dict[int, float]
     problem: str
@@ -70,7 +70,7 @@ class Cell:
 
 
 def _words(troubles: dict[int, str], seeds: list[int]) -> str:
-    """What is wrong, with the seeds it is wrong for; "not defined" alone where that is all."""
+    """Problems with their seeds; "not defined" alone if it is the problem of all seeds."""
     parts = []
     for trouble in dict.fromkeys(troubles.values()):
         which = [seed for seed, t in troubles.items() if t == trouble]
@@ -84,7 +84,7 @@ def _words(troubles: dict[int, str], seeds: list[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """One encoding with its runs, by seed, and those of the check, by (rate, multiple)."""
+    """One encoding with its runs, by seed, and its short runs, by (rate, multiple)."""
 
     name: str
     spec: str
@@ -93,7 +93,7 @@ class Scheme:
     checks: dict[Pair, Run] = dataclasses.field(default_factory=dict)
 
     def windows(self, protocol: str, length: int) -> tuple[dict[int, np.ndarray], str]:
-        """Seed → loss of every window, for the seeds that have it; what is wrong with others."""
+        """Seed → loss of every window, for the seeds that have it; the problems of the others."""
         by_seed = {seed: run.windows(protocol, length) for seed, run in self.runs.items()}
         good = {seed: w for seed, w in by_seed.items() if not isinstance(w, str)}
         bad = {seed: w for seed, w in by_seed.items() if isinstance(w, str)}
@@ -107,7 +107,7 @@ class Scheme:
         return Cell(values, problem, statistics.estimate([*values.values()]) if done else None)
 
     def by_position(self) -> tuple[dict[int, np.ndarray], str]:
-        """Seed → loss at each position of the longest context; and what is wrong with others."""
+        """Seed → loss at each position of the longest context; the problems of other seeds."""
         good, bad = {}, {}
         for seed, run in self.runs.items():
             loss = (run.evaluation.get("by_position") or {}).get("loss")
@@ -122,7 +122,7 @@ class Scheme:
         return good, _words(bad, list(self.runs))
 
     def by_step(self) -> tuple[dict[int, dict[int, float]], str]:
-        """Seed → step → loss at the training length during training; what is wrong with others."""
+        """Seed → step → loss at the training length during training; problems of other seeds."""
         good, bad = {}, {}
         for seed, run in self.runs.items():
             losses = {row["step"]: row.get("eval_loss") for row in run.metrics}
@@ -153,7 +153,7 @@ class Scheme:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What the verdicts decide: losses at a length, declared before the runs."""
+    """A question that verdicts answer: losses at a length, declared before the runs."""
 
     role: str
     protocol: str
@@ -162,7 +162,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """All of a comparison."""
+    """The results of a comparison."""
 
     workdir: Path
     manifest: dict[str, Any]
@@ -172,12 +172,12 @@ class Results:
 
     @property
     def subject(self) -> dict[str, Any]:
-        """What a report is of, that may still grow or shrink."""
+        """Seeds and schemes of a report, to which more may be added later."""
         return {"seeds": self.manifest["seeds"], "encodings": [s.name for s in self.schemes]}
 
     @property
     def changes(self) -> str:
-        """In words, what was added or left out after a report; "" if nothing was."""
+        """Describes what was added or left out after a report; "" if nothing was."""
         fields, changes = {"seeds": "seed", "encodings": "encoding"}, []
         for field, word in fields.items():
             now = dict.fromkeys(self.subject[field])
@@ -197,17 +197,17 @@ class Results:
     @property
     def primary(self) -> tuple[str, int]:
         """(protocol, length) of the primary metric."""
-        given = self.manifest.get("primary") or {}
-        return given.get("protocol", PROTOCOLS[0]), given.get("length", self.longest)
+        primary = self.manifest.get("primary") or {}
+        return primary.get("protocol", PROTOCOLS[0]), primary.get("length", self.longest)
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """What is decided, the primary first; a secondary one only where it was declared."""
-        given = self.manifest.get("secondary") or {}
-        asked = [("primary", *self.primary)]
-        if given and (given["protocol"], given["length"]) != self.primary:
-            asked.append(("secondary", given["protocol"], given["length"]))
-        return tuple(Question(*question) for question in asked)
+        """The primary question, and the secondary one if it was declared."""
+        secondary = self.manifest.get("secondary") or {}
+        questions = [Question("primary", *self.primary)]
+        if secondary and (secondary["protocol"], secondary["length"]) != self.primary:
+            questions.append(Question("secondary", secondary["protocol"], secondary["length"]))
+        return tuple(questions)
 
     @property
     def effect(self) -> float:
@@ -221,7 +221,7 @@ class Results:
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest that `SAME` names, among others; defaults where it has none."""
+    """Configuration and digests of a manifest, with defaults for fields that it lacks."""
     config = dataclasses.asdict(from_json(CompareConfig, manifest["config"]))
     corpus = manifest["corpus"]
     return {**config, "corpus": corpus["digest"], "tokens": corpus.get("tokens")}
@@ -242,7 +242,7 @@ def _json(path: Path) -> Any:
 
 
 def read_metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
-    """(rows by step, torn lines, repeated steps); of a repeated step, the last row stands."""
+    """(rows by step, torn lines, repeated steps); of a repeated step, the last row is used."""
     lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
     rows, torn, count = {}, 0, 0
     for line in filter(str.strip, lines):
@@ -256,7 +256,7 @@ def read_metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
 
 
 def _run(folder: Path, seed: int) -> Run:
-    """One run; a file that is not there or cannot be read is a status, not an error."""
+    """One run; a missing or unreadable file is a status, not an error."""
     metrics = read_metrics(folder / "metrics.jsonl")
     path = folder / "evaluation.json"
     if not path.is_file():
@@ -273,7 +273,7 @@ def _run(folder: Path, seed: int) -> Run:
 
 
 def rate_folder(name: str, rate: float, encoding_rate: float) -> Path:
-    """Where an encoding's check of a learning rate and its multiple is, under the workdir."""
+    """The folder of a short run at a learning rate and its multiple, under the workdir."""
     return Path("rates", name, rates_name(rate, encoding_rate))
 
 
@@ -283,37 +283,34 @@ def rates_name(rate: float, encoding_rate: float) -> str:
 
 
 def check_folder(workdir: Path, name: str, pair: Pair) -> Path:
-    """`rate_folder`, or where comparisons had it before rates of encodings were tried."""
+    """`rate_folder`, or its name in comparisons made before encoding rates existed."""
     folder, before = rate_folder(name, *pair), Path("rates", name, repr(float(pair[0])))
     old = pair[1] == 1 and not (workdir / folder).exists() and (workdir / before).exists()
     return before if old else folder
 
 
 def pairs(manifest: dict[str, Any], entry: dict[str, Any]) -> list[Pair]:
-    """The (rate, multiple) pairs that a scheme of the manifest was to be checked at."""
-    given = entry.get("checks")
-    if given is None:
-        given = [(rate, 1.0) for rate in manifest.get("rates", ())]
-    return [(float(rate), float(multiple)) for rate, multiple in given]
+    """The (rate, multiple) pairs to try for a scheme of the manifest."""
+    checks = entry.get("checks")
+    if checks is None:
+        checks = [(rate, 1.0) for rate in manifest.get("rates", ())]
+    return [(float(rate), float(multiple)) for rate, multiple in checks]
 
 
 def read_checks(workdir: Path, name: str, pairs: Iterable[Pair], seed: int) -> dict[Pair, Run]:
-    """The checks of an encoding's learning rates, by (rate, multiple)."""
+    """The short runs of an encoding, by (rate, multiple)."""
     as_floats = [(float(rate), float(multiple)) for rate, multiple in pairs]
     return {pair: _run(workdir / check_folder(workdir, name, pair), seed) for pair in as_floats}
 
 
 def rate_losses(checks: dict[Pair, Run], length: int) -> dict[Pair, float]:
-    """Loss at the training length by (rate, multiple); infinite where the run gave none."""
+    """Loss at the training length by (rate, multiple); infinite if the run gave none."""
     windows = {pair: run.windows(PROTOCOLS[0], length) for pair, run in checks.items()}
     return {r: math.inf if isinstance(w, str) else float(w.mean()) for r, w in windows.items()}
 
 
 def best_rate(losses: dict[Pair, float]) -> Pair:
-    """The pair with the least loss; of several, or if all diverged, the least rate, then multiple.
-
-    An infinite loss, of a check that gave none, is greater than any other.
-    """
+    """The pair with the least loss; ties, or all diverged: the least rate, then multiple."""
     return min(losses, key=lambda pair: (losses[pair], *pair))
 
 

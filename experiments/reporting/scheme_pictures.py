@@ -1,7 +1,7 @@
 """A picture of each scheme: what it adds to the scores, taken from attention itself.
 
 One experiment for all: an engine that returns the scores is passed to `attention`, and the scores
-of the same tokens without any encoding are subtracted. No scheme is known by name. q, k and the
+of the same tokens without any encoding are subtracted. No scheme gets special code. q, k and the
 layer's input are the tokens' vectors themselves, after `embed`.
 """
 
@@ -19,7 +19,7 @@ import pe_jax
 from experiments.reporting import plotting
 from pe_jax import Dims, Encoding, Params, positions
 from pe_jax.encodings import terms
-from pe_jax.encodings.base import skeleton
+from pe_jax.encodings.base import abstract_terms
 from pe_jax.engines import reference
 
 DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
@@ -30,7 +30,7 @@ COLOURS = 64  # of a file
 NEAR = 16  # of 255: what counts as the colour of a line
 UNIT = "added to the score"
 ALIKE, RANDOM = "One token, repeated", "Random tokens"
-# Settings under which what a scheme does can be seen within so few tokens.
+# Settings under which a scheme's effect shows within these few tokens.
 DRAWN = {
     "xpos": "xpos(scale_base=64)",
     "temperature": "temperature(floor_scale=16)",
@@ -41,12 +41,12 @@ DRAWN = {
 
 
 def spec(name: str) -> str:
-    """The scheme as it is drawn, as a config would write it."""
+    """The config string of the scheme as it is drawn."""
     return DRAWN.get(name, name)
 
 
 def _params(encoding: Encoding) -> Params:
-    """Fresh parameters; those that begin at zero, which would show nothing, as N(0, 1/4)."""
+    """Initial parameters; those that are zero, which would show nothing, drawn from N(0, 1/4)."""
 
     def fill(number: int, leaf: jax.Array) -> jax.Array:
         draw = np.random.default_rng([1, number]).normal(scale=0.5, size=leaf.shape)
@@ -59,21 +59,21 @@ def _params(encoding: Encoding) -> Params:
 
 
 def _scores(spec, terms, q, k, v) -> tuple[jax.Array, None]:
-    """An engine that stops at the scores: [B, H, T, S], where attention gives an output."""
+    """An engine that returns the scores [B, H, T, S] as its output."""
     seen = spec.mask(q.tokens, k.tokens)
     return jnp.where(seen, reference.scores(spec, terms, q, k, seen), jnp.nan), None
 
 
 def _look(encoding: Encoding, dims: Dims, causal: bool, params: Params, x, places) -> jax.Array:
-    """Scores [B, H, T, T] of tokens x [B, T, D] that stand at `places`."""
+    """Scores [B, H, T, T] of tokens x [B, T, D] at positions `places`."""
     x = encoding.embed(params, x, places[None])
     channels = np.arange(dims.heads * dims.head_dim) % dims.width
     q = x[..., channels].reshape(*x.shape[:-1], dims.heads, dims.head_dim)
     k = q[..., :: dims.heads // dims.kv_heads, :]
     call = functools.partial(pe_jax.attention, q, k, k, x=x, causal=causal)
-    given = {"encoding": encoding, "params": params, "q_positions": places, "dims": dims}
-    scores = call(**given, embedded=True, implementation=_scores)
-    return jnp.swapaxes(scores, 1, 2)  # attention has put the heads last but one
+    options = {"encoding": encoding, "params": params, "q_positions": places, "dims": dims}
+    scores = call(**options, embedded=True, implementation=_scores)
+    return jnp.swapaxes(scores, 1, 2)  # undo attention's transpose of its output
 
 
 def added(
@@ -86,22 +86,22 @@ def added(
 ) -> np.ndarray:
     """What the scheme adds to each score, NaN where the mask hides it: [B, H, T, T].
 
-    A scale of its own is not what it adds: the scores without it are scaled alike.
+    The scale that it sets is applied to the scores without it too.
 
     Args:
       encoding: the scheme.
       x: tokens [B, T, D].
-      places: where they stand, [T] or [T, axes].
-      causal: whether a query sees itself and earlier keys alone.
-      params: its parameters; by default fresh ones.
+      places: positions [T] or [T, axes].
+      causal: whether later keys are hidden.
+      params: its parameters; by default initial ones.
       dims: of the attention.
     """
-    # traced, so that pairs beyond a window are NaN: whole rows are looked at, one of them is shown
+    # traced, so that undefined pairs are NaN instead of an error
     look = jax.jit(functools.partial(_look, encoding, dims, causal))
     here = look(_params(encoding) if params is None else params, x, places)
     count = positions.contiguous(x.shape[1])
     bare = _look(Encoding(), dims, causal, Params({}, {}), x, count)
-    scale = terms.scale(skeleton(encoding, dims), dims.head_dim)
+    scale = terms.scale(abstract_terms(encoding, dims), dims.head_dim)
     return np.asarray(here - bare * (scale * dims.head_dim**0.5))
 
 
@@ -112,28 +112,28 @@ def _grid(side: int, axes: int) -> jax.Array:
 
 
 def tokens(count: int, width: int = DIMS.width) -> jax.Array:
-    """Random vectors of a row [1, count, D], fixed."""
+    """A fixed row of random vectors: [1, count, D]."""
     draws = np.random.default_rng(0).standard_normal((1, count, width))
     return jnp.asarray(draws, jnp.float32)
 
 
 def repeated(count: int, width: int = DIMS.width) -> jax.Array:
-    """One of them all along a row: [1, count, D]."""
+    """A row that repeats one random vector: [1, count, D]."""
     return jnp.broadcast_to(tokens(1, width), (1, count, width))
 
 
 def by_distance(added_scores: np.ndarray) -> dict[str, np.ndarray]:
-    """Of what is added, [H, T, T]: to the scores of the last token, for at most four heads."""
+    """What is added to the scores of the last token, by head, for at most four heads."""
     heads = np.unique(np.linspace(0, len(added_scores) - 1, len(SHADES)).round().astype(int))
     return {f"head {head + 1}": added_scores[head, -1, ::-1] for head in heads}
 
 
 def curves(axes: Axes, lines: dict[str, np.ndarray]) -> None:
-    """What `by_distance` gives."""
+    """Draws the lines of `by_distance`."""
     for (name, values), shade in zip(lines.items(), SHADES, strict=False):
         axes.plot(values, lw=1.3, color=shade, label=name)
     every = np.stack([*lines.values()])
-    if np.nanmax(every) - np.nanmin(every) < 1e-3:  # nothing but rounding
+    if np.nanmax(every) - np.nanmin(every) < 1e-3:  # rounding errors only
         axes.set_ylim(-1, 1)
     axes.set(xlabel="distance", ylabel=UNIT, xlim=(0, every.shape[1] - 1))
     axes.set_title(ALIKE, fontsize=10)
@@ -167,7 +167,7 @@ def _map(axes: Axes, encoding: Encoding) -> None:
 
 
 def _few_colours(full: Image.Image) -> Image.Image:
-    """The picture in COLOURS colours, a third of the bytes; white and those of thin lines stay."""
+    """The picture in COLOURS colours, a third of the bytes; white and line colours are kept."""
     kept = np.array([ImageColor.getrgb(colour) for colour in ("white", *SHADES)])
     small = full.quantize(COLOURS - len(kept))
     palette = (small.getpalette() or [])[: 3 * (COLOURS - len(kept))]
@@ -182,7 +182,7 @@ def _few_colours(full: Image.Image) -> Image.Image:
 
 @plotting.styled
 def draw(name: str, folder: Path) -> None:
-    """Writes NAME.png: left a token that repeats, right random ones.
+    """Writes NAME.png: left for a repeated token, right for random tokens.
 
     With one axis, the left panel has a line for each of four heads; with more, a map from the patch
     in the middle of an image.

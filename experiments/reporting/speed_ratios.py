@@ -18,13 +18,13 @@ BY_LENGTH = {
     "train_ms": "training step, time",
     "eval_ms": "evaluation, time",
     "prefill_ms": "reading a prompt, time",
-    "decode_ms": "decoding a token, time",
+    "decode_ms": "decoding one token, time",
     "train_temp_bytes": "training step, temporary memory",
 }
 
 
 def speed_ratios(results: Results) -> dict[str, dict[str, Ratio]]:
-    """Measure → scheme → ratio to the baseline, for what was measured on both."""
+    """Measure → scheme → ratio to the baseline, if both were measured."""
     return _ratios(results, (results.speed or {}).get("encodings", {}), MEASURES)
 
 
@@ -50,7 +50,7 @@ def _ratios(results: Results, timings: dict, measures: dict) -> dict[str, dict[s
 
 
 def _ratio(values: Any, baseline: Any) -> Ratio | None:
-    """Of repeats, or of two numbers; None where either was not measured, or they do not pair."""
+    """The ratio of repeats or of two numbers; None if one is missing or they cannot be paired."""
     if not values or not baseline:
         return None
     ours, theirs = (x if isinstance(x, list) else [x] for x in (values, baseline))
@@ -78,7 +78,7 @@ def speed_cell(measure: str, values: dict, ratio: Ratio | None, length: int, bat
 
 
 def tokens_per_second(results: Results, scheme: Scheme) -> tuple[float | None, str]:
-    """(tokens per second in training, where it comes from): the timings, else the logs."""
+    """(tokens per second in training, its source): from the timings, else from the logs."""
     speed = results.speed or {}
     times = speed.get("encodings", {}).get(scheme.name, {}).get("train_ms")
     if times:

@@ -1,15 +1,15 @@
-"""What a set of runs can show: estimates over seeds, paired differences, verdicts in words.
+"""Statistics of runs: estimates over seeds, paired differences, verdicts.
 
 The unit is the seed. Differences are paired: the same seed, the same windows. A bootstrap over
-windows would describe one model, never a scheme, so there is none here.
+windows would describe one model, not a scheme, so there is none here.
 
-A family is every difference that was declared, whatever became of it: Holm's procedure decides
+A family is every difference that was declared, also of runs that failed: Holm's procedure decides
 over all of them, and one without a number counts as p = 1. What a report calls "95 % simultaneous
 (Holm)" is the t interval at 1 - 5 %/m for a family of m: all m together cover the true differences
 in at least 95 % of experiments. Holm's procedure is more powerful; where it excludes a zero that is
-in the interval, the interval ends there. The ends so cut are Holm's claim, not the interval's: with
-them joint coverage was 91 to 96 % in simulations of 9 schemes. (Levels that step down with the rank
-would be narrower, but then it fell to 81 %.)
+in the interval, the interval ends there. Ends cut like that are Holm's claim, not the interval's:
+with them joint coverage was 91 to 96 % in simulations of 9 schemes. (Levels that step down with the
+rank would be narrower, but then it fell to 81 %.)
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 LEVEL = 0.05
-CLAIM_SEEDS = 3  # fewer show no difference, whatever the numbers are
+CLAIM_SEEDS = 3  # nothing is claimed with fewer
 HEADLINE_SEEDS = 5
 
 LOWER, HIGHER, SAME, INCONCLUSIVE = "lower", "higher", "same", "inconclusive"
@@ -34,8 +34,8 @@ LOWER, HIGHER, SAME, INCONCLUSIVE = "lower", "higher", "same", "inconclusive"
 class Estimate:
     """One number per seed, their mean, its 95 % t interval, and the p value of "the mean is 0".
 
-    With one seed there is no interval (NaN). Where every seed gave the same number, the interval
-    is that number, and p is 1 if it is 0, else NaN: identical seeds say nothing about chance.
+    With one seed there is no interval (NaN). If every seed gave the same number, the interval is
+    that number, and p is 1 if it is 0, else NaN: identical seeds say nothing about chance.
     """
 
     values: tuple[float, ...]
@@ -46,7 +46,7 @@ class Estimate:
 
     @property
     def n(self) -> int:
-        """How many seeds."""
+        """Number of seeds."""
         return len(self.values)
 
     @property
@@ -80,7 +80,7 @@ def _estimate(values: tuple[float, ...]) -> Estimate:
 
 
 def shown(values: Sequence[float], digits: int) -> str:
-    """Mean, and the standard deviation if there are several."""
+    """The mean, and the standard deviation if there are several values."""
     deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{np.mean(values):.{digits}f}{deviation}"
 
@@ -89,7 +89,7 @@ def paired(scheme: Mapping[int, ArrayLike], reference: Mapping[int, ArrayLike]) 
     """Each seed's mean difference over identical windows: seed → the loss of every window.
 
     Raises:
-      ValueError: other seeds, or another number of windows, than the reference has.
+      ValueError: seeds or number of windows differ from the reference's.
     """
     if scheme.keys() != reference.keys():
         raise ValueError(f"seeds {sorted(scheme)} against {sorted(reference)}: they must agree")
@@ -103,7 +103,7 @@ def paired(scheme: Mapping[int, ArrayLike], reference: Mapping[int, ArrayLike]) 
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm-adjusted p values over all that are given; NaN stays NaN, and counts as p = 1."""
+    """Holm-adjusted p values; NaN stays NaN, and counts as p = 1."""
     if not p_values:
         return {}
     known = [1.0 if math.isnan(p) else p for p in p_values.values()]
@@ -117,11 +117,11 @@ class Tested:
     """A difference as one of a family.
 
     Attributes:
-      estimate: the difference, by itself.
-      holm: its p value after Holm's correction; NaN where there is none.
-      low: where its 95 % simultaneous interval begins; NaN where there is none.
-      high: where that ends. Zero is outside of (low, high) exactly where Holm's procedure excludes
-        it; an interval that it shortens begins or ends at 0.
+      estimate: the difference, without correction.
+      holm: its p value after Holm's correction, or NaN.
+      low: lower end of its 95 % simultaneous interval, or NaN.
+      high: its upper end. Zero is outside of (low, high) exactly if Holm's procedure excludes it;
+        an interval that it shortens begins or ends at 0.
     """
 
     estimate: Estimate
@@ -136,10 +136,10 @@ class Tested:
 
 
 def copies(outcomes: Mapping[str, Hashable], reference: Hashable) -> dict[str, str | None]:
-    """Those that repeat another's outcome: name → the first that has it, None: the reference.
+    """Schemes that repeat another's outcome: name → the first with it, None for the reference.
 
-    Bitwise the same losses are the same computation under another name: the hypothesis is the same
-    one, or true by construction, and does not enlarge a family.
+    Bitwise equal losses are the same computation under another name: the hypothesis is the same, or
+    true by construction, and does not enlarge a family.
     """
     first: dict[Hashable, str | None] = {reference: None}
     return {
@@ -152,12 +152,12 @@ def copies(outcomes: Mapping[str, Hashable], reference: Hashable) -> dict[str, s
 def family(
     differences: Mapping[str, Estimate | None], same: Mapping[str, str | None] | None = None
 ) -> tuple[dict[str, Tested], int]:
-    """Tests all differences that were declared: (those that have a number, how many count).
+    """Tests all declared differences; returns those with a number, and the size of the family.
 
     Args:
-      differences: by name; None for one that has no number, which counts as p = 1.
-      same: as `copies` gives it. These do not count: they have what the first has, and p = 1 where
-        that is the reference.
+      differences: by name; None for one without a number, which counts as p = 1.
+      same: from `copies`. These do not count: they get the result of the first, or p = 1 if that
+        is the reference.
     """
     same = same or {}
     counted = {name: d for name, d in differences.items() if name not in same}
@@ -194,11 +194,10 @@ def _quantile(level: float, seeds: int) -> float:
 def judge(tested: Tested, effect: float = 0.0) -> tuple[str, str]:
     """The verdict on a paired difference: its kind, and for an inconclusive one the reason, or "".
 
-    LOWER and HIGHER: Holm's procedure shows that it is not 0, and its mean is no less than
-    `effect`, the smallest that is of interest. SAME, no practical difference: all of the 95 %
-    simultaneous interval lies within ±effect, be zero in it or not. (That is stricter than two
-    one-sided tests at 5 %, which ask for the 90 % interval.) INCONCLUSIVE: all else, and fewer
-    seeds than a claim needs.
+    LOWER and HIGHER: Holm's procedure shows that it is not 0, and its mean is at least `effect`,
+    the smallest of interest. SAME, no practical difference: the whole 95 % simultaneous interval is
+    within ±effect, with or without zero. (That is stricter than two one-sided tests at 5 %, which
+    need the 90 % interval.) INCONCLUSIVE: everything else, and fewer seeds than a claim needs.
     """
     difference = tested.estimate
     if difference.n == 1:

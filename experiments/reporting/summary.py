@@ -1,7 +1,4 @@
-"""The summary of a comparison: what was asked, what was found, how sure; and irregularities.
-
-Its words are made from the verdicts.
-"""
+"""The summary of a comparison in sentences made from the verdicts; and irregularities."""
 
 import collections
 from collections.abc import Sequence
@@ -18,13 +15,13 @@ from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Verdict, verdic
 class Summary(NamedTuple):
     """Sentences: what was asked, what was found, how sure."""
 
-    asked: list[str]
-    found: list[str]
-    sure: list[str]
+    questions: list[str]
+    findings: list[str]
+    confidence: list[str]
 
 
 def summary(results: Results) -> Summary:
-    """What was asked, what was found, how sure: sentences made from the verdicts."""
+    """The summary of a comparison."""
     primary, *secondary = results.questions
     rows = verdicts(results, primary)
     answers = _answers(results, rows)
@@ -32,14 +29,14 @@ def summary(results: Results) -> Summary:
         words = " ".join(_answers(results, verdicts(results, question)))
         answers.append(f"{question_title(results, question)}. {words}")
     return Summary(
-        asked=_asked(results),
-        found=answers,
-        sure=[*_seeds_and_tests(results, rows), *_lost_runs(results), *_caveats(results)],
+        questions=_questions(results),
+        findings=answers,
+        confidence=[*_seeds_and_tests(results, rows), *_lost_runs(results), *_caveats(results)],
     )
 
 
-def _asked(results: Results) -> list[str]:
-    """The primary question, with what was run to answer it, and the secondary ones."""
+def _questions(results: Results) -> list[str]:
+    """The primary question, with the runs that answer it, and the secondary ones."""
     m, (primary, *secondary) = results.manifest, results.questions
     at = f"length {primary.length} ({primary.protocol} evaluation)"
     return [
@@ -95,7 +92,7 @@ def _answers(results: Results, rows: Sequence[Verdict]) -> list[str]:
 
 
 def question_title(results: Results, question: Question) -> str:
-    """What a question is called: its role where there are several, length and protocol."""
+    """The title of a question: its role if there are several, length and protocol."""
     at = f"length {question.length}, {question.protocol} evaluation"
     if question.length == results.manifest["train_length"]:
         at = f"the trained length, {question.length}, {question.protocol} evaluation"
@@ -103,7 +100,6 @@ def question_title(results: Results, question: Question) -> str:
 
 
 def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
-    """Sentences on seeds, tests and intervals."""
     seeds = len(results.manifest["seeds"])
     lines = []
     if results.changes:
@@ -127,7 +123,7 @@ def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
         repeated = counted - family
         sentences.append(f"Not counted again, as their losses are another's: {repeated}.")
     if len(results.questions) > 1:
-        sentences.append("Each question is corrected apart.")
+        sentences.append("Each question is corrected separately.")
     sentences += [
         "Intervals are 95 % simultaneous (Holm).",
         "A difference below the smallest effect of interest, declared as"
@@ -141,7 +137,7 @@ def _seeds_and_tests(results: Results, rows: Sequence[Verdict]) -> list[str]:
 
 
 def _lost_runs(results: Results) -> list[str]:
-    """How many runs gave no numbers, the checks of learning rates apart."""
+    """The number of runs without numbers, those that try learning rates separately."""
     runs = [run for s in results.schemes for run in s.runs.values()]
     checks = [run for s in results.schemes for run in s.checks.values()]
     lines = []
@@ -154,7 +150,6 @@ def _lost_runs(results: Results) -> list[str]:
 
 
 def _names_with_differences(rows: Sequence[Verdict]) -> str:
-    """Names with their differences, the largest first."""
     known = [(r.difference.mean, r.name) for r in rows if r.difference]
     known.sort(key=lambda pair: -abs(pair[0]))
     return ", ".join(f"{name} ({number(mean, 3, True)})" for mean, name in known)
@@ -165,7 +160,7 @@ def _capital(text: str) -> str:
 
 
 def irregularities(results: Results) -> list[str]:
-    """Everything about the files that a reader must know."""
+    """Irregular files and runs that a reader must know about."""
     notes = list(results.manifest.get("notes", ()))
     if warning := results.manifest["corpus"].get("warning"):
         notes.append(f"{_capital(warning)}.")
@@ -189,7 +184,6 @@ def irregularities(results: Results) -> list[str]:
 
 
 def _run_notes(run: Run) -> list[str]:
-    """What is irregular about the files of one run."""
     notes = []
     if run.status != "ok":
         notes.append(run.status + f" ({run.reason})" * bool(run.reason))
@@ -201,7 +195,7 @@ def _run_notes(run: Run) -> list[str]:
 
 
 def _mixed_environments(results: Results) -> list[str]:
-    """Commits, devices or versions of JAX that not all runs share: a resume may be elsewhere."""
+    """Commits, devices or versions of JAX that not all runs share: runs may resume elsewhere."""
     runs = [run.evaluation for s in results.schemes for run in s.runs.values() if run.evaluation]
     notes = []
     for field in ("commit", "device", "jax"):

@@ -35,7 +35,7 @@ PANELS = (  # title, which of a score's two numbers, whether beyond the training
 
 
 def position_names(config: TasksConfig) -> dict[str, str]:
-    """What kinds of positions are called: by their name where that tells them apart."""
+    """Names of the kinds of positions: the scheme's name if that is unique, else the spec."""
     names = [short_name(positions) for positions in config.positions]
     unique = len({*names}) == len(names)
     return dict(zip(config.positions, names if unique else config.positions, strict=True))
@@ -44,7 +44,7 @@ def position_names(config: TasksConfig) -> dict[str, str]:
 def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> list[dict]:
     """One entry per encoding and kind of positions: scores by task, length and seed.
 
-    The first is what `fixed` gives by task, of the name FIXED.
+    The first entry is named FIXED, with the scores of `fixed` for each task.
     """
     names = position_names(config)
     entries = [(spec, names[positions]) for spec, positions in runs]
@@ -88,19 +88,19 @@ def by_seed(config: TasksConfig, entry: dict, task: str, which: int, beyond: boo
 
 
 def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) -> float | str:
-    """The mean over seeds of `by_seed`, or its words."""
+    """The mean over seeds of `by_seed`, or its text."""
     values = by_seed(config, entry, task, which, beyond)
     return values if isinstance(values, str) else float(np.mean([*values.values()]))
 
 
 def reference_spec(config: TasksConfig) -> str | None:
-    """The spec of the reference, which may be called by its scheme; None if it does not run."""
+    """The spec of the reference, which may be given by its scheme; None if it does not run."""
     specs = [s for s in config.encodings if config.reference in (s, short_name(s))]
     return specs[0] if len(specs) == 1 else None
 
 
 def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict, dict]]]:
-    """What is compared: each kind of positions with the first, each encoding with `reference`."""
+    """Pairs to compare: each kind of positions with the first, each encoding with `reference`."""
     first_positions = position_names(config)[config.positions[0]]
     first = {e["spec"]: e for e in entries if e["positions"] == first_positions}
     moved = [e for e in entries if e["spec"] in first and e is not first[e["spec"]]]
@@ -113,12 +113,12 @@ def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict
 
 
 class Difference(NamedTuple):
-    """Points of tokens right beyond the training length, of one entry less another.
+    """The difference of two entries in tokens right beyond the training length, in points.
 
     Attributes:
-      of: the name of the one.
-      minus: that of the other.
-      estimate: paired by seed, over the tasks that have a number in both; None where no task has.
+      of: the name of the first entry.
+      minus: the name of the subtracted entry.
+      estimate: paired by seed, over the tasks with a number in both; None if there is none.
       without: the other tasks, and why.
     """
 
@@ -129,7 +129,7 @@ class Difference(NamedTuple):
 
 
 def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
-    """Of one entry less the other, paired by seed."""
+    """The difference of two entries, paired by seed."""
     without, accuracies = {}, []
     for task in config.tasks:
         both = [by_seed(config, e, task, 0, True) for e in (entry, other)]
@@ -145,9 +145,9 @@ def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
 
 
 def judged(differences: list[Difference], same: dict[str, str | None] | None = None) -> list[dict]:
-    """As results.json has them: with their interval, and whether each was shown, after Holm.
+    """Differences with intervals and verdicts after Holm's correction, for results.json.
 
-    Those without a number count too; `same`, as `statistics.copies` gives it, does not.
+    Those without a number count too; those in `same`, from `statistics.copies`, do not.
     """
     tested, _ = statistics.family({d.of: d.estimate for d in differences}, same)
     rows = []
@@ -164,7 +164,7 @@ def judged(differences: list[Difference], same: dict[str, str | None] | None = N
 
 
 def _verdict(tested: statistics.Tested) -> str:
-    """In words, whether more tokens are right, or fewer."""
+    """Whether more tokens are right, or fewer, or none is shown."""
     kind, reason = statistics.judge(tested)
     if kind in (statistics.HIGHER, statistics.LOWER):
         more = "more" if kind == statistics.HIGHER else "fewer"
@@ -174,7 +174,7 @@ def _verdict(tested: statistics.Tested) -> str:
 
 
 def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:
-    """All of `pairs`, judged: by family, which Holm corrects for apart."""
+    """All of `pairs`, judged: by family, each corrected separately."""
     return {
         family: judged([difference(config, *pair) for pair in compared], _copies(compared))
         for family, compared in pairs(config, entries).items()
@@ -182,7 +182,7 @@ def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict
 
 
 def _copies(compared: list[tuple[dict, dict]]) -> dict[str, str | None]:
-    """Comparisons whose scores, of both sides, are those of one before; None: of the other side."""
+    """Comparisons with the scores of an earlier one; None if both sides have the same scores."""
     first: dict[str, str] = {}
     copies: dict[str, str | None] = {}
     for entry, other in compared:
@@ -224,7 +224,7 @@ def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:
 
 
 def rates_used(config: TasksConfig, entries: list[dict]) -> str:
-    """In words, at what learning rates."""
+    """Describes the learning rates that were used."""
     pairs = [pair for entry in entries for pair in entry["rates"].values()]
     rates, multiples = ([float(pair[k]) for pair in pairs] for k in (0, 1))
     words = "at one learning rate"

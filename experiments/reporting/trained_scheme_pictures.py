@@ -1,7 +1,6 @@
-"""A picture of each scheme of a report: what it adds to the scores, with what it has learned.
+"""A picture of each scheme of a report: what it adds to the scores, with its trained parameters.
 
-The experiment is that of `scheme_pictures`, which knows no scheme by name, with the trained
-parameters and the sizes of the comparison's model.
+The experiment is that of `scheme_pictures`, with the sizes of the comparison's model.
 """
 
 import functools
@@ -22,7 +21,7 @@ REACH, TOKENS = 1024, 48  # tokens of the curve at most, of the map
 
 
 class Subject(NamedTuple):
-    """A scheme with its parameters; `note` says what of it this is."""
+    """A scheme with its parameters and a note on which ones these are."""
 
     encoding: Encoding
     params: Params
@@ -31,10 +30,10 @@ class Subject(NamedTuple):
 
 
 def _subject(results: Results, scheme: Scheme, longest: int) -> Subject:
-    """The scheme of layer 0 as it is at a length, with its trained parameters.
+    """The scheme of layer 0 at a length, with its trained parameters.
 
     Raises:
-      ValueError: its parameters are not its own, or not finite.
+      ValueError: the saved parameters do not fit it, or are not finite.
     """
     m = results.manifest
     pattern, dims = parse(scheme.spec), Dims(**m["dims"])
@@ -51,7 +50,7 @@ def _subject(results: Results, scheme: Scheme, longest: int) -> Subject:
             raise ValueError("encoding.npz holds other parameters than the scheme has")
     elif shapes:
         leaves = jax.tree.leaves(init())
-        notes.append("as drawn at first: there is no encoding.npz")
+        notes.append("initial parameters: there is no encoding.npz")
     if not all(np.isfinite(x).all() for x in leaves):
         raise ValueError("its parameters are not finite")
     params = jax.tree.unflatten(tree, leaves)
@@ -59,7 +58,7 @@ def _subject(results: Results, scheme: Scheme, longest: int) -> Subject:
 
 
 def words(encoding: Encoding) -> str:
-    """What the scheme says of itself: the first line of its docstring, or of its parts'."""
+    """The first line of the scheme's docstring, or of its parts' docstrings."""
     parts = getattr(encoding, "parts", (encoding,))
     lines = [(type(part).__doc__ or "").strip().splitlines()[:1] for part in parts]
     return " ".join(line.replace("`", "") for first in lines for line in first)
@@ -67,10 +66,10 @@ def words(encoding: Encoding) -> str:
 
 @plotting.styled
 def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing, str]:
-    """(the picture, a caption): by distance where all tokens are one, by pair where they differ.
+    """(the picture, a caption): by distance for a repeated token, by pair for random tokens.
 
     Raises:
-      ValueError: the scheme cannot be built, or its parameters are not its own or not finite.
+      ValueError: the scheme cannot be built; its parameters do not fit it or are not finite.
     """
     limit = parse(scheme.spec)[0].limit() or results.longest
     reach = min(results.longest, limit, REACH)
@@ -78,8 +77,8 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing,
     x = jnp.concatenate(
         [scheme_pictures.repeated(reach, dims.width), scheme_pictures.tokens(reach, dims.width)]
     )
-    given = x, positions.contiguous(reach), True, params, dims  # one program for both
-    same, random = scheme_pictures.added(encoding, *given)
+    places = positions.contiguous(reach)
+    same, random = scheme_pictures.added(encoding, x, places, True, params, dims)
     lines, values = scheme_pictures.by_distance(same), random.mean(0)[:TOKENS, :TOKENS]
     figure, (above, below) = plotting.canvas(3.7, 5.2, 2)
     scheme_pictures.curves(above, lines)
@@ -109,13 +108,13 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing,
 
 
 def stem(scheme: Scheme) -> str:
-    """A file name that any scheme's name is safe in."""
+    """A file name that is safe for any scheme's name."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in scheme.name)
     return f"scheme-{scheme.index:02d}-{safe[:40]}"
 
 
 class Picture(NamedTuple):
-    """The picture of a scheme: its SVG, "" where there is none, and the name of its files."""
+    """The picture of a scheme: its SVG or "", and the name of its files."""
 
     svg: str
     alt: str
@@ -124,7 +123,7 @@ class Picture(NamedTuple):
 
 
 def draw_or_explain(results: Results, scheme: Scheme, folder: Path) -> Picture:
-    """Draws a scheme into a folder; the caption says why where it cannot be drawn."""
+    """Draws a scheme into a folder; if it cannot be drawn, the caption says why."""
     name = stem(scheme)
     try:
         drawing, caption = draw(results, scheme, name)

@@ -1,4 +1,4 @@
-"""Every scheme against the reference: the paired difference of losses, and its verdict in words."""
+"""Every scheme against the reference: the paired difference of losses, and its verdict."""
 
 import dataclasses
 import math
@@ -16,8 +16,8 @@ REFERENCE, UNDECIDED = "reference", "undecided"
 class Verdict:
     """One scheme against the reference.
 
-    `tested` is None where the difference could not be taken; `family` is how many differences
-    Holm's procedure counted; `exploratory` says that seeds or schemes changed after a report.
+    `tested` is None if there is no difference; `family` is the number of differences that Holm's
+    procedure counted; `exploratory` says that seeds or schemes changed after a report.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Verdict:
 
     @property
     def difference(self) -> Estimate | None:
-        """The paired difference, by itself."""
+        """The paired difference, without correction."""
         return self.tested and self.tested.estimate
 
 
@@ -56,8 +56,8 @@ def decide(
 ) -> list[Verdict]:
     """Every scheme against the reference of that name.
 
-    Holm's family is all schemes but the reference, whatever became of their runs; those whose
-    losses are bitwise the reference's, or those of a scheme before, do not enlarge it.
+    Holm's family is all schemes but the reference, also those whose runs failed; schemes whose
+    losses are bitwise those of the reference or of an earlier scheme do not enlarge it.
     """
     reference = next((s for s in schemes if s.name == name), None)
     if reference is None:
@@ -99,7 +99,6 @@ def _difference(scheme: Scheme, reference: Scheme, protocol: str, length: int) -
 
 
 def _bits(scheme: Scheme, protocol: str, length: int) -> tuple[tuple[int, bytes], ...]:
-    """All losses of a scheme, seed by seed."""
     windows, _ = scheme.windows(protocol, length)
     return tuple((seed, windows[seed].tobytes()) for seed in sorted(windows))
 
@@ -107,7 +106,6 @@ def _bits(scheme: Scheme, protocol: str, length: int) -> tuple[tuple[int, bytes]
 def _kind_and_words(
     tested: Tested, reference: str, effect: float, exploratory: bool
 ) -> tuple[str, str]:
-    """The kind of a verdict, and in words."""
     kind, reason = statistics.judge(tested, effect)
     words = {
         statistics.LOWER: f"lower loss than {reference}",
@@ -120,7 +118,7 @@ def _kind_and_words(
 
 
 def interval(tested: Tested | None) -> str:
-    """[low, high], simultaneous, or an em dash; a round bracket where Holm excludes a zero."""
+    """[low, high], simultaneous, or an em dash; a round bracket at a zero that Holm excludes."""
     if tested is None or math.isnan(tested.low):
         return "—"
     left = "(" if _is_excluded_zero(tested, tested.low) else "["
@@ -129,5 +127,5 @@ def interval(tested: Tested | None) -> str:
 
 
 def _is_excluded_zero(tested: Tested, bound: float) -> bool:
-    """Whether an end of the interval is the zero that Holm's procedure excludes."""
+    """Whether this end of the interval is the zero that Holm's procedure excludes."""
     return tested.off_zero and bound == 0

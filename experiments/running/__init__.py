@@ -1,1 +1,1 @@
-"""What programs share to run things: flags, locks, devices, the training loop, files of a run."""
+"""Shared by the programs: flags, locks, devices, the training loop, files of a run."""

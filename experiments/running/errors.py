@@ -1,4 +1,4 @@
-"""How programs report errors that the user can mend: one line, and exit status 2."""
+"""How programs report errors that the user can fix: one line, and exit status 2."""
 
 import contextlib
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns a ValueError or OSError of the preparation into one line and exit status 2."""
+    """Turns a ValueError or OSError into one line and exit status 2."""
     try:
         yield
     except (ValueError, OSError) as error:

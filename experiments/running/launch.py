@@ -1,4 +1,4 @@
-"""How every program starts: flags and a config file to a checked config; errors on one line."""
+"""Start of every program: flags and a config file become a checked config; one-line errors."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from experiments.running.errors import exit_with, one_line_errors
 from pe_jax.training import config as configs
 from pe_jax.validation import nearest
 
-VERBOSE_LIBRARIES = ("jax", "orbax", "grain")  # they log each step of their work
+VERBOSE_LIBRARIES = ("jax", "orbax", "grain")
 
 
 def run(main: Callable[[Any], None], default: str, kind: type) -> None:
@@ -28,16 +28,16 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
 
     Args:
       main: the program.
-      default: the config file that `--config` has if it is not given.
-      kind: of config.
+      default: the config file used without `--config`.
+      kind: class of the config.
     """
     if not hasattr(kind, "encodings"):
         flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
     distributed.define_flags()
     quiet_libraries()
-    given = any(re.match(r"--?config(=|$)", argument) for argument in sys.argv)
+    has_config = any(re.match(r"--?config(=|$)", argument) for argument in sys.argv)
     with one_line_errors():
-        first = draft(kind()) if given else load(default)
+        first = draft(kind()) if has_config else load(default)
     try:  # it reads the overrides of the default file at once
         config_flags.DEFINE_config_dataclass(
             "config", first, "a file with get_config()", parse_fn=load
@@ -49,7 +49,7 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
 
 
 def load(source: str) -> Any:
-    """A draft of the config that FILE, or FILE:ARGUMENT, gives.
+    """A draft of the config of FILE, or FILE:ARGUMENT.
 
     Raises:
       OSError: there is no such file.
@@ -57,14 +57,14 @@ def load(source: str) -> Any:
     path, *argument = source.split(":", 1)
     spec = importlib.util.spec_from_file_location("config_file", path)
     if spec is None or spec.loader is None:
-        raise OSError(f"config={path!r}: no Python file")
+        raise OSError(f"config={path!r}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return draft(module.get_config(*argument))
 
 
 def draft(config: Any) -> Any:
-    """A copy of a config, and of the configs within, whose fields flags may write."""
+    """A mutable copy of a config and of nested ones, for flags to write to."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     copy = object.__new__(_draft_type(type(config)))
@@ -79,7 +79,7 @@ def _draft_type(kind: type) -> type:
 
 
 def final(config: Any) -> Any:
-    """The config that a draft became."""
+    """The frozen config of a draft."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     fields = {f.name: final(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -88,7 +88,7 @@ def final(config: Any) -> Any:
 
 
 def quiet_libraries() -> None:
-    """Shows our own log lines, and of the libraries only warnings and errors."""
+    """Shows our own log lines, but only warnings and errors of the libraries."""
     logging.set_verbosity(logging.INFO)
     logging.use_absl_handler()
     logging.get_absl_handler().addFilter(_is_ours_or_warning)
@@ -100,7 +100,7 @@ def _is_ours_or_warning(record: std_logging.LogRecord) -> bool:
 
 
 def show(*parts: Any) -> None:
-    """Prints tables as wide as they are, wider than a narrow terminal if need be."""
+    """Prints tables without folding them to a narrow terminal."""
     console = rich.console.Console()
     console.width = max(console.width, 130)
     console.print(*parts, sep="\n")
@@ -109,7 +109,7 @@ def show(*parts: Any) -> None:
 def _start(main: Callable[[Any], None], rest: Sequence[str]) -> None:
     with one_line_errors():
         if rest:
-            raise ValueError(f"{rest[0]!r} is no flag; write --config.FIELD=VALUE")
+            raise ValueError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
         config = final(flags.FLAGS.config)
         if "encoding" in flags.FLAGS and flags.FLAGS.encoding is not None:
             model = dataclasses.replace(config.model, encoding=flags.FLAGS.encoding)
@@ -138,7 +138,6 @@ def _parse(known: Any, argv: Sequence[str]) -> list[str]:
 
 
 def _unknown_field(config: Any, argv: Sequence[str], error: KeyError) -> str:
-    """What to print where an override names no field."""
     known = configs.paths(config)
     for argument in argv:
         name = argument.removeprefix("--config.").partition("=")[0]
@@ -148,9 +147,9 @@ def _unknown_field(config: Any, argv: Sequence[str], error: KeyError) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises OSError if files cannot be written there; makes nothing."""
-    there = next(path for path in (folder, *folder.parents) if not _missing(path))
-    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+    """Raises OSError if files cannot be written in a folder; creates nothing."""
+    parent = next(path for path in (folder, *folder.parents) if not _missing(path))
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
         raise OSError(f"workdir={str(folder)!r} is not writable; choose another --config.workdir")
 
 
@@ -159,6 +158,6 @@ def _missing(path: Path) -> bool:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except PermissionError:  # it may be there, behind a door that is closed
+    except PermissionError:  # it may exist in a folder that cannot be read
         return False
     return False

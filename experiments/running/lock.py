@@ -1,4 +1,4 @@
-"""One run a workdir: a lock that the kernel holds for as long as the process lives."""
+"""One run per workdir: a lock that the kernel holds for as long as the process lives."""
 
 import datetime
 import fcntl
@@ -13,14 +13,14 @@ NAME = "lock"
 
 
 class Lock:
-    """The lock of a workdir, taken when it is made; released by `close`, or by the end.
+    """The lock of a workdir, taken on construction; released by `close` or when the process ends.
 
-    However a process ends, `flock` ends with it; a lock file that says more than that was left by
-    a process that was killed. Locks of another host may not be seen from here, so that its file
-    stands until it is removed by hand.
+    The kernel releases `flock` however a process ends; a lock file with text but without `flock`
+    was left by a killed process. Locks of another host may be invisible here, so its file counts
+    until it is removed by hand.
 
     Raises:
-      OSError: another run is there, naming its host and process; or one of another host was.
+      OSError: another run holds the lock, naming its host and process; or another host's file.
     """
 
     def __init__(self, workdir: Path):
@@ -55,14 +55,14 @@ class Lock:
         self._write(json.dumps({"host": here, "pid": os.getpid(), "since": now}))
 
     def _owner(self) -> tuple[bool, str, str]:
-        """Whether somebody is named in the file, its host, and who in words."""
+        """Whether the file names an owner, its host, and a description."""
         self.file.seek(0)
         text = self.file.read()
         try:
-            said = json.loads(text)
-            who = f"process {said['pid']} on {said['host']} since {said['since']}"
-            return True, said["host"], who
-        except (ValueError, KeyError, TypeError):  # empty for a moment, or torn
+            owner = json.loads(text)
+            who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+            return True, owner["host"], who
+        except (ValueError, KeyError, TypeError):  # being written, or torn
             return bool(text), "", "another process"
 
     def _write(self, text: str) -> None:
@@ -71,6 +71,6 @@ class Lock:
         self.file.flush()
 
     def close(self) -> None:
-        """Lets the next run in."""
+        """Releases the lock."""
         self._write("")
         self.file.close()

@@ -1,9 +1,9 @@
 """LongRoPE's search for the factor of each frequency: arXiv 2402.13753, §3.2 and Algorithm 1.
 
 The first candidates are position interpolation, NTK and YaRN, as in the paper. Then, round by
-round, the best become parents: one half of the children are mutated, each factor drawn anew from
+round, the best become parents: one half of the children are mutated, each factor redrawn from
 [1, 1.25·s] with probability 0.3, the other half takes each factor from one of two parents. Factors
-rise with the wavelength: children are sorted (the paper throws those away that are not monotone).
+rise with the wavelength: children are sorted (the paper discards those that are not monotone).
 The loss is that of one batch of training rows at the target length. F frequencies, s the factor.
 """
 
@@ -27,7 +27,7 @@ MUTATION, REACH = 0.3, 1.25
 
 @dataclasses.dataclass(frozen=True)
 class Free(RoPE):
-    """RoPE whose factors are parameters: one compiled program tries every list of them."""
+    """RoPE whose factors are parameters, so that one compiled program tries every list of them."""
 
     gain: float = 1.0
 
@@ -54,8 +54,8 @@ def losses(trainer: Trainer, gain: float) -> Callable:
                 fields = {f.name: getattr(encoding, f.name) for f in dataclasses.fields(RoPE)}
                 block.attention.encoding = Free(**fields, gain=gain)
                 repeats = model.config.layers // len(model.blocks)
-                own = {"factors": nnx.Param(jnp.tile(factors, (repeats, 1)))}
-                block.attention.params = nnx.data(own)
+                params = {"factors": nnx.Param(jnp.tile(factors, (repeats, 1)))}
+                block.attention.params = nnx.data(params)
         return mean_loss(model, batch, None, None, trainer.layout)
 
     return jax.jit(loss)
@@ -69,7 +69,7 @@ def first(rope: RoPE, dim: int, factor: float, length: int) -> list[np.ndarray]:
 
 
 def children(parents: list[np.ndarray], factor: float, rng: np.random.Generator) -> list:
-    """Mutated and crossed ones, rising: `CHILDREN` of them."""
+    """`CHILDREN` mutated or crossed lists of factors, sorted."""
     size = parents[0].size
     offspring = []
     for k in range(CHILDREN):
@@ -90,17 +90,17 @@ def search(
     count: int,
     go_on: Callable[[], bool],
 ) -> list[tuple[float, list[float]]]:
-    """Tries `count` lists of factors or so, whole rounds of them.
+    """Tries at least `count` lists of factors, in whole rounds.
 
     Args:
       loss: of a list of factors.
       start: the first candidates.
       factor: s.
       count: how many to try.
-      go_on: asked before each; False ends the search.
+      go_on: called before each; False ends the search.
 
     Returns:
-      (loss, factors) of all that were tried, best first.
+      (loss, factors) of all lists tried, best first.
     """
     rng, tried, waiting = np.random.default_rng(0), [], list(start)
     while waiting and go_on():

@@ -18,12 +18,11 @@ from pe_jax.training import sharding
 
 
 def run_meshes(config: Sweep) -> list[Mesh]:
-    """The meshes of the runs that go on at the same time; logs how they share the devices.
+    """The meshes of concurrent runs; logs how they share the devices.
 
-    Devices "one": each run has one device. There is a mesh per device, or per core where the
-    devices are a CPU's: a small model keeps one core busy. Devices "all": the one mesh of the
-    configuration, for one run after the other, as programs that wait for each other across devices
-    must not be started from several threads.
+    Devices "one": each run has one device. There is one mesh per device, or per core on a CPU: a
+    small model keeps one core busy. Devices "all": the mesh of the configuration, for one run
+    after another, since programs with collectives must not be started from several threads.
 
     Raises:
       ValueError: several processes; settings that contradict each other.
@@ -60,8 +59,8 @@ def run_in_parallel(
 ) -> list:
     """The results of run(job, mesh), in the order of the jobs; each takes the next free mesh.
 
-    After the first error no job begins, and `stop` tells those under way to end, as after a signal;
-    then it is raised.
+    After the first error no job starts and `stop` ends the running ones, as after a signal; then
+    the error is raised.
     """
     free: queue.SimpleQueue = queue.SimpleQueue()
     for mesh in meshes:

@@ -1,4 +1,4 @@
-"""What results say of their making: commit, device, command; files written whole or not at all."""
+"""How results were made: commit, device, command; files are written atomically."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ import jax
 
 @functools.cache
 def commit() -> str:
-    """The commit of this checkout, if it is one and git is here."""
+    """The commit of this checkout, or why it is unknown."""
     git = shutil.which("git")
     if git is None:
         return "unknown: git is not installed"
@@ -29,7 +29,7 @@ def commit() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Commit, device and version of JAX, kept with each result: a resume may be elsewhere."""
+    """Commit, device and version of JAX, saved with each result: runs may resume elsewhere."""
     kind = jax.devices()[0].device_kind
     return {"commit": commit(), "device": f"{len(jax.devices())} × {kind}", "jax": jax.__version__}
 
@@ -49,7 +49,7 @@ def command(program: str) -> str:
 
 
 def save_json(path: Path, value: Any) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Names of encodings: of their folders, and in tables where the whole spec is too long."""
+"""Names of encodings, for folders and for tables."""
 
 import re
 from collections.abc import Iterable
@@ -10,15 +10,15 @@ def slug(spec: str) -> str:
 
 
 def short_name(spec: str) -> str:
-    """The scheme's name where a spec is one scheme with its fields, else the whole spec."""
+    """The scheme's name if a spec is one scheme with its fields, else the whole spec."""
     bare, before = spec, ""
-    while bare != before:  # fields may have fields
+    while bare != before:  # calls may be nested
         bare, before = re.sub(r"\([^()]*\)", "", bare), bare
     return bare if re.fullmatch(r"\w+", bare) else spec
 
 
 def title(spec: str, convention: str, entries: Iterable[tuple[str, str]], plain: str) -> str:
-    """An encoding's name with its positions, and its fields where the name is not enough."""
+    """An encoding's name with its positions, and its fields if the name is not unique."""
     alone = [short_name(s) for s, c in entries if c == convention].count(short_name(spec)) == 1
     name = short_name(spec) if alone else spec
     return name if convention == plain else f"{name}, {convention}"

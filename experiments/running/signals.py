@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: a run that gets one saves first, then exits with the signal's status."""
+"""SIGINT and SIGTERM: a run saves first, then exits with the signal's status."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ class Stop:
     """Records SIGINT and SIGTERM, so that a run can save before it exits with their status.
 
     Attributes:
-      signal: the one that came, or None; of several processes, once all have agreed to stop.
+      signal: the signal that came, or None; with several processes, once all agreed to stop.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Stop:
         self.received: int | None = None
 
     def __enter__(self) -> "Stop":
-        # Of several processes, JAX itself catches SIGTERM, to have them all stop at one step.
+        # With several processes JAX itself catches SIGTERM, so that all stop at one step.
         handled = STOP_SIGNALS if jax.process_count() == 1 else (signal.SIGINT,)
         self.before = {number: signal.signal(number, self._receive) for number in handled}
         return self
@@ -33,7 +33,7 @@ class Stop:
             signal.signal(number, handler)
 
     def after(self, step: int) -> bool:
-        """Whether to stop after this step; asked after each, all processes get the same answer."""
+        """Whether to stop after this step; call it after each. All processes return the same."""
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
             self.signal = self.received or signal.SIGTERM
         return self.signal is not None
@@ -48,7 +48,7 @@ class Stop:
         if self.received is not None:  # a second signal exits immediately
             os._exit(128 + number)
         self.received = number
-        logging.info("Signal %d: saving, then stopping. Once more stops at once.", number)
+        logging.info("Signal %d: saving, then stopping. A second one exits immediately.", number)
         if jax.process_count() == 1:
             self.signal = number
         else:

@@ -1,4 +1,4 @@
-"""The configurations of programs that train many models: checked as those of one run are."""
+"""The configurations of programs that train many models, checked before anything compiles."""
 
 import dataclasses
 
@@ -29,8 +29,8 @@ class Sweep:
     """How the runs of a sweep share the devices.
 
     Attributes:
-      devices: what a run takes: "one" device, runs side by side, or "all" of them, by the mesh.
-      workers: encodings side by side; 0 is one a CPU core, or one a GPU or TPU core.
+      devices: "one" device per run, runs in parallel; or "all" devices for each run, by the mesh.
+      workers: encodings in parallel; 0 is one per CPU core, or one per GPU or TPU core.
       mesh: the devices.
     """
 
@@ -40,7 +40,7 @@ class Sweep:
 
 
 def choices_field(high: float) -> tuple[float, ...]:
-    """Different numbers up to `high` to choose from; none to choose from is the default."""
+    """A field for different numbers in (0, `high`] to choose from; empty by default."""
     return ranged(
         (),
         f"different numbers in (0, {high:g}], or none",
@@ -49,9 +49,9 @@ def choices_field(high: float) -> tuple[float, ...]:
 
 
 def rate_pairs(config: "CompareConfig | TasksConfig", spec: str) -> list[tuple[float, float]]:
-    """The (learning rate, encoding rate) that a scheme chooses from; one pair is no choice.
+    """The (learning rate, encoding rate) pairs to choose from for a scheme.
 
-    Encoding rates are a choice only for a scheme that has parameters.
+    Several encoding rates are listed only for a scheme that has parameters.
     """
     pattern = dataclasses.replace(config.model, encoding=spec).pattern
     dims = config.model.dims
@@ -75,14 +75,15 @@ class CompareConfig(Config, Sweep):
       reference: the encoding that losses are compared with.
       protocol: of the primary metric, at the longest length, and of the secondary, at `length`.
       smallest_effect: of interest, nats per token: an interval within ± this is "no practical
-        difference", and a mean within it is no claim.
-      rates: peak learning rates to check for every encoding, in short runs, on validation text at
-        the training length; it is trained with its best. None: `optimizer.learning_rate` for all.
-      encoding_rates: multiples of it at which parameters of encodings learn, each checked with each
-        of `rates` where a scheme has parameters. None: `optimizer.encoding_rate` for all.
+        difference"; no difference is claimed for a mean within it.
+      rates: peak learning rates to try for every encoding, in short runs, on validation text at the
+        training length; the best is used. Empty: `optimizer.learning_rate` for all.
+      encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
+        each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
       rate_steps: steps of such a run.
       timing_repeats: interleaved rounds of the speed measurement.
-      timing_lengths: where prompts and decoding are timed too; batches have as many tokens.
+      timing_lengths: lengths at which prefill and decoding are timed too, with as many tokens per
+        batch as in training.
     """
 
     workdir: str = ranged("runs/compare", "a path", bool)
@@ -141,7 +142,7 @@ class CompareConfig(Config, Sweep):
             raise ValueError(f"timing_lengths={self.timing_lengths}: {fix}")
 
     def models(self) -> list[ModelConfig]:
-        """One with each encoding."""
+        """One model per encoding."""
         return [dataclasses.replace(self.model, encoding=spec) for spec in self.specs()]
 
     def specs(self) -> list[str]:
@@ -151,15 +152,15 @@ class CompareConfig(Config, Sweep):
 
 @dataclasses.dataclass(frozen=True)
 class TrialsConfig(Sweep):
-    """What sweeps of short trainings have in common: one file for each encoding and seed.
+    """Common fields of sweeps of short trainings, with one file per encoding and seed.
 
     Attributes:
       workdir: where results go; made absolute at the start.
-      seed: of the first run, and of what is tested on.
+      seed: of the first run, and of the test set.
       seeds: how many; run k has seed `seed` + k.
-      batch: rows in a step.
+      batch: rows per step.
       steps: optimizer steps.
-      test: rows of each size to test on.
+      test: test rows of each size.
       log_every: steps between lines of the log.
       model: an encoder, unless `causal` is set.
     """
@@ -187,11 +188,11 @@ CONVENTIONS = ("index", "normalized", "resized")
 class ImagesConfig(TrialsConfig):
     """A comparison on images: every encoding with every seed, at the training size and larger.
 
-    Attributes, beside those of `TrialsConfig`:
+    Attributes, in addition to those of `TrialsConfig`:
       encodings: as `model.encoding` takes them; `{side}` stands for the patches along a side of a
-        training image. `@normalized` or `@resized` behind one says what positions it gets instead
-        of the patches' indices (`positions.grid`, `positions.resized`); an encoding of one axis
-        gets the patches row by row.
+        training image. A suffix `@normalized` or `@resized` selects other positions than the
+        patches' indices (`positions.grid`, `positions.resized`); an encoding of one axis gets the
+        patches row by row.
       sides: of the images in pixels, ascending: trained at the first, tested at all.
       patch: side of a patch in pixels.
     """
@@ -255,21 +256,21 @@ class ImagesConfig(TrialsConfig):
 class TasksConfig(TrialsConfig):
     """A comparison on tasks: every encoding, with every kind of positions, task and seed.
 
-    Attributes, beside those of `TrialsConfig`:
+    Attributes, in addition to those of `TrialsConfig`:
       encodings: as `model.encoding` takes them.
       positions: as `Config.positions`; each encoding is trained with each of them, and those after
-        the first are compared with it.
-      reference: the encoding that the others are compared with, all with the first positions: the
-        tokens right beyond the training length, the mean over lengths and tasks. Its spec, or the
-        name of its scheme.
+        the first are compared with the first.
+      reference: the encoding that the others are compared with, all with the first positions, by
+        the fraction of tokens right beyond the training length, mean over lengths and tasks. Its
+        spec, or the name of its scheme.
       tasks: names in `tasks.TASKS`.
       length: of the longest question in training; all lengths to it are equally likely.
-      lengths: longer ones to test, ascending; `length` is tested too.
-      rates: peak learning rates that the first run tries, of every encoding, positions and task;
-        the other seeds take the one with the least loss on other questions of the lengths trained
-        on. None: `optimizer.learning_rate` for all.
-      encoding_rates: multiples of it at which parameters of encodings learn, each tried with each
-        of `rates` where a scheme has parameters. None: `optimizer.encoding_rate` for all.
+      lengths: longer lengths to test, ascending; `length` is tested too.
+      rates: peak learning rates that the first seed tries, for every encoding, positions and task;
+        the other seeds take the one with the least loss on other questions of the trained lengths.
+        Empty: `optimizer.learning_rate` for all.
+      encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
+        each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
       model: with `causal` a decoder, else an encoder, which writes its whole answer at once.
     """
 
@@ -338,7 +339,7 @@ class TasksConfig(TrialsConfig):
                     )
 
     def entries(self) -> list[tuple[str, str]]:
-        """(encoding, positions), without those that do not differ, as one that sees no position."""
+        """(encoding, positions) pairs, without duplicates: positions do not matter to NoPE."""
         entries = {}
         for spec in self.encodings:
             pattern = dataclasses.replace(self.model, encoding=spec).pattern
@@ -354,17 +355,17 @@ class ExtendConfig(Sweep):
 
     Attributes:
       workdir: where results go; made absolute at the start.
-      runs: workdirs of `experiments.train`; several differ in their seed alone.
-      encodings: what takes the place of the run's `rope`; a field of RoPE left at its default is
-        the run's. `{factor}` stands for the factor, `{length}` for the length trained on,
-        `{window}` for half of it, `{group}` for the least group with which Self-Extend then reaches
-        the target, `{ones}` for as many ones as there are frequencies and `{searched}` for their
-        factors by LongRoPE's search (`experiments.running.longrope_search`).
-      reference: the method that the others are compared with, by its name in the results: the loss
-        at the target under a sliding window.
+      runs: workdirs of `experiments.train`, which differ only in their seed.
+      encodings: what replaces the run's `rope`; a field of RoPE left at its default is the run's.
+        `{factor}` stands for the factor, `{length}` for the trained length, `{window}` for half of
+        it, `{group}` for the least group with which Self-Extend then reaches the target, `{ones}`
+        for one 1.0 per frequency and `{searched}` for the factors of LongRoPE's search
+        (`experiments.running.longrope_search`).
+      reference: the method that the others are compared with, by its name in the results, on the
+        loss at the target under a sliding window.
       factor: the target length over the length trained on.
       steps: of the fine-tune at the target length; 0: none.
-      batch: rows in a step of the fine-tune, and to search with.
+      batch: rows per step of the fine-tune, and in the search.
       log_every: steps between lines of metrics.
       save_every: steps between checkpoints; 0 saves at the end and when stopped.
       depths: of passkeys, evenly from the beginning of the text to its end.

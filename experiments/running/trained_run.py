@@ -1,4 +1,4 @@
-"""What a run of `experiments.train` left in its workdir: its configuration and its last state."""
+"""Reads a run of `experiments.train` from its workdir: its configuration and its last state."""
 
 import contextlib
 import json
@@ -15,10 +15,10 @@ MISSING = "workdir={!r} holds no {}; train a model there first"
 
 
 def read(workdir: Path) -> tuple[Config, dict]:
-    """The configuration of a run, and all that `config.json` has: what it belongs to, too.
+    """The configuration of a run, and all of `config.json`, with digests of its data.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no run.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -29,10 +29,10 @@ def read(workdir: Path) -> tuple[Config, dict]:
 
 @contextlib.contextmanager
 def last(workdir: Path) -> Iterator[tuple[Checkpoints, int]]:
-    """The checkpoints of a run, which may go on writing, and the last whole step.
+    """The checkpoints of a run, which may be writing more, and the last complete step.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no checkpoint.
     """
     missing = ValueError(MISSING.format(str(workdir), "checkpoint"))
     if not (workdir / "checkpoints").is_dir():
@@ -45,10 +45,10 @@ def last(workdir: Path) -> Iterator[tuple[Checkpoints, int]]:
 
 
 def restore(workdir: Path, trainer: Trainer) -> State:
-    """The last state of a run, laid out as the trainer wants it.
+    """The last state of a run, with the trainer's shardings.
 
     Raises:
-      ValueError: there is none, or a file is damaged.
+      ValueError: there is no checkpoint, or a file is damaged.
     """
     like = abstract(jax.eval_shape(trainer.init, 0), trainer.shardings)
     with last(workdir) as (checkpoints, step):

@@ -1,7 +1,7 @@
-"""The trainer in processes of its own, as its command line runs it, without the seconds of imports.
+"""The trainer in a separate process, as its command line runs it, without the seconds of imports.
 
-A server has imported everything and forks. It has no threads and no devices yet: a process begins
-clean, gets signals, is killed and exits as any other.
+A fork server has imported everything, but has no threads and no devices: processes start clean,
+get signals, are killed and exit like any other.
 """
 
 import multiprocessing
@@ -28,12 +28,12 @@ def start(
 
     Args:
       flags: its arguments; a `--config` must be among them.
-      log: where its output goes, at the end of what is there.
+      log: the file that its output is appended to.
       environment: variables to set.
-      before: a function of a module, to be called first in the process.
+      before: a module function to call first in the process.
     """
-    given = list(flags), log, dict(environment or {}), before
-    process = CONTEXT.Process(target=_run, args=given, daemon=True)
+    args = list(flags), log, dict(environment or {}), before
+    process = CONTEXT.Process(target=_run, args=args, daemon=True)
     process.start()
     return process
 

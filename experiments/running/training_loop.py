@@ -32,13 +32,13 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The data of a run: a corpus and its tokenizer, or a task; and what is evaluated on.
+    """The data of a run: a corpus and its tokenizer, or a task; and the evaluation data.
 
     Attributes:
       corpus: of the training rows, or a task.
-      tokens: the tokenizer; None for a task, which has tokens of its own.
-      text: windows of the evaluation; None for a task, which has no splits.
-      question_set: which questions of a task are evaluated on.
+      tokens: the tokenizer; None for a task, which has its own tokens.
+      text: windows to evaluate on; None for a task, which has no splits.
+      question_set: which questions of a task to evaluate on.
     """
 
     corpus: Any
@@ -53,11 +53,11 @@ class Source:
 
 
 class Diverged(RuntimeError):
-    """The loss or its gradient is not finite, and does not come back."""
+    """The loss or its gradient stays not finite."""
 
 
 def run(config: Config) -> None:
-    """Trains and evaluates one model, and writes evaluation.json; a finished run is left alone."""
+    """Trains and evaluates one model, and writes evaluation.json; does nothing if it is there."""
     folder, is_first = Path(config.workdir), jax.process_index() == 0
     with one_line_errors():
         source = open_source(config)
@@ -67,7 +67,7 @@ def run(config: Config) -> None:
         if _is_finished(config, source):
             logging.info("%s is finished: nothing to do", folder)
             return
-        batches(config, source, trainer.mesh)  # raises what training would, and writes nothing
+        batches(config, source, trainer.mesh)  # raises any data error before anything is written
         lock = contextlib.closing(Lock(folder)) if is_first else contextlib.nullcontext()
     with lock:
         if is_first:
@@ -102,10 +102,10 @@ def open_source(config: Config) -> Source:
 
 
 def with_vocab(config: AnyConfig, vocab: int) -> AnyConfig:
-    """The config with the number of token ids that the data has, where it says none.
+    """The config with `model.vocab` set to the data's number of token ids if it is 0.
 
     Raises:
-      ValueError: it says fewer than the data has.
+      ValueError: it is smaller than that number.
     """
     model = dataclasses.replace(config.model, vocab=config.model.vocab or vocab)
     if model.vocab < vocab:
@@ -114,10 +114,10 @@ def with_vocab(config: AnyConfig, vocab: int) -> AnyConfig:
 
 
 def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
-    """The trainer of a config with its vocabulary, on a mesh or the config's own.
+    """The trainer of a config with a vocabulary, on the given mesh or the config's.
 
     Raises:
-      ValueError: something does not fit the mesh, or its positions are not defined.
+      ValueError: a size does not fit the mesh, or some positions are not defined.
     """
     mesh = mesh or sharding.make_mesh(config.mesh)
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
@@ -135,7 +135,7 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
 
 
 def batches(config: Config, source: Source, mesh: Mesh):
-    """The endless iterator of this process's part of each batch."""
+    """An endless iterator over this process's part of each batch."""
     index, count = sharding.data_shard(mesh)
     return data.train_iterator(
         source.corpus,
@@ -149,18 +149,14 @@ def batches(config: Config, source: Source, mesh: Mesh):
 
 
 def run_metadata(config: Config, source: Source) -> dict:
-    """What a run belongs to: the config, the corpus and the tokens, as JSON has them."""
+    """The config with digests of the corpus and the tokenizer, as JSON."""
     tokens = source.tokens and source.tokens.digest
     fields = {**dataclasses.asdict(config), "corpus": source.corpus.digest, "tokens": tokens}
     return json.loads(json.dumps(fields))
 
 
 def _is_finished(config: Config, source: Source) -> bool:
-    """Whether the workdir holds the whole run.
-
-    Raises:
-      ValueError: it holds a run of another configuration.
-    """
+    """Whether the workdir holds the finished run; ValueError if its configuration is another."""
     folder = Path(config.workdir)
     finished = (folder / "evaluation.json").exists()
     if (folder / "config.json").exists():
@@ -171,7 +167,7 @@ def _is_finished(config: Config, source: Source) -> bool:
 
 
 def _train_or_exit(config: Config, source: Source, evaluator: Evaluator) -> State:
-    """The state after the last step; exits with 1 if training diverges, or as a signal asks."""
+    """The state after the last step; exits with 1 on divergence, or with a signal's status."""
     with signals.Stop() as stop:
         try:
             state = train(config, source, evaluator, config.model.encoding, stop)
@@ -193,15 +189,14 @@ def train(
 ) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
 
-    The start is a new model, or `params` of one that was trained, with a new optimizer. A row of
-    metrics has the mean loss of the steps since the last row, and every `eval.every` steps the loss
-    of the text to evaluate on.
+    The start is a new model, or the trained `params`, with a new optimizer. A row of metrics has
+    the mean loss of the steps since the last row, and every `eval.every` steps the evaluation loss.
 
     Data or a checkpoint that cannot be read or written end the program, on one line.
 
     Raises:
-      Diverged: too many updates in a row were not finite; the layer is named and the last
-        checkpoint, and nothing is saved.
+      Diverged: too many consecutive updates were not finite, naming the layer and the last
+        checkpoint; nothing is saved.
     """
     folder, trainer = Path(config.workdir), evaluator.trainer
     with contextlib.ExitStack() as stack:
@@ -222,7 +217,7 @@ def train(
             state, step_metrics = trainer.step(state, trainer.put(batch), np.int32(config.seed))
             _keep_in_step(state)
             losses.append(step_metrics.loss)
-            stopping = stop.after(step)  # asked once: a signal may come at any moment
+            stopping = stop.after(step)  # read once: a signal may come at any moment
             due = _due(config, step, stopping)
             if due.row:
                 row = {name: float(value) for name, value in step_metrics._asdict().items()}
@@ -264,7 +259,7 @@ def _is_multiple(step: int, every: int) -> bool:
 
 
 def _checkpoint_metadata(config: Config, source: Source, mesh: Mesh) -> dict:
-    """`run_metadata`, the parts of the data and the processes that read them, and the mesh."""
+    """`run_metadata`, the number of data parts and of processes, and the mesh."""
     readers = [sharding.data_shard(mesh)[1], jax.process_count()]
     return run_metadata(config, source) | {"readers": readers, "devices": dict(mesh.shape)}
 
@@ -291,8 +286,8 @@ def _resumed(
         same_readers = before == metadata["readers"]
         like = abstract(new, trainer.shardings)
         state = checkpoints.restore(done, like, rows if same_readers else None, metadata)
-        if not same_readers:  # an iterator's state is of its own part of the data
-            text = "The data is dealt anew (parts, processes: %s, not %s): not bitwise the same"
+        if not same_readers:  # an iterator's state is that of its part of the data
+            text = "Data is distributed again (parts, processes: %s, not %s): not bitwise the same"
             logging.warning(text, metadata["readers"], before)
             for _ in range(done):
                 next(rows)
@@ -303,18 +298,18 @@ def _next_batch(rows: Iterator[dict], step: int) -> dict:
     with one_line_errors():
         try:
             return next(rows)
-        except Exception as error:  # of a reader, its file, or its end: each raises its own
+        except Exception as error:  # readers raise exceptions of many kinds
             raise ValueError(f"no data for step {step}: {error or repr(error)}") from error
 
 
 def _keep_in_step(state: State) -> None:
-    """Waits for the step where several processes would deadlock if they ran ahead: on CPUs."""
+    """Waits for the step on CPUs, where several processes would deadlock if one ran ahead."""
     if jax.process_count() > 1 and jax.default_backend() == "cpu":
         jax.block_until_ready(state)
 
 
 def _mean_finite(losses: list) -> float:
-    """Of the steps that were not skipped; NaN if all were."""
+    """The mean over steps that were not skipped; NaN if all were."""
     values = np.asarray([float(loss) for loss in losses])
     values = values[np.isfinite(values)]
     return float(values.mean()) if values.size else np.nan
@@ -342,8 +337,7 @@ def _check_finite(
 
 
 def _not_finite(trainer: Trainer, state: State, batch: dict) -> str:
-    """In words, what is not finite first."""
-    if jax.process_count() > 1:  # the layers are run one by one, which takes all of them here
+    if jax.process_count() > 1:  # running layer by layer needs all of them in this process
         return "the gradient or a layer"
     try:
         tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]
@@ -356,7 +350,7 @@ def _not_finite(trainer: Trainer, state: State, batch: dict) -> str:
 
 
 def training_length_loss(evaluator: Evaluator, source: Source, state: State, length: int) -> float:
-    """Mean loss on the text to evaluate on, at the length trained on, without overlap (nats)."""
+    """Mean loss on the evaluation text at the training length, non-overlapping (nats)."""
     if source.text is None:
         losses, _ = evaluator.answers(state.params, source.corpus, length, source.question_set)
     else:
@@ -366,7 +360,7 @@ def training_length_loss(evaluator: Evaluator, source: Source, state: State, len
 
 
 def evaluate(evaluator: Evaluator, source: Source, state: State) -> dict:
-    """Losses by length, as `evaluation.json` has them."""
+    """Losses by length, for `evaluation.json`."""
     if source.text is None:
         return evaluator.by_task_length(state.params, source.corpus, source.question_set)
     return evaluator.by_length(state.params, source.text)

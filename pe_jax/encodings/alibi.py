@@ -2,7 +2,7 @@
 
     softmax(q·k/sqrt(E) - m_h·|distance|),    m_h = 2^(-8h/H),  h = 1 … H
 
-For a head count that is no power of two: the slopes of the next lower power, then every other one
+For other head counts than powers of two: the slopes of the next lower power, then every other one
 of the power above it (the authors' code). Under a causal mask |distance| = distance; without one,
 the bias is symmetric, as the authors advise for encoders.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
-from pe_jax.encodings.terms import Profile, Term
+from pe_jax.encodings.terms import DistanceFormula, Term
 from pe_jax.validation import is_int, is_real, require, require_bool
 
 
@@ -69,7 +69,7 @@ class ALiBi(Encoding):
     def terms(self, params, dims) -> tuple[Term, ...]:
         slope = slopes(dims.heads, self.bias_max)[:, None]
         slope = slope * dims.head_dim**-0.5 if self.scaled else slope
-        return (Profile(penalty, slope, decays=True),)
+        return (DistanceFormula(penalty, slope, decays=True),)
 
 
 def penalty(numbers, distance):

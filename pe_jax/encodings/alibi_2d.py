@@ -2,8 +2,8 @@
 
     softmax(q·k/sqrt(E) - m_h·sqrt(dr² + dc²)),      m_h as in ALiBi
 
-The Euclidean distance of two patches in the place of the number of tokens between them. It is the
-same in all directions: what is left of a patch and what is right of it look alike.
+The Euclidean distance of two patches replaces the number of tokens between them. It is the same in
+all directions: patches to the left and to the right get the same bias.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 """What an encoding is: its settings, its parameters, and the terms that it adds to attention.
 
-    score = q·k/sqrt(E),    out = softmax(score)·v          (a row that sees nothing is 0)
+    score = q·k/sqrt(E),    out = softmax(score)·v          (a fully masked row gives 0)
 
-`Encoding` as it stands is NoPE (no positional encoding; Kazemnejad et al., arXiv 2305.19466): no
-terms. A scheme is a frozen dataclass that gives some; its parameters are a pytree kept apart from
-it, so that the scheme itself can be a static argument of jit. `terms` has the kinds.
+`Encoding` itself is NoPE (no positional encoding; Kazemnejad et al., arXiv 2305.19466): no terms. A
+scheme is a frozen dataclass that returns some; its parameters are a separate pytree, so that the
+scheme itself can be a static argument of jit. `pe_jax.encodings.terms` has the kinds of terms.
 
 Legend: B batch, T queries, H query heads, D model width, A axes of a position, n any shape.
 `distance = q_pos - k_pos`, everywhere: positive looks back.
@@ -21,21 +21,21 @@ from pe_jax.numerics.arrays import align
 
 
 class Claims(NamedTuple):
-    """What a scheme says of the input that it can serve; `attention` refuses other input.
+    """What input a scheme supports; `attention` refuses other input.
 
     Attributes:
-      axes: of a position; above 1: positions [*B, T, A], distances [*n, A].
-      real_positions: float32 positions make sense.
-      causal_only: keys ahead of the query (distance < 0) make no sense.
-      one_sided: all keys ahead of the query look alike.
-      anchored: rotated q·k depends on more than the distance.
+      axes: number of axes of a position; above 1, positions [*B, T, A] and distances [*n, A].
+      real_positions: float32 positions are supported.
+      causal_only: keys ahead of the query (distance < 0) are not supported.
+      one_sided: all keys ahead of the query are encoded the same.
+      absolute_rotation: rotated q·k depends on positions, not only on their distance.
     """
 
     axes: int = 1
     real_positions: bool = False
     causal_only: bool = False
     one_sided: bool = False
-    anchored: bool = False
+    absolute_rotation: bool = False
 
 
 class Params(NamedTuple):
@@ -47,7 +47,7 @@ class Params(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-    """The sizes that a scheme may depend on: global counts, never read from a shard's array."""
+    """Sizes that a scheme may depend on: of the whole model, never of one device's shard."""
 
     width: int
     heads: int
@@ -57,34 +57,34 @@ class Dims:
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """No positional encoding: a causal mask alone (arXiv 2305.19466). Also the base of all."""
+    """No positional encoding: a causal mask alone (arXiv 2305.19466). Base class of all schemes."""
 
     claims: ClassVar[Claims] = Claims()
 
     def check(self, dims: Dims) -> None:
-        """Raises ValueError where the scheme cannot serve these sizes."""
+        """Raises ValueError if the scheme does not support these sizes."""
 
     def at_length(self, length: int) -> "Encoding":
-        """The scheme for sequences of `length` tokens, where it depends on that; else itself.
+        """The scheme for sequences of `length` tokens: itself unless it depends on the length.
 
-        Generation asks for prompt + new tokens once, for prefill and decoding alike: what is in a
-        cache stays valid. Evaluation asks for the length that it evaluates.
+        Generation passes prompt + new tokens, for prefill and decoding, so that the cache stays
+        valid. Evaluation passes the length that it evaluates.
         """
         return self
 
     def valid_length(self) -> int | None:
-        """Positions below this are right as the scheme stands; None: all, 0: none yet.
+        """Positions below this are correct with the current settings; None: all, 0: none yet.
 
-        A scheme that overrides `at_length` overrides this too: 0 before, so that `attention` asks
-        for the length or resolves it, then at least the length that it was called with.
+        A scheme that overrides `at_length` overrides this too: 0 before `at_length` is called, so
+        that `attention` sets the length or asks for it, then at least that length.
         """
         return None
 
     def limit(self) -> int | None:
-        """Positions from here on are not defined (a learned table's length); None if all are.
+        """The first position that is not defined (a learned table's length); None if all are.
 
-        Of several axes: the least size, so that (n, …, n) is not defined. A table of distances is
-        defined for distances below it on either side.
+        With several axes, the least size: (n, …, n) is not defined. A table of distances is defined
+        for distances below it on either side.
         """
         return None
 
@@ -106,7 +106,7 @@ class Encoding:
         return ()
 
     def terms(self, params: Params, dims: Dims) -> tuple[Term, ...]:
-        """What is added to attention, and where; which terms there are, settings alone decide."""
+        """What is added to attention, and where. Which terms there are depends on settings only."""
         return ()
 
     def embed(self, params: Params, x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -118,13 +118,13 @@ class Encoding:
 
 
 @functools.lru_cache(512)
-def skeleton(encoding: Encoding, dims: Dims) -> tuple[Term, ...]:
-    """The terms with shapes in the place of arrays: what can be known without parameters."""
+def abstract_terms(encoding: Encoding, dims: Dims) -> tuple[Term, ...]:
+    """The terms with abstract arrays (`jax.eval_shape`): all that is known without parameters."""
     return jax.eval_shape(lambda: encoding.terms(encoding.init(jax.random.key(0), dims), dims))
 
 
 @functools.lru_cache(512)
 def adds_to_input(encoding: Encoding, dims: Dims) -> bool:
-    """Whether the scheme adds to the input of the first layer, so that `embed` is to be called."""
+    """Whether the scheme adds to the input of the first layer: then `embed` must be called."""
     shared = jax.eval_shape(lambda: encoding.init_shared(jax.random.key(0), dims))
     return bool(jax.eval_shape(encoding.inputs, shared))

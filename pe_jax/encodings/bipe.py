@@ -1,7 +1,7 @@
 """BiPE: He et al., "Bilevel Positional Encoding", arXiv 2401.16421.
 
     x_t ← x_t + PE(place of t inside its segment)                       absolute, within
-    scores as RoPE or ALiBi have them, of the segments' indices         relative, between
+    scores of RoPE or ALiBi at the segments' indices                    relative, between
 
 A segment is a piece of meaning (a sentence, a line), not a packed document. A position is the pair
 (index of the segment, place inside it), as `pe_jax.positions.bilevel` counts them. The paper's
@@ -46,7 +46,7 @@ class BiPE(Encoding):
             value = getattr(self, field)
             require(value in known, field, value, f"choose {' or '.join(known)}")
         require(is_int(self.length, 1), "length", self.length, "pass an integer of at least 1")
-        RoPE(self.base)  # raises where the base is none
+        RoPE(self.base)  # checks the base
 
     @property
     def _inside(self) -> Encoding:
@@ -100,5 +100,5 @@ class Between:
 
 def penalty(slopes, distance):
     """-m_h·|d| of the segments between: [H, *n] for distances [*n, 2]."""
-    apart = jnp.abs(distance[..., BETWEEN])[None].astype(jnp.float32)
-    return -slopes.reshape(-1, *(1,) * (apart.ndim - 1)) * apart
+    size = jnp.abs(distance[..., BETWEEN])[None].astype(jnp.float32)
+    return -slopes.reshape(-1, *(1,) * (size.ndim - 1)) * size

@@ -1,4 +1,4 @@
-"""Relative bias from a table, with the distances grouped by the user: one scalar a head and group.
+"""Relative bias from a table, with the distances grouped by the user: a scalar per head and group.
 
     score = q·k/sqrt(E) + table[h, bucket(distance)]
 
@@ -29,13 +29,13 @@ def _check_edges(edges) -> None:
 def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Array:
     """The group of each distance: int32, the shape of `distance`.
 
-    Group g holds edges[g-1] < |distance| ≤ edges[g]; the last one all beyond the last edge. With
+    Group g holds edges[g-1] < |distance| ≤ edges[g]; the last one, all beyond the last edge. With
     `directional`, negative distances (keys to the right) take len(edges) + 1 + their group.
 
     Args:
       distance: `q_pos - k_pos`, integers of any shape.
       edges: increasing integers ≥ 0, each the last |distance| of its group.
-      directional: whether the two sides have groups of their own.
+      directional: whether each side has its own groups.
 
     Raises:
       ValueError: edges that are not increasing integers from 0 on.
@@ -43,9 +43,9 @@ def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Arra
     """
     _check_edges(edges)
     distance = pos.as_positions(distance, name="distance")
-    reach = jnp.abs(distance)[..., None]
-    found = jnp.sum(reach > align(jnp.asarray(edges, jnp.int32), reach), axis=-1, dtype=jnp.int32)
-    return found + jnp.where(distance < 0, len(edges) + 1, 0) if directional else found
+    size = jnp.abs(distance)[..., None]
+    group = jnp.sum(size > align(jnp.asarray(edges, jnp.int32), size), axis=-1, dtype=jnp.int32)
+    return group + jnp.where(distance < 0, len(edges) + 1, 0) if directional else group
 
 
 def clipped(distance, clip: int) -> jax.Array:
@@ -92,7 +92,7 @@ class _Table(Encoding):
 
 @dataclasses.dataclass(frozen=True)
 class Buckets(_Table):
-    """One scalar a head and group of distances, given by `edges` (as T5, arXiv 1910.10683)."""
+    """One scalar per head and group of distances, given by `edges` (as T5, arXiv 1910.10683)."""
 
     edges: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128)
     directional: bool = False
@@ -114,7 +114,7 @@ class Buckets(_Table):
 
 @dataclasses.dataclass(frozen=True)
 class Clipped(_Table):
-    """One scalar a head and distance, clipped to ±clip (as Shaw et al., arXiv 1803.02155)."""
+    """One scalar per head and distance, clipped to ±clip (as Shaw et al., arXiv 1803.02155)."""
 
     clip: int = 64
 

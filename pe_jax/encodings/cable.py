@@ -4,9 +4,9 @@
     score_ij = q_i·k_j/sqrt(E) - |Σ_{l ≤ i} p_l - Σ_{l ≤ j} p_l|
 
 ALiBi with slopes that each token learns from its context. As log sigmoid(-z) = -softplus(z), this
-is FoX (arXiv 2503.02130) with gates of the opposite sign: the two papers found one bias. Here as in
-the authors' code (axiomlab/Cable), except that their q·k is not divided by sqrt(E); without a
-causal mask the bias is symmetric.
+is FoX (arXiv 2503.02130) with gates of the opposite sign: the two papers found the same bias. Here
+as in the authors' code (axiomlab/Cable), except that their q·k is not divided by sqrt(E); without
+a causal mask the bias is symmetric.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ def slopes(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class CABLE(FoX):
-    """Subtracts slopes that each token and head computes from the layer's input, summed."""
+    """Subtracts a sum of slopes that each token and head computes from the layer's input."""
 
-    def steps(self, own, x):
+    def steps(self, arrays, x):
         """Minus the slopes."""
-        return -slopes(x, **own)
+        return -slopes(x, **arrays)

@@ -6,8 +6,8 @@
 
 q is divided by sqrt(E) throughout, as in the authors' code (their listing leaves q·e undivided).
 Positions stop at the last vector. They are sums over a whole row, so no engine can work in tiles:
-O(L²) memory. Keys count in the order in which they are given; what the mask hides does not count.
-The paper is causal; else a key's position counts all keys from it to the end.
+O(L²) memory. Keys are counted in the order of the array; masked keys are not counted. The paper is
+causal; without a causal mask a key's position counts all keys from it to the end.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from pe_jax.validation import is_int, require
 
 
 def positions(gates: jax.Array, count: int) -> jax.Array:
-    """How many keys each query counts from each key on, at most count - 1: [..., T, S] alike.
+    """How many keys each query counts from each key on, at most count - 1: [..., T, S].
 
     Args:
       gates: float32 [..., T, S] within [0, 1], 0 where a key is hidden.
@@ -48,7 +48,7 @@ def interpolate(values: jax.Array, places: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class CoPE(Encoding):
-    """Vectors at how many keys a query's gates count: `positions` of them, shared by all heads."""
+    """Adds q·e[p], p being how many keys the gates count: `positions` vectors e for all heads."""
 
     positions: int = 64
 
@@ -57,7 +57,7 @@ class CoPE(Encoding):
         require(is_int(self.positions, 1), "positions", self.positions, fix)
 
     def init_layer(self, key, dims):
-        """The vectors [P, E], zeros as the authors have them."""
+        """The vectors [P, E], zeros as in the authors' code."""
         return {"vectors": jnp.zeros((self.positions, dims.head_dim), jnp.float32)}
 
     def terms(self, params, dims):

@@ -2,10 +2,9 @@
 
     score = q·k/sqrt(E) + 16·sigmoid(MLP(d̂)),      d̂ = sign(d)·log2(1 + |8d/(window - 1)|)/log2(8)
 
-for the distance d of each axis, query - key as in the released code, from which the 8, the 16 and
-the sigmoid are. (There the scores are cosines times a learned scale: that is another part of the
-paper, and the bias does not depend on it.) The window is the one trained on; beyond it the same
-function goes on.
+for the distance d of each axis, query - key. The 8, the 16 and the sigmoid are the released code's.
+(Its scores are cosines times a learned scale: another part of the paper, on which the bias does not
+depend.) The window is the one trained on; the same function is used beyond it.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ def log_spaced(distance, window: tuple[int, ...]) -> jax.Array:
       window: patches along each axis where the bias was trained; at least 2.
 
     Raises:
-      ValueError: distances of other axes than the window.
+      ValueError: distances with another number of axes than the window.
       TypeError: half-precision distances.
     """
     distance = pos.as_positions(distance, real=True, name="distance").astype(jnp.float32)
@@ -43,13 +42,13 @@ def bias(distance, window: tuple[int, ...], w1, b1, w2) -> jax.Array:
 
     Args:
       distance: as for `log_spaced`.
-      window: likewise.
+      window: as for `log_spaced`.
       w1: [A, N].
       b1: [N].
       w2: [N, H].
     """
     at = log_spaced(distance, window)
-    # so few products that a matmul, which TF32 would round, is no faster
+    # few products: a matmul, which TF32 would round, is no faster
     row = at[..., :1]  # its last axis is that of the hidden units
     hidden = sum(at[..., a, None] * align(w1[a], row) for a in range(len(window))) + align(b1, row)
     precise = jax.lax.Precision.HIGHEST
@@ -61,7 +60,7 @@ def bias(distance, window: tuple[int, ...], w1, b1, w2) -> jax.Array:
 class CPB(Encoding):
     """A bias from a small network of the log-spaced distance, in every layer.
 
-    It is evaluated for each pair: N·T·S products a layer, which is much where N = `hidden` exceeds
+    It is evaluated for each pair: N·T·S products per layer, a large cost where N = `hidden` exceeds
     the model's width.
     """
 
@@ -91,6 +90,6 @@ class CPB(Encoding):
     def terms(self, params, dims):
         return (DistanceBias(self.bias, params.layer),)
 
-    def bias(self, own, distance):
+    def bias(self, arrays, distance):
         """16·sigmoid(MLP(d̂)): [H, *n]."""
-        return bias(distance, (self.height, self.width), **own)
+        return bias(distance, (self.height, self.width), **arrays)

@@ -2,8 +2,8 @@
 
     score = A + B + f([A, B]),      f = W₂ LeakyReLU(W₁ · + b₁) + b₂, over the heads of one pair
 
-A = q·k/sqrt(E), B a bias of positions. DAPE has none of its own: sum it with one, as `alibi+dape`;
-alone it is the paper's DAPE without positions, whose B is 0. (The paper was first called CAPE.)
+A = q·k/sqrt(E), B the bias of another scheme: sum it with one, as `alibi+dape`; alone it is the
+paper's DAPE without positions, with B = 0. (The paper was first called CAPE.)
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:
 
     Args:
       scores: A, float32 [B, H, T, S].
-      bias: B, likewise.
+      bias: B, float32 [B, H, T, S].
       w1: [2H, M].
       b1: [M].
       w2: [M, H].
@@ -34,7 +34,7 @@ def adapt(scores: jax.Array, bias: jax.Array, w1, b1, w2, b2) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class DAPE(Encoding):
-    """Adds what a network over the heads makes of scores and biases; `hidden` is its width."""
+    """Adds a network's output over the heads' scores and biases; `hidden` is its width."""
 
     hidden: int = 32
 
@@ -42,22 +42,22 @@ class DAPE(Encoding):
         require(is_int(self.hidden, 1), "hidden", self.hidden, "pass an integer of at least 1")
 
     def init_layer(self, key, dims):
-        """W₁ [2H, M], b₁ [M], W₂ [M, H], b₂ [H]: uniform within ±1/sqrt(rows), as the authors'."""
+        """w1 [2H, M], b1 [M], w2 [M, H], b2 [H]: uniform in ±1/sqrt(rows), as the authors'."""
         keys, sizes = jax.random.split(key, 4), (2 * dims.heads, self.hidden, dims.heads)
 
         def uniform(key, rows, *shape):
             return jax.random.uniform(key, shape, jnp.float32, -(rows**-0.5), rows**-0.5)
 
-        found = {}
+        layers = {}
         for n, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
-            found[f"w{n}"] = uniform(keys[2 * n - 2], rows, rows, columns)
-            found[f"b{n}"] = uniform(keys[2 * n - 1], rows, columns)
-        return found
+            layers[f"w{n}"] = uniform(keys[2 * n - 2], rows, rows, columns)
+            layers[f"b{n}"] = uniform(keys[2 * n - 1], rows, columns)
+        return layers
 
     def terms(self, params, dims):
         return (RowRescore(rescore, params.layer),)
 
 
-def rescore(own, scores, bias, q, seen):
+def rescore(arrays, scores, bias, q, seen):
     """f([A, B])."""
-    return adapt(scores, bias, **own)
+    return adapt(scores, bias, **arrays)

@@ -87,7 +87,7 @@ def bucket(distance, buckets: int | None = 256, max_distance: int = 512) -> jax.
 
 @dataclasses.dataclass(frozen=True)
 class DeBERTa(Encoding):
-    """Disentangled attention: content–position and position–content terms beside content–content.
+    """Disentangled attention: content–position and position–content terms besides content–content.
 
     `buckets=None` is v1 (clipped at `max_distance`), a number v2 (log buckets). `pos_att_type` says
     which terms there are: "c2p" (q·K^r) and "p2c" (k·Q^r), or one of them.
@@ -117,12 +117,12 @@ class DeBERTa(Encoding):
         return {WEIGHTS[kind]: each for kind, each in zip(TYPES, w, strict=True) if self._has(kind)}
 
     def terms(self, params, dims):
-        table, own, horizon = params.shared["table"], params.layer, self._horizon()
-        found: list[Term] = [Scale(((1 + len(self.pos_att_type)) * dims.head_dim) ** -0.5)]
+        table, layer, horizon = params.shared["table"], params.layer, self._horizon()
+        terms: list[Term] = [Scale(((1 + len(self.pos_att_type)) * dims.head_dim) ** -0.5)]
         for name, kind in (("c2p", RelativeKeys), ("p2c", RelativeQueries)):
             if self._has(name):  # the terms share the variance
-                found.append(kind(self.project, (table, own[WEIGHTS[name]]), horizon=horizon))
-        return tuple(found)
+                terms.append(kind(self.project, (table, layer[WEIGHTS[name]]), horizon=horizon))
+        return tuple(terms)
 
     def _has(self, kind: str) -> bool:
         return kind in self.pos_att_type

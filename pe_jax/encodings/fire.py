@@ -5,7 +5,7 @@
 f is a perceptron from one number to the H heads, through `width` ReLU units; c and the threshold L
 are learned. As i ≥ |i - j| under a causal mask, f sees [0, 1] only, at any length. L is a constant,
 `length`, times a learned multiplier that begins at 1 (the code in the paper's appendix). Each layer
-has all this of its own; with `shared`, the model has it once (the paper's FIRE-S).
+has its own parameters; with `shared`, all layers share one set (the paper's FIRE-S).
 
 The absolute values make both logarithms finite whatever is learned; a key to the right (no causal
 mask) is taken by its distance, as in the authors' code. Weights begin uniform in ±1/sqrt(fan-in).
@@ -31,8 +31,8 @@ def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
     Args:
       q_pos: positions i of the queries, integer or float32 [*B, T].
       k_pos: positions j of the keys [*B, S].
-      c: scale of the logarithm, a scalar; its sign does not count.
-      threshold: L, a scalar; its sign does not count. Rows before it are normalised as row L.
+      c: scale of the logarithm, a scalar; its sign has no effect.
+      threshold: L, a scalar; its sign has no effect. Rows before it are normalised as row L.
 
     Raises:
       TypeError: half-precision positions.
@@ -46,7 +46,7 @@ def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class FIRE(Encoding):
-    """A learned function of the distance, in parts of the query's own position."""
+    """A learned function of the distance, normalised by the query's position."""
 
     width: int = 32
     c: float = 0.1
@@ -77,21 +77,21 @@ class FIRE(Encoding):
         }
 
     def init_shared(self, key, dims):
-        """All of it, if `shared`."""
+        """All parameters, if `shared`."""
         return self._init(key, dims) if self.shared else {}
 
     def init_layer(self, key, dims):
-        """C and the multiplier of L; w1, b1 [width]; w2 [width, H], b2 [H]; unless `shared`."""
+        """c and the multiplier of L; w1, b1 [width]; w2 [width, H], b2 [H]; unless `shared`."""
         return {} if self.shared else self._init(key, dims)
 
     def terms(self, params, dims):
         return (PairBias(self.bias, params.shared if self.shared else params.layer),)
 
-    def bias(self, own, q_pos, k_pos):
+    def bias(self, arrays, q_pos, k_pos):
         """f(ψ(|i - j|)/ψ(max(L, i))): float32 [*B, H, T, S]."""
-        x = interpolate(q_pos, k_pos, own["c"], own["multiplier"] * self.length)
+        x = interpolate(q_pos, k_pos, arrays["c"], arrays["multiplier"] * self.length)
         x = x[..., None]
-        hidden = jax.nn.relu(x * align(own["w1"], x) + align(own["b1"], x))
+        hidden = jax.nn.relu(x * align(arrays["w1"], x) + align(arrays["b1"], x))
         exact = jax.lax.Precision.HIGHEST
-        found = jnp.einsum("...tsw,wh->...hts", hidden, own["w2"], precision=exact)
-        return found + align(own["b2"][:, None, None], found)
+        out = jnp.einsum("...tsw,wh->...hts", hidden, arrays["w2"], precision=exact)
+        return out + align(arrays["b2"][:, None, None], out)

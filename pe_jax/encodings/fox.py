@@ -3,7 +3,7 @@
     f_t = sigmoid(w_h·x_t + b_h)                        a forget gate for each token and head
     score_ij = q_i·k_j/sqrt(E) + Σ_{l = j+1 … i} log f_l
 
-ALiBi whose distances are counted by the data. With c the running sum of log f, the bias is
+ALiBi with distances that depend on the data. With c the running sum of log f, the bias is
 c_i - c_j. Without a causal mask it is the same sum over the tokens between, -|c_i - c_j|; the paper
 is causal only. The gate reads x, the layer's normalised input, in float32.
 """
@@ -23,12 +23,12 @@ from pe_jax.validation import require_stddev
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
     """w_h·x_t + b_h in float32: [*B, T, H] for x [*B, T, D], weight [D, H] and bias [H]."""
     exact = jax.lax.Precision.HIGHEST
-    found = jnp.matmul(x.astype(jnp.float32), weight, precision=exact)
-    return found + align(bias, found)
+    product = jnp.matmul(x.astype(jnp.float32), weight, precision=exact)
+    return product + align(bias, product)
 
 
 def log_forget(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
-    """Log sigmoid(w_h·x_t + b_h), at most 0: float32 [*B, T, H]; arguments as for `project`."""
+    """log sigmoid(w_h·x_t + b_h), at most 0: float32 [*B, T, H]; arguments as for `project`."""
     return jax.nn.log_sigmoid(project(x, weight, bias))
 
 
@@ -62,13 +62,13 @@ class FoX(Encoding):
         after, width = running_sums.after, running_sums.WIDTH
         return (TokenBias(fade, State(self.sums, params.layer, width=width, after=after)),)
 
-    def steps(self, own, x):
+    def steps(self, arrays, x):
         """What each token adds to the sum, log f: float32 [*B, T, H]."""
-        return log_forget(x, **own)
+        return log_forget(x, **arrays)
 
-    def sums(self, own, x, before):
+    def sums(self, arrays, x, before):
         """c_t, the running sum of the steps: [*B, T, H, 2]."""
-        return running_sums.total(self.steps(own, x), before)
+        return running_sums.total(self.steps(arrays, x), before)
 
 
 def fade(q_state, k_state):

@@ -3,13 +3,13 @@
     logarithmic    b = -r₁·ln(1 + r₂·|d|)         r₁, r₂ > 0
     power          b = -r₁·|d|^r₂                 r₁ > 0, 0 < r₂ ≤ 2
 
-Both are conditionally positive definite kernels of the distance d. r₁ and r₂ are learned, one each
-a head and layer; they begin as in the authors' code (p ~ U(0, 2), a ~ U(0, 1)), whose names are:
+Both are conditionally positive definite kernels of the distance d. r₁ and r₂ are learned, one of
+each per head and layer; they begin as in the authors' code (p ~ U(0, 2), a ~ U(0, 1)), which writes
 p·ln(1 + a·|d|) and a·|d|^p.
 
-After every step the authors put a parameter that left its range back to the nearest bound (0.01;
-also 2 for the power). A pure function cannot, so it reads the bound instead and passes the gradient
-to the parameter as if it were there: what has left the range can come back.
+After every step the authors clip each parameter to its range (at least 0.01; the power at most 2).
+A pure function cannot, so it clips where it reads them and passes the gradient straight through: a
+parameter that has left the range can return.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
-from pe_jax.encodings.terms import Profile
+from pe_jax.encodings.terms import DistanceFormula
 from pe_jax.validation import require
 
 KINDS = ("log", "power")
 LEAST = 1e-2  # of p and a, in the authors' code
 
 
-def _reach(distance) -> jax.Array:
+def _magnitude(distance) -> jax.Array:
     distance = pos.as_positions(distance, real=True, name="distance")
     return jnp.abs(distance).astype(jnp.float32)
 
@@ -37,7 +37,7 @@ def logarithmic(distance, p, a) -> jax.Array:
     Raises:
       TypeError: half-precision distances.
     """
-    return -p * jnp.log1p(a * _reach(distance))
+    return -p * jnp.log1p(a * _magnitude(distance))
 
 
 def power(distance, p, a) -> jax.Array:
@@ -46,13 +46,13 @@ def power(distance, p, a) -> jax.Array:
     Raises:
       TypeError: half-precision distances.
     """
-    reach = _reach(distance)
+    size = _magnitude(distance)
     # ∂|d|^p/∂p = |d|^p·ln|d| is 0·(-inf) at 0: no power of 0 is ever taken
-    return -a * jnp.where(reach > 0, jnp.where(reach > 0, reach, 1) ** p, 0)
+    return -a * jnp.where(size > 0, jnp.where(size > 0, size, 1) ** p, 0)
 
 
 def _within(x: jax.Array, low: float, high: float = jnp.inf) -> jax.Array:
-    """`clip(x, low, high)`, whose gradient passes to x on either side of the bounds too."""
+    """clip(x, low, high) with a straight-through gradient."""
     still = jax.lax.stop_gradient
     return still(jnp.clip(x, low, high)) + (x - still(x))
 
@@ -69,15 +69,15 @@ class KERPLE(Encoding):
         require(self.kind in KINDS, "kind", self.kind, f"choose one of {', '.join(KINDS)}")
 
     def init_layer(self, key, dims):
-        """P and a, [H] each: U(0, 2) and U(0, 1)."""
+        """p and a, [H] each: U(0, 2) and U(0, 1)."""
         p, a = jax.random.uniform(key, (2, dims.heads), jnp.float32)
         return {"p": 2 * p, "a": a}
 
     def terms(self, params, dims):
         p = _within(params.layer["p"], LEAST, 2.0 if self.kind == "power" else jnp.inf)
         numbers = jnp.stack([p, _within(params.layer["a"], LEAST)], axis=-1)
-        return (Profile(self.profile, numbers, decays=True),)
+        return (DistanceFormula(self.formula, numbers, decays=True),)
 
-    def profile(self, numbers, distance):
+    def formula(self, numbers, distance):
         """The bias of distances for p and a, of any shapes that broadcast."""
         return {"log": logarithmic, "power": power}[self.kind](distance, *numbers)

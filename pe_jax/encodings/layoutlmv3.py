@@ -25,9 +25,9 @@ def bias(tables, distance, reaches) -> jax.Array:
     """The sum over axes of table[h, bucket(d)]: [H, *n] for distances [*n, A].
 
     Args:
-      tables: one an axis, [H, buckets], an even number of them.
+      tables: one per axis, [H, buckets], with an even number of buckets.
       distance: query - key, integers [*n, A].
-      reaches: for each axis, from which distance on all share a bucket.
+      reaches: for each axis, the distance from which on all share a bucket.
 
     Raises:
       ValueError: as `t5.bucket`; another number of axes than tables.
@@ -35,11 +35,11 @@ def bias(tables, distance, reaches) -> jax.Array:
     """
     distance = pos.as_positions(distance, name="distance")
     pos.check_axes(distance, len(tables), "distance")
-    found = []
+    biases = []
     for axis, (table, reach) in enumerate(zip(tables, reaches, strict=True)):
         bucket = t5.bucket(distance[..., axis], table.shape[1], reach, bidirectional=True)
-        found.append(take(table, bucket, axis=1))
-    return sum(found[1:], found[0])
+        biases.append(take(table, bucket, axis=1))
+    return sum(biases[1:], biases[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +80,6 @@ class LayoutLMv3(Encoding):
         return (DistanceBias(self.bias, tables, scaled=True),)
 
     def bias(self, tables, distance):
-        """The sum of three: [H, *n]."""
+        """The sum of the three biases: [H, *n]."""
         reaches = (self.max_distance, self.spatial_distance, self.spatial_distance)
         return bias(tables, distance, reaches)

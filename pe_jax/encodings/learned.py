@@ -1,9 +1,9 @@
-"""Learned absolute positions: one trained vector a position, as in BERT (arXiv 1810.04805) and GPT.
+"""Learned absolute positions: a trained vector per position, as in BERT (arXiv 1810.04805), GPT.
 
     x_t ← x_t + table[position_t]
 
 A position outside the table is an error where its value is known, and NaN under a trace: plain JAX
-indexing would clamp it to the last row without a word.
+indexing would silently clamp it to the last row.
 """
 
 import dataclasses
@@ -62,5 +62,5 @@ class Learned(Encoding):
 
 
 def table_rows(table, positions, width):
-    """`lookup` as an `Input` has it."""
+    """`lookup` as the function of an `Input`."""
     return lookup(table, positions)

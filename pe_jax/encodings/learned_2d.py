@@ -2,8 +2,8 @@
 
     x ← x + [rows[r] ‖ columns[c]]          (factorised, arXiv 2307.06304:  rows[r] + columns[c])
 
-A table is defined at real positions between its places too, by linear interpolation, which is how
-a table is resized to a larger image: at `positions.resized`.
+Real positions between two entries interpolate linearly; `positions.resized` gives those that resize
+a table to a larger image.
 """
 
 import dataclasses

@@ -3,9 +3,9 @@
     angle_i = position[axis(i)] · θ_i,      θ_i = base^(-2i/E),  i < E/2
 
 One series of frequencies; each belongs to one axis. Qwen2-VL gives the axes consecutive sections;
-Qwen3-VL (arXiv 2511.21631) interleaves them: time, row, column in turn for as long as rows and
-columns have some left, then time. Text stands at the same place on all axes, and there M-RoPE is
-RoPE. `positions.multimodal` makes the positions of a sequence of text, images and videos.
+Qwen3-VL (arXiv 2511.21631) interleaves them: time, row, column in turn until rows and columns are
+used up, then time. Text has the same position on all axes, where M-RoPE equals RoPE.
+`positions.multimodal` makes the positions of a sequence of text, images and videos.
 """
 
 import dataclasses
@@ -38,12 +38,12 @@ def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
     require(ok, "sections", sections, "pass three integers of at least 1: time, row, column")
     if not interleaved:
         return np.repeat(np.arange(3), sections)
-    found = np.zeros(sum(sections), int)
+    axes = np.zeros(sum(sections), int)
     for axis in (1, 2):
-        found[axis : 3 * sections[axis] : 3] = axis
-    fits = np.bincount(found, minlength=3).tolist() == list(sections)
+        axes[axis : 3 * sections[axis] : 3] = axis
+    fits = np.bincount(axes, minlength=3).tolist() == list(sections)
     require(fits, "sections", sections, "interleaved rows and columns may not outnumber time")
-    return found
+    return axes
 
 
 def frequencies(

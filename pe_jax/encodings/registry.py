@@ -119,7 +119,7 @@ def _encoding(summands: tuple[specs.Call, ...], spec: str) -> Encoding:
 
 
 def _value(value: Any, spec: str) -> Any:
-    """The value of a field: a literal as it is, a call as the scaling that it names."""
+    """The value of a field: a literal, or for a call the scaling that it names."""
     if not isinstance(value, specs.Call):
         return value
     fields = {field: _value(inner, spec) for field, inner in value.fields.items()}

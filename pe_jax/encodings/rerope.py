@@ -2,20 +2,19 @@
 
 https://kexue.fm/archives/9708 (code: https://github.com/bojone/rerope); there is no paper.
 
-RoPE (arXiv 2104.09864) whose distances stop growing,
+RoPE (arXiv 2104.09864) with capped distances,
 
     distance' = min(distance, window)
 
-so that no distance is met that was not trained. Rotations are of tokens, not of pairs, so each
-token is rotated twice. Below the window, as in RoPE; from there on, every query as if it stood at
-`window` and every key at 0. Keys ahead (distance < 0) keep their distance; the author's code caps
-them as if they were behind, which no causal mask shows. His factor log n on long queries is left
-out.
+so that every distance was seen in training. Rotations act on tokens, not on pairs, so each token is
+rotated twice: as in RoPE, for distances below the window; and with every query at position `window`
+and every key at 0, for the others. Keys ahead (distance < 0) keep their distance; the author's code
+caps it too, a difference that a causal mask hides. His factor log n on long queries is left out.
 
-The ceiling of LM-Infinite (arXiv 2308.16137) is the same function: with L the length of
-training, `attention(encoding=ReRoPE(window=L), window=L, sinks=n)` is that paper, its ceiling felt
-by the n first tokens alone. StreamingLLM (arXiv 2309.17453) numbers the tokens in its cache, so
-that sink j is L + n - 1 - j away and not L.
+The ceiling of LM-Infinite (arXiv 2308.16137) is the same function: with L the length of training,
+`attention(encoding=ReRoPE(window=L), window=L, sinks=n)` is that paper, where the ceiling affects
+the n first tokens only. StreamingLLM (arXiv 2309.17453) numbers the tokens in its cache, so that
+sink j is L + n - 1 - j away and not L.
 """
 
 import dataclasses
@@ -41,10 +40,10 @@ def rotate_twice(
     Args:
       x: queries or keys.
       near: positions [T] or [..., T] of the first view.
-      far: those of the second; [1] for all tokens alike.
+      far: positions of the second; [1] if all tokens share one.
       frequencies: as for `rope.rotate`, which also says what is raised.
-      layout: likewise.
-      attention_factor: likewise.
+      layout: as for `rope.rotate`.
+      attention_factor: as for `rope.rotate`.
     """
     how = frequencies, layout, attention_factor
     return jnp.concatenate([rotate(x, at, *how) for at in (near, far)], axis=-1)

@@ -1,6 +1,6 @@
 """Rotary position embedding: Su et al., "RoFormer", arXiv 2104.09864, §3.2 and §3.4.2.
 
-    (R_m q)·(R_n k) = q·R_{n-m} k,      pair i turns by θ_i = base^(-2i/d) a position
+    (R_m q)·(R_n k) = q·R_{n-m} k,      pair i turns by θ_i = base^(-2i/d) per position
 
 Each pair of channels of q and k turns by position × frequency, so that a dot product depends on
 the distance alone.
@@ -9,7 +9,7 @@ Two layouts of the pairs are in use and do not mix: "half" pairs channel i with 
 GPT-NeoX); "interleaved" pairs 2i with 2i + 1 (the paper, GPT-J). Base 1e4 is the paper's, 5e5 that
 of Llama 2 Long (arXiv 2309.16039), 1e6 that of Code Llama (arXiv 2308.12950). Gemma 3 has two
 (arXiv 2503.19786, §2): the pattern `rope(base=1e4)*5,rope(base=1e6)`, five local layers and a
-global one. `rope_scaling` has what stretches the frequencies for longer contexts.
+global one. `rope_scaling` has the scalings of the frequencies for longer contexts.
 """
 
 import dataclasses
@@ -70,16 +70,16 @@ def rotate(
         one, `scaling.attention_factor`).
 
     Returns:
-      As x, in x's dtype (the angles and the rotation are float32).
+      The shape and dtype of x (the angles and the rotation are float32).
 
     Raises:
-      ValueError: unknown layout, 2F > E, |position| ≥ 2**24, positions for other tokens.
+      ValueError: unknown layout, 2F > E, |position| ≥ 2**24, positions that do not fit x.
       TypeError: half-precision positions.
     """
     require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
     turned = 2 * np.shape(frequencies)[-1]
     require(
-        turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels a head"
+        turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels per head"
     )
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
     at, tokens = angle.shape[:-2], x.shape[:-2]
@@ -87,7 +87,7 @@ def rotate(
     ok = ok and all(n in (1, m) for n, m in zip(at[::-1], tokens[::-1], strict=False))
     if not ok:
         raise ValueError(f"positions of shape {at} do not fit x {x.shape}; pass [T] or [..., T]")
-    # the barrier keeps XLA from taking every sine again for each head
+    # the barrier keeps XLA from computing every sine again for each head
     waves = (attention_factor * jnp.cos(angle), attention_factor * jnp.sin(angle))
     cos, sin = (align(wave, x) for wave in jax.lax.optimization_barrier(waves))
     head, rest = x[..., :turned].astype(jnp.float32), x[..., turned:]
@@ -125,11 +125,11 @@ class RoPE(Encoding):
 
     @property
     def attention_factor(self) -> float:
-        """What q and k are each multiplied by where they are rotated: 1 without a scaling."""
+        """Factor on the rotated channels of both q and k: 1 without a scaling."""
         return 1.0 if self.scaling is None else self.scaling.attention_factor
 
     def frequencies(self, head_dim: int) -> jax.Array:
-        """Those of a head: float32 [n/2], n the channels of the E = `head_dim` that are rotated.
+        """Frequencies of a head: float32 [n/2] for n rotated channels of E = `head_dim`.
 
         Raises:
           ValueError: n is odd; the scaling does not fit it.

@@ -49,21 +49,21 @@ def frequencies(
     require(ok, "channels", channels, "pass an even number of channels for each axis")
     if spectrum == "alternating":
         same = len(set(channels)) == 1
-        require(same, "channels", channels, "alternating frequencies need as many for each axis")
+        require(same, "channels", channels, "alternating needs the same number for each axis")
         whole = angles.geometric(sum(channels), base)
         series = [whole[a :: len(channels)] for a in range(len(channels))]
     else:
         series = [angles.geometric(n, base) for n in channels]
     table = np.zeros((len(series), sum(map(len, series))))
-    for axis, own in enumerate(series):
+    for axis, theta in enumerate(series):
         start = sum(map(len, series[:axis]))
-        table[axis, start : start + len(own)] = own
+        table[axis, start : start + len(theta)] = theta
     return jnp.asarray(table * (2 * np.pi if normalized else 1), jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class RoPE2D(Encoding):
-    """Rotates q and k by row and column; `channels` of a head for each, or half and half.
+    """Rotates q and k by row and column; `channels` of a head for each, by default half.
 
     Channels beyond `channels` pass unchanged. `normalized` is for positions in [-1, 1].
     """
@@ -78,16 +78,17 @@ class RoPE2D(Encoding):
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        given, layouts = self.channels, rope.LAYOUTS
-        ok = given is None or (
-            isinstance(given, tuple)
-            and len(given) == 2
-            and all(is_int(n, 2) and n % 2 == 0 for n in given)
+        channels, layouts = self.channels, rope.LAYOUTS
+        ok = channels is None or (
+            isinstance(channels, tuple)
+            and len(channels) == 2
+            and all(is_int(n, 2) and n % 2 == 0 for n in channels)
         )
-        require(ok, "channels", given, "pass two even numbers (rows, columns), or None for halves")
+        fix = "pass two even numbers (rows, columns), or None for halves"
+        require(ok, "channels", channels, fix)
         require(self.spectrum in SPECTRA, "spectrum", self.spectrum, f"choose one of {SPECTRA}")
-        same = self.spectrum == "shared" or given is None or given[0] == given[1]
-        require(same, "channels", given, "alternating frequencies need as many for each axis")
+        same = self.spectrum == "shared" or channels is None or channels[0] == channels[1]
+        require(same, "channels", channels, "alternating needs the same number for each axis")
         require_bool("normalized", self.normalized)
         require(self.layout in layouts, "layout", self.layout, f"choose one of {layouts}")
 

@@ -2,13 +2,13 @@
 
     Linear        θ_i / s                        position interpolation, arXiv 2306.15595, eq. 4
     NTK           base → base·s^(d/(d-2))        "NTK-aware": arXiv 2309.00071, §3.1
-    DynamicNTK    NTK with s·L/L₀ - (s - 1)      arXiv 2309.00071, §3.3, as in the code of its day
+    DynamicNTK    NTK with s·L/L₀ - (s - 1)      arXiv 2309.00071, §3.3, as in code of that time
     YaRN          fast θ kept, slow θ_i/s        `yarn`
-    Llama3        likewise, with other bounds    the released code of Llama 3.1
+    Llama3        as YaRN, with other bounds     the released code of Llama 3.1
     LongRoPE      θ_i / factor_i, searched       `longrope`
     Proportional  slow θ = 0                     p-RoPE, arXiv 2410.06205
 
-L₀ is `original_length`, the context trained on, and L the one at hand. All is float64 on the host.
+L₀ is `original_length`, the context trained on, and L the current one. All is float64 on the host.
 What the papers leave open (bounds, lengths that decide) is as in Hugging Face transformers.
 `RoPE(scaling=YaRN(4.0, 2048))`, in a config `rope(scaling=yarn(factor=4, original_length=2048))`.
 """
@@ -22,7 +22,7 @@ import numpy as np
 
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
-from pe_jax.encodings.scaling.base import Scaling, positive, tokens
+from pe_jax.encodings.scaling.base import Scaling, require_positive, require_tokens
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.encodings.scaling.yarn import YaRN
 from pe_jax.validation import is_real, require
@@ -35,7 +35,7 @@ class Linear(Scaling):
     factor: float
 
     def __post_init__(self):
-        positive(factor=self.factor)
+        require_positive(factor=self.factor)
 
     def __call__(self, theta, base=None):
         """θ_i / s."""
@@ -57,7 +57,7 @@ class NTK(Scaling):
     factor: float
 
     def __post_init__(self):
-        positive(factor=self.factor)
+        require_positive(factor=self.factor)
 
     def __call__(self, theta, base=None):
         """θ_i · s^(-2i/(d-2))."""
@@ -66,17 +66,17 @@ class NTK(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """NTK-aware, as far as `length` asks for it; at most `original_length` (or None): unscaled."""
+    """NTK-aware, by a factor that grows with `length`; unscaled up to `original_length`."""
 
     factor: float
     original_length: int
     length: int | None = None
 
     def __post_init__(self):
-        positive(factor=self.factor)
-        tokens(original_length=self.original_length)
+        require_positive(factor=self.factor)
+        require_tokens(original_length=self.original_length)
         if self.length is not None:
-            tokens(length=self.length)
+            require_tokens(length=self.length)
 
     def __call__(self, theta, base=None):
         """NTK by s·L/L₀ - (s - 1), for L of at least L₀."""
@@ -108,10 +108,10 @@ class Llama3(Scaling):
 
     def __post_init__(self):
         low, high = self.low_freq_factor, self.high_freq_factor
-        positive(factor=self.factor, low_freq_factor=low, high_freq_factor=high)
+        require_positive(factor=self.factor, low_freq_factor=low, high_freq_factor=high)
         fix = f"must be at least low_freq_factor={low!r}"
         require(high >= low, "high_freq_factor", high, fix)
-        tokens(original_length=self.original_length)
+        require_tokens(original_length=self.original_length)
 
     def __call__(self, theta, base=None):
         """keep·θ + (1 - keep)·θ/s."""
@@ -135,7 +135,7 @@ class Proportional(Scaling):
     def __post_init__(self):
         ok = is_real(self.fraction) and 0 <= self.fraction <= 1
         require(ok, "fraction", self.fraction, "pass a number in [0, 1]")
-        positive(factor=self.factor)
+        require_positive(factor=self.factor)
 
     def __call__(self, theta, base=None):
         """θ_i / s for i < fraction·d/2, else 0."""
@@ -168,7 +168,7 @@ def from_hf(
 
     What the dict leaves out is taken from the arguments, which are named as the config's own
     fields: older configs keep the base and the partial factor there. The result is an encoding;
-    `.frequencies(head_dim)` and `.attention_factor` are what a borrower of functions needs.
+    `.frequencies(head_dim)` and `.attention_factor` are what the function `rope.rotate` needs.
 
     Args:
       rope_parameters: `config.rope_parameters`, or `config.rope_scaling` of an older one (None:
@@ -177,11 +177,11 @@ def from_hf(
       max_position_embeddings: the length that "dynamic" scales from, and that others fall back to.
       rope_theta: the base, unless the dict has one. Neither: 1e4.
       partial_rotary_factor: unless the dict has one. int(E · factor) channels are rotated.
-      original_max_position_embeddings: of the config itself; goes before the dict's, as theirs.
+      original_max_position_embeddings: of the config; overrides the dict's, as in transformers.
 
     Returns:
       A `RoPE` in layout "half"; the dict does not say where a model interleaves (GPT-J, GLM,
-      DeepSeek): `dataclasses.replace(found, layout="interleaved")`.
+      DeepSeek): `dataclasses.replace(encoding, layout="interleaved")`.
 
     Raises:
       ValueError: an unknown type or key (naming the nearest), a key that is missing, a value out of
@@ -196,9 +196,9 @@ def from_hf(
         original_max_position_embeddings=original_max_position_embeddings,
     )
     scaling = None if name is None else SCALINGS[name](**fields)
-    found = RoPE(base, fraction, scaling=scaling)
-    found.frequencies(head_dim)  # raises what this head width cannot have
-    return found
+    encoding = RoPE(base, fraction, scaling=scaling)
+    encoding.frequencies(head_dim)  # raises if this head width does not fit
+    return encoding
 
 
 def to_hf(rope: RoPE, *, head_dim: int) -> dict[str, Any]:

@@ -3,11 +3,11 @@
     b_h(d) = (H/8h) · Σ_i cos(d·w_i),    w_i = base^(-2i/d̄),  i = 0 … d̄/2 - 1,   h = 1 … H
 
 The sum is the dot product of two sinusoidal encodings of width d̄ = 128, the only hyperparameter;
-8h/H is the paper's compression ratio, so that heads look ever less at the distance. Added after the
-1/sqrt(E) scaling, as ALiBi's bias is; nothing is learned. Falling on the whole, like a logarithm,
-it is a sum of waves: it also rises, so `decays` would not be true of it.
+8h/H is the paper's compression ratio: the later a head, the weaker its bias. Added after the
+1/sqrt(E) scaling, as ALiBi's bias is; nothing is learned. It falls on the whole, like a logarithm,
+but is a sum of waves and also rises, so it does not claim `decays`.
 
-NVIDIA's NeMo takes i = 1 … d̄/2, and subtracts d̄/2 from the sum (which no softmax notices).
+NVIDIA's NeMo takes i = 1 … d̄/2, and subtracts d̄/2 from the sum (which cancels in the softmax).
 """
 
 import dataclasses

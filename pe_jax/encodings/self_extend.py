@@ -7,7 +7,7 @@ RoPE (arXiv 2104.09864) with far positions in groups of G, so that a model train
                 ⌊i/G⌋ + w - ⌊w/G⌋ - ⌊j/G⌋                    from w on
 
 The shift w - ⌊w/G⌋ of the queries joins the two. Each token is rotated twice, once for each line.
-Which tokens share a group depends on where they stand: shifting all by a multiple of G changes
+Which tokens share a group depends on their positions: shifting all by a multiple of G changes
 nothing, any other shift does.
 """
 
@@ -27,7 +27,7 @@ class SelfExtend(ReRoPE):
     group: int = 8
     window: int = 1024
 
-    claims = Claims(anchored=True)
+    claims = Claims(absolute_rotation=True)
 
     def __post_init__(self):
         super().__post_init__()

@@ -4,7 +4,7 @@
     z_i  = Σ_j α_ij (v_j + a^V_r)           (eq. 3)         r = clip(distance, -clip, clip)
 
 The vectors are shared by the heads of a layer. The paper indexes by key - query; our table is its
-mirror image, which training does not notice.
+mirror image, which makes no difference to training.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def relative(table: jax.Array, distance) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Shaw(Encoding):
-    """A learned vector a clipped distance, added to keys and (unless switched off) to values."""
+    """A learned vector per clipped distance, added to keys and (unless switched off) to values."""
 
     clip: int = 16
     values: bool = True
@@ -55,11 +55,11 @@ class Shaw(Encoding):
         }
 
     def terms(self, params, dims):
-        own, horizon = params.layer, (-self.clip, self.clip)
-        keys = RelativeKeys(self.lookup, own["keys"], horizon=horizon)
+        layer, horizon = params.layer, (-self.clip, self.clip)
+        keys = RelativeKeys(self.lookup, layer["keys"], horizon=horizon)
         if not self.values:
             return (keys,)
-        return keys, RelativeValues(self.lookup, own["values"], horizon=horizon)
+        return keys, RelativeValues(self.lookup, layer["values"], horizon=horizon)
 
     def lookup(self, table, distance):
         """a_r: [1, *n, E]."""

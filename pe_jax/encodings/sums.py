@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Claims, Encoding, Params, skeleton
+from pe_jax.encodings.base import Claims, Encoding, Params, abstract_terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Sum(Encoding):
     """Several encodings at once: everything adds up, rotations act in order.
 
     Parameters are tuples, one entry per part. At most one part may change the scale, which then
-    multiplies every term that has the factor 1/sqrt(E) in its paper: `transformer_xl+t5` multiplies
+    multiplies every term that has the factor 1/sqrt(E) in its paper: `transformer_xl+t5` scales
     none of Transformer-XL's four. A scheme with two views of each key comes after other rotations.
     """
 
@@ -22,7 +22,7 @@ class Sum(Encoding):
     def __post_init__(self):
         for part in self.parts:
             if not isinstance(part, Encoding):
-                raise TypeError(f"Sum: {part!r} is no encoding; pass what pe_jax.make gives")
+                raise TypeError(f"Sum: {part!r} is not an encoding; pass what pe_jax.make gives")
         flat = [
             p for part in self.parts for p in (part.parts if isinstance(part, Sum) else (part,))
         ]
@@ -33,20 +33,20 @@ class Sum(Encoding):
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What all parts can serve."""
+        """What input all parts support."""
         each = [part.claims for part in self.parts]
         return Claims(
             axes=max((c.axes for c in each), default=1),
             real_positions=all(c.real_positions for c in each),
             causal_only=any(c.causal_only for c in each),
             one_sided=any(c.one_sided for c in each),
-            anchored=any(c.anchored for c in each),
+            absolute_rotation=any(c.absolute_rotation for c in each),
         )
 
     def check(self, dims):
         for part in self.parts:
             part.check(dims)
-        each = [(type(part).__name__, skeleton(part, dims)) for part in self.parts]
+        each = [(type(part).__name__, abstract_terms(part, dims)) for part in self.parts]
         scaled = [name for name, terms in each if kinds.select(terms, kinds.Scale)]
         if len(scaled) > 1:
             raise ValueError(f"Sum: {' and '.join(scaled)} each set a scale; keep at most one")
@@ -77,11 +77,11 @@ class Sum(Encoding):
         return tuple(p.init_layer(k, dims) for p, k in zip(self.parts, keys, strict=True))
 
     def inputs(self, shared):
-        each = zip(self.parts, shared, strict=True)
-        return tuple(term for part, own in each for term in part.inputs(own))
+        pairs = zip(self.parts, shared, strict=True)
+        return tuple(term for part, arrays in pairs for term in part.inputs(arrays))
 
     def terms(self, params, dims):
         none = ({},) * len(self.parts)  # parameters left out: `Params({}, {})`
-        own = map(Params, params.shared or none, params.layer or none)
-        each = zip(self.parts, own, strict=True)
-        return tuple(term for part, own in each for term in part.terms(own, dims))
+        split = map(Params, params.shared or none, params.layer or none)
+        pairs = zip(self.parts, split, strict=True)
+        return tuple(term for part, arrays in pairs for term in part.terms(arrays, dims))

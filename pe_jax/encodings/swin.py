@@ -25,7 +25,7 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
     """The bias of each distance: [H, *n] for a table [H, (2·height - 1)(2·width - 1)].
 
     Args:
-      table: a row a head.
+      table: one row per head.
       distance: (rows, columns), query - key: integers [*n, 2].
       height: rows of the window.
       width: its columns.
@@ -52,7 +52,7 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Swin(Encoding):
-    """One scalar a head for each distance on a window of `height` × `width`, in every layer."""
+    """One scalar per head and distance on a window of `height` × `width`, in every layer."""
 
     height: int = 7
     width: int = 7

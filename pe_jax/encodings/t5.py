@@ -63,7 +63,7 @@ def bucket(
         (the future) fall in bucket 0.
       num_buckets: in total; even if bidirectional.
       max_distance: from here on all distances share the last bucket.
-      bidirectional: whether keys on the right have buckets of their own (the upper half).
+      bidirectional: whether keys on the right have their own buckets (the upper half).
 
     Raises:
       ValueError: too few buckets, or `max_distance` not above the exact buckets.
@@ -71,16 +71,15 @@ def bucket(
     """
     side = _side(num_buckets, max_distance, bidirectional)
     distance = pos.as_positions(distance, name="distance")
-    reach = jnp.abs(distance) if bidirectional else jnp.maximum(distance, 0)
-    reach = reach[..., None]
-    starts = align(jnp.asarray(thresholds(side, max_distance), jnp.int32), reach)
-    found = jnp.sum(reach >= starts, axis=-1, dtype=jnp.int32)
-    return found + jnp.where(distance < 0, side, 0) if bidirectional else found
+    size = (jnp.abs(distance) if bidirectional else jnp.maximum(distance, 0))[..., None]
+    starts = align(jnp.asarray(thresholds(side, max_distance), jnp.int32), size)
+    index = jnp.sum(size >= starts, axis=-1, dtype=jnp.int32)
+    return index + jnp.where(distance < 0, side, 0) if bidirectional else index
 
 
 @dataclasses.dataclass(frozen=True)
 class T5(Encoding):
-    """One scalar a head and bucket, shared by all layers; scores are not scaled.
+    """One scalar per head and bucket, shared by all layers; scores are not scaled.
 
     `shared=False` gives each layer a table of its own (UMT5).
     """

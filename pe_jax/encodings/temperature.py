@@ -2,7 +2,7 @@
 
     q ← q · (1 + a·ln(1 + floor((position + 1)/f)))
 
-Where softmax runs over many keys it flattens; queries far out are made sharper. Llama 4 has three
+A softmax over many keys flattens; queries at large positions are sharpened. Llama 4 has three
 layers with RoPE to one without: `rope(layout='interleaved')*3,temperature`. SmolLM3 leaves RoPE out
 of every fourth layer too, without a temperature: `rope*3,nope`. Ministral 3 counts from `offset` 0
 and has RoPE in the same layer: `rope+temperature(floor_scale=16384, offset=0)`.
@@ -44,13 +44,13 @@ def temperature(
 
 @dataclasses.dataclass(frozen=True)
 class Temperature(Encoding):
-    """Sharpens the queries that come late; keys stay as they are."""
+    """Sharpens late queries; keys are unchanged."""
 
     attn_scale: float = 0.1
     floor_scale: int = 8192
     offset: int = 1
 
-    claims = Claims(anchored=True)
+    claims = Claims(absolute_rotation=True)
 
     def __post_init__(self):
         require(is_real(self.attn_scale), "attn_scale", self.attn_scale, "pass a finite number")
@@ -62,7 +62,7 @@ class Temperature(Encoding):
         return (Rotation(self.sharpen, None),)
 
     def sharpen(self, _, q, positions):
-        """Q · temperature(position)."""
+        """q · temperature(position)."""
         factor = temperature(positions, self.attn_scale, self.floor_scale, self.offset)
         factor = align(factor[..., None, None], q)
         return (q.astype(jnp.float32) * factor).astype(q.dtype)

@@ -3,7 +3,7 @@
     x      + Input                                                    (once, before the first layer)
     q', k' = Rotation(q + QueryBias), Rotation(k)
     score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
-             + Profile + DistanceBias + PairBias                      (from positions)
+             + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowRescore                                             (from whole rows of scores)
     out    = weights·v + Σ weights·RelativeValues, times σ(lse - Sink)
@@ -11,13 +11,13 @@
 `encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
 tuple, a sum of encodings is concatenation, and the order does not matter except among rotations. A
 term is a pytree. Its leaves are float arrays, gathered from the parameters and not computed; all
-else is static and compares by value: a function is one of a module or a method of a frozen
-dataclass, so that jit does not trace it again. Whatever is costly belongs in the function: engines
+else is static and compares by value: functions are module functions or methods of frozen
+dataclasses, so that jit does not trace them again. Costly maps belong in the function: engines
 evaluate it once for the distances that occur (`tabled`). Scores, biases and states are float32.
 `scale` is 1/sqrt(E) unless a `Scale` says otherwise; engines apply it to q·k and the scaled kinds.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
-A axes of a position, C numbers of a state or a profile, n any shape. `distance = q_pos - k_pos`.
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from pe_jax.numerics.arrays import align
 
 
 def static(**options: Any) -> Any:
-    """A field that is no array: part of a term's structure."""
+    """A field that is not an array: part of a term's structure."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
@@ -41,13 +41,13 @@ T = TypeVar("T")
 
 
 class Tokens(NamedTuple):
-    """What is known of queries or keys besides their vectors; nothing here has a gradient.
+    """Positions and mask of queries or keys; nothing here has a gradient.
 
     Attributes:
-      positions: where they stand: [B or 1, T], with a trailing axis A if a position has several.
-      index: their place among the tokens, for the mask: [B or 1, T].
+      positions: [B or 1, T], with a trailing axis A if a position has several.
+      index: the place in the row, for the mask: [B or 1, T].
       segments: ids of documents [B or 1, T]; a token with a negative id sees nothing; or None.
-      rank: the place within the segment, where attention sinks are counted; None: `index`.
+      rank: the place within the segment, by which attention sinks are counted; None: `index`.
     """
 
     positions: jax.Array
@@ -61,8 +61,8 @@ class Side(NamedTuple):
 
     Attributes:
       x: the vectors after rotations: [B, H or K, T, E].
-      raw: the same before rotations, or None where no term reads them.
-      states: for each term its state, float32 [B or 1, H, T, C], or None where it has none.
+      raw: the same before rotations, or None if no term reads them.
+      states: one per term, float32 [B or 1, H, T, C], or None for a term without a state.
       tokens: positions, and what the mask is made of.
     """
 
@@ -89,7 +89,7 @@ class Term:
     state: "State | None" = None  # of the kinds that read each token's state
 
     def for_heads(self, share: Callable[[jax.Array, int], jax.Array]) -> Any:
-        """The term of some of the heads: `share(x, axis)` picks them from arrays with all."""
+        """The term for some of the heads: `share(x, axis)` selects them in arrays of all heads."""
         return self
 
     def __post_init__(self):
@@ -104,14 +104,14 @@ class Term:
                 function, "__qualname__", ""
             ):
                 raise TypeError(
-                    f"{type(self).__name__}.{field.name}={function!r}: jit would trace it anew each"
-                    " time; pass a function of a module or a method of a frozen dataclass"
+                    f"{type(self).__name__}.{field.name}={function!r}: jit would trace it in every"
+                    " call; pass a function of a module or a method of a frozen dataclass"
                 )
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
 def kind(cls: type[T]) -> type[T]:
-    """A frozen dataclass that is a pytree of those of its fields that are not static."""
+    """A frozen dataclass, as a pytree: static fields are structure, the others children."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
@@ -121,7 +121,7 @@ class State(Term):
 
     x is the layer's input [*B, T, D] and `before` the state [*B, H, width] of the token before the
     first, or None at the beginning of a row. A state depends on its token and on those before it in
-    the row, whose documents may be several: only differences within one may count.
+    the row, also those of other documents: a term may use only differences within one document.
 
     Attributes:
       fn: the function; `fn(arrays, positions)` where the state is `of` positions.
@@ -172,12 +172,12 @@ class Rotation(Term):
     kept so in a cache. In a sum rotations act in order.
 
     Attributes:
-      q: what maps queries; None: nothing does.
-      k: what maps keys.
+      q: the function of queries; None leaves them unchanged.
+      k: the function of keys.
       arrays: their parameters.
       split: q and k give two views of each token side by side, [*B, T, H, 2E]; the first scores
         pairs below this distance (the future too), the second the others.
-      state: the function gets this state [*B, T, H, C] of the tokens last.
+      state: a state of the tokens, [*B, T, H, C], passed to the functions as the last argument.
     """
 
     q: Callable | None = static()
@@ -198,23 +198,23 @@ class Rotation(Term):
 
 @kind
 class Scale(Term):
-    """What q·k and the scaled kinds are multiplied by, in the place of 1/sqrt(E); at most one."""
+    """The factor of q·k and the scaled kinds, instead of 1/sqrt(E); at most one."""
 
     value: float = static()
 
 
 class ScoreTerm(Term):
-    """A kind with a formula for every pair. Engines that work pair by pair take any of these."""
+    """A kind with a formula for every pair. Engines that work pair by pair accept all of these."""
 
     scaled: ClassVar[bool] = False  # multiplied by the scale, as q·k is
 
-    def scores(self, q: Side, k: Side, own: Any) -> jax.Array:
-        """Float32 [B or 1, H or 1, T, S]; `own` are the term's states of queries and keys."""
+    def scores(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Float32 [B or 1, H or 1, T, S]; `states` are the term's states of queries and keys."""
         raise NotImplementedError
 
 
 @kind
-class Profile(ScoreTerm):
+class DistanceFormula(ScoreTerm):
     """A bias that is plain arithmetic on the distance: `fn([C arrays], distance)`.
 
     Engines compute it in place, at any positions, and hold no table. The arrays are the columns of
@@ -223,8 +223,8 @@ class Profile(ScoreTerm):
     Attributes:
       fn: the function.
       numbers: C numbers for each head, float32 [H, C].
-      decays: whether the bias does not rise with |distance|. Engines then leave out tiles in which
-        it makes every key negligible.
+      decays: whether the bias never rises with |distance|. Engines then skip tiles in which it
+        makes every key negligible.
     """
 
     fn: Callable = static()
@@ -237,7 +237,7 @@ class Profile(ScoreTerm):
         columns = columns.reshape(*columns.shape, *(1,) * distance.ndim)
         return self.fn(list(columns), distance[None])
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
 
     def for_heads(self, share):
@@ -254,7 +254,7 @@ class PairBias(ScoreTerm):
     fn: Callable = static()
     arrays: Any = None
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return self.fn(self.arrays, q.tokens.positions, k.tokens.positions)
 
     def for_heads(self, share):
@@ -271,8 +271,8 @@ class TokenBias(ScoreTerm):
     fn: Callable = static()
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def scores(self, q, k, own):
-        numbers, (rows, columns) = range(self.state.width), own
+    def scores(self, q, k, states):
+        numbers, (rows, columns) = range(self.state.width), states
         return self.fn(
             [rows[..., :, None, n] for n in numbers], [columns[..., None, :, n] for n in numbers]
         )
@@ -284,13 +284,13 @@ class TokenProduct(ScoreTerm):
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def factors(self, own: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def factors(self, states: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """[B or 1, H, T, C/2] of queries and [B or 1, H, S, C/2] of keys."""
         half = self.state.width // 2
-        return own[0][..., :half], own[1][..., -half:]  # a cache keeps that half alone
+        return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
 
-    def scores(self, q, k, own):
-        rows, columns = self.factors(own)
+    def scores(self, q, k, states):
+        rows, columns = self.factors(states)
         batch = max(len(rows), len(columns))
         rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
         columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
@@ -311,7 +311,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class OfSomeHeads:
-    """What `fn` gives for all heads, of those that `share` picks along `axis`."""
+    """`fn` for some of the heads: those that `share` selects along `axis`."""
 
     fn: Callable
     share: Callable
@@ -369,7 +369,7 @@ class DistanceBias(DistanceTerm, ScoreTerm):
 
     scaled: bool = static(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
 
 
@@ -385,7 +385,7 @@ class RelativeKeys(DistanceTerm, ScoreTerm):
         raw = raw.astype(jnp.float32)
         return raw if self.u is None else raw + align(self.u[:, None], raw)
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return self.contract("bhte,*tse->bhts", self.queries(q.raw), q, k)
 
     def for_heads(self, share):
@@ -399,7 +399,7 @@ class RelativeQueries(DistanceTerm, ScoreTerm):
 
     scaled = True
 
-    def scores(self, q, k, own):
+    def scores(self, q, k, states):
         return self.contract("bhse,*tse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
 
 
@@ -409,13 +409,13 @@ class RelativeState(DistanceTerm, ScoreTerm):
 
     state: State = dataclasses.field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
 
-    def scores(self, q, k, own):
-        return self.contract("bhte,*tse->bhts", own[0], q, k)
+    def scores(self, q, k, states):
+        return self.contract("bhte,*tse->bhts", states[0], q, k)
 
 
 @kind
 class RowRescore(Term):
-    """What whole rows of scores add to themselves: O(T·S) memory, the dense engine alone.
+    """Added to scores, computed from whole rows of them: O(T·S) memory, dense engine only.
 
     `fn(arrays, scores, bias, q, seen)` gives float32 [B, H, T, S] from the scaled products without
     biases, the sum of all biases (which is added too), the queries before rotations times the scale
@@ -440,7 +440,7 @@ class RelativeValues(DistanceTerm):
 
 @kind
 class Sink(Term):
-    """One more logit [H] in the softmax of each row, without a value: what no key gets."""
+    """One more logit [H] in the softmax of each row, without a value."""
 
     logit: jax.Array
 
@@ -474,7 +474,7 @@ def split(terms: tuple) -> int | None:
 
 
 def check(terms: tuple) -> None:
-    """Raises ValueError where terms cannot be together."""
+    """Raises ValueError where terms cannot be combined."""
     count = len(select(terms, Scale))
     if count > 1:
         raise ValueError(f"{count} terms set a scale; keep at most one")

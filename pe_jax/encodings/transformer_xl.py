@@ -31,7 +31,7 @@ def relative_keys(w_r: jax.Array, distance, base: float = 1e4) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerXL(Encoding):
-    """Content and distance, each with a bias of its own, through a projected sinusoid."""
+    """Content and distance, each with its own query bias; distances as projected sinusoids."""
 
     base: float = 1e4
 
@@ -52,8 +52,8 @@ class TransformerXL(Encoding):
         return {"u": zeros, "v": zeros, "w_r": w_r}
 
     def terms(self, params, dims):
-        own = params.layer
-        return QueryBias(own["u"]), RelativeKeys(self.project, own["w_r"], u=own["v"])
+        layer = params.layer
+        return QueryBias(layer["u"]), RelativeKeys(self.project, layer["w_r"], u=layer["v"])
 
     def project(self, w_r, distance):
         """W_R R(d): [H, *n, E]."""

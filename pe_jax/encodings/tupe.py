@@ -3,14 +3,14 @@
     score_ij = (q_i·k_j + (p_i U_Q)·(p_j U_K))/sqrt(2E)        (§3.1; its second half is b_ij)
     reset(b, i, j) = θ₁ if i = 0,   θ₂ if j = 0 < i,   b_ij otherwise           (§3.2)
 
-Positions speak to positions and words to words: p, U_Q, U_K and θ are shared by all layers, and no
-position is added to the words. (p_i U_Q)·(p_j U_K) is a product of what each token has: tiles of
-scores multiply it as they do q·k. Position 0 is [CLS], which stands nowhere: θ₁ is its bias to all
-others, θ₂ theirs to it (one each a head). A model without [CLS] may set `reset=False`.
+Position–position and content–content terms only: p, U_Q, U_K and θ are shared by all layers, and
+no position is added to the words. (p_i U_Q)·(p_j U_K) is a dot product of vectors of each token,
+computed in tiles as q·k is. Position 0 is [CLS], which has no place in the text: θ₁ is its bias to
+all others, θ₂ theirs to it (one of each per head). A model without [CLS] may set `reset=False`.
 
 The equations are followed; the released code puts a layer norm on p and has biases in U. Instead p
 begins as such a norm leaves it, N(0, 1), so that both halves of the score begin at the same size.
-TUPE-R adds T5's bidirectional bias. T5 has a scale of its own (none), so it is not `tupe+t5` but
+TUPE-R adds T5's bidirectional bias. T5 sets another scale (1), so it is not `tupe+t5` but
 T5's buckets as edges: `tupe+buckets(edges=…, directional=True)`, the edges being
 `t5.thresholds(16, 128) - 1`. The sum adds that bias to θ, too.
 """
@@ -37,8 +37,8 @@ def correlation(q_p, k_p, u_q: jax.Array, u_k: jax.Array) -> jax.Array:
     """
     # One product of four: for one query the vectors of the keys need not be projected.
     form, exact = "...td,dhe,fhe,...sf->...hts", jax.lax.Precision.HIGHEST
-    found = jnp.einsum(form, q_p, u_q, u_k, k_p, precision=exact, optimize="optimal")
-    return (2 * u_q.shape[-1]) ** -0.5 * found
+    products = jnp.einsum(form, q_p, u_q, u_k, k_p, precision=exact, optimize="optimal")
+    return (2 * u_q.shape[-1]) ** -0.5 * products
 
 
 def reset(bias: jax.Array, q_pos, k_pos, first: jax.Array, to_first: jax.Array) -> jax.Array:
@@ -51,14 +51,15 @@ def reset(bias: jax.Array, q_pos, k_pos, first: jax.Array, to_first: jax.Array) 
       first: θ₁ [H].
       to_first: θ₂ [H].
     """
-    one, two = first[:, None, None], to_first[:, None, None]
+    first, to_first = first[:, None, None], to_first[:, None, None]
     rows, columns = (q_pos == 0)[..., None, :, None], (k_pos == 0)[..., None, None, :]
-    return jnp.where(jnp.isnan(bias), bias, jnp.where(rows, one, jnp.where(columns, two, bias)))
+    theta = jnp.where(rows, first, jnp.where(columns, to_first, bias))
+    return jnp.where(jnp.isnan(bias), bias, theta)
 
 
 @dataclasses.dataclass(frozen=True)
 class TUPE(Encoding):
-    """Correlates learned positions with each other, apart from the words, once for all layers."""
+    """Correlates learned positions with each other, separately from the words, for all layers."""
 
     length: int = 512
     reset: bool = True
@@ -73,27 +74,27 @@ class TUPE(Encoding):
         """P [length, D]; U_Q, U_K [D, H, E]; θ₁, θ₂ [H], zero at first."""
         keys, shape = jax.random.split(key, 3), (dims.width, dims.heads, dims.head_dim)
         draw = lambda key, *shape: jax.random.normal(key, shape, jnp.float32)  # noqa: E731
-        own = {
+        arrays = {
             "table": self.stddev * draw(keys[0], self.length, dims.width),
             "u_q": dims.width**-0.5 * draw(keys[1], *shape),
             "u_k": dims.width**-0.5 * draw(keys[2], *shape),
         }
         zeros = jnp.zeros(dims.heads, jnp.float32)
-        return own | ({"first": zeros, "to_first": zeros} if self.reset else {})
+        return arrays | ({"first": zeros, "to_first": zeros} if self.reset else {})
 
     def terms(self, params, dims):
         width = 2 * (dims.head_dim + 2 * self.reset)
         state = State(self.factors, params.shared, width=width, of="positions")
         return Scale((2 * dims.head_dim) ** -0.5), TokenProduct(state)
 
-    def factors(self, own, positions):
-        """P U_Q/sqrt(2E) beside p U_K; of position 0, zeros, and θ in two channels more.
+    def factors(self, arrays, positions):
+        """[p U_Q/sqrt(2E) ‖ p U_K], zeros at position 0, with θ in two additional channels.
 
         [*B, T, H, C]: half of the numbers are for queries, the other half for keys.
         """
-        p, exact = lookup(own["table"], positions), jax.lax.Precision.HIGHEST
+        p, exact = lookup(arrays["table"], positions), jax.lax.Precision.HIGHEST
         left, right = (
-            jnp.einsum("...td,dhe->...the", p, own[u], precision=exact) for u in ("u_q", "u_k")
+            jnp.einsum("...td,dhe->...the", p, arrays[u], precision=exact) for u in ("u_q", "u_k")
         )
         left = (2 * left.shape[-1]) ** -0.5 * left
         if not self.reset:
@@ -102,8 +103,8 @@ class TUPE(Encoding):
         rows = jnp.broadcast_to(first, (*left.shape[:-1], 1))
         left = [
             jnp.where(first, 0, left),
-            jnp.where(rows, own["first"][:, None], 0),
-            jnp.where(rows, 0, own["to_first"][:, None]),
+            jnp.where(rows, arrays["first"][:, None], 0),
+            jnp.where(rows, 0, arrays["to_first"][:, None]),
         ]
         ones = jnp.ones_like(rows, jnp.float32)
         right = [jnp.where(first, 0, right), ones, jnp.where(rows, ones, 0)]

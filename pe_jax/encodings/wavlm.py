@@ -26,7 +26,7 @@ def gate(x: jax.Array, weight: jax.Array, bias: jax.Array, scale: jax.Array) -> 
     """What the bias of each token and head is multiplied by: float32 [*B, T, H].
 
     Args:
-      x: [*B, T, D], the layer's input, a slice of D/H channels a head.
+      x: [*B, T, D], the layer's input, a slice of D/H channels per head.
       weight: [8, D/H], shared by the heads.
       bias: [8].
       scale: s, [H].
@@ -70,6 +70,6 @@ class WavLM(T5):
         return self.lookup(table, distance)[..., None]
 
 
-def gate_state(own, x, before):
+def gate_state(arrays, x, before):
     """g_t as a state of one number: [*B, T, H, 1]."""
-    return gate(x, **own)[..., None]
+    return gate(x, **arrays)[..., None]

@@ -3,14 +3,14 @@
     (ζ^(m/512) R_m q)·(ζ^(-n/512) R_n k) = Σ_i ζ_i^((m-n)/512) · (pair i of RoPE's product)
     ζ_i = (i/(d/2) + γ)/(1 + γ),    γ = 0.4
 
-A decay for each pair, faster for the faster ones, and no bias: it all is in q and k. The paper
-attends in blocks beyond its training length; `window` does the like.
+Each pair of channels decays, faster pairs faster, in q and k and without a bias. The paper attends
+in blocks beyond its training length; `window` is similar.
 
 The origin is fixed at position 0 (the authors' code takes the middle of the sequence), so that keys
 in a cache stay valid. Keys grow as 3.5^(n/512) and queries shrink: float32 and bfloat16 hold that
 for 0 ≤ position < 55·512 = 28,160, float16 for some 3,500. Outside, positions are an error where
-they are known and NaN under a trace. A key ahead of its query grows without a bound: causal only,
-and positions may not run backwards.
+they are known and NaN under a trace. A key ahead of its query grows without bound: causal only, and
+positions may not run backwards.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, require
 
-GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30: what remains to the largest float is for the values
+GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30, which leaves 10^8 for the values in float32
 
 
 def zeta(dim: int) -> np.ndarray:
@@ -59,7 +59,7 @@ def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class XPos(Encoding):
-    """RoPE with a decay: each pair's product shrinks with the distance at a rate of its own."""
+    """RoPE with a decay: each pair's product shrinks with the distance at its own rate."""
 
     base: float = 1e4
     scale_base: int = 512
@@ -98,5 +98,5 @@ class XPos(Encoding):
         return (turned * align(both, x)).astype(x.dtype)
 
     def limit(self):
-        """Where float32 ends."""
+        """The position from which on float32 overflows."""
         return REACH * self.scale_base

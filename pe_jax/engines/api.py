@@ -1,6 +1,5 @@
 """`attention`: any encoding with any engine, in the shapes of `jax.nn.dot_product_attention`."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +8,12 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params
-from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, RowRescore, Side, Term, Tokens
+from pe_jax.encodings.terms import Side, Term, Tokens
 from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded.axes import under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.numerics.arrays import align
-
-NO_CLAIMS = Claims()
 
 
 @under_auto_axes
@@ -65,18 +62,18 @@ def attention(
         declares `real_positions`; a trailing axis where it has several). None: contiguous, from 0
         in each segment; then T must equal S. They are constants: their gradient is zero in every
         engine, though the functions of `pe_jax.encodings` by themselves have one.
-      k_positions: likewise; None: as `q_positions`, if T = S.
+      k_positions: the same for the keys; None: as `q_positions`, if T = S.
       q_segments: integers [*B, T]: a query sees the keys of its own segment only. A negative id
         (padding) sees nothing.
-      k_segments: likewise [*B, S]; None: as `q_segments`, if T = S.
+      k_segments: the same for the keys, [*B, S]; None: as `q_segments`, if T = S.
       q_index: the place of each query among the tokens, [T] or [*B, T], for the mask. None:
         0 … T - 1 if T = S.
-      k_index: likewise; None: 0 … S - 1.
+      k_index: the same for the keys; None: 0 … S - 1.
       causal: whether later tokens (by index) are hidden. None: they are; a scheme of several axes
         must be told.
-      window: see at most so many tokens back, oneself included.
-      sinks: the first so many tokens of each segment (a run of equal ids; without segments, those
-        of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
+      window: how many tokens back are seen, oneself included.
+      sinks: how many tokens at the start of each segment (a run of equal ids; without segments,
+        those of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
         LM-Infinite, arXiv 2308.16137).
       embedded: says that `x = encoding.embed(params, x, positions)` was called on the input of the
         first layer, for a scheme that adds to it (sinusoidal and learned tables, BiPE, sums with
@@ -121,34 +118,26 @@ def attention(
     encoding = encoding or Encoding()
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives, or None")
-    for name, array in {"q": q, "k": k, "v": v}.items():
-        if not hasattr(array, "ndim"):
-            raise TypeError(f"{name} is a {type(array).__name__}; pass an array")
-    dims = dims or inputs.dims(q, k, x)
+    inputs.arrays(q, k, v)
+    dims = inputs.dims(dims, q, k, x)
     encoding.check(dims)
     inputs.embedded(encoding, dims, embedded)
-    causal = inputs.causal(encoding, causal, dispatch.has_own_mask(implementation))
-    inputs.shapes(q, k, v)
-    if (q.shape[-2], q.shape[-1]) != (dims.heads, dims.head_dim):
-        raise ValueError(
-            f"q has {q.shape[-2]} heads of {q.shape[-1]}, dims says {dims.heads} of {dims.head_dim}"
-        )
-    positions = inputs.positions(
-        encoding.claims, q, k, q_positions, k_positions, type(encoding).__name__
-    )
-    params = inputs.params(encoding, params, dims)
+    own_mask = getattr(implementation, "has_own_mask", False)
+    causal = inputs.causal(encoding, causal, own_mask)
     given = {"q_positions": q_positions, "k_positions": k_positions}
-    encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
-    inputs.layout(layout, q_index, k_index, q, k)
     name = inputs.title(encoding)
+    q_positions, k_positions = inputs.positions(encoding.claims, q, k, **given, name=name)
+    params = inputs.params(encoding, params, dims)
+    encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
     all_terms = (*encoding.terms(params, dims), *inputs.terms(terms))
     kinds.check(all_terms)
-    places = positions or (layout.order(q.shape[-3]),) * 2
-    if positions is None and q_segments is not None:
-        if inputs.absolute(all_terms, encoding.claims.anchored):
-            batch = q.shape[:-3]
-            ids = inputs.segments(q_segments, k_segments, batch, q.shape[-3], k.shape[-3])
-            places = [layout.per_segment(rows).reshape(*batch, -1) for rows in ids]
+
+    places = [q_positions, k_positions]
+    if q_positions is None:
+        places = [layout.order(q.shape[-3])] * 2
+        if q_segments is not None and inputs.absolute(all_terms, encoding.claims.absolute_rotation):
+            ids = inputs.segments(q_segments, k_segments, q, k)
+            places = [layout.per_segment(rows).reshape(q.shape[:-2]) for rows in ids]
     inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
     q_states, k_states = _states(all_terms, layout, x, places)
     return attend(
@@ -161,8 +150,8 @@ def attention(
         k_raw=k,
         q_states=q_states,
         k_states=k_states,
-        q_positions=positions and positions[0],
-        k_positions=positions and positions[1],
+        q_positions=q_positions,
+        k_positions=k_positions,
         q_segments=q_segments,
         k_segments=k_segments,
         q_index=q_index,
@@ -200,7 +189,7 @@ def attend(
     sinks: int = 0,
     implementation: str | Callable | None = None,
     layout: Contiguous = CONTIGUOUS,
-    claims: Claims = NO_CLAIMS,
+    claims: Claims = Encoding.claims,
     name: str = "attention",
 ) -> jax.Array:
     """Attention on q and k that are already rotated, as a cache holds them.
@@ -213,42 +202,32 @@ def attend(
     the terms take, `name` what messages call them.
     """
     inputs.window(window, sinks)
-    inputs.shapes(q, k, v)
-    batch, (queries, heads), keys = q.shape[:-3], q.shape[-3:-1], k.shape[-3]
-    q_seg, k_seg = inputs.segments(q_segments, k_segments, batch, queries, keys)
-    inputs.layout(layout, q_index, k_index, q, k)
-    others = keys if causal or window is not None else queries
-    q_ind = inputs.index("q_index", q_index, batch, queries, others, layout)
-    k_ind = inputs.index("k_index", k_index, batch, keys, keys, layout)
+    inputs.arrays(q, k, v)
+    (*batch, queries, heads, _), keys = q.shape, k.shape[-3]
+    q_seg, k_seg = inputs.segments(q_segments, k_segments, q, k)
+    masked = causal or window is not None
+    q_places, k_places = inputs.indices(q_index, k_index, q, k, layout, masked)
     positions = inputs.positions(claims, q, k, q_positions, k_positions, name)
-    contiguous = positions is None
-    if positions is None:
-        places = layout.order(queries)[None]
-        if q_seg is not None and kinds.select(terms, kinds.PairBias):
-            places, contiguous = layout.per_segment(q_seg), False
-        places = [places, places]
-    else:
-        places = [_flat(x, batch, 1 + (claims.axes > 1)) for x in positions]
+    contiguous = positions[0] is None
     if not (queries and keys and q.size):
         return jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
     inputs.check_values(terms, v.shape[-1], claims.axes)
-    states = inputs.check_states(terms, q_states, k_states, q, k)
+    q_states, k_states = inputs.check_states(terms, q_states, k_states, q, k)
+
+    if contiguous:
+        positions = [layout.order(queries)] * 2
+        if q_seg is not None and kinds.select(terms, kinds.PairBias):
+            positions, contiguous = [layout.per_segment(q_seg)] * 2, False
+    q_pos, k_pos = (_flat(x, 1 + (claims.axes > 1)) for x in positions)
     rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
-    q_side = Side(
-        _heads_first(q),
-        _heads_first(q_raw) if kinds.select(terms, RelativeKeys, RowRescore) else None,
-        states[0],
-        Tokens(places[0], _flat(q_ind, batch, 1), q_seg),
-    )
-    k_side = Side(
-        _heads_first(k),
-        _heads_first(k_raw) if kinds.select(terms, RelativeQueries) else None,
-        states[1],
-        Tokens(places[1], _flat(k_ind, batch, 1), k_seg, rank),
-    )
+    q_tokens = Tokens(q_pos, _flat(q_places, 1), q_seg)
+    k_tokens = Tokens(k_pos, _flat(k_places, 1), k_seg, rank)
+    raw = inputs.read_raw(terms, q_raw, k_raw)
+    q, k, v, q_raw, k_raw = jax.tree.map(_heads_first, (q, k, v, *raw))
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous)
-    call = dispatch.Call(spec, terms, q_side, k_side, _heads_first(v))
+    q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
+    call = dispatch.Call(spec, terms, q_side, k_side, v)
     out, lse = dispatch.engine(implementation, layout, call, name)(*call)
     out = leave_to_sinks(terms, out, lse)
     return jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
@@ -277,6 +256,6 @@ def _heads_first(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)
 
 
-def _flat(x: jax.Array, batch, tail: int) -> jax.Array:
-    """[T, …] → [1, T, …]; [*B, T, …] → [B, T, …]; `tail` counts the axes from T on."""
-    return x[None] if x.ndim == tail else x.reshape(math.prod(batch), *x.shape[len(batch) :])
+def _flat(x: jax.Array, axes: int) -> jax.Array:
+    """[T, …] → [1, T, …]; [*B, T, …] → [B, T, …]; `axes` counts those from T on."""
+    return x.reshape(-1, *x.shape[-axes:])

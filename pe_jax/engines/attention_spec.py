@@ -14,34 +14,17 @@ from pe_jax.engines.mask import allowed
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """The sizes and the mask of a call, hashable.
+    """The sizes and the mask of a call, hashable."""
 
-    Attributes:
-      dims: global sizes.
-      causal: whether later tokens are hidden.
-      window: how many tokens back are seen, oneself included; None: all.
-      sinks: the first tokens of each segment that stay in sight beyond the window.
-      aligned: query i and key i are the same token, of index i.
-      contiguous: the distance of query i and key j is i - j (within a segment).
-    """
-
-    dims: Dims
-    causal: bool
-    window: int | None = None
-    sinks: int = 0
-    aligned: bool = False
-    contiguous: bool = False
+    dims: Dims  # global sizes
+    causal: bool  # whether later tokens are hidden
+    window: int | None = None  # how many tokens back are seen, oneself included; None: all
+    sinks: int = 0  # the first tokens of each segment that stay in sight beyond the window
+    aligned: bool = False  # query i and key i are the same token, of index i
+    contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are seen: bool [B or 1, 1, T, S]."""
-        seen = allowed(
-            q.index,
-            k.index,
-            q.segments,
-            k.segments,
-            causal=self.causal,
-            window=self.window,
-            sinks=self.sinks,
-            k_rank=k.rank,
-        )
+        rule = {"causal": self.causal, "window": self.window, "sinks": self.sinks}
+        seen = allowed(q.index, k.index, q.segments, k.segments, k_rank=k.rank, **rule)
         return seen[:, None]

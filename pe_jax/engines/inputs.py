@@ -12,18 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input
-from pe_jax.encodings.terms import (
-    Input,
-    PairBias,
-    QueryBias,
-    RelativeValues,
-    Rotation,
-    Term,
-    TokenBias,
-    TokenProduct,
-    select,
-)
+from pe_jax.encodings.terms import Term, select
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, require, require_bool
@@ -43,11 +34,8 @@ def window(window: int | None, sinks: int) -> None:
 def causal(encoding: Encoding, causal: bool | None, masked: bool = False) -> bool:
     """Whether later tokens are hidden: True unless told, for a scheme of one axis.
 
-    Args:
-      encoding: the scheme.
-      causal: what the caller says; None: nothing.
-      masked: whether the engine has a mask of its own that may hide what a one-sided scheme cannot
-        tell apart.
+    `masked`: the engine has a separate mask, which may hide what a one-sided scheme cannot tell
+    apart.
 
     Raises:
       ValueError: nothing is said for a scheme of several axes; a scheme for causal attention alone,
@@ -87,39 +75,45 @@ def title(encoding: Encoding) -> str:
     return "+".join(type(part).__name__ for part in getattr(encoding, "parts", (encoding,)))
 
 
-def shapes(q, k, v) -> None:
-    """Raises TypeError for q, k or v of another dtype, ValueError where they do not fit together.
+def arrays(q, k, v) -> None:
+    """Raises TypeError for what is no array of floats, ValueError where these do not fit together.
 
     The engines compute in float32: a float64 result would not be one. (Without `jax_enable_x64`
     JAX makes float32 of what NumPy has in float64.)
     """
     for name, x in {"q": q, "k": k, "v": v}.items():
+        if not hasattr(x, "ndim"):
+            raise TypeError(f"{name} is a {type(x).__name__}; pass an array")
+        if x.ndim < 3:
+            raise ValueError(f"{name} has shape {x.shape}; pass [*B, length, heads, width]")
         if jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
-    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    shapes, (heads, kv_heads) = f"q {q.shape}, k {k.shape}, v {v.shape}", (q.shape[-2], k.shape[-2])
     if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
             f"{shapes} do not fit: q and k share batch axes, k and v all but the width"
         )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{shapes} do not fit: q and k need the same width")
-    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        heads = q.shape[-2]
+    if kv_heads == 0 or heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        raise ValueError(f"k has {k.shape[-2]} heads, but q has {heads}; use one of {divisors}")
+        raise ValueError(f"k has {kv_heads} heads, but q has {heads}; use one of {divisors}")
 
 
-def dims(q: jax.Array, k: jax.Array, x: Any = None) -> Dims:
-    """The sizes that q [*B, T, H, E] and k [*B, S, K, E] show.
+def dims(dims: Dims | None, q: jax.Array, k: jax.Array, x: Any = None) -> Dims:
+    """The sizes as given, or those that q [*B, T, H, E] and k [*B, S, K, E] show.
 
-    The model's width is that of the layer's input x [*B, T, D]; without one, H·E.
+    The model's width is then that of the layer's input x [*B, T, D]; without one, H·E.
     """
-    for name, rows in {"q": q, "k": k}.items():
-        if rows.ndim < 3:
-            raise ValueError(f"{name} has shape {rows.shape}; pass [*B, length, heads, width]")
     heads, head_dim = q.shape[-2:]
-    width = heads * head_dim if x is None else np.shape(x)[-1]
-    return Dims(width, heads, k.shape[-2], head_dim)
+    if dims is None:
+        width = heads * head_dim if x is None else np.shape(x)[-1]
+        return Dims(width, heads, k.shape[-2], head_dim)
+    if (heads, head_dim) != (dims.heads, dims.head_dim):
+        raise ValueError(
+            f"q has {heads} heads of {head_dim}, dims says {dims.heads} of {dims.head_dim}"
+        )
+    return dims
 
 
 def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
@@ -130,17 +124,16 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
       ValueError: one is missing, or of another shape than `encoding.init(key, dims)` draws: what
         broadcasts (the table of one head) would be another model.
     """
-    want = _shapes(encoding, dims)
+    want, name = _shapes(encoding, dims), type(encoding).__name__
     if params is None:
         if jax.tree.leaves(want):
-            raise ValueError(f"params=None, but {type(encoding).__name__} has parameters; {DRAW}")
+            raise ValueError(f"params=None, but {name} has parameters; {DRAW}")
         return want
     if not isinstance(params, Params):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     for side, wanted, given in zip(Params._fields, want, params, strict=True):
         wanted, given = _by_path(wanted), _by_path(given)
         if missing := sorted(wanted.keys() - given.keys()):
-            name = type(encoding).__name__
             raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
         for path, shape in wanted.items():
             if given[path] != shape:
@@ -167,11 +160,8 @@ def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
 def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = None) -> Encoding:
     """The scheme for the length at hand, where it depends on that and was not told it.
 
-    Args:
-      encoding: the scheme.
-      queries: T, as many as there are keys where no positions are given.
-      given: positions by the name of the argument; None where there are none.
-      segments: ids, or None; with them positions restart, so T does not tell how far they go.
+    `given` are positions by the name of the argument; None where there are none: then T, the number
+    of `queries`, is the length. With segments positions restart, and it does not tell their end.
 
     Raises:
       ValueError: the length is not told and cannot be known; a known position is beyond it.
@@ -188,104 +178,100 @@ def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = Non
             " positions do not tell; pass encoding.at_length(total_length)"
         )
     if not given and segments is None:
-        within(encoding, "q", queries - 1)
+        given = {"q": np.asarray(queries - 1)}
     for name, x in given.items():
         known = pos.concrete(x)
-        if known is not None and known.size:
-            within(encoding, name, known.max())
+        if known is not None and known.size and (farthest := known.max()) >= valid:
+            raise ValueError(
+                f"{name} goes to position {farthest}, {title(encoding)} is set for {valid} tokens;"
+                f" pass encoding.at_length({math.floor(farthest) + 1})"
+            )
     return encoding
 
 
-def within(encoding: Encoding, name: str, farthest) -> None:
-    """Raises ValueError where the scheme was told a shorter length than that of this position."""
-    valid = encoding.valid_length()
-    if valid is not None and farthest >= valid:
-        raise ValueError(
-            f"{name} goes to position {farthest}, {title(encoding)} is set for {valid} tokens; pass"
-            f" encoding.at_length({math.floor(farthest) + 1})"
-        )
-
-
-def positions(claims: Claims, q, k, q_positions, k_positions, name: str):
-    """Checked positions of queries and keys, or None where they are contiguous from 0.
+def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list[Any]:
+    """Checked positions of queries and keys, or None twice where they are contiguous from 0.
 
     They are constants to a gradient in every engine: a tile passes none to them.
     """
-    batch, queries, keys = q.shape[:-3], q.shape[-3], k.shape[-3]
-    if q_positions is None and k_positions is None:
+    axes, queries, keys = claims.axes, q.shape[-3], k.shape[-3]
+    pair = _both_sides("positions", q_positions, k_positions, queries == keys)
+    if pair is None:
         if queries != keys:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
             )
-        if claims.axes > 1:
-            raise ValueError(
-                f"{name} has {claims.axes} axes: pass q_positions [*B, T, {claims.axes}]"
-            )
-        return None
-    if q_positions is None or k_positions is None:
-        if queries != keys or q_positions is None:
-            raise ValueError("q_positions and k_positions: pass both, or neither")
-        k_positions = q_positions
-    checked = []
-    tail = (claims.axes,) if claims.axes > 1 else ()
-    sides = (("q_positions", q_positions, queries), ("k_positions", k_positions, keys))
-    for side, x, length in sides:
+        if axes > 1:
+            raise ValueError(f"{name} has {axes} axes: pass q_positions [*B, T, {axes}]")
+        return [None, None]
+    tail, checked = (axes,) if axes > 1 else (), []
+    for side, x, rows in zip(("q_positions", "k_positions"), pair, (q, k), strict=True):
         x = pos.as_positions(x, real=claims.real_positions, name=side)
-        _check_rows(side, x.shape, [(length, *tail), (*batch, length, *tail)])
+        check_shape(side, x, (rows.shape[-3], *tail), (*rows.shape[:-2], *tail))
         pos.check_near(x, side)
         checked.append(jax.lax.stop_gradient(x))
-    if checked[0].dtype != checked[1].dtype:  # a cache holds float32 where the scheme takes it
+    if checked[0].dtype != checked[1].dtype:  # only one side has integers
         checked = [x.astype(jnp.float32) for x in checked]
     return checked
+
+
+def segments(q_segments, k_segments, q, k) -> list[Any]:
+    """Segment ids [B, T] and [B, S], or None twice."""
+    pair = _both_sides("segments", q_segments, k_segments, q.shape[-3] == k.shape[-3])
+    if pair is None:
+        return [None, None]
+    checked = []
+    for side, x, rows in zip(("q_segments", "k_segments"), pair, (q, k), strict=True):
+        x = pos.as_positions(x, name=side)
+        check_shape(side, x, rows.shape[:-2])
+        checked.append(x.reshape(math.prod(rows.shape[:-3]), rows.shape[-3]))
+    return checked
+
+
+def _both_sides(name: str, of_queries, of_keys, same_length: bool):
+    """What queries and keys have, the same unless told if there are as many; None for neither."""
+    if of_queries is None and of_keys is None:
+        return None
+    if of_keys is None and same_length:
+        of_keys = of_queries
+    if of_queries is None or of_keys is None:
+        raise ValueError(f"q_{name} and k_{name}: pass both, or neither")
+    return of_queries, of_keys
+
+
+def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[jax.Array]:
+    """Places of queries and keys among the tokens, each [T] or [*B, T], given or as they lie.
+
+    Raises:
+      ValueError: the mask asks for them (`ordered`) and queries that are not the keys have none; a
+        call that does not fit the way in which its tokens lie on devices.
+    """
+    queries, keys, places = q.shape[-3], k.shape[-3], []
+    sides = ("q_index", q_index, q), ("k_index", k_index, k)
+    if type(layout) is not Contiguous:
+        name = type(layout).__name__
+        for side, x, _ in sides:
+            require(x is None, side, "given", f"leave it out: {name} knows where tokens lie")
+        if queries != keys:
+            raise ValueError(f"{queries} queries and {keys} keys: {name} is for one row")
+    if q_index is None and ordered and queries != keys:
+        raise ValueError(
+            f"q has {queries} tokens and k has {keys}: pass q_index, the place of each query among"
+            " the tokens (the mask comes from it)"
+        )
+    for side, x, rows in sides:
+        x = layout.order(rows.shape[-3]) if x is None else pos.as_positions(x, name=side)
+        check_shape(side, x, rows.shape[-3:-2], rows.shape[:-2])
+        places.append(x)
+    return places
 
 
 def terms(terms: Any) -> tuple[Term, ...]:
     """Raises TypeError for what is no tuple of terms."""
     ok = isinstance(terms, tuple) and all(isinstance(t, Term) for t in terms)
-    if not ok or select(terms, Input):
+    if not ok or select(terms, kinds.Input):
         raise TypeError(f"terms={terms!r}: pass a tuple of terms of scores, as (pe_jax.Sink(b),)")
     return terms
-
-
-def index(name: str, index, batch, length: int, other: int, layout: Contiguous) -> jax.Array:
-    """Places of tokens, [T] or [*B, T], given or as they lie."""
-    if index is None:
-        if length != other:
-            raise ValueError(
-                f"q has {length} tokens and k has {other}: pass {name}, the place of each query"
-                " among the tokens (the mask comes from it)"
-            )
-        return layout.order(length)
-    index = pos.as_positions(index, name=name)
-    _check_rows(name, index.shape, [(length,), (*batch, length)])
-    return index
-
-
-def layout(layout: Contiguous, q_index, k_index, q, k) -> None:
-    """Raises ValueError where a call does not fit the way in which its tokens lie on devices."""
-    name = type(layout).__name__
-    if type(layout) is Contiguous:
-        return
-    for side, index in {"q_index": q_index, "k_index": k_index}.items():
-        require(index is None, side, "given", f"leave it out: {name} knows where tokens lie")
-    if q.shape[-3] != k.shape[-3]:
-        raise ValueError(f"{q.shape[-3]} queries and {k.shape[-3]} keys: {name} is for one row")
-
-
-def segments(q_segments, k_segments, batch, queries: int, keys: int):
-    """Segment ids [B, T] and [B, S], or None twice."""
-    if q_segments is None and k_segments is None:
-        return None, None
-    if q_segments is None or k_segments is None:
-        if queries != keys or q_segments is None:
-            raise ValueError("q_segments and k_segments: pass both, or neither")
-        k_segments = q_segments
-    found = []
-    for name, x, length in (("q_segments", q_segments, queries), ("k_segments", k_segments, keys)):
-        x = pos.as_positions(x, name=name)
-        _check_rows(name, x.shape, [(*batch, length)])
-        found.append(x.reshape(math.prod(batch), length))
-    return found
 
 
 def layer_input(terms: tuple, name: str, x, rows: tuple[int, ...], dims: Dims) -> None:
@@ -303,21 +289,28 @@ def reads_input(terms: tuple) -> bool:
     return any(term.state is not None and term.state.of == "x" for term in terms)
 
 
-def absolute(terms: tuple, anchored: bool = False) -> bool:
+def absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     """Whether more than the distance counts, so that positions restart in each segment."""
     of_positions = (t.state is not None and t.state.of == "positions" for t in terms)
-    return anchored or any(of_positions) or bool(select(terms, PairBias))
+    return absolute_rotation or any(of_positions) or bool(select(terms, kinds.PairBias))
 
 
 def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> jax.Array:
     """Queries (`side` "q") or keys ("k") [*B, T, H or K, E] after query biases and rotations."""
     if side == "q":
-        for term in select(terms, QueryBias):
+        for term in select(terms, kinds.QueryBias):
             x = x + align(term.u.astype(x.dtype), x)
     for term, state in zip(terms, states, strict=True):
-        if isinstance(term, Rotation):
+        if isinstance(term, kinds.Rotation):
             x = term.rotate(side, x, positions, state)
     return x
+
+
+def read_raw(terms: tuple, q_raw: jax.Array, k_raw: jax.Array) -> tuple[Any, Any]:
+    """Queries and keys before rotations where terms read them, else None."""
+    of_queries = select(terms, kinds.RelativeKeys, kinds.RowRescore)
+    of_keys = select(terms, kinds.RelativeQueries)
+    return q_raw if of_queries else None, k_raw if of_keys else None
 
 
 def check_states(terms: tuple, q_states, k_states, q: jax.Array, k: jax.Array) -> list[tuple]:
@@ -328,27 +321,24 @@ def check_states(terms: tuple, q_states, k_states, q: jax.Array, k: jax.Array) -
     """
     if k_states is None and q.shape[-3] == k.shape[-3]:
         k_states = q_states
-    of_keys = [term if reads_keys(term) else None for term in terms]
-    sides = ("q_states", terms, q_states, q), ("k_states", of_keys, k_states, k)
-    checked = []
-    for name, readers, states, rows in sides:
+    sides = []
+    for name, states, rows in (("q_states", q_states, q), ("k_states", k_states, k)):
+        shape = *rows.shape[:-2], q.shape[-2]
         states = (None,) * len(terms) if states is None else states
-        each = zip(readers, states, strict=True)
-        checked.append(
+        readers = [t.state is not None and (name[0] == "q" or reads_keys(t)) for t in terms]
+        sides.append(
             tuple(
-                None
-                if term is None or term.state is None
-                else _check_state(f"{name}[{i}]", term, state, (*rows.shape[:-2], q.shape[-2]))
-                for i, (term, state) in enumerate(each)
+                _check_state(f"{name}[{i}]", term, state, shape) if readers[i] else None
+                for i, (term, state) in enumerate(zip(terms, states, strict=True))
             )
         )
-    return checked
+    return sides
 
 
 def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> jax.Array:
     """The state of a term [*B, T, H, C] for `rows` (*B, T, H), or for one row of them."""
     widths = {term.state.width}  # pyright: ignore[reportOptionalMemberAccess]
-    if isinstance(term, TokenProduct) and name[0] == "k":
+    if isinstance(term, kinds.TokenProduct) and name[0] == "k":
         widths.add(term.state.width // 2)  # what a cache keeps
     leads = {rows, rows[-2:], (1, *rows[-2:])}
     if state is None or state.shape[:-1] not in leads or state.shape[-1] not in widths:
@@ -360,19 +350,20 @@ def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> ja
 
 def reads_keys(term: Any) -> bool:
     """Whether a term reads the states of keys, and not of queries alone."""
-    return isinstance(term, TokenBias | TokenProduct)
+    return isinstance(term, kinds.TokenBias | kinds.TokenProduct)
 
 
 def check_values(terms: tuple, width: int, axes: int = 1) -> None:
     """Raises ValueError where v is not as wide as the vectors that are added to it."""
     distance = jax.ShapeDtypeStruct((1, axes)[: 1 + (axes > 1)], jnp.int32)
-    for term in select(terms, RelativeValues):
+    for term in select(terms, kinds.RelativeValues):
         need = jax.eval_shape(term.at, distance).shape[-1]
         if need != width:
             raise ValueError(f"v has width {width}; relative values need {need}")
 
 
-def _check_rows(name: str, shape, allowed) -> None:
-    if shape not in allowed:
-        fix = " or ".join(str(list(a)) for a in dict.fromkeys(allowed))
-        raise ValueError(f"{name} has shape {list(shape)}; pass {fix}")
+def check_shape(name: str, x, *allowed: tuple[int, ...]) -> None:
+    """Raises ValueError where x has none of these shapes."""
+    if x.shape not in allowed:
+        fix = " or ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
+        raise ValueError(f"{name} has shape {list(x.shape)}; pass {fix}")

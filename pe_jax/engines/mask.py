@@ -23,7 +23,7 @@ def allowed(
 
     Args:
       q_index: int32 [*B, T], the place of each query in the sequence of tokens.
-      k_index: int32 [*B, S], likewise for the keys.
+      k_index: int32 [*B, S], the same for the keys.
       q_segments: int32 [*B, T] or None: equal ids see one another; a negative id sees nothing.
       k_segments: int32 [*B, S] or None, given together with `q_segments`.
       causal: whether keys of a later index are hidden.

@@ -65,17 +65,17 @@ def to_hf(layers: Sequence[LayerEncoding], model_type: str) -> dict[str, Any]:
         family, layers = _family(model_type), tuple(layers)
         if not layers:
             raise ValueError("layers=(): pass at least one")
-        found = {"model_type": model_type, **family.write(layers)}
+        config = {"model_type": model_type, **family.write(layers)}
         if not getattr(family, "checked", True):
-            return found
+            return config
         widths = {"hidden_size": layers[0].head_dim, "num_attention_heads": 1}
-        again = _read({**widths, **found})
+        again = _read({**widths, **config})
         for index, (layer, other) in enumerate(zip(layers, again, strict=True)):
             if layer != other:
                 raise ValueError(f"layer {index}: {model_type!r} would be read as {shown(other)}")
     except ValueError as error:
         raise ValueError(_one_line(error)) from None
-    return found
+    return config
 
 
 def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
@@ -106,10 +106,10 @@ def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
-    found = config.to_dict() if hasattr(config, "to_dict") else config
-    if not isinstance(found, Mapping):
+    dictionary = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(dictionary, Mapping):
         raise TypeError(f"config={shown(config)}: pass a config or its dict")
-    return dict(found)
+    return dict(dictionary)
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,9 +123,9 @@ def _read(config: Mapping[str, Any]) -> tuple[LayerEncoding, ...]:
     model_type = config.get("model_type")
     family = _family(model_type)
     keys = Keys(str(model_type), config)
-    found = family.read(keys)
+    layers = family.read(keys)
     keys.check_rest()
-    return tuple(found)
+    return tuple(layers)
 
 
 def _family(model_type: Any):

@@ -92,18 +92,18 @@ class Learned1D:
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """The length, the padding token, the kind."""
         layer = one_of_a_kind(layers)
-        found: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
         if self.typed and isinstance(layer.encoding, Shaw):
             length = layer.encoding.clip + 1
-            return found | {LENGTHS[0]: length, "position_embedding_type": "relative_key"}
+            return config | {LENGTHS[0]: length, "position_embedding_type": "relative_key"}
         if self.rotary and isinstance(layer.encoding, RoPE):
             theta = {"rope_theta": layer.encoding.base}
-            return found | {"position_embedding_type": "rotary", **theta}
+            return config | {"position_embedding_type": "rotary", **theta}
         length = written(layer.encoding, Learned).length
         if self.pad is not None:
-            found["pad_token_id"] = layer.first_row - 1
+            config["pad_token_id"] = layer.first_row - 1
             length += layer.first_row
-        return found | {LENGTHS[0]: length}
+        return config | {LENGTHS[0]: length}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +124,12 @@ class GPT2(Learned1D):
 
     def write(self, layers):
         first = layers[0].scale
-        found = super().write([dataclasses.replace(layer, scale=None) for layer in layers])
+        config = super().write([dataclasses.replace(layer, scale=None) for layer in layers])
         if first is not None:
-            found["scale_attn_weights"] = False
+            config["scale_attn_weights"] = False
         if any(layer.scale != first for layer in layers):
-            found["scale_attn_by_inverse_layer_idx"] = True
-        return found
+            config["scale_attn_by_inverse_layer_idx"] = True
+        return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,9 +163,11 @@ class GPTNeo(Learned1D):
         plain = [dataclasses.replace(layer, window=None) for layer in layers]
         kinds = ["global" if layer.window is None else "local" for layer in layers]
         windows = [layer.window for layer in layers if layer.window is not None]
-        found = super().write(plain) | {"attention_types": [[[kind], 1] for kind in kinds]}
+        config = super().write(plain) | {"attention_types": [[[kind], 1] for kind in kinds]}
         return (
-            found | {"attention_layers": kinds} | ({"window_size": max(windows)} if windows else {})
+            config
+            | {"attention_layers": kinds}
+            | ({"window_size": max(windows)} if windows else {})
         )
 
 
@@ -187,7 +189,7 @@ class TwoStacks:
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The encoder's layers, then the decoder's."""
-        found, width = [], keys.integer("d_model", "hidden_size")
+        entries, width = [], keys.integer("d_model", "hidden_size")
         for key in ("static_position_embeddings", "extra_pos_embeddings"):
             keys.get(key)  # of older code: what the model types say by themselves
         for stack, layout, (key, default) in self._stacks():
@@ -198,18 +200,18 @@ class TwoStacks:
             encoding = Learned(length) if layout is None else Sinusoidal(layout=layout)
             first = self.first_row if layout is None else 0
             more = {"causal": stack == "decoder", "stack": stack, "first_row": first}
-            found += [LayerEncoding(encoding, width // heads, **more)] * count
-        return found
+            entries += [LayerEncoding(encoding, width // heads, **more)] * count
+        return entries
 
     def _stacks(self):
         return zip(("encoder", "decoder"), (self.encoder, self.decoder), self.lengths, strict=True)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """Layers, heads (one, of that width) and lengths."""
-        found: dict[str, Any] = {"d_model": max(layer.head_dim for layer in layers)}
+        config: dict[str, Any] = {"d_model": max(layer.head_dim for layer in layers)}
         for stack, layout, (key, _) in self._stacks():
             own = [layer for layer in layers if layer.stack == stack]
-            found |= {f"{stack}_layers": len(own), f"{stack}_attention_heads": 1}
+            config |= {f"{stack}_layers": len(own), f"{stack}_attention_heads": 1}
             if own and layout is None:
-                found[key] = written(one_of_a_kind(own).encoding, Learned).length
-        return found
+                config[key] = written(one_of_a_kind(own).encoding, Learned).length
+        return config

@@ -50,27 +50,27 @@ class T5Family:
             fix = "its global tokens are not among our schemes"
             keys.choice("encoder_attention_type", ("local",), "local", fix)
             window = keys.integer("local_radius", default=127) + 1
-        found = []
+        entries = []
         for stack, times in (("encoder", count), ("decoder", decoders)):
             both = stack == "encoder"
             encoding = t5.T5(buckets, reach, bidirectional=both, shared=self.shared)
             more = {"causal": not both, "stack": stack, "window": window if both else None}
-            found += [LayerEncoding(encoding, head_dim, **more)] * times
-        return found
+            entries += [LayerEncoding(encoding, head_dim, **more)] * times
+        return entries
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """Buckets, layers, the width of a head."""
         first = one_of_a_kind(layers, "encoder")
         encoding = written(first.encoding, t5.T5)
         count = sum(layer.stack == "encoder" for layer in layers)
-        found = {"num_layers": count, "num_decoder_layers": len(layers) - count}
-        found |= {"d_kv": first.head_dim, NUM_BUCKETS: encoding.num_buckets}
-        found |= {MAX_DISTANCE: encoding.max_distance}
+        config = {"num_layers": count, "num_decoder_layers": len(layers) - count}
+        config |= {"d_kv": first.head_dim, NUM_BUCKETS: encoding.num_buckets}
+        config |= {MAX_DISTANCE: encoding.max_distance}
         if self.local:
             fix = "these encoders have one"
             require(first.window is not None, "window", first.window, fix)
-            found["local_radius"] = (first.window or 0) - 1
-        return found
+            config["local_radius"] = (first.window or 0) - 1
+        return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,22 +120,22 @@ class DeBERTaFamily:
         parts = layer.encoding.parts if isinstance(layer.encoding, Sum) else (layer.encoding,)
         learned = [part for part in parts if isinstance(part, Learned)]
         relative = [part for part in parts if isinstance(part, DeBERTa)]
-        found: dict[str, Any] = {"num_hidden_layers": len(layers)}
-        found |= {"position_biased_input": bool(learned), "relative_attention": bool(relative)}
+        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        config |= {"position_biased_input": bool(learned), "relative_attention": bool(relative)}
         if learned:
-            found[LENGTHS[0]] = learned[0].length
+            config[LENGTHS[0]] = learned[0].length
         for part in relative:
-            found |= {"max_relative_positions": part.max_distance}
-            found |= {"pos_att_type": list(part.pos_att_type)}
+            config |= {"max_relative_positions": part.max_distance}
+            config |= {"pos_att_type": list(part.pos_att_type)}
             if self.v2:
-                found["position_buckets"] = -1 if part.buckets is None else part.buckets
+                config["position_buckets"] = -1 if part.buckets is None else part.buckets
         if layer.scale is not None and not relative:
             count = round(layer.scale**-2 / layer.head_dim) - 1
-            found["pos_att_type"] = list(DEBERTA_TYPES[:count])
+            config["pos_att_type"] = list(DEBERTA_TYPES[:count])
         if self.v2:
-            found["share_att_key"] = "share_att_key" in layer.also
-            found["norm_rel_ebd"] = "layer_norm" if "norm_rel_ebd" in layer.also else "none"
-        return found
+            config["share_att_key"] = "share_att_key" in layer.also
+            config["norm_rel_ebd"] = "layer_norm" if "norm_rel_ebd" in layer.also else "none"
+        return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,9 +197,9 @@ class Falcon:
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """`alibi`, or the rotation."""
         if isinstance(layers[0].encoding, RoPE):
-            found = Rotary().write(layers)
-            del found["head_dim"]  # always width/heads
-            return {"alibi": False, **found}
+            config = Rotary().write(layers)
+            del config["head_dim"]  # always width/heads
+            return {"alibi": False, **config}
         written(one_of_a_kind(layers).encoding, ALiBi)
         return {"num_hidden_layers": len(layers), "alibi": True}
 
@@ -225,8 +225,8 @@ class XLNet:
         """`attn_type`."""
         layer = one_of_a_kind(layers)
         written(layer.encoding, TransformerXL)
-        found = {"n_layer": len(layers), "attn_type": "uni" if layer.causal else "bi"}
-        return found | {"d_model": layer.head_dim, "n_head": 1}
+        config = {"n_layer": len(layers), "attn_type": "uni" if layer.causal else "bi"}
+        return config | {"d_model": layer.head_dim, "n_head": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,8 +247,8 @@ class WavLMFamily:
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """Buckets and reach."""
         encoding = written(one_of_a_kind(layers).encoding, WavLM)
-        found = {"num_hidden_layers": len(layers), "num_buckets": encoding.num_buckets}
-        return found | {"max_bucket_distance": encoding.max_distance}
+        config = {"num_hidden_layers": len(layers), "num_buckets": encoding.num_buckets}
+        return config | {"max_bucket_distance": encoding.max_distance}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,8 +274,8 @@ class MPNet:
         """The table's length and the padding token."""
         layer = one_of_a_kind(layers)
         length = written(written(layer.encoding, Sum).parts[0], Learned).length
-        found = {"num_hidden_layers": len(layers), "pad_token_id": layer.first_row - 1}
-        return found | {LENGTHS[0]: length + layer.first_row}
+        config = {"num_hidden_layers": len(layers), "pad_token_id": layer.first_row - 1}
+        return config | {LENGTHS[0]: length + layer.first_row}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,10 +304,10 @@ class LayoutLMv3Family:
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """Buckets and reaches."""
-        found = written(one_of_a_kind(layers).encoding, LayoutLMv3)
-        settings = {"rel_pos_bins": found.num_buckets, "max_rel_pos": found.max_distance}
-        settings |= {"rel_2d_pos_bins": found.spatial_buckets}
-        settings |= {"max_rel_2d_pos": found.spatial_distance}
+        config = written(one_of_a_kind(layers).encoding, LayoutLMv3)
+        settings = {"rel_pos_bins": config.num_buckets, "max_rel_pos": config.max_distance}
+        settings |= {"rel_2d_pos_bins": config.spatial_buckets}
+        settings |= {"max_rel_2d_pos": config.spatial_distance}
         return {"num_hidden_layers": len(layers), **settings}
 
 

@@ -55,12 +55,12 @@ class Keys:
           ValueError: two of the names have different values; a required one is missing.
         """
         self.known.update(names)
-        found = {n: self.config[n] for n in names if self.config.get(n) is not None}
-        if not found:
+        given = {n: self.config[n] for n in names if self.config.get(n) is not None}
+        if not given:
             if default is REQUIRED:
                 raise ValueError(f"{names[0]} is missing: {self.model_type!r} needs it")
             return default
-        (first, value), *others = found.items()
+        (first, value), *others = given.items()
         for name, other in others:
             if other != value:
                 both = f"{first}={shown(value, 100)} and {name}={shown(other, 100)}"
@@ -118,9 +118,9 @@ class Keys:
         Raises:
           ValueError: heads that do not divide the width.
         """
-        found = self.integer("head_dim", default=None if self.has_none("head_dim") else default)
-        if found is not None:
-            return found
+        value = self.integer("head_dim", default=None if self.has_none("head_dim") else default)
+        if value is not None:
+            return value
         width, heads = self.integer(*WIDTH), self.integer(*HEADS)
         require(width % heads == 0, self._name(HEADS), heads, f"must divide the width {width}")
         return width // heads

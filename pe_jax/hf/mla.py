@@ -65,10 +65,10 @@ class MLA(Rotary):
         )
         turned = rope.rotary_dim(layer.head_dim)
         plain = dataclasses.replace(rope, fraction=1.0)
-        found = {"num_hidden_layers": len(layers), "qk_rope_head_dim": turned}
-        found |= {"qk_nope_head_dim": layer.head_dim - turned}
+        config = {"num_hidden_layers": len(layers), "qk_rope_head_dim": turned}
+        config |= {"qk_nope_head_dim": layer.head_dim - turned}
         if self.interleave:
-            found[self.interleave[0]] = rope.layout == "interleaved"
+            config[self.interleave[0]] = rope.layout == "interleaved"
         if isinstance(rope.scaling, rope_scaling.DynamicNTK):
-            found["max_position_embeddings"] = rope.scaling.original_length
-        return found | {"rope_parameters": rope_scaling.to_hf(plain, head_dim=turned)}
+            config["max_position_embeddings"] = rope.scaling.original_length
+        return config | {"rope_parameters": rope_scaling.to_hf(plain, head_dim=turned)}

@@ -118,13 +118,13 @@ class Rotary:
             chunk = keys.integer("attention_chunk_size", default=8192)
         windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
         images = self._bidirectional_images(keys)
-        found = []
+        entries = []
         for kind, turned in zip(kinds, turns, strict=True):
             if kind in OTHERS:
-                found.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
+                entries.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
                 continue
             both = ("qk_norm",) if norm and (turned or not self.tempered) else ()
-            found.append(
+            entries.append(
                 LayerEncoding(
                     encodings[kind] if turned else rest,
                     widths[kind],
@@ -138,7 +138,7 @@ class Rotary:
                     also=both + images,
                 )
             )
-        return found
+        return entries
 
     def _kinds(self, keys: Keys, layers: int) -> list[str]:
         given = keys.get("layer_types") if self.typed else None
@@ -192,18 +192,18 @@ class Rotary:
         layers = keys.mapping("per_layer_config")
         if layers is None:
             return wide if kind == FULL else own
-        found = {kind: own for kind in kinds}
+        widths_of = {kind: own for kind in kinds}
         for index, settings in layers.items():
             at = int(index) if str(index).isdigit() else -1
             ok = 0 <= at < len(kinds) and isinstance(settings, Mapping)
             require(ok, "per_layer_config", {index: settings}, "pass layer number → settings")
-            found[kinds[at]] = settings.get("head_dim", own)
+            widths_of[kinds[at]] = settings.get("head_dim", own)
         listed = {int(i): settings.get("head_dim", own) for i, settings in layers.items()}
         widths = [listed.get(i, own) for i in range(len(kinds))]
-        same = all(found[kind] == width for kind, width in zip(kinds, widths, strict=True))
+        same = all(widths_of[kind] == width for kind, width in zip(kinds, widths, strict=True))
         same = same and all(is_int(width, 1) for width in widths)
         require(same, "per_layer_config", layers, "layers of one type must have one head_dim")
-        return found[kind]
+        return widths_of[kind]
 
     def _cap(self, keys: Keys) -> float | None:
         if self.cap is None or keys.has_none(self.cap[0]):
@@ -248,7 +248,7 @@ class Rotary:
         rotary_dim = keys.integer("rotary_dim", default=rotary_dim)
         if self.rotary_dim is not None:
             require(rotary_dim is not None, "rotary_dim", None, "pass a number of channels")
-        found = {}
+        encodings = {}
         for kind, head_dim in widths.items():
             if kind in OTHERS:
                 continue
@@ -258,7 +258,7 @@ class Rotary:
                 raise ValueError(f"rope_parameters has settings for {names}: {fix}")
             own = given[kind] if nested else given
             if own is None:
-                found[kind] = Encoding()  # a type without RoPE
+                encodings[kind] = Encoding()  # a type without RoPE
                 continue
             own = dict(own)
             if nested and own.get("rope_type", own.get("type")) == "yarn":
@@ -277,12 +277,14 @@ class Rotary:
                 fix = f"pass at most head_dim={head_dim}"
                 require(rotary_dim <= head_dim, "rotary_dim", rotary_dim, fix)
                 share = hugging_face.partial(rotary_dim / head_dim, head_dim)
-            found[kind] = self._encoding(keys, own, head_dim, base, share)
-            turned = found[kind].rotary_dim(head_dim) if isinstance(found[kind], RoPE) else None
+            encodings[kind] = self._encoding(keys, own, head_dim, base, share)
+            turned = (
+                encodings[kind].rotary_dim(head_dim) if isinstance(encodings[kind], RoPE) else None
+            )
             if rotary_dim is not None and turned != rotary_dim:
                 fix = f"the partial factor says {turned}; keep one of them"
                 require(turned is None, "rotary_dim", rotary_dim, fix)
-        return found
+        return encodings
 
     def _parameters(self, keys: Keys) -> tuple[Mapping[str, Any], bool]:
         """The settings, and whether they are by layer type."""
@@ -323,9 +325,9 @@ class Rotary:
         )
         rope = dataclasses.replace(rope, layout=self.layout)
         if self.sections is not None:
-            found = MRoPE(rope.base, sections, self.interleaved, rope.fraction, rope.scaling)
-            found.check(Dims(head_dim, 1, 1, head_dim))
-            return found
+            encoding = MRoPE(rope.base, sections, self.interleaved, rope.fraction, rope.scaling)
+            encoding.check(Dims(head_dim, 1, 1, head_dim))
+            return encoding
         if beta is None:
             return rope
         floor: Any = own.get("original_max_position_embeddings")

@@ -16,31 +16,31 @@ from pe_jax.validation import require
 def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
     """The keys from which a family (`rotary.Rotary`) reads these layers."""
     kinds = [_kind(family, layer) for layer in layers]
-    found: dict[str, Any] = {"num_hidden_layers": len(layers)}
+    config: dict[str, Any] = {"num_hidden_layers": len(layers)}
     widths = {kind: layer.head_dim for kind, layer in zip(kinds, layers, strict=True)}
-    found["head_dim"] = widths.get(SLIDING, layers[0].head_dim)
+    config["head_dim"] = widths.get(SLIDING, layers[0].head_dim)
     if family.global_head_dim is not None:
-        found["global_head_dim"] = widths.get(FULL, family.global_head_dim)
+        config["global_head_dim"] = widths.get(FULL, family.global_head_dim)
     if family.typed:
-        found["layer_types"] = kinds
-    found |= _mask(family, layers)
+        config["layer_types"] = kinds
+    config |= _mask(family, layers)
     if family.rotates is listed_rope:
-        found["no_rope_layers"] = [int(rope_of(layer) is not None) for layer in layers]
+        config["no_rope_layers"] = [int(rope_of(layer) is not None) for layer in layers]
     attending = [layer for layer in layers if layer.encoding is not None]
     if family.scale is not None and attending:
         name = family.scale[0]
         value = attending[0].scale or attending[0].head_dim ** -0.5
-        found[name] = _inverse_square(value) if name == "query_pre_attn_scalar" else value
+        config[name] = _inverse_square(value) if name == "query_pre_attn_scalar" else value
     if family.cap is not None and attending:
-        found[family.cap[0]] = attending[0].logit_cap
+        config[family.cap[0]] = attending[0].logit_cap
     if isinstance(family.qk_norm, tuple):
-        found[family.qk_norm[0]] = any("qk_norm" in layer.also for layer in layers)
+        config[family.qk_norm[0]] = any("qk_norm" in layer.also for layer in layers)
     if family.global_head_dim is not None:
         images = any("bidirectional_images" in layer.also for layer in layers)
-        found["use_bidirectional_attention"] = "vision" if images else None
+        config["use_bidirectional_attention"] = "vision" if images else None
     if family.tempered:
-        found |= _temperature(layers)
-    return found | _parameters(family, dict(zip(kinds, layers, strict=True)), kinds, layers)
+        config |= _temperature(layers)
+    return config | _parameters(family, dict(zip(kinds, layers, strict=True)), kinds, layers)
 
 
 def _kind(family: Any, layer: LayerEncoding) -> str:
@@ -54,20 +54,20 @@ def _kind(family: Any, layer: LayerEncoding) -> str:
 
 def _mask(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
     """Windows, chunks and causality."""
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     causal = layers[0].causal
     window = next((layer.window for layer in layers if layer.window is not None), None)
     if family.half_window is not None and window is not None:
         window = 2 * (window - family.half_window)
     if family.bidirectional:
-        found["use_bidirectional_attention"] = not causal
+        config["use_bidirectional_attention"] = not causal
         window = window if causal or window is None else 2 * (window - 1)
     if family.window != 0 and (family.nested is None or window is not None):
-        found[family.window_key] = window
+        config[family.window_key] = window
     if family.use_window:
-        found["use_sliding_window"] = window is not None
+        config["use_sliding_window"] = window is not None
     chunk = next((layer.chunk for layer in layers if layer.chunk is not None), None)
-    return found | ({"attention_chunk_size": chunk} if chunk is not None else {})
+    return config | ({"attention_chunk_size": chunk} if chunk is not None else {})
 
 
 def _temperature(layers: Sequence[LayerEncoding]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _parameters(
     layers: Sequence[LayerEncoding],
 ) -> dict[str, Any]:
     """`rope_parameters`, by layer type where they differ, and the lengths beside them."""
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for kind in by_kind:
         same = zip(kinds, layers, strict=True)
@@ -95,14 +95,14 @@ def _parameters(
             continue
         rope, head_dim = rope_of(turned[0]), turned[0].head_dim
         if family.rotary_dim is not None:
-            found["rotary_dim"] = rope.rotary_dim(head_dim)
+            config["rotary_dim"] = rope.rotary_dim(head_dim)
             require(rope.base == family.base, "base", rope.base, f"it is always {family.base:g}")
-            return found
+            return config
         scaling = rope.scaling
         if isinstance(scaling, rope_scaling.DynamicNTK):
-            found["max_position_embeddings"] = scaling.original_length
+            config["max_position_embeddings"] = scaling.original_length
         if family.original is not None and isinstance(scaling, rope_scaling.LongRoPE):
-            found["original_max_position_embeddings"] = scaling.original_length
+            config["original_max_position_embeddings"] = scaling.original_length
         settings[kind] = _settings(turned[0].encoding, rope, head_dim)
     same = all(own == next(iter(settings.values())) for own in settings.values())
     if settings and same and family.nested is None:
@@ -110,7 +110,7 @@ def _parameters(
     elif family.nested is not None:
         rope_less = {"rope_type": "default"}
         settings = {kind: settings.get(kind, rope_less) for kind in family.nested}
-    return found | ({"rope_parameters": settings} if settings else {})
+    return config | ({"rope_parameters": settings} if settings else {})
 
 
 def rope_of(layer: LayerEncoding) -> Any:
@@ -126,15 +126,15 @@ def rope_of(layer: LayerEncoding) -> Any:
 
 def _settings(encoding: Any, rope: RoPE, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` of one layer type."""
-    found = rope_scaling.to_hf(rope, head_dim=head_dim)
+    settings = rope_scaling.to_hf(rope, head_dim=head_dim)
     parts = encoding.parts if isinstance(encoding, Sum) else (encoding,)
     for part in parts:
         if isinstance(part, MRoPE) and part.sections is not None:
-            found["mrope_section"] = list(part.sections)
+            settings["mrope_section"] = list(part.sections)
         if isinstance(part, Temperature):
-            found["llama_4_scaling_beta"] = part.attn_scale
-            found.setdefault("original_max_position_embeddings", part.floor_scale)
-    return found
+            settings["llama_4_scaling_beta"] = part.attn_scale
+            settings.setdefault("original_max_position_embeddings", part.floor_scale)
+    return settings
 
 
 def _inverse_square(scale: float) -> float:

@@ -85,10 +85,10 @@ class Axial:
         """The base, and what comes before the patches."""
         layer = one_of_a_kind(layers)
         theta = written(layer.encoding, RoPE2D).base
-        found: dict[str, Any] = {self.layers[0]: len(layers), "head_dim": layer.head_dim}
+        config: dict[str, Any] = {self.layers[0]: len(layers), "head_dim": layer.head_dim}
         if self.registers:
-            return found | {"rope_theta": theta, "num_register_tokens": layer.prefix - 1}
-        return found | {"rope_parameters": {"rope_type": "axial", "rope_theta": theta}}
+            return config | {"rope_theta": theta, "num_register_tokens": layer.prefix - 1}
+        return config | {"rope_parameters": {"rope_type": "axial", "rope_theta": theta}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,12 +118,12 @@ class Patches:
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """The size of an image in patches of one pixel."""
         layer = one_of_a_kind(layers)
-        found: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
         if self.sinusoid:
             written(layer.encoding, Sinusoidal2D)
-            return found
+            return config
         count = written(layer.encoding, Learned).length - self.tokens
-        return found | {"image_size": [1, count], "patch_size": 1}
+        return config | {"image_size": [1, count], "patch_size": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ class SwinFamily:
         require(
             ok, "pretrained_window_sizes", trained, f"pass one for each of {len(depths)} stages"
         )
-        found = []
+        entries = []
         for stage, (depth, count) in enumerate(zip(depths, heads, strict=True)):
             size = tuple(n // 2**stage for n in sides)
             channels = width * 2**stage
@@ -166,8 +166,8 @@ class SwinFamily:
             for index in range(depth):
                 shift = "shifted_windows" if index % 2 and not whole else "windows"
                 also = ("cosine_scores", shift) if self.v2 else (shift,)
-                found.append(LayerEncoding(encoding, channels // count, also=also, **SEEN))
-        return found
+                entries.append(LayerEncoding(encoding, channels // count, also=also, **SEEN))
+        return entries
 
     def _stages(self, keys: Keys, name: str) -> Sequence[int]:
         defaults = {"depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24]}

@@ -1,1 +1,1 @@
-"""Models that use the slots: a Transformer, and generation with a cache."""
+"""Models that take any encoding: a Transformer, a ViT, generation, adapters for Flax attention."""

@@ -4,11 +4,11 @@
     nn.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)           # Linen
     nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=…)   # NNX
 
-Parameters train if they are the model's own. In NNX they are, if the leaves are `nnx.Param`, for
-what `attention_fn` returns is a module: `params = jax.tree.map(nnx.Param, params)`; layers given
-the same `shared` Params share it. In Linen the module around the stock one declares them:
+Parameters train if they belong to the model. In NNX they do if the leaves are `nnx.Param`, as
+`attention_fn` returns a module: `params = jax.tree.map(nnx.Param, params)`; layers with the same
+`shared` Params share it. In Linen the module around the stock one declares them:
 
-    shared = self.param("shared", encoding.init_shared, dims)  # once a model: hand it to the layers
+    shared = self.param("shared", encoding.init_shared, dims)  # once per model, for all layers
     layer = self.param("layer", encoding.init_layer, dims)
     fn = adapters.attention_fn(encoding, pe_jax.Params(shared, layer), causal=True)
 
@@ -29,7 +29,7 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
+from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms
 from pe_jax.engines import inputs, reference
 from pe_jax.engines.api import attention
 from pe_jax.validation import require, require_bool
@@ -52,14 +52,14 @@ def attention_fn(
 ) -> "AttentionFn":
     """A function that stock Linen and NNX attention take as `attention_fn`.
 
-    A mask that the module passes is honoured exactly, by the dense engine: it is a matrix, O(T·S),
-    before we see it. Without one memory is O(L): say `causal`, `window` or `segments` here instead.
-    A query that sees nothing gives zeros (stock: the mean of all values).
+    A mask that the module passes is applied exactly, by the dense engine, in O(T·S) memory. Without
+    one memory is O(L): pass `causal`, `window` or `segments` here instead. A fully masked query
+    gives zeros (stock: the mean of all values).
 
     Decoding with the module's own cache needs no setting: a step is one query, several keys and the
-    mask that the module makes, and its place is that of the last key in it. (A mask of one's own
-    must not hide the newest token in all rows of a batch.) That cache holds keys as they were, so
-    each step rotates all of them: exact, but slower than `pe_jax.engines.cache`, which holds them
+    mask that the module makes, and its position is that of the last key in it. (Your own mask must
+    not hide the newest token in all rows of a batch.) That cache holds unrotated keys, so each step
+    rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which holds them
     rotated.
 
     Args:
@@ -73,12 +73,12 @@ def attention_fn(
         A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
         hides them: without a mask, or with a known one that shows any, a call is refused. One for
         causal attention alone (xPos) needs True.
-      window: see at most so many tokens back (and ahead, if not causal), oneself included.
-      sinks: the first so many tokens of each segment (of the row, without segments) stay in sight
+      window: number of tokens visible back (and ahead, if not causal), the query's own included.
+      sinks: number of first tokens of each segment (of the row, without segments) that stay visible
         beyond the window.
       segments: integers [*B, S], for packed documents: tokens see their own segment only.
-      positions: where the tokens stand, [S] or [*B, S] (with a trailing axis where the scheme has
-        several); None: contiguous from 0.
+      positions: of the tokens, [S] or [*B, S] (with a trailing axis where the scheme has several);
+        None: contiguous from 0.
       q_positions: those of the queries, where they are other tokens (attention across sequences).
       embedded: says that `encoding.embed` is called on the input of the first layer, for a scheme
         that adds to it (when decoding, with the new token's own position): an `attention_fn` is
@@ -89,7 +89,7 @@ def attention_fn(
     Raises:
       ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; one that
         reads the layer's input; a scheme of several axes without `positions`.
-      TypeError: what is no encoding, or no `Params`; `causal` left out.
+      TypeError: `encoding` is not an Encoding, `params` not a Params; `causal` left out.
     """
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding={encoding!r}: pass what pe_jax.make gives")
@@ -99,7 +99,7 @@ def attention_fn(
     inputs.window(window, sinks)
     sizes = dims or SIZES
     inputs.embedded(encoding, sizes, embedded)
-    if inputs.reads_input(skeleton(encoding, sizes)):
+    if inputs.reads_input(abstract_terms(encoding, sizes)):
         raise ValueError(
             f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
             " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
@@ -108,27 +108,18 @@ def attention_fn(
     if axes > 1 and positions is None:
         name = type(encoding).__name__
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
-    places = segments, positions, q_positions
-    return AttentionFn(encoding, params, causal, window, sinks, *places, dims)
+    tokens = segments, positions, q_positions
+    return AttentionFn(encoding, params, dims, causal, window, sinks, *tokens)
 
 
 class AttentionFn(nnx.Module):
-    """What `attention_fn` returns; called by the stock modules as they call their own."""
+    """What `attention_fn` returns, with the signature that the stock modules call."""
 
     def __init__(
-        self,
-        encoding,
-        params,
-        causal,
-        window,
-        sinks,
-        segments,
-        positions,
-        q_positions,
-        dims,
+        self, encoding, params, dims, causal, window, sinks, segments, positions, q_positions
     ):
-        self.dims = dims
-        self.encoding, self.causal, self.window, self.sinks = encoding, causal, window, sinks
+        self.encoding, self.dims = encoding, dims
+        self.causal, self.window, self.sinks = causal, window, sinks
         self.params = nnx.data(params)
         self.segments = nnx.data(segments)
         self.positions = nnx.data(positions)
@@ -154,26 +145,12 @@ class AttentionFn(nnx.Module):
     ) -> jax.Array:
         """The arguments of `nn.dot_product_attention` and `nnx.dot_product_attention`.
 
-        (Linen passes what it finds in this signature.) Softmax is float32 in any dtype. `precision`
-        holds for this call; what the tiled engine does backward follows
-        `jax.default_matmul_precision`.
-
-        Args:
-          query: [*B, T, H, E].
-          key: [*B, S, K, E].
-          value: [*B, S, K, E].
-          bias: added to the scores; its shape broadcasts to [*B, H, T, S].
-          mask: booleans, or zeros and ones, likewise: False is hidden.
-          broadcast_dropout: whether all rows and heads lose the same weights.
-          dropout_rng: a key, if weights are to be dropped.
-          dropout_rate: the fraction of weights that is dropped.
-          deterministic: whether none is dropped after all.
-          dtype: what q, k and v are computed in; None: their common dtype.
-          precision: of the matmuls: None, a `jax.lax.Precision` or its name.
-          module: sows the attention weights, if given.
-          is_causal: as the setting `causal`, for this call.
-          qk_attn_weights_einsum: refused: scores are not one einsum here.
-          attn_weights_value_einsum: refused likewise.
+        query is [*B, T, H, E], key and value are [*B, S, K, E]. The bias, which is added to the
+        scores, and the mask, of booleans or zeros and ones (False is hidden), broadcast to
+        [*B, H, T, S]. `is_causal` is the setting `causal`, for this call. Softmax is float32 in any
+        dtype. `precision` holds for this call; the tiled engine's backward pass follows
+        `jax.default_matmul_precision`. The two einsums are refused: scores are not one einsum here.
+        (Linen passes what it finds in this signature.)
 
         Returns:
           [*B, T, H, E] in the computing dtype.
@@ -192,7 +169,7 @@ class AttentionFn(nnx.Module):
         places = self._places(shape, mask, self.causal or is_causal)
         drop = None
         if dropout_rate > 0 and not deterministic:
-            require(dropout_rng is not None, "dropout_rng", None, "pass a key, to drop weights by")
+            require(dropout_rng is not None, "dropout_rng", None, "pass a key, or no dropout_rate")
             drop = functools.partial(_drop, dropout_rng, dropout_rate, broadcast_dropout)
 
         def change(weights):
@@ -227,40 +204,44 @@ class AttentionFn(nnx.Module):
     def _places(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
         """Positions, indices and segments of the tokens, as `attention` takes them."""
         queries, keys = shape[-2:]
-        given, segments = self.positions, self.segments
+        q_pos, k_pos = self.q_positions, self.positions
         if queries == keys:
-            own = given if self.q_positions is None else self.q_positions
-            other = own if given is None else given
-            found = {"q_positions": own, "k_positions": other, "q_segments": segments}
-            return found | {"causal": causal}
-        if self.q_positions is not None and given is not None:
+            q_pos = k_pos if q_pos is None else q_pos
+            k_pos = q_pos if k_pos is None else k_pos
+            places = {"q_positions": q_pos, "k_positions": k_pos, "q_segments": self.segments}
+            return {"causal": causal, **places}
+        if q_pos is not None and k_pos is not None:
             fix = "the queries are other tokens than the keys: pass a mask"
             require(not causal, "causal", causal, fix)
             require(self.window is None, "window", self.window, fix)
-            require(segments is None, "segments", "…", fix)
-            found = {"q_positions": self.q_positions, "k_positions": given}
-            return found | {"causal": False}
+            require(self.segments is None, "segments", "…", fix)
+            return {"causal": False, "q_positions": q_pos, "k_positions": k_pos}
         if queries != 1 or mask is None:
             raise ValueError(
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
                 " of decoding is one query, with the mask that the module makes)"
             )
+        return self._last_place(keys, mask)
+
+    def _last_place(self, keys: int, mask) -> dict[str, Any]:
+        """The same for one query, which is the last token that the mask shows."""
         index = pos.contiguous(keys)
         seen = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
         at = jnp.max(jnp.where(seen, index, 0))[None]
-        if given is None:
-            given = index if segments is None else pos.per_segment(segments)
-        given = jnp.asarray(given)
-        own = jnp.take(given, at, axis=given.ndim - 1 - (self.encoding.claims.axes > 1))
-        found = {"q_positions": own, "k_positions": given, "q_index": at, "k_index": index}
+        k_pos, segments = self.positions, self.segments
+        if k_pos is None:
+            k_pos = index if segments is None else pos.per_segment(segments)
+        k_pos = jnp.asarray(k_pos)
+        q_pos = jnp.take(k_pos, at, axis=k_pos.ndim - 1 - (self.encoding.claims.axes > 1))
+        places = {"q_positions": q_pos, "k_positions": k_pos, "q_index": at, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)
-            found |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
-        return found | {"causal": True}  # no key after it is in the mask
+            places |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
+        return {"causal": True, **places}  # no key after it is in the mask
 
 
 def _booleans(mask) -> jax.Array:
-    """The mask as booleans. Zero means hidden: the contrary of an additive mask."""
+    """The mask as booleans. Zero means hidden: the opposite of an additive mask."""
     known = pos.concrete(mask)
     if known is not None and not np.isin(known, (0, 1)).all():
         worst = known[~np.isin(known, (0, 1))].flat[0]
@@ -295,7 +276,6 @@ def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Arr
 
 
 def _precision(precision) -> Any:
-    """The context in which matmuls have this precision."""
     if precision is None:
         return contextlib.nullcontext()
     name = precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision

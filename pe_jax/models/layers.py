@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax.encodings import terms
-from pe_jax.encodings.base import Encoding, Params, skeleton
-from pe_jax.engines import cache as caches
+from pe_jax.encodings.base import Encoding, Params, abstract_terms
 from pe_jax.engines.api import attention
+from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled.tiles import alone, devices
 from pe_jax.models.config import ACTIVATIONS, DTYPES, NORMS, ModelConfig
@@ -61,7 +61,7 @@ class Attention(nnx.Module):
         # those of other schemes; here all start alike and learn alike. Content scores start smaller
         # where a paper adds terms and divides by more: DeBERTa (by sqrt(3)) and TUPE (by sqrt(2)).
         self.fold = min(
-            1.0, dims.head_dim**-0.5 / terms.scale(skeleton(encoding, dims), dims.head_dim)
+            1.0, dims.head_dim**-0.5 / terms.scale(abstract_terms(encoding, dims), dims.head_dim)
         )
         self.q = linear(config, width, inner, rngs, width**-0.5)
         self.k = linear(config, width, kv, rngs, width**-0.5)
@@ -82,7 +82,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.fold != 1:
             q = self.fold * q
-        given: Any = dict(
+        options: Any = dict(
             x=x,
             encoding=self.encoding,
             params=Params(shared, nnx.as_pure(self.params)),
@@ -101,10 +101,10 @@ class Attention(nnx.Module):
                 q_positions=positions,
                 q_segments=segments,
                 layout=layout,
-                **given,
+                **options,
             )
         else:
-            y, cache = caches.extend(cache, q, k, v, positions, **given)
+            y, cache = caches.extend(cache, q, k, v, positions, **options)
         return self.out(y.reshape(*x.shape[:-1], -1)), cache
 
 
@@ -137,8 +137,8 @@ class Block(nnx.Module):
 
     def __call__(self, x, shared, positions, segments, cache, key, layout=CONTIGUOUS):
         """[B, T, D] → [B, T, D], and the extended cache; `key` of dropout, None disables it."""
-        given = shared, positions, segments, cache, layout
-        y, cache = self.attention(self.attention_norm(x), *given)
+        x_norm = self.attention_norm(x)
+        y, cache = self.attention(x_norm, shared, positions, segments, cache, layout)
         x = x + self._drop(y, key, 0)
         return x + self._drop(self.mlp(self.mlp_norm(x)), key, 1), cache
 

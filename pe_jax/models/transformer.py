@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding, Params
-from pe_jax.engines import cache as caches
+from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.layers import Block, Linear, linear, norm
@@ -29,8 +29,8 @@ UNROLLED = 4
 class Stack(nnx.Module):
     """The layers of a model, their shared parameters and the final norm: not input and output.
 
-    Weights are drawn from `weights` and `encodings` by number, so that the parameters of a scheme
-    do not change any other weight. Numbers 0 and 1 of `weights` are for the input and the output.
+    Weights are drawn from the keys `weights` and `encodings` folded with numbers, so that the
+    parameters of a scheme change no other weight. The input and output have numbers 0 and 1.
 
     Attributes:
       divided: sharding of activations [B, T, D], set by the trainer; by itself, XLA may shard their
@@ -85,7 +85,6 @@ class Stack(nnx.Module):
         return other
 
     def _project(self, inputs: int, outputs: int, key: jax.Array) -> Linear:
-        """A projection at the input or output."""
         return linear(self.config, inputs, outputs, nnx.Rngs(key), inputs**-0.5)
 
     def _place(self, x, positions):

@@ -1,7 +1,7 @@
-"""Every scheme in float64 NumPy, as its paper has it: the forms that others are tested against.
+"""Every scheme in float64 NumPy, written from its paper: references to test against.
 
-Nothing here is fast, and nothing is shared with `pe_jax.encodings`. A scheme is a function of a
-row of tokens, of its parameters and of its settings, all named as the encoding names them:
+Nothing here is fast or shared with `pe_jax.encodings`. A scheme is a function of a row of tokens,
+its parameters and its settings, all named as the encoding names them:
 
     row = naive.make_row(q, k)                                  # q [T, H, E], k [T, K, E]
     scores = naive.bias.t5(row, table, max_distance=64)         # [H, T, T], before the mask
@@ -35,7 +35,7 @@ SCORES: dict[str, Callable] = {
     **{name: getattr(file, name) for file, names in _FAMILIES.items() for name in names.split()},
 }
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
-# Settings of encodings that say how large parameters are and how they begin, and nothing else.
+# Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
 _UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type"}
 
@@ -47,8 +47,8 @@ def attention(
 
     Args:
       name: as in `pe_jax.ENCODINGS`.
-      q: queries; what `inputs` gives has been added before they were made.
-      k: keys; each head serves H/K heads of queries.
+      q: queries, projected from an input to which `inputs` was added.
+      k: keys; each key head serves H/K query heads.
       v: values.
       params: those of the encoding, `{**params.shared, **params.layer}`.
       settings: those of the encoding, `vars(encoding)`, or some of them.
@@ -58,7 +58,7 @@ def attention(
 
     Raises:
       KeyError: an unknown scheme.
-      TypeError: what the scheme does not have among parameters and settings; a missing parameter.
+      TypeError: a parameter or setting that the scheme does not have; a missing parameter.
     """
     row, named = make_row(q, k, positions, x, causal), _named(name, params, settings)
     weights = softmax(_call(SCORES[name], named, row), causal)
@@ -78,7 +78,7 @@ def inputs(name, positions, dim: int, params=None, settings=None) -> Array:
 
 
 def _named(name: str, params: Mapping | None, settings: Mapping | None) -> dict:
-    """Parameters, in float64, and settings, by the names of the arguments that take them."""
+    """Parameters in float64 and settings, by argument name."""
     named = dict(settings or {}) | {n: np.asarray(x, float) for n, x in (params or {}).items()}
     functions = [table[name] for table in (SCORES, INPUTS, VALUES) if name in table]
     known = _UNREAD.union(*(inspect.signature(function).parameters for function in functions))

@@ -8,7 +8,7 @@ Array = np.ndarray
 
 
 class Row(NamedTuple):
-    """One row of tokens, as `make_row` makes it: all that a scheme may look at.
+    """One row of tokens, as `make_row` makes it: all that a scheme may read.
 
     Attributes:
       q: queries [H, T, E].

@@ -1,1 +1,1 @@
-"""What several encodings compute alike: angles, running sums, and arrays as they need them."""
+"""Helpers of several encodings: angles, running sums, arrays."""

@@ -12,7 +12,7 @@ from pe_jax.validation import require
 def align(x: Any, like: jax.Array) -> jax.Array:
     """`x` with axes of size 1 in front, until it has as many as `like`: [n] → [1, …, 1, n].
 
-    NumPy's rules would add them without a word, and `jax_numpy_rank_promotion="raise"` forbids it.
+    NumPy's rules add them implicitly, which `jax_numpy_rank_promotion="raise"` forbids.
     """
     return jax.lax.broadcast_to_rank(jnp.asarray(x), like.ndim)
 
@@ -46,15 +46,15 @@ def take(
 ) -> jax.Array:
     """The rows of a table at `index` [*n]: one axis of the table becomes the axes *n.
 
-    Under Explicit mesh axes the rows are divided as the index is; JAX asks to be told.
+    Under Explicit mesh axes the result is sharded as the index is, which JAX requires to be given.
 
     Raises:
-      ValueError: the table has not so many `rows` (None: any): an index could be clamped.
+      ValueError: the table does not have `rows` rows (None: any): an index could be clamped.
     """
     table, spec = jnp.asarray(table), None
     if rows is not None:
         require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
     if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-        own, given = jax.typeof(table).sharding.spec, jax.typeof(index).sharding.spec
-        spec = PartitionSpec(*own[:axis], *given, *own[axis + 1 :])
+        of_table, of_index = (jax.typeof(x).sharding.spec for x in (table, index))
+        spec = PartitionSpec(*of_table[:axis], *of_index, *of_table[axis + 1 :])
     return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)

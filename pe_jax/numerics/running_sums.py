@@ -1,4 +1,4 @@
-"""Running sums over tokens whose differences keep their precision, however long the row.
+"""Running sums over tokens whose differences keep their precision at any length.
 
 A float32 sum that has reached 10⁵ is known to 0.004 only, and so would be the bias of two
 neighbours, the difference of two such sums. Each sum is therefore held as two float32 numbers, the
@@ -9,7 +9,7 @@ difference is relative to the difference, not to the sums.
 import jax
 import jax.numpy as jnp
 
-WIDTH = 2  # numbers a sum
+WIDTH = 2  # numbers per sum
 
 
 def _exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -20,7 +20,6 @@ def _exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _add(x: tuple, y: tuple) -> tuple:
-    """The sum of two pairs, again as a pair."""
     high, rest = _exactly(x[0], y[0])
     rest += x[1] + y[1]
     total = high + rest
@@ -34,8 +33,8 @@ def _sums(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @_sums.defjvp
 def _(primals, tangents):
-    found, moved = _sums(*primals), jnp.cumsum(tangents[0], axis=-2)
-    return found, (moved, jnp.zeros_like(moved))
+    tangent = jnp.cumsum(tangents[0], axis=-2)
+    return _sums(*primals), (tangent, jnp.zeros_like(tangent))
 
 
 def total(steps: jax.Array, before: jax.Array | None = None) -> jax.Array:
@@ -59,5 +58,5 @@ def after(before: jax.Array, sums: jax.Array) -> jax.Array:
 
 
 def difference(q_state: list, k_state: list) -> jax.Array:
-    """The sum at the query minus that at the key: the steps of the tokens from there to here."""
+    """The sum at the query minus that at the key: the steps of the tokens between them."""
     return (q_state[0] - k_state[0]) + (q_state[1] - k_state[1])

@@ -64,8 +64,8 @@ class Checkpoints:
         """Saves and waits until it is on disk (an exit right after would lose it otherwise).
 
         Raises:
-          OSError: it cannot be written, with the bytes that it takes; earlier checkpoints stay, and
-            nothing of this one.
+          OSError: it cannot be written, with the bytes that it takes; earlier checkpoints stay,
+            this one is removed.
         """
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),

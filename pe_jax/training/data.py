@@ -48,7 +48,7 @@ def load(spec: str) -> Corpus | tasks.Task:
     kind, _, rest = spec.partition(":")
     if kind not in SOURCES or bool(rest) != (kind != "embedded"):
         near = SOURCES[nearest(kind, SOURCES)]
-        raise ValueError(f"data={spec!r} is no source; did you mean {near!r}?")
+        raise ValueError(f"data={spec!r} is unknown; did you mean {near!r}?")
     if kind == "embedded":
         return corpora.embedded()
     if kind == "text":

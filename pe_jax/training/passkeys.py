@@ -13,8 +13,8 @@ import numpy as np
 
 from pe_jax.training.tokenizer import Tokenizer
 
-TOLD = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
-ASKED = b"\nWhat is the pass key? The pass key is "
+STATEMENT = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
+QUESTION = b"\nWhat is the pass key? The pass key is "
 DIGITS = 5
 WEIGHT = 30.0  # in training, of each token that repeats a key: few, but only they look back
 
@@ -26,7 +26,7 @@ def draw_key(rng: np.random.Generator) -> bytes:
 
 def room(tokens: Tokenizer) -> int:
     """Tokens that the sentences take with any key; a digit is one token at most."""
-    return sum(len(tokens.encode(part)) for part in (*TOLD, ASKED)) + 3 * DIGITS
+    return sum(len(tokens.encode(part)) for part in (*STATEMENT, QUESTION)) + 3 * DIGITS
 
 
 def check(length: int, tokens: Tokenizer) -> None:
@@ -56,12 +56,12 @@ def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> np.nd
     """
     check(len(row), tokens)
     answer = tokens.encode(key)
-    before, between, after = (tokens.encode(part) for part in TOLD)
-    told = np.concatenate([before, answer, between, answer, after])
-    asked = np.concatenate([tokens.encode(ASKED), answer])
-    start = round(depth * (len(row) - len(told) - len(asked)))
-    row[start : start + len(told)] = told
-    row[len(row) - len(asked) :] = asked
+    before, between, after = (tokens.encode(part) for part in STATEMENT)
+    statement = np.concatenate([before, answer, between, answer, after])
+    question = np.concatenate([tokens.encode(QUESTION), answer])
+    start = round(depth * (len(row) - len(statement) - len(question)))
+    row[start : start + len(statement)] = statement
+    row[len(row) - len(question) :] = question
     first = start + len(before)
     begins = np.array([first, first + len(answer) + len(between), len(row) - len(answer)])
     return begins[:, None] + np.arange(len(answer))
@@ -107,8 +107,8 @@ def questions(
     """
     rng = np.random.default_rng(seed)
     rows = np.tile(text, (depths, 1))
-    asked = np.zeros(rows.shape, bool)
+    in_answer = np.zeros(rows.shape, bool)
     places = np.repeat(np.linspace(0, 1, depths), len(text))
-    for row, answer, depth in zip(rows, asked, places, strict=True):
+    for row, answer, depth in zip(rows, in_answer, places, strict=True):
         answer[plant(row, tokens, draw_key(rng), depth)[-1]] = True
-    return rows, asked[:, 1:]
+    return rows, in_answer[:, 1:]

@@ -80,7 +80,7 @@ def _builder(name: str, folder: str) -> Any:
     from tensorflow_datasets.core import read_only_builder, registered  # 0.5 s, only when used
 
     if not re.fullmatch(r"\w+(/[\w.-]+)?", name):
-        raise ValueError(f"data='tfds:{name}' is no name; use tfds:NAME or tfds:NAME/CONFIG")
+        raise ValueError(f"data='tfds:{name}' is not a name; use tfds:NAME or tfds:NAME/CONFIG")
     where = {"data_dir": folder} if folder else {}
     place = f", data_dir={folder!r}" if folder else ""
     hint = f"builder({name!r}, file_format='array_record'{place}).download_and_prepare()"
@@ -126,7 +126,6 @@ def _open(builder: Any, split: str, feature: str, shards: tuple[tuple[Path, int]
 
 
 def _fill(splits: dict[str, Any], sizes: dict[str, int]) -> None:
-    """Cuts missing splits from the end of train."""
     missing = [split for split in corpus.SPLITS if split not in splits]
     train, size, count = splits["train"], sizes["train"], len(splits["train"])
     end = count

@@ -14,7 +14,7 @@ import optax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pe_jax.encodings.base import skeleton
+from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import RowRescore, select
 from pe_jax.engines.dispatch import KERNELS
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous, RowSharded
@@ -102,7 +102,9 @@ def check_fits(
 def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
     permuted: Any = layout(model, mesh)
     seq = f"mesh.seq={mesh.shape['seq']}"
-    whole = [type(e).__name__ for e in model.pattern if select(skeleton(e, model.dims), RowRescore)]
+    whole = [
+        type(e).__name__ for e in model.pattern if select(abstract_terms(e, model.dims), RowRescore)
+    ]
     if whole:
         raise ValueError(f"{seq}: {whole[0]} needs whole rows of scores; use mesh.seq=1")
     if model.attention == "dense":
@@ -204,8 +206,8 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
       ValueError: the rows of a process's devices are not one such part.
     """
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    held = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()
-    rows = sorted({index[0].indices(parts)[0] for index in held if index is not None})
+    indices = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()
+    rows = sorted({index[0].indices(parts)[0] for index in indices if index is not None})
     if rows[-1] - rows[0] >= len(rows) or parts % len(rows) or rows[0] % len(rows):
         raise ValueError(
             f"mesh.data*mesh.fsdp={parts}: this process's devices hold the parts {rows} of a batch;"

@@ -5,7 +5,6 @@ B batch, T tokens per row.
 
 import functools
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from pe_jax import position_schemes
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
+from pe_jax.training import optimizer as optimizers
 from pe_jax.training import sharding
 from pe_jax.training.config import OptimizerConfig
 
@@ -41,57 +41,12 @@ class State(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of one step.
+    """Scalars of one step."""
 
-    Attributes:
-      loss: mean over the targets of the batch, nats per token.
-      gradient_norm: global norm before clipping.
-      learning_rate: of the update.
-      skipped: steps skipped so far.
-    """
-
-    loss: jax.Array
-    gradient_norm: jax.Array
-    learning_rate: jax.Array
-    skipped: jax.Array
-
-
-def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate of each update: linear warm-up, then cosine decay."""
-    peak = config.learning_rate
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if config.warmup else peak,
-        peak_value=peak,
-        warmup_steps=config.warmup,
-        decay_steps=max(steps, config.warmup + 1),
-        end_value=peak * config.final,
-    )
-
-
-def is_encoding(name: str) -> bool:
-    """Whether a parameter, by its `sharding.path_name`, belongs to an encoding."""
-    return name.startswith("shared/") or "/attention/params/" in name
-
-
-def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """AdamW with warm-up and cosine decay, after clipping by the global norm.
-
-    The updates of encodings' parameters, which are not decayed, are multiplied by `encoding_rate`.
-    """
-
-    def mask(predicate: Callable[[str], bool]) -> Callable[[Any], Any]:
-        def select(path, _):
-            return predicate(sharding.path_name(path))
-
-        return functools.partial(jax.tree_util.tree_map_with_path, select)
-
-    rate, decay = schedule(config, steps), config.weight_decay
-    kernels = mask(lambda name: name.endswith("kernel"))
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip),
-        optax.adamw(rate, config.b1, config.b2, weight_decay=decay, mask=kernels),
-        optax.masked(optax.scale(config.encoding_rate), mask(is_encoding)),
-    )
+    loss: jax.Array  # mean over the targets of the batch, nats per token
+    gradient_norm: jax.Array  # global norm before clipping
+    learning_rate: jax.Array  # of the update
+    skipped: jax.Array  # steps skipped so far
 
 
 def token_losses(logits: Any, targets: jax.Array) -> jax.Array:
@@ -128,7 +83,7 @@ def finite(tree: Any) -> jax.Array:
 
 
 class Trainer:
-    """The compiled program of one model on one mesh; seeds differ only in the state they pass.
+    """The compiled program of one model on one mesh, shared by all seeds.
 
     Attributes:
       config: of the model.
@@ -153,8 +108,8 @@ class Trainer:
         mesh: Mesh,
         positions: str | None = "contiguous",
     ):
-        self.config, self.mesh, self.tx = model, mesh, optimizer(config, steps)
-        self.rate = schedule(config, steps)
+        self.config, self.mesh, self.tx = model, mesh, optimizers.optimizer(config, steps)
+        self.rate = optimizers.schedule(config, steps)
         self.layout = sharding.layout(model, mesh)
         self.position_scheme: Any = positions and position_schemes.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None

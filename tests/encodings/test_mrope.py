@@ -7,7 +7,7 @@ import pytest
 import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import mrope, rope, rope_scaling
-from pe_jax.engines import cache
+from pe_jax.engines.decoding import cache
 from tests import util
 from tests.encodings.common import NONE, check_attention
 

@@ -6,8 +6,9 @@ import pytest
 import pe_jax
 from pe_jax import naive
 from pe_jax.encodings import rerope
-from pe_jax.encodings.base import skeleton
+from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import split
+from pe_jax.engines.decoding import cache
 from tests import util
 from tests.encodings.common import (
     HEAD_DIM,
@@ -60,12 +61,12 @@ def test_each_token_is_rotated_twice_and_a_cache_holds_both():
     np.testing.assert_array_equal(far, k)
     assert rerope.rotate_twice(q, places, places, np.ones(3)).shape == (LENGTH, 2, 2 * HEAD_DIM)
     dims = pe_jax.Dims(2 * HEAD_DIM, 2, 2, HEAD_DIM)
-    past = pe_jax.engines.cache.empty(encoding, 1, 5, dims)
+    past = cache.empty(encoding, 1, 5, dims)
     assert past.k.shape == (1, 2, 5, 2 * HEAD_DIM) and past.v.shape == (1, 2, 5, HEAD_DIM)
 
 
 def test_what_rotates_one_view_comes_before_it_or_not_at_all():
-    assert split(skeleton(pe_jax.parse("rope+rerope")[0], util.DIMS)) == 512
+    assert split(abstract_terms(pe_jax.parse("rope+rerope")[0], util.DIMS)) == 512
     with pytest.raises(ValueError, match="RoPE cannot rotate two views; put ReRoPE after it"):
         pe_jax.parse("rerope+rope")[0].check(util.DIMS)
 

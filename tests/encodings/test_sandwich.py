@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import pe_jax
 from pe_jax import naive
 from pe_jax.encodings import sandwich
-from pe_jax.encodings.terms import Profile
+from pe_jax.encodings.terms import DistanceFormula
 from tests import util
 from tests.encodings.common import LENGTH, NONE, average, check_attention, row
 
@@ -45,4 +45,4 @@ def test_it_falls_on_the_whole_but_not_always_so_it_does_not_declare_that_it_dec
     bias = np.asarray(sandwich.bias(np.arange(4096), 8))[0]
     means = [bias[a : 2 * a].mean() for a in (1, 4, 16, 64, 256, 1024)]
     assert (np.diff(means) < -3).all()  # about as much for each factor: a logarithm
-    assert (np.diff(bias) > 0).any() and not util.terms(pe_jax.make("sandwich"), Profile)
+    assert (np.diff(bias) > 0).any() and not util.terms(pe_jax.make("sandwich"), DistanceFormula)

@@ -198,7 +198,7 @@ def test_what_fails_is_a_row_with_the_reason(monkeypatch, tmp_path):
     settings = dataclasses.replace(TINY, **given, modes=("forward",))
     found = {r.key[2:]: r for r in benchmark.measure(settings, 32, FORWARD, signals.Stop())}
     assert found["nope", "flex"].note == "RuntimeError: no compiler"
-    assert "up to length 16" in found["rope", "dense"].note and ("rope", "flex") not in found
+    assert "limited to length 16" in found["rope", "dense"].note and ("rope", "flex") not in found
     assert [r.note for r in found.values() if r.seconds] == [""] * 3
     monkeypatch.setattr(workloads, "free_bytes", lambda: 10)
     (row, *_) = benchmark.measure(settings, 32, FORWARD, signals.Stop())
@@ -253,7 +253,7 @@ def command(capsys):
         ("--head_dim=7", "schemes='rope': head_dim=7"),
         ("--nocausal", "causal=False: decoding is causal: take it out of --modes"),
         ("--length=64", "Did you mean: lengths"),
-        ("now", "'now' is no flag"),
+        ("now", "'now' is not a flag"),
     ],
 )
 def test_a_bad_flag_is_one_line(command, tmp_path, flag, words):

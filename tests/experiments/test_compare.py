@@ -214,7 +214,7 @@ def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypat
 
     monkeypatch.setattr(full.trainer, "compile", compiled)
     found = compare.model_speed.measure(config, {"nope": there, "rope": full})["encodings"]
-    assert found["rope"]["problem"] == "out of memory beside 2 programs of the others"
+    assert found["rope"]["problem"] == "out of memory with 2 programs of other schemes"
     assert len(found["nope"]["train_ms"]) == 5
 
 
@@ -269,7 +269,7 @@ def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared)
     np.testing.assert_allclose(float(decoded["tokens_per_second"]), rate)
     assert float(decoded["median_ratio"]) == 1 and rows["learned", ""]["problem"] == "not defined"
     assert (
-        "Decoding a token, by length: microseconds per token"
+        "Decoding one token, by length: microseconds per token"
         in (folder / "report.html").read_text()
     )
 

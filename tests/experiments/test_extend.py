@@ -185,7 +185,7 @@ def refused(config, capsys, *words):
         ({"runs": ("nowhere",)}, "nowhere' holds no config.json; train a model there first"),
         ({"factor": 1.3}, "factor=1.3: times the run's length=104 must be whole"),
         ({"factor": 4.0}, "eval.lengths=(104, 208): add 416"),
-        ({"encodings": ("alibi",)}, "'alibi' is no rope(…), rerope(…) or self_extend(…)"),
+        ({"encodings": ("alibi",)}, "'alibi' is not rope(…), rerope(…) or self_extend(…)"),
         ({"encodings": ("rope", "rope(base=10000.0)")}, "rope(base=10000.0) are the same here"),
         ({"encodings": ("rope(scaling=linear(factor={fator}))",)}, "fator"),
         ({"eval": EvalConfig(lengths=(L, TARGET), windows=99, stride=L)}, "count=99"),
@@ -239,11 +239,11 @@ def test_runs_that_are_not_comparable_are_refused(base, tmp_path, capsys):
     def no(runs, *words):
         refused(settings(base, tmp_path / "run", runs=runs), capsys, *words)
 
-    no((base.workdir, other("batch", seed=1, batch=4)), "batch has batch=4", "their seed alone")
+    no((base.workdir, other("batch", seed=1, batch=4)), "batch has batch=4", "their seed only")
     no((base.workdir, other("same")), "their seeds are [0, 0]")
     no((other("short", steps=3),), "is at step 2 of 3; finish it first")
     model = {**json.loads(json.dumps(dataclasses.asdict(base.model))), "encoding": "alibi"}
-    no((other("alibi", model=model),), "model.encoding='alibi' is no plain RoPE")
+    no((other("alibi", model=model),), "model.encoding='alibi' is not plain RoPE")
     no((other("corpus", corpus="00"),), "corpus=", "was trained with '00'")
     no((other("shape", positions="shape"),), "positions='shape'")
     empty = tmp_path / "empty"

@@ -15,7 +15,7 @@ from pe_jax.encodings import alibi, learned, rope
 from pe_jax.encodings.rope_scaling import DynamicNTK
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.encodings.terms import DistanceBias, PairBias
-from pe_jax.engines import cache
+from pe_jax.engines.decoding import cache
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests import util
 from tests.util import DIMS, B, E, H, K

@@ -171,7 +171,7 @@ def test_a_bad_run_is_refused(command, capfd, tmp_path, args, words):
     "args, words",
     [
         (["--confg.steps=3"], ("Unknown command line flag 'confg.steps'",)),
-        (["config.steps=3"], ("'config.steps=3' is no flag", "--config.FIELD=VALUE")),
+        (["config.steps=3"], ("'config.steps=3' is not a flag", "--config.FIELD=VALUE")),
         (["--encoding=alibbi"], ("model.encoding='alibbi'", "did you mean 'alibi'?")),
         (["--config=nowhere.py"], ("nowhere.py", "No such file")),
     ],

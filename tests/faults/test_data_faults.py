@@ -189,7 +189,7 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
     with fails("data='tfds:lm1b' is not prepared", "download_and_prepare()", "tfds-build"):
         data.load(f"tfds:lm1b:{tmp_path}")
-    with fails("data='tfds:no such' is no name", "use tfds:NAME"):
+    with fails("data='tfds:no such' is not a name", "use tfds:NAME"):
         data.load("tfds:no such")
 
 

@@ -181,7 +181,7 @@ def test_what_is_no_name_no_text_and_no_encoding_is_refused():
     refused(lambda: pe_jax.make(None), "encoding=None", "pass a name", error=TypeError)
     rope_ = pe_jax.make("rope")
     refused(lambda: pe_jax.parse(rope_), "RoPE(", "pass a string", error=TypeError)
-    refused(lambda: pe_jax.Sum((rope_, "t5")), "'t5' is no encoding", "make", error=TypeError)
+    refused(lambda: pe_jax.Sum((rope_, "t5")), "'t5' is not an encoding", "make", error=TypeError)
 
 
 def test_bidirectional_t5_needs_an_even_number_of_buckets():
@@ -191,7 +191,7 @@ def test_bidirectional_t5_needs_an_even_number_of_buckets():
 
 def test_frequencies_that_alternate_need_as_many_channels_for_each_axis():
     fields = {"channels": (2, 6), "spectrum": "alternating"}
-    refused(lambda: pe_jax.make("rope_2d", **fields), "channels=(2, 6)", "as many for each axis")
+    refused(lambda: pe_jax.make("rope_2d", **fields), "channels=(2, 6)", "same number for each")
     refused(lambda: rope_2d.frequencies((2, 6), 1e4, "alternating"), "channels=(2, 6)")
     refused(lambda: mrope.frequencies(8, (1, 1, 1)), "sections=(1, 1, 1)", "half of 8 channels")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import extrapolation_field
-from experiments.reporting import html_page, plotting, published_results, speed_ratios, statistics
+from experiments.reporting import html_page, plotting, results_of_papers, speed_ratios, statistics
 from tests.reporting.comparisons import DRAWN, HOSTILE, table
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -46,7 +46,7 @@ def test_hostile_names_are_text_and_nothing_is_fetched(page):
 
 def test_the_one_script_is_ours_and_the_policy_allows_no_other(page):
     (script,) = page.scripts
-    assert script == (html_page.TEMPLATES / "report.js").read_text(encoding="utf-8")
+    assert script == (html_page.TEMPLATES / "comparison.js").read_text(encoding="utf-8")
     assert sum(tag == "script" for tag, _ in page.tags) == 1
     (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -115,13 +115,13 @@ def test_every_link_leads_somewhere_and_every_image_has_its_data(whole, page):
 
 
 def test_what_others_published_is_marked_as_theirs_and_in_no_table_of_ours(whole, page):
-    assert page.text.count("Theirs, not ours: ") == 3 and "132.41" in page.text
+    assert page.text.count("Published by others: ") == 3 and "132.41" in page.text
     assert "Levels do not compare" in page.text
     assert not any("132.41" in path.read_text() for path in whole.rglob("*.csv"))
 
 
 def test_speeds_of_others_and_ours_are_ratios_of_time_where_less_is_better(page):
-    head, rows = published_results.SPEED.head, published_results.SPEED.rows
+    head, rows = results_of_papers.SPEED.head, results_of_papers.SPEED.rows
     sinusoidal, rotary, t5, alibi = rows
     assert sinusoidal == (1, 1, 1, 19.2)
     np.testing.assert_allclose(rotary[:3], [26 / 17.7, 77.8 / 39.4, 22.8 / 19.2])

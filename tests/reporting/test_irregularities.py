@@ -49,16 +49,18 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_portraits):
     path = folder / "speed.json"
     speed = json.loads(path.read_text())
     one = dict(speed["encodings"]["nope"])
-    speed["encodings"]["rope"] = {"problem": "out of memory beside 2 programs of the others"}
+    speed["encodings"]["rope"] = {"problem": "out of memory with 2 programs of other schemes"}
     speed["lengths"] = {
         "64": {"batch": 4, "encodings": {"nope": {"problem": "out of memory"}, "alibi": one}}
     }
     path.write_text(json.dumps(speed))
     comparison_report.build(folder)
     page = Page((folder / "report.html").read_text()).text
-    assert page.count("out of memory beside 2 programs of the others") == 2  # table, irregularities
+    assert (
+        page.count("out of memory with 2 programs of other schemes") == 2
+    )  # table, irregularities
     rows = [r for r in table(folder / "speed.csv") if r["encoding"] == "rope"]
-    assert [r["problem"] for r in rows] == ["out of memory beside 2 programs of the others"]
+    assert [r["problem"] for r in rows] == ["out of memory with 2 programs of other schemes"]
     assert (
         "Training step, by length: microseconds per token" in page
     )  # without a ratio, as without nope

@@ -43,7 +43,7 @@ def test_a_join_is_what_one_comparison_would_have_been(parts, fake, tmp_path):
     comparison_report.build(tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Not the same commit in all" in page and "89ab" in page
-    assert "rope, seed 0: also in" in page and "the same numbers; the first stands" in page
+    assert "rope, seed 0: also in" in page and "the same numbers; the first is used" in page
     assert "ratios hold within one process" in page
 
 

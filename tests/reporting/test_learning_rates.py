@@ -37,9 +37,9 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     assert rows["alibi"].remark == "the greatest of the grid: a greater one may be better"
     assert rows["nope"].remark == "none of them gave a loss: the least was used"
     words = summary(read)
-    assert "best of 0.001, 0.01, 0.1 in 50 steps" in words.asked[0]
-    assert "Of 9 checks of a learning rate: 4 diverged." in words.sure
-    assert "Best learning rate at the edge of the grid, or none: alibi, nope." in words.sure
+    assert "best of 0.001, 0.01, 0.1 in 50 steps" in words.questions[0]
+    assert "Of 9 checks of a learning rate: 4 diverged." in words.confidence
+    assert "Best learning rate at the edge of the grid, or none: alibi, nope." in words.confidence
     comparison_report.build(folder)
     text = Page((folder / "report.html").read_text(encoding="utf-8")).text
     assert "Learning rates" in text and "one seed, in nats per token" in text
@@ -87,7 +87,7 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
     words = "the best of 0.01, 0.03, 0.1, × 1, 30 for parameters of encodings, in 50 steps"
     assert words in learning_rates.rate_words(read)
     edges = "Best learning rate at the edge of the grid, or none: rope, t5."
-    assert edges in summary(read).sure
+    assert edges in summary(read).confidence
     text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
     assert "encoding 0.01 0.03 0.1 × 1 × 30 used remark" in text
     assert re.search(r"t5 2\.500 2\.400 2\.600 2\.600 2\.400 0\.03 \(× 30\)", text)

@@ -61,7 +61,7 @@ def test_a_scheme_that_is_late_is_told_from_one_that_is_worse(fake, no_portraits
     assert (
         f"rope, fell {there * (ours.work[-1] - ours.work[-2]):.3f} at that level" in late["alibi"]
     )
-    (sure,) = [x for x in summary(read).sure if "Undertrained" in x]
+    (sure,) = [x for x in summary(read).confidence if "Undertrained" in x]
     assert sure.startswith("Undertrained, perhaps, rather than worse: alibi. At the end")
     text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
     assert text.count("till falling: ") == 1 and sure in text  # on its card; how sure

@@ -26,7 +26,7 @@ def test_identical_schemes_under_other_names_have_no_winner(fake):
     found = words_of(folder)
     assert found["twin"] == found["alibi"] == "no practical difference (identical numbers)"
     read = results.read(folder)
-    found = summary(read).found
+    found = summary(read).findings
     assert found == [
         "No scheme was shown to have a lower or a higher loss than rope.",
         "No practical difference (within ±0.01 nats per token): twin, alibi.",
@@ -57,12 +57,12 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_por
         64,
     )
     found = summary(read)
-    assert found.asked[1] == "Secondary: the same at length 64 (non-overlapping evaluation)."
-    assert "alibi" in found.found[0] and found.found[0].startswith("Lower loss than rope")
-    assert found.found[-1].startswith(
+    assert found.questions[1] == "Secondary: the same at length 64 (non-overlapping evaluation)."
+    assert "alibi" in found.findings[0] and found.findings[0].startswith("Lower loss than rope")
+    assert found.findings[-1].startswith(
         "Secondary: the trained length, 64, non-overlapping evaluation. No scheme was shown to have"
     )
-    assert "Each question is corrected apart." in " ".join(found.sure)
+    assert "Each question is corrected separately." in " ".join(found.confidence)
     text = Page(comparison_report.build(folder).read_text(encoding="utf-8")).text
     for words in ("Primary: length 512, non-overlapping", "Secondary: the trained length, 64, "):
         assert words in text
@@ -145,8 +145,10 @@ def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
     for _ in range(2):  # and one report more does not make it confirmatory
         verdict, found, text, claimed = shown(**first | fields)
         assert verdict == "lower loss than rope (exploratory)" and not claimed
-        assert found.found[0].startswith("Exploratory: lower loss than rope")
-        assert found.sure[0].startswith(f"Exploratory, not confirmatory: {words} after a report")
+        assert found.findings[0].startswith("Exploratory: lower loss than rope")
+        assert found.confidence[0].startswith(
+            f"Exploratory, not confirmatory: {words} after a report"
+        )
         assert f"Exploratory, not confirmatory: {words}" in text
         terminal = printed(folder)
         assert "lower loss than rope (exploratory)" in terminal

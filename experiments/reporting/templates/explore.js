@@ -1,4 +1,4 @@
-// The explorer's three panels: what is set is computed by `formulas` and drawn anew at each drag.
+// The explorer's three panels: `formulas` computes the settings, and every change redraws.
 (() => {
   const { settings, bounds, chart, map, start, range, short, colours, rising, signed } = widgets;
   const [ink, accent] = colours;
@@ -7,7 +7,7 @@
   const FAR = 32768;
   const far = [...new Set(range(0, 241).map((i) => Math.round(FAR ** (i / 240))))];
   const say = (id, words) => (document.getElementById(id).textContent = words);
-  // Every distance of a map of so many tokens; what lies ahead is hidden where attention is causal.
+  // All distances of a map of `tokens`; causal attention hides those ahead.
   const distances = (tokens) => range(1 - tokens, tokens);
   const causal = (values) => values.map((value, i) => (i < (values.length - 1) / 2 ? NaN : value));
 
@@ -17,7 +17,7 @@
   };
   const decays = (two, reach) => {
     const near = range(0, reach + 1);
-    const labels = { xLabel: "distance (tokens)", yLabel: "part of its value at 0" };
+    const labels = { xLabel: "distance (tokens)", yLabel: "relative to its value at 0" };
     const mean = two((theta) => formulas.meanProduct(theta, near));
     const low = Math.min(-0.4, ...mean.flatMap((line) => line.y));
     chart("decay", { ...labels, x: near, series: mean, yRange: [low, 1] });
@@ -26,8 +26,8 @@
   };
   const wave = (theta) => theta.map((t) => (2 * Math.PI) / t);
   const waves = (two, pairs, marks) => {
-    const series = two(wave).map((one) => ({ ...one, dots: true, width: 2.4 }));
-    const longest = Math.max(...series.flatMap((one) => one.y), ...marks.map((mark) => mark.value));
+    const series = two(wave).map((line) => ({ ...line, dots: true, width: 2.4 }));
+    const longest = Math.max(...series.flatMap((line) => line.y), ...marks.map((mark) => mark.value));
     const labels = { xLabel: "pair of channels", yLabel: "wavelength (tokens)" };
     const yRange = [1, 10 ** Math.ceil(Math.log10(longest))];
     chart("waves", { ...labels, x: range(0, pairs), series, yLog: 10, yRange, marks });
@@ -94,8 +94,8 @@
     const low = -slopes[head - 1] * (tokens - 1);
     map("alibi-map", { values, tokens, low, high: 0, ramp: falling, unit: labels.yLabel });
     say("alibi-said",
-      `Head ${head} of ${heads} loses ${short(slopes[head - 1])} a token: a key ` +
-      `${short(Math.LN2 / slopes[head - 1])} tokens back weighs half of what it would.`);
+      `Head ${head} of ${heads} loses ${short(slopes[head - 1])} per token: the weight of a key ` +
+      `${short(Math.LN2 / slopes[head - 1])} tokens back is halved.`);
   };
 
   const t5 = () => {
@@ -109,13 +109,13 @@
     const series = [{ y: formulas.buckets(x, options), colour: ink, step: true }];
     const labels = { xLabel: "distance, query \u2212 key (tokens)", yLabel: "bucket" };
     chart("buckets", { ...labels, x, series, yRange: [0, count] });
-    const found = formulas.buckets(distances(tokens), options);
-    const values = bidirectional ? found : causal(found);
+    const all = formulas.buckets(distances(tokens), options);
+    const values = bidirectional ? all : causal(all);
     map("t5-map", { values, tokens, low: 0, high: count - 1, ramp: rising, unit: "(the bucket)" });
     const starts = formulas.thresholds(side, options.maxDistance);
     const shared = starts.findIndex((first, i) => !(starts[i + 1] <= first + 1));
     say("t5-said",
-      `${side} buckets${bidirectional ? " a side" : ""}; distances up to ${starts[shared] - 1} have one each, ` +
+      `${side} buckets${bidirectional ? " per side" : ""}; distances up to ${starts[shared] - 1} have one each, ` +
       `and from ${short(starts[starts.length - 1])} on all share the last.`);
   };
 

@@ -1,5 +1,5 @@
-// The formulas of RoPE and what stretches it, ALiBi and T5's buckets, as pe_jax has them; a test in
-// a browser holds each to pe_jax. All is float64; distance = query - key.
+// Formulas of RoPE and its scalings, ALiBi and T5's buckets, as in pe_jax; a test in a browser
+// compares each with pe_jax. All is float64; distance = query - key.
 "use strict";
 const formulas = (() => {
   // rope_scaling: frequencies [d/2] → frequencies; `original` is the context trained on, in tokens.
@@ -28,13 +28,13 @@ const formulas = (() => {
       }),
   };
 
-  // θ_i = base^(-2i/dim), scaled: radians a token.
+  // θ_i = base^(-2i/dim), scaled: radians per token.
   const frequencies = (dim, base, scaling = { kind: "none" }) => {
     const theta = Array.from({ length: dim / 2 }, (_, i) => base ** ((-2 * i) / dim));
     return scalings[scaling.kind](theta, scaling, base);
   };
 
-  // What q and k are each multiplied by: YaRN's 0.1·ln s + 1.
+  // The factor of both q and k: YaRN's 0.1·ln s + 1.
   const attentionFactor = ({ kind, factor }) =>
     kind === "yarn" ? 0.1 * Math.log(Math.max(factor, 1)) + 1 : 1;
 
@@ -42,7 +42,7 @@ const formulas = (() => {
   const meanProduct = (theta, distances) =>
     distances.map((d) => theta.reduce((sum, t) => sum + Math.cos(d * t), 0) / theta.length);
 
-  // RoFormer's bound: the mean over i of |Σ_{j<i} e^{i·d·θ_j}|, as a part of its value at 0.
+  // RoFormer's bound: the mean over i of |Σ_{j<i} e^{i·d·θ_j}|, relative to its value at 0.
   const bound = (theta, distances) =>
     distances.map((d) => {
       let [re, im, total] = [0, 0, 0];
@@ -86,8 +86,8 @@ const formulas = (() => {
     const starts = thresholds(side, maxDistance);
     return distances.map((d) => {
       const reach = bidirectional ? Math.abs(d) : Math.max(d, 0);
-      const found = starts.filter((start) => reach >= start).length;
-      return found + (bidirectional && d < 0 ? side : 0);
+      const index = starts.filter((start) => reach >= start).length;
+      return index + (bidirectional && d < 0 ? side : 0);
     });
   };
   return {

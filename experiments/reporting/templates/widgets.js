@@ -1,4 +1,4 @@
-// What an explorer's page is made of: controls, charts, and maps of query by key.
+// The widgets of the explorer's page: controls, charts, and maps of query by key.
 const widgets = (() => {
   const get = (id) => document.getElementById(id);
   const { colours, rising, signed } = Object.fromEntries(
@@ -7,7 +7,7 @@ const widgets = (() => {
   const range = (start, end) => Array.from({ length: end - start }, (_, i) => start + i);
   const text = (value) => String(value).replace("-", "\u2212");
   const number = (value, options) => text(value.toLocaleString("en", options));
-  // Three digits, all of whole thousands; a tiny value may be rounding, and is 0.
+  // Three digits, more from 1,000 on; tiny values are rounding errors and shown as 0.
   const short = (value) => {
     const kept = Math.abs(value) < 1e-12 ? 0 : Number(value.toPrecision(3));
     return number(Math.abs(kept) >= 1000 ? Math.round(value) : kept, { maximumSignificantDigits: 12 });
@@ -49,7 +49,7 @@ const widgets = (() => {
     return { field, keep };
   };
   const controls = Object.fromEntries(
-    [...document.querySelectorAll(".control:not(.plain)")].map(pair).map((one) => [one.field.id, one]),
+    [...document.querySelectorAll(".control:not(.plain)")].map(pair).map((control) => [control.field.id, control]),
   );
   for (const field of document.querySelectorAll("select, input[type=checkbox]")) {
     const read = () => (settings[field.id] = field.type === "checkbox" ? field.checked : field.value);
@@ -96,7 +96,7 @@ const widgets = (() => {
     const at = ticks(a, b, log).map((tick) => [along(tick), label(tick)]);
     return { place, at };
   };
-  // Lines of the grid, the axes, and what they are called.
+  // Grid lines, axes and their labels.
   const frame = (svg, width, across, up, { xLabel, yLabel }) => {
     const { height, left, right, top, bottom } = box;
     const [end, floor] = [width - right, height - bottom];
@@ -113,7 +113,7 @@ const widgets = (() => {
     const turned = `translate(9 ${(floor + top) / 2}) rotate(-90)`;
     make(svg, "text", { transform: turned, "text-anchor": "middle" }, yLabel);
   };
-  // A level that has a name: { value, words }.
+  // A labelled horizontal line: { value, words }.
   const level = (svg, width, up, { value, words }) => {
     const y = up.place(value);
     if (y < box.top) return;
@@ -145,15 +145,15 @@ const widgets = (() => {
     svg.replaceChildren();
     frame(svg, width, across, up, labels);
     for (const mark of marks) level(svg, width, up, mark);
-    for (const one of series) {
-      const at = one.x ?? x;
-      line(svg, one.y.map((value, i) => [across.place(at[i]), up.place(value)]), one);
+    for (const curve of series) {
+      const at = curve.x ?? x;
+      line(svg, curve.y.map((value, i) => [across.place(at[i]), up.place(value)]), curve);
     }
-    svg.nextElementSibling.replaceChildren(...series.filter((one) => one.name).map(name));
+    svg.nextElementSibling.replaceChildren(...series.filter((curve) => curve.name).map(name));
     drawn[id] = { x, series, yRange };
   };
 
-  // Maps: a square a pair of tokens, by a function of their distance; NaN stays white.
+  // Maps: one square per pair of tokens, by a function of their distance; NaN is white.
   const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
   const paint = (ramp, part) => {
     const at = Math.min(Math.max(part, 0), 1) * (ramp.length - 1);
@@ -187,13 +187,13 @@ const widgets = (() => {
     canvas.onpointerleave = () => say(scale);
     canvas.onpointermove = (event) => {
       const [key, query] = pixel(canvas, event);
-      const found = values[query - key + tokens - 1];
-      const shown = Number.isNaN(found) ? "hidden by the mask" : short(found);
+      const value = values[query - key + tokens - 1];
+      const shown = Number.isNaN(value) ? "hidden by the mask" : short(value);
       say(`query ${query}, key ${key}: ${shown}`);
     };
   };
-  const start = (given) => {
-    panels = given;
+  const start = (draws) => {
+    panels = draws;
     const all = () => Object.values(panels).forEach((draw) => draw());
     all();
     addEventListener("resize", all);

@@ -10,7 +10,7 @@ from pe_jax.validation import is_int, is_real, require
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """Frequencies to frequencies, for contexts longer than those trained on; hashable.
+    """A function from frequencies to frequencies, for longer contexts than trained on; hashable.
 
     `attention_factor` multiplies q and k each, where they are rotated.
     """
@@ -22,27 +22,27 @@ class Scaling:
         raise NotImplementedError
 
     def at_length(self, length: int) -> "Scaling":
-        """The scaling for sequences of `length` tokens, where it depends on that; else itself."""
+        """The scaling for sequences of `length` tokens: itself unless it depends on the length."""
         return self
 
     def valid_length(self) -> int | None:
-        """Positions below this are right as the scaling stands, as `Encoding.valid_length`."""
+        """Positions below this are correct with this scaling; see `Encoding.valid_length`."""
         return None
 
 
-def positive(**fields: Any) -> None:
+def require_positive(**fields: Any) -> None:
     """Raises ValueError unless every field is a number above 0."""
     for field, value in fields.items():
         require(is_real(value) and value > 0, field, value, "pass a number above 0")
 
 
-def tokens(least: int = 1, **fields: Any) -> None:
+def require_tokens(least: int = 1, **fields: Any) -> None:
     """Raises ValueError unless every field is a number of tokens."""
     for field, value in fields.items():
         require(is_int(value, least), field, value, f"pass an integer of at least {least}")
 
 
-def gain(value: Any) -> None:
-    """Raises ValueError unless it can be an attention factor."""
+def require_factor(value: Any) -> None:
+    """Raises ValueError unless it is a number of at least 0."""
     ok = is_real(value) and value >= 0
     require(ok, "attention_factor", value, "pass a number of at least 0, or None for the paper's")

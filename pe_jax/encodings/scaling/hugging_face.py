@@ -6,13 +6,12 @@ None counts as absent. What transformers passes over with a warning is an error 
 """
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pe_jax.encodings.scaling.base import Scaling
-from pe_jax.validation import is_int, is_real, require, shown
+from pe_jax.validation import is_int, is_real, nearest, require, shown
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 COMMON += ("original_max_position_embeddings", "max_position_embeddings")
@@ -41,32 +40,32 @@ ELSEWHERE = {
 }
 
 
-def _nearest(name: str, known) -> str:
-    close = difflib.get_close_matches(name.lower()[:40], list(known), n=1, cutoff=0.4)
-    return "".join(f"did you mean {c!r}? " for c in close) + f"known: {', '.join(known)}"
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = nearest(name.lower()[:40], known, cutoff=0.4)
+    return (f"did you mean {close!r}? " if close else "") + f"known: {', '.join(known)}"
 
 
-def _type(given: dict[str, Any]) -> str:
-    name = str(given.get("rope_type", given.get("type", "default")))
+def _type(settings: dict[str, Any]) -> str:
+    name = str(settings.get("rope_type", settings.get("type", "default")))
     name = {"su": "longrope"}.get(name, name)  # what Phi-3 called it first
     if name == "mrope":
         raise ValueError(f"rope_type={name!r}: {ELSEWHERE['mrope_section']}")
     if name not in TYPES:
-        raise ValueError(f"rope_type={shown(name)} is unknown; {_nearest(name, TYPES)}")
+        raise ValueError(f"rope_type={shown(name)} is unknown; {_suggestion(name, TYPES)}")
     return name
 
 
-def _check_keys(given: dict[str, Any], name: str) -> None:
+def _check_keys(settings: dict[str, Any], name: str) -> None:
     known = COMMON + TYPES[name]
-    known += YARN if "alpha" in given else ()  # HunYuan writes them; nothing reads them
-    for key, value in given.items():
+    known += YARN if "alpha" in settings else ()  # HunYuan writes them; nothing reads them
+    for key, value in settings.items():
         if key in ELSEWHERE:
             raise ValueError(f"{key}={shown(value)}: {ELSEWHERE[key]}")
         if key not in known:
             about = f"{shown(key, 80)[1:-1]}={shown(value, 80)}"
-            raise ValueError(f"{about}: {name!r} has no such key; {_nearest(key, known)}")
-    for key in () if given.get("alpha") else NEEDED.get(name, ()):
-        if key not in given:
+            raise ValueError(f"{about}: {name!r} has no such key; {_suggestion(key, known)}")
+    for key in () if settings.get("alpha") else NEEDED.get(name, ()):
+        if key not in settings:
             raise ValueError(f"{key} is missing: {name!r} needs it")
 
 
@@ -115,24 +114,24 @@ def read(
     ok = rope_parameters is None or isinstance(rope_parameters, Mapping)
     require(ok, "rope_parameters", rope_parameters, "pass the dict of a config, or None")
     pairs = (rope_parameters or {}).items()
-    given = {str(key): value for key, value in pairs if value is not None}
-    layers = [key for key, value in given.items() if isinstance(value, Mapping)]
+    settings = {str(key): value for key, value in pairs if value is not None}
+    layers = [key for key, value in settings.items() if isinstance(value, Mapping)]
     if layers:
         fix = f"pass one of them, as rope_parameters[{shown(layers[0])}], or the whole config to"
         names = shown(", ".join(layers))[1:-1]
         raise ValueError(f"rope_parameters has settings for {names}: {fix} pe_jax.hf.encodings")
-    name = _type(given)
-    _check_keys(given, name)
+    name = _type(settings)
+    _check_keys(settings, name)
 
-    base = _first(given.get("rope_theta"), rope_theta, 1e4)
-    partial = _first(given.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
+    base = _first(settings.get("rope_theta"), rope_theta, 1e4)
+    partial = _first(settings.get("partial_rotary_factor"), partial_rotary_factor, 1.0)
     key = "max_position_embeddings"
-    longest = _first(max_position_embeddings, given.get(key))
-    original = _first(original_max_position_embeddings, given.get(f"original_{key}"))
+    longest = _first(max_position_embeddings, settings.get(key))
+    original = _first(original_max_position_embeddings, settings.get(f"original_{key}"))
     for field, value in ((key, longest), (f"original_{key}", original)):
         require(value is None or is_int(value, 1), field, value, "pass a number of tokens")
     fraction = _fraction(name, head_dim, partial)
-    fields = {key: given[key] for key in TYPES[name] if key in given and key not in UNREAD}
+    fields = {key: settings[key] for key in TYPES[name] if key in settings and key not in UNREAD}
     fields = {k: v for k, v in fields.items() if v or k not in YARN}  # 0 counts as absent there
     if name == "default":
         return base, fraction, None, {}
@@ -157,30 +156,30 @@ def write(
       scaling: the scaling, or None.
       head_dim: E.
     """
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    settings: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     if fraction != 1:
-        found["partial_rotary_factor"] = partial(fraction, head_dim)
+        settings["partial_rotary_factor"] = partial(fraction, head_dim)
     if scaling is None:
-        return found
+        return settings
     fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
     length = fields.pop("original_length", None)
     if name == "ntk":
-        return found | {"rope_type": "dynamic", "factor": 1.0, "alpha": fields["factor"]}
+        return settings | {"rope_type": "dynamic", "factor": 1.0, "alpha": fields["factor"]}
     if name == "dynamic_ntk":
-        return found | {"rope_type": "dynamic", "factor": fields["factor"]}
+        return settings | {"rope_type": "dynamic", "factor": fields["factor"]}
     if name == "proportional":
         fields["partial_rotary_factor"] = fields.pop("fraction")
     computed = {"attention_factor": None} if "attention_factor" in fields else {}
     if computed and fields.get("factor") and dataclasses.replace(scaling, **computed) == scaling:
         del fields["attention_factor"]  # it follows from the others
     fields = {key: list(x) if isinstance(x, tuple) else x for key, x in fields.items()}
-    found |= {"rope_type": name, **{key: x for key, x in fields.items() if x is not None}}
-    found.pop("length", None)
-    return found | ({"original_max_position_embeddings": length} if length else {})
+    settings |= {"rope_type": name, **{key: x for key, x in fields.items() if x is not None}}
+    settings.pop("length", None)
+    return settings | ({"original_max_position_embeddings": length} if length else {})
 
 
 def partial(fraction: float, head_dim: int) -> float:
     """A number p with int(head_dim·p) = head_dim·fraction, which rounding may miss by one."""
     turned = round(head_dim * fraction)
-    found = turned / head_dim
-    return found if int(head_dim * found) == turned else math.nextafter(found, 2)
+    share = turned / head_dim
+    return share if int(head_dim * share) == turned else math.nextafter(share, 2)

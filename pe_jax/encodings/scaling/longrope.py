@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pe_jax.encodings.scaling.base import Scaling, gain, tokens
+from pe_jax.encodings.scaling.base import Scaling, require_factor, require_tokens
 from pe_jax.validation import is_real, require
 
 
@@ -23,7 +23,7 @@ class LongRoPE(Scaling):
 
     `length` (None: short) decides. `attention_factor` None is sqrt(1 + ln s/ln L₀) at all lengths,
     s = `factor` being the extended context over the original one; s ≤ 1 gives 1. It is computed
-    when the scaling is made: `dataclasses.replace` keeps it; pass None to have it computed anew.
+    when the scaling is made: `dataclasses.replace` keeps it; pass None to compute it again.
     """
 
     short_factor: tuple[float, ...]
@@ -38,20 +38,20 @@ class LongRoPE(Scaling):
             value = getattr(self, field)
             value = value.tolist() if isinstance(value, np.ndarray) else value
             ok = isinstance(value, list | tuple) and all(is_real(x) and x > 0 for x in value)
-            require(ok, field, value, "pass a list of numbers above 0, one a frequency")
+            require(ok, field, value, "pass a list of numbers above 0, one per frequency")
             object.__setattr__(self, field, tuple(value))
-        tokens(2, original_length=self.original_length)
+        require_tokens(2, original_length=self.original_length)
         if self.length is not None:
-            tokens(length=self.length)
+            require_tokens(length=self.length)
         if self.attention_factor is None:
             factor: Any = self.factor
             ok = is_real(factor) and factor > 0
             fix = "pass the extended context over the original one, or an attention_factor"
             require(ok, "factor", factor, fix)
             log = math.log(max(factor, 1))
-            found = math.sqrt(1 + log / math.log(self.original_length))
-            object.__setattr__(self, "attention_factor", found)
-        gain(self.attention_factor)
+            attention_factor = math.sqrt(1 + log / math.log(self.original_length))
+            object.__setattr__(self, "attention_factor", attention_factor)
+        require_factor(self.attention_factor)
 
     def __call__(self, theta, base=None):
         """θ_i / factor_i."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pe_jax.encodings.scaling.base import Scaling, gain, positive, tokens
+from pe_jax.encodings.scaling.base import Scaling, require_factor, require_positive, require_tokens
 from pe_jax.validation import is_real, require, require_bool
 
 
@@ -27,8 +27,8 @@ class YaRN(Scaling):
     Between `beta_fast` and `beta_slow` turns lies a ramp over the channels, from whole channel to
     whole channel if `truncate`. `attention_factor` None is the paper's 0.1·ln s + 1; with both
     `mscale` and `mscale_all_dim` (DeepSeek), the ratio of those with 0.1·mscale in place of 0.1.
-    DeepSeek's models multiply the scale of their scores besides, which is no matter of RoPE.
-    `dataclasses.replace` keeps the attention factor: pass None to have it computed anew.
+    DeepSeek's models also multiply the scale of their scores, which is not part of RoPE.
+    `dataclasses.replace` keeps the attention factor: pass None to compute it again.
     """
 
     factor: float
@@ -41,10 +41,10 @@ class YaRN(Scaling):
     attention_factor: Any = None
 
     def __post_init__(self):
-        positive(factor=self.factor, beta_fast=self.beta_fast, beta_slow=self.beta_slow)
+        require_positive(factor=self.factor, beta_fast=self.beta_fast, beta_slow=self.beta_slow)
         fix = f"must be at least beta_slow={self.beta_slow!r}"
         require(self.beta_fast >= self.beta_slow, "beta_fast", self.beta_fast, fix)
-        tokens(original_length=self.original_length)
+        require_tokens(original_length=self.original_length)
         require_bool("truncate", self.truncate)
         for field in ("mscale", "mscale_all_dim"):
             value = getattr(self, field)
@@ -54,9 +54,9 @@ class YaRN(Scaling):
             both = self.mscale and self.mscale_all_dim
             over, under = (self.mscale, self.mscale_all_dim) if both else (1.0, 0.0)
             log = math.log(max(self.factor, 1.0))
-            found = (0.1 * over * log + 1) / (0.1 * under * log + 1)  # pyright: ignore
-            object.__setattr__(self, "attention_factor", found)
-        gain(self.attention_factor)
+            ratio = (0.1 * over * log + 1) / (0.1 * under * log + 1)  # pyright: ignore
+            object.__setattr__(self, "attention_factor", ratio)
+        require_factor(self.attention_factor)
 
     def __call__(self, theta, base=None):
         """(1 - ramp)·θ + ramp·θ/s. Without `base`, it is read off the frequencies."""
@@ -66,7 +66,7 @@ class YaRN(Scaling):
         log_base = -dim / 2 * math.log(theta[1]) if base is None else math.log(base)
 
         def channel(turns: float) -> float:
-            """The i whose wave turns so often within the original length."""
+            """The i whose wave turns `turns` times within the original length."""
             return dim * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * log_base)
 
         low, high = channel(self.beta_fast), channel(self.beta_slow)

@@ -1,14 +1,13 @@
 """The GPU kernels: what one program computes, and from what.
 
 FlashAttention-2 (Dao, arXiv 2307.08691) in Pallas, lowered by Triton. A program owns a block of
-tokens of one side and visits the blocks of the other. Top-down: the three kernels, a program's way
-along the tiles (`Walk`), the scores of a tile, where a tile lies (`Tile`). What is prepared for the
-kernels, launched and made of their results is in `engine`.
+tokens of one side and visits the blocks of the other. What is prepared for the kernels, launched
+and made of their results is in `engine`.
 
 A row meets each distance within the span of the tables at most once: the program that owns it
 stores those entries one by one and keeps a sum for either far end. So nothing is added atomically.
 
-Kernels take references: `Inputs`, an array of entries by distance (before and after: one and the
+Kernels take references: `Arrays`, an array of entries by distance (before and after: one and the
 same) and outputs, all of one batch row and one head. Scores are kept times log2(e). Letters are
 those of `engine`.
 """
@@ -24,7 +23,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernel_terms import ProfileSum
+from pe_jax.engines.kernel_common import FormulaSum
+from pe_jax.engines.reference import LOWEST
 
 try:
     from jax.experimental.pallas import triton
@@ -32,36 +32,23 @@ except ImportError:
     triton: Any = None
 
 LOG2E = math.log2(math.e)
-FLOOR = -1e30  # below any score, and finite: a row that has seen nothing yet needs no special care
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is static about a call.
-
-    Attributes:
-      spec: the mask.
-      scale: what q·k is multiplied by.
-      profile: the biases that are computed in place.
-      lengths: numbers of queries and keys before padding.
-      sizes: tokens of an owned block, of a visited one.
-      backward_sizes: the same in the backward pass.
-      span: the least and the largest distance of the tables, if there are any.
-      far: whether there are tables that are constant beyond the span.
-      values: whether weights by distance are wanted.
-      interpret: whether the kernels run as plain JAX.
-    """
+    """What is static about a call."""
 
     spec: AttentionSpec
-    scale: float
-    profile: ProfileSum
-    lengths: tuple[int, int]
-    sizes: tuple[int, int]
-    backward_sizes: tuple[int, int]
-    span: tuple[int, int]
-    far: bool
-    values: bool
-    interpret: bool
+    scale: float  # what q·k is multiplied by
+    formula: FormulaSum  # the biases that are computed in place
+    decays: bool  # whether these fall with the distance, and nothing else is added
+    lengths: tuple[int, int]  # T and S before padding
+    sizes: tuple[int, int]  # tokens of an owned block, of a visited one
+    backward_sizes: tuple[int, int]  # the same in the backward pass
+    span: tuple[int, int]  # the least and the largest distance of the tables, if there are any
+    far: bool  # whether there are tables that are constant beyond the span
+    values: bool  # whether weights by distance are wanted
+    interpret: bool  # whether the kernels run as plain JAX
 
     @property
     def distances(self) -> int:
@@ -79,103 +66,52 @@ class Plan:
         hidden = self.spec.aligned and self.spec.causal
         return not hidden and self.lengths[1] % self.sizes[1] != 0
 
-    def visible_distances(self) -> tuple[int | None, int | None]:
-        """The least and the largest distance that the mask shows, by place; None: no limit."""
+    def visible_distances(self) -> tuple[float, float]:
+        """The least and the largest distance that the mask shows, by place; may be infinite."""
         window = self.spec.window if self.spec.aligned else None
-        low = None if window is None else 1 - window
-        low = 0 if self.spec.aligned and self.spec.causal else low
-        return low, None if window is None else window - 1
-
-
-class Operands(NamedTuple):
-    """What the output is a differentiable function of; None where there is none.
-
-    Attributes:
-      q: [B, H, T, E].
-      k: [B, K, S, E].
-      v: [B, K, S, F].
-      coefficients: the numbers of all profiles, [1, H, C].
-      table: the sum of the biases by distance, [1, H, n].
-      rows: what each query adds to its scores, by distance, [B, H, T, n].
-      columns: what each key adds to its scores, by distance, [B, H, S, n].
-    """
-
-    q: Any = None
-    k: Any = None
-    v: Any = None
-    coefficients: Any = None
-    table: Any = None
-    rows: Any = None
-    columns: Any = None
+        high = math.inf if window is None else window - 1
+        return 0 if self.spec.aligned and self.spec.causal else -high, high
 
 
 class PerToken(NamedTuple):
-    """One number per query or key, as far as kernels read it.
-
-    Attributes:
-      positions: [B or 1, 1, T or S].
-      index: [B or 1, 1, T or S].
-      segments: [B or 1, 1, T or S].
-      lse: log2 of each row's sum, for gradients, [B, H, T].
-      delta: what is subtracted from the gradient of each weight, [B, H, T].
-    """
+    """One number per query or key, [B or 1, 1, T or S]; None where kernels do not read it."""
 
     positions: Any = None
     index: Any = None
     segments: Any = None
-    lse: Any = None
-    delta: Any = None
+    lse: Any = None  # log2 of each row's sum, for gradients, [B, H, T]
+    delta: Any = None  # what is subtracted from the gradient of each weight, [B, H, T]
 
 
-class Bounds(NamedTuple):
-    """For each owned block the first block to visit and one past the last: [B or 1, H or 1, -]."""
+class Arrays(NamedTuple):
+    """What kernels read, and its gradients: arrays or references; None where there is none."""
 
-    first: jax.Array
-    last: jax.Array
-
-
-class Inputs(NamedTuple):
-    """All that a kernel reads.
-
-    Attributes:
-      operands: what has gradients.
-      q: numbers per query.
-      k: numbers per key.
-      bounds: which blocks to visit; None: all that the mask leaves by their place.
-      d_out: cotangent of the output, [B, H, T, F].
-      d_weights: cotangent of the weights by distance, [B, H, T, n].
-    """
-
-    operands: Operands
-    q: PerToken
-    k: PerToken
-    bounds: Bounds | None
-    d_out: Any = None
-    d_weights: Any = None
+    q: Any = None  # [B, H, T, E]
+    k: Any = None  # [B, K, S, E]
+    v: Any = None  # [B, K, S, F]
+    coefficients: Any = None  # the numbers of all formulas, [1, H, C]
+    table: Any = None  # the sum of the biases by distance, [1, H, n]
+    rows: Any = None  # what each query adds to its scores, by distance, [B, H, T, n]
+    columns: Any = None  # what each key adds to its scores, by distance, [B, H, S, n]
+    of_query: Any = None  # `PerToken` of the queries
+    of_key: Any = None  # `PerToken` of the keys
+    bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
+    d_out: Any = None  # cotangent of the output, [B, H, T, F]
+    d_weights: Any = None  # cotangent of the weights by distance, [B, H, T, n]
 
 
-class Output(NamedTuple):
-    """What the forward kernel writes: out [B, H, T, F], and log2 of each row's sum [B, H, T]."""
-
-    out: Any
-    lse: Any
-
-
-# Kernels.
-
-
-def forward_kernel(plan: Plan, x: Inputs, _, entries, result: Output) -> None:
+def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
     """Output and log2 of each row's sum of exponentials; `entries`: of scores by distance, or None.
 
     `entries` [T, n] hold scores, and at either end the logarithm of the sum of all beyond it.
     """
-    walk = Walk(plan, x)
-    q, own, rows = x.operands.q[walk.own, :], walk.own, plan.sizes[0]
+    walk, rows = Walk(plan, x), plan.sizes[0]
+    q, own = x.q[walk.own, :], walk.own
 
     def visit(tile, carry):
         total, top, sums, ends = carry
-        v = x.operands.v[tile.other, :]
-        s = scores(tile, dot(q, x.operands.k[tile.other, :], 1))
+        v = x.v[tile.other, :]
+        s = scores(tile, dot(q, x.k[tile.other, :], 1))
         new = jnp.maximum(top, s.max(1))
         p, fade = jnp.exp2(s - new[:, None]), jnp.exp2(top - new)
         if entries is not None:
@@ -183,33 +119,34 @@ def forward_kernel(plan: Plan, x: Inputs, _, entries, result: Output) -> None:
         total = total * fade[:, None] + dot(p.astype(v.dtype), v, 0)
         return total, new, sums * fade + p.sum(1), ends
 
+    # A row that has seen nothing yet needs no special care: LOWEST is finite.
     zero = jnp.zeros((rows,), jnp.float32)
-    start = jnp.zeros((rows, x.operands.v.shape[1]), jnp.float32), zero + FLOOR, zero, [zero, zero]
+    start = jnp.zeros((rows, x.v.shape[1]), jnp.float32), zero + LOWEST, zero, [zero, zero]
     total, top, sums, ends = walk(visit, start)
 
     def log2(sums, empty):
         return jnp.where(sums > 0, top + jnp.log2(jnp.where(sums > 0, sums, 1)), empty)
 
     # A row that sees nothing gets zeros, and a sum so large that its weights vanish again.
-    result.out[own, :] = total / jnp.where(sums > 0, sums, 1)[:, None]
-    result.lse[own] = log2(sums, -FLOOR)
+    out[own, :] = total / jnp.where(sums > 0, sums, 1)[:, None]
+    lse[own] = log2(sums, -LOWEST)
     if entries is not None:
         entries[own, 0] = log2(ends[0], -jnp.inf)
         entries[own, plan.distances - 1] = log2(ends[1], -jnp.inf)
 
 
-def queries_kernel(plan: Plan, x: Inputs, _, entries, grads: Operands) -> None:
-    """Gradients of a block of queries and, row by row, of the coefficients.
+def queries_kernel(plan: Plan, x: Arrays, _, entries, of_q, of_coefficients) -> None:
+    """Gradients of a block of queries and, row by row, of the coefficients, if they are wanted.
 
     `entries` [T, n] get the gradient of the scores by distance, if it is not None.
     """
-    walk = Walk(plan, x)
-    q, d_out, own, rows = x.operands.q[walk.own, :], x.d_out[walk.own, :], walk.own, plan.sizes[0]
-    count = 0 if grads.coefficients is None else grads.coefficients.shape[0]
+    walk, rows = Walk(plan, x), plan.sizes[0]
+    q, d_out, own = x.q[walk.own, :], x.d_out[walk.own, :], walk.own
+    count = 0 if of_coefficients is None else of_coefficients.shape[0]
 
     def visit(tile, carry):
         d_q, ends, d_c = carry
-        k, v = x.operands.k[tile.other, :], x.operands.v[tile.other, :]
+        k, v = x.k[tile.other, :], x.v[tile.other, :]
         _, d_s = gradient(tile, (q, d_out), (k, v))
         d_q += dot(d_s.astype(k.dtype), k, 0)
         if entries is not None:
@@ -219,29 +156,25 @@ def queries_kernel(plan: Plan, x: Inputs, _, entries, grads: Operands) -> None:
             d_c = [a + b for a, b in zip(d_c, more, strict=True)]
         return d_q, ends, d_c
 
-    zero = jnp.zeros((rows,), jnp.float32)
-    start = (
-        jnp.zeros(q.shape, jnp.float32),
-        [zero, zero],
-        [jnp.zeros((rows, 1), jnp.float32)] * count,
-    )
+    zero, column = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
+    start = jnp.zeros(q.shape, jnp.float32), [zero, zero], [column] * count
     d_q, ends, d_c = walk(visit, start)
-    grads.q[own, :] = (d_q * plan.scale).astype(grads.q.dtype)
+    of_q[own, :] = (d_q * plan.scale).astype(of_q.dtype)
     if entries is not None:
         entries[own, 0], entries[own, plan.distances - 1] = ends
-    if grads.coefficients is not None:
+    if of_coefficients is not None:
         for i, d in enumerate(d_c):
-            grads.coefficients[i, own] = d.sum(1)
+            of_coefficients[i, own] = d.sum(1)
 
 
-def keys_kernel(plan: Plan, x: Inputs, _, entries, grads: Operands) -> None:
+def keys_kernel(plan: Plan, x: Arrays, _, entries, of_k, of_v) -> None:
     """Gradients of a block of keys and values; `entries` [S, n] as in `queries_kernel`."""
-    walk = Walk(plan, x, keys_own=True)
-    k, v, own, rows = x.operands.k[walk.own, :], x.operands.v[walk.own, :], walk.own, plan.sizes[0]
+    walk, rows = Walk(plan, x, keys_own=True), plan.sizes[0]
+    k, v, own = x.k[walk.own, :], x.v[walk.own, :], walk.own
 
     def visit(tile, carry):
         d_k, d_v, ends = carry
-        q, d_out = x.operands.q[tile.other, :], x.d_out[tile.other, :]
+        q, d_out = x.q[tile.other, :], x.d_out[tile.other, :]
         p, d_s = gradient(tile, (k, v), (q, d_out))
         d_k += dot(d_s.astype(q.dtype), q, 0)
         d_v += dot(p.astype(d_out.dtype), d_out, 0)
@@ -252,23 +185,23 @@ def keys_kernel(plan: Plan, x: Inputs, _, entries, grads: Operands) -> None:
     zero = jnp.zeros((rows,), jnp.float32)
     start = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32), [zero, zero]
     d_k, d_v, ends = walk(visit, start)
-    grads.k[own, :] = (d_k * plan.scale).astype(grads.k.dtype)
-    grads.v[own, :] = d_v.astype(grads.v.dtype)
+    of_k[own, :] = (d_k * plan.scale).astype(of_k.dtype)
+    of_v[own, :] = d_v.astype(of_v.dtype)
     if entries is not None:
         entries[own, 0], entries[own, plan.distances - 1] = ends
 
 
-def diagonal_kernel(plan: Plan, x: Inputs, _, __, tiles) -> None:
+def diagonal_kernel(plan: Plan, x: Arrays, _, __, tiles) -> None:
     """The score gradients of one block diagonal, summed tile upon tile."""
     size = plan.sizes[0]
-    rows, columns = (side.shape[0] // size for side in (x.operands.q, x.operands.k))
+    rows, columns = (side.shape[0] // size for side in (x.q, x.k))
     offset = pl.program_id(0) - (columns - 1)
 
     def visit(i, total):
-        own = pl.ds(i * size, size)
-        tile = Tile(plan, x, load(x.q, own), (i, i - offset))
-        mine = x.operands.q[own, :], x.d_out[own, :]
-        theirs = x.operands.k[tile.other, :], x.operands.v[tile.other, :]
+        walk = Walk(plan, x, at=i)
+        tile = Tile(walk, i - offset)
+        mine = x.q[walk.own, :], x.d_out[walk.own, :]
+        theirs = x.k[tile.other, :], x.v[tile.other, :]
         return total + gradient(tile, mine, theirs)[1]
 
     lo, hi = plan.span  # what lies outside is not seen
@@ -279,113 +212,125 @@ def diagonal_kernel(plan: Plan, x: Inputs, _, __, tiles) -> None:
     tiles[pl.program_id(0), :, :] = total
 
 
-# The way along the tiles.
-
-
 class Walk:
-    """One program: the block that it owns, and its way along the blocks of the other side."""
+    """The block that a program owns, and its way along the blocks of the other side."""
 
-    def __init__(self, plan: Plan, x: Inputs, keys_own: bool = False):
-        i, self.plan, self.x, self.keys_own = pl.program_id(0), plan, x, keys_own
-        # Under a causal mask the last queries have the longest way: they go first.
-        self.at = i if keys_own or not plan.spec.causal else pl.num_programs(0) - 1 - i
-        self.own = pl.ds(self.at * plan.sizes[0], plan.sizes[0])
-        self.held = load(x.k if keys_own else x.q, self.own)
+    def __init__(self, plan: Plan, x: Arrays, keys_own: bool = False, at: Any = None):
+        if at is None:  # under a causal mask the last queries have the longest way: they go first
+            i = pl.program_id(0)
+            at = i if keys_own or not plan.spec.causal else pl.num_programs(0) - 1 - i
+        self.plan, self.x, self.keys_own, self.at = plan, x, keys_own, at
+        self.own = pl.ds(at * plan.sizes[0], plan.sizes[0])
+        numbers = x.of_key if keys_own else x.of_query
+        self.held = PerToken(*(None if ref is None else ref[self.own] for ref in numbers))
 
     def __call__(self, visit: Callable, carry):
         """`visit(tile, carry)`, tile after tile."""
         for stretch in stretches(self.plan, self.x.bounds, self.at, self.keys_own):
 
             def step(j, carry, stretch=stretch):
-                at, kind = (self.at, j), (stretch.edge, stretch.far)
-                return visit(Tile(self.plan, self.x, self.held, at, self.keys_own, *kind), carry)
+                return visit(Tile(self, j, stretch.edge, stretch.far), carry)
 
             carry = jax.lax.fori_loop(stretch.first, stretch.last, step, carry)
         return carry
 
 
 class Stretch(NamedTuple):
-    """Blocks to visit one after the other, whose tiles are alike.
+    """Blocks to visit one after the other, whose tiles are alike."""
 
-    Attributes:
-      first: the first block.
-      last: one past the last.
-      edge: whether the mask may hide pairs by their place.
-      far: the entry of the tables that all pairs share, if they do.
-    """
-
-    first: Any
-    last: Any
-    edge: bool
-    far: int | None
+    first: Any  # the first block
+    last: Any  # one past the last
+    edge: bool  # whether the mask may hide pairs by their place
+    far: int | None  # the entry of the tables that all pairs share, if they do
 
 
-def stretches(plan: Plan, bounds: Bounds | None, at, keys_own: bool) -> list[Stretch]:
+def stretches(plan: Plan, bounds: tuple | None, at, keys_own: bool) -> list[Stretch]:
     """The blocks that the program owning block `at` visits, in order.
 
     Here e is the place of an owned token less that of a visited one; it falls from block to block.
     """
-    (own, other), n = plan.sizes, -(-plan.lengths[not keys_own] // plan.sizes[1])
+    (own, other), n = plan.sizes, pl.cdiv(plan.lengths[not keys_own], plan.sizes[1])
 
-    def whole(e):
-        """How many blocks have nothing but pairs at e or more."""
+    def whole(e):  # how many blocks have nothing but pairs at e or more
         return (at * own + 1 - e) // other
 
-    def some(e):
-        """How many blocks have such a pair."""
+    def some(e):  # how many blocks have such a pair
         return (at * own + own - 1 - e) // other + 1
 
     def clip(block, least, most):
         return jnp.minimum(jnp.maximum(block, least), most)
 
-    def owned_less_visited(low: Any, high: Any) -> tuple[Any, Any]:
-        """Limits of the distance as limits of e."""
-        if not keys_own:
-            return low, high
-        return None if high is None else -high, None if low is None else -low
-
-    low, high = owned_less_visited(*plan.visible_distances())
-    begin = jnp.int32(0) if high is None else clip(whole(high + 1), 0, n)
-    end = jnp.int32(n) if low is None else clip(some(low), 0, n)
+    (low, high), (lo, hi) = plan.visible_distances(), plan.span
+    if keys_own:
+        low, high, lo, hi = -high, -low, -hi, -lo
+    over, under = high > hi, low < lo  # whether pairs past the tables can be visible
+    begin = jnp.int32(0) if high == math.inf else clip(whole(high + 1), 0, n)
+    end = jnp.int32(n) if low == -math.inf else clip(some(low), 0, n)
     if bounds is not None:
-        begin = jnp.maximum(begin, bounds.first[at])
-        end = clip(bounds.last[at], begin, end)
+        begin = jnp.maximum(begin, bounds[0][at])
+        end = clip(bounds[1][at], begin, end)
     full = plan.lengths[1] // other if plan.padded and not keys_own else n
-    plain = begin if high is None else clip(some(high + 1), begin, end)
-    edge = clip(full if low is None else jnp.minimum(whole(low), full), plain, end)
-    left = [Stretch(begin, plain, True, None)] if high is not None else []
-    right = [Stretch(edge, end, True, None)] if low is not None or full < n else []
+    plain = begin if high == math.inf else clip(some(high + 1), begin, end)
+    edge = clip(full if low == -math.inf else jnp.minimum(whole(low), full), plain, end)
+    left = [Stretch(begin, plain, True, None)] if high < math.inf else []
+    right = [Stretch(edge, end, True, None)] if low > -math.inf or full < n else []
     if not plan.far:
         return [*left, Stretch(plain, edge, False, None), *right]
     entries = (plan.distances - 1, 0)  # of distances at the upper end, at the lower
-    lo, hi = owned_less_visited(*plan.span)
     near = clip(whole(hi), plain, edge)
     past = clip(some(lo + 1), near, edge)
-    over, under = high is None or high > hi, low is None or low < lo  # far pairs can be visible
     left = [*left, Stretch(plain, near, False, entries[keys_own])] if over else []
     right = [Stretch(past, edge, False, entries[not keys_own]), *right] if under else []
     begin, end = near if over else begin, past if under else end
     return [*left, Stretch(begin, end, not (over and under), None), *right]
 
 
-# The scores of a tile.
+class Tile:
+    """A block of owned tokens and a visited one; what is known of their pairs: [owned, visited]."""
+
+    def __init__(self, walk: Walk, j: Any, edge: bool = True, far: int | None = None):
+        self.walk, self.plan, self.x = walk, walk.plan, walk.x
+        self.edge, self.far = edge, far  # as in `Stretch`
+        self.other = pl.ds(j * self.plan.sizes[1], self.plan.sizes[1])
+        self.sides = "kq" if walk.keys_own else "qk"
+        self.slices = dict(zip(self.sides, (walk.own, self.other), strict=True))
+        parts = zip((walk.own, self.other), self.plan.sizes, strict=True)
+        places = (part.start + jnp.arange(size, dtype=jnp.int32) for part, size in parts)
+        self.places = dict(zip(self.sides, places, strict=True))
+
+    def along(self, side: str, values: jax.Array) -> jax.Array:
+        """Values of the tokens of one side, along their axis of the tile."""
+        return values[:, None] if side == self.sides[0] else values[None, :]
+
+    def token(self, side: str, name: str) -> jax.Array:
+        """A number per token of one side, by its name in `PerToken`."""
+        if side == self.sides[0]:
+            return self.along(side, getattr(self.walk.held, name))
+        numbers = self.x.of_query if side == "q" else self.x.of_key
+        return self.along(side, getattr(numbers, name)[self.other])
+
+    def distance(self) -> jax.Array:
+        """`q_pos - k_pos`."""
+        if self.plan.spec.contiguous:
+            return self.along("q", self.places["q"]) - self.along("k", self.places["k"])
+        return self.token("q", "positions") - self.token("k", "positions")
 
 
-def scores(tile: "Tile", product: jax.Array) -> jax.Array:
+def scores(tile: Tile, product: jax.Array) -> jax.Array:
     """The scores of a tile from q·k: times log2(e); minus infinity where hidden."""
-    plan, operands = tile.plan, tile.x.operands
-    tables = ((operands.table, None), (operands.rows, "q"), (operands.columns, "k"))
+    plan, x = tile.plan, tile.x
+    tables = ((x.table, None), (x.rows, "q"), (x.columns, "k"))
     parts = [look_up(tile, ref, side) for ref, side in tables if ref is not None]
-    if operands.coefficients is not None:
-        ref = operands.coefficients
-        parts.append(plan.profile([ref[c] for c in range(ref.shape[0])], tile.distance()))
+    if x.coefficients is not None:
+        numbers = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
+        parts.append(plan.formula(numbers, tile.distance()))
     s = product * (plan.scale * LOG2E)
     s = s + functools.reduce(jnp.add, parts) * LOG2E if parts else s
     seen = visible(tile)
     return s if seen is None else jnp.where(seen, s, -jnp.inf)
 
 
-def gradient(tile: "Tile", mine: tuple, theirs: tuple) -> tuple[jax.Array, jax.Array]:
+def gradient(tile: Tile, mine: tuple, theirs: tuple) -> tuple[jax.Array, jax.Array]:
     """Weights, and the gradient of the scores; from q, d_out and k, v, or the other way round."""
     p = jnp.exp2(scores(tile, dot(mine[0], theirs[0], 1)) - tile.token("q", "lse"))
     d_p = dot(mine[1], theirs[1], 1) - tile.token("q", "delta")
@@ -393,18 +338,14 @@ def gradient(tile: "Tile", mine: tuple, theirs: tuple) -> tuple[jax.Array, jax.A
     return p, p * (d_p if d_weights is None else d_p + look_up(tile, d_weights, "q"))
 
 
-def coefficient_gradients(tile: "Tile", d_s: jax.Array) -> list[jax.Array]:
+def coefficient_gradients(tile: Tile, d_s: jax.Array) -> list[jax.Array]:
     """One coefficient per row, so that its gradient is a sum along the row: [owned, 1] each."""
-    ref, distance = tile.x.operands.coefficients, tile.distance()
+    ref, distance = tile.x.coefficients, tile.distance()
     rows = [jnp.full((len(d_s), 1), ref[c], jnp.float32) for c in range(ref.shape[0])]
-
-    def profile(rows):
-        return tile.plan.profile(rows, distance)
-
-    return jax.vjp(profile, rows)[1](d_s)[0]
+    return jax.vjp(lambda rows: tile.plan.formula(rows, distance), rows)[1](d_s)[0]
 
 
-def visible(tile: "Tile") -> jax.Array | None:
+def visible(tile: Tile) -> jax.Array | None:
     """What the mask shows; None where that is all."""
     plan, spec, parts = tile.plan, tile.plan.spec, []
     q, k = (tile.along(side, tile.places[side]) for side in "qk")
@@ -412,15 +353,15 @@ def visible(tile: "Tile") -> jax.Array | None:
         ahead = q - k if spec.aligned else tile.token("q", "index") - tile.token("k", "index")
         parts += [ahead >= 0] if spec.causal else []
         parts += [jnp.abs(ahead) < spec.window] if spec.window is not None else []
-    if tile.edge and plan.padded and not tile.keys_own:
+    if tile.edge and plan.padded and not tile.walk.keys_own:
         parts.append(k < plan.lengths[1])
-    if tile.x.q.segments is not None:
+    if tile.x.of_query.segments is not None:
         ids = tile.token("q", "segments")
         parts += [ids == tile.token("k", "segments"), ids >= 0]
     return functools.reduce(jnp.logical_and, parts) if parts else None
 
 
-def look_up(tile: "Tile", ref, side: str | None) -> jax.Array:
+def look_up(tile: Tile, ref, side: str | None) -> jax.Array:
     """Each pair's entry of a table by distance; `side`: whose token picks its row, if it has any.
 
     Where all pairs of the tile share one distance, one number for all, for each row or column.
@@ -436,7 +377,7 @@ def look_up(tile: "Tile", ref, side: str | None) -> jax.Array:
     return jax.lax.cond(near, lambda: ref[*row, entry], lambda: jnp.zeros(entry.shape, ref.dtype))
 
 
-def store_by_distance(tile: "Tile", ref, entries: jax.Array, amounts: jax.Array, ends: list):
+def store_by_distance(tile: Tile, ref, entries: jax.Array, amounts: jax.Array, ends: list):
     """Stores `entries` by distance, within the span; adds `amounts` past it to `ends` [owned] each.
 
     Each pair has a place to itself in `ref` [owned tokens, n]: nothing is added there.
@@ -454,63 +395,6 @@ def store_by_distance(tile: "Tile", ref, entries: jax.Array, amounts: jax.Array,
 
 def dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
     """Product over the last axis of a and `axis` of b; float32 as such (Triton prefers TF32)."""
-    return jax.lax.dot_general(
-        a,
-        b,
-        (((1,), (axis,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )
-
-
-# Where a tile lies.
-
-
-class Tile:
-    """A block of owned tokens and a visited one; what is known of their pairs: [owned, visited].
-
-    Args:
-      plan: the call.
-      x: what the program reads.
-      held: numbers per owned token, loaded.
-      at: the owned block and the visited one.
-      keys_own: whether keys are owned.
-      edge: as in `Stretch`.
-      far: as in `Stretch`.
-    """
-
-    def __init__(
-        self, plan: Plan, x: Inputs, held: PerToken, at, keys_own=False, edge=True, far=None
-    ):
-        self.plan, self.x, self.held, self.keys_own = plan, x, held, keys_own
-        self.edge, self.far = edge, far
-        self.sides = "kq" if keys_own else "qk"
-        starts = [i * size for i, size in zip(at, plan.sizes, strict=True)]
-        slices = [pl.ds(start, size) for start, size in zip(starts, plan.sizes, strict=True)]
-        places = [
-            s + jnp.arange(n, dtype=jnp.int32) for s, n in zip(starts, plan.sizes, strict=True)
-        ]
-        self.other = slices[1]
-        self.slices = dict(zip(self.sides, slices, strict=True))
-        self.places = dict(zip(self.sides, places, strict=True))
-
-    def along(self, side: str, values: jax.Array) -> jax.Array:
-        """Values of the tokens of one side, along their axis of the tile."""
-        return values[:, None] if side == self.sides[0] else values[None, :]
-
-    def token(self, side: str, name: str) -> jax.Array:
-        """A number per token of one side, by its name in `PerToken`."""
-        if side == self.sides[0]:
-            return self.along(side, getattr(self.held, name))
-        return self.along(side, getattr(getattr(self.x, side), name)[self.other])
-
-    def distance(self) -> jax.Array:
-        """`q_pos - k_pos`."""
-        if self.plan.spec.contiguous:
-            return self.along("q", self.places["q"]) - self.along("k", self.places["k"])
-        return self.token("q", "positions") - self.token("k", "positions")
-
-
-def load(numbers: PerToken, at) -> PerToken:
-    """The numbers of some tokens."""
-    return PerToken(*(None if ref is None else ref[at] for ref in numbers))
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    axes = (((1,), (axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)

@@ -22,7 +22,7 @@ def under_auto_axes(f: Callable) -> Callable:
     def run(q, k, v, **options):
         if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
             return f(q, k, v, **options)
-        # What is no array of JAX goes around: it has no sharding, and may be known.
+        # Non-array options bypass the wrapper and stay static.
         arrays = {n: x for n, x in options.items() if _has_arrays(x)}
         rest = {n: x for n, x in options.items() if n not in arrays}
         spec: Any = jax.typeof(q).sharding.spec

@@ -51,13 +51,11 @@ CONTIGUOUS = Contiguous()
 class RowSharded(Contiguous):
     """Each row lies whole on one device: under jit, `attention(…, layout=RowSharded(mesh, axes))`.
 
-    Attributes:
-      mesh: the devices; its axes are Auto.
-      batch: mesh axes that share the rows. Along the others each device computes the same.
+    Along axes that are not in `batch` each device computes the same.
     """
 
-    mesh: Mesh
-    batch: tuple[str, ...]
+    mesh: Mesh  # the devices; its axes are Auto
+    batch: tuple[str, ...]  # mesh axes that share the rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,20 +70,13 @@ class BlockPermuted(Contiguous):
     Tokens, segments, positions, q, k and v are to lie as `spread` lays them, and so does the
     output. `spread` and `restore` move whole tokens between devices: they are for ids, positions
     and losses, a few bytes per token, once per step. Everything between stays as it lies.
-
-    Attributes:
-      mesh: the devices.
-      axis: the mesh axis that shares the tokens of a row.
-      batch: mesh axes that share the rows.
-      heads: the mesh axis that shares the heads, or None.
-      balanced: whether a device holds a block from either half of a row, for causal attention.
     """
 
-    mesh: Mesh
-    axis: str = "seq"
-    batch: tuple[str, ...] = ()
-    heads: str | None = None
-    balanced: bool = True
+    mesh: Mesh  # the devices; its axes are Auto
+    axis: str = "seq"  # the mesh axis that shares the tokens of a row
+    batch: tuple[str, ...] = ()  # mesh axes that share the rows
+    heads: str | None = None  # the mesh axis that shares the heads
+    balanced: bool = True  # a device holds a block from either half of a row, for causal attention
 
     def __post_init__(self):
         for axis in self.axes:
@@ -111,11 +102,7 @@ class BlockPermuted(Contiguous):
         return np.stack([first, 2 * len(first) - 1 - first], 1).ravel() if self.balanced else first
 
     def _cut(self, x, axis: int):
-        """[..., T, …] → [..., P, c, …].
-
-        Raises:
-          ValueError: T is no multiple of P.
-        """
+        """[..., T, …] → [..., P, c, …]; raises ValueError where T is no multiple of P."""
         length, parts = x.shape[axis], len(self.blocks)
         if length % parts:
             raise ValueError(f"{length} tokens: must divide into {parts} blocks, for the ring")

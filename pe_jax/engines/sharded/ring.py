@@ -59,16 +59,20 @@ def attend(
       ValueError: a kind of term that the tiled engine has not; rows or tokens that do not divide
         among the devices.
     """
-    split = partition(layout)
-    _check(layout, split, q, k)
-    length = q.x.shape[2]
+    split, (batch, _, length, _), kv_heads = partition(layout), q.x.shape, k.x.shape[1]
+    if batch % split.batch:
+        axes = f"{layout.batch}={split.batch}"
+        raise ValueError(f"{batch} rows: must divide over the mesh axes {axes}")
+    if kv_heads % split.heads:
+        raise ValueError(f"{kv_heads} key heads: must divide over the mesh axis {layout.heads!r}")
+    layout.order(length)  # raises where the tokens do not divide
     setup = set_up(spec, terms, q.x, k.x, split, sizes)
     operands, fixed = lay_out(setup, terms, q, k, v, split)
     own = setup.own_terms(terms)
-    operands = operands._replace(tables=own)  # tables are made in each hop
     call = Call(layout, setup, hops(layout, spec, length))
+    # Tables are made in each hop: until then the terms are in their place, and their gradients.
+    result: Any = _attend(call, operands._replace(tables=own), fixed)
     runs = split.runs_per_row
-    result: Any = _attend(call, operands, fixed)
     out, lse = (stretch(x, 2, length // runs, runs) for x in result)
     return out, setup.whole_lse(own, q, lse)
 
@@ -93,17 +97,6 @@ def hops(layout: BlockPermuted, spec: AttentionSpec, length: int) -> int:
         seen &= (ahead - size < spec.window - 1) & (-ahead - size < spec.window - 1)
     device, other = np.nonzero(seen.any((2, 3)))
     return int(((device - other) % layout.devices).max())
-
-
-def _check(layout: BlockPermuted, split: Partition, q: Side, k: Side) -> None:
-    batch, _, length, _ = q.x.shape
-    if batch % split.batch:
-        axes = f"{layout.batch}={split.batch}"
-        raise ValueError(f"{batch} rows: must divide over the mesh axes {axes}")
-    if k.x.shape[1] % split.heads:
-        kv_heads = k.x.shape[1]
-        raise ValueError(f"{kv_heads} key heads: must divide over the mesh axis {layout.heads!r}")
-    layout.order(length)  # raises where the tokens do not divide
 
 
 class Call(NamedTuple):
@@ -146,8 +139,8 @@ def _attend(call: Call, operands: Operands, fixed: Fixed) -> Result:
 
 def _forward(call: Call, operands: Operands, fixed: Fixed):
     def device(operands, fixed):
-        kept, own = _begin(operands, fixed)
-        hop = functools.partial(_hop_forward, call, kept)
+        operands, own = _begin(operands, fixed)
+        hop = functools.partial(_hop_forward, call, operands, fixed)
         return _round(call, own, lambda result, keys: merge(result, hop(keys)), hop(own))
 
     args = operands, fixed
@@ -157,19 +150,21 @@ def _forward(call: Call, operands: Operands, fixed: Fixed):
 
 def _backward(call: Call, saved: tuple, cotangent: Result):
     def device(operands, fixed, result, cotangent):
-        kept, own = _begin(operands, fixed)
-        hop = functools.partial(_hop_backward, call, kept, result, cotangent)
+        operands, own = _begin(operands, fixed)
+        hop = functools.partial(_hop_backward, call, operands, fixed, result, cotangent)
 
         def visit(grads, keys):
-            coming = call.send(grads.keys)
-            return _add(grads._replace(keys=coming), hop(keys))
+            k, v = call.send((grads.k, grads.v))
+            return _add(grads._replace(k=k, v=v), hop(keys))
 
         grads = hop(own)
-        home = grads.keys  # the gradients of its own keys, by its own queries
-        none = varying_like(jax.tree.map(jnp.zeros_like, home), home)
-        grads = _round(call, own, visit, grads._replace(keys=none))
-        home = _add(home, call.send(grads.keys, -call.hops)) if call.hops else home
-        return Operands(grads.q, home.k, home.v, jax.lax.psum(grads.terms, call.layout.axes))
+        home = grads.k, grads.v  # the gradients of its own keys, by its own queries
+        k, v = varying_like(jax.tree.map(jnp.zeros_like, home), home)
+        grads = _round(call, own, visit, grads._replace(k=k, v=v))
+        if call.hops:
+            home = _add(home, call.send((grads.k, grads.v), -call.hops))
+        terms = jax.lax.psum(grads.tables, call.layout.axes)
+        return Operands(grads.q, k=home[0], v=home[1], tables=terms)
 
     axes = OPERANDS, FIXED, RESULT, RESULT
     grads = call.on_devices(device, axes, (*saved, cotangent), OPERANDS)
@@ -179,42 +174,18 @@ def _backward(call: Call, saved: tuple, cotangent: Result):
 _attend.defvjp(_forward, _backward)
 
 
-class Kept(NamedTuple):
-    """What stays on a device: the terms and all that is of its queries."""
-
-    terms: Any
-    q: Vectors
-    tokens: Tokens
-    own_scores: Any
-
-
-class Keys(NamedTuple):
-    """The vectors of keys and values, which go round; or their gradients."""
+class Visitor(NamedTuple):
+    """What a device sends round: its keys and values, and what is known of their tokens."""
 
     k: Vectors
     v: jax.Array
-
-
-class Visitor(NamedTuple):
-    """What a device sends round: its keys, and what is known of their tokens."""
-
-    keys: Keys
     tokens: Tokens
 
 
-class HopGradients(NamedTuple):
-    """The gradients of a hop, float32."""
-
-    terms: Any
-    q: Vectors
-    keys: Keys
-
-
-def _begin(operands: Operands, fixed: Fixed) -> tuple[Kept, Visitor]:
-    """What a device keeps, and what it sends round."""
+def _begin(operands: Operands, fixed: Fixed) -> tuple[Operands, Visitor]:
+    """The operands, typed as varying over devices, and what this one sends round."""
     terms = varying_like(operands.tables, operands._replace(tables=None))
-    kept = Kept(terms, operands.q, fixed.q, fixed.own_scores)
-    return kept, Visitor(Keys(operands.k, operands.v), fixed.k)
+    return operands._replace(tables=terms), Visitor(operands.k, operands.v, fixed.k)
 
 
 def _round(call: Call, own: Visitor, visit, carry):
@@ -260,31 +231,29 @@ class HeadsOfDevice:
 def _for_heads(call: Call, terms: tuple) -> tuple:
     """The terms of the device's heads."""
     axis = call.layout.heads
-    if axis is None:
-        return terms
-    return tuple(None if term is None else term.for_heads(HeadsOfDevice(axis)) for term in terms)
+    return terms if axis is None else tuple(t and t.for_heads(HeadsOfDevice(axis)) for t in terms)
 
 
-def _hop(call: Call, kept: Kept, visitor: Visitor):
+def _hop(call: Call, operands: Operands, fixed: Fixed, keys: Visitor):
     """The operands of a hop, and what pulls the gradient of its tables back to the terms.
 
     Tables are made anew each hop, for the distances that occur in it: over all that occur in a row
     they would not shrink with the number of devices.
     """
-    setup, q, k = call.setup, kept.tokens, visitor.tokens
+    setup, q, k = call.setup, fixed.q, keys.tokens
     run_gaps = setup.grid.run_gaps(q, k) if setup.spec.contiguous else None
 
     def tables(terms):
         return setup.tables(_for_heads(call, terms), run_gaps)
 
-    made, pull = jax.vjp(tables, kept.terms)
-    max_bias = setup.max_bias(_for_heads(call, kept.terms), q, k)
-    operands = Operands(kept.q, visitor.keys.k, visitor.keys.v, made)
-    return operands, Fixed(q, k, kept.own_scores, max_bias), pull
+    made, pull = jax.vjp(tables, operands.tables)
+    max_bias = setup.max_bias(_for_heads(call, operands.tables), q, k)
+    operands = operands._replace(k=keys.k, v=keys.v, tables=made)
+    return operands, fixed._replace(k=k, max_bias=max_bias), pull
 
 
-def _hop_forward(call: Call, kept: Kept, visitor: Visitor) -> Result:
-    operands, fixed, _ = _hop(call, kept, visitor)
+def _hop_forward(call: Call, operands: Operands, fixed: Fixed, keys: Visitor) -> Result:
+    operands, fixed, _ = _hop(call, operands, fixed, keys)
     shape = operands.q.x.shape[:3]
     nothing = Result(
         jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
@@ -295,18 +264,21 @@ def _hop_forward(call: Call, kept: Kept, visitor: Visitor) -> Result:
 
 
 def _hop_backward(
-    call: Call, kept: Kept, result: Result, cotangent: Result, visitor: Visitor
-) -> HopGradients:
-    operands, fixed, pull = _hop(call, kept, visitor)
+    call: Call, operands: Operands, fixed: Fixed, result: Result, cotangent: Result, keys: Visitor
+) -> Operands:
+    """Gradients, float32."""
+    terms = operands.tables
+    operands, fixed, pull = _hop(call, operands, fixed, keys)
 
     def gradients():
         grads = tiled.backward(call.setup, operands, fixed, result, cotangent)
-        (terms,) = pull(grads.tables)
-        vectors = jax.tree.map(lambda x: x.astype(jnp.float32), (grads.q, Keys(grads.k, grads.v)))
-        return HopGradients(terms, *vectors)
+        (of_terms,) = pull(grads.tables)
+        vectors = jax.tree.map(lambda x: x.astype(jnp.float32), grads._replace(tables=None))
+        return vectors._replace(tables=of_terms)
 
-    vectors = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (kept.q, visitor.keys))
-    nothing = HopGradients(jax.tree.map(jnp.zeros_like, kept.terms), *vectors)
+    vectors = operands._replace(tables=None)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), vectors)
+    nothing = nothing._replace(tables=jax.tree.map(jnp.zeros_like, terms))
     return _unless_hidden(call, operands, fixed, gradients, nothing)
 
 

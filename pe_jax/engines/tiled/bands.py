@@ -29,19 +29,12 @@ from pe_jax.numerics.arrays import varying_like
 
 
 class BandTables(NamedTuple):
-    """The terms at the distances where they differ, and at both ends.
+    """The terms at the distances where they differ, and at both ends."""
 
-    Attributes:
-      near: at high - 1 … low + 1, measured from the value at `high`.
-      far: at `high`: [H or 1, …].
-      step: what is more at `low` than at `high`: [H or 1, …].
-      biases: of queries, for relative keys.
-    """
-
-    near: DistanceTables
-    far: DistanceTables
-    step: DistanceTables
-    biases: tuple[jax.Array, ...]
+    near: DistanceTables  # at high - 1 … low + 1, measured from the value at `high`
+    far: DistanceTables  # at `high`: [H or 1, …]
+    step: DistanceTables  # what is more at `low` than at `high`: [H or 1, …]
+    biases: tuple[jax.Array, ...]  # of queries, for relative keys
 
 
 class Band(NamedTuple):
@@ -60,19 +53,12 @@ class Band(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The constants beside the band; None where there is no such term.
+    """The constants beside the band; None where there is no such term."""
 
-    Attributes:
-      bias: what the bias is more below the band than above: [1, h, 1, 1].
-      rows: the same of the products of queries: [b, h, T, 1].
-      columns: the same of the products of keys: [b, h, S, 1].
-      columns_above: the products of keys above the band, that is far back: [b, h, S, 1].
-    """
-
-    bias: Any = None
-    rows: Any = None
-    columns: Any = None
-    columns_above: Any = None
+    bias: Any = None  # what the bias is more below the band than above: [1, h, 1, 1]
+    rows: Any = None  # the same of the products of queries: [b, h, T, 1]
+    columns: Any = None  # the same of the products of keys: [b, h, S, 1]
+    columns_above: Any = None  # the products of keys above the band, that is far back: [b, h, S, 1]
 
 
 class ValueTables(NamedTuple):
@@ -96,12 +82,9 @@ class Bands(Way):
     The products of token t with distance d are at flat index t·W + high - 1 - d (for keys:
     d - low - 1). A diagonal step of the tile is then W - 1 apart, so that a slice and a reshape are
     a shear; what a row reads beyond its n products is masked.
-
-    Attributes:
-      horizon: the widest of the terms'.
     """
 
-    horizon: tuple[int, int] = (0, 0)
+    horizon: tuple[int, int] = (0, 0)  # the widest of the terms'
 
     @classmethod
     def of(cls, terms, places, *how):

@@ -17,23 +17,14 @@ from pe_jax.engines.tiled.ways import Vectors, add_up
 
 
 class DistanceTables(NamedTuple):
-    """All terms of distances of a call, for n distances; None where there is no such term.
+    """All terms of distances of a call, for n distances; None where there is no such term."""
 
-    Attributes:
-      bias: the biases' sum, float32 [H, n].
-      keys: vectors that meet queries before rotations: [H or 1, n, E].
-      shifted: for each term with a bias `u` of queries, its own: [H or 1, n, E].
-      states: vectors that meet the queries' states, term by term: [H or 1, n, C].
-      queries: vectors that meet keys: [H or 1, n, E].
-      values: vectors that the weights average: [H or 1, n, F].
-    """
-
-    bias: Any
-    keys: Any
-    shifted: tuple[Any, ...]
-    states: tuple[Any, ...]
-    queries: Any
-    values: Any
+    bias: Any  # the biases' sum, float32 [H, n]
+    keys: Any  # vectors that meet queries before rotations: [H or 1, n, E]
+    shifted: tuple[Any, ...]  # for each term with a bias `u` of queries, its own: [H or 1, n, E]
+    states: tuple[Any, ...]  # vectors that meet the queries' states, term by term: [H or 1, n, C]
+    queries: Any  # vectors that meet keys: [H or 1, n, E]
+    values: Any  # vectors that the weights average: [H or 1, n, F]
 
     @property
     def per_query(self) -> list[jax.Array]:

@@ -18,7 +18,7 @@ class Tile(NamedTuple):
       j: block column.
       q: what is known of its queries.
       k: what is known of its keys.
-      view: which view of queries and keys scores it, see `views`.
+      view: which view of queries and keys scores it, see `two_views`.
       gap: the distance of its first row and its first column, where positions are contiguous.
     """
 
@@ -39,23 +39,14 @@ class Range(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The tiles of a call, or of what one device has of it.
+    """The tiles of a call, or of what one device has of it."""
 
-    Attributes:
-      rows: queries in a tile.
-      columns: keys in a tile.
-      q_blocks: rows of tiles.
-      k_blocks: columns of tiles.
-      runs: contiguous runs of tokens among the queries, and as many among the keys.
-      longest: no two tokens of a row are farther apart.
-    """
-
-    rows: int
-    columns: int
-    q_blocks: int
-    k_blocks: int
-    runs: int = 1
-    longest: int = 2**30
+    rows: int  # queries in a tile
+    columns: int  # keys in a tile
+    q_blocks: int  # rows of tiles
+    k_blocks: int  # columns of tiles
+    runs: int = 1  # contiguous runs of tokens among the queries, and as many among the keys
+    longest: int = 2**30  # no two tokens of a row are farther apart
 
     @property
     def lengths(self) -> tuple[int, int]:

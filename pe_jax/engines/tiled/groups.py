@@ -18,19 +18,12 @@ class Axes(enum.Enum):
 
 
 class Groups(NamedTuple):
-    """Parts of batch and heads that take turns.
+    """Parts of batch and heads that take turns."""
 
-    Attributes:
-      batch: how many parts of the batch.
-      heads: how many parts of the heads.
-      batch_size: rows of the batch in each.
-      heads_size: heads in each.
-    """
-
-    batch: int
-    heads: int
-    batch_size: int
-    heads_size: int
+    batch: int  # how many parts of the batch
+    heads: int  # how many parts of the heads
+    batch_size: int  # rows of the batch in each
+    heads_size: int  # heads in each
 
     @property
     def total(self) -> int:

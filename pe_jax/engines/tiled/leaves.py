@@ -14,17 +14,11 @@ class Cut(NamedTuple):
 
 
 class Leaves(NamedTuple):
-    """What a way has of a group's operands, by who reads it: pytrees, or None.
+    """What a way has of a group's operands, by who reads it: pytrees, or None."""
 
-    Attributes:
-      near: the scores of tiles that are not plain.
-      always: the scores of every tile.
-      values: the output of every tile.
-    """
-
-    near: Any = None
-    always: Any = None
-    values: Any = None
+    near: Any = None  # the scores of tiles that are not plain
+    always: Any = None  # the scores of every tile
+    values: Any = None  # the output of every tile
 
 
 def cut_leaves(leaves: tuple[Leaves, ...], cuts: tuple[Leaves, ...]) -> tuple[Leaves, ...]:

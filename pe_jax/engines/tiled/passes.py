@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.terms import repeat_heads
 from pe_jax.engines.reference import LOWEST, average
-from pe_jax.engines.tiled import schedule, skipping
+from pe_jax.engines.tiled import negligible, schedule
 from pe_jax.engines.tiled.grid import Tile, cut_block
 from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_leaves, cut_leaves
 from pe_jax.engines.tiled.setup import Fixed, Operands, Result, Setup
@@ -24,21 +24,13 @@ from pe_jax.numerics.arrays import varying_like
 
 
 class Group(NamedTuple):
-    """A group of heads: the tiles of a call for some of the heads.
+    """A group of heads: the tiles of a call for some of the heads."""
 
-    Attributes:
-      setup: what is static.
-      q: queries [b, h, T, E], in full precision times the scale.
-      k: keys [b, k, S, E], in the order of `Views.keys`.
-      fixed: the tokens.
-      skip: bool [q_blocks, k_blocks], negligible tiles; or None.
-    """
-
-    setup: Setup
-    q: jax.Array
-    k: jax.Array
-    fixed: Fixed
-    skip: Any
+    setup: Setup  # what is static
+    q: jax.Array  # queries [b, h, T, E], in full precision times the scale
+    k: jax.Array  # keys [b, k, S, E], in the order of `Views.keys`
+    fixed: Fixed  # the tokens
+    skip: Any  # bool [q_blocks, k_blocks], negligible tiles; or None
 
     @property
     def prescale(self) -> float:
@@ -84,7 +76,7 @@ def _group(setup: Setup, operands: Operands, fixed: Fixed) -> Group:
     q, k, skip = operands.q.x, operands.k.x, None
     if setup.skips:
         bounds = fixed.own_scores, fixed.max_bias
-        skip = skipping.negligible(setup.grid, q, k, *bounds, setup.scale)
+        skip = negligible.negligible_tiles(setup.grid, q, k, *bounds, setup.scale)
     q = setup.scale * q if q.dtype == jnp.float32 else q
     return Group(setup, q, setup.views.keys(k), fixed, skip)
 
@@ -150,21 +142,13 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
 
 
 class RowOperands(NamedTuple):
-    """What tiles read of their queries: [b, h, T or r, …].
+    """What tiles read of their queries: [b, h, T or r, …]."""
 
-    Attributes:
-      q: the queries, as in `Group`.
-      d_out: the gradient of the output.
-      d_low: the same in the dtype of the values.
-      inner: the part of each score's gradient that is the same for all keys.
-      lse: the logarithm of each row's sum.
-    """
-
-    q: jax.Array
-    d_out: jax.Array
-    d_low: jax.Array
-    inner: jax.Array
-    lse: jax.Array
+    q: jax.Array  # the queries, as in `Group`
+    d_out: jax.Array  # the gradient of the output
+    d_low: jax.Array  # the same in the dtype of the values
+    inner: jax.Array  # the part of each score's gradient that is the same for all keys
+    lse: jax.Array  # the logarithm of each row's sum
 
 
 class ColumnOperands(NamedTuple):
@@ -176,17 +160,11 @@ class ColumnOperands(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of a tile, or those that grow from tile to tile: float32.
+    """Gradients of a tile, or those that grow from tile to tile: float32."""
 
-    Attributes:
-      k: [b, k, E, c or S] (faster so).
-      v: [b, k, F, c or S].
-      leaves: for each way.
-    """
-
-    k: jax.Array
-    v: jax.Array
-    leaves: tuple[Leaves, ...]
+    k: jax.Array  # [b, k, E, c or S] (faster so)
+    v: jax.Array  # [b, k, F, c or S]
+    leaves: tuple[Leaves, ...]  # for each way
 
 
 def backward(

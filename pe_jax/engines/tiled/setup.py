@@ -7,14 +7,14 @@ import jax
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tiled import skipping
+from pe_jax.engines.tiled import negligible
+from pe_jax.engines.tiled.assignment import assign
 from pe_jax.engines.tiled.bands import Bands
-from pe_jax.engines.tiled.deal import deal
 from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.padding import fill_tokens, fill_vectors, stretch
 from pe_jax.engines.tiled.tiles import Partition, TileSizes, arrange
-from pe_jax.engines.tiled.views import Views
+from pe_jax.engines.tiled.two_views import Views
 from pe_jax.engines.tiled.ways import Vectors, Way, add_up, without_state_arrays
 
 
@@ -59,12 +59,12 @@ class Setup(NamedTuple):
 
     def max_bias(self, terms: tuple, q: Tokens, k: Tokens) -> Any:
         """For each head and tile, how much its bias can exceed that of distance 0; or None."""
-        profiles = [term for term in terms if isinstance(term, kinds.Profile)]
-        return skipping.max_bias(self.grid, profiles, q, k) if self.skips else None
+        formulas = [term for term in terms if isinstance(term, kinds.DistanceFormula)]
+        return negligible.max_bias(self.grid, formulas, q, k) if self.skips else None
 
     def own_scores(self, q: Vectors, k: Vectors) -> Any:
         """The score of each query and its own key: [B, H, T, 1]; or None."""
-        return skipping.own_scores(q.x, k.x, self.scale) if self.skips else None
+        return negligible.own_scores(q.x, k.x, self.scale) if self.skips else None
 
 
 class Operands(NamedTuple):
@@ -119,18 +119,18 @@ def set_up(
       partition: how devices share the call.
       sizes: of tiles.
     """
-    dealt = deal(spec, terms)
-    grid, groups = arrange(q, k, partition, sizes, all(way.heads_apart for way in dealt))
+    assigned = assign(spec, terms)
+    grid, groups = arrange(q, k, partition, sizes, all(way.heads_apart for way in assigned))
     runs = partition.runs_per_row
-    if Bands in dealt and runs > 1 and grid.lengths[0] * runs != q.shape[2]:
-        dealt = deal(spec, terms, bands=False)  # runs begin off the tiles
+    if Bands in assigned and runs > 1 and grid.lengths[0] * runs != q.shape[2]:
+        assigned = assign(spec, terms, bands=False)  # runs begin off the tiles
     scale = kinds.scale(terms, spec.dims.head_dim)
     ways = tuple(
         way.of(tuple(terms[i] for i in places), places, spec, grid, scale, sizes)
-        for way, places in dealt.items()
+        for way, places in assigned.items()
     )
     views = Views(kinds.split(terms))
-    return Setup(spec, ways, views, scale, grid, groups, skipping.can_skip(spec, terms))
+    return Setup(spec, ways, views, scale, grid, groups, negligible.can_skip(spec, terms))
 
 
 def lay_out(

@@ -46,21 +46,13 @@ CHOSEN = TileSizes()
 
 
 class Partition(NamedTuple):
-    """How devices share a call: not at all, or as a ring has it.
+    """How devices share a call: not at all, or as a ring has it."""
 
-    Attributes:
-      runs_per_row: contiguous runs of tokens that a row is cut into.
-      runs: those that one device holds.
-      batch: devices that share the batch, each with rows of its own.
-      heads: devices that share the heads, each with heads of its own.
-      devices: those that share batch and heads, by hand as above or by the compiler.
-    """
-
-    runs_per_row: int = 1
-    runs: int = 1
-    batch: int = 1
-    heads: int = 1
-    devices: int = 1
+    runs_per_row: int = 1  # contiguous runs of tokens that a row is cut into
+    runs: int = 1  # those that one device holds
+    batch: int = 1  # devices that share the batch, each with rows of its own
+    heads: int = 1  # devices that share the heads, each with heads of its own
+    devices: int = 1  # those that share batch and heads, by hand as above or by the compiler
 
 
 def arrange(

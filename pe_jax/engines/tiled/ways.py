@@ -1,4 +1,4 @@
-"""The ways to evaluate terms in tiles: what they have in common; `deal` says which term goes where.
+"""The ways to evaluate terms in tiles, and what they have in common; `assignment` deals them.
 
 * `Bands`: terms of distances with a horizon, contiguous positions. A tile beyond the horizon gets
   constants; nearer ones read a band of products, made once per call.
@@ -27,36 +27,22 @@ from pe_jax.engines.tiled.tiles import TileSizes
 
 
 class Vectors(NamedTuple):
-    """What queries or keys bring along, `Side` without its tokens: [B, H or K, T, …].
+    """What queries or keys bring along, `Side` without its tokens: [B, H or K, T, …]."""
 
-    Attributes:
-      x: after rotations.
-      raw: before rotations, or None.
-      states: for each term, or None.
-    """
-
-    x: Any
-    raw: Any
-    states: tuple[Any, ...]
+    x: Any  # after rotations
+    raw: Any  # before rotations, or None
+    states: tuple[Any, ...]  # for each term, or None
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How some terms of a call are evaluated in tiles; hashable.
+    """How some terms of a call are evaluated in tiles; hashable."""
 
-    Attributes:
-      places: those of its terms among all terms of the call.
-      spec: the sizes and the mask.
-      grid: the tiles.
-      scale: what the scaled kinds are multiplied by.
-      sizes: of tiles.
-    """
-
-    places: tuple[int, ...]
-    spec: AttentionSpec
-    grid: Grid
-    scale: float
-    sizes: TileSizes
+    places: tuple[int, ...]  # those of its terms among all terms of the call
+    spec: AttentionSpec  # the sizes and the mask
+    grid: Grid  # the tiles
+    scale: float  # what the scaled kinds are multiplied by
+    sizes: TileSizes  # of tiles
 
     heads_apart: ClassVar[bool] = True  # a tile may hold some of the heads
     cheap: ClassVar[bool] = True  # worth a second copy in the program, for plain tiles

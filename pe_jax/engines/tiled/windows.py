@@ -33,19 +33,12 @@ class WindowTables(NamedTuple):
 
 
 class WindowLeaves(NamedTuple):
-    """What tiles read; None where there is no such term.
+    """What tiles read; None where there is no such term."""
 
-    Attributes:
-      rows: what meets `keys`: [b, h, T, C].
-      columns: keys before rotations, scaled: [b, h, S, E].
-      keys: vectors that meet queries, over all distances: [h or 1, n, C].
-      queries: vectors that meet keys: [h or 1, n, E].
-    """
-
-    rows: Any
-    columns: Any
-    keys: Any
-    queries: Any
+    rows: Any  # what meets `keys`: [b, h, T, C]
+    columns: Any  # keys before rotations, scaled: [b, h, S, E]
+    keys: Any  # vectors that meet queries, over all distances: [h or 1, n, C]
+    queries: Any  # vectors that meet keys: [h or 1, n, E]
 
 
 class Windows(Way):

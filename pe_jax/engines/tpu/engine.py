@@ -5,7 +5,7 @@ scaled. Where that would round a bfloat16 q once more (E = 32, 96, 128, …: any
 our kernels run, without a bias: they scale float32 scores. They also run where a `Sink` wants the
 logarithms of rows' sums. A bias reaches them in one of two forms, never as a matrix in memory:
 
-* `coefficients` [H, C]: the functions of `Profile` terms are traced into the kernel (ALiBi);
+* `coefficients` [H, C]: functions of `DistanceFormula`s are traced into the kernel (ALiBi);
 * `strips` [H, R, 2·block]: the sum of `DistanceBias` terms is evaluated outside, once for each
   block diagonal. A tile shears its strip into place by rotating lanes. Beyond the terms' horizon a
   strip is constant: the tile takes one number, which moves the row maxima and not the scores, so a
@@ -20,7 +20,6 @@ Letters: B batch, T tokens (queries and keys alike), H query heads, K key heads,
 F width of v, C coefficients, R block diagonals. i is a query block, j a key block.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -28,47 +27,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import DistanceBias, Profile, Side, Sink, select, static
+from pe_jax.encodings.terms import DistanceBias, DistanceFormula, Side, Sink, select
+from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernel_terms import (
-    ProfileSum,
-    coefficients,
-    distance_bias,
-    horizon,
-    unsupported,
-)
-from pe_jax.engines.tpu.kernels import (
-    LOWEST,
-    Arrays,
-    Plan,
-    Softmax,
-    forward_kernel,
-    keys_kernel,
-    queries_kernel,
-)
+from pe_jax.engines.reference import LOWEST
+from pe_jax.engines.tpu import kernels
+from pe_jax.engines.tpu.kernels import Arrays, Plan
 
-KINDS = (Profile, DistanceBias)  # these exact kinds
+KINDS = (DistanceFormula, DistanceBias)  # these exact kinds
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_STRIPS = 2**22  # bytes of strips that may stay in a core's memory
 
 
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
     """Why this engine cannot run the call, in a few words; None where it can."""
-    why = unsupported(spec, terms, KINDS)
-    if why is not None:
+    dtypes = {"float32", "bfloat16"}
+    if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes)) is not None:
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
-    dtypes = {x.dtype for x in (q.x, k.x, v)}
-    if len(dtypes) > 1 or not dtypes <= {jnp.dtype("float32"), jnp.dtype("bfloat16")}:
-        return f"q, k, v are {', '.join(sorted(map(str, dtypes)))}, not all float32 or bfloat16"
     if select(terms, *KINDS) and not spec.contiguous:
         return "a bias of distances with explicit positions"
     plan = _plan(spec, terms, q, k, v)
@@ -94,41 +77,31 @@ def attend(
     gradient, and without a `Sink` nothing reads them.
     """
     plan = _plan(spec, terms, q, k, v, block, interpret)
-    if not select(terms, *KINDS, Sink) and _scales_exactly(plan, q.x):
+    # Times q the scale must be no further rounding: in float32, or by a power of two.
+    exact = q.x.dtype == jnp.float32 or math.frexp(plan.scale)[0] == 0.5
+    if exact and not select(terms, *KINDS, Sink):
         return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
-    out, lse = _attention(plan, _operands(plan, terms, q, k, v))
+    out, lse = _attention(plan, _arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
 
 
-def _plan(
-    spec: AttentionSpec,
-    terms: tuple,
-    q: Side,
-    k: Side,
-    v: jax.Array,
-    block: int | None = None,
-    interpret: bool = False,
-) -> Plan:
-    batch, heads, tokens, width = q.x.shape
+def _plan(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v, block=None, interpret=False):
+    tokens = q.x.shape[2]
     return Plan(
         spec=spec,
         scale=kinds.scale(terms, spec.dims.head_dim),
-        profile=ProfileSum.of(terms),
-        real_distances=all(map(_takes_reals, select(terms, Profile))),
+        formula=common.FormulaSum.of(terms),
+        real_distances=all(map(_takes_reals, select(terms, DistanceFormula))),
         strips=bool(select(terms, DistanceBias)),
-        horizon=horizon(terms),
-        batch=batch,
-        heads=heads,
-        groups=heads // k.x.shape[1],
-        widths=(width, v.shape[-1]),
+        horizon=common.horizon(terms),
         tokens=tokens,
         block=block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens))),
         interpret=interpret,
     )
 
 
-def _takes_reals(term: Profile) -> bool:
-    """Whether the function of a profile takes float32 distances too."""
+def _takes_reals(term: DistanceFormula) -> bool:
+    """Whether the function of a formula takes float32 distances too."""
     try:
         jax.eval_shape(term.at, jax.ShapeDtypeStruct((1,), jnp.float32))
     except TypeError:
@@ -136,37 +109,20 @@ def _takes_reals(term: Profile) -> bool:
     return True
 
 
-def _scales_exactly(plan: Plan, q: jax.Array) -> bool:
-    """Whether q times the scale is no further rounding: in float32, or by a power of two."""
-    return math.frexp(plan.scale)[0] == 0.5 or q.dtype == jnp.float32
-
-
-def _pad(x: jax.Array, axis: int, block: int, value: int = 0) -> jax.Array:
-    """Grows one axis to a multiple of `block`."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, -x.shape[axis] % block)
-    return jnp.pad(x, widths, constant_values=value)
-
-
-# Splash: the scores are q·k and nothing else.
-
-
 def _with_splash(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> jax.Array:
     """[B, H, T, F] in v's dtype."""
-    block, tokens = plan.block, plan.tokens
-    q, k, v = (_pad(x, 2, block) for x in (q * plan.scale, k, v))
+    (batch, heads, tokens, _), block = q.shape, plan.block
+    q, k, v = (common.pad(x, 2, block) for x in (q * plan.scale, k, v))
+    mask = masks.MultiHeadMask([_mask(plan.spec, q.shape[2])] * heads)
+    blocks = splash.BlockSizes(block, block, block, block, block, block, block, block)
     kernel: Any = splash.make_splash_mha(
-        masks.MultiHeadMask([_mask(plan.spec, q.shape[2])] * plan.heads),
-        block_sizes=splash.BlockSizes(block, block, block, block, block, block, block, block),
-        head_shards=1,
-        q_seq_shards=1,
-        interpret=plan.interpret,
+        mask, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=plan.interpret
     )
     if ids is None and tokens % block and not plan.spec.causal:  # padding keys must not be seen
-        ids = jnp.zeros((plan.batch, tokens), jnp.int32)
+        ids = jnp.zeros((batch, tokens), jnp.int32)
     if ids is None:
         return jax.vmap(kernel)(q, k, v)[:, :, :tokens]
-    ids = jnp.broadcast_to(_pad(ids, 1, block, -1), (plan.batch, q.shape[2]))
+    ids = jnp.broadcast_to(common.pad(ids, 1, block, constant_values=-1), (batch, q.shape[2]))
     out = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(q, k, v, ids)
     # Splash needs a key in each row: padding sees padding, and nothing of it passes here.
     return jnp.where(ids[:, None, :, None] >= 0, out, 0)[:, :, :tokens]
@@ -181,168 +137,100 @@ def _mask(spec: AttentionSpec, length: int) -> masks.Mask:
     return masks.CausalMask(shape) if spec.causal else masks.FullMask(shape)
 
 
-# Our kernels: the scores have a bias of distances, or a scale that splash would round.
-
-
-def _operands(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
+def _arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
     """What the kernels read, padded."""
-    x, y, v = (_pad(x, 2, plan.block) for x in (q.x, k.x, v))
-    q_ids, k_ids = _ids(plan, q.tokens.segments)
-    numbers, strips = coefficients(terms), distance_bias(terms, _diagonals(plan), plan.scale)
+    x, y, v = (common.pad(x, 2, plan.block) for x in (q.x, k.x, v))
+    # The distances of each strip: [R, 2·block], falling.
+    first = (jnp.asarray(plan.diagonals, jnp.int32) + 1) * plan.block - 1
+    distance = first[:, None] - jnp.arange(2 * plan.block, dtype=jnp.int32)
+    strips = common.distance_bias(terms, distance, plan.scale)
+    numbers = common.coefficients(terms)
     return Arrays(
         q=x,
         k=y,
         v=v,
         coefficients=None if numbers is None else numbers[:, :, None, None],
         strips=None if strips is None else strips[:, :, None],
-        q_ids=q_ids,
-        k_ids=k_ids,
+        q_ids=_ids(plan, q.tokens.segments, -1),
+        k_ids=_ids(plan, q.tokens.segments, -2),  # the keys are the same tokens
     )
 
 
-def _ids(plan: Plan, segments: Any) -> tuple[Any, Any]:
-    """Segments of queries and keys; negative ones must differ even from their like: -1 and -2."""
+def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
+    """Segments; of `hidden` tokens, which must not see even their like, another for each side."""
     if segments is None:
-        return None, None
-    sides = (jnp.where(segments < 0, n, segments) for n in (-1, -2))
-    q_ids, k_ids = (_pad(ids, 1, plan.block, n) for ids, n in zip(sides, (-1, -2), strict=True))
-    return q_ids[:, None], k_ids[:, None]
+        return None
+    ids = jnp.where(segments < 0, hidden, segments)
+    return common.pad(ids, 1, plan.block, constant_values=hidden)[:, None]
 
 
-def _diagonals(plan: Plan) -> jax.Array:
-    """The distances of each strip: [R, 2·block], falling."""
-    first = (jnp.asarray(plan.diagonals, jnp.int32) + 1) * plan.block - 1
-    return first[:, None] - jnp.arange(2 * plan.block, dtype=jnp.int32)
-
-
-# A differentiable function.
-
-
-def _run_kernels(plan: Plan, x: Arrays) -> tuple[jax.Array, jax.Array]:
-    """Output [B, H, T, F] in v's dtype, and logarithms of rows' sums [B, H, T, 1]."""
-    out, lse = _forward(plan, x)
-    return out, _of_rows(lse)
-
-
-def _of_rows(lse: jax.Array) -> jax.Array:
-    """[B, H, 1, T] → [B, H, T, 1]; rows that see nothing have LOWEST and not -LOWEST."""
-    return jnp.swapaxes(jnp.where(lse == -LOWEST, LOWEST, lse), 2, 3)
-
-
-def _forward(plan: Plan, x: Arrays) -> tuple[jax.Array, jax.Array]:
-    """Output, and the logarithm of each row's sum [B, H, 1, T]."""
-    (query, value), lanes = plan.widths, min(LANES, plan.block)
-    lead, length = x.q.shape[:2], x.q.shape[2]
+def _forward(plan: Plan, x: Arrays):
+    """Output [B, H, T, F] in v's dtype, logarithms of rows' sums [B, H, T, 1]; what is saved."""
+    (batch, heads, tokens, query), value = x.q.shape, x.v.shape[3]
     outs = Arrays(
-        out=jax.ShapeDtypeStruct((*lead, length, value), x.v.dtype),
-        lse=jax.ShapeDtypeStruct((*lead, 1, length), jnp.float32),
+        out=jax.ShapeDtypeStruct((batch, heads, tokens, value), x.v.dtype),
+        lse=jax.ShapeDtypeStruct((batch, heads, 1, tokens), jnp.float32),
     )
-    scratch = Softmax(*(_scratch(plan, width) for width in (value, lanes, lanes)))
-    result = _launch(plan, forward_kernel, x, outs, [scratch], query + value)
-    return result.out, result.lse
+    scratch = [value, *[min(LANES, plan.block)] * 2]
+    result = _launch(plan, kernels.forward_kernel, x, outs, scratch, query + value)
+    lse = jnp.where(result.lse == -LOWEST, LOWEST, result.lse)  # of rows that see nothing
+    return (result.out, jnp.swapaxes(lse, 2, 3)), (x, result.out, result.lse)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """What the backward pass reads; `learned` names the biases whose gradient is wanted."""
-
-    x: Arrays
-    out: jax.Array
-    lse: jax.Array
-    learned: tuple[str, ...] = static()
-
-
-def _forward_save(plan: Plan, x: Arrays):
-    biases = {"coefficients": x.coefficients, "strips": x.strips}
-    learned = [name for name, bias in biases.items() if bias is not None and bias.perturbed]
-    x = custom_vjp_primal_tree_values(x)
-    out, lse = _forward(plan, x)
-    return (out, _of_rows(lse)), Saved(x, out, lse, tuple(learned))
-
-
-def _backward(plan: Plan, saved: Saved, cotangents) -> tuple[Arrays]:
+def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
     """Gradients of q, k, v and the biases; both kernels compute each tile again."""
-    x, out = saved.x, saved.out
-    d_out, d_lse = cotangents
-    d_out = jnp.zeros_like(out) if isinstance(d_out, SymbolicZero) else d_out
+    (x, out, lse), (d_out, d_lse) = saved, cotangents
+    query, value = x.q.shape[3], x.v.shape[3]
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
-    if not isinstance(d_lse, SymbolicZero):
-        inner = inner - jnp.swapaxes(d_lse, 2, 3)
-    x = x._replace(d_out=d_out, lse=saved.lse, inner=inner)
-    of_queries = _queries_backward(plan, x, saved.learned)
-    of_keys = _keys_backward(plan, x)
-    return (of_queries._replace(k=of_keys.k, v=of_keys.v),)
-
-
-def _queries_backward(plan: Plan, x: Arrays, learned: tuple[str, ...]) -> Arrays:
-    (query, value), wanted = plan.widths, ("q", *learned)
-    outs = Arrays(**{name: _like(getattr(x, name)) for name in wanted})
-    return _launch(plan, queries_kernel, x, outs, [_scratch(plan, query)], 2 * query + value)
-
-
-def _keys_backward(plan: Plan, x: Arrays) -> Arrays:
-    query, value = plan.widths
+    x = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
+    outs = _like(x, "q", *(name for name in ("coefficients", "strips") if name in learned))
+    of_queries = _launch(plan, kernels.queries_kernel, x, outs, [query], 2 * query + value)
     if x.strips is not None:  # seen from the keys, distances run backwards
         x = x._replace(strips=jnp.roll(x.strips[..., ::-1], -1, axis=-1))
-    scratch = [_scratch(plan, query), _scratch(plan, value)]
-    outs = Arrays(k=_like(x.k), v=_like(x.v))
-    return _launch(plan, keys_kernel, x, outs, scratch, 2 * (query + value))
+    outs, columns = _like(x, "k", "v"), 2 * (query + value)
+    of_keys = _launch(plan, kernels.keys_kernel, x, outs, [query, value], columns)
+    return of_queries._replace(k=of_keys.k, v=of_keys.v)
 
 
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+def _like(x: Arrays, *names: str) -> Arrays:
+    arrays = {name: getattr(x, name) for name in names}
+    return Arrays(**{name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()})
 
 
-_attention: Any = jax.custom_vjp(_run_kernels, nondiff_argnums=(0,))
-_attention.defvjp(_forward_save, _backward, symbolic_zeros=True)
-
-
-# Launches.
-
-
-def _scratch(plan: Plan, width: int):
-    return pltpu.VMEM((plan.block, width), jnp.float32)
+_attention = common.differentiable(_forward, _backward)
 
 
 def _launch(
-    plan: Plan, kernel: Callable, x: Arrays, outs: Arrays, scratch: list, columns: int
+    plan: Plan, kernel: Callable, x: Arrays, outs: Arrays, scratch: list[int], columns: int
 ) -> Arrays:
-    """Runs one kernel.
+    """Runs `kernel(plan, x, outs, *scratch)`; `outs` are given as shapes.
 
-    Args:
-      plan: the call.
-      kernel: `kernel(plan, x, outs, *scratch)`.
-      x: what it reads.
-      outs: what it writes, as shapes.
-      scratch: memory that lasts from tile to tile.
-      columns: those of all its products, for the cost.
+    `scratch` are widths of what lasts from tile to tile, [block, width] each; `columns` are those
+    of all matrix products, for the cost.
     """
-    by_keys = kernel is keys_kernel
-    grid, at = _grid(plan, by_keys)
-    specs = _specs(plan, x, at)
-    of_inputs, of_outs = (_where_present(s, a) for s, a in zip(specs, (x, outs), strict=True))
-    cost = _cost(plan, _sizes(x, of_inputs), _sizes(outs, of_outs), columns, by_keys)
-    call = pl.pallas_call(
+    by_keys = kernel is kernels.keys_kernel
+    grid, at = _grid(plan, x, by_keys)
+    of_x, of_outs = (_specs(plan, x, arrays, at) for arrays in (x, outs))
+    (result,) = pl.pallas_call(
         functools.partial(kernel, plan),
         grid=grid,
-        in_specs=[of_inputs],
+        in_specs=[of_x],
         out_specs=[of_outs],
         out_shape=[outs],
-        scratch_shapes=scratch,
+        scratch_shapes=[pltpu.VMEM((plan.block, width), jnp.float32) for width in scratch],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",) + ("arbitrary",) * (len(grid) - 1)
         ),
-        cost_estimate=cost,
+        cost_estimate=_cost(plan, x, of_x, outs, columns, by_keys),
         interpret=plan.interpret,
-    )
-    (result,) = call(x)
+    )(x)
     return result
 
 
-def _grid(plan: Plan, by_keys: bool):
+def _grid(plan: Plan, x: Arrays, by_keys: bool):
     """The grid, and (batch, head, i, j) of a place in it; a tile outside the mask fetches none."""
-    steps = max(plan.spans)
+    (batch, heads), kv_heads, steps = x.q.shape[:2], x.k.shape[1], max(plan.spans)
+    groups = heads // kv_heads
 
     def along_keys(h, b, i, step):
         first, last = plan.reach(i, plan.back, plan.ahead)
@@ -350,17 +238,17 @@ def _grid(plan: Plan, by_keys: bool):
 
     def along_queries(b, kv, j, group, step):
         first, last = plan.reach(j, plan.ahead, plan.back)
-        return b, kv * plan.groups + group, jnp.minimum(first + step, last), j
+        return b, kv * groups + group, jnp.minimum(first + step, last), j
 
     if by_keys:
-        kv_heads = plan.heads // plan.groups
-        return (plan.batch, kv_heads, plan.blocks, plan.groups, steps), along_queries
-    return (plan.heads, plan.batch, plan.blocks, steps), along_keys
+        return (batch, kv_heads, plan.blocks, groups, steps), along_queries
+    return (heads, batch, plan.blocks, steps), along_keys
 
 
-def _specs(plan: Plan, x: Arrays, at: Callable) -> tuple[Arrays, Arrays]:
-    """How each input and each result is cut into blocks."""
-    block, (query, value) = plan.block, plan.widths
+def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable) -> Arrays:
+    """How arrays are cut into blocks: those that a kernel reads, which are x, or writes."""
+    block, query, value = plan.block, x.q.shape[3], x.v.shape[3]
+    groups = x.q.shape[1] // x.k.shape[1]
 
     def spec(shape, place):
         return pl.BlockSpec(shape, lambda *grid: place(*at(*grid)))
@@ -370,24 +258,23 @@ def _specs(plan: Plan, x: Arrays, at: Callable) -> tuple[Arrays, Arrays]:
 
     def of_keys(width):
         heads = (None, None, block, width)
-        return spec(heads, lambda b, h, i, j: (b, jax.lax.div(h, plan.groups), j, 0))
+        return spec(heads, lambda b, h, i, j: (b, jax.lax.div(h, groups), j, 0))
 
     def of_head(bias):
-        if bias is None:
-            return None
-        return spec((None, *bias.shape[1:]), lambda b, h, i, j: (h, 0, 0, 0))
+        shape = None if bias is None else (None, *bias.shape[1:])
+        return spec(shape, lambda b, h, i, j: (h, 0, 0, 0))
 
     def row(b):
         return 0 if x.q_ids is not None and len(x.q_ids) == 1 else b  # the batch may share ids
 
+    strip = spec((None, None, 1, 2 * block), lambda b, h, i, j: (h, plan.strip(i, j), 0, 0))
     per_query = spec((None, None, 1, block), lambda b, h, i, j: (b, h, 0, i))
-    one_strip = spec((None, None, 1, 2 * block), lambda b, h, i, j: (h, plan.strip(i, j), 0, 0))
-    inputs = Arrays(
+    specs = Arrays(
         q=of_queries(query),
         k=of_keys(query),
         v=of_keys(value),
-        coefficients=of_head(x.coefficients),
-        strips=one_strip,
+        coefficients=of_head(arrays.coefficients),
+        strips=strip if arrays is x else of_head(arrays.strips),
         q_ids=spec((None, 1, block), lambda b, h, i, j: (row(b), 0, i)),
         k_ids=spec((None, 1, block), lambda b, h, i, j: (row(b), 0, j)),
         out=of_queries(value),
@@ -395,48 +282,25 @@ def _specs(plan: Plan, x: Arrays, at: Callable) -> tuple[Arrays, Arrays]:
         d_out=of_queries(value),
         inner=per_query,
     )
-    return inputs, inputs._replace(strips=of_head(x.strips))
-
-
-def _where_present(specs: Arrays, arrays: Arrays) -> Arrays:
     pairs = zip(specs, arrays, strict=True)
     return Arrays(*(None if array is None else spec for spec, array in pairs))
 
 
-# Costs, for the compiler's schedule.
-
-READ_ALONG_KEYS = (
-    "k",
-    "v",
-    "k_ids",
-    "coefficients",
-    "strips",
-)  # anew in each tile of a query block
-READ_ALONG_QUERIES = ("q", "d_out", "lse", "inner", "q_ids", "coefficients", "strips")
-
-
-def _sizes(arrays: Arrays, specs: Arrays) -> dict[str, tuple[int, int]]:
-    """Bytes of each array, and of one of its blocks, by name."""
-    sizes = {}
-    for name, x in arrays._asdict().items():
-        if x is not None:
-            block = math.prod(n for n in getattr(specs, name).block_shape if n)
-            sizes[name] = x.dtype.itemsize * math.prod(x.shape), x.dtype.itemsize * block
-    return sizes
-
-
-def _cost(plan: Plan, read: dict, written: dict, columns: int, by_keys: bool) -> pl.CostEstimate:
+def _cost(plan: Plan, x: Arrays, specs: Arrays, outs: Arrays, columns: int, by_keys: bool):
     """Of the tiles visited: products, one exponential per pair, the biases; and what is moved."""
-    tiles = plan.batch * plan.heads * sum(plan.spans)
-    flops, powers = 2 * columns + 2 * plan.strips, 1
-    if plan.profile:
-        numbers = [jnp.zeros((1, 1))] * sum(size for _, size in plan.profile.parts)
-        bias = pl.estimate_cost(plan.profile, numbers, jnp.zeros((128, 128), jnp.int32))
-        flops, powers = flops + bias.flops // 128**2, powers + bias.transcendentals // 128**2
-    anew = READ_ALONG_QUERIES if by_keys else READ_ALONG_KEYS
-    moved = sum(whole for whole, _ in written.values())
-    moved += sum(tiles * block if name in anew else whole for name, (whole, block) in read.items())
+    tiles = math.prod(x.q.shape[:2]) * sum(plan.spans)
     pairs = tiles * plan.block**2
-    return pl.CostEstimate(
-        flops=pairs * flops, transcendentals=pairs * powers, bytes_accessed=moved
-    )
+    flops, powers = 2 * columns + 2 * plan.strips, 1
+    if plan.formula:
+        numbers = [jnp.zeros((1, 1))] * x.coefficients.shape[1]
+        bias = pl.estimate_cost(plan.formula, numbers, jnp.zeros((128, 128), jnp.int32))
+        flops, powers = flops + bias.flops // 128**2, powers + bias.transcendentals // 128**2
+    visited = ("q", "d_out", "lse", "inner", "q_ids") if by_keys else ("k", "v", "k_ids")
+    moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
+    for name, array, spec in zip(x._fields, x, specs, strict=True):
+        if array is not None:
+            anew = name in (*visited, "coefficients", "strips")  # in each tile
+            block = math.prod(n for n in spec.block_shape if n)
+            moved += array.dtype.itemsize * (tiles * block if anew else array.size)
+    flops, powers = pairs * flops, pairs * powers
+    return pl.CostEstimate(flops=flops, transcendentals=powers, bytes_accessed=moved)

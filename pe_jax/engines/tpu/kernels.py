@@ -1,9 +1,10 @@
 """The TPU kernels: what a core computes for one tile of the scores, and for which tiles.
 
 Here are the tiles that a mask leaves (`Plan`), one forward kernel and two backward ones (queries
-and biases; keys and values), and the scores of a tile with a bias of distances. The grids, the
-operands and the biases that they read come from `engine`; the letters are those of `engine`.
-Kernels take references: what they read, what they write, and scratch memory.
+and biases; keys and values), and the scores of a tile with a bias of distances. Kernels take
+references: what they read, what they write, and scratch memory. The last grid axis runs over the
+tiles that add up to one block of the results. Rows of a tile are queries and columns keys;
+`transposed`, the other way round. Grids and operands come from `engine`, as letters do.
 """
 
 import dataclasses
@@ -18,88 +19,46 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernel_terms import ProfileSum
+from pe_jax.engines.kernel_common import FormulaSum
+from pe_jax.engines.reference import LOWEST
 
-LOWEST, FLOOR = -1e30, -1e29  # a masked score; where row maxima begin: exp(LOWEST - FLOOR) is 0
+FLOOR = -1e29  # where row maxima begin, above masked scores: exp(LOWEST - FLOOR) is 0
 
 
 class Arrays(NamedTuple):
-    """What kernels read and write: arrays, their blocks or references; None where there is none.
+    """What kernels read and write: arrays, their blocks or references; None where there is none."""
 
-    Attributes:
-      q: [B, H, T, E], or its gradient.
-      k: [B, K, T, E], or its gradient.
-      v: [B, K, T, F], or its gradient.
-      coefficients: the numbers of all profiles, [H, C, 1, 1], or their gradient.
-      strips: biases by distance, a row for each block diagonal, [H, R, 1, 2·block], or their
-        gradient.
-      q_ids: segments of queries, [B or 1, 1, T].
-      k_ids: segments of keys, [B or 1, 1, T].
-      out: [B, H, T, F], in v's dtype.
-      lse: logarithms of rows' sums, [B, H, 1, T].
-      d_out: cotangent of the output, [B, H, T, F].
-      inner: what is subtracted from the gradient of each weight of a row, [B, H, 1, T].
-    """
-
-    q: Any = None
-    k: Any = None
-    v: Any = None
-    coefficients: Any = None
-    strips: Any = None
-    q_ids: Any = None
-    k_ids: Any = None
-    out: Any = None
-    lse: Any = None
-    d_out: Any = None
-    inner: Any = None
-
-
-class Softmax(NamedTuple):
-    """Running sums of a query block, [block, …]; of `top` and `total` all columns are equal."""
-
-    out: Any
-    top: Any
-    total: Any
+    q: Any = None  # [B, H, T, E], or its gradient
+    k: Any = None  # [B, K, T, E], or its gradient
+    v: Any = None  # [B, K, T, F], or its gradient
+    coefficients: Any = None  # the numbers of all formulas, [H, C, 1, 1], or their gradient
+    strips: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
+    q_ids: Any = None  # segments of queries, [B or 1, 1, T]
+    k_ids: Any = None  # segments of keys, [B or 1, 1, T]
+    out: Any = None  # [B, H, T, F], in v's dtype
+    lse: Any = None  # logarithms of rows' sums, [B, H, 1, T]
+    d_out: Any = None  # cotangent of the output, [B, H, T, F]
+    inner: Any = None  # what is subtracted from the gradient of each weight of a row, [B, H, 1, T]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is static about a call.
-
-    Attributes:
-      spec: the mask.
-      scale: what q·k is multiplied by.
-      profile: the biases that are computed in place.
-      real_distances: whether these take float32 distances, which saves conversions.
-      strips: whether other biases of distances are read from strips.
-      horizon: distances beyond which the strips are constant, or None.
-      batch: B.
-      heads: H.
-      groups: query heads that share a key head.
-      widths: E, F.
-      tokens: T without padding.
-      block: tokens of a block.
-      interpret: whether the kernels run as plain JAX.
-    """
+    """What is static about a call."""
 
     spec: AttentionSpec
-    scale: float
-    profile: ProfileSum
-    real_distances: bool
-    strips: bool
-    horizon: tuple[int, int] | None
-    batch: int
-    heads: int
-    groups: int
-    widths: tuple[int, int]
-    tokens: int
-    block: int
-    interpret: bool
+    scale: float  # what q·k is multiplied by
+    formula: FormulaSum  # the biases that are computed in place
+    real_distances: bool  # whether these take float32 distances, which saves conversions
+    strips: bool  # whether other biases of distances are read from strips
+    horizon: tuple[int, int] | None  # distances beyond which the strips are constant
+    tokens: int  # T without padding
+    block: int  # tokens of a block
+    interpret: bool  # whether the kernels run as plain JAX
 
     @property
     def blocks(self) -> int:
         """How many blocks the tokens fill."""
-        return -(-self.tokens // self.block)
+        return pl.cdiv(self.tokens, self.block)
 
     @property
     def back(self) -> int | None:
@@ -119,10 +78,9 @@ class Plan:
 
     def reach(self, at, back: int | None, ahead: int | None) -> tuple[Any, Any]:
         """The first and last block within reach of block `at` (an int or a traced one)."""
-        known = isinstance(at, int)
-        least, most, over = (
-            (min, max, operator.floordiv) if known else (jnp.minimum, jnp.maximum, jax.lax.div)
-        )
+        least, most, over = min, max, operator.floordiv
+        if not isinstance(at, int):
+            least, most, over = jnp.minimum, jnp.maximum, jax.lax.div
         first, last = 0, self.blocks - 1
         if back is not None:
             first = over(most(at * self.block - back, 0), self.block)
@@ -148,9 +106,8 @@ class Plan:
     def diagonals(self) -> range:
         """The i - j that have a strip; what lies outside takes the nearest."""
         most = self.blocks - 1
-        ahead, back = (
-            most if d is None else min(most, -(-d // self.block)) for d in (self.ahead, self.back)
-        )
+        ends = (self.ahead, self.back)
+        ahead, back = (most if n is None else min(most, pl.cdiv(n, self.block)) for n in ends)
         first, last = self.far or (-ahead, back)
         return range(max(-ahead, min(first, back)), min(back, max(last, -ahead)) + 1)
 
@@ -175,34 +132,25 @@ class Plan:
         return functools.reduce(jnp.logical_and, tests) if tests else True
 
 
-# Kernels. The last grid axis runs over the tiles that add up to one block of the results.
-
-
-def forward_kernel(plan: Plan, x: Arrays, result: Arrays, sums: Softmax) -> None:
-    """Output and logarithms of rows' sums: an online softmax over the key blocks of a query block.
-
-    Writes `out` and `lse`.
-    """
+def forward_kernel(plan: Plan, x: Arrays, result: Arrays, out, top, total) -> None:
+    """`out` and `lse`: online softmax over key blocks. `top` and `total` have equal columns."""
     i, step = pl.program_id(2), pl.program_id(3)
     first, last = plan.reach(i, plan.back, plan.ahead)
-    out, top, total = sums
-    clear(step == 0, out, total)
-
-    @pl.when(step == 0)
-    def _():
-        top[...] = jnp.full_like(top, FLOOR)
+    j = first + step
+    fill(step == 0, 0, out, total)
+    fill(step == 0, FLOOR, top)
 
     def tile(easy: bool):
-        s, rest = scores(plan, x, i, first + step, easy)
+        s, rest = scores(plan, x, i, j, easy)
         rest = rest if isinstance(rest, float) else rest[:, : top.shape[1]]
         new_top = jnp.maximum(top[...], s.max(1, keepdims=True) + rest)
         p = jnp.exp(s - repeat_columns(new_top - rest, plan.block))
         fade, v = jnp.exp(top[...] - new_top), x.v[...]
-        out[...] = out[...] * repeat_columns(fade, v.shape[1]) + dot(p.astype(v.dtype), v, 1, 0)
+        out[...] = out[...] * repeat_columns(fade, v.shape[1]) + dot(p.astype(v.dtype), v, 0)
         total[...] = total[...] * fade + p.sum(1, keepdims=True)
         top[...] = new_top
 
-    visit(plan, i, first + step, first + step <= last, tile)
+    visit(plan, i, j, j <= last, tile)
 
     @pl.when(step == pl.num_programs(3) - 1)
     def _():
@@ -214,26 +162,24 @@ def forward_kernel(plan: Plan, x: Arrays, result: Arrays, sums: Softmax) -> None
 
 
 def queries_kernel(plan: Plan, x: Arrays, grads: Arrays, d_q) -> None:
-    """Gradients of a query block, and of biases: their block stays for all tiles of a head.
-
-    Writes `q` and, where they are wanted, `coefficients` and `strips`.
-    """
+    """Gradients of a query block, and of biases if wanted: those stay for all tiles of a head."""
     i, step = pl.program_id(2), pl.program_id(3)
     first, last = plan.reach(i, plan.back, plan.ahead)
     j = first + step
-    clear(step == 0, d_q)
+    fill(step == 0, 0, d_q)
     for bias in (grads.coefficients, grads.strips):
         if bias is not None:
-            clear((pl.program_id(1) == 0) & (i == 0) & (step == 0), bias)
+            fill((pl.program_id(1) == 0) & (i == 0) & (step == 0), 0, bias)
 
     def tile(easy: bool):
         s, rest = scores(plan, x, i, j, easy)
         p = jnp.exp(s - as_column(x.lse[...] - rest))
-        d_p = dot(x.d_out[...], x.v[...], 1, 1)
+        d_p = dot(x.d_out[...], x.v[...], 1)
         d_s, k = p * (d_p - as_column(x.inner[...])), x.k[...]
-        d_q[...] += dot(d_s.astype(k.dtype), k, 1, 0)
+        d_q[...] += dot(d_s.astype(k.dtype), k, 0)
         if grads.coefficients is not None:
-            add_to_coefficients(plan, x, grads.coefficients, d_s, i, j)
+            for c, part in enumerate(jax.vjp(*formula_of(plan, x, i, j))[1](d_s)[0]):
+                grads.coefficients[c] += part
         if grads.strips is not None:
             add_to_strip(plan, grads.strips, d_s, i, j, easy)
 
@@ -245,22 +191,19 @@ def queries_kernel(plan: Plan, x: Arrays, grads: Arrays, d_q) -> None:
 
 
 def keys_kernel(plan: Plan, x: Arrays, grads: Arrays, d_k, d_v) -> None:
-    """Gradients of a block of keys and values, from all query heads that read it.
-
-    Writes `k` and `v`.
-    """
+    """Gradients of a block of keys and values, from all query heads that read it."""
     j, group, step = pl.program_id(2), pl.program_id(3), pl.program_id(4)
     first, last = plan.reach(j, plan.ahead, plan.back)
     i = first + step
-    clear((group == 0) & (step == 0), d_k, d_v)
+    fill((group == 0) & (step == 0), 0, d_k, d_v)
 
     def tile(easy: bool):
         s, rest = scores(plan, x, i, j, easy, transposed=True)
         p = jnp.exp(s - (x.lse[...] - rest))
         d_out, q = x.d_out[...], x.q[...]
-        d_v[...] += dot(p.astype(d_out.dtype), d_out, 1, 0)
-        d_s = p * (dot(x.v[...], d_out, 1, 1) - x.inner[...])
-        d_k[...] += dot(d_s.astype(q.dtype), q, 1, 0)
+        d_v[...] += dot(p.astype(d_out.dtype), d_out, 0)
+        d_s = p * (dot(x.v[...], d_out, 1) - x.inner[...])
+        d_k[...] += dot(d_s.astype(q.dtype), q, 0)
 
     visit(plan, i, j, i <= last, tile)
 
@@ -280,28 +223,25 @@ def visit(plan: Plan, i, j, inside, tile: Callable[[bool], None]) -> None:
         pl.when(inside & jnp.logical_not(easy))(lambda: tile(False))
 
 
-def clear(when, *refs) -> None:
-    """Sets all to zero."""
+def fill(when, value: float, *refs) -> None:
+    """Sets all entries to a value."""
 
     @pl.when(when)
     def _():
         for ref in refs:
-            ref[...] = jnp.zeros_like(ref)
-
-
-# Tiles. Rows are queries and columns keys; `transposed`, the other way round.
+            ref[...] = jnp.full_like(ref, value)
 
 
 def scores(plan: Plan, x: Arrays, i, j, easy: bool, transposed: bool = False):
     """Scores of tile (i, j), masked, and what all of them still lack: a row of equals, or 0."""
     a, b = (x.k, x.q) if transposed else (x.q, x.k)
-    s = dot(a[...], b[...], 1, 1)
+    s = dot(a[...], b[...], 1)
     rest: Any = 0.0
     if plan.scale != 1:
         s *= plan.scale
-    if plan.profile:
-        profile, values = profile_of(plan, x, i, j, transposed)
-        s += profile(values)
+    if plan.formula:
+        formula, values = formula_of(plan, x, i, j, transposed)
+        s += formula(values)
     if plan.strips and easy:
         rest = x.strips[:, : plan.block]
     elif plan.strips:
@@ -315,10 +255,8 @@ def visible(plan: Plan, x: Arrays, i, j, easy: bool, transposed: bool) -> jax.Ar
     tests = []
     if not easy:
         distance = distances(plan, i, j, transposed)
-        if plan.back is not None:
-            tests.append(distance <= plan.back)
-        if plan.ahead is not None:
-            tests.append(distance >= -plan.ahead)
+        tests += [distance <= plan.back] if plan.back is not None else []
+        tests += [distance >= -plan.ahead] if plan.ahead is not None else []
         if plan.padded:
             place = jax.lax.broadcasted_iota(jnp.int32, distance.shape, int(not transposed))
             tests.append(j * plan.block + place < plan.tokens)
@@ -328,25 +266,12 @@ def visible(plan: Plan, x: Arrays, i, j, easy: bool, transposed: bool) -> jax.Ar
     return functools.reduce(jnp.logical_and, tests) if tests else None
 
 
-def profile_of(plan: Plan, x: Arrays, i, j, transposed: bool = False):
-    """The biases of tile (i, j) that are computed in place, as a function of the coefficients.
-
-    Returns:
-      The function, and the coefficients.
-    """
+def formula_of(plan: Plan, x: Arrays, i, j, transposed: bool = False):
+    """The biases of tile (i, j) that are computed in place: a function, and its coefficients."""
     dtype = jnp.float32 if plan.real_distances else jnp.int32
     distance = distances(plan, i, j, transposed, dtype)
-
-    def profile(coefficients):
-        return plan.profile(coefficients, distance)
-
-    return profile, [x.coefficients[c] for c in range(x.coefficients.shape[0])]
-
-
-def add_to_coefficients(plan: Plan, x: Arrays, grads, d_s, i, j) -> None:
-    """Adds what the score gradients of tile (i, j) give to those of the coefficients."""
-    for c, part in enumerate(jax.vjp(*profile_of(plan, x, i, j))[1](d_s)[0]):
-        grads[c] += part
+    coefficients = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
+    return functools.partial(plan.formula, distance=distance), coefficients
 
 
 def add_to_strip(plan: Plan, grads, d_s, i, j, easy: bool) -> None:
@@ -399,7 +324,7 @@ def repeat_columns(x: jax.Array, width: int) -> jax.Array:
     return jnp.tile(x, (1, -(-width // x.shape[1])))[:, :width]
 
 
-def dot(a: jax.Array, b: jax.Array, over_a: int, over_b: int) -> jax.Array:
-    """The product of two matrices over one axis of each, in float32."""
-    axes = (((over_a,), (over_b,)), ((), ()))
+def dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+    """The product over the last axis of a matrix and `axis` of another, in float32."""
+    axes = (((1,), (axis,)), ((), ()))
     return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)

@@ -26,19 +26,12 @@ SPECIAL = ("PAD", "BOS", "SEP", "EOS")
 
 
 class Example(NamedTuple):
-    """A question and its answer, of symbols from 0.
+    """A question and its answer, of symbols from 0."""
 
-    Attributes:
-      question: int32 [N].
-      asked: number of symbols of the question that are not padding: int32 [].
-      answer: int32, one per slot.
-      answered: number of symbols of the answer that are not padding: int32 [].
-    """
-
-    question: jax.Array
-    asked: Any
-    answer: jax.Array
-    answered: Any
+    question: jax.Array  # int32 [N]
+    asked: Any  # number of symbols of the question that are not padding: int32 []
+    answer: jax.Array  # int32, one per slot
+    answered: Any  # number of symbols of the answer that are not padding: int32 []
 
 
 def single(question: jax.Array, asked: Any, answer: jax.Array) -> Example:

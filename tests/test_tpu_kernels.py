@@ -1,7 +1,7 @@
 """The TPU engine: what the dense one gives, and O(L) memory by the TPU's own compiler.
 
-The kernels run interpreted here. `pytest -m slow tests/test_tpu.py` compiles every scheme for a
-TPU v5e that need not be there; that takes minutes and `pip install "jax[tpu]"`.
+The kernels run interpreted here. `pytest -m slow tests/test_tpu_kernels.py` compiles every scheme
+for a TPU v5e that need not be there; that takes minutes and `pip install "jax[tpu]"`.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from jax.experimental import topologies
 
 import pe_jax
 from experiments.measuring.workloads import SPECS
-from pe_jax.encodings.base import skeleton
-from pe_jax.encodings.terms import DistanceBias, Profile, RowRescore, Sink, Tokens, select
+from pe_jax.encodings.base import abstract_terms
+from pe_jax.encodings.terms import DistanceBias, DistanceFormula, RowRescore, Sink, Tokens, select
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tpu import engine, kernels
@@ -42,7 +42,7 @@ class Kerple(pe_jax.Encoding):
         return {"ab": jnp.ones((dims.heads, 2))}
 
     def terms(self, params, dims):
-        return (Profile(logarithm, jnp.exp(params.layer["ab"])),)
+        return (DistanceFormula(logarithm, jnp.exp(params.layer["ab"])),)
 
 
 def logarithm(numbers, distance):
@@ -291,7 +291,7 @@ LENGTHS = (16384, 32768)
 TILED = [  # whole rows of scores are dense; several axes need positions of their own
     name
     for name, scheme in pe_jax.ENCODINGS.items()
-    if scheme().claims.axes == 1 and not select(skeleton(scheme(), util.DIMS), RowRescore)
+    if scheme().claims.axes == 1 and not select(abstract_terms(scheme(), util.DIMS), RowRescore)
 ]
 NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v5e, not counted
 
@@ -301,7 +301,7 @@ NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v
 def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("no libtpu here: pip install 'jax[tpu]'")
-    command = [sys.executable, "-m", "tests.test_tpu", name, *map(str, LENGTHS)]
+    command = [sys.executable, "-m", "tests.test_tpu_kernels", name, *map(str, LENGTHS)]
     env = os.environ | HOST
     found = subprocess.run(command, env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-3000:]

@@ -1,5 +1,5 @@
-// The report's page: a scheme is isolated in all figures and tables at once, tables sort.
-// Nothing here is needed to read the page: without it all is shown, as it was written.
+// The report's page: isolates schemes in all figures and tables at once, and sorts tables.
+// The page can be read without it.
 "use strict";
 (() => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -27,9 +27,9 @@
   legend.prepend(hint, reset);
   legend.append(said);
 
-  const show = (wanted) => {
-    root.classList.toggle("isolating", wanted.size > 0);
-    for (const mark of marks) mark.classList.toggle("on", wanted.has(mark.dataset.s));
+  const show = (schemes) => {
+    root.classList.toggle("isolating", schemes.size > 0);
+    for (const mark of marks) mark.classList.toggle("on", schemes.has(mark.dataset.s));
   };
   const settle = () => {
     show(pinned);
@@ -50,16 +50,16 @@
   const touched = (event) => event.target.closest?.("button[data-s], .plot .scheme");
 
   document.addEventListener("click", (event) => {
-    const found = touched(event);
-    if (found) toggle(found.dataset.s);
+    const mark = touched(event);
+    if (mark) toggle(mark.dataset.s);
   });
   reset.addEventListener("click", clear);
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") clear();
   });
   document.addEventListener("pointerover", (event) => {
-    const found = event.pointerType === "mouse" && touched(event);
-    if (found) show(new Set([...pinned, found.dataset.s]));
+    const mark = event.pointerType === "mouse" && touched(event);
+    if (mark) show(new Set([...pinned, mark.dataset.s]));
   });
   document.addEventListener("pointerout", (event) => {
     if (touched(event)) show(pinned);
@@ -67,12 +67,12 @@
 
   settle();
 
-  // Sorting: by the number that a cell begins with, else by its words; what has none comes last.
+  // Sorting: by the number that a cell begins with, else by its text; cells without one come last.
   const number = (cell) => {
     if (cell.classList.contains("problem")) return NaN;
     const text = cell.textContent.replace(/\u2212/g, "-").replace(/(\d),(?=\d{3})/g, "$1").trim();
-    const found = /^\[?\s*(<?)\s*([+-]?\d+(\.\d+)?(e[+-]?\d+)?)/i.exec(text);
-    return found ? Number(found[2]) - (found[1] ? 1e-9 : 0) : NaN;
+    const match = /^\[?\s*(<?)\s*([+-]?\d+(\.\d+)?(e[+-]?\d+)?)/i.exec(text);
+    return match ? Number(match[2]) - (match[1] ? 1e-9 : 0) : NaN;
   };
   const wordy = (cell) => cell.matches("th, .words") || cell.querySelector("code");
   const sort = (body, column, sign) => {
@@ -89,7 +89,7 @@
   };
   for (const table of all("table:not(.facts, .still)")) {
     const body = table.tBodies[0];
-    const given = [...body.rows];
+    const original = [...body.rows];
     const heads = [...(table.tHead?.rows[0]?.cells ?? [])];
     heads.forEach((head, column) => {
       const button = element("button", { type: "button", className: "sort" });
@@ -99,7 +99,7 @@
         const next = { ascending: "descending", descending: "none" };
         const order = next[head.getAttribute("aria-sort")] ?? "ascending";
         for (const other of heads) other.removeAttribute("aria-sort");
-        body.append(...given); // ties keep the order of the page
+        body.append(...original); // ties keep the order of the page
         if (order === "none") return;
         head.setAttribute("aria-sort", order);
         sort(body, column, order === "ascending" ? 1 : -1);
@@ -107,7 +107,7 @@
     });
   }
 
-  // What is long is folded on the screen, and open on paper.
+  // Details are folded on the screen, and open in print.
   const folds = all("details");
   for (const fold of folds) fold.open = false;
   addEventListener("beforeprint", () => folds.forEach((fold) => (fold.open = true)));

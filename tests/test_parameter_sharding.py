@@ -27,7 +27,7 @@ def model(name: str, images: bool):
     options = {"bias": True, "gated": True, "qk_norm": True, "norm": "layer", "tied": False}
     config = tiny.config(spec, width=4 * HEAD, causal=causal, **options)
     if not images:
-        return tiny.skeleton(config)[1]
+        return tiny.abstract_terms(config)[1]
     make = functools.partial(ViT, config, 4, 3, 5)
     return nnx.as_pure(nnx.eval_shape(lambda: nnx.split(make(rngs=nnx.Rngs(0))))[1])
 

@@ -1,4 +1,4 @@
-"""How often the loops of the tiled engine turn: what the mask decides while a program runs."""
+"""Iterations of the tiled engine's loops, which depend on the mask and so are known at run time."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.encodings.base import Encoding, skeleton
+from pe_jax.encodings.base import Encoding, abstract_terms
 from pe_jax.encodings.terms import RowRescore, Tokens, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
@@ -19,11 +19,12 @@ from pe_jax.models.config import ModelConfig
 
 
 class Tiles(NamedTuple):
-    """Of the tiled engine in one program: what its mask makes of its loops.
+    """How many tiles the tiled engine visits in one program.
 
     Attributes:
-      turns: of the two loops over a row's tiles, whole ones and others, on the mean over rows.
-      share: of all tiles, those that are visited.
+      turns: iterations of the two loops over a row's tiles (whole ones, partly masked ones), the
+        mean over rows.
+      share: the fraction of all tiles that is visited.
     """
 
     turns: tuple[float, ...] = ()
@@ -33,11 +34,11 @@ class Tiles(NamedTuple):
 def tiles(
     model: ModelConfig, batch: int, length: int, layout: Contiguous = CONTIGUOUS, devices: int = 1
 ) -> Tiles:
-    """What the mask decides while a training step runs, if each row of tokens is one document.
+    """The tiles of a training step, if each row of tokens is one document.
 
-    Of the tiles that a decaying bias leaves out nothing is known: they count.
+    Tiles that a decaying bias skips depend on the data: they are counted.
     """
-    tiled = [e for e in model.pattern if not select(skeleton(e, model.dims), RowRescore)]
+    tiled = [e for e in model.pattern if not select(abstract_terms(e, model.dims), RowRescore)]
     counts = [_turns(encoding, model, batch, length, layout, devices) for encoding in tiled]
     if not counts:
         return Tiles()
@@ -53,9 +54,9 @@ def _turns(
     layout: Contiguous,
     devices: int,
 ):
-    """Tiles per row that the mask leaves whole, and in part, on the mean; and all there are.
+    """Mean whole and partly masked tiles per row of tiles, and all tiles per row.
 
-    On a ring the mean is over its hops too, as every device meets the keys of all others.
+    On a ring the mean is over its hops too, as every device gets the keys of all others.
     """
     dims = model.dims
     spec = AttentionSpec(dims, model.causal, model.window or None, model.sinks, True, True)
@@ -67,7 +68,7 @@ def _turns(
     )
     shared = isinstance(layout, BlockPermuted)
     partition = ring.partition(layout) if shared else Partition(devices=devices)
-    setup = set_up(spec, skeleton(encoding, dims), q, k, partition, CHOSEN)
+    setup = set_up(spec, abstract_terms(encoding, dims), q, k, partition, CHOSEN)
     order: Any = np.asarray(layout.order(length))[None]
     tokens, runs = Tokens(order, order), partition.runs_per_row
     devices = runs // partition.runs

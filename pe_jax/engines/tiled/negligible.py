@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Profile, ScoreTerm, Tokens, repeat_heads, select
+from pe_jax.encodings.terms import DistanceFormula, ScoreTerm, Tokens, repeat_heads, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.ways import add_up
@@ -23,7 +23,7 @@ NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight b
 def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
     """Whether negligible tiles can be told."""
     biases = select(terms, ScoreTerm, kinds.RelativeValues)
-    decay = bool(biases) and all(type(term) is Profile and term.decays for term in biases)
+    decay = bool(biases) and all(type(term) is DistanceFormula and term.decays for term in biases)
     return decay and spec.aligned and spec.contiguous and kinds.split(terms) is None
 
 
@@ -34,16 +34,16 @@ def own_scores(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
     return scale * (q * k).sum(-1, keepdims=True)
 
 
-def max_bias(grid: Grid, profiles: list[Profile], q: Tokens, k: Tokens) -> jax.Array:
+def max_bias(grid: Grid, formulas: list[DistanceFormula], q: Tokens, k: Tokens) -> jax.Array:
     """The most that a tile's bias exceeds that of distance 0 by: [H, q_blocks, k_blocks]."""
     rows = jnp.arange(grid.q_blocks, dtype=jnp.int32)
     low, high = jax.vmap(lambda i: grid.distances(q, k, i))(rows)
     nearest = jnp.where(low > 0, low, jnp.minimum(high, 0))
     zero = jnp.zeros((1, 1), jnp.int32)
-    return jax.lax.stop_gradient(add_up(term.at(nearest) - term.at(zero) for term in profiles))
+    return jax.lax.stop_gradient(add_up(term.at(nearest) - term.at(zero) for term in formulas))
 
 
-def negligible(
+def negligible_tiles(
     grid: Grid, q: jax.Array, k: jax.Array, own: jax.Array, max_bias: Any, scale: float
 ) -> jax.Array:
     """Tiles in which each key is negligible beside the query's own: bool [q_blocks, k_blocks]."""

@@ -1,4 +1,4 @@
-"""What others measured, to stand beside ours: never mixed with it, always marked as theirs.
+"""Published results to compare with: in separate tables, marked as theirs.
 
 Press et al., "Train Short, Test Long" (ALiBi), arXiv 2108.12409: WikiText-103 in words, 247M
 parameters, 16 layers of width 1024, 8 heads.
@@ -14,7 +14,7 @@ SCHEMES = ("sinusoidal", "rotary", "T5 bias", "ALiBi")
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table of a paper: what its numbers are, its columns, a row a scheme."""
+    """One table of a paper: what its numbers are, its columns, one row per scheme."""
 
     title: str
     what: str
@@ -22,9 +22,9 @@ class Table:
     rows: tuple[tuple[float | str, ...], ...]
 
     def section(self, ours: str) -> Section:
-        """As a section of the page; `ours` says what this comparison is instead."""
+        """A section of the page; `ours` says how this comparison differs."""
         return Section(
-            title=f"Theirs, not ours: {self.title}",
+            title=f"Published by others: {self.title}",
             note=f"{PAPER}: {self.what}. {ours}",
             head=("theirs", *self.head),
             rows=[(n, *map(_text, row)) for n, row in zip(SCHEMES, self.rows, strict=True)],

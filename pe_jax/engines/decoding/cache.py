@@ -3,7 +3,7 @@
 Keys are rotated when they are written, never when they are read. What else is kept follows from
 what the scheme declares (see `empty`). Tokens come at contiguous positions (`positions=None`: the
 token at row i stands at position i) or at any others; a single contiguous one takes the short way
-of `pe_jax.engines.decode`.
+of `one_token`.
 B batch, S capacity, K key heads, H query heads, E width of keys, F width of values.
 """
 
@@ -15,11 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, skeleton
-from pe_jax.encodings.terms import RelativeQueries, Rotation, RowRescore, TokenProduct, select
-from pe_jax.engines import decode, inputs
-from pe_jax.engines.api import attend, leave_to_sinks
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms
+from pe_jax.encodings.terms import Side, Tokens, select
+from pe_jax.engines import dispatch, inputs
+from pe_jax.engines.api import leave_to_sinks
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.decoding import one_token
+from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.validation import is_int, require
 
 
@@ -72,59 +75,54 @@ def empty(
       ValueError: `capacity` is not a positive integer.
     """
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
-    claims, terms = encoding.claims, skeleton(encoding, dims)
+    claims, terms = encoding.claims, abstract_terms(encoding, dims)
     places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
-    key = jax.eval_shape(
-        _rotated_keys,
-        terms,
-        jax.ShapeDtypeStruct((batch, capacity, dims.width), dtype),
-        jax.ShapeDtypeStruct((batch, capacity, dims.kv_heads, dims.head_dim), dtype),
-        jax.ShapeDtypeStruct(places, jnp.int32),
-    )
-    queries = bool(select(terms, RelativeQueries))
-    rotated = any(rotation.k is not None for rotation in select(terms, Rotation))
-    past = queries and decode.distances(terms, capacity) < capacity
+    relative = bool(select(terms, kinds.RelativeQueries))
+    rotated = any(rotation.k is not None for rotation in select(terms, kinds.Rotation))
+    far = relative and one_token.distances(terms, capacity) < capacity
+
+    tables = None
+    if params is not None:  # positions of several axes are never contiguous: they have no tables
+        own = encoding.terms(params, dims)
+        tables = one_token.tables(own, capacity) if claims.axes == 1 else (None,) * len(own)
 
     def zeros(heads: int, width: int, dtype=dtype, rows: int = capacity) -> jax.Array:
         return jnp.zeros((batch, heads, rows, width), dtype)
 
-    def state(term):
+    def state(term: Any):
         if inputs.reads_keys(term):
-            return zeros(dims.heads, _kept(term), jnp.float32)
+            kept = 2 if isinstance(term, kinds.TokenProduct) else 1  # one half is for queries
+            return zeros(dims.heads, term.state.width // kept, jnp.float32)
         if term.state is not None and term.state.after is not None:
             return zeros(dims.heads, term.state.width, jnp.float32, 1)
         return None
 
     return Cache(
-        k=zeros(dims.kv_heads, key.shape[-1]),
+        k=zeros(dims.kv_heads, _key_width(terms, places, dims)),
         v=zeros(dims.kv_heads, dims.head_dim),
-        k_raw=zeros(dims.kv_heads, dims.head_dim) if queries and rotated else None,
-        far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if past else None,
+        k_raw=zeros(dims.kv_heads, dims.head_dim) if relative and rotated else None,
+        far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if far else None,
         states=tuple(map(state, terms)),
-        tables=None if params is None else _tables(encoding, params, dims, capacity),
+        tables=tables,
         positions=jnp.zeros(places, jnp.float32 if claims.real_positions else jnp.int32),
         length=jnp.zeros((), jnp.int32),
     )
 
 
-def _rotated_keys(terms: tuple, x, k, positions) -> jax.Array:
-    states = tuple(None if t.state is None else t.state(x, positions) for t in terms)
-    return inputs.rotate(terms, "k", k, positions, states)
+def _key_width(terms: tuple, places: tuple[int, ...], dims: Dims) -> int:
+    """How wide keys are once they are rotated."""
 
+    def rotate(terms, x, k, positions):
+        states = tuple(t.state and t.state(x, positions) for t in terms)
+        return inputs.rotate(terms, "k", k, positions, states)
 
-def _tables(encoding: Encoding, params: Params, dims: Dims, rows: int) -> tuple[Any, ...]:
-    """None for a scheme whose positions have several axes: they are never contiguous."""
-    terms = encoding.terms(params, dims)
-    return (None,) * len(terms) if encoding.claims.axes > 1 else decode.tables(terms, rows)
-
-
-def _kept(term: Any) -> int:
-    """How many numbers of a key's state a term reads."""
-    return term.state.width // (2 if isinstance(term, TokenProduct) else 1)
+    x = jax.ShapeDtypeStruct((*places[:2], dims.width), jnp.float32)
+    k = jax.ShapeDtypeStruct((*places[:2], dims.kv_heads, dims.head_dim), jnp.float32)
+    return jax.eval_shape(rotate, terms, x, k, jax.ShapeDtypeStruct(places, jnp.int32)).shape[-1]
 
 
 def append(cache: Cache, k: jax.Array, v: jax.Array, k_raw: jax.Array, positions) -> Cache:
-    """Writes T more tokens: k [B, T, K, E] as rotated, v, k_raw likewise, positions [B or 1, T].
+    """Writes T more tokens: k [B, T, K, E] as rotated, v and k_raw too, positions [B or 1, T].
 
     Raises:
       ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
@@ -145,7 +143,7 @@ def append(cache: Cache, k: jax.Array, v: jax.Array, k_raw: jax.Array, positions
             raise ValueError(f"{name} has shape {new.shape}; this cache takes {want}")
 
     def write(old, new):
-        return _write(old, jnp.swapaxes(new, 1, 2), cache.length, 2)
+        return _write(old, _swap(new), cache.length, 2)
 
     fits = cache.length + count <= cache.capacity
     return dataclasses.replace(
@@ -167,7 +165,7 @@ def _write(old: jax.Array, new: jax.Array, start, axis: int) -> jax.Array:
 
     def put_apart(old, new, start):
         # XLA for CPU fuses an update with each of its readers, for which it copies the cache over
-        # and over; out of a loop, be it of one turn, nothing is fused.
+        # and over: wrapped in a one-iteration loop to block fusion.
         return jax.lax.fori_loop(start, start + 1, lambda i, old: put(old, new, i), old)
 
     return jax.lax.platform_dependent(old, new, start, cpu=put_apart, default=put)
@@ -191,23 +189,11 @@ def extend(
 ) -> tuple[jax.Array, Cache]:
     """Appends T tokens and attends to the whole past: a prompt, a part of one, or one token.
 
-    Args:
-      cache: the past.
-      q: [B, T, H, E], not rotated.
-      k: [B, T, K, E], not rotated.
-      v: [B, T, K, F].
-      positions: integers [B or 1, T], where the new tokens stand; None: on from the cache's length,
-        the tokens before standing at 0 … length - 1 (what is known to differ is refused).
-        Constants, as for `attention`.
-      x: [B, T, D], the layer's input, for schemes that read it.
-      encoding: the scheme, and so on as for `attention`; one that depends on the length of the
-        sequence as `encoding.at_length(total_length)`.
-      params: its parameters.
-      dims: the sizes.
-      window: as for `attention`.
-      sinks: as for `attention`.
-      embedded: as for `attention`.
-      implementation: as for `attention`; None also allows the short way of one contiguous token.
+    q [B, T, H, E], k [B, T, K, E] and v [B, T, K, F] are not rotated. `positions` [B or 1, T] say
+    where the new tokens stand; None: on from the cache's length, the tokens before standing at
+    0 … length - 1 (what is known to differ is refused). All else is as for `attention`, except that
+    a scheme that depends on the length of the sequence is `encoding.at_length(total_length)`, and
+    that `implementation=None` also allows the short way of one contiguous token.
 
     Returns:
       Output [B, T, H, F], and the longer cache.
@@ -221,94 +207,83 @@ def extend(
             f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
             f" {dims.heads} heads of {dims.head_dim}"
         )
+    if not q.size:
+        return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
     inputs.window(window, sinks)
     inputs.embedded(encoding, dims, embedded)
     params = inputs.params(encoding, params, dims)
-    contiguous, start = positions is None, cache.length
+    name = inputs.title(encoding)
+    start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
     encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
     terms = encoding.terms(params, dims)
-    inputs.layer_input(terms, inputs.title(encoding), x, q.shape[:2], dims)
+    inputs.layer_input(terms, name, x, q.shape[:2], dims)
 
     states, cache = _remember(cache, terms, x, positions)
-    cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
-    one_token = contiguous and q.shape[1] == 1 and implementation is None
-    one_token = one_token and not select(terms, RowRescore)
-    tables: Any = cache.tables
-    if tables is None and (one_token or cache.far is not None):
-        tables = decode.tables(terms, cache.capacity)
-    if cache.far is not None:
-        past_horizon = decode.far(terms, tables, jnp.swapaxes(k, 1, 2), dims.heads)
-        cache = dataclasses.replace(cache, far=_write(cache.far, past_horizon, start, 2))
-
-    rows = _rows(cache, terms, q.dtype)
     rotated = inputs.rotate(terms, "q", q, positions, states)
-    if one_token:
-        spec = AttentionSpec(dims, True, window, sinks)
-        query = decode.Query(rotated[:, 0], q[:, 0], jax.tree.map(lambda s: s[:, 0], states))
-        out, lse = decode.attend(spec, terms, query, rows, tables, start)
-        out = leave_to_sinks(terms, out[:, :, None], lse[:, :, None])[:, :, 0]
-        return out[:, None].astype(q.dtype), cache
-    # Rows not written yet are later than every query, so the causal mask hides them.
-    out = attend(
-        rotated,
-        _tokens_first(rows.k),
-        _tokens_first(rows.v),
-        terms=terms,
-        dims=dims,
-        q_raw=q,
-        k_raw=_tokens_first(rows.raw),
-        q_states=states,
-        k_states=jax.tree.map(_tokens_first, rows.states),
-        q_positions=jnp.broadcast_to(positions, (len(q), *positions.shape[1:])),
-        k_positions=cache.positions,
-        q_index=pos.contiguous(q.shape[1], start),
-        k_index=pos.contiguous(cache.capacity),
-        causal=True,
-        window=window,
-        sinks=sinks,
-        implementation=implementation,
-        claims=encoding.claims,
-        name=inputs.title(encoding),
-    )
-    return out, cache
+    cache = append(cache, inputs.rotate(terms, "k", k, positions, states), v, k, positions)
+    short = short and not select(terms, kinds.RowRescore)
+    tables: Any = cache.tables
+    if tables is None and (short or cache.far is not None):
+        tables = one_token.tables(terms, cache.capacity)
+    if cache.far is not None:
+        far = one_token.far(terms, tables, _swap(k), dims.heads)
+        cache = dataclasses.replace(cache, far=_write(cache.far, far, start, 2))
+
+    inputs.arrays(q, k, v)
+    spec = AttentionSpec(dims, True, window, sinks)
+    call = _call(spec, terms, cache, q, rotated, states, positions)
+    if short:
+        out, lse = one_token.attend(*call, cache.far, tables, start)
+    else:
+        out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
+    return _swap(leave_to_sinks(terms, out, lse)).astype(q.dtype), cache
 
 
-def _rows(cache: Cache, terms: tuple, dtype) -> decode.Rows:
-    """What tokens of this dtype read."""
+def _call(
+    spec: AttentionSpec, terms: tuple, cache: Cache, q, rotated, states, positions
+) -> dispatch.Call:
+    """The last tokens of a cache against all its rows, as engines take them.
+
+    Rows that are not written yet are later than every query, so the causal mask hides them.
+    """
     of_keys = zip(terms, cache.states, strict=True)
-    return decode.Rows(
-        k=cache.k.astype(dtype),
-        raw=(cache.k if cache.k_raw is None else cache.k_raw).astype(dtype),
-        v=cache.v.astype(dtype),
-        far=cache.far,
-        states=tuple(state if inputs.reads_keys(term) else None for term, state in of_keys),
-    )
+    k_states = tuple(state if inputs.reads_keys(term) else None for term, state in of_keys)
+    k_raw = (cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype)
+    q_raw, k_raw = inputs.read_raw(terms, _swap(q), k_raw)
+    positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
+    index = pos.contiguous(q.shape[1], cache.length - q.shape[1])[None]
+    q_tokens = Tokens(positions.astype(cache.positions.dtype), index)
+    k_positions = jax.lax.stop_gradient(cache.positions)
+    k_tokens = Tokens(k_positions, pos.contiguous(cache.capacity)[None])
+    q_side = Side(_swap(rotated), q_raw, jax.tree.map(_swap, states), q_tokens)
+    k_side = Side(cache.k.astype(q.dtype), k_raw, k_states, k_tokens)
+    return dispatch.Call(spec, terms, q_side, k_side, cache.v.astype(q.dtype))
 
 
-def _tokens_first(x: jax.Array) -> jax.Array:
+def _swap(x: jax.Array) -> jax.Array:
+    """Heads first if tokens were, and the other way round."""
     return jnp.swapaxes(x, 1, 2)
 
 
 def _remember(cache: Cache, terms: tuple, x, positions) -> tuple[tuple, Cache]:
     """The states [B or 1, T, H, C] of new tokens for each term, and the cache that keeps them."""
-    start, states, kept = cache.length, [], []
-    for term, old in zip(terms, cache.states, strict=True):
+    states, kept = [], list(cache.states)
+    for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
         if term.state is None:
             states.append(None)
-            kept.append(None)
             continue
         before = None
         if term.state.after is not None:
-            last = jnp.clip(start - 1, 0, old.shape[2] - 1)
+            last = jnp.clip(cache.length - 1, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
-            before = jnp.where(start > 0, before, 0)
+            before = jnp.where(cache.length > 0, before, 0)
         states.append(term.state(x, positions, before))
-        if old is not None:
-            new = jnp.swapaxes(states[-1], 1, 2)[..., -old.shape[-1] :]
-            row, new = (start, new) if inputs.reads_keys(term) else (0, new[:, :, -1:])
-            old = _write(old, new, row, 2)
-        kept.append(old)
+        new = _swap(states[-1])
+        if inputs.reads_keys(term):
+            kept[i] = _write(old, new[..., -old.shape[-1] :], cache.length, 2)
+        elif old is not None:  # a running sum goes on from its last
+            kept[i] = _write(old, new[:, :, -1:], 0, 2)
     return tuple(states), dataclasses.replace(cache, states=tuple(kept))
 
 
@@ -317,9 +292,8 @@ def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax
     tail = (q.shape[1],) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
     if positions is not None:
         positions = pos.as_positions(positions, real=encoding.claims.real_positions)
-        if positions.shape not in ((1, *tail), (q.shape[0], *tail)):
-            allowed = f"{[1, *tail]} or {[q.shape[0], *tail]}"
-            raise ValueError(f"positions has shape {list(positions.shape)}; pass {allowed}")
+        inputs.check_shape("positions", positions, (1, *tail), (q.shape[0], *tail))
+        pos.check_near(positions)
         return positions
     if encoding.claims.axes > 1:
         name = type(encoding).__name__

@@ -10,7 +10,7 @@ from pe_jax.engines.tiled.windows import Windows
 
 WAYS = (Bands, Windows, Pairwise, InPlace)
 ELSEWHERE = (kinds.Input, kinds.QueryBias, kinds.Rotation, kinds.Scale, kinds.Sink)
-IN_PLACE = (kinds.Profile, kinds.TokenBias, kinds.TokenProduct)
+IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
 BY_DISTANCE = (
     kinds.DistanceBias,
     kinds.RelativeKeys,
@@ -20,7 +20,9 @@ BY_DISTANCE = (
 )
 
 
-def deal(spec: AttentionSpec, terms: tuple, bands: bool = True) -> dict[type[Way], tuple[int, ...]]:
+def assign(
+    spec: AttentionSpec, terms: tuple, bands: bool = True
+) -> dict[type[Way], tuple[int, ...]]:
     """The places of the terms that each way evaluates; ways without terms are left out.
 
     Args:
@@ -34,8 +36,8 @@ def deal(spec: AttentionSpec, terms: tuple, bands: bool = True) -> dict[type[Way
     # Beside windows no tile is plain, and they take what has a horizon for next to nothing.
     bands &= all(term.horizon is not None for term in terms if type(term) in BY_DISTANCE)
     ways = [_way(spec, term, bands) for term in terms]
-    dealt = {way: tuple(i for i, of in enumerate(ways) if of is way) for way in WAYS}
-    return {way: places for way, places in dealt.items() if places}
+    assigned = {way: tuple(i for i, of in enumerate(ways) if of is way) for way in WAYS}
+    return {way: places for way, places in assigned.items() if places}
 
 
 def _way(spec: AttentionSpec, term: kinds.Term, bands: bool) -> type[Way] | None:

@@ -17,7 +17,7 @@ from flax import nnx
 import pe_jax
 from pe_jax import positions
 from pe_jax.encodings.terms import RowRescore
-from pe_jax.engines import cache
+from pe_jax.engines.decoding import cache
 from pe_jax.models.generate import generate
 from pe_jax.training.step import mean_loss
 from tests import tiny, util
@@ -162,7 +162,7 @@ def test_parameters_are_float32_and_the_same(name):
 @pytest.mark.parametrize("spec", tiny.SPECS.values(), ids=tiny.SPECS)
 def test_a_model_trains_and_generates(spec):
     config = tiny.config(spec, dropout=0.1)
-    graph, shapes = tiny.skeleton(config)
+    graph, shapes = tiny.abstract_terms(config)
 
     def loss(params, batch, key):
         return jax.value_and_grad(lambda p: mean_loss(nnx.merge(graph, p), batch, key))(params)

@@ -1,4 +1,4 @@
-"""Sweeps of short trainings in a workdir: a file for each, so that nothing finished runs again."""
+"""Sweeps of short trainings in a workdir: one file per run, so that finished runs are kept."""
 
 import contextlib
 import dataclasses
@@ -24,30 +24,30 @@ class Trials:
     """The runs of one entry: read from their files, or trained now.
 
     Attributes:
-      entry: what it is, saved with each result.
+      entry: its description, saved with each result.
       mesh: the devices of this entry.
-      stop: tells whether a signal came.
+      stop: whether a signal came.
     """
 
     def __init__(self, folder: Path, entry: list[str], mesh: Mesh, stop: signals.Stop):
         self.folder, self.entry, self.mesh, self.stop = folder, entry, mesh, stop
 
     def result(self, name: str, train: Callable[[], dict]) -> dict:
-        """The saved result of the run, or that of `train()`; empty where a signal came first."""
+        """The saved result of the run, or that of `train()`; empty if a signal came first."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             result = {} if self.stop.signal is not None else train()
             if not result:
                 return {}
             save_json(path, {"entry": self.entry, **environment(), **result})
-        return json.loads(path.read_text())  # as JSON has it, now and later
+        return json.loads(path.read_text())  # new results as JSON too: keys become strings
 
 
 def folders(entries: Mapping[Any, Iterable[str]]) -> dict[Any, str]:
-    """A folder's name for each entry, of its parts.
+    """A folder name for each entry, made of its parts.
 
     Raises:
-      ValueError: two have the same.
+      ValueError: two are the same.
     """
     names = {entry: "-".join(slug(x)[:60] for x in parts) for entry, parts in entries.items()}
     for entry, name in names.items():
@@ -57,7 +57,7 @@ def folders(entries: Mapping[Any, Iterable[str]]) -> dict[Any, str]:
 
 
 def check_entry(folder: Path, parts: list[str]) -> None:
-    """Raises ValueError if a folder holds runs of another entry: names are cut short."""
+    """Raises ValueError if a folder holds runs of another entry, as names are truncated."""
     for path in folder.rglob("*.json"):
         saved = json.loads(path.read_text()).get("entry")
         if saved != parts:
@@ -67,7 +67,7 @@ def check_entry(folder: Path, parts: list[str]) -> None:
 
 
 def nothing_else(saved: dict) -> dict:
-    """For sweeps whose workdir's config holds their configuration alone."""
+    """Adds nothing to the saved config."""
     del saved
     return {}
 
@@ -80,17 +80,17 @@ def completed(
     run: Callable[[Any, Trials], Any],
     also: Callable[[dict], dict] = nothing_else,
 ) -> Iterator[tuple[dict, dict]]:
-    """Trains what is missing, and holds the workdir: yields the config as saved, and all results.
+    """Locks the workdir and trains missing runs; yields the config as saved, and all results.
 
-    Ends the program, on one line where the config or the workdir is wrong, before anything is
-    written; or with the signal's status.
+    Exits on one line if the config or the workdir is invalid, before anything is written; or with
+    the signal's status.
 
     Args:
       config: of the sweep.
-      binding: fields in which the workdir's config must be the same.
-      entries: what runs side by side, and of what parts its folder's name is made.
-      run: all runs of an entry.
-      also: what else the workdir's config holds, from what it held; may raise ValueError.
+      binding: fields that must equal those of the workdir's config.
+      entries: what runs in parallel → the parts of its folder's name.
+      run: trains all runs of an entry.
+      also: saved config → more fields to save; may raise ValueError.
     """
     workdir = Path(config.workdir)
     path, now = workdir / "config.json", json.loads(json.dumps(dataclasses.asdict(config)))

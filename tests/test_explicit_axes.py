@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pe_jax.encodings.terms import DistanceTerm, PairBias, Profile, Rotation, RowRescore
+from pe_jax.encodings.terms import DistanceFormula, DistanceTerm, PairBias, Rotation, RowRescore
 from tests import util
 from tests.util import CASES, SINGLE, T
 
@@ -89,7 +89,7 @@ def test_terms_trace_under_explicit_axes(case, mesh):
         if isinstance(term, Rotation):
             data(lambda p, q, at, own=own: own(p).rotate("q", q, at), q, at)
             data(lambda p, q, at, own=own: own(p).rotate("k", q, at), q, at)
-        elif isinstance(term, DistanceTerm | Profile):
+        elif isinstance(term, DistanceTerm | DistanceFormula):
             data(lambda p, away, own=own: own(p).at(away), away, axis=1)
         elif isinstance(term, PairBias):
             data(lambda p, *at, own=own: own(p).fn(own(p).arrays, *at), at, at)

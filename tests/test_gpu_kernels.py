@@ -14,8 +14,8 @@ import pe_jax
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import (
     DistanceBias,
+    DistanceFormula,
     PairBias,
-    Profile,
     RelativeKeys,
     Scale,
     Sink,
@@ -24,7 +24,6 @@ from pe_jax.encodings.terms import (
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.gpu import engine
-from pe_jax.engines.gpu.kernels import PerToken
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -38,7 +37,7 @@ class Logarithmic(Encoding):
         return {"c": jnp.ones((dims.heads, 2))}
 
     def terms(self, params, dims):
-        return (Profile(logarithm, jnp.abs(params.layer["c"]), decays=True),)
+        return (DistanceFormula(logarithm, jnp.abs(params.layer["c"]), decays=True),)
 
 
 def logarithm(numbers, distance):
@@ -249,8 +248,7 @@ def test_keys_out_of_reach_are_not_visited(name):
     call, blocks = CASES[name], np.arange(13)
     spec, terms, *rest = call.arguments(call.params, *call.arrays)
     plan = engine._plan(spec, terms, *rest, (16, 16), True)
-    operands = engine._operands(plan, terms, *rest)
-    bounds = engine._bounds(plan, terms, operands, PerToken(), PerToken())
+    bounds = engine._bounds(plan, engine._arrays(plan, terms, *rest))
     assert bounds is not None
     first, last = bounds
     assert (first[:, 0, -1] > 0).all() and not first[:, -1].any()  # slopes 1/4 and 1/256
@@ -262,8 +260,7 @@ def test_keys_out_of_reach_are_not_visited(name):
 def test_all_keys_are_visited_where_not_only_a_decaying_bias_is_added(spec):
     spec, terms, *rest = (call := Call(spec, 200, sharp=0.1)).arguments(call.params, *call.arrays)
     plan = engine._plan(spec, terms, *rest, (16, 16), True)
-    operands = engine._operands(plan, terms, *rest)
-    assert engine._bounds(plan, terms, operands, PerToken(), PerToken()) is None
+    assert engine._bounds(plan, engine._arrays(plan, terms, *rest)) is None
 
 
 # What a GPU would be given.
