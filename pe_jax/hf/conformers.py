@@ -29,7 +29,8 @@ class Conformer:
         """The same for each layer."""
         for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
             keys.get(key)  # of a convolution that is built and never called
-        keys.get("rotary_embedding_base")
+        for key in ("rotary_embedding_base", "max_source_positions"):
+            keys.get(key)  # how far a table of angles goes at first
         default = "relative_key" if self.keyed else "relative"
         known = ("relative", "relative_key")[: 1 + self.keyed]
         fix = "'rotary' turns the input of the projections, not q and k: no scheme of ours"

@@ -243,9 +243,10 @@ def load(
     for own in listed(config["model_type"], layer):
         each: dict[str, dict[str, jax.Array]] = {place: {} for place in Params._fields}
         for weight in own:
-            arrays = [_find(n.format(stack=layer.stack), index, state) for n in weight.names]
-            more = {n: known[n] for n in inspect.signature(weight.how).parameters if n in known}
             place, _, key = weight.to.partition(".")
+            names = [name.format(stack=layer.stack) for name in weight.names]
+            arrays = [_find(n, None if place == "shared" else index, state) for n in names]
+            more = {n: known[n] for n in inspect.signature(weight.how).parameters if n in known}
             each[place][key] = weight.how(*arrays, **more)
         found.append(Params(**each))
     if isinstance(layer.encoding, Sum):
@@ -253,16 +254,16 @@ def load(
     return found[0]
 
 
-def _find(name: str, index: int, state: Mapping[str, Any]) -> jax.Array:
-    """The array of that name; of several, that of the layer."""
+def _find(name: str, index: int | None, state: Mapping[str, Any]) -> jax.Array:
+    """The one array of that name; with an index, that of the layer."""
     pattern = re.compile(rf"(?:.*\.)?{fnmatch.translate(name)}")
     matches = sorted(filter(pattern.fullmatch, state), key=_natural)
-    several = "*" in name
-    if not several and len(matches) > 1:
+    if index is None and len(matches) > 1:
         raise ValueError(f"{name}: is {shown(matches)}; pass the state of one model")
-    if len(matches) <= (index if several else 0):
-        raise ValueError(f"{name}: the state dict has {len(matches)} such arrays; it lacks one")
-    array = state[matches[index if several else 0]]
+    if len(matches) <= (index or 0):
+        count = "none" if index is None else f"{len(matches)}, layer {index} is not among them"
+        raise ValueError(f"{name}: of such arrays the state dict has {count}")
+    array = state[matches[index or 0]]
     if hasattr(array, "detach"):  # PyTorch's: NumPy has no bfloat16
         array = array.detach().float().numpy()
     return jnp.asarray(array, jnp.float32)
