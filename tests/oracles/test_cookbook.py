@@ -7,11 +7,14 @@ its own queries and keys, or what it adds to the input.
 
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pe_jax
 from pe_jax import hf
+from pe_jax.encodings.deberta import DeBERTa
 from tests.oracles.replay import TOLERANCE
 from tools import cookbook
 from tools.cookbook_rows import ROWS, Row
@@ -94,7 +97,7 @@ def debertas(module, x):
 def xlnets(module, x):
     import torch
 
-    return tuple(torch.einsum("tbd,dhe->bthe", x, w) for w in (module.q, module.k))
+    return tuple(torch.einsum("btd,dhe->bthe", x, w) for w in (module.q, module.k))
 
 
 def swins(module, x):
@@ -154,8 +157,8 @@ def attend(layer, params, q, k, x, places):
     if isinstance(encoding, pe_jax.Sum):  # its first part is added to the input
         encoding, params = encoding.parts[-1], pe_jax.Params(*(own[-1] for own in params))
     width = x.shape[-1]
-    if "DeBERTa" in str(encoding):
-        width = params.shared["table"].shape[1]
+    if isinstance(encoding, DeBERTa):
+        width = params.shared["table"].shape[1]  # one more
     batch, length, heads, head_dim = k.shape
     unit = np.broadcast_to(np.eye(length, dtype="f")[:, None], (batch, length, heads, length))
     out = pe_jax.attention(
@@ -204,11 +207,12 @@ def test_mapped_weights_give_the_models_attention(live, row):
         if "shifted_windows" in layer.also:
             continue  # their mask is the image's, not the encoding's
         params = hf.params(config, model.state_dict(), index)
-        ours, theirs = attend(layer, params, q, k, x, places), theirs.numpy()
+        zeros, theirs = jax.tree.map(jnp.zeros_like, params), theirs.numpy()
+        ours, without = (attend(layer, own, q, k, x, places) for own in (params, zeros))
         if row.model_type == "wavlm":  # which gives the mean of the heads
-            ours, theirs = ours.mean(1), theirs[:, 0]
+            ours, without, theirs = ours.mean(1), without.mean(1), theirs[:, 0]
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
-        assert np.ptp(ours) > 0.05  # far from uniform
+        assert np.abs(without - theirs).max() > 100 * TOLERANCE
         compared += 1
     assert compared >= 2
 
