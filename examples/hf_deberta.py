@@ -10,7 +10,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import transformers  # pyright: ignore[reportMissingImports]
 
 import pe_jax
@@ -38,21 +37,14 @@ def logits(w, tokens, encoding):
         return x * w[f"{name}.weight"] + w[f"{name}.bias"]
 
     words, heads = w["deberta.embeddings.word_embeddings.weight"], CONFIG.num_attention_heads
-    table = norm("deberta.encoder.LayerNorm", w["deberta.encoder.rel_embeddings.weight"])
-    table = jnp.pad(table, ((0, 0), (0, 1)), constant_values=1)  # times a projection's bias
-
-    def projection(name):
-        weight = jnp.concatenate([w[f"{name}.weight"].T, w[f"{name}.bias"][None]])
-        return weight.reshape(len(weight), heads, -1).swapaxes(0, 1)  # [H, D + 1, E]
-
     x = norm("deberta.embeddings.LayerNorm", words[tokens])
     for n in range(CONFIG.num_hidden_layers):
         layer = f"deberta.encoder.layer.{n}"
         projections = [f"{layer}.attention.self.{name}_proj" for name in ("query", "key", "value")]
         q, k, v = (linear(name, x).reshape(*x.shape[:2], heads, -1) for name in projections)
-        w_q, w_k = map(projection, projections[:2])
-        params = pe_jax.Params({"table": table}, {"w_q": w_q, "w_k": w_k})
-        dims = pe_jax.Dims(table.shape[1], heads, heads, q.shape[-1])
+        params = pe_jax.hf.params(CONFIG, w, n)
+        # one channel more than the model, for the projections' biases
+        dims = pe_jax.Dims(x.shape[-1] + 1, heads, heads, q.shape[-1])
         y = pe_jax.attention(q, k, v, encoding=encoding, params=params, dims=dims, causal=False)
         y = linear(f"{layer}.attention.output.dense", y.reshape(x.shape))
         x = norm(f"{layer}.attention.output.LayerNorm", x + y)

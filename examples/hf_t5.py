@@ -28,14 +28,14 @@ def logits(w, source, tokens, **fields):
         mean = jnp.mean(x**2, axis=-1, keepdims=True)
         return x * jax.lax.rsqrt(mean + CONFIG.layer_norm_epsilon) * w[f"{name}.weight"]
 
-    def attend(name, x, other, encoding, table, causal):
+    def attend(name, x, other, encoding, params, causal):
         sources = {"q": x, "k": other, "v": other}
         q, k, v = (y @ w[f"{name}.{letter}.weight"].T for letter, y in sources.items())
         q, k, v = (y.reshape(*y.shape[:2], CONFIG.num_heads, -1) for y in (q, k, v))
         y = pe_jax.attention(
             *(q, k, v),
             encoding=encoding,
-            params=pe_jax.Params({"table": table}, {}),
+            params=params,
             q_positions=np.arange(q.shape[1]),
             k_positions=np.arange(k.shape[1]),
             causal=causal,
@@ -43,15 +43,16 @@ def logits(w, source, tokens, **fields):
         return y.reshape(*x.shape[:2], -1) @ w[f"{name}.o.weight"].T
 
     def stack(name, x, causal, memory=None):
-        table = w[f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"].T
+        params = pe_jax.hf.params(CONFIG, w, CONFIG.num_layers if causal else 0)
         encoding = pe_jax.make("t5", bidirectional=not causal, **fields)
         for n in range(CONFIG.num_layers):
             layer = f"{name}.block.{n}.layer"
             y = norm(f"{layer}.0.layer_norm", x)
-            x += attend(f"{layer}.0.SelfAttention", y, y, encoding, table, causal)
+            x += attend(f"{layer}.0.SelfAttention", y, y, encoding, params, causal)
             if memory is not None:  # T5 has neither a bias nor a scale here: a table of zeros
                 y, both = norm(f"{layer}.1.layer_norm", x), pe_jax.make("t5", bidirectional=True)
-                x += attend(f"{layer}.1.EncDecAttention", y, memory, both, 0 * table, False)
+                zero = jax.tree.map(jnp.zeros_like, params)
+                x += attend(f"{layer}.1.EncDecAttention", y, memory, both, zero, False)
             last = f"{layer}.{1 if memory is None else 2}"
             y = norm(f"{last}.layer_norm", x) @ w[f"{last}.DenseReluDense.wi.weight"].T
             x += jax.nn.relu(y) @ w[f"{last}.DenseReluDense.wo.weight"].T

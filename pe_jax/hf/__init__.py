@@ -4,6 +4,7 @@
     layers[0].encoding, layers[0].window        # what `pe_jax.attention` takes, layer by layer
     pe_jax.hf.pattern(layers)                   # "rope*3,nope"
     pe_jax.hf.to_hf(layers, "smollm3")          # the keys that were read
+    pe_jax.hf.params(config, state, layer=3)    # the position weights of a state dict, as `Params`
 
 `families` lists the model types. What is not understood is an error that names the key: a partial
 rotation is never read as a full one. Where a config says something that transformers leaves unread
@@ -15,12 +16,14 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pe_jax.encodings.base import Params
+from pe_jax.hf import weights
 from pe_jax.hf.families import FAMILIES, NEAREST
 from pe_jax.hf.keys import Keys
 from pe_jax.hf.layers import LayerEncoding, pattern
-from pe_jax.validation import shown
+from pe_jax.validation import is_int, require, shown
 
-__all__ = ["FAMILIES", "LayerEncoding", "encodings", "pattern", "to_hf"]
+__all__ = ["FAMILIES", "LayerEncoding", "encodings", "params", "pattern", "to_hf"]
 
 TEXT = ("text_config", "llm_config", "language_config")
 
@@ -75,6 +78,33 @@ def to_hf(layers: Sequence[LayerEncoding], model_type: str) -> dict[str, Any]:
     return config
 
 
+def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
+    """The position weights of a released model, as `pe_jax.attention` takes them.
+
+    Args:
+      config: as for `encodings`.
+      state: arrays by name, those of PyTorch on the CPU or as NumPy has them, of a whole model or
+        of its stack of layers: `model.state_dict()`, the tensors of a file.
+      layer: which one, counted as by `encodings`.
+
+    Returns:
+      Float32 arrays; nothing for rotations, ALiBi and sinusoids. DeBERTa's table is one column
+      wider than the model: call `attention` with `dims` of that width.
+
+    Raises:
+      ValueError: what `encodings` raises; a layer that is not there or has no attention; names
+        that are missing, more than one, or not known here.
+    """
+    settings = _as_dict(config)
+    layers = encodings(settings)
+    ok = is_int(layer, 0) and layer < len(layers)
+    require(ok, "layer", layer, f"the model has {len(layers)}")
+    own = layers[layer]
+    require(own.encoding is not None, "layer", layer, "it has no attention")
+    index = sum(other.stack == own.stack for other in layers[:layer])
+    return weights.load(own, index, _text(settings), state)
+
+
 def _as_dict(config: Any) -> dict[str, Any]:
     dictionary = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(dictionary, Mapping):
@@ -82,10 +112,14 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return dict(dictionary)
 
 
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Its part for text, or itself."""
+    inner = next((config[name] for name in TEXT if config.get(name) is not None), None)
+    return config if inner is None else _text(_as_dict(inner))
+
+
 def _read(config: Mapping[str, Any]) -> tuple[LayerEncoding, ...]:
-    for name in TEXT:
-        if config.get(name) is not None:
-            return _read(_as_dict(config[name]))
+    config = _text(config)
     model_type = config.get("model_type")
     family = _family(model_type)
     keys = Keys(str(model_type), config)

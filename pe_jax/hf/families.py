@@ -15,6 +15,7 @@ from pe_jax.hf.biases import (
     WavLMFamily,
     XLNet,
 )
+from pe_jax.hf.conformers import Conformer
 from pe_jax.hf.kinds import (
     conv_layers,
     every,
@@ -249,6 +250,8 @@ FAMILIES |= {
     "wavlm": WavLMFamily(),
     "mpnet": MPNet(),
     "layoutlmv3": LayoutLMv3Family(),
+    "wav2vec2-conformer": Conformer(),
+    "wav2vec2-bert": Conformer(keyed=True),
 }
 
 # Positions added to the input.
@@ -318,5 +321,4 @@ NEAREST = {
     "rwkv": "it has no attention, and no positional encoding: nope",
     "udop": "its buckets of one and two axes are not read here; the nearest is layoutlmv3",
     "vits": "its relative tables are shaw(clip=window_size), windowed",
-    "wav2vec2_bert": "its kinds are shaw, rope and transformer_xl, which are not read here",
 }

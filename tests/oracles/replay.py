@@ -26,6 +26,7 @@ from pe_jax.encodings import (
     swin,
     t5,
 )
+from pe_jax.hf import weights as hf_weights
 from tests import util
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -149,8 +150,7 @@ def shaw_key(settings, inputs, implementation):
     """Theirs clips key - query to [-left, right]; ours, distance = query - key, to ±clip."""
     left, right = settings["left"], settings["right"]
     clip = max(left, right)
-    rows = np.clip(np.arange(clip, -clip - 1, -1), -left, right) + left
-    params = {}, {"keys": inputs["keys"][None, rows]}
+    params = {}, {"keys": hf_weights.mirrored(inputs["keys"], left=left, right=right)}
     return both(inputs, pe_jax.make("shaw", clip=clip, values=False), implementation, params=params)
 
 
@@ -166,7 +166,7 @@ def shaw_key_value(settings, inputs, implementation):
 
 
 def transformer_xl(settings, inputs, implementation):
-    layer = {"u": inputs["u"], "v": inputs["v_bias"], "w_r": inputs["w_r"].transpose(1, 0, 2)}
+    layer = {"u": inputs["u"], "v": inputs["v_bias"], "w_r": hf_weights.swapped(inputs["w_r"])}
     options = {"params": ({}, layer), "causal": settings["causal"]}
     return both(inputs, pe_jax.make("transformer_xl"), implementation, **options)
 
@@ -191,12 +191,10 @@ def deberta_bucket(settings, inputs, implementation):
 
 
 def deberta_attention(settings, inputs, implementation):
-    """The biases of their projections of positions are zero: ours have none."""
+    """The biases of their projections of positions are zero, and left out here."""
     fields = {name: settings[name] for name in ("buckets", "max_distance")}
-    heads, width = inputs["q"].shape[2:]
-    layer = {
-        name: inputs[name].reshape(heads, width, -1).transpose(0, 2, 1) for name in ("w_k", "w_q")
-    }
+    names, head_dim = ("w_k", "w_q"), inputs["q"].shape[-1]
+    layer = {name: hf_weights.by_head(inputs[name], head_dim=head_dim)[:, :-1] for name in names}
     options = {"params": ({"table": inputs["table"]}, layer), "causal": settings["causal"]}
     return both(inputs, pe_jax.make("deberta", **fields), implementation, **options)
 

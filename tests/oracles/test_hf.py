@@ -18,6 +18,7 @@ import pe_jax
 from pe_jax import hf
 from pe_jax.encodings.terms import Rotation
 from pe_jax.engines.mask import allowed
+from tools.cookbook_rows import ROWS
 
 pytestmark = pytest.mark.oracles
 LENGTH, TOLERANCE = 23, 1e-5
@@ -137,6 +138,10 @@ CASES = {
     "roberta": {},
     "opt": {"ffn_dim": 16, "word_embed_proj_dim": 64},
 }
+for row in ROWS:  # of the cookbook
+    wider = {"hidden_size": 2 * row.head_dim, "head_dim": row.head_dim}
+    if row.check == "scores":
+        CASES[f"{row.model_type} {row.name}"] = (wider if row.head_dim != 32 else {}) | row.config
 SECTIONS = {"qwen2_vl_text": [4, 6, 6], "qwen2_5_vl_text": [4, 6, 6], "qwen3_vl_text": [6, 5, 5]}
 SECTIONS |= {"qwen3_5_text": [2, 1, 1]}
 ELSEWHERE = (

@@ -1,0 +1,274 @@
+"""Where a released model's position weights go in our `Params`; `pe_jax.hf.params` goes by it.
+
+`WEIGHTS` lists, per model type, names of a state dict, the entry of `Params` and the function that
+turns one into the other: each is a function of this file, to be borrowed alone as well. Rotations,
+ALiBi and sinusoids have no weights. H heads, E head width, D model width.
+"""
+
+import dataclasses
+import fnmatch
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.encodings.base import Dims, Encoding, Params
+from pe_jax.encodings.buckets import Buckets
+from pe_jax.encodings.deberta import DeBERTa
+from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.sums import Sum
+from pe_jax.hf.layers import LayerEncoding
+from pe_jax.validation import shown
+
+
+def same(x):
+    """As it is."""
+    return x
+
+
+def transposed(x):
+    """Transposed."""
+    return x.T
+
+
+def flat(x):
+    """Flattened to [H]."""
+    return x.reshape(-1)
+
+
+def rows(table, first_row: int = 0):
+    """The rows from that of position 0 on."""
+    return table.reshape(-1, table.shape[-1])[first_row:]
+
+
+def swapped(r):
+    """By head: [D, H, E] becomes [H, D, E]."""
+    return r.transpose(1, 0, 2)
+
+
+def by_head(weight, bias=None, *, head_dim: int):
+    """By head, [H, D + 1, E]; the last input is for the bias, or zeros."""
+    bias = jnp.zeros_like(weight[:, 0]) if bias is None else bias
+    both = jnp.concatenate([weight, bias[:, None]], axis=1)
+    return both.reshape(-1, head_dim, both.shape[1]).transpose(0, 2, 1)
+
+
+def with_ones(table):
+    """With a column of ones: [2·span, D + 1]."""
+    return jnp.pad(table, ((0, 0), (0, 1)), constant_values=1)
+
+
+def normed_with_ones(table, weight, bias, *, layer_norm_eps: float = 1e-7):
+    """Through the LayerNorm, then with a column of ones: [2·span, D + 1]."""
+    return with_ones(jax.nn.standardize(table, epsilon=layer_norm_eps) * weight + bias)
+
+
+def sines_first(weight, *, head_dim: int):
+    """By head, [H, D, E], the inputs 0, 2, 4, … (sines) before 1, 3, 5, … (cosines)."""
+    apart = jnp.concatenate([weight[:, 0::2], weight[:, 1::2]], axis=1)
+    return apart.reshape(-1, head_dim, apart.shape[1]).transpose(0, 2, 1)
+
+
+def mirrored(table, *, left: int = 64, right: int = 8):
+    """Reversed, the shorter side's last row repeated; theirs is by key - query + `left`."""
+    reach = max(left, right)
+    return table[None, np.clip(np.arange(reach, -reach - 1, -1), -left, right) + left]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """One entry of `Params`.
+
+    Attributes:
+      to: where it goes: "shared.table", "layer.w_r".
+      names: of the arrays in a state dict, without what comes before (`model.`, `deberta.`). `*` is
+        anything: of several matches, in the order of their numbers, the layer's is taken.
+        `{stack}` is "encoder" or "decoder".
+      how: the function that takes them.
+      part: the scheme that it belongs to, where the encoding is a sum.
+      when: a name of `LayerEncoding.also` that must be there, or, after "not ", must not.
+    """
+
+    to: str
+    names: tuple[str, ...]
+    how: Callable = same
+    part: type[Encoding] = Encoding
+    when: str = ""
+
+    def holds(self, layer: LayerEncoding, part: Encoding) -> bool:
+        """Whether it is that part's in such a layer."""
+        flag = self.when.removeprefix("not ")
+        wanted = not flag or (flag in layer.also) == (flag == self.when)
+        place, _, key = self.to.partition(".")
+        return wanted and isinstance(part, self.part) and key in getattr(_entries(part), place)
+
+
+def _entries(part: Encoding) -> Params:
+    """Names of the entries that an encoding's `Params` have, with shapes that say nothing."""
+    return jax.eval_shape(lambda: part.init(jax.random.key(0), Dims(16, 2, 2, 8)))
+
+
+def _weight(to: str, *names: str, **more: Any) -> Weight:
+    return Weight(to, names, **more)
+
+
+def _linear(name: str) -> tuple[str, str]:
+    """Weight and bias of a projection in DeBERTa's attention."""
+    return tuple(f"layer.*.attention.self.{name}.{x}" for x in ("weight", "bias"))  # pyright: ignore
+
+
+def _learned(name: str) -> Weight:
+    return _weight("shared.table", name, how=rows, part=Learned)
+
+
+EMBEDDINGS = _learned("embeddings.position_embeddings.weight")
+T5_TABLE = "layer.0.*relative_attention_bias.weight"  # layer.1 is cross-attention
+NORMED = ("encoder.rel_embeddings.weight", "encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
+SWIN_MLP = "layers.*.blocks.*.continuous_position_bias_mlp"
+OWN = {"how": by_head, "part": DeBERTa, "when": "not share_att_key"}
+CONTENT = {**OWN, "when": "share_att_key"}
+TERMS = (
+    _weight("layer.u", "layers.*.self_attn.pos_bias_u"),
+    _weight("layer.v", "layers.*.self_attn.pos_bias_v"),
+    _weight("layer.w_r", "layers.*.self_attn.linear_pos.weight", how=sines_first),
+)
+WEIGHTS: dict[str, tuple[Weight, ...]] = {
+    "t5": (_weight("shared.table", f"{{stack}}.block.0.{T5_TABLE}", how=transposed),),
+    "umt5": (_weight("layer.table", f"{{stack}}.block.*.{T5_TABLE}", how=transposed),),
+    "deberta": (
+        EMBEDDINGS,
+        _weight("shared.table", NORMED[0], how=with_ones, part=DeBERTa),
+        _weight("layer.w_k", _linear("pos_proj")[0], how=by_head, part=DeBERTa),
+        _weight("layer.w_q", *_linear("pos_q_proj"), how=by_head, part=DeBERTa),
+    ),
+    "deberta-v2": (
+        EMBEDDINGS,
+        _weight("shared.table", NORMED[0], how=with_ones, part=DeBERTa, when="not norm_rel_ebd"),
+        _weight("shared.table", *NORMED, how=normed_with_ones, part=DeBERTa, when="norm_rel_ebd"),
+        _weight("layer.w_k", *_linear("pos_key_proj"), **OWN),
+        _weight("layer.w_q", *_linear("pos_query_proj"), **OWN),
+        _weight("layer.w_k", *_linear("key_proj"), **CONTENT),
+        _weight("layer.w_q", *_linear("query_proj"), **CONTENT),
+    ),
+    "xlnet": (
+        _weight("layer.u", "layer.*.rel_attn.r_w_bias"),
+        _weight("layer.v", "layer.*.rel_attn.r_r_bias"),
+        _weight("layer.w_r", "layer.*.rel_attn.r", how=swapped),
+    ),
+    "wav2vec2-conformer": TERMS,
+    "wav2vec2-bert": (
+        *TERMS,
+        _weight("layer.keys", "layers.*.self_attn.distance_embedding.weight", how=mirrored),
+    ),
+    "wavlm": (
+        _weight("shared.table", "layers.0.attention.rel_attn_embed.weight", how=transposed),
+        _weight("layer.weight", "layers.*.attention.gru_rel_pos_linear.weight"),
+        _weight("layer.bias", "layers.*.attention.gru_rel_pos_linear.bias"),
+        _weight("layer.scale", "layers.*.attention.gru_rel_pos_const", how=flat),
+    ),
+    "mpnet": (
+        EMBEDDINGS,
+        _weight(
+            "shared.table",
+            "encoder.relative_attention_bias.weight",
+            how=transposed,
+            part=Buckets,
+        ),
+    ),
+    "layoutlmv3": (
+        _weight("shared.index", "encoder.rel_pos_bias.weight"),
+        _weight("shared.x", "encoder.rel_pos_x_bias.weight"),
+        _weight("shared.y", "encoder.rel_pos_y_bias.weight"),
+    ),
+    "swin": (_weight("layer.table", "blocks.*.relative_position_bias_table", how=transposed),),
+    "swinv2": (
+        _weight("layer.w1", f"{SWIN_MLP}.0.weight", how=transposed),
+        _weight("layer.b1", f"{SWIN_MLP}.0.bias"),
+        _weight("layer.w2", f"{SWIN_MLP}.2.weight", how=transposed),
+    ),
+    "gpt2": (_learned("wpe.weight"),),
+    "openai-gpt": (_learned("positions_embed.weight"),),
+    "opt": (_learned("decoder.embed_positions.weight"),),
+    "biogpt": (_learned("embed_positions.weight"),),
+    "whisper": (_learned("{stack}.embed_positions.weight"),),
+    "vit": (_learned("embeddings.position_embeddings"),),
+}
+LIKE = {
+    "t5": ("mt5", "switch_transformers", "longt5"),
+    "gpt2": ("gpt_bigcode", "gpt_neo"),
+    "whisper": ("bart", "mbart"),
+    "vit": ("deit",),
+}
+WEIGHTS |= {other: WEIGHTS[kind] for kind, others in LIKE.items() for other in others}
+BERTS = ("bert", "electra", "distilbert", "roberta", "xlm-roberta", "camembert", "esm")
+WEIGHTS |= dict.fromkeys((*BERTS, "albert"), (EMBEDDINGS,))
+
+
+def parts(encoding: Encoding) -> tuple[Encoding, ...]:
+    """The parts of a sum, or the encoding itself."""
+    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
+
+
+def listed(model_type: str, layer: LayerEncoding) -> list[tuple[Weight, ...]]:
+    """Which weights there are, for each part of the layer's encoding.
+
+    Raises:
+      ValueError: an encoding with parameters whose names are not listed here.
+    """
+    found = []
+    for part in parts(layer.encoding or Encoding()):
+        own = tuple(w for w in WEIGHTS.get(model_type, ()) if w.holds(layer, part))
+        needed = {f"shared.{key}" for key in _entries(part).shared}
+        needed |= {f"layer.{key}" for key in _entries(part).layer}
+        if missing := needed - {w.to for w in own}:
+            raise ValueError(f"{model_type!r}: the names of {sorted(missing)} are not known here")
+        found.append(own)
+    return found
+
+
+def load(
+    layer: LayerEncoding, index: int, config: Mapping[str, Any], state: Mapping[str, Any]
+) -> Params:
+    """`Params` of a layer, the `index`-th of its stack: float32. See `pe_jax.hf.params`."""
+    known = {"head_dim": layer.head_dim, "first_row": layer.first_row}
+    known |= {"left": config.get("left_max_position_embeddings")}
+    known |= {"right": config.get("right_max_position_embeddings")}
+    known |= {"layer_norm_eps": config.get("layer_norm_eps")}
+    known = {name: x for name, x in known.items() if x is not None}
+    found = []
+    for own in listed(config["model_type"], layer):
+        each: dict[str, dict[str, jax.Array]] = {place: {} for place in Params._fields}
+        for weight in own:
+            place, _, key = weight.to.partition(".")
+            names = [name.format(stack=layer.stack) for name in weight.names]
+            arrays = [_find(n, None if place == "shared" else index, state) for n in names]
+            more = {n: known[n] for n in inspect.signature(weight.how).parameters if n in known}
+            each[place][key] = weight.how(*arrays, **more)
+        found.append(Params(**each))
+    if isinstance(layer.encoding, Sum):
+        return Params(*(tuple(x) for x in zip(*found, strict=True)))
+    return found[0]
+
+
+def _find(name: str, index: int | None, state: Mapping[str, Any]) -> jax.Array:
+    """The one array of that name; with an index, that of the layer."""
+    pattern = re.compile(rf"(?:.*\.)?{fnmatch.translate(name)}")
+    matches = sorted(filter(pattern.fullmatch, state), key=_natural)
+    if index is None and len(matches) > 1:
+        raise ValueError(f"{name}: is {shown(matches)}; pass the state of one model")
+    if len(matches) <= (index or 0):
+        count = "none" if index is None else f"{len(matches)}, layer {index} is not among them"
+        raise ValueError(f"{name}: of such arrays the state dict has {count}")
+    array = state[matches[index or 0]]
+    if hasattr(array, "detach"):  # PyTorch's: NumPy has no bfloat16
+        array = array.detach().float().numpy()
+    return jnp.asarray(array, jnp.float32)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Orders names by their numbers: layer 2 before layer 10."""
+    return [(int(x or 0), y) for x, y in re.findall(r"(\d*)(\D*)", name)]

@@ -1,0 +1,268 @@
+"""The rows of docs/cookbook.md against transformers' own models, of tiny sizes and random weights.
+
+Of each row the config is asked again as transformers writes it. Of those with position weights a
+whole model runs: what `pe_jax.hf.params` makes of its state dict gives its attention weights, from
+its own queries and keys, or what it adds to the input.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import hf
+from pe_jax.encodings.deberta import DeBERTa
+from tests.oracles.replay import TOLERANCE
+from tools import cookbook
+from tools.cookbook_rows import ROWS, Row
+
+pytestmark = pytest.mark.oracles
+READ = [row for row in ROWS if row.model_type]
+LENGTH, WIDTH, HEADS = 23, 32, 2
+TINY = {
+    "vocab_size": 40,
+    "intermediate_size": 8,
+    "d_ff": 8,
+    "d_inner": 8,
+    "ffn_dim": 8,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+    "conv_dim": [8] * 7,
+    "word_embed_proj_dim": WIDTH,
+    "num_conv_pos_embedding_groups": 2,
+    "num_conv_pos_embeddings": 4,
+    "coordinate_size": 6,
+    "shape_size": 4,
+}
+SMALL_IMAGES = {"image_size": 32, "patch_size": 2, "depths": [2, 2], "num_heads": [2, 4]}
+SMALL_IMAGES |= {"embed_dim": 8, "window_size": 4}
+
+
+def named(check: str):
+    return [pytest.param(row, id=row.name) for row in READ if row.check == check]
+
+
+def build(row: Row):
+    """A config and a model of two layers, with weights that keep attention far from uniform."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    small = Row(row.name, row.model_type, "", config=row.config, layers=2, head_dim=WIDTH // HEADS)
+    known = {**AutoConfig.for_model(row.model_type).to_dict()}
+    given = {**TINY, **small.settings}
+    given |= {"d_kv": WIDTH // HEADS} if "d_kv" in known else {}
+    given |= SMALL_IMAGES if row.model_type.startswith("swin") else {}
+    del given["model_type"]
+    names = set(known) | set(AutoConfig.for_model(row.model_type).attribute_map)
+    config = AutoConfig.for_model(row.model_type, **{k: x for k, x in given.items() if k in names})
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            matrix = weight.ndim > 1 and "embed" not in name
+            weight.normal_(std=weight.shape[-1] ** -0.5 if matrix else 0.5)
+    return config, model
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in READ])
+def test_transformers_own_config_is_read_as_the_rows(live, row):
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(row.model_type)
+    names = set(default.to_dict()) | set(default.attribute_map) | set(row.config)
+    given = {k: x for k, x in row.settings.items() if k in names and k != "model_type"}
+    config = AutoConfig.for_model(row.model_type, **given)
+    found, want = hf.encodings(config), hf.encodings(row.settings)
+    assert cookbook.spec(found) == cookbook.spec(want)
+    assert cookbook.besides(found) == cookbook.besides(want)
+    assert cookbook.mapped(row.model_type, found) == cookbook.mapped(row.model_type, want)
+
+
+def split(x, heads: int = HEADS):
+    return x.unflatten(-1, (heads, -1))
+
+
+def linear(q: str, k: str):
+    return lambda module, x: tuple(split(getattr(module, name)(x)) for name in (q, k))
+
+
+def debertas(module, x):
+    q, k, _ = module.in_proj(x).unflatten(-1, (HEADS, -1)).chunk(3, dim=-1)
+    return q + split(module.q_bias), k
+
+
+def xlnets(module, x):
+    import torch
+
+    return tuple(torch.einsum("btd,dhe->bthe", x, w) for w in (module.q, module.k))
+
+
+def swins(module, x):
+    return tuple(split(f(x), module.num_attention_heads) for f in (module.q_proj, module.k_proj))
+
+
+def cosines(module, x):
+    import torch
+
+    heads, most = module.num_attention_heads, np.log(100)
+    q, k = (split(f(x), heads) for f in (module.query, module.key))
+    q, k = (torch.nn.functional.normalize(y, dim=-1) for y in (q, k))
+    scale = module.logit_scale.clamp(max=most).exp() * k.shape[-1] ** 0.5
+    return q * scale.reshape(heads, 1), k
+
+
+ATTENTION = {  # the modules that attend, and their queries and keys [B, T, H, E]
+    "t5": ("SelfAttention", linear("q", "k")),
+    "umt5": ("SelfAttention", linear("q", "k")),
+    "mpnet": (r"attention\.attn", linear("q", "k")),
+    "deberta": (r"attention\.self", debertas),
+    "deberta-v2": (r"attention\.self", linear("query_proj", "key_proj")),
+    "xlnet": ("rel_attn", xlnets),
+    "wav2vec2-conformer": ("self_attn", linear("linear_q", "linear_k")),
+    "wav2vec2-bert": ("self_attn", linear("linear_q", "linear_k")),
+    "wavlm": (r"layers\.\d+\.attention", linear("q_proj", "k_proj")),
+    "layoutlmv3": (r"attention\.self", linear("query", "key")),
+    "swin": (r"blocks\.\d+\.attention", swins),
+    "swinv2": (r"blocks\.\d+\.attention\.self", cosines),
+}
+
+
+def run(model, kind: str):
+    """Runs the model; positions of its tokens, where they are not 0, 1, 2, …"""
+    import torch
+
+    tokens = torch.arange(LENGTH)[None] % 30 + 3
+    more = {"output_attentions": True}
+    if kind in ("wavlm", "wav2vec2-conformer", "wav2vec2-bert"):
+        model.encoder(torch.randn(1, LENGTH, WIDTH), **more)
+    elif kind.startswith("swin"):
+        model(torch.randn(1, 3, 32, 32), **more)
+        return pe_jax.positions.grid(4, 4)
+    elif kind == "layoutlmv3":
+        boxes = torch.randint(0, 1001, (1, LENGTH, 4))
+        model(tokens, bbox=boxes, **more)
+        return torch.stack([torch.arange(LENGTH), boxes[0, :, 0], boxes[0, :, 3]], dim=-1).numpy()
+    else:
+        second = {"decoder_input_ids": tokens} if "t5" in kind else {}
+        model(input_ids=tokens, **second, **more)
+    return np.arange(LENGTH)
+
+
+def attend(layer, params, q, k, x, places):
+    """Our attention weights [B, H, T, T]: values are unit vectors."""
+    encoding = layer.encoding
+    if isinstance(encoding, pe_jax.Sum):  # its first part is added to the input
+        encoding, params = encoding.parts[-1], pe_jax.Params(*(own[-1] for own in params))
+    width = x.shape[-1]
+    if isinstance(encoding, DeBERTa):
+        width = params.shared["table"].shape[1]  # one more
+    batch, length, heads, head_dim = k.shape
+    unit = np.broadcast_to(np.eye(length, dtype="f")[:, None], (batch, length, heads, length))
+    out = pe_jax.attention(
+        *(q.numpy(), k.numpy(), unit),
+        encoding=encoding,
+        params=params,
+        dims=pe_jax.Dims(width, heads, heads, head_dim),
+        x=x.numpy(),
+        q_positions=places,
+        k_positions=places,
+        q_index=np.arange(length),
+        k_index=np.arange(length),
+        causal=layer.causal,
+        implementation="dense",
+    )
+    return np.asarray(out).transpose(0, 2, 1, 3)
+
+
+def probabilities(kind: str, out):
+    """Attention weights [B, H, T, T] among what a module gives."""
+    theirs = [x for x in out if x is not None and x.ndim == 4][-1]
+    return theirs.permute(2, 3, 0, 1) if kind == "xlnet" else theirs
+
+
+@pytest.mark.parametrize("row", named("weights"))
+def test_mapped_weights_give_the_models_attention(live, row):
+    import torch
+
+    config, model = build(row)
+    pattern, project = ATTENTION[row.model_type]
+    calls: list = []
+
+    def record(module, args, options, out):
+        x = args[0] if args else options["hidden_states"]
+        x = x.transpose(0, 1) if row.model_type == "xlnet" else x
+        calls.append((x, *project(module, x), probabilities(row.model_type, out)))
+
+    for name, module in model.named_modules():
+        if re.search(rf"(?:^|\.){pattern}$", name):
+            module.register_forward_hook(record, with_kwargs=True)
+    with torch.no_grad():
+        places = run(model, row.model_type)
+    layers, compared = hf.encodings(config), 0
+    assert len(layers) == len(calls)
+    for index, (layer, (x, q, k, theirs)) in enumerate(zip(layers, calls, strict=True)):
+        if "shifted_windows" in layer.also:
+            continue  # their mask is the image's, not the encoding's
+        params = hf.params(config, model.state_dict(), index)
+        zeros, theirs = jax.tree.map(jnp.zeros_like, params), theirs.numpy()
+        ours, without = (attend(layer, own, q, k, x, places) for own in (params, zeros))
+        if row.model_type == "wavlm":  # which gives the mean of the heads
+            ours, without, theirs = ours.mean(1), without.mean(1), theirs[:, 0]
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+        assert np.abs(without - theirs).max() > 100 * TOLERANCE
+        compared += 1
+    assert compared >= 2
+
+
+TABLES = r"position_embeddings|wpe|embed_positions|positions_embed"
+
+
+@pytest.mark.parametrize("row", named("rows"))
+def test_mapped_rows_are_what_the_model_adds(live, row):
+    """The output of the module of the table; or, where it is no module, its effect."""
+    import torch
+
+    config, model = build(row)
+    layers = hf.encodings(config)
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    found: list = []
+    for name, module in model.named_modules():
+        if re.search(rf"(?:{TABLES})$", name):
+            module.register_forward_hook(lambda module, args, out: found.append(out))
+    tokens = torch.arange(LENGTH)[None] % 30 + 3
+    with torch.no_grad():
+        if row.model_type == "vit":
+            pixels = torch.randn(1, 3, 224, 224)
+            full = model.embeddings(pixels)
+            model.embeddings.position_embeddings.zero_()
+            found = [full - model.embeddings(pixels)]
+        else:
+            model(tokens)
+    firsts = [i for i, x in enumerate(layers) if i == 0 or x.stack != layers[i - 1].stack]
+    assert len(found) == len(firsts)
+    for index, theirs in zip(firsts, found, strict=True):
+        encoding, params = layers[index].encoding, hf.params(config, state, index)
+        theirs = theirs.reshape(-1, theirs.shape[-1]).numpy()
+        ours = encoding.embed(params, np.zeros_like(theirs), np.arange(len(theirs)))
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("row", named("table"))
+def test_maes_table_has_its_halves_swapped(live, row):
+    from transformers import ViTMAEConfig
+    from transformers.models.vit_mae.modeling_vit_mae import ViTMAEEmbeddings
+
+    sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": 1}
+    config = ViTMAEConfig(**sizes, image_size=32, patch_size=8)
+    embeddings = ViTMAEEmbeddings(config)
+    embeddings.initialize_weights()
+    theirs = embeddings.position_embeddings[0].detach().numpy()
+    (layer,) = hf.encodings(config)
+    grid = pe_jax.positions.grid(4, 4)
+    ours = layer.encoding.embed(pe_jax.Params({}, {}), np.zeros((16, WIDTH), "f"), grid)
+    assert layer.prefix == 1 and not theirs[0].any()
+    swapped = np.concatenate(np.split(theirs[1:], 2, axis=1)[::-1], axis=1)
+    np.testing.assert_allclose(ours, swapped, atol=TOLERANCE)

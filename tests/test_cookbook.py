@@ -1,0 +1,128 @@
+"""docs/cookbook.md is the generated page; what `pe_jax.hf.params` takes from a state dict.
+
+Whether these are the models' own weights, tests/oracles/test_cookbook.py asks transformers.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import hf
+from pe_jax.hf import weights
+from tests.faults.test_encoding_faults import refused
+from tools import cookbook
+from tools.cookbook_rows import CHECKS, ROWS, Row
+
+XLNET = {"model_type": "xlnet", "d_model": 8, "n_head": 2, "n_layer": 12}
+T5 = {"model_type": "t5", "d_model": 8, "num_heads": 2, "num_layers": 1, "d_kv": 4}
+
+
+def array(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype="f").reshape(shape)
+
+
+def test_the_page_is_the_generated_one():
+    assert cookbook.PAGE.read_text(encoding="utf-8") == cookbook.page(), (
+        "run python -m tools.cookbook"
+    )
+
+
+def test_it_has_forty_families_and_each_live_test_that_it_names():
+    assert len({row.model_type for row in ROWS}) >= 40
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for path, test in CHECKS.values():
+        assert not path or f"\ndef {test}(" in (cookbook.encoding_facts.ROOT / path).read_text()
+
+
+def test_its_config_strings_are_parsed_to_what_the_config_says():
+    for row in (row for row in ROWS if row.model_type):
+        layers = hf.encodings(row.settings)
+        for stack in dict.fromkeys(layer.stack for layer in layers):
+            own = [layer for layer in layers if layer.stack == stack]
+            parsed = pe_jax.parse(hf.pattern(own))
+            for index, layer in enumerate(own):
+                assert parsed[index % len(parsed)] == layer.encoding, row.name
+
+
+def test_weights_have_a_row_that_a_live_test_compares():
+    compared = {row.model_type for row in ROWS if row.check in ("weights", "rows", "sinusoids")}
+    alike = [{kind, *others} for kind, others in weights.LIKE.items()] + [set(weights.BERTS)]
+    for kind in weights.WEIGHTS:
+        family = next((group for group in alike if kind in group), {kind})
+        assert family & compared or kind in ("openai-gpt", "biogpt", "albert"), kind
+
+
+@pytest.mark.parametrize("kind", sorted(hf.FAMILIES))
+def test_every_family_with_parameters_has_names_for_them(kind):
+    vision = {"embed_dim": 256} if kind.endswith("vision") else {}
+    for layer in hf.encodings(Row("any", kind, "", config=vision, head_dim=128).settings):
+        found = weights.listed(kind, layer)
+        assert all(re.fullmatch(r"(shared|layer)\.\w+", w.to) for own in found for w in own)
+
+
+def test_rotations_have_no_weights():
+    llama = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}
+    assert hf.params(llama | {"num_hidden_layers": 1}, {}) == pe_jax.Params({}, {})
+
+
+def test_layers_are_ordered_by_number_whatever_the_models_prefix():
+    names = {"r": (8, 2, 4), "r_w_bias": (2, 4), "r_r_bias": (2, 4)}
+    state = {
+        f"transformer.layer.{n}.rel_attn.{name}": array(*shape) + n
+        for n in range(12)
+        for name, shape in names.items()
+    }
+    found = hf.params(XLNET, state, 10).layer
+    assert found["u"][0, 0] == found["v"][0, 0] == 10 and found["w_r"].shape == (2, 8, 4)
+    np.testing.assert_array_equal(found["w_r"], (array(8, 2, 4) + 10).transpose(1, 0, 2))
+
+
+def test_cross_attentions_table_of_old_files_is_not_read():
+    name = "relative_attention_bias.weight"
+    state = {
+        f"encoder.block.0.layer.0.SelfAttention.{name}": array(32, 2),
+        f"decoder.block.0.layer.0.SelfAttention.{name}": array(32, 2) + 1,
+        f"decoder.block.0.layer.1.EncDecAttention.{name}": array(32, 2) + 2,
+    }
+    for layer in (0, 1):
+        table = hf.params(T5, state, layer).shared["table"]
+        np.testing.assert_array_equal(table, array(32, 2).T + layer)
+
+
+def test_parts_of_a_sum_have_parameters_of_their_own():
+    config = {"model_type": "mpnet", "hidden_size": 8, "num_attention_heads": 2}
+    config |= {"num_hidden_layers": 1, "max_position_embeddings": 10}
+    state = {
+        "embeddings.position_embeddings.weight": array(10, 8),
+        "encoder.relative_attention_bias.weight": array(32, 2),
+    }
+    table, buckets = hf.params(config, state).shared
+    np.testing.assert_array_equal(table["table"], array(10, 8)[2:])
+    np.testing.assert_array_equal(buckets["table"], array(32, 2).T)
+
+
+def test_a_projection_with_its_bias_is_the_projection_of_one_column_more():
+    weight, bias, table = array(8, 6), array(8) + 100, array(5, 6)
+    want = (table @ weight.T + bias).reshape(5, 2, 4).swapaxes(0, 1)
+    ours = np.einsum(
+        "rd,hde->hre", weights.with_ones(table), weights.by_head(weight, bias, head_dim=4)
+    )
+    np.testing.assert_array_equal(ours, want)
+    plain = weights.by_head(weight, head_dim=4)
+    np.testing.assert_array_equal(plain[:, :-1], weight.reshape(2, 4, 6).swapaxes(1, 2))
+    assert not np.any(plain[:, -1])
+
+
+def test_what_is_missing_or_there_twice_is_an_error_that_names_it():
+    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    twice = {f"{model}.{name}": array(32, 2) for model in ("a", "b")}
+    xlnet = {"layer.0.rel_attn.r_w_bias": array(2, 4)}
+    for config, state, layer, words in (
+        (T5, {}, 0, ("encoder.block.0", "has none")),
+        (T5, twice, 0, ("encoder.block.0", "one model")),
+        (T5, {name: array(32, 2)}, 2, ("layer=2", "has 2")),
+        (XLNET, xlnet, 3, ("r_w_bias", "has 1, layer 3")),
+    ):
+        refused(lambda c=config, s=state, n=layer: hf.params(c, s, n), *words)

@@ -1,0 +1,132 @@
+"""docs/cookbook.md: released models, their config strings, where their weights go, and traps.
+
+`python -m tools.cookbook` writes it from `cookbook_rows`, and from what `pe_jax.hf` reads.
+"""
+
+import collections
+import inspect
+import itertools
+import re
+from collections.abc import Sequence
+
+from pe_jax import hf
+from pe_jax.hf import weights
+from tools import encoding_facts
+from tools.cookbook_rows import CHECKS, GROUPS, ROWS, Row
+
+PAGE = encoding_facts.ROOT / "docs" / "cookbook.md"
+HEAD = ("model", "config string", "besides", "position weights", "the trap", "checked")
+INTRO = """\
+# Cookbook: released models
+
+*Written by `python -m tools.cookbook` from what `pe_jax.hf` reads; the live tests (`make oracles`)
+build each model with transformers and ask again.*
+
+```python
+layers = pe_jax.hf.encodings(config)                # of transformers 4 or 5, or a config.json
+params = pe_jax.hf.params(config, state, layer=3)   # position weights of a state dict
+out = pe_jax.attention(q, k, v, encoding=layers[3].encoding, params=params)
+```
+
+- **config string**: the encodings, layer by layer, for `pe_jax.parse`; of two stacks, the encoder's
+  first. **besides**: what else the scores need, by the names of `pe_jax.hf.LayerEncoding`.
+- **position weights**: names in a state dict → entry of `Params`, and what `pe_jax.hf.params` does
+  to them; `*` is the layer's number, or anything. Rotations, ALiBi and sinusoids have none.
+- **checked**: what a live test compares with the model's own code, at 1e-5 (of each row the spec is
+  asked of transformers' config, too):
+"""
+ABOUT = {
+    "scores": "the products of rotated q and k, scale and mask that reach the model's softmax",
+    "pairs": "rotated queries, and channels that stay",
+    "rotation": "rotated queries and keys",
+    "axes": "rotated queries at rows and columns",
+    "slopes": "the bias",
+    "sinusoids": "what is added to the input",
+    "weights": "attention with the mapped weights, at random weights and inputs",
+    "rows": "what the mapped table adds to the input",
+    "table": "the table",
+}
+
+
+def spec(layers: Sequence[hf.LayerEncoding]) -> str:
+    """Config strings of the stacks, those of the encoder first."""
+    stacks = dict.fromkeys(layer.stack for layer in layers)
+    found = [hf.pattern([x for x in layers if x.stack == stack]) for stack in stacks]
+    return " / ".join(dict.fromkeys(found))
+
+
+def besides(layers: Sequence[hf.LayerEncoding]) -> str:
+    """What else the scores need, and in how many layers."""
+    found: collections.Counter[str] = collections.Counter()
+    for layer in layers:
+        numbers = {"window": layer.window, "chunk": layer.chunk, "scale": layer.scale}
+        numbers |= {"logit_cap": layer.logit_cap, "prefix": layer.prefix or None}
+        numbers |= {"first_row": layer.first_row or None}
+        found.update(f"{name} {x:.6g}" for name, x in numbers.items() if x is not None)
+        flags = {"sinks": layer.sinks, "rotary_last": layer.rotary_last}
+        found.update([name for name, on in flags.items() if on])
+        found.update(layer.also)
+    every = len(layers)
+    counted = (f"{x} ({n} of {every} layers)" if n < every else x for x, n in found.items())
+    return ", ".join(counted) or "–"
+
+
+def mapped(model_type: str, layers: Sequence[hf.LayerEncoding]) -> str:
+    """Names in a state dict, the entries of `Params` that they become, and how."""
+    stacks: dict[tuple[weights.Weight, str], list[str]] = {}
+    for layer in layers:
+        for weight in itertools.chain(*weights.listed(model_type, layer)):
+            words = (inspect.getdoc(weight.how) or "").partition("\n")[0].rstrip(".")
+            words = words.replace("that of position 0", str(layer.first_row))
+            plain = weight.how is weights.same or words == "The rows from 0 on"
+            key = weight, "" if plain else f": {words[0].lower()}{words[1:]}"
+            seen = stacks.setdefault(key, [])
+            seen += [layer.stack] * (layer.stack not in seen)
+    found = []
+    for (weight, words), seen in stacks.items():
+        stack = seen[0] if len(seen) == 1 else f"{{{','.join(seen)}}}"
+        names = ", ".join(f"`{name.format(stack=stack)}`" for name in weight.names)
+        place, _, entry = weight.to.partition(".")
+        found.append(f"{names} → `{place}['{entry}']`{words}")
+    return "<br>".join(found) or "–"
+
+
+def _shorter(text: str) -> str:
+    """Long lists of numbers without their numbers."""
+    return re.sub(r"\((?:[\d.]+, ){8,}[\d.]+\)", "(…)", text)
+
+
+def cells(row: Row) -> list[str]:
+    """One row of a table."""
+    if not row.model_type:
+        return [f"**{row.name}**", "not read", "–", "–", row.trap, "no live test"]
+    layers = hf.encodings(row.settings)
+    checked = f"[{row.check}]" if row.check else "config alone"
+    first = [f"**{row.name}**<br>`{row.model_type}`", f"`{_shorter(spec(layers))}`"]
+    return [*first, besides(layers), mapped(row.model_type, layers), row.trap, checked]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown, without columns that are empty."""
+    lines = [list(HEAD), *map(cells, rows)]
+    kept = [i for i, _ in enumerate(HEAD) if any(line[i] != "–" for line in lines[1:])]
+    lines.insert(1, ["---"] * len(HEAD))
+    return "\n".join(f"| {' | '.join(line[i] for i in kept)} |" for line in lines)
+
+
+def page() -> str:
+    """docs/cookbook.md."""
+    used = dict.fromkeys(row.check for row in ROWS if row.check)
+    about = "\n".join(f"  - {check}: {ABOUT[check]}" for check in used)
+    links = "\n".join(f"[{check}]: ../{CHECKS[check][0]} '{CHECKS[check][1]}'" for check in used)
+    groups = [f"## {title}\n\n{table(rows)}" for title, rows in GROUPS.items()]
+    return "\n\n".join([f"{INTRO.strip()}\n{about}", *groups, links]) + "\n"
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
