@@ -121,10 +121,13 @@ def test_programs_alone_are_at_the_top_of_experiments():
 @pytest.mark.parametrize("path", FILES, ids=module)
 def test_what_needs_an_optional_library_is_imported_late(path):
     tree = ast.parse(path.read_text())
-    at_once = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-    words = {word for node in at_once for word in ast.unparse(node).replace(",", " ").split()}
-    names = {name.rpartition(".")[2] for name in OPTIONAL} | {*OPTIONAL}
-    assert module(path) in OPTIONAL or not words & names
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    assert module(path) in OPTIONAL or not names & {*OPTIONAL}
 
 
 def test_an_arrow_that_points_up_is_seen():
