@@ -5,12 +5,10 @@
 
 import collections
 import inspect
-import itertools
 import re
 from collections.abc import Sequence
 
-from pe_jax import hf
-from pe_jax.hf import weights
+from pe_jax.hf import LayerEncoding, encodings, pattern, weights
 from tools import encoding_facts
 from tools.cookbook_rows import CHECKS, GROUPS, ROWS, Row
 
@@ -41,21 +39,21 @@ ABOUT = {
     "rotation": "rotated queries and keys",
     "axes": "rotated queries at rows and columns",
     "slopes": "the bias",
-    "sinusoids": "what is added to the input",
+    "sinusoids": "what is added to the input, and rows of a decoder's table",
     "weights": "attention with the mapped weights, at random weights and inputs",
     "rows": "what the mapped table adds to the input",
     "table": "the table",
 }
 
 
-def spec(layers: Sequence[hf.LayerEncoding]) -> str:
+def spec(layers: Sequence[LayerEncoding]) -> str:
     """Config strings of the stacks, those of the encoder first."""
     stacks = dict.fromkeys(layer.stack for layer in layers)
-    found = [hf.pattern([x for x in layers if x.stack == stack]) for stack in stacks]
+    found = [pattern([x for x in layers if x.stack == stack]) for stack in stacks]
     return " / ".join(dict.fromkeys(found))
 
 
-def besides(layers: Sequence[hf.LayerEncoding]) -> str:
+def besides(layers: Sequence[LayerEncoding]) -> str:
     """What else the scores need, and in how many layers."""
     found: collections.Counter[str] = collections.Counter()
     for layer in layers:
@@ -71,23 +69,25 @@ def besides(layers: Sequence[hf.LayerEncoding]) -> str:
     return ", ".join(counted) or "–"
 
 
-def mapped(model_type: str, layers: Sequence[hf.LayerEncoding]) -> str:
+def mapped(model_type: str, layers: Sequence[LayerEncoding]) -> str:
     """Names in a state dict, the entries of `Params` that they become, and how."""
-    stacks: dict[tuple[weights.Weight, str], list[str]] = {}
+    stacks: dict[tuple[weights.Weight, str, str], list[str]] = {}
     for layer in layers:
-        for weight in itertools.chain(*weights.listed(model_type, layer)):
+        each = weights.listed(model_type, layer)
+        numbered = [(f"[{i}]" * (len(each) > 1), w) for i, own in enumerate(each) for w in own]
+        for part, weight in numbered:  # parameters of sums are tuples
             words = (inspect.getdoc(weight.how) or "").partition("\n")[0].rstrip(".")
             words = words.replace("that of position 0", str(layer.first_row))
             plain = weight.how is weights.same or words == "The rows from 0 on"
-            key = weight, "" if plain else f": {words[0].lower()}{words[1:]}"
+            key = weight, part, "" if plain else f": {words[0].lower()}{words[1:]}"
             seen = stacks.setdefault(key, [])
             seen += [layer.stack] * (layer.stack not in seen)
     found = []
-    for (weight, words), seen in stacks.items():
+    for (weight, part, words), seen in stacks.items():
         stack = seen[0] if len(seen) == 1 else f"{{{','.join(seen)}}}"
         names = ", ".join(f"`{name.format(stack=stack)}`" for name in weight.names)
         place, _, entry = weight.to.partition(".")
-        found.append(f"{names} → `{place}['{entry}']`{words}")
+        found.append(f"{names} → `{place}{part}['{entry}']`{words}")
     return "<br>".join(found) or "–"
 
 
@@ -100,7 +100,7 @@ def cells(row: Row) -> list[str]:
     """One row of a table."""
     if not row.model_type:
         return [f"**{row.name}**", "not read", "–", "–", row.trap, "no live test"]
-    layers = hf.encodings(row.settings)
+    layers = encodings(row.settings)
     checked = f"[{row.check}]" if row.check else "config alone"
     first = [f"**{row.name}**<br>`{row.model_type}`", f"`{_shorter(spec(layers))}`"]
     return [*first, besides(layers), mapped(row.model_type, layers), row.trap, checked]

@@ -395,13 +395,6 @@ SCORES = (
         DEBERTA,
     ),
     Row(
-        "DeBERTa v2 with `share_att_key: false`",
-        "deberta-v2",
-        "Projections of their own, with biases",
-        "weights",
-        DEBERTA_V2,
-    ),
-    Row(
         "DeBERTa v2, v3",
         "deberta-v2",
         "The content's own projections serve positions, too (`share_att_key`), with their biases: a"
@@ -409,6 +402,13 @@ SCORES = (
         " LayerNorm first (`norm_rel_ebd`)",
         "weights",
         {**DEBERTA_V2, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+    Row(
+        "DeBERTa v2 with `share_att_key: false`",
+        "deberta-v2",
+        "As v3, with projections for positions alone; no LayerNorm",
+        "weights",
+        DEBERTA_V2,
     ),
     Row(
         "XLNet",
