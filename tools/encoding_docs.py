@@ -30,7 +30,8 @@ Each section has the equation, pictures of what the scheme adds to the scores, t
 paper, its released code and this one differ), what it is tested against, and the import line.
 Everywhere `distance = q_pos - k_pos`: positive looks back. [README's table](../README.md#schemes)
 compares all schemes in the same terms; parameters are those of the model + of each layer, for width
-512 and 8 heads of 64. [WORKSPACE.md](../WORKSPACE.md) says how to add a scheme.
+512 and 8 heads of 64; their shapes are in letters (D width, H heads, E head width).
+[WORKSPACE.md](../WORKSPACE.md) says how to add a scheme.
 
 **How to read the pictures.** They are not plots of formulas: `attention` ran with the scheme and
 without any, and the difference of the scores before softmax is drawn. Left, all tokens are the
@@ -179,6 +180,12 @@ def _tested(name: str) -> str:
     return "\n".join(lines)
 
 
+def _parameters(scheme: Encoding) -> list[str]:
+    """A line of the names and shapes in `Params`, where there are any."""
+    each = [f"`{name}` {shape}" for name, shape in encoding_facts.parameters(scheme)]
+    return [f"**In `Params`** {', '.join(each)}."] if each else []
+
+
 def section(name: str, kind: type[Encoding]) -> str:
     """The section of one scheme."""
     title, blocks = _docstring(inspect.getmodule(kind))
@@ -202,6 +209,7 @@ def section(name: str, kind: type[Encoding]) -> str:
                 "runs": ", ".join(encoding_facts.engines(name)),
             }.items()
         ),
+        *_parameters(kind()),
         _tested(name),
         f"```python\n{borrowed(kind)}\n```",
         f"In a config, or for `pe_jax.parse`: `{config(name, kind)}`",

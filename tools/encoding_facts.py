@@ -62,6 +62,19 @@ def sizes(scheme: Encoding) -> tuple[int, int]:
     return count(scheme.init_shared), count(scheme.init_layer)
 
 
+def parameters(scheme: Encoding) -> list[tuple[str, str]]:
+    """Names and shapes: `shared["table"]` and [H, 32]; sizes of the model by their letters."""
+    letters = {1008: "D", 504: "D/2", 13: "H", 26: "2H", 52: "E"}  # sizes that no scheme sets
+    shapes = jax.eval_shape(lambda key: scheme.init(key, Dims(1008, 13, 13, 52)), jax.random.key(0))
+    return [
+        (
+            jax.tree_util.keystr(path).lstrip(".").replace("'", '"'),
+            f"[{', '.join(letters.get(n, str(n)) for n in leaf.shape)}]",
+        )
+        for path, leaf in jax.tree.leaves_with_path(shapes)
+    ]
+
+
 def beyond(scheme: Encoding) -> str:
     """What the scheme declares about distances beyond those of training."""
     if scheme.limit() is not None:
