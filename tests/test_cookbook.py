@@ -67,7 +67,7 @@ def test_rotations_have_no_weights():
     assert hf.params(llama | {"num_hidden_layers": 1}, {}) == pe_jax.Params({}, {})
 
 
-def test_layers_are_ordered_by_number_whatever_the_models_prefix():
+def test_layers_are_found_by_number_whatever_the_models_prefix():
     names = {"r": (8, 2, 4), "r_w_bias": (2, 4), "r_r_bias": (2, 4)}
     state = {
         f"transformer.layer.{n}.rel_attn.{name}": array(*shape) + n
@@ -77,6 +77,17 @@ def test_layers_are_ordered_by_number_whatever_the_models_prefix():
     found = hf.params(XLNET, state, 10).layer
     assert found["u"][0, 0] == found["v"][0, 0] == 10 and found["w_r"].shape == (2, 8, 4)
     np.testing.assert_array_equal(found["w_r"], (array(8, 2, 4) + 10).transpose(1, 0, 2))
+
+
+def test_swins_layers_are_those_of_its_stages_in_turn_and_none_may_be_missing():
+    name = "encoder.layers.{}.blocks.{}.attention.self.relative_position_bias_table"
+    blocks = [(stage, block) for stage, n in enumerate((2, 2, 6, 2)) for block in range(n)]
+    state = {name.format(*at): array(169, 3) + i for i, at in enumerate(blocks)}
+    for layer in (0, 3, 11):
+        found = hf.params({"model_type": "swin"}, dict(reversed(state.items())), layer)
+        np.testing.assert_array_equal(found.layer["table"], array(169, 3).T + layer)
+    del state[name.format(1, 0)]
+    refused(lambda: hf.params({"model_type": "swin"}, state, 11), "11 such arrays", "not 12")
 
 
 def test_cross_attentions_table_of_old_files_is_not_read():
@@ -120,9 +131,9 @@ def test_what_is_missing_or_there_twice_is_an_error_that_names_it():
     twice = {f"{model}.{name}": array(32, 2) for model in ("a", "b")}
     xlnet = {"layer.0.rel_attn.r_w_bias": array(2, 4)}
     for config, state, layer, words in (
-        (T5, {}, 0, ("encoder.block.0", "has none")),
+        (T5, {}, 0, ("encoder.block.0", "has 0 such arrays")),
         (T5, twice, 0, ("encoder.block.0", "one model")),
         (T5, {name: array(32, 2)}, 2, ("layer=2", "has 2")),
-        (XLNET, xlnet, 3, ("r_w_bias", "has 1, layer 3")),
+        (XLNET, xlnet, 3, ("layer.3.rel_attn.r_w_bias", "has 0")),
     ):
         refused(lambda c=config, s=state, n=layer: hf.params(c, s, n), *words)

@@ -85,7 +85,7 @@ def mapped(model_type: str, layers: Sequence[LayerEncoding]) -> str:
     found = []
     for (weight, part, words), seen in stacks.items():
         stack = seen[0] if len(seen) == 1 else f"{{{','.join(seen)}}}"
-        names = ", ".join(f"`{name.format(stack=stack)}`" for name in weight.names)
+        names = ", ".join(f"`{name.format(stack=stack, layer='*')}`" for name in weight.names)
         place, _, entry = weight.to.partition(".")
         found.append(f"{names} → `{place}{part}['{entry}']`{words}")
     return "<br>".join(found) or "–"

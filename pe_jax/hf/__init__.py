@@ -101,8 +101,8 @@ def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
     require(ok, "layer", layer, f"the model has {len(layers)}")
     own = layers[layer]
     require(own.encoding is not None, "layer", layer, "it has no attention")
-    index = sum(other.stack == own.stack for other in layers[:layer])
-    return weights.load(own, index, _text(settings), state)
+    index, count = (sum(x.stack == own.stack for x in some) for some in (layers[:layer], layers))
+    return weights.load(own, index, count, _text(settings), state)
 
 
 def _as_dict(config: Any) -> dict[str, Any]:

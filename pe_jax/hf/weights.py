@@ -85,9 +85,9 @@ class Weight:
 
     Attributes:
       to: where it goes: "shared.table", "layer.w_r".
-      names: of the arrays in a state dict, without what comes before (`model.`, `deberta.`). `*` is
-        anything: of several matches, in the order of their numbers, the layer's is taken.
-        `{stack}` is "encoder" or "decoder".
+      names: of the arrays in a state dict, without what comes before (`model.`, `deberta.`).
+        `{layer}` is its number in its stack, `{stack}` "encoder" or "decoder", `*` anything;
+        Swin's, of stages and blocks, are all matched, and the layer's is taken in their order.
       how: the function that takes them.
       part: the scheme that it belongs to, where the encoding is a sum.
       when: a name of `LayerEncoding.also` that must be there, or, after "not ", must not.
@@ -118,7 +118,7 @@ def _weight(to: str, *names: str, **more: Any) -> Weight:
 
 def _linear(name: str) -> tuple[str, str]:
     """Weight and bias of a projection in DeBERTa's attention."""
-    return tuple(f"layer.*.attention.self.{name}.{x}" for x in ("weight", "bias"))  # pyright: ignore
+    return tuple(f"layer.{{layer}}.attention.self.{name}.{x}" for x in ("weight", "bias"))  # pyright: ignore
 
 
 def _learned(name: str) -> Weight:
@@ -132,13 +132,13 @@ SWIN_MLP = "layers.*.blocks.*.continuous_position_bias_mlp"
 OWN = {"how": by_head, "part": DeBERTa, "when": "not share_att_key"}
 CONTENT = {**OWN, "when": "share_att_key"}
 TERMS = (
-    _weight("layer.u", "layers.*.self_attn.pos_bias_u"),
-    _weight("layer.v", "layers.*.self_attn.pos_bias_v"),
-    _weight("layer.w_r", "layers.*.self_attn.linear_pos.weight", how=sines_first),
+    _weight("layer.u", "layers.{layer}.self_attn.pos_bias_u"),
+    _weight("layer.v", "layers.{layer}.self_attn.pos_bias_v"),
+    _weight("layer.w_r", "layers.{layer}.self_attn.linear_pos.weight", how=sines_first),
 )
 WEIGHTS: dict[str, tuple[Weight, ...]] = {
     "t5": (_weight("shared.table", f"{{stack}}.block.0.{T5_TABLE}", how=transposed),),
-    "umt5": (_weight("layer.table", f"{{stack}}.block.*.{T5_TABLE}", how=transposed),),
+    "umt5": (_weight("layer.table", f"{{stack}}.block.{{layer}}.{T5_TABLE}", how=transposed),),
     "deberta": (
         EMBEDDINGS,
         _weight("shared.table", NORMED[0], how=with_ones, part=DeBERTa),
@@ -155,20 +155,20 @@ WEIGHTS: dict[str, tuple[Weight, ...]] = {
         _weight("layer.w_q", *_linear("query_proj"), **CONTENT),
     ),
     "xlnet": (
-        _weight("layer.u", "layer.*.rel_attn.r_w_bias"),
-        _weight("layer.v", "layer.*.rel_attn.r_r_bias"),
-        _weight("layer.w_r", "layer.*.rel_attn.r", how=swapped),
+        _weight("layer.u", "layer.{layer}.rel_attn.r_w_bias"),
+        _weight("layer.v", "layer.{layer}.rel_attn.r_r_bias"),
+        _weight("layer.w_r", "layer.{layer}.rel_attn.r", how=swapped),
     ),
     "wav2vec2-conformer": TERMS,
     "wav2vec2-bert": (
         *TERMS,
-        _weight("layer.keys", "layers.*.self_attn.distance_embedding.weight", how=mirrored),
+        _weight("layer.keys", "layers.{layer}.self_attn.distance_embedding.weight", how=mirrored),
     ),
     "wavlm": (
         _weight("shared.table", "layers.0.attention.rel_attn_embed.weight", how=transposed),
-        _weight("layer.weight", "layers.*.attention.gru_rel_pos_linear.weight"),
-        _weight("layer.bias", "layers.*.attention.gru_rel_pos_linear.bias"),
-        _weight("layer.scale", "layers.*.attention.gru_rel_pos_const", how=flat),
+        _weight("layer.weight", "layers.{layer}.attention.gru_rel_pos_linear.weight"),
+        _weight("layer.bias", "layers.{layer}.attention.gru_rel_pos_linear.bias"),
+        _weight("layer.scale", "layers.{layer}.attention.gru_rel_pos_const", how=flat),
     ),
     "mpnet": (
         EMBEDDINGS,
@@ -231,9 +231,13 @@ def listed(model_type: str, layer: LayerEncoding) -> list[tuple[Weight, ...]]:
 
 
 def load(
-    layer: LayerEncoding, index: int, config: Mapping[str, Any], state: Mapping[str, Any]
+    layer: LayerEncoding,
+    index: int,
+    count: int,
+    config: Mapping[str, Any],
+    state: Mapping[str, Any],
 ) -> Params:
-    """`Params` of a layer, the `index`-th of its stack: float32. See `pe_jax.hf.params`."""
+    """`Params` of a layer, the `index`-th of its stack's `count`: see `pe_jax.hf.params`."""
     known = {"head_dim": layer.head_dim, "first_row": layer.first_row}
     known |= {"left": config.get("left_max_position_embeddings")}
     known |= {"right": config.get("right_max_position_embeddings")}
@@ -244,8 +248,15 @@ def load(
         each: dict[str, dict[str, jax.Array]] = {place: {} for place in Params._fields}
         for weight in own:
             place, _, key = weight.to.partition(".")
-            names = [name.format(stack=layer.stack) for name in weight.names]
-            arrays = [_find(n, None if place == "shared" else index, state) for n in names]
+            arrays = []
+            for name in weight.names:
+                every = place == "layer" and "{layer}" not in name
+                name = name.format(stack=layer.stack, layer=index)
+                matched, wanted = _match(name, state), count if every else 1
+                if len(matched) != wanted:
+                    what = f"{len(matched)} such arrays {shown(matched, 200)}, not {wanted}"
+                    raise ValueError(f"{name}: the state dict has {what}; pass that of one model")
+                arrays.append(_array(state[matched[index if every else 0]]))
             more = {n: known[n] for n in inspect.signature(weight.how).parameters if n in known}
             each[place][key] = weight.how(*arrays, **more)
         found.append(Params(**each))
@@ -254,16 +265,13 @@ def load(
     return found[0]
 
 
-def _find(name: str, index: int | None, state: Mapping[str, Any]) -> jax.Array:
-    """The one array of that name; with an index, that of the layer."""
+def _match(name: str, state: Mapping[str, Any]) -> list[str]:
+    """The keys of that name, in the order of their numbers."""
     pattern = re.compile(rf"(?:.*\.)?{fnmatch.translate(name)}")
-    matches = sorted(filter(pattern.fullmatch, state), key=_natural)
-    if index is None and len(matches) > 1:
-        raise ValueError(f"{name}: is {shown(matches)}; pass the state of one model")
-    if len(matches) <= (index or 0):
-        count = "none" if index is None else f"{len(matches)}, layer {index} is not among them"
-        raise ValueError(f"{name}: of such arrays the state dict has {count}")
-    array = state[matches[index or 0]]
+    return sorted(filter(pattern.fullmatch, state), key=_natural)
+
+
+def _array(array: Any) -> jax.Array:
     if hasattr(array, "detach"):  # PyTorch's: NumPy has no bfloat16
         array = array.detach().float().numpy()
     return jnp.asarray(array, jnp.float32)
