@@ -102,15 +102,23 @@ def test_the_core_runs_where_there_is_only_jax_and_numpy(core, tmp_path):
             )
             np.testing.assert_allclose(dense, tiled, atol=1e-5)
     """
+    run_in(core, textwrap.dedent(show), tmp_path)
+
+
+def run_in(python, code: str, folder) -> None:
+    """Runs code outside this checkout."""
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     ran = subprocess.run(
-        [core, "-c", textwrap.dedent(show)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert not ran.returncode, ran.stderr[-2000:]
+
+
+def test_the_page_for_borrowers_runs_where_there_is_only_jax_and_numpy(core, tmp_path):
+    page = (ROOT / "docs" / "borrow.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    assert "pe_jax.cache.extend" in code
+    run_in(core, code, tmp_path)
 
 
 def test_the_core_asks_for_jax_and_numpy_and_extras_pin_nothing(wheel):
