@@ -11,6 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import pe_jax
 from pe_jax import masks
+from pe_jax.engines.sharded.layout import BlockPermuted, RowSharded
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests.util import assert_close, noise
 
@@ -277,3 +278,26 @@ def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
 def test_heads_that_devices_share_need_the_sizes_of_all():
     with pytest.raises(ValueError, match="dims=None: heads_axis='model' needs the global sizes"):
         pe_jax.attention(*QKV, heads_axis="model")
+
+
+def test_caps_go_round_a_ring_and_masks_and_dropout_stay_with_their_rows():
+    devices = jax.devices()[:2]
+    ring = jax.make_mesh((1, 2, 1), ("data", "seq", "model"), (AxisType.Auto,) * 3, devices=devices)
+    layout = BlockPermuted(ring)
+
+    @jax.jit
+    def shared(*qkv, **options):
+        return pe_jax.attention(*map(layout.spread, qkv), layout=layout, logit_cap=0.9, **options)
+
+    whole = layout.spread(pe_jax.attention(*QKV, logit_cap=0.9))
+    np.testing.assert_allclose(shared(*QKV), whole, atol=1e-6)
+    with pytest.raises(ValueError, match="devices that share rows have no Mask"):
+        shared(*QKV, mask=masks.prefix(3))
+
+    rows = RowSharded(jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=devices), ("data",))
+    own = options()["prefix"] | options()["dropout"] | {"implementation": TILED}
+    got, want = (
+        jax.jit(functools.partial(pe_jax.attention, **own, **layout))(*QKV)
+        for layout in ({"layout": rows}, {})
+    )
+    np.testing.assert_allclose(got, want, atol=1e-6)
