@@ -525,7 +525,7 @@ def test_patterns_are_read_back():
 
 WRONG = [  # config, words of the error
     ({}, ["model_type=None"]),
-    ({"model_type": "lama"}, ["model_type='lama'", "nearest are", "llama", "from_hf"]),
+    ({"model_type": "lama"}, ["model_type='lama'", "nearest is", "llama", "from_hf"]),
     ({"model_type": "funnel"}, ["'funnel'", "transformer_xl"]),
     ({"model_type": "x" * 900}, ["model_type="]),
     ({"model_type": "llama"}, ["num_hidden_layers is missing", "'llama'"]),

@@ -12,7 +12,6 @@ rotation is never read as a full one. Where a config says something that transfo
 believed.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from pe_jax.hf import weights
 from pe_jax.hf.families import FAMILIES, NEAREST
 from pe_jax.hf.keys import Keys
 from pe_jax.hf.layers import LayerEncoding, pattern
-from pe_jax.validation import is_int, require, shown
+from pe_jax.validation import is_int, nearest, require, shown
 
 __all__ = ["FAMILIES", "LayerEncoding", "encodings", "params", "pattern", "to_hf"]
 
@@ -134,8 +133,8 @@ def _family(model_type: Any):
     if model_type in NEAREST:
         raise ValueError(f"model_type={model_type!r}: {NEAREST[model_type]}")
     if model_type not in FAMILIES:
-        close = difflib.get_close_matches(model_type[:40], FAMILIES, n=3, cutoff=0.4)
-        hint = f"the nearest are {', '.join(close)}" if close else "see pe_jax.hf.FAMILIES"
+        close = nearest(model_type[:40], FAMILIES, cutoff=0.4)
+        hint = f"the nearest is {close}" if close else "see pe_jax.hf.FAMILIES"
         fix = "for its rotation alone, pe_jax.encodings.rope_scaling.from_hf"
         raise ValueError(f"model_type={shown(model_type)} is not known here; {hint}; {fix}")
     return FAMILIES[model_type]
