@@ -87,10 +87,10 @@ def attention(
       sinks: how many tokens at the start of each segment (a run of equal ids; without segments,
         those of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
         LM-Infinite, arXiv 2308.16137).
-      mask: what is hidden besides, False: a `pe_jax.Mask`, which every tile evaluates for its own
-        tokens in O(L) memory (`pe_jax.masks` has the prefix, tree and document masks of the field);
-        or booleans that broadcast to [*B, H, T, S], for which all scores are held at once. Both add
-        to `causal`: pass causal=False where the mask says all.
+      mask: pairs to show (True) or hide (False): a `pe_jax.Mask`, evaluated tile by tile in O(L)
+        memory (`pe_jax.masks` has prefix, tree and chunk masks), or booleans that broadcast to
+        [*B, H, T, S], which need all scores in memory. The causal mask applies as well: pass
+        causal=False if this mask is the whole mask.
       bias: floats that broadcast to [*B, H, T, S], added to the scores, which are held all at once.
       scale: what q·k is multiplied by; None: 1/sqrt(E), or what the encoding sets (T5 does).
       logit_cap: bounds the scores before the mask by cap·tanh(score / cap); None: unbounded.

@@ -89,7 +89,7 @@ def _of_whole_rows(implementation: Any, call: Call, name: str) -> Callable:
 def _choose(call: Call) -> tuple[str, int, str]:
     """The engine that suits the call, and what the log says of it, at which level."""
     if _is_small(call):
-        return "dense", logging.INFO, "dense, for one query or a short sequence"
+        return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
     if select(call.terms, RowRescore):
         return "dense", logging.WARNING, "dense, O(L²) memory: it needs whole rows of scores"
     kernel = KERNELS.get(jax.default_backend())

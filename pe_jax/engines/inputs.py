@@ -30,7 +30,7 @@ def encoding(encoding: Any) -> Encoding:
     """The encoding of one layer; None is NoPE, and a tuple of one, as `parse` gives, is that one.
 
     Raises:
-      TypeError: what is no encoding, or several.
+      TypeError: not an encoding, or more than one.
     """
     if isinstance(encoding, tuple) and len(encoding) == 1:
         encoding = encoding[0]
@@ -47,7 +47,7 @@ def some_heads(terms: tuple, heads_axis: str | None) -> tuple[Term, ...]:
     """Terms for the heads of this device, where those along a mesh axis share them.
 
     Raises:
-      ValueError: a kind that is not known head by head.
+      ValueError: a kind of term that cannot be split by heads.
     """
     if heads_axis is None:
         return terms
@@ -109,7 +109,7 @@ def title(encoding: Encoding) -> str:
 
 
 def arrays(q, k, v) -> None:
-    """Raises TypeError for what is no array of floats, ValueError where these do not fit together.
+    """Raises TypeError unless q, k and v are float arrays, ValueError where shapes do not match.
 
     The engines compute in float32: a float64 result would not be one. (Without `jax_enable_x64`
     JAX makes float32 of what NumPy has in float64.)
@@ -328,7 +328,7 @@ NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pa
 
 
 def no_others(others: dict[str, Any]) -> None:
-    """Raises TypeError for an argument that attention has not, with the name of ours."""
+    """Raises TypeError for an unknown argument, naming the equivalent argument of `attention`."""
     for name in others:
         names = f"pass {NAMES[name]}" if name in NAMES else "see help(pe_jax.attention)"
         raise TypeError(f"{name}: attention has no such argument; {names}")
@@ -396,7 +396,7 @@ def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
 
 
 def terms(terms: Any) -> tuple[Term, ...]:
-    """Raises TypeError for what is no tuple of terms."""
+    """Raises TypeError unless `terms` is a tuple of terms of scores."""
     ok = isinstance(terms, tuple) and all(isinstance(t, Term) for t in terms)
     if not ok or select(terms, kinds.Input):
         raise TypeError(f"terms={terms!r}: pass a tuple of terms of scores, as (pe_jax.Sink(b),)")

@@ -86,7 +86,7 @@ class FormulaSum:
 
 
 def pad(x: jax.Array, axis: int, multiple: int, **how: Any) -> jax.Array:
-    """Grows one axis to a multiple of so many: with zeros, or as `jnp.pad` does by `how`."""
+    """Pads one axis to a multiple of a size: with zeros, or as `jnp.pad` does by `how`."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % multiple)
     return jnp.pad(x, widths, **how) if widths[axis][1] else x

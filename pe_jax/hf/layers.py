@@ -17,9 +17,10 @@ class LayerEncoding:
       encoding: for `pe_jax.attention`; None where the layer has no softmax attention (linear
         attention, convolution).
       head_dim: E, the width of a head's queries and keys.
-      window: as `attention` takes it: the token itself and so many less one back (and ahead,
+      window: as `attention` takes it: `window` tokens back, including the token itself (and ahead,
         if not causal).
-      chunk: a query sees the keys of its own chunk of so many tokens (Llama 4): segments.
+      chunk: chunk length in tokens: a query sees the keys of its chunk (Llama 4),
+        `pe_jax.masks.chunks(chunk)`.
       scale: what q·k is multiplied by; None: 1/sqrt(E), or the encoding's own (T5, DeBERTa). To
         `attention`, `terms=(pe_jax.Scale(scale),)`.
       logit_cap: c in c·tanh(score/c), before the mask (Gemma 2).
