@@ -11,7 +11,6 @@ After an interruption the same command continues; finished runs are not repeated
 
 import contextlib
 import dataclasses
-import functools
 import importlib.metadata
 import itertools
 import json
@@ -19,7 +18,6 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +268,7 @@ class MissingRuns:
     ):
         self.config, self.source, self.check_source = config, source, check_source
         self.evaluators, self.meshes, self.stop = evaluators, meshes, stop
+        self.programs = {(n, config.steps, meshes[0]): e for n, e in evaluators.items()}
         self.checks = {n: checks(config, e.trainer.config.encoding) for n, e in evaluators.items()}
         checked, trained = sum(map(len, self.checks.values())), len(evaluators) * config.seeds
         steps = checked * config.rate_steps + trained * config.steps
@@ -282,11 +281,9 @@ class MissingRuns:
     def _train_encoding(self, name: str, mesh: Mesh) -> None:
         """Chooses the rates of an encoding, then trains it with every seed."""
         pair = self._best_rates(name, mesh)
-        any_seed = self._run(name, Path(), pair)
-        evaluator = functools.cache(functools.partial(self._evaluator, name, any_seed, mesh))
         for seed in seeds(self.config):
             run = self._run(name, Path("runs", name, f"seed{seed}"), pair, seed=seed)
-            self._finish(run, f"{name} seed {seed}", self.source, evaluator)
+            self._finish(name, run, f"{name} seed {seed}", self.source, mesh)
 
     def _best_rates(self, name: str, mesh: Mesh) -> results.Pair:
         """Tries all rates of an encoding; returns the best (learning rate, encoding rate)."""
@@ -297,22 +294,19 @@ class MissingRuns:
         for pair in pairs:
             run = self._run(name, results.rate_folder(name, *pair), pair, **fields)
             label = f"{name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
-            evaluator = functools.partial(self._evaluator, name, run, mesh)
-            self._finish(run, label, self.check_source, evaluator)
+            self._finish(name, run, label, self.check_source, mesh)
             if is_finished(run):  # nothing continues from here
                 shutil.rmtree(Path(run.workdir) / "checkpoints", ignore_errors=True)
         runs = results.read_checks(Path(config.workdir), name, pairs, config.seed)
         return results.best_rate(results.rate_losses(runs, config.length))
 
-    def _finish(
-        self, run: Config, label: str, source: Source, evaluator: Callable[[], Evaluator]
-    ) -> None:
+    def _finish(self, name: str, run: Config, label: str, source: Source, mesh: Mesh) -> None:
         """Trains a run to its end, unless it is finished or a signal comes."""
         if self.stop.signal is not None:
             return
         was_finished = is_finished(run)
         if not was_finished:
-            train_run(run, source, evaluator(), label, self.stop)
+            train_run(run, source, self._evaluator(name, run, mesh), label, self.stop)
         if self.stop.signal is None:
             self.progress.count(label, run.steps, was_finished)
 
@@ -327,11 +321,11 @@ class MissingRuns:
         return Config(**common | fields)
 
     def _evaluator(self, name: str, run: Config, mesh: Mesh) -> Evaluator:
-        """The encoding's evaluator if it fits the run and the mesh, else a new one."""
-        first, config = self.evaluators[name], self.config
-        same = (run.optimizer, run.steps, run.eval) == (config.optimizer, config.steps, config.eval)
-        same = same and first.trainer.mesh == mesh
-        return first if same else Evaluator(prepare(run, mesh), run.eval)
+        """The evaluator of a run; its programs serve all seeds and learning rates."""
+        key = name, run.steps, mesh
+        if key not in self.programs:  # an encoding is trained by one thread
+            self.programs[key] = Evaluator(prepare(run, mesh), run.eval)
+        return self.programs[key].with_config(run.eval)
 
 
 def is_finished(run: Config) -> bool:

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 
 from experiments.reporting import plotting, tasks_report
 from experiments.reporting.results import Pair, rates_name
-from experiments.running import launch
+from experiments.running import launch, signals
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import TasksConfig, rate_pairs
@@ -49,13 +49,10 @@ class Solver(Trainer):
         config: TasksConfig,
         spec: str,
         positions: str,
-        pair: Pair,
         mesh: Mesh,
     ):
         model = dataclasses.replace(config.model, encoding=spec, vocab=tasks.VOCAB)
-        rates = dict(zip(RATES, pair, strict=True))
-        optimizer = dataclasses.replace(config.optimizer, **rates)
-        super().__init__(model, optimizer, config.steps, mesh, positions)
+        super().__init__(model, config.optimizer, config.steps, mesh, positions)
         self.answers = jax.jit(self._answers)
 
     def _logits(self, model, batch, places, key=None):
@@ -195,10 +192,19 @@ def _places_in_answers(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
     return targets, weights, np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
 
 
-def train_once(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) -> dict:
-    """Trains once; scores by length. Empty if a signal came."""
+def train_once(
+    config: TasksConfig,
+    solver: Solver,
+    pair: Pair,
+    task: tasks.Task,
+    seed: int,
+    stop: signals.Stop,
+) -> dict:
+    """Trains once at a pair of rates; scores by length. Empty if a signal came."""
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
-    state, loss = solver.init(seed), np.nan
+    rates = dict(zip(RATES, pair, strict=True))
+    state = solver.init(seed, dataclasses.replace(config.optimizer, **rates))
+    loss = np.nan
     for step in range(1, config.steps + 1):
         key = jax.random.fold_in(keys, step)
         lengths = task.shortest, config.length
@@ -219,12 +225,12 @@ def train_once(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int,
 
 def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     """Every run of an encoding with its positions: task → seed → its result, with its rates."""
-    solver = functools.cache(lambda pair: Solver(config, *entry, pair, trials.mesh))
+    solver = Solver(config, *entry, trials.mesh)
 
     def trial(name: str, pair: Pair, seed: int) -> dict:
         result = trials.result(
             f"{name}/{rates_name(*pair)}/seed{seed}",
-            lambda: train_once(config, solver(pair), tasks.TASKS[name], seed, trials.stop),
+            lambda: train_once(config, solver, pair, tasks.TASKS[name], seed, trials.stop),
         )
         return {**result, **dict(zip(RATES, pair, strict=True))}
 

@@ -74,15 +74,20 @@ def test_eight_devices_start_as_one_does():
     assert {len(s.device_set) for s in jax.tree.leaves(shardings)} == {8}
 
 
-def test_all_seeds_share_one_program():
+def test_all_seeds_and_rates_share_one_program():
     one = Trainer(tiny.config("nope"), OPTIMIZER, STEPS, trainer(SPECS["rope"]).mesh)
     first = one.compile(R, L)
-    losses = []
+    losses, rates = [], []
     for seed in (0, 1, 2):
-        state, metrics = one.step(one.init(seed), one.put(tiny.batch()), np.int32(seed))
+        faster = dataclasses.replace(OPTIMIZER, learning_rate=0.01 * (1 + seed))
+        state = one.init(seed, faster)
+        for _ in range(2):  # the first one warms up: its rate is 0
+            state, metrics = one.step(state, one.put(tiny.batch()), np.int32(seed))
         losses.append(float(metrics.loss))
-        assert int(state.step) == 1 and one.compile(R, L) is first
-    assert len(set(losses)) == 3 and one.init._cache_size() == 1
+        rates.append(metrics.learning_rate / faster.learning_rate)
+        assert int(state.step) == 2 and one.compile(R, L) is first
+    assert len(set(losses)) == 3 and np.ptp(rates) < 1e-6 < rates[0]
+    assert one.start._cache_size() == 1
 
 
 def test_dropout_is_drawn_anew_at_every_step_and_for_every_seed():
@@ -180,7 +185,7 @@ def test_both_protocols_score_every_target_once_with_the_right_context(length):
 def evaluator(monkeypatch, losses, spec="rope", **fields):
     """An evaluator whose model has these losses: rows [R, n + 1] → [R, n]."""
 
-    def run(self, params, rows):
+    def run(self, params, rows, size=None):
         return losses(rows), np.ones((len(rows), rows.shape[1] - 1), bool)
 
     monkeypatch.setattr(Evaluator, "run", run)
@@ -201,6 +206,28 @@ def test_a_window_has_its_own_mean_and_a_short_table_no_number(monkeypatch):
     found = one.by_length(None, ARANGE)
     assert found["losses"]["sliding"]["24"] == means
     assert found["by_position"]["loss"] == ARANGE[:, 25:].mean(axis=0).tolist()
+
+
+def test_an_evaluation_computes_no_more_than_it_reports(monkeypatch):
+    """Each target once per protocol and its context, without padding, in one shape per length."""
+    config = EvalConfig(lengths=(8, 16, 64), stride=4, windows=3, batch_tokens=100)
+    one, shapes = Evaluator(trainer("rope"), config), []
+
+    def losses(params, tokens, block):
+        shapes.append((tokens.shape[0], tokens.shape[1] - 1))
+        return np.zeros(shapes[-1]), np.zeros(shapes[-1], bool)
+
+    monkeypatch.setattr(one, "losses", losses)
+    one.by_length(None, np.zeros((3, 129), np.int32))
+    assert set(shapes) == {(12, 8), (6, 16), (1, 64)}
+    targets = 3 * 64
+    assert sum(rows * n for rows, n in shapes) == sum(
+        targets + targets // 4 * n for n in (8, 16, 64)
+    )
+    shapes.clear()
+    other = one.with_config(dataclasses.replace(config, lengths=(8,), windows=24, stride=8))
+    other.by_length(None, np.zeros((24, 17), np.int32))
+    assert shapes == [(12, 8), (12, 8)]  # the two protocols are one, and so are the programs
 
 
 def test_a_task_is_scored_on_its_answers_alone(monkeypatch):

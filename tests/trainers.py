@@ -12,6 +12,7 @@ import pytest
 
 from experiments.running import training_loop as program
 from pe_jax.models.config import ModelConfig
+from pe_jax.training import optimizer as optimizers
 from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig, OptimizerConfig
 from pe_jax.training.step import State, Trainer
@@ -32,11 +33,11 @@ def trainer(spec: str, devices: int = 1, positions: str = "contiguous") -> Train
 def start(trainer: Trainer) -> State:
     """A state of noise, laid out as the trainer wants it."""
     params = tiny.like(trainer.shapes)
-    zeros = jax.tree.map(
-        lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(trainer.tx.init, params)
-    )
+    shapes = trainer.state_shapes.opt_state
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    rates = optimizers.rates(trainer.optimizer_config)
     return jax.device_put(
-        State(params, zeros, np.int32(0), np.zeros(2, np.int32)), trainer.shardings
+        State(params, zeros, rates, np.int32(0), np.zeros(2, np.int32)), trainer.shardings
     )
 
 

@@ -117,7 +117,7 @@ def _batch(config: CompareConfig, evaluators: dict[str, Evaluator], rows: int, l
 
 def _programs(evaluator: Evaluator, batch: dict, tokens: np.ndarray) -> Programs:
     """One training step, and one evaluation of the parameters it has reached."""
-    trainer, (rows, width) = evaluator.trainer, tokens.shape
+    trainer = evaluator.trainer
     state, ready = trainer.init(0), trainer.put(batch)
 
     def step():
@@ -125,11 +125,9 @@ def _programs(evaluator: Evaluator, batch: dict, tokens: np.ndarray) -> Programs
         state, _ = trainer.step(state, ready, np.int32(0))
         return state
 
-    whole = -(-rows // evaluator.rows(width - 1)) * evaluator.rows(width - 1)
-    many = np.resize(tokens, (whole, width))  # an evaluation pads to this many rows
     return {
         "train_ms": (step, 1.0),
-        "eval_ms": (lambda: evaluator.run(state.params, many), whole / rows),
+        "eval_ms": (lambda: evaluator.run(state.params, tokens), 1.0),
     }
 
 

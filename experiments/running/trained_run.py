@@ -5,8 +5,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-
 from pe_jax.training.checkpoint import Checkpoints, abstract
 from pe_jax.training.config import Config, from_json
 from pe_jax.training.step import State, Trainer
@@ -50,6 +48,6 @@ def restore(workdir: Path, trainer: Trainer) -> State:
     Raises:
       ValueError: there is no checkpoint, or a file is damaged.
     """
-    like = abstract(jax.eval_shape(trainer.init, 0), trainer.shardings)
+    like = abstract(trainer.state_shapes, trainer.shardings)
     with last(workdir) as (checkpoints, step):
         return checkpoints.restore(step, like, None, None)

@@ -204,7 +204,7 @@ def train(
         rows = batches(config, source, trainer.mesh)
         metadata = _checkpoint_metadata(config, source, trainer.mesh)
         trainer.compile(config.batch, config.length)
-        state = _new_state(trainer, config.seed, params)
+        state = _new_state(trainer, config, params)
         distributed.wait_for_all()
         state, done = _resumed(checkpoints, config, trainer, state, rows, metadata)
         if done:
@@ -264,9 +264,9 @@ def _checkpoint_metadata(config: Config, source: Source, mesh: Mesh) -> dict:
     return run_metadata(config, source) | {"readers": readers, "devices": dict(mesh.shape)}
 
 
-def _new_state(trainer: Trainer, seed: int, params: Any) -> State:
+def _new_state(trainer: Trainer, config: Config, params: Any) -> State:
     """A new model and optimizer, or a new optimizer for a copy of `params`."""
-    state = trainer.init(seed)
+    state = trainer.init(config.seed, config.optimizer)
     if params is None:
         return state
     return state._replace(params=jax.tree.map(jnp.copy, params))  # steps donate their state

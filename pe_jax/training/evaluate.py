@@ -11,7 +11,9 @@ al., arXiv 2108.12409, §2 and appendix B):
 W windows, M longest length, n context length, s stride.
 """
 
-from typing import Any
+import copy
+import math
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -64,18 +66,29 @@ class Evaluator:
         shardings = (trainer.shardings.params, trainer.batch_sharding, replicated)
         self.losses = jax.jit(losses, in_shardings=shardings, out_shardings=replicated)
 
-    def rows(self, length: int) -> int:
-        """Rows of a length per forward pass; fewer rows are padded to this number."""
-        parts = self.trainer.mesh.shape["data"] * self.trainer.mesh.shape["fsdp"]
-        return max(1, self.config.batch_tokens // length // parts) * parts
+    def with_config(self, config: EvalConfig) -> Self:
+        """An evaluator of other lengths or windows that shares the compiled programs."""
+        other = copy.copy(self)
+        other.config = config
+        return other
 
-    def run(self, params: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def block(self, rows: int, length: int) -> int:
+        """Rows per forward pass: as even as can be, at most `batch_tokens` tokens or one row."""
+        parts = self.trainer.mesh.shape["data"] * self.trainer.mesh.shape["fsdp"]
+        most = max(1, self.config.batch_tokens // length // parts)  # rows per part
+        passes = math.ceil(rows / (most * parts))
+        return parts * math.ceil(rows / (passes * parts))
+
+    def run(
+        self, params: Any, rows: np.ndarray, size: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Loss of each target (nats), and whether it was the argmax: [R, n] for rows [R, n + 1].
 
-        All batches have the same size, so that each length compiles one program.
+        All passes have the same number of rows, `size` or `block(R, n)`, so that one program serves
+        them all; the last one is padded.
         """
         length = rows.shape[1] - 1
-        size = self.rows(length)
+        size = size or self.block(len(rows), length)
         padding = np.repeat(rows[-1:], -len(rows) % size, axis=0)
         blocks = np.concatenate([rows, padding]).reshape(-1, size, length + 1)
         sharding = self.trainer.batch_sharding  # all processes have all rows
@@ -99,21 +112,24 @@ class Evaluator:
           where the encoding is not defined at that length (a learned table that is too short), or
           no positions are (`randomized` with a smaller maximum).
         """
-        longest, count = self.config.lengths[-1], len(text)
+        longest, stride = self.config.lengths[-1], self.config.stride
         losses: dict = {protocol: {} for protocol in PROTOCOLS}
         by_position = {"length": longest, "loss": None}
         for length in self.config.lengths:
-            for protocol in PROTOCOLS:
-                if not self.defined(length):
+            if not self.defined(length):
+                for protocol in PROTOCOLS:
                     losses[protocol][str(length)] = None
-                    continue
-                stride = self.config.stride
-                per_target, _ = self.run(params, pieces(text, length, protocol, stride))
-                if protocol == "sliding":
-                    per_target = per_target[:, -stride:]
-                elif length == longest:
-                    by_position["loss"] = per_target.mean(0).tolist()
-                losses[protocol][str(length)] = per_target.reshape(count, -1).mean(1).tolist()
+                continue
+            separate, sliding = (pieces(text, length, p, stride) for p in PROTOCOLS)
+            size = self.block(len(separate), length)  # of which sliding rows are a multiple
+            per_target, _ = self.run(params, separate, size)
+            if length == longest:
+                by_position["loss"] = per_target.mean(0).tolist()
+            last = per_target  # of the sliding window; with this stride the two are the same
+            if stride < length:
+                last = self.run(params, sliding, size)[0][:, -stride:]
+            for protocol, values in zip(PROTOCOLS, (per_target, last), strict=True):
+                losses[protocol][str(length)] = values.reshape(len(text), -1).mean(1).tolist()
         return {"losses": losses, "by_position": by_position}
 
     def answers(self, params: Any, task: tasks.Task, length: int, seed: int = 0):

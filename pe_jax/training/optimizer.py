@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from pe_jax.training import sharding
@@ -12,15 +13,19 @@ from pe_jax.training.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate of each update: linear warm-up, then cosine decay."""
-    peak = config.learning_rate
+    """The learning rate of each update, relative to its peak: linear warm-up, then cosine decay."""
     return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if config.warmup else peak,
-        peak_value=peak,
+        init_value=0.0 if config.warmup else 1.0,
+        peak_value=1.0,
         warmup_steps=config.warmup,
         decay_steps=max(steps, config.warmup + 1),
-        end_value=peak * config.final,
+        end_value=config.final,
     )
+
+
+def rates(config: OptimizerConfig) -> np.ndarray:
+    """The learning rate at the peak, and its multiple for encodings: float32 [2]."""
+    return np.asarray([config.learning_rate, config.encoding_rate], np.float32)
 
 
 def is_encoding(name: str) -> bool:
@@ -28,11 +33,18 @@ def is_encoding(name: str) -> bool:
     return name.startswith("shared/") or "/attention/params/" in name
 
 
-def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+def optimizer(config: OptimizerConfig, steps: int, rates: Any) -> optax.GradientTransformation:
     """AdamW with warm-up and cosine decay, after clipping by the global norm.
 
-    The updates of encodings' parameters, which are not decayed, are multiplied by `encoding_rate`.
+    The updates of encodings' parameters, which are not decayed, are multiplied by their rate.
+
+    Args:
+      config: the settings; its two rates are not read.
+      steps: of the run.
+      rates: see the function `rates`; may be traced, so that one program serves all rates.
     """
+    peak, encoding_rate = rates
+    relative = schedule(config, steps)
 
     def mask(predicate: Callable[[str], bool]) -> Callable[[Any], Any]:
         def select(path, _):
@@ -40,10 +52,15 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
 
         return functools.partial(jax.tree_util.tree_map_with_path, select)
 
-    rate, decay = schedule(config, steps), config.weight_decay
     kernels = mask(lambda name: name.endswith("kernel"))
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
-        optax.adamw(rate, config.b1, config.b2, weight_decay=decay, mask=kernels),
-        optax.masked(optax.scale(config.encoding_rate), mask(is_encoding)),
+        optax.adamw(
+            lambda count: peak * relative(count),
+            config.b1,
+            config.b2,
+            weight_decay=config.weight_decay,
+            mask=kernels,
+        ),
+        optax.masked(optax.scale(encoding_rate), mask(is_encoding)),
     )

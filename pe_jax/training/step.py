@@ -30,12 +30,14 @@ class State(NamedTuple):
     Attributes:
       params: the parameters.
       opt_state: the optimizer's state.
+      rates: the learning rate at the peak, and its multiple for encodings: float32 [2].
       step: steps done, including skipped ones: int32.
       skipped: steps skipped because they were not finite, consecutively and in total: int32 [2].
     """
 
     params: Any
     opt_state: Any
+    rates: Any
     step: Any
     skipped: Any
 
@@ -83,7 +85,7 @@ def finite(tree: Any) -> jax.Array:
 
 
 class Trainer:
-    """The compiled program of one model on one mesh, shared by all seeds.
+    """The compiled program of one model on one mesh, shared by all seeds and learning rates.
 
     Attributes:
       config: of the model.
@@ -91,7 +93,8 @@ class Trainer:
       layout: how the tokens of a row lie on the devices.
       position_scheme: positions in training and in tests; None for models that read no tokens.
       shapes: of the parameters.
-      init: seed → State, already sharded.
+      state_shapes: shapes and dtypes of a State.
+      start: (seed, rates) → State, already sharded; `init` calls it.
       finite: whether all numbers of a State are finite.
       step: (State, batch, seed) → (State, StepMetrics); donates the state. Where the loss or a
         gradient is not finite, only the counts change; after more than `skips` consecutive skips,
@@ -108,8 +111,8 @@ class Trainer:
         mesh: Mesh,
         positions: str | None = "contiguous",
     ):
-        self.config, self.mesh, self.tx = model, mesh, optimizers.optimizer(config, steps)
-        self.rate = optimizers.schedule(config, steps)
+        self.config, self.mesh = model, mesh
+        self.optimizer_config, self.steps = config, steps
         self.layout = sharding.layout(model, mesh)
         self.position_scheme: Any = positions and position_schemes.choose(positions, model.pattern)
         self.dropout, self.compile_seconds = model.dropout > 0, None
@@ -127,18 +130,20 @@ class Trainer:
         self.shapes = shapes
         weights = sharding.parameter_shardings(shapes, mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
-        moments = sharding.optimizer_shardings(self.tx, shapes, weights, mesh)
-        self.shardings = State(weights, moments, replicated, replicated)
+        tx = self.optimizer(optimizers.rates(config))
+        moments = sharding.optimizer_shardings(tx, shapes, weights, mesh)
+        self.shardings = State(weights, moments, replicated, replicated, replicated)
 
-        def init(seed):
+        def init(seed, rates):
             pure = nnx.as_pure(params(seed)[1])
             zeros = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32)
-            return State(pure, self.tx.init(pure), *zeros)
+            return State(pure, tx.init(pure), rates, *zeros)
 
         # It runs once: on CPU, optimisation would dominate its time (9 s of 11 for DeBERTa).
         cpu = mesh.devices.flat[0].platform == "cpu"
         fast = {"xla_backend_optimization_level": 0} if cpu else None
-        self.init = jax.jit(init, out_shardings=self.shardings, compiler_options=fast)
+        self.start = jax.jit(init, out_shardings=self.shardings, compiler_options=fast)
+        self.state_shapes = jax.eval_shape(self.start, 0, optimizers.rates(config))
         self.finite = jax.jit(finite, compiler_options=fast)
         self.step: Any = jax.jit(
             self._step,
@@ -146,6 +151,14 @@ class Trainer:
             out_shardings=(self.shardings, replicated),
             donate_argnums=0,
         )
+
+    def optimizer(self, rates: Any) -> optax.GradientTransformation:
+        """The optimizer at these rates."""
+        return optimizers.optimizer(self.optimizer_config, self.steps, rates)
+
+    def init(self, seed: Any, config: OptimizerConfig | None = None) -> State:
+        """The first state, sharded, with the rates of `config` or of this trainer's optimizer."""
+        return self.start(seed, optimizers.rates(config or self.optimizer_config))
 
     def build(self, rngs: nnx.Rngs) -> Any:
         """A new model. Trainers of other kinds of models override this and `loss`."""
@@ -163,7 +176,7 @@ class Trainer:
         row = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
         packed: dict[str, Any] = dict.fromkeys(("tokens", "segments"), row)
         packed["weights"] = jax.ShapeDtypeStruct(row.shape, jnp.float32)
-        return jax.eval_shape(self.init, 0), packed, jax.ShapeDtypeStruct((), jnp.int32)
+        return self.state_shapes, packed, jax.ShapeDtypeStruct((), jnp.int32)
 
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
@@ -198,8 +211,11 @@ class Trainer:
                 lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
             )(state.params)
         norm = optax.tree.norm(grads)
-        updates, opt_state = self.tx.update(grads, state.opt_state, state.params)
-        new = State(optax.apply_updates(state.params, updates), opt_state, state.step, None)
+        tx = self.optimizer(state.rates)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        new = state._replace(
+            params=optax.apply_updates(state.params, updates), opt_state=opt_state, skipped=None
+        )
         # optax.apply_if_finite applies the NaN after its limit, and is slower.
         consecutive, total = state.skipped
         stopped = consecutive > self.skips
@@ -208,5 +224,6 @@ class Trainer:
         old = state._replace(skipped=None)
         new = jax.tree.map(lambda new, old: jnp.where(skip, old, new), new, old)
         new = new._replace(step=state.step + 1, skipped=jnp.where(stopped, state.skipped, counts))
-        rate: Any = self.rate(state.step - state.skipped[1])  # optax counts only the updates made
+        made = state.step - state.skipped[1]  # optax counts only the updates made
+        rate: Any = state.rates[0] * optimizers.schedule(self.optimizer_config, self.steps)(made)
         return new, StepMetrics(loss, norm, rate, new.skipped[1])

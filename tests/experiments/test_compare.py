@@ -179,7 +179,7 @@ def test_speed_is_measured_for_every_scheme_in_turn(compared):
 
 def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, shared_programs):  # noqa: F811
     config = change(settings(tmp_path), timing_lengths=(64,))
-    config = change(config, eval={"batch_tokens": 4 * tiny.R * 64}, model=tiny.config("nope"))
+    config = change(config, model=tiny.config("nope"))
     evaluator = compare.Evaluator(compare.prepare(compare.with_vocab(config, tiny.V)), config.eval)
     rows = []
     evaluate = compare.Evaluator.run
@@ -191,13 +191,10 @@ def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, sha
     found = compare.model_speed.measure(config, {"nope": evaluator})
     count = tiny.R * tiny.L // 64  # rows of a batch at that length
     there = found["lengths"]["64"]
-    assert there["batch"] == count and rows[-1] == (evaluator.rows(64), 65)
-    assert evaluator.rows(64) == 4 * tiny.R
-    inferred = {"eval_ms": count / evaluator.rows(64), "prefill_ms": 64 / 48, "decode_ms": 1 / 16}
-    for what, each in {"train_ms": 1, **inferred}.items():
+    assert there["batch"] == count and rows[-1] == (count, 65)
+    inferred = {"prefill_ms": 64 / 48, "decode_ms": 1 / 16}
+    for what, each in {"train_ms": 1, "eval_ms": 1, **inferred}.items():
         np.testing.assert_allclose(there["encodings"]["nope"][what], 1e3 * each, err_msg=what)
-    shorter = tiny.R / evaluator.rows(tiny.L)
-    np.testing.assert_allclose(found["encodings"]["nope"]["eval_ms"], 1e3 * shorter)
 
 
 def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypatch):
