@@ -7,18 +7,22 @@ LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-
 
 .PHONY: venv lock compare smoke images tasks extend soak check quick test browser oracles gpu tpu clean
 
+# uv installs in seconds; pip, which knows a site's mirrors and proxies, takes over where uv cannot.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(PIP) install $(1)
+
 # The exact versions of requirements.txt, so that published numbers can be made again.
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
 	@echo 'Setting up .venv, about 1 GB: a minute or two'
 	$(PYTHON) -m venv .venv
-	$(PIP) install --requirement requirements.txt
-	$(PIP) install --no-deps --editable .
+	-$(PIP) install uv
+	$(call INSTALL,--requirement requirements.txt)
+	$(call INSTALL,--no-deps --editable .)
 	touch $@
 
 # An extra of pyproject.toml on top of it: test, browser, oracles, tpu, cuda.
 .venv/ready-%: .venv/ready constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[$*]'
+	$(call INSTALL,--constraint constraints.txt --editable '.[$*]')
 	touch $@
 
 venv: .venv/ready

@@ -31,8 +31,6 @@ def measure(config: CompareConfig, evaluators: dict[str, Evaluator]) -> dict:
     Times are milliseconds for batch × length tokens, and for one token per row in `decode_ms`.
     """
     timings = _interleaved(config, evaluators, config.batch, config.length)
-    for name, there in timings.items():
-        there["compile_seconds"] = evaluators[name].trainer.compile_seconds
     devices = next(iter(evaluators.values())).trainer.mesh.devices
     return {
         "device": f"{devices.size} × {devices.flat[0].device_kind}",

@@ -232,7 +232,6 @@ class CostRow(NamedTuple):
     rate: str
     problem: str
     memory: str
-    compile: str
     train_loss: str
     learning_rate: str
 
@@ -250,7 +249,6 @@ def _cost(results: Results, scheme: Scheme) -> CostRow:
         rate=number(rate, 0) + (" *" if source == "logged" else ""),
         problem=measured.get("problem", ""),
         memory=number(temporary / 2**20 if temporary else None, 1),
-        compile=number(measured.get("compile_seconds"), 1),
         train_loss=cell_text(scheme.train_loss())[0],
         learning_rate=learning_rates.rate_used(results, scheme),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import rich.console
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -21,6 +22,7 @@ from pe_jax.training import config as configs
 from pe_jax.validation import nearest
 
 VERBOSE_LIBRARIES = ("jax", "orbax", "grain")
+COMPILED_PROGRAMS = Path(__file__).parents[2] / ".jax_cache"
 
 
 def run(main: Callable[[Any], None], default: str, kind: type) -> None:
@@ -35,6 +37,7 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
         flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
     distributed.define_flags()
     quiet_libraries()
+    keep_programs()
     has_config = any(re.match(r"--?config(=|$)", argument) for argument in sys.argv)
     with one_line_errors():
         first = draft(kind()) if has_config else load(default)
@@ -85,6 +88,16 @@ def final(config: Any) -> Any:
     fields = {f.name: final(getattr(config, f.name)) for f in dataclasses.fields(config)}
     kind = type(config).__mro__[1]  # a draft is an instance of a subclass
     return kind(**fields)
+
+
+def keep_programs() -> None:
+    """Keeps compiled programs in the checkout, so that what runs again does not compile again.
+
+    JAX's own settings (`JAX_COMPILATION_CACHE_DIR`, `JAX_ENABLE_COMPILATION_CACHE=0`) come first.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(COMPILED_PROGRAMS))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def quiet_libraries() -> None:

@@ -4,7 +4,6 @@ B batch, T tokens per row.
 """
 
 import functools
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -115,7 +114,7 @@ class Trainer:
         self.optimizer_config, self.steps = config, steps
         self.layout = sharding.layout(model, mesh)
         self.position_scheme: Any = positions and position_schemes.choose(positions, model.pattern)
-        self.dropout, self.compile_seconds = model.dropout > 0, None
+        self.dropout = model.dropout > 0
         self.jaxpr: Any = None
         self.batch_sharding = sharding.batch_sharding(mesh)
         self.skips = config.skips
@@ -180,12 +179,9 @@ class Trainer:
 
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
-        if self.compile_seconds is not None:
-            return self.step
-        begin = time.monotonic()
-        traced = self.step.trace(*self.arguments(batch, length))
-        self.jaxpr, self.step = traced.jaxpr, traced.lower().compile()
-        self.compile_seconds = time.monotonic() - begin
+        if self.jaxpr is None:
+            traced = self.step.trace(*self.arguments(batch, length))
+            self.jaxpr, self.step = traced.jaxpr, traced.lower().compile()
         return self.step
 
     def model(self, params: Any) -> Any:

@@ -174,7 +174,6 @@ def test_speed_is_measured_for_every_scheme_in_turn(compared):
     for found in speed["encodings"].values():
         assert len(found["train_ms"]) == len(found["eval_ms"]) == 5
         assert min(found["train_ms"]) > 0 and found["train_temp_bytes"] > 0
-        assert found["compile_seconds"] > 0
 
 
 def test_times_are_of_the_tokens_that_a_call_computes(tmp_path, monkeypatch, shared_programs):  # noqa: F811
