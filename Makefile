@@ -7,22 +7,21 @@ LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-
 
 .PHONY: venv lock compare smoke images tasks extend soak check quick test browser oracles gpu tpu clean
 
-# uv installs in seconds; pip, which knows a site's mirrors and proxies, takes over where uv cannot.
-INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(PIP) install $(1)
-
-# The exact versions of requirements.txt, so that published numbers can be made again.
+# The exact versions of requirements.txt, so that published numbers can be made again. uv installs
+# them in seconds; pip, which knows a site's mirrors and proxies, takes over where uv cannot.
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; set PYTHON=")'
-	@echo 'Setting up .venv, about 1 GB: a minute or two'
+	@echo 'Setting up .venv, about 1 GB: a minute or less'
 	$(PYTHON) -m venv .venv
 	-$(PIP) install uv
-	$(call INSTALL,--requirement requirements.txt)
-	$(call INSTALL,--no-deps --editable .)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.txt \
+	  || $(PIP) install --requirement requirements.txt
+	$(PIP) install --no-deps --editable .
 	touch $@
 
 # An extra of pyproject.toml on top of it: test, browser, oracles, tpu, cuda.
 .venv/ready-%: .venv/ready constraints.txt
-	$(call INSTALL,--constraint constraints.txt --editable '.[$*]')
+	$(PIP) install --constraint constraints.txt --editable '.[$*]'
 	touch $@
 
 venv: .venv/ready
