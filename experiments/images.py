@@ -23,6 +23,7 @@ from absl import logging
 from experiments.reporting import plotting, statistics
 from experiments.reporting.results import Scheme
 from experiments.running import launch
+from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.run_names import title
 from experiments.running.short_runs import Trials, completed
@@ -116,11 +117,12 @@ def train_once(
     """Trains once; accuracies by convention of the positions. Empty if a signal came."""
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
     draw = functools.partial(images.draw, count=config.batch, side=config.sides[0])
-    state = trainer.init(seed)
+    state, in_flight = trainer.init(seed), InFlight()
     loss: float = np.nan
     for step in range(config.steps):
         batch = dict(zip(("images", "labels"), draw(jax.random.fold_in(keys, step)), strict=True))
         state, step_metrics = trainer.step(state, batch, np.int32(seed))
+        in_flight.add(step_metrics.loss)
         if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
             loss = float(step_metrics.loss)
             spec = trainer.config.encoding

@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 from experiments.reporting import plotting, tasks_report
 from experiments.reporting.results import Pair, rates_name
 from experiments.running import launch
+from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import TasksConfig, rate_pairs
@@ -198,12 +199,13 @@ def _places_in_answers(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
 def train_once(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) -> dict:
     """Trains once; scores by length. Empty if a signal came."""
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
-    state, loss = solver.init(seed), np.nan
+    state, loss, in_flight = solver.init(seed), np.nan, InFlight()
     for step in range(1, config.steps + 1):
         key = jax.random.fold_in(keys, step)
         lengths = task.shortest, config.length
         batch = tasks.batch(task, key, config.batch, *lengths, config.model.causal)
         state, step_metrics = solver.step(state, batch, np.int32(seed))
+        in_flight.add(step_metrics.loss)
         if step % config.log_every == 0 or step == config.steps:
             loss = float(step_metrics.loss)
             run = solver.config.encoding, task.short, seed

@@ -20,6 +20,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.calls = 0
         self.received: int | None = None
 
     def __enter__(self) -> "Stop":
@@ -32,9 +33,14 @@ class Stop:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def after(self, step: int) -> bool:
-        """Whether to stop after this step; call it after each. All processes return the same."""
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+    def due(self) -> bool:
+        """Whether to stop here: before the first step, and after each. All processes agree.
+
+        They agree on the number of a call, counted from this start: the number of a step would be
+        passed already where a run continues and a signal comes before its first call.
+        """
+        self.calls += 1
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(self.calls):
             self.signal = self.received or signal.SIGTERM
         return self.signal is not None
 

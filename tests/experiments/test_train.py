@@ -49,7 +49,7 @@ def main(config: Config, monkeypatch) -> State | None:
     """Runs the program; returns the state that training ended with."""
     states, train = [None], program.train
     with monkeypatch.context() as patch:
-        patch.setattr(program, "train", lambda *a: states.append(train(*a)) or states[-1])
+        patch.setattr(program, "train", lambda *a, **k: states.append(train(*a, **k)) or states[-1])
         program.run(config)
     return states[-1]
 
