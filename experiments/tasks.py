@@ -28,6 +28,7 @@ from experiments.reporting.results import Pair, rates_name
 from experiments.running import launch
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
+from experiments.running.run_table import Reporter
 from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import TasksConfig, rate_pairs
 from pe_jax import position_schemes
@@ -196,7 +197,9 @@ def _places_in_answers(rows: Iterator[dict]) -> tuple[np.ndarray, ...]:
     return targets, weights, np.where(weights > 0, weights.cumsum(1).astype(int) - 1, -1)
 
 
-def train_once(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop) -> dict:
+def train_once(
+    config: TasksConfig, solver: Solver, task: tasks.Task, seed: int, stop, report: Reporter
+) -> dict:
     """Trains once; scores by length. Empty if a signal came."""
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
     state, loss, in_flight = solver.init(seed), np.nan, InFlight()
@@ -208,8 +211,7 @@ def train_once(config: TasksConfig, solver: Solver, task: tasks.Task, seed: int,
         in_flight.add(step_metrics.loss)
         if step % config.log_every == 0 or step == config.steps:
             loss = float(step_metrics.loss)
-            run = solver.config.encoding, task.short, seed
-            logging.info("%s, %s, seed %d: step %d, loss %.4f", *run, step, loss)
+            report(step, config.steps, loss, batch["tokens"].size)
             if int(state.skipped[0]) > solver.skips:
                 return {"status": "diverged", "step": step}
         if stop.signal is not None:
@@ -226,7 +228,9 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     def trial(name: str, pair: Pair, seed: int) -> dict:
         result = trials.result(
             f"{name}/{rates_name(*pair)}/seed{seed}",
-            lambda: train_once(config, solver(pair), tasks.TASKS[name], seed, trials.stop),
+            lambda report: train_once(
+                config, solver(pair), tasks.TASKS[name], seed, trials.stop, report
+            ),
         )
         return {**result, **dict(zip(RATES, pair, strict=True))}
 
@@ -238,6 +242,11 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
             pair = runs[first]["learning_rate"], runs[first]["encoding_rate"]
             runs[seed] = trial(name, pair, seed)
     return by_task
+
+
+def count_runs(config: TasksConfig, entry: tuple[str, str]) -> int:
+    """The number of runs of an encoding with its positions."""
+    return len(config.tasks) * (len(rate_pairs(config, entry[0])) + config.seeds - 1)
 
 
 def best(runs: list[dict]) -> dict:
@@ -267,7 +276,8 @@ def main(config: TasksConfig) -> None:
         logging.warning("reference=%r is not among the encodings", config.reference)
     parts = {entry: entry for entry in config.entries()}
     train, also = functools.partial(run, config), functools.partial(digests, config)
-    with completed(config, BINDING, parts, train, also) as (now, runs):
+    counts = functools.partial(count_runs, config)
+    with completed(config, BINDING, parts, counts, train, also) as (now, runs):
         entries = tasks_report.collect(
             config, runs, lambda name: best_fixed_answers(config, tasks.TASKS[name])
         )

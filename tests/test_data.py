@@ -245,7 +245,7 @@ def test_a_single_file_is_cut_into_ranges_between_characters(tmp_path):
     assert 0.88 < len(parts[0]) / len(content) < 0.92
 
 
-# 76
+# 70
 @pytest.mark.parametrize("names", [("a",), ("a", "b"), ("train.txt", "test.txt")])
 def test_few_files_are_split_by_their_bytes_and_say_so(tmp_path, names):
     texts = [("é" * 200 + str(k)).encode() for k in range(len(names))]

@@ -1,14 +1,26 @@
 """SIGINT and SIGTERM: a run saves first, then exits with the signal's status."""
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import jax
 from absl import logging
 from jax.experimental import multihost_utils
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def quiet_interrupt() -> Iterator[None]:
+    """Where nothing waits to be saved, ctrl-C ends the program with its status, not a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 class Stop:

@@ -81,7 +81,7 @@ def test_too_few_windows_says_the_counts(tmp_path):
         data.eval_windows(corpus, BYTES, split="train", count=99, length=32)
 
 
-# 77
+# 71
 def test_a_single_file_is_read_in_pieces_by_several_processes(tmp_path):
     content = "".join(map(chr, range(0xE0, 0x1E0))).encode()  # two bytes per character
     corpus = data.load(write(tmp_path, {"input.txt": content}) + "/input.txt")
