@@ -174,7 +174,7 @@ class RunTable(contextlib.AbstractContextManager):
             caption = f"{self.finished} of {self.count} runs are finished; {self.left()}"
             table = rich.table.Table(caption=caption, box=None, pad_edge=False)
             table.add_column("run", no_wrap=True, max_width=self.console.width // 3)
-            for name in ("", "step", "loss", "tokens/s"):
+            for name in ("", "step", "loss", "speed"):
                 table.add_column(name, justify="right", no_wrap=True)
             for label, run in self.runs.items():
                 if label in shown:
@@ -205,7 +205,7 @@ class Reporter:
         else:
             self.first = now, step  # its time has the compilation in it
         self.last = now, step
-        self.send(metrics.Progress(self.label, step, steps, loss, speed, left))
+        self.send(metrics.Progress(self.label, step, steps, loss, speed, None, left))
 
 
 def _mean(values: Any) -> float:
@@ -227,6 +227,6 @@ def _cells(run: Run) -> tuple[Any, ...]:
     if run.last is not None:
         progress = run.last[1]
         step, loss = progress.step, f"{progress.loss:.4f}"
-        speed = humanize.metric(progress.tokens_per_second).strip()
+        speed = progress.speed
     bar = rich.progress_bar.ProgressBar(run.steps, step, width=BAR)
     return bar, f"{step:,}/{run.steps:,}", loss, speed

@@ -203,7 +203,8 @@ def train(
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
 
     The start is a new model, or the trained `params`, with a new optimizer. A row of metrics has
-    the mean loss of the steps since the last row, and every `eval.every` steps the evaluation loss.
+    the mean loss of the steps since the last row, and every `eval.every` steps the evaluation loss;
+    `report` is called with the progress at each. With `profile` a few steps are traced.
 
     Data or a checkpoint that cannot be read or written end the program, on one line.
 

@@ -113,8 +113,7 @@ def train_iterator(
         rows = grain.MapDataset.range(2**62)[process_index::process_count]
         rows = rows.to_iter_dataset(IN_LINE).batch(batch // process_count)
         found = iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
-        found.set_state(_skipped(found.get_state(), skip * batch // process_count, 1, 1.0))
-        return found
+        return _after(found, skip * batch // process_count, 1, 1.0)
     if tokenizer is None:
         raise ValueError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
     if corpus.passkeys:
@@ -141,9 +140,16 @@ def train_iterator(
         dataset = dataset.random_map(plant, seed=seed + process_index)
     found = iter(dataset.batch(batch // process_count).map(packing.targets))
     documents_per_row = count * (length + 1) * size / (tokens * max(corpus.sizes["train"], 1))
-    rows = skip * batch // process_count
-    found.set_state(_skipped(found.get_state(), rows, window, documents_per_row))
-    return found
+    return _after(found, skip * batch // process_count, window, documents_per_row)
+
+
+def _after(
+    batches: grain.DatasetIterator, rows: int, window: int, documents_per_row: float
+) -> grain.DatasetIterator:
+    """A new iterator, set to where it is after `rows` rows of this process."""
+    if rows:
+        batches.set_state(_skipped(batches.get_state(), rows, window, documents_per_row))
+    return batches
 
 
 def _skipped(state: dict, rows: int, window: int, documents_per_row: float) -> dict:

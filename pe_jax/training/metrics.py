@@ -24,6 +24,7 @@ class Progress(NamedTuple):
       steps: total number of steps.
       loss: nats per token.
       tokens_per_second: since the last row of metrics.
+      mfu: model FLOPs utilization; None if the devices' peak is unknown.
       seconds_left: until the last step, from the rate since the first row; None at that row.
     """
 
@@ -32,19 +33,21 @@ class Progress(NamedTuple):
     steps: int
     loss: float
     tokens_per_second: float
+    mfu: float | None
     seconds_left: float | None
+
+    @property
+    def speed(self) -> str:
+        """Tokens per second, and MFU where it is known."""
+        tokens = humanize.metric(self.tokens_per_second).strip()
+        return f"{tokens} tokens/s" + ("" if self.mfu is None else f", MFU {self.mfu:.0%}")
 
 
 def log(progress: Progress) -> None:
     """Logs one line."""
     left = progress.seconds_left
     text = "" if left is None else humanize.precisedelta(round(left), format="%d") + " left"
-    logging.info(
-        "%s step %d/%d  loss %.4f  %s tokens/s  %s",
-        *progress[:4],
-        humanize.metric(progress.tokens_per_second).strip(),
-        text,
-    )
+    logging.info("%s step %d/%d  loss %.4f  %s  %s", *progress[:4], progress.speed, text)
 
 
 class Metrics:
@@ -103,9 +106,10 @@ class Metrics:
         since, first_step = self.since or (now, step)
         steps_per_second = (step - first_step) / max(now - since, 1e-9)
         tokens_per_second = steps_per_second * tokens_per_step
-        mfu = tokens_per_second / self.tokens_at_peak if self.tokens_at_peak else math.nan
-        row = {"step": step, **values, "tokens_per_second": tokens_per_second, "mfu": mfu}
-        row = {name: value if math.isfinite(value) else None for name, value in row.items()}
+        mfu = tokens_per_second / self.tokens_at_peak if self.tokens_at_peak else None
+        row: dict[str, float | None] = {"step": step, **values}
+        row |= {"tokens_per_second": tokens_per_second, "mfu": mfu}
+        row = {n: None if x is None or not math.isfinite(x) else x for n, x in row.items()}
         print(json.dumps(row), file=self.file, flush=True)
         for name, value in row.items():
             if value is not None:
@@ -114,7 +118,8 @@ class Metrics:
         begin, begin_step = self.first = self.first or (now, step)
         rate = (now - begin) / (step - begin_step) if step > begin_step else None
         left = None if rate is None else rate * (self.steps - step)
-        self.report(Progress(self.label, step, self.steps, values["loss"], tokens_per_second, left))
+        speed = tokens_per_second, mfu
+        self.report(Progress(self.label, step, self.steps, values["loss"], *speed, left))
         self.start(step)
 
     def close(self) -> None:

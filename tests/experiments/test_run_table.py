@@ -24,7 +24,7 @@ def events(jobs: int, runs: int):
             label, warm = f"job{job} seed{run}", WARM_UP * (run == 0)
             found.append((now, "start", (job, label)))
             for step in (1, *range(20, STEPS + 1, 20)):
-                progress = Progress(label, step, STEPS, 5 - step / 50, 12_345.0, None)
+                progress = Progress(label, step, STEPS, 5 - step / 50, 12_345.0, 0.4, None)
                 found.append((now + warm + step * STEP, "report", (progress,)))
             now += warm + STEPS * STEP + TAIL
             found.append((now, "finish", (label,)))
@@ -69,7 +69,8 @@ def test_a_terminal_has_one_table_that_is_redrawn():
     text = console.file.getvalue()
     assert "\x1b[1A" in text  # the cursor goes up, to draw it again
     *rows, caption = re.findall(r"job\d seed\d.*|\d of 4 runs.*", text.split("\x1b[1A")[-1])
-    assert len(rows) == 4 and all("100/100" in x and "3.0000" in x and "12.3 k" in x for x in rows)
+    assert len(rows) == 4 and all("100/100" in x and "3.0000" in x for x in rows)
+    assert all(row.strip().endswith("12.3 k tokens/s, MFU 40%") for row in rows)
     assert all(run_table.BAR * "━" in row for row in rows)
     assert caption.strip() == "4 of 4 runs are finished; about 0 seconds left"
 
@@ -87,7 +88,9 @@ def test_elsewhere_reports_are_lines(monkeypatch):
     for _ in simulated(1, 2, console):
         pass
     assert not console.file.getvalue()
-    assert len(said) == 14 and said[0].startswith("job0 seed0 step 1/100  loss 4.9800  12.3 k tok")
+    assert len(said) == 14 and said[0].startswith(
+        "job0 seed0 step 1/100  loss 4.9800  12.3 k tokens/s, MFU 40%"
+    )
     assert said[6] == "[1/2 runs] job0 seed0 is finished; about 15 seconds left"
 
 
