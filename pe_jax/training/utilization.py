@@ -51,5 +51,5 @@ def flops_per_token(model: ModelConfig, shapes: Any, length: int) -> float:
 
 def peak(devices: Any) -> float | None:
     """Operations per second of these devices together; None if a kind is not in `PEAKS`."""
-    each = [PEAKS.get(device.device_kind) for device in devices]
-    return None if None in each else float(sum(each))  # pyright: ignore[reportArgumentType]
+    kinds = [device.device_kind for device in devices]
+    return sum(PEAKS[kind] for kind in kinds) if {*kinds} <= {*PEAKS} else None

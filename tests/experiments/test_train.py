@@ -127,7 +127,7 @@ def test_a_run_says_its_speed_and_share_of_the_peak_and_the_time_left(config, mo
     flops = utilization.flops_per_token(trainer.config, trainer.shapes, L)
     for row in rows:
         assert row["mfu"] == pytest.approx(row["tokens_per_second"] * flops / 1e9)
-    lines = [line[0] % line[1:] for line in seen if "tokens/s" in str(line[0])]
+    lines = [line[0] % line[1:] for line in seen if "step %d/%d" in str(line[0])]
     assert all(f"MFU {row['mfu']:.0%}" in line for row, line in zip(rows, lines, strict=True))
     assert len(lines) == 4 and "left" not in lines[0]  # one step says nothing
     assert all(line.endswith(" left") for line in lines[1:])

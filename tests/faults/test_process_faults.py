@@ -99,7 +99,8 @@ def test_a_signal_to_any_of_a_group_saves_all_at_one_step(group, tmp_path):
     step = soak.last_saved(tmp_path / "run")
     assert 3 < step == soak.last_logged(tmp_path / "run")
     manifest.check(tmp_path / "run" / "checkpoints" / str(step))
-    assert ended(group(children.interrupted)[2:]) == [143, 130]  # 69: they continue, and compile
+    again = group(children.interrupted)[2:]  # 69: they continue, and compile
+    assert ended(again, 150) == [143, 130]
     assert soak.last_saved(tmp_path / "run") == soak.last_logged(tmp_path / "run") == step
 
 
