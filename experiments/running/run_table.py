@@ -13,6 +13,7 @@ import rich.console
 import rich.live
 import rich.progress_bar
 import rich.table
+import rich.text
 from absl import logging
 
 from pe_jax.training import metrics
@@ -178,7 +179,7 @@ class RunTable(contextlib.AbstractContextManager):
                 table.add_column(name, justify="right", no_wrap=True)
             for label, run in self.runs.items():
                 if label in shown:
-                    table.add_row(label, *_cells(run))
+                    table.add_row(rich.text.Text(label), *_cells(run))  # no markup in brackets
         return table
 
 
