@@ -16,8 +16,8 @@ import itertools
 import json
 import platform
 import shutil
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from experiments.running.lock import Lock
 from experiments.running.parallel_runs import run_in_parallel, run_meshes
 from experiments.running.provenance import command, environment, save_json
 from experiments.running.run_names import short_name, slug
+from experiments.running.run_table import RunTable
 from experiments.running.sweep_configs import CompareConfig, rate_pairs
 from experiments.running.training_loop import (
     Diverged,
@@ -51,6 +52,7 @@ from pe_jax.encodings.base import Params
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, windows
+from pe_jax.training.metrics import Progress
 from pe_jax.training.optimizer import is_encoding
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
@@ -169,7 +171,12 @@ def count_parameters(trainer: Trainer) -> dict:
 
 
 def train_run(
-    config: Config, source: Source, evaluator: Evaluator, label: str, stop: signals.Stop
+    config: Config,
+    source: Source,
+    evaluator: Evaluator,
+    label: str,
+    stop: signals.Stop,
+    report: Callable[[Progress], None],
 ) -> None:
     """Trains and evaluates one run, and writes its `evaluation.json`, unless a signal came."""
     folder = Path(config.workdir)
@@ -179,7 +186,7 @@ def train_run(
     result["encoding_rate"] = config.optimizer.encoding_rate
     save_json(folder / "config.json", run_metadata(config, source))
     try:
-        state = train(config, source, evaluator, label, stop)
+        state = train(config, source, evaluator, label, stop, report=report)
     except Diverged as error:
         result |= {"status": "diverged", "reason": str(error), **environment()}
         save_json(folder / "evaluation.json", result)
@@ -221,27 +228,6 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
                 )
 
 
-class Progress:
-    """Counts finished runs and steps of several threads, and logs an estimate of the time left."""
-
-    def __init__(self, runs: int, steps: int):
-        self.runs, self.finished = runs, 0
-        self.steps_left, self.steps_done = steps, 0
-        self.begin, self.lock = time.monotonic(), threading.Lock()
-
-    def count(self, label: str, steps: int, was_finished: bool) -> None:
-        """Counts a finished run; `was_finished` before this program started."""
-        with self.lock:
-            self.finished += 1
-            self.steps_left -= steps
-            self.steps_done += 0 if was_finished else steps
-            seconds_per_step = (time.monotonic() - self.begin) / max(self.steps_done, 1)
-            minutes = seconds_per_step * self.steps_left / 60
-            left = f"is finished; about {minutes:.1f} minutes left"
-            what = "was finished" if was_finished else left
-            logging.info("[%d/%d runs] %s %s", self.finished, self.runs, label, what)
-
-
 class MissingRuns:
     """Trains every missing run: encodings in parallel, for each its rates, then its seeds.
 
@@ -255,6 +241,7 @@ class MissingRuns:
       evaluators: one per encoding, by its name, on the first mesh.
       meshes: the devices of each concurrent run.
       stop: whether a signal came.
+      table: shows the runs.
     """
 
     def __init__(
@@ -270,13 +257,16 @@ class MissingRuns:
         self.evaluators, self.meshes, self.stop = evaluators, meshes, stop
         self.programs = {(n, config.steps, meshes[0]): e for n, e in evaluators.items()}
         self.checks = {n: checks(config, e.trainer.config.encoding) for n, e in evaluators.items()}
-        checked, trained = sum(map(len, self.checks.values())), len(evaluators) * config.seeds
-        steps = checked * config.rate_steps + trained * config.steps
-        self.progress = Progress(checked + trained, steps)
+        jobs = {
+            name: [config.rate_steps] * len(pairs) + [config.steps] * config.seeds
+            for name, pairs in self.checks.items()
+        }
+        self.table = RunTable(jobs, len(meshes))
 
     def train(self) -> None:
         """Trains until all runs are finished or a signal came; raises the first error of a run."""
-        run_in_parallel(self._train_encoding, self.evaluators, self.meshes, self.stop)
+        with self.table:
+            run_in_parallel(self._train_encoding, self.evaluators, self.meshes, self.stop)
 
     def _train_encoding(self, name: str, mesh: Mesh) -> None:
         """Chooses the rates of an encoding, then trains it with every seed."""
@@ -304,11 +294,14 @@ class MissingRuns:
         """Trains a run to its end, unless it is finished or a signal comes."""
         if self.stop.signal is not None:
             return
-        was_finished = is_finished(run)
-        if not was_finished:
-            train_run(run, source, self._evaluator(name, run, mesh), label, self.stop)
+        if is_finished(run):
+            self.table.skip(name, label)
+            return
+        self.table.start(name, label)
+        evaluator = self._evaluator(name, run, mesh)
+        train_run(run, source, evaluator, label, self.stop, self.table.report)
         if self.stop.signal is None:
-            self.progress.count(label, run.steps, was_finished)
+            self.table.finish(label)
 
     def _run(self, name: str, folder: Path, pair: results.Pair, **fields: Any) -> Config:
         config = self.config

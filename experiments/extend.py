@@ -9,6 +9,7 @@ interruption the same command continues; finished methods are not repeated.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -28,6 +29,7 @@ from experiments.running.lock import Lock
 from experiments.running.parallel_runs import run_in_parallel, run_meshes
 from experiments.running.provenance import command, environment, environments, save_json
 from experiments.running.run_names import slug
+from experiments.running.run_table import RunTable
 from experiments.running.sweep_configs import ExtendConfig
 from experiments.running.training_loop import (
     Diverged,
@@ -208,6 +210,7 @@ def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Con
         seed=(base.config.seed + OTHER_DATA) % 2**31,
         length=target(config, base.config.length),
         batch=config.batch,
+        microbatches=1,
         steps=max(config.steps, 1),  # 0 disables training
         log_every=config.log_every,
         save_every=config.save_every,
@@ -301,7 +304,7 @@ class Methods:
             lambda: self.stop.signal is None,
         )
 
-    def run(self, method: tuple[str, str], mesh: Mesh) -> dict[int, dict]:
+    def run(self, table: RunTable, method: tuple[str, str], mesh: Mesh) -> dict[int, dict]:
         """A method, (name, encoding), on every run: seed → "plain" and "tuned" → its results."""
         (name, encoding), by_seed, evaluator = method, {}, None
         for base in self.bases:
@@ -309,20 +312,30 @@ class Methods:
                 break
             folder = Path(self.config.workdir) / "runs" / slug(name) / f"seed{base.config.seed}"
             paths = {part: folder / f"{part}.json" for part in self.parts}
-            if not all(path.exists() for path in paths.values()):
+            label = f"{name} seed {base.config.seed}"
+            if all(path.exists() for path in paths.values()):
+                table.skip(name, label)
+            else:
+                table.start(name, label)
                 run = longer(self.config, base, encoding, folder)
                 evaluator = evaluator or Evaluator(prepare(run, mesh), self.config.eval)
-                self._run_parts(name, base, run, evaluator, paths)
-            if self.stop.signal is not None:
-                break
+                self._run_parts(label, base, run, evaluator, paths, table)
+                if self.stop.signal is not None:
+                    break
+                table.finish(label)
             by_seed[base.config.seed] = _read_parts(name, encoding, paths)
         return by_seed
 
     def _run_parts(
-        self, name: str, base: Base, run: Config, evaluator: Evaluator, paths: dict[str, Path]
+        self,
+        label: str,
+        base: Base,
+        run: Config,
+        evaluator: Evaluator,
+        paths: dict[str, Path],
+        table: RunTable,
     ) -> None:
         """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
-        label = f"{name} seed {base.config.seed}"
         state = trained_run.restore(base.folder, evaluator.trainer)
         for part, path in paths.items():
             if self.stop.signal is not None or path.exists():
@@ -331,7 +344,8 @@ class Methods:
             result: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
             try:
                 if part == "tuned":
-                    state = train(run, self.source, evaluator, label, self.stop, state.params)
+                    given = self.source, evaluator, label, self.stop, state.params
+                    state = train(run, *given, report=table.report)
                     if self.stop.signal is not None:
                         return
                 result |= evaluate(evaluator, self.source, state)
@@ -437,7 +451,10 @@ def run_methods(methods: Methods, meshes: list[Mesh]) -> list[dict]:
     needs_search = any("{searched}" in spec for spec in specs.values())
     searched = methods.searched_factors(meshes[0]) if needs_search else None
     models = {name: extended(spec, config, base, searched) for name, spec in specs.items()}
-    results = run_in_parallel(methods.run, models.items(), meshes, methods.stop)
+    jobs = {name: [max(config.steps, 1)] * len(methods.bases) for name in models}
+    with RunTable(jobs, len(meshes)) as table:
+        run = functools.partial(methods.run, table)
+        results = run_in_parallel(run, models.items(), meshes, methods.stop)
     return [
         {"name": name, "encoding": model, "seeds": by_seed}
         for (name, model), by_seed in zip(models.items(), results, strict=True)

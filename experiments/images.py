@@ -18,13 +18,14 @@ import numpy as np
 import optax
 import rich
 import rich.table
-from absl import logging
 
 from experiments.reporting import plotting, statistics
 from experiments.reporting.results import Scheme
 from experiments.running import launch
+from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.run_names import title
+from experiments.running.run_table import Reporter
 from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import ImagesConfig
 from pe_jax import position_schemes
@@ -111,20 +112,21 @@ def accuracies(
 
 
 def train_once(
-    config: ImagesConfig, trainer: Classifier, conventions, seed: int, test, stop
+    config: ImagesConfig, trainer: Classifier, conventions, seed: int, test, stop, report: Reporter
 ) -> dict:
     """Trains once; accuracies by convention of the positions. Empty if a signal came."""
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
     draw = functools.partial(images.draw, count=config.batch, side=config.sides[0])
-    state = trainer.init(seed)
+    state, in_flight = trainer.init(seed), InFlight()
     loss: float = np.nan
     for step in range(config.steps):
         batch = dict(zip(("images", "labels"), draw(jax.random.fold_in(keys, step)), strict=True))
         state, step_metrics = trainer.step(state, batch, np.int32(seed))
+        in_flight.add(step_metrics.loss)
         if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
             loss = float(step_metrics.loss)
-            spec = trainer.config.encoding
-            logging.info("%s seed %d: step %d, loss %.4f", spec, seed, step + 1, loss)
+            patches = config.batch * (config.sides[0] // config.patch) ** 2
+            report(step + 1, config.steps, loss, patches)
             if int(state.skipped[0]) > trainer.skips:
                 return {"status": "diverged", "step": step + 1}
         if stop.signal is not None:
@@ -154,7 +156,9 @@ def run(
     return {
         seed: trials.result(
             f"seed{seed}",
-            lambda seed=seed: train_once(config, trainer(), conventions, seed, test(), trials.stop),
+            lambda report, seed=seed: train_once(
+                config, trainer(), conventions, seed, test(), trials.stop, report
+            ),
         )
         for seed in range(config.seed, config.seed + config.seeds)
     }
@@ -246,7 +250,7 @@ def main(config: ImagesConfig) -> None:
     workdir = Path(config.workdir)
     parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
     train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
-    with completed(config, BINDING, parts, train) as (now, runs):
+    with completed(config, BINDING, parts, lambda _: config.seeds, train) as (now, runs):
         encodings = collect(config, runs)
         save_json(
             workdir / "results.json",

@@ -26,7 +26,9 @@ from jax.sharding import Mesh
 from experiments.reporting import plotting, tasks_report
 from experiments.reporting.results import Pair, rates_name
 from experiments.running import launch, signals
+from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
+from experiments.running.run_table import Reporter
 from experiments.running.short_runs import Trials, completed
 from experiments.running.sweep_configs import TasksConfig, rate_pairs
 from pe_jax import position_schemes
@@ -199,21 +201,22 @@ def train_once(
     task: tasks.Task,
     seed: int,
     stop: signals.Stop,
+    report: Reporter,
 ) -> dict:
     """Trains once at a pair of rates; scores by length. Empty if a signal came."""
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
     rates = dict(zip(RATES, pair, strict=True))
     state = solver.init(seed, dataclasses.replace(config.optimizer, **rates))
-    loss = np.nan
+    loss, in_flight = np.nan, InFlight()
     for step in range(1, config.steps + 1):
         key = jax.random.fold_in(keys, step)
         lengths = task.shortest, config.length
         batch = tasks.batch(task, key, config.batch, *lengths, config.model.causal)
         state, step_metrics = solver.step(state, batch, np.int32(seed))
+        in_flight.add(step_metrics.loss)
         if step % config.log_every == 0 or step == config.steps:
             loss = float(step_metrics.loss)
-            run = solver.config.encoding, task.short, seed
-            logging.info("%s, %s, seed %d: step %d, loss %.4f", *run, step, loss)
+            report(step, config.steps, loss, batch["tokens"].size)
             if int(state.skipped[0]) > solver.skips:
                 return {"status": "diverged", "step": step}
         if stop.signal is not None:
@@ -230,7 +233,9 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     def trial(name: str, pair: Pair, seed: int) -> dict:
         result = trials.result(
             f"{name}/{rates_name(*pair)}/seed{seed}",
-            lambda: train_once(config, solver, pair, tasks.TASKS[name], seed, trials.stop),
+            lambda report: train_once(
+                config, solver, pair, tasks.TASKS[name], seed, trials.stop, report
+            ),
         )
         return {**result, **dict(zip(RATES, pair, strict=True))}
 
@@ -242,6 +247,11 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
             pair = runs[first]["learning_rate"], runs[first]["encoding_rate"]
             runs[seed] = trial(name, pair, seed)
     return by_task
+
+
+def count_runs(config: TasksConfig, entry: tuple[str, str]) -> int:
+    """The number of runs of an encoding with its positions."""
+    return len(config.tasks) * (len(rate_pairs(config, entry[0])) + config.seeds - 1)
 
 
 def best(runs: list[dict]) -> dict:
@@ -271,7 +281,8 @@ def main(config: TasksConfig) -> None:
         logging.warning("reference=%r is not among the encodings", config.reference)
     parts = {entry: entry for entry in config.entries()}
     train, also = functools.partial(run, config), functools.partial(digests, config)
-    with completed(config, BINDING, parts, train, also) as (now, runs):
+    counts = functools.partial(count_runs, config)
+    with completed(config, BINDING, parts, counts, train, also) as (now, runs):
         entries = tasks_report.collect(
             config, runs, lambda name: best_fixed_answers(config, tasks.TASKS[name])
         )

@@ -1,6 +1,7 @@
 import importlib.metadata
 import json
 import pathlib
+import re
 import sys
 from collections import Counter
 
@@ -172,6 +173,27 @@ def test_grain_checkpoint_restores_the_iterator(tmp_path):
     assert_same([next(batches) for _ in range(4)], [next(resumed) for _ in range(4)])
 
 
+@pytest.mark.parametrize("spec", ["text:", "passkeys:text:", "synthetic:copy"])
+def test_batches_are_skipped_without_reading_them(tmp_path, spec):
+    """As they would come after so many; in later epochs, about so many."""
+    texts = written(tmp_path, {f"{i}": bytes([65 + i]) * (90 * i + 30) for i in range(12)})
+    corpus = data.load(spec + texts.removeprefix("text:") * spec.endswith("text:"))
+    tokens = None if "synthetic" in spec else BYTES
+
+    def make(skip: int):
+        half = {"process_index": 1, "process_count": 2}
+        return data.train_iterator(corpus, tokens, length=127, batch=4, seed=0, skip=skip, **half)
+
+    batches, skipped = make(0), make(5)
+    for _ in range(5):
+        next(batches)
+    assert_same([next(batches) for _ in range(3)], [next(skipped) for _ in range(3)])
+    far = make(10**6)
+    assert next(far)["tokens"].shape == (2, 128)
+    state = json.dumps(far.get_state())
+    assert re.search(r'"next_index": [1-9]\d{4}', state), state
+
+
 def test_processes_read_disjoint_documents_and_together_all(tmp_path):
     corpus = data.load(novels(tmp_path))
     seen = []
@@ -221,6 +243,37 @@ def test_a_single_file_is_cut_into_ranges_between_characters(tmp_path):
     parts = [corpus.documents(split)[0] for split in corpora.SPLITS]
     assert b"".join(parts) == content and [p.decode() for p in parts]
     assert 0.88 < len(parts[0]) / len(content) < 0.92
+
+
+# 70
+@pytest.mark.parametrize("names", [("a",), ("a", "b"), ("train.txt", "test.txt")])
+def test_few_files_are_split_by_their_bytes_and_say_so(tmp_path, names):
+    texts = [("é" * 200 + str(k)).encode() for k in range(len(names))]
+    corpus = data.load(write(tmp_path, dict(zip(names, texts, strict=True))))
+    marked = "test.txt" in names
+    parts = {s: [corpus.documents(s)[i] for i in range(_n(corpus, s))] for s in corpora.SPLITS}
+    cut = ["train", "validation"] if marked else corpora.SPLITS
+    for k, text in enumerate(texts[: 1 if marked else None]):
+        assert b"".join(parts[split][k] for split in cut) == text
+        assert 18 <= len(parts["validation"][k]) <= 22 and parts["validation"][k].decode()
+    assert not marked or parts["test"] == texts[1:]
+    say = "validation: the last 5 %" if marked else "validation, test: the last 10 %"
+    assert f"({say} of each file)" in corpus.describe() and "\n" not in corpus.describe()
+
+
+def test_splits_in_the_names_of_files_are_never_trained_on(tmp_path):
+    held = {"valid.txt": b"v" * 40, "sub/Wiki.Validation.tokens": b"w", "wiki.test.raw": b"t"}
+    files = {f"{k}.txt": b"text" for k in range(40)} | {"test.py": b"code", "latest.txt": b"x"}
+    corpus = data.load(write(tmp_path, held | files | {"wiki.train.raw": b"text"}))
+    found = {s: {corpus.documents(s)[i] for i in range(_n(corpus, s))} for s in corpora.SPLITS}
+    assert found == {
+        "train": {b"text", b"code", b"x"},
+        "validation": {b"v" * 40, b"w"},
+        "test": {b"t"},
+    }
+    assert "the last" not in corpus.describe()
+    only = data.load(f"text:{tmp_path}/valid.txt")  # asked for by its name
+    assert only.name == "text:valid.txt"
 
 
 def test_marks_of_the_file_are_not_text(tmp_path):

@@ -1,9 +1,11 @@
 """Training and evaluation: the same numbers on any mesh, after any stop, by any protocol."""
 
 import dataclasses
+import functools
 import json
 import re
 from concurrent import futures
+from types import SimpleNamespace
 
 import grain
 import jax
@@ -13,7 +15,7 @@ import pytest
 from scipy.special import logsumexp
 
 from pe_jax.models import layers
-from pe_jax.training import sharding, tasks
+from pe_jax.training import sharding, tasks, utilization
 from pe_jax.training.checkpoint import Checkpoints
 from pe_jax.training.config import PROTOCOLS, EvalConfig, MeshConfig
 from pe_jax.training.evaluate import Evaluator, pieces
@@ -72,6 +74,43 @@ def test_eight_devices_start_as_one_does():
     states = [jax.tree.map(np.asarray, trainer(SPECS["rope"], n).init(3)) for n in (1, 8)]
     assert_close(*states, 1e-6)
     assert {len(s.device_set) for s in jax.tree.leaves(shardings)} == {8}
+
+
+@pytest.mark.parametrize("devices, parts", [(1, 4), (8, 2)])
+def test_microbatches_add_up_to_the_gradient_of_the_batch(devices, parts):
+    whole = trainer("t5+rope")
+    mesh = trainer("t5+rope", devices).mesh
+    one = Trainer(whole.config, OPTIMIZER, STEPS, mesh, microbatches=parts)
+    batch = tiny.batch()
+    batch["weights"][0], batch["segments"][0] = 0, 0  # nothing but padding
+    batch["weights"][1, :7] = 0
+    targets = batch["weights"][:, 1:].sum(1)
+    assert len({targets[k::parts].sum() for k in range(parts)}) > 1  # no mean of their means
+    (state, got), (like, want) = steps(one, 2, batch), steps(whole, 2, batch)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    moments = [optax.tree_utils.tree_get(s.opt_state, "mu") for s in (state, like)]
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), *moments)
+
+
+def test_microbatches_take_less_memory_and_draw_apart():
+    mesh, model = trainer("rope").mesh, tiny.config("nope", layers=1, dropout=0.5)
+    whole, parts = (
+        Trainer(model, OPTIMIZER, STEPS, mesh, microbatches=n).compile(64, 32) for n in (1, 8)
+    )
+    need = [x.memory_analysis().temp_size_in_bytes for x in (whole, parts)]
+    assert need[1] < 0.3 * need[0]
+    one = Trainer(model, OPTIMIZER, STEPS, mesh, microbatches=2)
+    rows = {name: np.repeat(x[:1], R, 0) for name, x in tiny.batch().items()}
+    seen, loss = [], Trainer.loss
+
+    def noting(self, model, batch, key):
+        jax.debug.callback(lambda key: seen.append(tuple(key.tolist())), jax.random.key_data(key))
+        return loss(self, model, batch, key)
+
+    one.loss = functools.partial(noting, one)
+    one.step(start(one), one.put(rows), np.int32(0))
+    jax.effects_barrier()
+    assert len({*seen}) == 2
 
 
 def test_all_seeds_and_rates_share_one_program():
@@ -163,6 +202,20 @@ def test_padding_does_not_matter():
     want, got = steps(one, 1, batch)[1], steps(one, 1, other)[1]
     np.testing.assert_allclose(got, want, rtol=1e-6)
     assert np.isfinite(got).all()
+
+
+def test_flops_per_token_are_those_of_palm():
+    """Every matrix but the table that is only read, and scores with all tokens of a row."""
+    shapes = trainer("t5+rope").shapes
+    width, hidden, kv = 16, 3 * 16 * 40, 2 * 16 * 8  # 40: 8/3 of 16, to eights
+    weights = 2 * (hidden + 2 * 16 * 16 + kv) + tiny.V * width
+    want = 6 * weights + 12 * 2 * 16 * L
+    assert utilization.flops_per_token(tiny.config("t5+rope"), shapes, L) == want
+    windowed = tiny.config("t5+rope", window=4)
+    assert utilization.flops_per_token(windowed, shapes, L) == want - 12 * 2 * 16 * (L - 4)
+    h200, tpu = (SimpleNamespace(device_kind=kind) for kind in ("NVIDIA H200", "TPU v5 lite"))
+    assert utilization.peak([h200] * 4) == 4 * 989e12 and utilization.peak([tpu]) == 197e12
+    assert utilization.peak(jax.devices()) is None  # a CPU's is not published
 
 
 # Evaluation.

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from pe_jax import positions as pos
+from pe_jax.models import generate as generation
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate, sample
 from pe_jax.models.transformer import Transformer
@@ -43,14 +44,30 @@ ODD = "tupe fox rerope dape t5+rope shaw,learned(length=40) others"
 
 
 @tiny.few(ODD, MODELS)
-def test_generating_with_a_cache_equals_recomputing(spec):
+def test_generating_with_a_cache_equals_recomputing(spec, monkeypatch):
+    monkeypatch.setattr(generation, "CHUNK", 2)  # of 5 tokens: two chunks, and one alone
     built, params = tiny.build(spec)
-    prompt = tiny.tokens(R, 3)
-    found = np.asarray(generate(built, prompt, L - 3, temperature=0))
-    np.testing.assert_array_equal(found[:, :3], prompt)
-    assert len(np.unique(found[:, 3:])) > 4  # a model that repeats itself would show nothing
+    prompt = tiny.tokens(R, 5)
+    found = np.asarray(generate(built, prompt, L - 5, temperature=0))
+    np.testing.assert_array_equal(found[:, :5], prompt)
+    assert len(np.unique(found[:, 5:])) > 4  # a model that repeats itself would show nothing
     logits = tiny.forward(spec)(params, found, np.zeros((R, L), np.int32))
-    np.testing.assert_array_equal(found[:, 3:], np.argmax(logits, axis=-1)[:, 2:-1])
+    np.testing.assert_array_equal(found[:, 5:], np.argmax(logits, axis=-1)[:, 4:-1])
+
+
+def test_one_program_generates_any_length_at_any_temperature():
+    built, _ = tiny.build(tiny.config("rope", head_dim=8))
+    prompt, key, before = tiny.tokens(1, 40), jax.random.key(3), generation._run._cache_size()
+    greedy = [generate(built, prompt[:, :n], 45 - n, temperature=0) for n in (1, 5, 40)]
+    drawn = [generate(built, prompt[:, :5], n, key=key, temperature=2) for n in (3, 59)]
+    cold = generate(built, prompt[:, :5], 40, key=key, temperature=1e-6)
+    assert generation._run._cache_size() == before + 1
+    np.testing.assert_array_equal(greedy[1], cold)
+    assert (np.asarray(drawn[1][:, 5:45]) != cold[:, 5:]).mean() > 0.5
+    np.testing.assert_array_equal(drawn[0], drawn[1][:, :8])  # a draw depends on key and place
+    assert [x.shape for x in greedy] == [(1, 45)] * 3
+    generate(built, prompt, 40, key=key)  # beyond 64: the next power of two
+    assert generation._run._cache_size() == before + 2
 
 
 def test_generating_sets_lengths_once_so_that_the_cache_equals_recomputing():

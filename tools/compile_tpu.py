@@ -107,8 +107,9 @@ def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -
     with tpu_slice.tracing_for(devices):
         mesh = sharding.make_mesh(config.mesh, devices)
         lengths = {"length": config.length} if program == "train" else None
-        sharding.check_fits(model, config.batch, mesh, lengths)
-        trainer = Trainer(model, config.optimizer, config.steps, mesh, config.positions)
+        sharding.check_fits(model, config.batch, mesh, lengths, config.microbatches)
+        schedule = config.optimizer, config.steps
+        trainer = Trainer(model, *schedule, mesh, config.positions, config.microbatches)
         masked = Tiles()
         if program == "train":
             masked = tiles(model, config.batch, config.length, trainer.layout, mesh.size)

@@ -12,6 +12,8 @@ from unittest import mock
 import jax
 from jax.experimental import topologies
 
+from pe_jax.training.utilization import PEAKS
+
 GIB = 2**30
 HOST = {  # with these, libtpu compiles on a machine without a TPU
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -42,10 +44,10 @@ class Chip:
 
 
 CHIPS = {
-    "v4": Chip(32 * GIB, 275e12, 300e9, 1.05e9, "2x2x1"),
-    "v5e": Chip(16 * GIB, 197e12, 200e9, 1.5e9, "2x2"),
-    "v5p": Chip(95 * GIB, 459e12, 600e9, 1.75e9, "2x2x1"),
-    "v6e": Chip(32 * GIB, 918e12, 448e9, 1.75e9, "2x2"),
+    "v4": Chip(32 * GIB, PEAKS["TPU v4"], 300e9, 1.05e9, "2x2x1"),
+    "v5e": Chip(16 * GIB, PEAKS["TPU v5e"], 200e9, 1.5e9, "2x2"),
+    "v5p": Chip(95 * GIB, PEAKS["TPU v5p"], 600e9, 1.75e9, "2x2x1"),
+    "v6e": Chip(32 * GIB, PEAKS["TPU v6e"], 448e9, 1.75e9, "2x2"),
 }
 
 

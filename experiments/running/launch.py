@@ -16,7 +16,7 @@ import rich.console
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments.running import distributed
+from experiments.running import distributed, signals
 from experiments.running.errors import exit_with, one_line_errors
 from pe_jax.training import config as configs
 from pe_jax.validation import nearest
@@ -119,6 +119,7 @@ def show(*parts: Any) -> None:
     console.print(*parts, sep="\n")
 
 
+@signals.quiet_interrupt()
 def _start(main: Callable[[Any], None], rest: Sequence[str]) -> None:
     with one_line_errors():
         if rest:

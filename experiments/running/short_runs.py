@@ -15,6 +15,7 @@ from experiments.running.lock import Lock
 from experiments.running.parallel_runs import run_in_parallel, run_meshes
 from experiments.running.provenance import environment, save_json
 from experiments.running.run_names import slug
+from experiments.running.run_table import Reporter, RunTable
 from experiments.running.sweep_configs import TrialsConfig
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
@@ -27,19 +28,29 @@ class Trials:
       entry: its description, saved with each result.
       mesh: the devices of this entry.
       stop: whether a signal came.
+      table: shows the runs; the folder is their job.
     """
 
-    def __init__(self, folder: Path, entry: list[str], mesh: Mesh, stop: signals.Stop):
+    def __init__(
+        self, folder: Path, entry: list[str], mesh: Mesh, stop: signals.Stop, table: RunTable
+    ):
         self.folder, self.entry, self.mesh, self.stop = folder, entry, mesh, stop
+        self.table = table
 
-    def result(self, name: str, train: Callable[[], dict]) -> dict:
-        """The saved result of the run, or that of `train()`; empty if a signal came first."""
-        path = self.folder / f"{name}.json"
-        if not path.exists():
-            result = {} if self.stop.signal is not None else train()
+    def result(self, name: str, train: Callable[[Reporter], dict]) -> dict:
+        """The saved result of the run, or that of `train`; empty if a signal came first."""
+        path, label = self.folder / f"{name}.json", f"{' '.join(self.entry)} {name}"
+        if path.exists():
+            self.table.skip(self.folder, label)
+        elif self.stop.signal is not None:
+            return {}
+        else:
+            self.table.start(self.folder, label)
+            result = train(Reporter(self.table.report, label))
             if not result:
                 return {}
             save_json(path, {"entry": self.entry, **environment(), **result})
+            self.table.finish(label)
         return json.loads(path.read_text())  # new results as JSON too: keys become strings
 
 
@@ -77,6 +88,7 @@ def completed(
     config: TrialsConfig,
     binding: tuple[str, ...],
     entries: Mapping[Any, Iterable[str]],
+    runs: Callable[[Any], int],
     run: Callable[[Any, Trials], Any],
     also: Callable[[dict], dict] = nothing_else,
 ) -> Iterator[tuple[dict, dict]]:
@@ -89,6 +101,7 @@ def completed(
       config: of the sweep.
       binding: fields that must equal those of the workdir's config.
       entries: what runs in parallel → the parts of its folder's name.
+      runs: how many an entry has.
       run: trains all runs of an entry.
       also: saved config → more fields to save; may raise ValueError.
     """
@@ -106,13 +119,15 @@ def completed(
         kept = now | also(saved)
         lock = Lock(workdir)
         save_json(path, kept)
+    jobs = {workdir / "runs" / names[entry]: [config.steps] * runs(entry) for entry in entries}
+    table = RunTable(jobs, len(meshes))
     with contextlib.closing(lock), signals.Stop() as stop:
 
         def run_entry(entry: Any, mesh: Mesh) -> Any:
             folder = workdir / "runs" / names[entry]
-            return run(entry, Trials(folder, [*entries[entry]], mesh, stop))
+            return run(entry, Trials(folder, [*entries[entry]], mesh, stop, table))
 
-        with one_line_errors():
+        with one_line_errors(), table:
             results = run_in_parallel(run_entry, entries, meshes, stop)
         stop.leave()
         yield now, dict(zip(entries, results, strict=True))

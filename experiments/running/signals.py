@@ -1,14 +1,26 @@
 """SIGINT and SIGTERM: a run saves first, then exits with the signal's status."""
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import jax
 from absl import logging
 from jax.experimental import multihost_utils
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def quiet_interrupt() -> Iterator[None]:
+    """Where nothing waits to be saved, ctrl-C ends the program with its status, not a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 class Stop:
@@ -20,6 +32,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.calls = 0
         self.received: int | None = None
 
     def __enter__(self) -> "Stop":
@@ -32,9 +45,14 @@ class Stop:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def after(self, step: int) -> bool:
-        """Whether to stop after this step; call it after each. All processes return the same."""
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+    def due(self) -> bool:
+        """Whether to stop here: before the first step, and after each. All processes agree.
+
+        They agree on the number of a call, counted from this start: the number of a step would be
+        passed already where a run continues and a signal comes before its first call.
+        """
+        self.calls += 1
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(self.calls):
             self.signal = self.received or signal.SIGTERM
         return self.signal is not None
 

@@ -5,10 +5,11 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +18,16 @@ from jax.sharding import Mesh
 
 from experiments.running import distributed, signals
 from experiments.running.errors import one_line_errors
+from experiments.running.in_flight import InFlight
 from experiments.running.lock import Lock
+from experiments.running.profiler import Profiler
 from experiments.running.provenance import save_json
 from pe_jax import position_schemes
-from pe_jax.training import data, sharding, tasks, tokenizer
+from pe_jax.training import data, metrics, sharding, tasks, tokenizer, utilization
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import PROTOCOLS, Config
 from pe_jax.training.evaluate import Evaluator, pieces, windows
-from pe_jax.training.metrics import Metrics
+from pe_jax.training.metrics import Metrics, Progress
 from pe_jax.training.step import State, Trainer
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -56,8 +59,13 @@ class Diverged(RuntimeError):
     """The loss or its gradient stays not finite."""
 
 
-def run(config: Config) -> None:
-    """Trains and evaluates one model, and writes evaluation.json; does nothing if it is there."""
+def run(config: Config, profile: bool = False) -> None:
+    """Trains and evaluates one model, and writes evaluation.json; does nothing if it is there.
+
+    Args:
+      config: of the run.
+      profile: whether to trace a few steps, into the workdir.
+    """
     folder, is_first = Path(config.workdir), jax.process_index() == 0
     with one_line_errors():
         source = open_source(config)
@@ -73,7 +81,7 @@ def run(config: Config) -> None:
         if is_first:
             save_json(folder / "config.json", run_metadata(config, source))
         begin = time.monotonic()
-        state = _train_or_exit(config, source, evaluator)
+        state = _train_or_exit(config, source, evaluator, profile)
         evaluation = {"status": "ok", "seconds": time.monotonic() - begin}
         evaluation |= evaluate(evaluator, source, state)
         if is_first:
@@ -121,7 +129,7 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
     """
     mesh = mesh or sharding.make_mesh(config.mesh)
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
-    sharding.check_fits(config.model, config.batch, mesh, lengths)
+    sharding.check_fits(config.model, config.batch, mesh, lengths, config.microbatches)
     pattern = config.model.pattern
     scheme = position_schemes.choose(config.positions, pattern)
     limit = position_schemes.position_limit(pattern)
@@ -131,11 +139,12 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
             f" {config.positions} has {scheme.bound(config.length)};"
             " shorten them or lengthen the table"
         )
-    return Trainer(config.model, config.optimizer, config.steps, mesh, config.positions)
+    schedule = config.optimizer, config.steps
+    return Trainer(config.model, *schedule, mesh, config.positions, config.microbatches)
 
 
-def batches(config: Config, source: Source, mesh: Mesh):
-    """An endless iterator over this process's part of each batch."""
+def batches(config: Config, source: Source, mesh: Mesh, skip: int = 0):
+    """An endless iterator over this process's part of each batch, after the first `skip`."""
     index, count = sharding.data_shard(mesh)
     return data.train_iterator(
         source.corpus,
@@ -145,6 +154,7 @@ def batches(config: Config, source: Source, mesh: Mesh):
         seed=config.seed,
         process_index=index,
         process_count=count,
+        skip=skip,
     )
 
 
@@ -166,16 +176,16 @@ def _is_finished(config: Config, source: Source) -> bool:
     return finished
 
 
-def _train_or_exit(config: Config, source: Source, evaluator: Evaluator) -> State:
+def _train_or_exit(config: Config, source: Source, evaluator: Evaluator, profile: bool) -> State:
     """The state after the last step; exits with 1 on divergence, or with a signal's status."""
     with signals.Stop() as stop:
         try:
-            state = train(config, source, evaluator, config.model.encoding, stop)
+            label = config.model.encoding
+            state = train(config, source, evaluator, label, stop, profile=profile)
         except Diverged as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
-    if stop.signal is not None:
-        sys.exit(128 + stop.signal)
+    stop.leave()
     return state
 
 
@@ -186,11 +196,15 @@ def train(
     label: str,
     stop: signals.Stop,
     params: Any = None,
+    *,
+    report: Callable[[Progress], None] = metrics.log,
+    profile: bool = False,
 ) -> State:
     """Trains from the last checkpoint, or from the start, to the last step or a signal.
 
     The start is a new model, or the trained `params`, with a new optimizer. A row of metrics has
-    the mean loss of the steps since the last row, and every `eval.every` steps the evaluation loss.
+    the mean loss of the steps since the last row, and every `eval.every` steps the evaluation loss;
+    `report` is called with the progress at each. With `profile` a few steps are traced.
 
     Data or a checkpoint that cannot be read or written end the program, on one line.
 
@@ -201,40 +215,54 @@ def train(
     folder, trainer = Path(config.workdir), evaluator.trainer
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
-        rows = batches(config, source, trainer.mesh)
         metadata = _checkpoint_metadata(config, source, trainer.mesh)
         trainer.compile(config.batch, config.length)
         state = _new_state(trainer, config, params)
         distributed.wait_for_all()
-        state, done = _resumed(checkpoints, config, trainer, state, rows, metadata)
+        state, rows, done = _resumed(checkpoints, config, source, trainer, state, metadata)
         if done:
             logging.info("%s continues at step %d", label, done)
-        metrics = Metrics(folder, config.steps, label, done)
-        stack.enter_context(contextlib.closing(metrics)).start(done)
-        losses = []  # since the last row of metrics
+        at_peak = _tokens_at_peak(config, trainer)
+        writer = Metrics(folder, config.steps, label, done, at_peak, report)
+        stack.enter_context(contextlib.closing(writer)).start(done)
+        if stop.due():  # it came while compiling: nothing is to be saved
+            return state
+        profiler = Profiler(folder / "profile", profile, done, config.steps)
+        stack.enter_context(contextlib.closing(profiler))
+        in_flight, losses = InFlight(), []  # losses since the last row of metrics
         for step in range(done + 1, config.steps + 1):
             batch = _next_batch(rows, step)
+            with writer.paused():
+                profiler.before(step, state)
             state, step_metrics = trainer.step(state, trainer.put(batch), np.int32(config.seed))
             _keep_in_step(state)
+            in_flight.add(step_metrics.loss)
             losses.append(step_metrics.loss)
-            stopping = stop.after(step)  # read once: a signal may come at any moment
+            stopping = stop.due()  # read once: a signal may come at any moment
             due = _due(config, step, stopping)
             if due.row:
                 row = {name: float(value) for name, value in step_metrics._asdict().items()}
                 _check_finite(row["loss"], trainer, state, batch, step, checkpoints, due.save)
                 row["loss"], losses = _mean_finite(losses), []
                 if due.evaluation:
-                    begin = time.monotonic()
-                    row["eval_loss"] = training_length_loss(evaluator, source, state, config.length)
-                    metrics.pause(time.monotonic() - begin)
-                metrics.write(step, config.batch * config.length, **row)
+                    with writer.paused():
+                        loss = training_length_loss(evaluator, source, state, config.length)
+                    row["eval_loss"] = loss
+                writer.write(step, config.batch * config.length, **row)
             if due.save:
                 with one_line_errors():
                     checkpoints.save(step, state, rows, metadata)
-                metrics.start(step)
+                writer.start(step)
             if stopping:
                 break
     return state
+
+
+def _tokens_at_peak(config: Config, trainer: Trainer) -> float | None:
+    """Tokens per second at which model FLOPs utilization is 1; None if the peak is unknown."""
+    peak = utilization.peak(trainer.mesh.devices.flat)
+    flops = utilization.flops_per_token(trainer.config, trainer.shapes, config.length)
+    return None if peak is None else peak / flops
 
 
 class Due(NamedTuple):
@@ -273,15 +301,21 @@ def _new_state(trainer: Trainer, config: Config, params: Any) -> State:
 
 
 def _resumed(
-    checkpoints: Checkpoints, config: Config, trainer: Trainer, new: State, rows, metadata: dict
-) -> tuple[State, int]:
-    """The last checkpoint's state and its step, or the new one and 0; advances `rows` to it."""
+    checkpoints: Checkpoints,
+    config: Config,
+    source: Source,
+    trainer: Trainer,
+    new: State,
+    metadata: dict,
+) -> tuple[State, grain.DatasetIterator, int]:
+    """The last checkpoint's state, its data and its step, or the new state, all data and 0."""
     with one_line_errors():
+        rows = batches(config, source, trainer.mesh)
         done = checkpoints.latest() or 0
         if done > config.steps:
             raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
         if not done:
-            return new, 0
+            return new, rows, 0
         before = checkpoints.meta(done).get("readers", [1, 1])
         same_readers = before == metadata["readers"]
         like = abstract(new, trainer.shardings)
@@ -289,9 +323,8 @@ def _resumed(
         if not same_readers:  # an iterator's state is that of its part of the data
             text = "Data is distributed again (parts, processes: %s, not %s): not bitwise the same"
             logging.warning(text, metadata["readers"], before)
-            for _ in range(done):
-                next(rows)
-        return state, done
+            rows = batches(config, source, trainer.mesh, skip=done)
+        return state, rows, done
 
 
 def _next_batch(rows: Iterator[dict], step: int) -> dict:

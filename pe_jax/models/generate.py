@@ -1,6 +1,6 @@
-"""Generation: one pass over the prompt, then token by token with a cache, in one program.
+"""Generation with a cache: one compiled program for all prompts, lengths and temperatures.
 
-B batch, T prompt tokens, N new tokens.
+B batch, T prompt tokens, N new tokens, S capacity of the cache.
 """
 
 import jax
@@ -11,18 +11,21 @@ from pe_jax import positions as pos
 from pe_jax.models.transformer import Transformer
 from pe_jax.validation import is_int, is_real, require
 
+CHUNK = 32  # prompt tokens per pass; the last ones are read one by one, as new ones are
+LEAST = 64  # smallest capacity that is chosen
 
-def sample(key: jax.Array, logits: jax.Array, temperature: float, top_k: int) -> jax.Array:
+
+def sample(key: jax.Array, logits: jax.Array, temperature, top_k: int) -> jax.Array:
     """Draws a token from logits [..., V]: int32. Temperature 0 is greedy, top_k 0 disables it."""
-    if temperature == 0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    likeliest = jnp.argmax(logits, axis=-1)
     if top_k:
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)
-    return jax.random.categorical(key, logits / temperature, axis=-1).astype(jnp.int32)
+    drawn = jax.random.categorical(key, logits / jnp.where(temperature > 0, temperature, 1.0))
+    return jnp.where(temperature > 0, drawn, likeliest).astype(jnp.int32)
 
 
-def decode_step(model: Transformer, token, cache, key, temperature: float, top_k: int):
+def decode_step(model: Transformer, token, cache, key, temperature, top_k: int):
     """The next tokens int32 [B], and the extended cache, from tokens [B]."""
     logits, cache = model(token[:, None], cache=cache)
     return sample(key, logits[:, -1], temperature, top_k), cache
@@ -40,8 +43,11 @@ def generate(
 ) -> jax.Array:
     """Continues a prompt.
 
-    Encodings that depend on the length (Dynamic NTK, LongRoPE) are set for T + N tokens, so that
-    the cache stays valid.
+    T, N and the temperature are arguments of the program: it is compiled once for each model, B, S
+    and `top_k`. Encodings that depend on the length (Dynamic NTK, LongRoPE) are set for T + N
+    tokens, so that the cache stays valid; they compile anew for each T + N.
+
+    The draw of a token depends on the key and its place in the row.
 
     Args:
       model: a causal Transformer.
@@ -50,7 +56,7 @@ def generate(
       key: for sampling; needed unless `temperature` is 0.
       temperature: ≥ 0; 0 is greedy.
       top_k: draw only among the k likeliest tokens; 0 for all.
-      capacity: of the cache; None for T + N.
+      capacity: S; None for the next power of two from T + N, but no more than a table defines.
 
     Returns:
       int32 [B, T + N], including the prompt.
@@ -73,31 +79,48 @@ def generate(
         worst = known.max() if known.max() >= vocab else known.min()
         raise ValueError(f"prompt holds token id {worst}; keep 0 <= id < vocab = {vocab}")
     total = prompt.shape[1] + new_tokens
-    capacity = total if capacity is None else capacity
+    if capacity is None:
+        power = max(LEAST, 1 << (total - 1).bit_length())
+        capacity = max(total, min(power, model.config.limit or power))
     require(is_int(capacity, total), "capacity", capacity, f"prompt and new tokens need {total}")
     if key is None:
         require(temperature == 0, "key", key, "pass jax.random.key(seed), or temperature=0")
         key = jax.random.key(0)
+    if not new_tokens:
+        return prompt
     model = model.at_length(total)
     cache = model.init_cache(prompt.shape[0], capacity)
     graph, state = nnx.split(model)
-    return _run(graph, state, prompt, cache, key, new_tokens, float(temperature), top_k)
+    row = jnp.pad(prompt, ((0, 0), (0, capacity - prompt.shape[1])))
+    lengths = jnp.asarray([prompt.shape[1], total], jnp.int32)
+    return _run(graph, state, row, lengths, cache, key, jnp.float32(temperature), top_k)[:, :total]
 
 
-def _decode(graph, state, prompt, cache, key, new_tokens, temperature, top_k):
+def _decode(graph, state, row, lengths, cache, key, temperature, top_k):
+    """The row [B, S], filled from the prompt's length up to the total."""
     model = nnx.merge(graph, state)
-    if not new_tokens:
-        return prompt
-    keys = jax.random.split(key, new_tokens)
-    logits, cache = model(prompt, cache=cache)
-    first = sample(keys[0], logits[:, -1], temperature, top_k)
+    prompt, total = lengths
+    size = min(CHUNK, row.shape[1])
 
-    def step(carry, key):
-        token, cache = carry
-        return decode_step(model, token, cache, key, temperature, top_k), token
+    def read(carry):
+        at, cache = carry
+        part = jax.lax.dynamic_slice_in_dim(row, at, size, 1)
+        return at + size, model(part, cache=cache)[1]
 
-    (last, _), tokens = jax.lax.scan(step, (first, cache), keys[1:])
-    return jnp.concatenate([prompt, tokens.T.astype(prompt.dtype), last[:, None]], axis=1)
+    def more(carry):  # the last token of the prompt is left, whose logits are needed
+        return carry[0] + size < prompt
+
+    def step(carry):
+        at, row, cache = carry
+        token = jax.lax.dynamic_index_in_dim(row, at, 1, keepdims=False)
+        step_key = jax.random.fold_in(key, at + 1)
+        new, cache = decode_step(model, token, cache, step_key, temperature, top_k)
+        old = jax.lax.dynamic_index_in_dim(row, at + 1, 1, keepdims=False)
+        new = jnp.where(at + 1 < prompt, old, new.astype(old.dtype))
+        return at + 1, jax.lax.dynamic_update_index_in_dim(row, new, at + 1, 1), cache
+
+    first, cache = jax.lax.while_loop(more, read, (jnp.zeros((), jnp.int32), cache))
+    return jax.lax.while_loop(lambda c: c[0] + 1 < total, step, (first, row, cache))[1]
 
 
-_run = jax.jit(_decode, static_argnums=(0, 5, 6, 7))
+_run = jax.jit(_decode, static_argnums=(0, 7))

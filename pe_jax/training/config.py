@@ -146,6 +146,8 @@ class Config:
       positions: position scheme: `contiguous`, `randomized(maximum=2048)`, `shape(maximum=500)`,
         `cape(local_shift=0.5)` or `bilevel(separators=(46, 10))`; see `pe_jax.position_schemes`.
       batch: rows per step, over all devices.
+      microbatches: parts of a batch whose gradients are computed one after another and added up:
+        memory for activations falls by this factor, the step stays that of the whole batch.
       steps: optimizer steps.
       log_every: steps between lines of metrics.
       save_every: steps between checkpoints; 0 saves at the end and when stopped.
@@ -158,6 +160,7 @@ class Config:
     length: int = int_field(64, 1)
     positions: str = ranged("contiguous", "a position scheme", bool)
     batch: int = int_field(32, 1)
+    microbatches: int = int_field(1, 1)
     steps: int = int_field(600, 1)
     log_every: int = int_field(50, 1)
     save_every: int = int_field(0, 0)
@@ -178,6 +181,12 @@ class Config:
         if not self.model.causal:
             raise ValueError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)
+        if self.batch % self.microbatches:
+            divisors = [n for n in range(1, self.batch + 1) if self.batch % n == 0]
+            raise ValueError(
+                f"microbatches={self.microbatches}: must divide batch={self.batch}; one of"
+                f" {divisors[:24]}"
+            )
         self.eval.check()
         if self.eval.every and self.eval.lengths[-1] % self.length:
             longest = self.eval.lengths[-1]

@@ -81,6 +81,7 @@ def train_iterator(
     seed: int,
     process_index: int = 0,
     process_count: int = 1,
+    skip: int = 0,
 ) -> grain.DatasetIterator:
     """Returns endless training batches of this process.
 
@@ -91,7 +92,10 @@ def train_iterator(
       batch: Rows per step over all processes.
       seed: Of the order of documents and rows, or of the task's strings, in [0, 2^31).
       process_index: This process.
-      process_count: Number of processes.
+      process_count: Number of processes. With fewer documents, each document is cut into as many
+        pieces.
+      skip: Batches to skip, without reading them: exact for tasks and within the first window of
+        rows, else by the mean number of tokens per document.
 
     Returns:
       An iterator, with `get_state` and `set_state`, of dicts of arrays of shape
@@ -108,17 +112,20 @@ def train_iterator(
             raise ValueError(f"length={length}: {corpus.name} needs at least {least}")
         rows = grain.MapDataset.range(2**62)[process_index::process_count]
         rows = rows.to_iter_dataset(IN_LINE).batch(batch // process_count)
-        return iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
+        found = iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
+        return _after(found, skip * batch // process_count, 1, 1.0)
     if tokenizer is None:
         raise ValueError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
     if corpus.passkeys:
         passkeys.check(length + 1, tokenizer)
-    tokens, size = _check_text(corpus, tokenizer, length, process_count)
-    dataset = grain.MapDataset.range(len(corpus.documents("train"))).seed(seed)
+    corpus = _for_processes(corpus, process_count)
+    tokens, size = _check_text(corpus, tokenizer, length)
+    count = len(corpus.documents("train"))
+    dataset = grain.MapDataset.range(count).seed(seed)
     dataset = dataset[process_index::process_count].shuffle().repeat()
 
     def encode(index: int) -> dict[str, np.ndarray]:
-        return {"tokens": _encode(corpus, "train", tokenizer, index, end=True)}
+        return {"tokens": _encode_to_end(corpus, tokenizer, index)}
 
     dataset = dataset.map(encode)
     dataset = packing.Pack(dataset.to_iter_dataset(IN_LINE), length + 1)
@@ -131,7 +138,58 @@ def train_iterator(
     if corpus.passkeys:
         plant = functools.partial(passkeys.planted, tokens=tokenizer)
         dataset = dataset.random_map(plant, seed=seed + process_index)
-    return iter(dataset.batch(batch // process_count).map(packing.targets))
+    found = iter(dataset.batch(batch // process_count).map(packing.targets))
+    documents_per_row = count * (length + 1) * size / (tokens * max(corpus.sizes["train"], 1))
+    return _after(found, skip * batch // process_count, window, documents_per_row)
+
+
+def _after(
+    batches: grain.DatasetIterator, rows: int, window: int, documents_per_row: float
+) -> grain.DatasetIterator:
+    """A new iterator, set to where it is after `rows` rows of this process."""
+    if rows:
+        batches.set_state(_skipped(batches.get_state(), rows, window, documents_per_row))
+    return batches
+
+
+def _skipped(state: dict, rows: int, window: int, documents_per_row: float) -> dict:
+    """The state of a new iterator, as it is after `rows` rows of this process.
+
+    A window of rows is read again, to be shuffled as it was; what was before it is not read.
+    """
+    if "parent" in state:  # random draws
+        parent = _skipped(state["parent"], rows, window, documents_per_row)
+        return {**state, "parent": parent, "index_for_rng": rows}
+    if "window_index" in state:
+        number, place = divmod(rows, window)
+        start = state["parent_window_start_state"]
+        start = _skipped(start, number * window, window, documents_per_row)
+        counts = {"window_index": number, "pos_in_window": place}
+        return {**state, "parent_window_start_state": start, **counts}
+    if "parent_state" in state:  # packing
+        return {
+            **state,
+            "parent_state": _skipped(state["parent_state"], rows, 1, documents_per_row),
+        }
+    return {**state, "next_index": round(rows * documents_per_row)}
+
+
+def _for_processes(corpus: Corpus, count: int) -> Corpus:
+    """The corpus, in pieces of train documents if there are fewer of these than processes.
+
+    Raises:
+      ValueError: a document has too few characters for that.
+    """
+    documents = corpus.documents("train")
+    if len(documents) >= count:
+        return corpus
+    pieces = corpora.Pieces(documents, count)
+    if not all(pieces[index] for index in range(len(pieces))):
+        raise ValueError(
+            f"data={corpus.name!r} has {len(documents)} documents for {count} processes, one too"
+            " short to be cut; use fewer processes"
+        )
+    return dataclasses.replace(corpus, splits={**corpus.splits, "train": pieces})
 
 
 def eval_windows(
@@ -179,12 +237,20 @@ def eval_windows(
 def _encode(
     corpus: Corpus, split: str, tokenizer: Tokenizer, index: int, end: bool = False
 ) -> np.ndarray:
+    """The tokens of a document; `end` adds the id that ends one."""
     try:
         ids = tokenizer.encode(corpus.documents(split)[index])
         ids = check_ids(np.append(ids, tokenizer.eos) if end else ids, tokenizer.vocab)
     except ValueError as error:
         raise ValueError(f"{corpus.name}, {split} document {index}: {error}") from None
     return ids.astype(np.int32, copy=False)
+
+
+def _encode_to_end(corpus: Corpus, tokenizer: Tokenizer, index: int) -> np.ndarray:
+    """The tokens of a train document, or of a piece of one, which need not end it."""
+    documents = corpus.documents("train")
+    end = not isinstance(documents, corpora.Pieces) or documents.is_last(index)
+    return _encode(corpus, "train", tokenizer, index, end)
 
 
 def _check(length: int, batch: int, seed: int, process_index: int, process_count: int) -> None:
@@ -200,16 +266,9 @@ def _check(length: int, batch: int, seed: int, process_index: int, process_count
         raise ValueError(f"batch={batch}: must divide over {process_count} processes; use {fits}")
 
 
-def _check_text(
-    corpus: Corpus, tokenizer: Tokenizer, length: int, process_count: int
-) -> tuple[int, int]:
+def _check_text(corpus: Corpus, tokenizer: Tokenizer, length: int) -> tuple[int, int]:
     """Returns the tokens and the bytes of the first documents that together fill a row."""
     documents = corpus.documents("train")
-    if len(documents) < process_count:
-        raise ValueError(
-            f"data={corpus.name!r} has {len(documents)} documents for {process_count} processes; "
-            "use fewer processes, or split the documents"
-        )
     if isinstance(tokenizer, BPE) and not isinstance(documents, records.Records):
         for index in range(len(documents)):  # files may hold anything; TFDS has valid UTF-8
             try:
@@ -218,7 +277,7 @@ def _check_text(
                 raise ValueError(f"{corpus.name}, train document {index}: {error}") from None
     tokens = size = 0
     for index in range(len(documents)):
-        tokens += len(_encode(corpus, "train", tokenizer, index, end=True))
+        tokens += len(_encode_to_end(corpus, tokenizer, index))
         size += len(documents[index])
         if tokens > length:
             return tokens, max(size, 1)

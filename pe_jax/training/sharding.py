@@ -69,7 +69,11 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
 
 
 def check_fits(
-    model: ModelConfig, batch: int, mesh: Mesh, lengths: dict[str, int] | None = None
+    model: ModelConfig,
+    batch: int,
+    mesh: Mesh,
+    lengths: dict[str, int] | None = None,
+    microbatches: int = 1,
 ) -> None:
     """Raises ValueError where a size does not divide over its mesh axis, with sizes that would.
 
@@ -78,7 +82,9 @@ def check_fits(
       batch: rows per step.
       mesh: the devices.
       lengths: of rows whose tokens a ring shards, by the name of the field; None for none.
+      microbatches: parts of a batch, each of which is sharded as a batch is.
     """
+    rows_of = "batch/microbatches" if microbatches > 1 else "batch"
     tensor, fsdp = mesh.shape["model"], mesh.shape["fsdp"]
     rows = mesh.shape["data"] * fsdp
     uses = (
@@ -86,7 +92,7 @@ def check_fits(
         ("model.kv_heads", model.dims.kv_heads, "mesh.model", tensor),
         ("model.mlp_width", model.hidden, "mesh.model", tensor),
         ("model.width", model.width, "mesh.fsdp", fsdp),
-        ("batch", batch, "mesh.data*mesh.fsdp", rows),
+        (rows_of, batch // microbatches, "mesh.data*mesh.fsdp", rows),
     )
     for field, size, axis, parts in uses:
         if size % parts:

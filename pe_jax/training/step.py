@@ -83,6 +83,20 @@ def finite(tree: Any) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
+def split(batch: dict, parts: int, sharding: NamedSharding) -> dict:
+    """Microbatches [parts, B/parts, …] of arrays [B, …]; each device keeps its rows.
+
+    Every `parts`-th row, since consecutive ones would lie on one device.
+    """
+
+    def place(x):
+        x = jnp.swapaxes(x.reshape(-1, parts, *x.shape[1:]), 0, 1)
+        rows = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+        return jax.lax.with_sharding_constraint(x, rows)
+
+    return jax.tree.map(place, batch)
+
+
 class Trainer:
     """The compiled program of one model on one mesh, shared by all seeds and learning rates.
 
@@ -99,6 +113,9 @@ class Trainer:
         gradient is not finite, only the counts change; after more than `skips` consecutive skips,
         nothing is updated any more.
       skips: consecutive skipped steps that are tolerated, from the optimizer's config.
+      microbatches: parts of a batch whose gradients are added up. Not `optax.MultiSteps`: it takes
+        the mean of means, whatever the number of targets in each, and keeps the sum in the state
+        between calls, so that a step, its learning rate and a checkpoint would mean a part.
       jaxpr: of the step, once it is compiled.
     """
 
@@ -109,8 +126,9 @@ class Trainer:
         steps: int,
         mesh: Mesh,
         positions: str | None = "contiguous",
+        microbatches: int = 1,
     ):
-        self.config, self.mesh = model, mesh
+        self.config, self.mesh, self.microbatches = model, mesh, microbatches
         self.optimizer_config, self.steps = config, steps
         self.layout = sharding.layout(model, mesh)
         self.position_scheme: Any = positions and position_schemes.choose(positions, model.pattern)
@@ -200,12 +218,32 @@ class Trainer:
         place = functools.partial(jax.make_array_from_process_local_data, self.batch_sharding)
         return jax.tree.map(place, batch)
 
+    def _gradient(self, params: Any, batch: dict, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The loss of a batch and its gradient."""
+        if self.microbatches == 1:
+            return jax.value_and_grad(
+                lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
+            )(params)
+        parts = split(batch, self.microbatches, self.batch_sharding)
+        targets = parts["weights"][..., 1:].sum((1, 2))
+        shares = targets / jnp.maximum(targets.sum(), 1)
+
+        def add(total, part):
+            rows, share, number = part
+            part_key = jax.random.fold_in(key, number)
+
+            def loss(params):
+                return share * self.loss(nnx.merge(self.graph, params), rows, part_key)
+
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params)), None
+
+        zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params)
+        return jax.lax.scan(add, zeros, (parts, shares, jnp.arange(self.microbatches)))[0]
+
     def _step(self, state: State, batch: dict, seed: jax.Array):
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         with self.use_mesh():
-            loss, grads = jax.value_and_grad(
-                lambda params: self.loss(nnx.merge(self.graph, params), batch, key)
-            )(state.params)
+            loss, grads = self._gradient(state.params, batch, key)
         norm = optax.tree.norm(grads)
         tx = self.optimizer(state.rates)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)

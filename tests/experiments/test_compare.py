@@ -378,10 +378,10 @@ def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, sha
     config = change(settings(tmp_path), encodings=("nope",), reference="nope")
     train = compare.train
 
-    def diverges(run, *rest):
+    def diverges(run, *rest, **more):
         if run.seed == 5:
             raise program.Diverged("loss nan by step 2: the output of layer 1 is not finite")
-        return train(run, *rest)
+        return train(run, *rest, **more)
 
     monkeypatch.setattr(compare, "train", diverges)
     monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
@@ -397,7 +397,7 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     """Which devices each encoding's runs took, without training anything."""
     found = {}
 
-    def train_run(config, source, evaluator, label, stop):
+    def train_run(config, source, evaluator, label, stop, report):
         found.setdefault(label.split()[0], []).append(
             evaluator.trainer.mesh.devices.ravel().tolist()
         )

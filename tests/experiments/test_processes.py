@@ -110,7 +110,7 @@ def compare(tmp_path, patch, count: int, mesh: MeshConfig, other: MeshConfig) ->
     """Two steps by many processes and two more by one, and the other way round, on other meshes."""
     many, one, devices = tmp_path / "many", tmp_path / "one", 2 * count
     axes = lambda mesh: [f"mesh.{a}={n}" for a, n in dataclasses.asdict(mesh).items()]  # noqa: E731
-    parts = together(many, count, by_flags, *axes(mesh))
+    parts = together(many, count, by_flags, *axes(mesh), "microbatches=2")
     rows = alone(one, patch, devices, mesh=mesh)
     np.testing.assert_allclose(losses(many), losses(one), rtol=1e-5)
     assert [len(step) for part in parts for step in part] == [8 // count] * 2 * count

@@ -6,15 +6,18 @@ import os
 import pathlib
 import shutil
 import signal
+import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from experiments import generate
+from experiments.running import in_flight, profiler, signals
 from experiments.running import training_loop as program
-from pe_jax.training import tokenizer
+from pe_jax.training import tokenizer, utilization
 from pe_jax.training.checkpoint import Checkpoints
 from pe_jax.training.config import Config, EvalConfig
 from pe_jax.training.step import State, Trainer
@@ -49,7 +52,7 @@ def main(config: Config, monkeypatch) -> State | None:
     """Runs the program; returns the state that training ended with."""
     states, train = [None], program.train
     with monkeypatch.context() as patch:
-        patch.setattr(program, "train", lambda *a: states.append(train(*a)) or states[-1])
+        patch.setattr(program, "train", lambda *a, **k: states.append(train(*a, **k)) or states[-1])
         program.run(config)
     return states[-1]
 
@@ -112,6 +115,89 @@ def test_a_run_is_evaluated_along_the_way_and_logs_the_mean_since_the_last_row(
     want = np.mean(found["losses"]["non-overlapping"][str(L)])
     assert rows[-1]["eval_loss"] == pytest.approx(want, rel=1e-6) != rows[1]["eval_loss"]
     assert rows[0]["learning_rate"] == 0 < rows[2]["learning_rate"] < rows[1]["learning_rate"]
+
+
+def test_a_run_says_its_speed_and_share_of_the_peak_and_the_time_left(config, monkeypatch):
+    seen, kinds = [], {d.device_kind: 1e9 for d in jax.devices()}
+    monkeypatch.setattr(utilization, "PEAKS", kinds)
+    monkeypatch.setattr(program.metrics.logging, "info", lambda *x: seen.append(x))
+    main(change(config, log_every=2), monkeypatch)
+    rows = rows_of(config)
+    trainer = program.prepare(program.with_vocab(config, 257))
+    flops = utilization.flops_per_token(trainer.config, trainer.shapes, L)
+    for row in rows:
+        assert row["mfu"] == pytest.approx(row["tokens_per_second"] * flops / 1e9)
+    lines = [line[0] % line[1:] for line in seen if "step %d/%d" in str(line[0])]
+    assert all(f"MFU {row['mfu']:.0%}" in line for row, line in zip(rows, lines, strict=True))
+    assert len(lines) == 4 and "left" not in lines[0]  # one step says nothing
+    assert all(line.endswith(" left") for line in lines[1:])
+    kinds.clear()
+    other = change(config, workdir=config.workdir + "2")
+    main(other, monkeypatch)
+    assert {row["mfu"] for row in rows_of(other)} == {None}
+
+
+def test_a_profile_is_a_trace_of_a_few_steps_that_says_how_to_open_it(config, monkeypatch):
+    seen = []
+    monkeypatch.setattr(profiler.logging, "info", lambda *x: seen.append(x))
+    monkeypatch.setattr(profiler, "STEPS", 2)
+    program.run(config, profile=True)
+    (line,) = (x[0] % x[1:] for x in seen if str(x[0]).startswith("Trace"))
+    (trace,) = pathlib.Path(config.workdir, "profile").rglob("perfetto_trace.json.gz")
+    assert "2 steps from 5 on" in line and f"drop {trace} on" in line and "xprof --logdir" in line
+    assert trace.stat().st_size > 1000
+
+
+class Slow:
+    """A trainer whose steps take the device long, and the host no time."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.losses, self.queued = trainer, [], []
+        self.wait = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda i, x: jnp.tanh(x @ x), x))
+        self.block = jnp.ones((400, 400))
+        self.wait(self.block).block_until_ready()
+
+    def __getattr__(self, name):
+        return getattr(self.trainer, name)
+
+    def step(self, state, batch, seed):
+        state, metrics = self.trainer.step(state, batch, seed)
+        self.block = self.wait(self.block)
+        self.losses.append(metrics.loss + 0 * self.block[0, 0])
+        self.queued.append(sum(not loss.is_ready() for loss in self.losses))
+        return state, metrics._replace(loss=self.losses[-1])
+
+
+# 69
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_compiling_ends_without_a_step(config, monkeypatch, number, status):
+    compile = Trainer.compile
+
+    def signalled(self, *shape):
+        os.kill(os.getpid(), number)
+        return compile(self, *shape)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(Trainer, "compile", signalled)
+        main(config, monkeypatch)
+    folder = pathlib.Path(config.workdir)
+    assert end.value.code == status and not losses(config) and not any(folder.glob("checkpoints/*"))
+
+
+# 69
+def test_ctrl_c_while_nothing_is_to_be_saved_is_one_line(capsys):
+    with pytest.raises(SystemExit) as end, signals.quiet_interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    assert end.value.code == 130 and capsys.readouterr().err == "Stopped.\n"
+
+
+# 68
+def test_the_host_is_never_more_than_two_steps_ahead_of_the_device(config, monkeypatch):
+    prepare, slow = program.prepare, []
+    monkeypatch.setattr(program, "prepare", lambda *a: slow.append(Slow(prepare(*a))) or slow[-1])
+    main(change(config, log_every=100, steps=8), monkeypatch)
+    assert 2 <= max(slow[0].queued) <= in_flight.LIMIT + 1, slow[0].queued  # one is new
 
 
 def refused(config, monkeypatch, capsys, *words: str, status: int = 2) -> None:

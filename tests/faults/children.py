@@ -1,6 +1,8 @@
 """What is called first in a process of the trainer: its devices, and the faults put into it."""
 
 import os
+import signal
+import time
 
 import jax
 
@@ -27,6 +29,20 @@ def boom() -> None:
         return put(self, batch)
 
     Trainer.put = raises
+
+
+def interrupted() -> None:
+    """The second process gets ctrl-C while it compiles."""
+    devices()
+    compile = Trainer.compile
+
+    def signalled(self, *shape):
+        if jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(3)  # until both know of it
+        return compile(self, *shape)
+
+    Trainer.compile = signalled
 
 
 def impatient() -> None:

@@ -141,6 +141,8 @@ def test_a_bad_model_is_refused(command, capfd, tmp_path, args, words):
         # 10, 11, 12
         (["steps=1e4"], ("--config.steps=1e4", "an integer of at least 1")),
         (["steps=-5"], ("steps=-5", "an integer of at least 1")),
+        (["microbatches=3"], ("microbatches=3", "must divide batch=8", "[1, 2, 4, 8]")),
+        (["microbatches=2"], ("batch/microbatches=4", "mesh.data*mesh.fsdp=8", "[1, 2, 4]")),
         (["steps"], ("Missing value for flag --config.steps",)),
         (["optimizer.learning_rate=abc"], ("learning_rate=abc", "a number in (0, 10]")),
         (["optimizer.learning_rate=nan"], ("optimizer.learning_rate=nan", "a number in (0, 10]")),

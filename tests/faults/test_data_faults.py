@@ -1,5 +1,6 @@
 """Rows 28 to 34 of the fault table, injected: one line, with the field, the value and the fix."""
 
+import itertools
 import re
 import shutil
 
@@ -56,10 +57,13 @@ def test_empty_corpus_says_the_counts(tmp_path):
         data.load(write(tmp_path / "b", {"one": b""}) + "/one")
     with fails("has test/ but no train/", "add"):
         data.load(write(tmp_path / "c", {"test/one": b"text"}))
+    with fails("has a.valid.txt but no train file", "add"):
+        data.load(write(tmp_path / "d", {"a.valid.txt": b"text"}))
 
 
 def test_empty_split_says_the_counts(tmp_path):
-    corpus = data.load(write(tmp_path, {"train/a": b"text", "test/b": b"text"}))
+    files = {"train/a": b"text", "test/b": b"text", "validation/c": b""}
+    corpus = data.load(write(tmp_path, files))
     with fails("split 'validation' has no document", "validation 0 documents", "add"):
         data.eval_windows(corpus, BYTES, split="validation", count=1, length=2)
 
@@ -77,10 +81,28 @@ def test_too_few_windows_says_the_counts(tmp_path):
         data.eval_windows(corpus, BYTES, split="train", count=99, length=32)
 
 
-def test_more_processes_than_documents(tmp_path):
+# 71
+def test_a_single_file_is_read_in_pieces_by_several_processes(tmp_path):
+    content = "".join(map(chr, range(0xE0, 0x1E0))).encode()  # two bytes per character
+    corpus = data.load(write(tmp_path, {"input.txt": content}) + "/input.txt")
+    found = []
+    for index in range(3):
+        batches = train(corpus, length=39, batch=3, process_count=3, process_index=index)
+        rows = np.concatenate([next(batches)["tokens"] for _ in range(4)])
+        assert (BYTES.eos in rows) == (index == 2)  # the document ends in the last piece
+        whole = rows.astype(np.uint8).tobytes() * 2  # epochs of whole rows, in any order
+        found.append({pair for pair in itertools.pairwise(whole) if 0xC3 <= pair[0] <= 0xC7})
+    kept = corpus.documents("train")[0].decode()
+    pairs = [{(*c.encode(),) for c in kept[k * 76 : (k + 1) * 76]} for k in range(3)]
+    assert len(kept) >= 228 and all(len(f & p) > 70 for f, p in zip(found, pairs, strict=True))
+    pieces = data._for_processes(corpus, 3).documents("train")
+    assert "".join(pieces[i].decode() for i in range(3)) == kept  # between characters
+
+
+def test_more_processes_than_characters(tmp_path):
     corpus = data.load(novels(tmp_path, count=1))
-    with fails("1 documents for 2 processes", "use"):
-        train(corpus, process_count=2)
+    with fails("1 documents for 4 processes", "too short", "use fewer"):
+        train(corpus, batch=4, process_count=4)
 
 
 @pytest.mark.parametrize(

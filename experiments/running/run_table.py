@@ -1,0 +1,233 @@
+"""The runs of a sweep while they train: one table that is redrawn, or lines where it cannot be."""
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import humanize
+import rich.console
+import rich.live
+import rich.progress_bar
+import rich.table
+import rich.text
+from absl import logging
+
+from pe_jax.training import metrics
+
+BAR = 24  # characters
+
+
+@dataclasses.dataclass
+class Run:
+    """A run that has started; times in seconds of one clock.
+
+    Attributes:
+      job: what it belongs to: runs of a job follow each other, and share programs.
+      steps: total number of steps.
+      begin: when it started.
+      later: whether others of its job came before it in this process.
+      first: time and step of its first report.
+      last: its last report, and when that came.
+      end: when it finished.
+    """
+
+    job: Hashable
+    steps: int
+    begin: float
+    later: bool
+    first: tuple[float, int] | None = None
+    last: tuple[float, metrics.Progress] | None = None
+    end: float | None = None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Since the first report; None before the second one."""
+        if self.first is None or self.last is None or self.last[1].step == self.first[1]:
+            return None
+        return (self.last[0] - self.first[0]) / (self.last[1].step - self.first[1])
+
+
+class RunTable(contextlib.AbstractContextManager):
+    """Shows the runs of several threads, and when all will be finished.
+
+    In a terminal it is a table that is redrawn, with log lines above it; elsewhere each report is a
+    log line.
+
+    Args:
+      jobs: the steps of each run, by job; runs of a job follow each other.
+      workers: jobs at a time.
+      console: where the table goes; None for standard error.
+      clock: seconds.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[Any, Sequence[int]],
+        workers: int,
+        console: rich.console.Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.planned = {job: list(steps) for job, steps in jobs.items()}
+        self.count, self.workers = sum(map(len, self.planned.values())), workers
+        self.console, self.clock = console or rich.console.Console(stderr=True), clock
+        self.runs: dict[str, Run] = {}
+        self.finished, self.lock = 0, threading.RLock()
+        self.live = rich.live.Live(
+            console=self.console, get_renderable=self.table, refresh_per_second=2
+        )
+
+    def __enter__(self) -> "RunTable":
+        if self.console.is_terminal:
+            self.live.start()
+            self.console.show_cursor()  # a second ctrl-C exits at once, and would leave it hidden
+            self._log_to_standard_error()  # which is redirected, above the table
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+            self._log_to_standard_error()
+
+    def _log_to_standard_error(self) -> None:
+        logging.get_absl_handler().python_handler.setStream(sys.stderr)
+
+    def skip(self, job: Hashable, label: str) -> None:
+        """Counts the next run of a job, which was finished before this program started."""
+        with self.lock:
+            self.planned[job].pop(0)
+            self.finished += 1
+        self._say(label, "was finished")
+
+    def start(self, job: Hashable, label: str) -> None:
+        """Starts the next run of a job."""
+        with self.lock:
+            later = any(run.job == job for run in self.runs.values())
+            self.runs[label] = Run(job, self.planned[job].pop(0), self.clock(), later)
+
+    def report(self, progress: metrics.Progress) -> None:
+        """Shows how far a run is."""
+        with self.lock:
+            run, now = self.runs[progress.label], self.clock()
+            run.first = run.first or (now, progress.step)
+            run.last = now, progress
+        if not self.console.is_terminal:
+            metrics.log(progress)
+
+    def finish(self, label: str) -> None:
+        """Ends a run that was trained and evaluated."""
+        with self.lock:
+            self.runs[label].end = self.clock()
+            self.finished += 1
+        self._say(label, f"is finished; {self.left()}")
+
+    def _say(self, label: str, what: str) -> None:
+        if not self.console.is_terminal:
+            logging.info("[%d/%d runs] %s %s", self.finished, self.count, label, what)
+
+    def left(self) -> str:
+        """When all runs will be finished, in words."""
+        seconds = self.seconds_left()
+        if seconds is None:
+            return "no estimate yet"
+        ended = any(run.end is not None for run in self.runs.values())
+        about = "about" if ended else "more than"  # what follows the last step is not known yet
+        unit = "minutes" if seconds >= 60 else "seconds"
+        return f"{about} {humanize.precisedelta(seconds, minimum_unit=unit, format='%d')} left"
+
+    def seconds_left(self) -> float | None:
+        """Until the last run is finished; None before two reports of a run.
+
+        A run takes the time to its first report, its steps, and what follows the last. The first of
+        these is long where programs are compiled: it is told apart for the first run of a job.
+        """
+        with self.lock:
+            runs, now = [*self.runs.values()], self.clock()
+            rates = [r.seconds_per_step for r in runs if r.seconds_per_step is not None]
+            if not rates:
+                return None
+            rate = sum(rates) / len(rates)
+            warm_up = {
+                later: _mean(r.first[0] - r.begin for r in runs if r.first and r.later == later)
+                for later in (False, True)
+            }
+            tail = _mean(r.end - r.last[0] for r in runs if r.end is not None and r.last)
+            by_job = dict.fromkeys(self.planned, 0.0)
+            for run in runs:
+                if run.end is None:
+                    by_job[run.job] += _left(run, now, rate, warm_up[run.later], tail)
+            for job, planned in self.planned.items():
+                first = bool(planned) and all(run.job != job for run in runs)
+                by_job[job] += first * (warm_up[False] - warm_up[True])
+                by_job[job] += sum(warm_up[True] + steps * rate + tail for steps in planned)
+        return max(sum(by_job.values()) / self.workers, max(by_job.values()))
+
+    def table(self) -> rich.table.Table:
+        """A row per run: the running ones, and as many finished ones as there is room for."""
+        with self.lock:
+            room = max(self.console.height - 6, 1)
+            running = [label for label, run in self.runs.items() if run.end is None]
+            ended = [label for label, run in self.runs.items() if run.end is not None]
+            shown = {*running, *ended[len(ended) - max(room - len(running), 0) :]}
+            caption = f"{self.finished} of {self.count} runs are finished; {self.left()}"
+            table = rich.table.Table(caption=caption, box=None, pad_edge=False)
+            table.add_column("run", no_wrap=True, max_width=self.console.width // 3)
+            for name in ("", "step", "loss", "speed"):
+                table.add_column(name, justify="right", no_wrap=True)
+            for label, run in self.runs.items():
+                if label in shown:
+                    table.add_row(rich.text.Text(label), *_cells(run))  # no markup in brackets
+        return table
+
+
+class Reporter:
+    """Reports the steps of a training loop that keeps no metrics.
+
+    Args:
+      report: called with the progress.
+      label: of the run.
+    """
+
+    def __init__(self, report: Callable[[metrics.Progress], None], label: str):
+        self.send, self.label = report, label
+        self.first = self.last = time.monotonic(), 0
+
+    def __call__(self, step: int, steps: int, loss: float, tokens_per_step: int) -> None:
+        """Reports a step, and the speed since the last report."""
+        now, (since, before) = time.monotonic(), self.last
+        speed = (step - before) * tokens_per_step / max(now - since, 1e-9)
+        left = None
+        if before:
+            begin, begin_step = self.first
+            left = (now - begin) / (step - begin_step) * (steps - step)
+        else:
+            self.first = now, step  # its time has the compilation in it
+        self.last = now, step
+        self.send(metrics.Progress(self.label, step, steps, loss, speed, None, left))
+
+
+def _mean(values: Any) -> float:
+    """0 if there are none."""
+    values = list(values)
+    return sum(values) / len(values) if values else 0.0
+
+
+def _left(run: Run, now: float, rate: float, warm_up: float, tail: float) -> float:
+    """Seconds until the end of a run."""
+    if run.last is None:
+        return max(run.begin + warm_up - now, 0.0) + run.steps * rate + tail
+    own = run.seconds_per_step or rate
+    return max(run.last[0] + (run.steps - run.last[1].step) * own + tail - now, 0.0)
+
+
+def _cells(run: Run) -> tuple[Any, ...]:
+    step, loss, speed = 0, "", ""
+    if run.last is not None:
+        progress = run.last[1]
+        step, loss = progress.step, f"{progress.loss:.4f}"
+        speed = progress.speed
+    bar = rich.progress_bar.ProgressBar(run.steps, step, width=BAR)
+    return bar, f"{step:,}/{run.steps:,}", loss, speed
