@@ -59,6 +59,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "self_extend": [{"group": 2, "window": 4}],
     "wavlm": [{"num_buckets": 8, "max_distance": 6}],
     "learned_2d": [{"height": 40, "width": 41}],
+    "learned_grid": [{"height": 40, "width": 41}],
     "rope_2d": [{"channels": (2, 6), "causal": False}],
     "mrope": [{"interleaved": True}],
     "swin": [{"height": 14, "width": 15}],

@@ -19,6 +19,7 @@ from pe_jax.encodings.kerple import KERPLE
 from pe_jax.encodings.layoutlmv3 import LayoutLMv3
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.learned_2d import Learned2D
+from pe_jax.encodings.learned_grid import LearnedGrid
 from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.encodings.rope import RoPE
@@ -61,6 +62,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "dape": DAPE,
     "sinusoidal_2d": Sinusoidal2D,
     "learned_2d": Learned2D,
+    "learned_grid": LearnedGrid,
     "rope_2d": RoPE2D,
     "mrope": MRoPE,
     "swin": Swin,

@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.beit import modeling_beit
 from transformers.models.bloom import modeling_bloom
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.dinov3_vit import modeling_dinov3_vit
@@ -468,6 +469,18 @@ def learned_2d_interpolate(rng, length, height, width, to):
     return {"rows": rows, "columns": columns}, {"table": table.flatten(0, 1), "resized": flat}
 
 
+def learned_grid_interpolate(rng, length, size, to, method, antialias, offset=0.0):
+    """A table resized as tables of images are; with an offset, as DINOv2's released code does."""
+    table = _normal(rng, *size, 4)
+    how = {"size": tuple(to), "align_corners": False}
+    if offset:
+        how = {"scale_factor": [(n + offset) / m for n, m in zip(to, size, strict=True)]}
+    found = nn.functional.interpolate(
+        table.permute(2, 0, 1)[None], mode=method, antialias=antialias, **how
+    )
+    return {"table": table}, {"resized": found[0].permute(1, 2, 0)}
+
+
 def _rotary_axes(rng, length, dim, axes):
     """As `_rotary`, with positions on several axes."""
     inputs = _rotary(rng, length, dim)
@@ -559,6 +572,14 @@ def swin_bias(rng, length, heads, height, width):
     return {"table": module.relative_position_bias_table}, {"bias": module()[0]}
 
 
+def swin_beit(rng, length, heads, side, to):
+    config = transformers.BeitConfig(
+        num_attention_heads=heads, hidden_size=heads, image_size=4 * side, patch_size=4
+    )
+    module = _fill(modeling_beit.BeitRelativePositionBias(config), rng, 0)
+    return {"table": module.relative_position_bias_table}, {"bias": module(tuple(to))[0]}
+
+
 def cpb_swinv2(rng, length, heads, window, trained):
     """Queries of zero, so that the weights are those of the bias alone, without their cosines."""
     config = transformers.Swinv2Config()
@@ -634,6 +655,7 @@ ORACLES = {
     "wavlm_attention": wavlm_attention,
     "sinusoidal_2d_mae": sinusoidal_2d_mae,
     "learned_2d_interpolate": learned_2d_interpolate,
+    "learned_grid_interpolate": learned_grid_interpolate,
     "rope_2d_qwen2_vl": rope_2d_qwen2_vl,
     "rope_2d_pixtral": rope_2d_pixtral,
     "rope_2d_dinov3": rope_2d_dinov3,
@@ -641,6 +663,7 @@ ORACLES = {
     "mrope_qwen3_vl": mrope_qwen3_vl,
     "mrope_positions": mrope_positions,
     "swin_bias": swin_bias,
+    "swin_beit": swin_beit,
     "cpb_swinv2": cpb_swinv2,
     "layoutlmv3_attention": layoutlmv3_attention,
 }
