@@ -24,6 +24,7 @@ from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.rope_2d import RoPE2D
+from pe_jax.encodings.rope_nd import RoPEND
 from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.encodings.sandwich import Sandwich
 from pe_jax.encodings.self_extend import SelfExtend
@@ -64,6 +65,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "learned_2d": Learned2D,
     "learned_grid": LearnedGrid,
     "rope_2d": RoPE2D,
+    "rope_nd": RoPEND,
     "mrope": MRoPE,
     "swin": Swin,
     "cpb": CPB,

@@ -265,6 +265,11 @@ CASES = {
             "base": st.sampled_from([100.0, 1e4]),
         },
     ),
+    "rope_nd_minimax_m3": (
+        [{"head_dim": 8, "base": 1e4}],
+        # As of three sections: their frequencies are powers in float32.
+        {"head_dim": st.sampled_from([6, 14, 20]), "base": st.sampled_from([100.0, 1e4])},
+    ),
     "mrope_qwen2_vl": (
         [{"sections": [2, 3, 3], "base": 1e6, "interleaved": False}],
         {**ROTARY_3D, "interleaved": st.just(False)},

@@ -29,6 +29,7 @@ from transformers.models.layoutlmv3 import modeling_layoutlmv3
 from transformers.models.llama import modeling_llama
 from transformers.models.llama4 import modeling_llama4
 from transformers.models.marian import modeling_marian
+from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl
 from transformers.models.ministral3 import modeling_ministral3
 from transformers.models.mpt import modeling_mpt
 from transformers.models.pixtral import modeling_pixtral
@@ -524,6 +525,18 @@ def rope_2d_dinov3(rng, length, height, width, prefix, base):
     return inputs, {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
 
 
+def rope_nd_minimax_m3(rng, length, head_dim, base):
+    inputs = _rotary_axes(rng, length, head_dim, 3)
+    config = transformers.MiniMaxM3VLConfig().vision_config
+    config.hidden_size, config.num_attention_heads = 2 * head_dim, 2
+    config.rope_parameters = {"rope_type": "axial", "rope_theta": base}
+    module = modeling_minimax_m3_vl.MiniMaxM3VLVisionRotaryEmbedding(config)
+    table = module(inputs["q"], inputs["positions"])
+    turn = modeling_minimax_m3_vl.apply_rotary_pos_emb_vision
+    q, k = turn(inputs["q"], inputs["k"], *table)
+    return inputs, {"q": q, "k": k}
+
+
 def _mrope(rng, length, kind, config, sections, base, turn):
     inputs = _rotary_axes(rng, length, 2 * sum(sections), 3)
     config = config(hidden_size=4 * sum(sections), num_attention_heads=2)
@@ -659,6 +672,7 @@ ORACLES = {
     "rope_2d_qwen2_vl": rope_2d_qwen2_vl,
     "rope_2d_pixtral": rope_2d_pixtral,
     "rope_2d_dinov3": rope_2d_dinov3,
+    "rope_nd_minimax_m3": rope_nd_minimax_m3,
     "mrope_qwen2_vl": mrope_qwen2_vl,
     "mrope_qwen3_vl": mrope_qwen3_vl,
     "mrope_positions": mrope_positions,

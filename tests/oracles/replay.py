@@ -318,6 +318,11 @@ def rotary_pixels(settings, inputs, implementation):
     return _rotated(encoding, inputs, grid)
 
 
+def rotary_nd(settings, inputs, implementation):
+    encoding = pe_jax.make("rope_nd", base=settings["base"])
+    return _rotated(encoding, inputs, inputs["positions"])
+
+
 def rotary_3d(settings, inputs, implementation):
     return _rotated(pe_jax.make("mrope", **settings), inputs, inputs["positions"])
 
@@ -397,6 +402,7 @@ OURS = {
     "rope_2d_qwen2_vl": rotary_2d,
     "rope_2d_pixtral": rotary_2d,
     "rope_2d_dinov3": rotary_pixels,
+    "rope_nd_minimax_m3": rotary_nd,
     "mrope_qwen2_vl": rotary_3d,
     "mrope_qwen3_vl": rotary_3d,
     "mrope_positions": multimodal,
