@@ -13,7 +13,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, require, require_bool
 
 EXACT = 2**24  # float32 holds every integer up to here; above, neighbouring positions collide
 
@@ -165,7 +165,14 @@ def check_bilevel(separators, longest: int | None) -> None:
     require(ok, "longest", longest, "pass an integer of at least 1, or None")
 
 
-def grid(height: int, width: int, *, normalized: bool = False, prefix: int = 0) -> jax.Array:
+def grid(
+    height: int,
+    width: int,
+    *,
+    normalized: bool = False,
+    prefix: int = 0,
+    numbered: bool = False,
+) -> jax.Array:
     """(row, column) of each patch of an image, row by row: [prefix + height·width, 2].
 
     Args:
@@ -177,16 +184,23 @@ def grid(height: int, width: int, *, normalized: bool = False, prefix: int = 0) 
       prefix: number of prefix tokens without a position (a class token, registers). They are put at
         (0, 0), where a rotation is the identity, as in DINOv3; for schemes of distances (0, 0) is
         an ordinary position.
+      numbered: the prefix is at (-prefix, -prefix), …, (-1, -1) instead, for schemes that have
+        parameters for such tokens (`learned_grid` with a prefix, `swin` with a class token).
 
     Raises:
-      ValueError: a size below 1, a negative prefix.
+      ValueError: a size below 1, a negative prefix, numbers in front of normalized positions.
     """
     _sizes("height, width", (height, width))
     require(prefix >= 0, "prefix", prefix, "pass an integer of at least 0")
+    require_bool("numbered", numbered)
+    require(not (numbered and normalized), "numbered", numbered, "pass normalized=False with it")
     places = np.indices((height, width), np.int32).reshape(2, -1).T
     if normalized:
         places = np.asarray((2 * places + 1) / (height, width) - 1, np.float32)
-    return jnp.asarray(np.pad(places, ((prefix, 0), (0, 0))))
+    places = np.pad(places, ((prefix, 0), (0, 0)))
+    if numbered:
+        places[:prefix] = np.arange(-prefix, 0)[:, None]
+    return jnp.asarray(places)
 
 
 def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:

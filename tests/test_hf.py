@@ -593,6 +593,14 @@ WRONG = [  # config, words of the error
         ["rope_type='yarn'", "axial"],
     ),
     ({"model_type": "swin", "use_absolute_embeddings": True}, ["use_absolute_embeddings=True"]),
+    (
+        {**SIZES, "model_type": "siglip2_vision_model", "num_patches": 200},
+        ["num_patches=200", "square"],
+    ),
+    (
+        {**SIZES, "model_type": "beit", "use_relative_position_bias": "yes"},
+        ["use_relative_position_bias='yes'", "True or False"],
+    ),
 ]
 
 
@@ -643,6 +651,7 @@ def test_the_families_are_there():
     )
     rotary += " smollm3 olmo2 stablelm persimmon nemotron gpt_oss falcon modernbert roformer esm"
     others = "mpt bloom t5 umt5 mt5 longt5 deberta deberta-v2 xlnet wavlm swin swinv2 layoutlmv3"
+    others += " vit deit dinov2 dinov2_with_registers siglip_vision_model siglip2_vision_model beit"
     others += " dinov3_vit pixtral vit_mae marian opt gpt2 mpnet whisper bert roberta electra"
     assert set(f"{rotary} {others}".split()) <= set(hf.FAMILIES)
     assert not set(hf.FAMILIES) & set(families.NEAREST)

@@ -64,6 +64,7 @@ def test_what_a_table_does_not_hold_is_an_error(place):
     for name, positions, params in (
         ("learned", places[:, 0], {"table": table}),
         ("learned_2d", places, {"rows": table, "columns": table}),
+        ("learned_grid", places, {"table": table[:, None]}),
     ):
         with pytest.raises(IndexError, match=f"{place} .* the table has 0 … 2"):
             naive.inputs(name, positions, H * E, params)

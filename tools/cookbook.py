@@ -42,6 +42,7 @@ ABOUT = {
     "sinusoids": "what is added to the input, and rows of a decoder's table",
     "weights": "attention with the mapped weights, at random weights and inputs",
     "rows": "what the mapped table adds to the input",
+    "patches": "what the mapped table adds to the input, of the image's size and resized",
     "table": "the table",
 }
 

@@ -17,6 +17,7 @@ CHECKS = {  # what a live test compares with the model's own code, and which tes
     "sinusoids": (HF, "test_sinusoids_at_the_input"),
     "weights": (OWN, "test_mapped_weights_give_the_models_attention"),
     "rows": (OWN, "test_mapped_rows_are_what_the_model_adds"),
+    "patches": (OWN, "test_mapped_patches_are_what_the_model_adds_at_any_size"),
     "table": (OWN, "test_maes_table_has_its_halves_swapped"),
     "": ("", ""),
 }
@@ -452,6 +453,16 @@ SCORES = (
         {"window_size": 7},
     ),
     Row(
+        "BEiT",
+        "beit",
+        "The last three entries are of CLS, at (-1, -1). For other images the rest is resized"
+        " bilinearly (`swin.resize`); theirs takes the height for the width there, so images"
+        " that are not square get others. Pretraining shares one table"
+        " (`use_shared_relative_position_bias`)",
+        "weights",
+        {"use_relative_position_bias": True},
+    ),
+    Row(
         "Swin v2",
         "swinv2",
         "Scores are cosines times `exp(logit_scale)`; distances are divided by the window of the"
@@ -495,7 +506,38 @@ INPUT = (
         "All sines before all cosines; words are multiplied by sqrt(D) first if `scale_embedding`",
         "sinusoids",
     ),
-    Row("ViT", "vit", "Row 0 is CLS; patches row by row from 1 on", "rows"),
+    Row(
+        "ViT, DeiT",
+        "vit",
+        "Row 0 is CLS, at (-1, -1): `positions.grid(h, w, prefix=1, numbered=True)`; DeiT has a"
+        " second one before the patches. `learned_grid.resize` fits other images; in"
+        " `jax.image.resize` the cubic constant is another",
+        "patches",
+    ),
+    Row(
+        "DINOv2",
+        "dinov2",
+        "Released tables are of 518 pixels. Meta's code resizes with `offset=0.1` in the ratios,"
+        " transformers without",
+        "patches",
+        {"image_size": 518, "patch_size": 14},
+    ),
+    Row(
+        "DINOv2 with registers",
+        "dinov2_with_registers",
+        "Resized with antialiasing; registers go between CLS and patches after the table is added",
+        "patches",
+        {"image_size": 518, "patch_size": 14},
+    ),
+    Row("SigLIP", "siglip_vision_model", "No CLS; bicubic without antialiasing", "patches"),
+    Row(
+        "SigLIP 2 (NaFlex)",
+        "siglip2_vision_model",
+        "Each image has its own grid, and the table is always resized to it, bilinearly with"
+        " antialiasing; padding has the vector of the first patch",
+        "patches",
+        {"num_patches": 256},
+    ),
     Row(
         "ViT-MAE",
         "vit_mae",

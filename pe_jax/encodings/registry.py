@@ -19,10 +19,12 @@ from pe_jax.encodings.kerple import KERPLE
 from pe_jax.encodings.layoutlmv3 import LayoutLMv3
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.learned_2d import Learned2D
+from pe_jax.encodings.learned_grid import LearnedGrid
 from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rerope import ReRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.rope_2d import RoPE2D
+from pe_jax.encodings.rope_nd import RoPEND
 from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.encodings.sandwich import Sandwich
 from pe_jax.encodings.self_extend import SelfExtend
@@ -61,7 +63,9 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "dape": DAPE,
     "sinusoidal_2d": Sinusoidal2D,
     "learned_2d": Learned2D,
+    "learned_grid": LearnedGrid,
     "rope_2d": RoPE2D,
+    "rope_nd": RoPEND,
     "mrope": MRoPE,
     "swin": Swin,
     "cpb": CPB,

@@ -35,7 +35,7 @@ from pe_jax.hf.kinds import (
 )
 from pe_jax.hf.mla import MLA
 from pe_jax.hf.rotary import Base, Rotary
-from pe_jax.hf.vision import Axial, Patches, SwinFamily
+from pe_jax.hf.vision import Axial, BEiT, Patches, Sinusoids, SwinFamily
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 QWEN: dict[str, Any] = {"kinds": qwen_layers, "typed": True, "window": 4096, "use_window": True}
@@ -295,9 +295,17 @@ FAMILIES |= {
     "pixtral": Axial("alternating"),
     "dinov3_vit": Axial(base=100.0, normalized=True, registers=True),
     "qwen2_vl_vision": Axial(layers=("depth",), width=("embed_dim",)),
-    "vit_mae": Patches(sinusoid=True),
+    "vit_mae": Sinusoids(),
     "vit": Patches(),
     "deit": Patches(tokens=2),
+    "dinov2": Patches(patch=14),
+    "dinov2_with_registers": Patches(antialias=True, registers=4),
+    "siglip_vision_model": Patches(tokens=0),
+    "siglip2_vision_model": Patches(tokens=0, method="bilinear", antialias=True, squares=256),
+    "siglip_text_model": Learned1D(64),
+    "siglip2_text_model": Learned1D(64),
+    "beit": BEiT(),
+    "data2vec-vision": BEiT(),
     "swin": SwinFamily(),
     "swinv2": SwinFamily(v2=True),
 }
@@ -313,8 +321,8 @@ NEAREST = {
     " nearest is learned_2d",
     "canine": "hashed positions are not among our schemes; the nearest is learned",
     "longformer": "global tokens are not read here; its table is learned(length=4096)",
-    "qwen3_vl_vision": "a learned table that is resized, and axial RoPE: ours are"
-    " learned_2d and rope_2d",
+    "qwen3_vl_vision": "a table read between its rows, and axial RoPE: ours are learned_grid and"
+    " rope_2d",
     "qwen2_5_vl_vision": "windows of an image beside axial RoPE are not read here; ours is rope_2d",
     "jamba": "it has no positional encoding: nope in its attention layers",
     "mamba": "it has no attention, and no positional encoding: nope",

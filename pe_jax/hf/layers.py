@@ -27,7 +27,9 @@ class LayerEncoding:
       sinks: a learned logit per head in the denominator (gpt-oss): `pe_jax.Sink`.
       causal: whether later tokens are hidden.
       stack: "decoder" or "encoder"; a model with both has its encoder's layers first.
-      prefix: tokens before the others that have no position (CLS and registers of DINOv3).
+      prefix: tokens before the others that have no position (CLS and registers of DINOv3; registers
+        of DINOv2, between CLS and patches). Tokens that have parameters of their own are the
+        encoding's (`prefix` of learned_grid, `class_token` of swin).
       first_row: row of a released table of positions that belongs to position 0 (OPT, RoBERTa: 2).
       rotary_last: the released weights have the rotated channels of a head last (DeepSeek): put
         them first.
@@ -51,6 +53,11 @@ class LayerEncoding:
     first_row: int = 0
     rotary_last: bool = False
     also: tuple[str, ...] = ()
+
+
+def parts(encoding: Encoding) -> tuple[Encoding, ...]:
+    """The parts of a sum, or the encoding itself."""
+    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
 
 
 def pattern(layers: Sequence[LayerEncoding]) -> str:

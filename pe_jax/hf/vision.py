@@ -1,17 +1,20 @@
 """Families of models that see images: axial RoPE, windows of Swin, tables over patches."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.cpb import CPB
-from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.learned_grid import LearnedGrid
 from pe_jax.encodings.rope_2d import RoPE2D
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
+from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
 from pe_jax.hf.absolute import one_of_a_kind, written
 from pe_jax.hf.keys import LAYERS, Keys
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.layers import LayerEncoding, parts
 from pe_jax.validation import is_int, is_real, require, shown
 
 SEEN = {"causal": False, "stack": "encoder"}
@@ -92,38 +95,102 @@ class Axial:
 
 
 @dataclasses.dataclass(frozen=True)
-class Patches:
-    """A table over patches, row by row, after a CLS token: sinusoids (MAE) or learned (ViT).
-
-    Attributes:
-      sinusoid: whether the table is fixed.
-      image: default of `image_size`.
-      patch: default of `patch_size`.
-      tokens: how many tokens before the patches have a row of the learned table.
-    """
-
-    sinusoid: bool = False
-    image: int = 224
-    patch: int = 16
-    tokens: int = 1
+class Sinusoids:
+    """A fixed table over patches, row by row, after a CLS token (MAE)."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The same for each layer."""
-        rows, columns = _patches(keys, self.image, self.patch)
-        encoding = Sinusoidal2D() if self.sinusoid else Learned(rows * columns + self.tokens)
-        prefix = 1 if self.sinusoid else 0
+        _patches(keys, 224, 16)
+        layer = LayerEncoding(Sinusoidal2D(), keys.head_dim(), prefix=1, **SEEN)
+        return [layer] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The number of layers."""
+        written(one_of_a_kind(layers).encoding, Sinusoidal2D)
+        return {"num_hidden_layers": len(layers)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Patches:
+    """A learned vector for each patch (ViT), resized for other images.
+
+    Attributes:
+      patch: default of `patch_size`.
+      tokens: how many tokens before the patches have vectors.
+      method: how the table is resized.
+      antialias: the same.
+      registers: default of `num_register_tokens`, which have no vectors; None: there are none.
+      squares: default of `num_patches`, of a square table, in the place of an image's size.
+    """
+
+    patch: int = 16
+    tokens: int = 1
+    method: str = "bicubic"
+    antialias: bool = False
+    registers: int | None = None
+    squares: int | None = None
+
+    def _sides(self, keys: Keys) -> tuple[int, int]:
+        if self.squares is None:
+            return _patches(keys, 224, self.patch)
+        count = keys.integer("num_patches", default=self.squares)
+        side = math.isqrt(count)
+        require(side**2 == count, "num_patches", count, "pass a square number")
+        return side, side
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer."""
+        sides, prefix = self._sides(keys), 0
+        if self.registers is not None:
+            prefix = keys.integer("num_register_tokens", default=self.registers, low=0)
+        encoding = LearnedGrid(*sides, self.tokens, self.method, self.antialias)
         layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, **SEEN)
         return [layer] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         """The size of an image in patches of one pixel."""
         layer = one_of_a_kind(layers)
+        grid = written(layer.encoding, LearnedGrid)
         config: dict[str, Any] = {"num_hidden_layers": len(layers)}
-        if self.sinusoid:
-            written(layer.encoding, Sinusoidal2D)
-            return config
-        count = written(layer.encoding, Learned).length - self.tokens
-        return config | {"image_size": [1, count], "patch_size": 1}
+        if self.registers is not None:
+            config["num_register_tokens"] = layer.prefix
+        if self.squares is not None:
+            return config | {"num_patches": grid.height * grid.width}
+        return config | _image(grid)
+
+
+def _image(scheme: LearnedGrid | Swin) -> dict[str, Any]:
+    """The size of an image in patches of one pixel."""
+    return {"image_size": [scheme.height, scheme.width], "patch_size": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class BEiT:
+    """The image is one of Swin's windows, with a class token; besides, a vector for each patch."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """The same for each layer: what the config's flags switch on."""
+        sides = _patches(keys, 224, 16)
+        kinds = {
+            "use_absolute_position_embeddings": LearnedGrid(*sides, prefix=1),
+            "use_shared_relative_position_bias": Swin(*sides, class_token=True, shared=True),
+            "use_relative_position_bias": Swin(*sides, class_token=True),
+        }
+        found = tuple(encoding for name, encoding in kinds.items() if keys.flag(name))
+        encoding = found[0] if len(found) == 1 else Sum(found) if found else Encoding()
+        return [LayerEncoding(encoding, keys.head_dim(), **SEEN)] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The flags, and the size of an image in patches of one pixel."""
+        layer = one_of_a_kind(layers)
+        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        for part in parts(layer.encoding or Encoding()):
+            if isinstance(part, LearnedGrid):
+                config |= {"use_absolute_position_embeddings": True, **_image(part)}
+            elif isinstance(part, Swin):
+                name = "shared_relative" if part.shared else "relative"
+                config |= {f"use_{name}_position_bias": True, **_image(part)}
+        return config
 
 
 @dataclasses.dataclass(frozen=True)

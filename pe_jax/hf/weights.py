@@ -20,8 +20,10 @@ from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.buckets import Buckets
 from pe_jax.encodings.deberta import DeBERTa
 from pe_jax.encodings.learned import Learned
+from pe_jax.encodings.learned_grid import LearnedGrid
 from pe_jax.encodings.sums import Sum
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.encodings.swin import Swin
+from pe_jax.hf.layers import LayerEncoding, parts
 from pe_jax.validation import shown
 
 
@@ -43,6 +45,16 @@ def flat(x):
 def rows(table, first_row: int = 0):
     """The rows from that of position 0 on."""
     return table.reshape(-1, table.shape[-1])[first_row:]
+
+
+def patch_grid(table, *, height: int, width: int):
+    """The rows of the patches as a grid [height, width, D]."""
+    return table.reshape(-1, table.shape[-1])[-height * width :].reshape(height, width, -1)
+
+
+def before_patches(table, *, height: int, width: int):
+    """The rows before those of the patches."""
+    return table.reshape(-1, table.shape[-1])[: -height * width]
 
 
 def swapped(r):
@@ -125,6 +137,25 @@ def _learned(name: str) -> Weight:
     return _weight("shared.table", name, how=rows, part=Learned)
 
 
+def _patches(name: str) -> tuple[Weight, Weight]:
+    """The vectors of patches, and of the tokens before them."""
+    return (
+        _weight("shared.table", name, how=patch_grid, part=LearnedGrid),
+        _weight("shared.front", name, how=before_patches, part=LearnedGrid),
+    )
+
+
+def _beit(shared: str) -> tuple[Weight, ...]:
+    """BEiT's, with the name of the table that all layers share."""
+    end = "relative_position_bias_table"
+    table = f"layer*.{{layer}}.*relative_position_bias.{end}"
+    return (
+        *_patches("embeddings.position_embeddings"),
+        _weight("layer.table", table, how=transposed, part=Swin),
+        _weight("shared.table", f"{shared}.{end}", how=transposed, part=Swin),
+    )
+
+
 EMBEDDINGS = _learned("embeddings.position_embeddings.weight")
 T5_TABLE = "layer.0.*relative_attention_bias.weight"  # layer.1 is cross-attention
 NORMED = ("encoder.rel_embeddings.weight", "encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
@@ -195,22 +226,23 @@ WEIGHTS: dict[str, tuple[Weight, ...]] = {
     "opt": (_learned("decoder.embed_positions.weight"),),
     "biogpt": (_learned("embed_positions.weight"),),
     "whisper": (_learned("{stack}.embed_positions.weight"),),
-    "vit": (_learned("embeddings.position_embeddings"),),
+    "vit": _patches("embeddings.position_embeddings"),
+    "siglip_vision_model": _patches("embeddings.position_embedding.weight"),
+    "siglip_text_model": (_learned("embeddings.position_embedding.weight"),),
+    "beit": _beit("shared_position_bias"),
+    "data2vec-vision": _beit("encoder.relative_position_bias"),
 }
 LIKE = {
     "t5": ("mt5", "switch_transformers", "longt5"),
     "gpt2": ("gpt_bigcode", "gpt_neo"),
     "whisper": ("bart", "mbart"),
-    "vit": ("deit",),
+    "vit": ("deit", "dinov2", "dinov2_with_registers"),
+    "siglip_vision_model": ("siglip2_vision_model",),
+    "siglip_text_model": ("siglip2_text_model",),
 }
 WEIGHTS |= {other: WEIGHTS[kind] for kind, others in LIKE.items() for other in others}
 BERTS = ("bert", "electra", "distilbert", "roberta", "xlm-roberta", "camembert", "esm")
 WEIGHTS |= dict.fromkeys((*BERTS, "albert"), (EMBEDDINGS,))
-
-
-def parts(encoding: Encoding) -> tuple[Encoding, ...]:
-    """The parts of a sum, or the encoding itself."""
-    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
 
 
 def listed(model_type: str, layer: LayerEncoding) -> list[tuple[Weight, ...]]:
@@ -244,7 +276,9 @@ def load(
     known |= {"layer_norm_eps": config.get("layer_norm_eps")}
     known = {name: x for name, x in known.items() if x is not None}
     found = []
-    for own in listed(config["model_type"], layer):
+    all_parts = parts(layer.encoding or Encoding())
+    for part, own in zip(all_parts, listed(config["model_type"], layer), strict=True):
+        sizes = {name: getattr(part, name, None) for name in ("height", "width")}
         each: dict[str, dict[str, jax.Array]] = {place: {} for place in Params._fields}
         for weight in own:
             place, _, key = weight.to.partition(".")
@@ -257,7 +291,8 @@ def load(
                     what = f"{len(matched)} such arrays {shown(matched, 200)}, not {wanted}"
                     raise ValueError(f"{name}: the state dict has {what}; pass that of one model")
                 arrays.append(_array(state[matched[index if every else 0]]))
-            more = {n: known[n] for n in inspect.signature(weight.how).parameters if n in known}
+            named = {**sizes, **known}
+            more = {n: named[n] for n in inspect.signature(weight.how).parameters if n in named}
             each[place][key] = weight.how(*arrays, **more)
         found.append(Params(**each))
     if isinstance(layer.encoding, Sum):

@@ -25,9 +25,9 @@ _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
     contextual: "fox cable wavlm cope dape",
     relative: "shaw transformer_xl deberta tupe",
-    rotary: "rope rerope self_extend xpos temperature bipe rope_2d mrope",
+    rotary: "rope rerope self_extend xpos temperature bipe rope_2d rope_nd mrope",
 }
-_ADDED = "sinusoidal learned sinusoidal_2d learned_2d bipe"
+_ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
 # By name: functions of positions and D, of a row, of a row and its weights.
 INPUTS: dict[str, Callable] = {name: getattr(absolute, name) for name in _ADDED.split()}
 SCORES: dict[str, Callable] = {
@@ -37,7 +37,7 @@ SCORES: dict[str, Callable] = {
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
 # Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
-_UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type"}
+_UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type", "prefix", "method", "antialias"}
 
 
 def attention(

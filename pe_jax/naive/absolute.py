@@ -50,6 +50,23 @@ def learned_2d(positions, dim: int, rows: Array, columns: Array, *, combine="con
     return row + column if combine == "sum" else np.hstack([row, column])
 
 
+def learned_grid(positions, dim: int, table: Array, front=None) -> Array:
+    """table[row, column]: Dosovitskiy et al., "ViT", arXiv 2010.11929, eq. 1, before flattening.
+
+    (-k, -k) is the k-th of the tokens in front, counted from the patches back.
+    """
+    front = np.zeros((0, dim)) if front is None else front
+    rows = []
+    for row, column in positions.tolist():
+        if row < 0 and row == column:
+            rows.append(front[inside(len(front) + np.array(row), len(front))])
+        else:
+            rows.append(
+                table[inside(np.array(row), len(table)), inside(np.array(column), len(table[0]))]
+            )
+    return np.array(rows).reshape(-1, dim)
+
+
 def bipe(positions, dim: int, table=None, *, absolute="learned") -> Array:
     """Vectors of the place in (piece, place): He et al., "BiPE", arXiv 2401.16421."""
     places = positions[:, 1]

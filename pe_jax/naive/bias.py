@@ -106,14 +106,23 @@ def fire(row: Row, c, multiplier, w1, b1, w2, b2, *, length=512.0) -> Array:
     return products(row) + np.moveaxis(hidden @ w2 + b2, -1, 0)
 
 
-def swin(row: Row, table: Array, *, height=7, width=7) -> Array:
+def swin(row: Row, table: Array, *, height=7, width=7, class_token=False) -> Array:
     """Liu et al., "Swin", arXiv 2103.14030, eq. 4: table[h, dr + height - 1, dc + width - 1].
 
-    The table is [H, (2·height - 1)(2·width - 1)].
+    The table is [H, (2·height - 1)(2·width - 1)]. With a class token at (-1, -1) (BEiT, arXiv
+    2106.08254, released code) three more columns: it as the query, as the key, and as both.
     """
-    down = inside(row.distance[..., 0] + height - 1, 2 * height - 1)
-    right = inside(row.distance[..., 1] + width - 1, 2 * width - 1)
-    return products(row) + table.reshape(-1, 2 * height - 1, 2 * width - 1)[:, down, right]
+    table, classes = np.split(table, [(2 * height - 1) * (2 * width - 1)], axis=1)
+    is_class = (row.positions == -1).all(-1) & class_token
+    either = is_class[:, None] | is_class
+    distance = np.where(either[..., None], 0, row.distance)
+    down = inside(distance[..., 0] + height - 1, 2 * height - 1)
+    right = inside(distance[..., 1] + width - 1, 2 * width - 1)
+    bias = table.reshape(-1, 2 * height - 1, 2 * width - 1)[:, down, right]
+    if class_token:
+        which = np.where(is_class[:, None], np.where(is_class, 2, 0), 1)
+        bias = np.where(either, classes[:, which], bias)
+    return products(row) + bias
 
 
 def log_spaced(distance, window: int):

@@ -117,6 +117,31 @@ def rope_2d(
     return rotated(row, np.concatenate(angles, axis=-1), layout)
 
 
+def rope_nd(
+    row: Row,
+    *,
+    axes=3,
+    base=1e4,
+    channels=None,
+    spectrum="shared",
+    normalized=False,
+    layout="half",
+) -> Array:
+    """Wan, arXiv 2503.20314 (released code): frame, row and column turn consecutive pairs.
+
+    Each axis has a series of frequencies over its own channels, by default as many even channels as
+    all axes can have. The other settings as in `rope_2d`.
+    """
+    channels = channels or (2 * (row.q.shape[-1] // 2 // axes),) * axes
+    bases = np.broadcast_to(base, axes)
+    series = [frequencies(n, b) for n, b in zip(channels, bases, strict=True)]
+    if spectrum == "alternating":
+        series = [frequencies(sum(channels), bases[0])[axis::axes] for axis in range(axes)]
+    places = np.repeat(row.distance, [len(theta) for theta in series], axis=-1)
+    unit = 2 * np.pi if normalized else 1
+    return rotated(row, unit * places * np.concatenate(series), layout)
+
+
 def mrope(
     row: Row, *, base=1e6, sections=None, interleaved=False, fraction=1.0, scaling=None
 ) -> Array:

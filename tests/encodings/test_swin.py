@@ -1,5 +1,7 @@
 """Swin's table against eq. 4 of arXiv 2103.14030 and the index that its section describes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,17 @@ import pytest
 import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import swin
-from tests.encodings.common import HEAD_DIM, HEADS, LENGTH, check_attention, random_params
+from pe_jax.engines.decoding import cache
+from tests import util
+from tests.encodings.common import (
+    DIMS,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    check_attention,
+    qkv,
+    random_params,
+)
 
 HEIGHT, WIDTH = 3, 4
 PLACES = np.asarray(pos.grid(HEIGHT, WIDTH))[:LENGTH]
@@ -59,3 +71,104 @@ def test_the_gradient_counts_the_distances_and_ignores_what_is_outside():
     distance = np.array([[0, 0], [0, 0], [1, -1], [5, 0]])
     gradient = jax.jit(jax.grad(total))(jnp.zeros((1, 9)), distance)
     np.testing.assert_array_equal(gradient[0], [0, 0, 0, 0, 2, 0, 1, 0, 0])
+
+
+def with_class() -> tuple[pe_jax.Encoding, pe_jax.Params, np.ndarray]:
+    """A scheme with a class token, its parameters, and LENGTH places: the class, then patches."""
+    encoding = pe_jax.make("swin", height=HEIGHT, width=WIDTH, class_token=True)
+    places = np.asarray(pos.grid(HEIGHT, WIDTH, prefix=1, numbered=True))[:LENGTH]
+    return encoding, random_params(encoding), places
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_class_token_has_entries_of_its_own(causal):
+    encoding, params, places = with_class()
+    assert params.layer["table"].shape == (HEADS, 5 * 7 + 3)
+    check_attention(encoding, params, causal, q_positions=places)
+    table = params.layer["table"]
+    bias = encoding.class_lookup(table, places, places)
+    np.testing.assert_array_equal(bias[:, 0, 0], table[:, -1])
+    np.testing.assert_array_equal(bias[:, 0, 1:], np.repeat(table[:, -3:-2], LENGTH - 1, 1))
+    np.testing.assert_array_equal(bias[:, 1:, 0], np.repeat(table[:, -2:-1], LENGTH - 1, 1))
+
+
+def test_a_class_token_in_tiles_and_in_a_cache_is_as_in_the_dense_engine():
+    encoding, params, places = with_class()
+    q, k, v = (x[None] for x in qkv())
+
+    @functools.partial(jax.jit, static_argnames="engine")
+    def run(params, engine):
+        return jax.value_and_grad(
+            lambda p: jnp.sin(
+                pe_jax.attention(
+                    *(q, k, v),
+                    encoding=encoding,
+                    params=p,
+                    q_positions=places,
+                    causal=False,
+                    implementation=engine,
+                )
+            ).sum()
+        )(params)
+
+    util.assert_close(run(params, util.TILED), run(params, "dense"))
+    dense = pe_jax.attention(
+        *(q, k, v), encoding=encoding, params=params, q_positions=places, causal=True
+    )
+    past = cache.empty(encoding, 1, LENGTH, DIMS)
+    found = []
+    for part in (slice(0, 4), slice(4, LENGTH)):
+        out, past = cache.extend(
+            past,
+            *(x[:, part] for x in (q, k, v)),
+            places[None, part],
+            encoding=encoding,
+            params=params,
+            dims=DIMS,
+        )
+        found.append(out)
+    util.assert_close(jnp.concatenate(found, axis=1), dense)
+
+
+def test_packed_images_each_have_their_class_token():
+    encoding, params, _ = with_class()
+    places = np.asarray(pos.grid(2, 2, prefix=1, numbered=True))
+    q, k, v = qkv(length=10)
+    options = {"encoding": encoding, "params": params, "causal": False}
+    both = pe_jax.attention(
+        *(q, k, v),
+        q_positions=np.tile(places, (2, 1)),
+        q_segments=np.repeat([0, 1], 5),
+        **options,
+    )
+    apart = [
+        pe_jax.attention(*(x[part] for x in (q, k, v)), q_positions=places, **options)
+        for part in (slice(5), slice(5, 10))
+    ]
+    np.testing.assert_allclose(both, np.concatenate(apart), atol=1e-6)
+
+
+def test_with_a_class_token_the_window_and_the_size_of_the_table_are_checked():
+    encoding, params, places = with_class()
+    table, far = params.layer["table"], places + np.array([0, WIDTH]) * (places[:, :1] == 2)
+    with pytest.raises(ValueError, match="outside the 3 × 4 window"):
+        encoding.class_lookup(table, far, places)
+    traced = jax.jit(encoding.class_lookup)(table, far, places)
+    assert np.isnan(traced).any() and np.isfinite(traced[:, :, 0]).all()  # the class sees all
+    with pytest.raises(ValueError, match=r"table=\(2, 35\): axis 1 must have 38"):
+        encoding.class_lookup(table[:, :-3], places, places)
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_one_table_for_all_layers_and_a_table_of_another_window(class_token):
+    encoding = pe_jax.make("swin", height=2, width=3, class_token=class_token, shared=True)
+    params = random_params(encoding)
+    assert not params.layer and params.shared["table"].shape == (HEADS, 15 + 3 * class_token)
+    large, resized = encoding.resized(params, 4, 3)
+    assert (large.height, large.width, large.shared) == (4, 3, True)
+    square, classes = np.split(params.shared["table"], [15], axis=1)
+    want = jax.image.resize(square.reshape(HEADS, 3, 5), (HEADS, 7, 5), "bilinear")
+    want = np.concatenate([want.reshape(HEADS, 35), classes], axis=1)
+    np.testing.assert_allclose(resized.shared["table"], want, atol=1e-6)
+    with pytest.raises(ValueError, match="axis 1 must have 9, or 3 more for a class token"):
+        swin.resize(params.shared["table"], (2, 2), (3, 3))

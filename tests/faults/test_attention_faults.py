@@ -292,7 +292,8 @@ def test_the_cache_refuses(kind, message, options):
 
 # What would be another model.
 
-INPUTS = "sinusoidal learned bipe sinusoidal_2d learned_2d sinusoidal+rope rope+learned".split()
+INPUTS = "sinusoidal learned bipe sinusoidal_2d learned_2d learned_grid".split()
+INPUTS += ["sinusoidal+rope", "rope+learned"]
 
 
 @pytest.mark.parametrize("spec", INPUTS)

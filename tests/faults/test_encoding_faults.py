@@ -20,6 +20,7 @@ from pe_jax.encodings import (
     mrope,
     rope,
     rope_2d,
+    rope_nd,
     rope_scaling,
     sandwich,
     sinusoidal,
@@ -87,16 +88,30 @@ FIELDS = [
     ("learned_2d", "height", [0, 2.0, None], "at least 1"),
     ("learned_2d", "combine", ["add", None], "concatenate"),
     ("learned_2d", "stddev", [-1], ">= 0"),
+    ("learned_grid", "height", [0, 14.0], "at least 1"),
+    ("learned_grid", "width", [None], "at least 1"),
+    ("learned_grid", "prefix", [-1, True], "at least 0"),
+    ("learned_grid", "method", ["cubic", None], "bicubic"),
+    ("learned_grid", "antialias", ["no", 1], "True or False"),
+    ("learned_grid", "stddev", [-1], ">= 0"),
     ("rope_2d", "base", [1, np.inf], "above 1"),
-    ("rope_2d", "channels", [(3, 4), (4,), (0, 4), (4.0, 4), 4], "two even numbers"),
+    ("rope_2d", "channels", [(3, 4), (4,), (0, 4), (4.0, 4), 4], "each of 2 axes"),
     ("rope_2d", "spectrum", ["split", None], "alternating"),
     ("rope_2d", "normalized", ["no", 1], "True or False"),
     ("rope_2d", "layout", ["neox"], "half"),
+    ("rope_nd", "axes", [1, 3.0, None], "at least 2, or rope"),
+    ("rope_nd", "base", [1, (1e4, 1e4), (1e4, 1e4, 1.0), None, ("a",) * 3], "above 1, or 3"),
+    ("rope_nd", "channels", [(4, 4), (4, 4, 3), (4, 4, 0), 4], "each of 3 axes"),
+    ("rope_nd", "spectrum", ["split", None], "alternating"),
+    ("rope_nd", "normalized", ["no"], "True or False"),
+    ("rope_nd", "layout", ["neox"], "half"),
     ("mrope", "base", [0], "above 1"),
     ("mrope", "sections", [(2, 1), (0, 1, 1), (1, 1, 1.0), 4, "abc"], "time, row, column"),
     ("mrope", "interleaved", [1], "True or False"),
     ("swin", "width", [0, 7.0], "at least 1"),
     ("swin", "stddev", [np.nan], ">= 0"),
+    ("swin", "class_token", ["no", 1], "True or False"),
+    ("swin", "shared", [None], "True or False"),
     ("cpb", "height", [1, 0, 8.0], "at least 2"),
     ("cpb", "hidden", [0], "at least 1"),
     ("cpb", "stddev", [-1], ">= 0"),
@@ -193,6 +208,9 @@ def test_frequencies_that_alternate_need_as_many_channels_for_each_axis():
     fields = {"channels": (2, 6), "spectrum": "alternating"}
     refused(lambda: pe_jax.make("rope_2d", **fields), "channels=(2, 6)", "same number for each")
     refused(lambda: rope_2d.frequencies((2, 6), 1e4, "alternating"), "channels=(2, 6)")
+    fields = {"axes": 2, "base": (1e2, 1e4), "spectrum": "alternating"}
+    refused(lambda: pe_jax.make("rope_nd", **fields), "base=(100.0, 10000.0)", "one base for all")
+    refused(lambda: rope_nd.frequencies((2, 2), (1e4,)), "base=(10000.0,)", "each of 2 axes")
     refused(lambda: mrope.frequencies(8, (1, 1, 1)), "sections=(1, 1, 1)", "half of 8 channels")
 
 
@@ -248,6 +266,8 @@ def test_rope_refuses_widths_that_leave_an_odd_channel(fraction, head_dim):
     [
         ("rope_2d", {}, (12, 2, 2, 6), ("head_dim=6", "multiple of 4")),
         ("rope_2d", {"channels": (4, 6)}, (16, 2, 2, 8), ("channels=(4, 6)", "the head's 8")),
+        ("rope_nd", {}, (8, 2, 2, 4), ("head_dim=4", "at least 6")),
+        ("rope_nd", {"channels": (4, 4, 2)}, (16, 2, 2, 8), ("channels=(4, 4, 2)", "head's 8")),
         ("mrope", {}, (8, 2, 2, 4), ("head_dim=4", "at least 6")),
         ("mrope", {"sections": (2, 2, 2)}, (16, 2, 2, 8), ("sections=(2, 2, 2)", "8 channels")),
         ("sinusoidal_2d", {}, (6, 1, 1, 6), ("width=6", "multiple of 4")),

@@ -233,6 +233,21 @@ CASES = {
         [{"height": 3, "width": 4, "to": [5, 8]}],
         {"height": SIDES, "width": SIDES, "to": st.tuples(SIDES, SIDES).map(list)},
     ),
+    "learned_grid_interpolate": (
+        [
+            {"size": [4, 3], "to": [6, 2], "method": "bicubic", "antialias": False},
+            {"size": [5, 4], "to": [3, 6], "method": "bicubic", "antialias": True},
+            {"size": [5, 4], "to": [3, 6], "method": "bilinear", "antialias": True},
+            {"size": [4, 3], "to": [6, 2], "method": "bicubic", "antialias": False, "offset": 0.1},
+        ],
+        {
+            "size": st.tuples(SIDES, SIDES).map(list),
+            "to": st.tuples(SIDES, SIDES).map(list),
+            "method": st.sampled_from(["bilinear", "bicubic"]),
+            "antialias": st.booleans(),
+            "offset": st.sampled_from([0.0, 0.1]),
+        },
+    ),
     "rope_2d_qwen2_vl": (
         [{"head_dim": 8, "base": 1e4, "spectrum": "shared"}],
         {**ROTARY_2D, "spectrum": st.just("shared")},
@@ -250,6 +265,11 @@ CASES = {
             "base": st.sampled_from([100.0, 1e4]),
         },
     ),
+    "rope_nd_minimax_m3": (
+        [{"head_dim": 8, "base": 1e4}],
+        # As of three sections: their frequencies are powers in float32.
+        {"head_dim": st.sampled_from([6, 14, 20]), "base": st.sampled_from([100.0, 1e4])},
+    ),
     "mrope_qwen2_vl": (
         [{"sections": [2, 3, 3], "base": 1e6, "interleaved": False}],
         {**ROTARY_3D, "interleaved": st.just(False)},
@@ -265,6 +285,14 @@ CASES = {
     "swin_bias": (
         [{"heads": 2, "height": 2, "width": 3}],
         {"heads": st.integers(1, 4), "height": SIDES, "width": SIDES},
+    ),
+    "swin_beit": (  # theirs swaps the sides of its table before it resizes it: `side` is both
+        [{"heads": 2, "side": 3, "to": [3, 3]}, {"heads": 2, "side": 3, "to": [2, 4]}],
+        {
+            "heads": st.integers(1, 4),
+            "side": SIDES,
+            "to": st.tuples(SIDES, SIDES).map(list),
+        },
     ),
     "cpb_swinv2": (
         [

@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.beit import modeling_beit
 from transformers.models.bloom import modeling_bloom
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.dinov3_vit import modeling_dinov3_vit
@@ -28,6 +29,7 @@ from transformers.models.layoutlmv3 import modeling_layoutlmv3
 from transformers.models.llama import modeling_llama
 from transformers.models.llama4 import modeling_llama4
 from transformers.models.marian import modeling_marian
+from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl
 from transformers.models.ministral3 import modeling_ministral3
 from transformers.models.mpt import modeling_mpt
 from transformers.models.pixtral import modeling_pixtral
@@ -468,6 +470,18 @@ def learned_2d_interpolate(rng, length, height, width, to):
     return {"rows": rows, "columns": columns}, {"table": table.flatten(0, 1), "resized": flat}
 
 
+def learned_grid_interpolate(rng, length, size, to, method, antialias, offset=0.0):
+    """A table resized as tables of images are; with an offset, as DINOv2's released code does."""
+    table = _normal(rng, *size, 4)
+    how = {"size": tuple(to), "align_corners": False}
+    if offset:
+        how = {"scale_factor": [(n + offset) / m for n, m in zip(to, size, strict=True)]}
+    found = nn.functional.interpolate(
+        table.permute(2, 0, 1)[None], mode=method, antialias=antialias, **how
+    )
+    return {"table": table}, {"resized": found[0].permute(1, 2, 0)}
+
+
 def _rotary_axes(rng, length, dim, axes):
     """As `_rotary`, with positions on several axes."""
     inputs = _rotary(rng, length, dim)
@@ -509,6 +523,18 @@ def rope_2d_dinov3(rng, length, height, width, prefix, base):
     first = (inputs[name].transpose(1, 2) for name in ("q", "k"))
     q, k = modeling_dinov3_vit.apply_rotary_pos_emb(*first, cos, sin)
     return inputs, {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
+
+
+def rope_nd_minimax_m3(rng, length, head_dim, base):
+    inputs = _rotary_axes(rng, length, head_dim, 3)
+    config = transformers.MiniMaxM3VLConfig().vision_config
+    config.hidden_size, config.num_attention_heads = 2 * head_dim, 2
+    config.rope_parameters = {"rope_type": "axial", "rope_theta": base}
+    module = modeling_minimax_m3_vl.MiniMaxM3VLVisionRotaryEmbedding(config)
+    table = module(inputs["q"], inputs["positions"])
+    turn = modeling_minimax_m3_vl.apply_rotary_pos_emb_vision
+    q, k = turn(inputs["q"], inputs["k"], *table)
+    return inputs, {"q": q, "k": k}
 
 
 def _mrope(rng, length, kind, config, sections, base, turn):
@@ -557,6 +583,14 @@ def swin_bias(rng, length, heads, height, width):
     module = modeling_swin.SwinRelativePositionBias(heads, (height, width))
     _fill(module, rng, 0)
     return {"table": module.relative_position_bias_table}, {"bias": module()[0]}
+
+
+def swin_beit(rng, length, heads, side, to):
+    config = transformers.BeitConfig(
+        num_attention_heads=heads, hidden_size=heads, image_size=4 * side, patch_size=4
+    )
+    module = _fill(modeling_beit.BeitRelativePositionBias(config), rng, 0)
+    return {"table": module.relative_position_bias_table}, {"bias": module(tuple(to))[0]}
 
 
 def cpb_swinv2(rng, length, heads, window, trained):
@@ -634,13 +668,16 @@ ORACLES = {
     "wavlm_attention": wavlm_attention,
     "sinusoidal_2d_mae": sinusoidal_2d_mae,
     "learned_2d_interpolate": learned_2d_interpolate,
+    "learned_grid_interpolate": learned_grid_interpolate,
     "rope_2d_qwen2_vl": rope_2d_qwen2_vl,
     "rope_2d_pixtral": rope_2d_pixtral,
     "rope_2d_dinov3": rope_2d_dinov3,
+    "rope_nd_minimax_m3": rope_nd_minimax_m3,
     "mrope_qwen2_vl": mrope_qwen2_vl,
     "mrope_qwen3_vl": mrope_qwen3_vl,
     "mrope_positions": mrope_positions,
     "swin_bias": swin_bias,
+    "swin_beit": swin_beit,
     "cpb_swinv2": cpb_swinv2,
     "layoutlmv3_attention": layoutlmv3_attention,
 }

@@ -19,6 +19,7 @@ from pe_jax import positions
 from pe_jax.encodings import (
     deberta,
     learned,
+    learned_grid,
     rope,
     rope_scaling,
     sinusoidal,
@@ -300,6 +301,11 @@ def learned_2d(settings, inputs, implementation):
     return {n: encoding.embed(params, jnp.zeros((len(p), 8)), p) for n, p in places.items()}
 
 
+def resized_grid(settings, inputs, implementation):
+    how = {name: x for name, x in settings.items() if name not in ("size", "to")}
+    return {"resized": learned_grid.resize(inputs["table"], *settings["to"], **how)}
+
+
 def rotary_2d(settings, inputs, implementation):
     fields = {name: settings[name] for name in ("base", "spectrum")}
     return _rotated(pe_jax.make("rope_2d", **fields), inputs, inputs["positions"])
@@ -310,6 +316,11 @@ def rotary_pixels(settings, inputs, implementation):
     grid = positions.grid(*size, normalized=True, prefix=prefix)
     encoding = pe_jax.make("rope_2d", base=settings["base"], normalized=True)
     return _rotated(encoding, inputs, grid)
+
+
+def rotary_nd(settings, inputs, implementation):
+    encoding = pe_jax.make("rope_nd", base=settings["base"])
+    return _rotated(encoding, inputs, inputs["positions"])
 
 
 def rotary_3d(settings, inputs, implementation):
@@ -331,6 +342,14 @@ def swin_bias(settings, inputs, implementation):
     size = settings["height"], settings["width"]
     grid = positions.grid(*size)
     return {"bias": swin.lookup(inputs["table"].T, grid[:, None] - grid[None], *size)}
+
+
+def swin_class(settings, inputs, implementation):
+    """Theirs is the same table, a column a head, resized in each call."""
+    side, (height, width) = settings["side"], settings["to"]
+    table = swin.resize(inputs["table"].T, (side, side), (height, width))
+    places = positions.grid(height, width, prefix=1, numbered=True)
+    return {"bias": swin.class_lookup(table, places, places, height, width)}
 
 
 def cpb(settings, inputs, implementation):
@@ -379,13 +398,16 @@ OURS = {
     "wavlm_attention": wavlm,
     "sinusoidal_2d_mae": axial_sinusoid,
     "learned_2d_interpolate": learned_2d,
+    "learned_grid_interpolate": resized_grid,
     "rope_2d_qwen2_vl": rotary_2d,
     "rope_2d_pixtral": rotary_2d,
     "rope_2d_dinov3": rotary_pixels,
+    "rope_nd_minimax_m3": rotary_nd,
     "mrope_qwen2_vl": rotary_3d,
     "mrope_qwen3_vl": rotary_3d,
     "mrope_positions": multimodal,
     "swin_bias": swin_bias,
+    "swin_beit": swin_class,
     "cpb_swinv2": cpb,
     "layoutlmv3_attention": layoutlmv3,
 }

@@ -39,6 +39,7 @@ TINY = {
     "shape_size": 4,
 }
 SMALL_IMAGES = {"image_size": 32, "patch_size": 2, "depths": [2, 2], "num_heads": [2, 4]}
+PATCHES = {"image_size": 32, "patch_size": 8, "num_patches": 16}
 SMALL_IMAGES |= {"embed_dim": 8, "window_size": 4}
 
 
@@ -56,6 +57,7 @@ def build(row: Row):
     given = {**TINY, **small.settings}
     given |= {"d_kv": WIDTH // HEADS} if "d_kv" in known else {}
     given |= SMALL_IMAGES if row.model_type.startswith("swin") else {}
+    given |= PATCHES if row.check == "patches" or row.model_type == "beit" else {}
     del given["model_type"]
     names = set(known) | set(AutoConfig.for_model(row.model_type).attribute_map)
     config = AutoConfig.for_model(row.model_type, **{k: x for k, x in given.items() if k in names})
@@ -127,6 +129,7 @@ ATTENTION = {  # the modules that attend, and their queries and keys [B, T, H, E
     "wavlm": (r"layers\.\d+\.attention", linear("q_proj", "k_proj")),
     "layoutlmv3": (r"attention\.self", linear("query", "key")),
     "swin": (r"blocks\.\d+\.attention", swins),
+    "beit": (r"layers\.\d+\.attention", linear("q_proj", "k_proj")),
     "swinv2": (r"blocks\.\d+\.attention\.self", cosines),
 }
 
@@ -142,6 +145,9 @@ def run(model, kind: str):
     elif kind.startswith("swin"):
         model(torch.randn(1, 3, 32, 32), **more)
         return pe_jax.positions.grid(4, 4)
+    elif kind == "beit":
+        model(torch.randn(1, 3, 32, 32), **more)
+        return pe_jax.positions.grid(4, 4, prefix=1, numbered=True)
     elif kind == "layoutlmv3":
         boxes = torch.randint(0, 1001, (1, LENGTH, 4))
         model(tokens, bbox=boxes, **more)
@@ -236,12 +242,7 @@ def test_mapped_rows_are_what_the_model_adds(live, row):
             module.register_forward_hook(lambda module, args, out: found.append(out))
     tokens = torch.arange(LENGTH)[None] % 30 + 3
     with torch.no_grad():
-        if row.model_type == "vit":
-            pixels = torch.randn(1, 3, 224, 224)
-            full = model.embeddings(pixels)
-            model.embeddings.position_embeddings.zero_()
-            found = [full - model.embeddings(pixels)]
-        elif row.model_type == "whisper":  # its encoder wants sounds
+        if row.model_type == "whisper":  # its encoder wants sounds
             memory = torch.randn(1, 5, WIDTH)
             model.decoder(tokens, encoder_hidden_states=memory)
         else:
@@ -254,6 +255,41 @@ def test_mapped_rows_are_what_the_model_adds(live, row):
         theirs = theirs.reshape(-1, theirs.shape[-1]).numpy()
         ours = encoding.embed(params, np.zeros_like(theirs), np.arange(len(theirs)))
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+
+
+def patches(model, kind: str, height: int, width: int):
+    """What the model adds to an image of so many patches of 8 pixels: [T, D]."""
+    import torch
+
+    torch.manual_seed(1)
+    images = torch.randn(1, 3, 8 * height, 8 * width)
+    more = {"interpolate_pos_encoding": True} if kind in ("vit", "siglip_vision_model") else {}
+    if kind == "siglip2_vision_model":
+        images = torch.randn(1, height * width, 3 * 8 * 8)
+        more = {"spatial_shapes": torch.tensor([[height, width]])}
+    table = next(x for n, x in model.named_parameters() if "position_embedding" in n)
+    with torch.no_grad():
+        full, kept = model.embeddings(images, **more), table.clone()
+        table.zero_()
+        found = full - model.embeddings(images, **more)
+        table.copy_(kept)
+    return found[0].numpy()
+
+
+@pytest.mark.parametrize("row", named("patches"))
+def test_mapped_patches_are_what_the_model_adds_at_any_size(live, row):
+    config, model = build(row)
+    layer, params = hf.encodings(config)[0], hf.params(config, model.state_dict())
+    front = layer.encoding.prefix
+    for height, width in ((4, 4), (6, 3), (2, 5)):
+        theirs = patches(model, row.model_type, height, width)
+        registers = theirs[front : front + layer.prefix]
+        theirs = np.concatenate([theirs[:front], theirs[front + layer.prefix :]])
+        encoding, own = layer.encoding.resized(params, height, width)
+        places = pe_jax.positions.grid(height, width, prefix=front, numbered=True)
+        ours = encoding.embed(own, jnp.zeros(theirs.shape), places)
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+        assert not registers.any() and np.abs(theirs).max() > 0.1
 
 
 @pytest.mark.parametrize("row", named("table"))

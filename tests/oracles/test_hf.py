@@ -630,14 +630,43 @@ def test_windows_of_images(live):
             assert layer.head_dim * [2, 4][index // 2] == 8 * 2 ** (index // 2)
 
 
-def test_tables_of_images(live):
-    from transformers import AutoModel
+@pytest.mark.parametrize("kind", ["vit", "deit", "beit", "data2vec-vision"])
+def test_tables_of_images(live, kind):
+    """Vectors of patches and of tokens before them; BEiT's tables, shared or of each layer."""
+    import torch
+    from transformers import AutoConfig, AutoModel
 
-    for kind in ("vit", "deit"):
-        config, _ = tiny(kind, num_hidden_layers=1, image_size=32, patch_size=8)
-        model = AutoModel.from_config(config)
-        rows = model.embeddings.position_embeddings.shape[1]
-        assert hf.encodings(config)[0].encoding.length == rows
+    flags = "absolute_position_embeddings shared_relative_position_bias relative_position_bias"
+    more = {} if kind in ("vit", "deit") else {f"use_{flag}": True for flag in flags.split()}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = AutoConfig.for_model(kind, **sizes, image_size=32, patch_size=8, **more)
+    model = AutoModel.from_config(config)
+    state = {name: torch.randn(x.shape) for name, x in model.state_dict().items()}
+    params = hf.params(config, state, 1)
+    shared = params.shared[0] if more else params.shared
+    theirs = state["embeddings.position_embeddings"][0].numpy()
+    np.testing.assert_array_equal(shared["front"], theirs[:-16])
+    np.testing.assert_array_equal(shared["table"].reshape(16, -1), theirs[-16:])
+    if more:
+        tables = [x for n, x in state.items() if n.endswith("relative_position_bias_table")]
+        ours = [params.shared[1]["table"], params.layer[2]["table"]]
+        for one, other in zip(ours, (tables[0], tables[-1]), strict=True):
+            np.testing.assert_array_equal(one, other.T)
+
+
+@pytest.mark.parametrize("name", ["Siglip", "Siglip2"])
+def test_tables_of_the_text_beside_images(live, name):
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    sizes |= {"vocab_size": 9, "bos_token_id": 1, "eos_token_id": 2, "intermediate_size": 8}
+    config = getattr(transformers, f"{name}TextConfig")(**sizes, max_position_embeddings=7)
+    model = getattr(transformers, f"{name}TextModel")(config)
+    (table,) = [x for n, x in model.named_parameters() if "position_embedding" in n]
+    (layer,) = hf.encodings(config)
+    assert layer.encoding.length == 7 and not layer.causal
+    ours = hf.params(config, model.state_dict()).shared["table"]
+    np.testing.assert_array_equal(ours, table.detach().numpy())
 
 
 @pytest.mark.parametrize("kind", [k for k in hf.FAMILIES if k not in ELSEWHERE])
@@ -652,7 +681,7 @@ def test_defaults_are_theirs_and_what_is_read_is_written(live, kind):
     assert hf.encodings({**full, **written}) == layers
     kept = {k: v for k, v in full.items() if k in SIZES or k in more}
     assert hf.encodings(kept) == layers
-    if kind not in ("swin", "swinv2", "vit", "deit"):
+    if kind not in ("swin", "swinv2"):
         again = {**kept, **written}
         del again["model_type"]
         again = AutoConfig.for_model(kind, **again)

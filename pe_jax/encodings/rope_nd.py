@@ -1,0 +1,135 @@
+"""Axial RoPE on any number of axes: each turns channels of its own (Wan, arXiv 2503.20314).
+
+    angle_i = position[axis] · θ_i for the channels of that axis,    θ_i = base^(-2i/channels)
+
+Video has (frame, row, column); `positions.multimodal([(frames, height, width)])` counts them. Heads
+of released models, all in the layout "interleaved" unless noted:
+
+    Wan 2.1             channels=(44, 42, 42)
+    CogVideoX           channels=(16, 24, 24)
+    HunyuanVideo        channels=(16, 56, 56), base=256.0
+    MiniMax-M3 vision   channels=None, layout="half": the rest of a head passes
+
+"shared" spectra are a series from 1 down for each axis, as in these; "alternating" is one series
+over all channels dealt to the axes in turn. `rope_2d` has two axes; M-RoPE (`mrope`) is one series
+of which each axis has a section.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.encodings import rope
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Rotation
+from pe_jax.numerics import angles
+from pe_jax.validation import is_int, is_real, require, require_bool, set_tuple
+
+SPECTRA = ("shared", "alternating")
+
+
+def frequencies(
+    channels: Sequence[int],
+    base: float | Sequence[float] = 1e4,
+    spectrum: str = "shared",
+    normalized: bool = False,
+) -> jax.Array:
+    """Radians per unit of each axis, for `rope.rotate`: float32 [A, F], 2F = sum(channels).
+
+    Args:
+      channels: even numbers, how many channels of a head each axis turns.
+      base: > 1, or one for each axis.
+      spectrum: "shared", or "alternating" (the same number of channels for each axis, one base).
+      normalized: positions lie in [-1, 1] and are multiplied by 2π.
+
+    Raises:
+      ValueError: an odd or non-positive number of channels; a base ≤ 1, or not as many as axes; an
+        unknown spectrum; "alternating" with different numbers of channels or several bases.
+    """
+    series = _series(channels, base, spectrum)
+    table = np.zeros((len(series), sum(map(len, series))))
+    for axis, theta in enumerate(series):
+        start = sum(map(len, series[:axis]))
+        table[axis, start : start + len(theta)] = theta
+    return jnp.asarray(table * (2 * np.pi if normalized else 1), jnp.float32)
+
+
+def _series(channels: Sequence[int], base, spectrum: str) -> list[np.ndarray]:
+    """The frequencies of each axis, with all checks."""
+    require(spectrum in SPECTRA, "spectrum", spectrum, f"choose one of {', '.join(SPECTRA)}")
+    ok = isinstance(channels, Sequence) and len(channels) > 0
+    require(ok, "channels", channels, "pass an even number of channels for each axis")
+    bases = tuple(base) if isinstance(base, Sequence) else (base,) * len(channels)
+    ok = len(bases) == len(channels)
+    require(ok, "base", base, f"pass one number, or one for each of {len(channels)} axes")
+    if spectrum == "alternating":
+        same = len(set(channels)) == 1
+        require(same, "channels", channels, "alternating needs the same number for each axis")
+        require(len(set(bases)) == 1, "base", base, "alternating needs one base for all axes")
+        whole = angles.geometric(sum(channels), bases[0])
+        return [whole[a :: len(channels)] for a in range(len(channels))]
+    return [angles.geometric(n, b) for n, b in zip(channels, bases, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class RoPEND(Encoding):
+    """Rotates q and k by `axes` numbers of a position, each with its own `channels` of a head.
+
+    `channels` None gives each axis the same even number, as many as fit; channels beyond pass
+    unchanged. `base` may be one for each axis. `normalized` is for positions in [-1, 1].
+    """
+
+    axes: int = 3
+    base: float | tuple[float, ...] = 1e4
+    channels: tuple[int, ...] | None = None
+    spectrum: str = "shared"
+    normalized: bool = False
+    layout: str = "half"
+
+    def __post_init__(self):
+        require(is_int(self.axes, 2), "axes", self.axes, "pass an integer of at least 2, or rope")
+        set_tuple(self, "base")
+        set_tuple(self, "channels")
+        bases = self.base if isinstance(self.base, tuple) else (self.base,) * self.axes
+        ok = len(bases) == self.axes and all(is_real(b) and b > 1 for b in bases)
+        require(ok, "base", self.base, f"pass a number above 1, or {self.axes} of them")
+        channels, layouts = self.channels, rope.LAYOUTS
+        ok = channels is None or (
+            isinstance(channels, tuple)
+            and len(channels) == self.axes
+            and all(is_int(n, 2) and n % 2 == 0 for n in channels)
+        )
+        fix = f"pass an even number for each of {self.axes} axes, or None for equal parts"
+        require(ok, "channels", channels, fix)
+        _series(channels or (2,) * self.axes, self.base, self.spectrum)  # checks what is left
+        require_bool("normalized", self.normalized)
+        require(self.layout in layouts, "layout", self.layout, f"choose one of {layouts}")
+
+    @property
+    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Real positions of so many axes."""
+        return Claims(axes=self.axes, real_positions=True)
+
+    def check(self, dims):
+        """The channels must fit the head, with a pair for each axis."""
+        self._channels(dims.head_dim)
+
+    def _channels(self, head_dim: int) -> tuple[int, ...]:
+        fix = f"{self.axes} axes rotate pairs: use at least {2 * self.axes} channels"
+        require(head_dim >= 2 * self.axes, "head_dim", head_dim, fix)
+        channels = self.channels or (head_dim // (2 * self.axes) * 2,) * self.axes
+        fix = f"their sum exceeds the head's {head_dim}"
+        require(sum(channels) <= head_dim, "channels", channels, fix)
+        return channels
+
+    def terms(self, params, dims):
+        return (Rotation(self.rotate, self.rotate),)
+
+    def rotate(self, _, x, positions):
+        """R_position x: [..., T, H, E]."""
+        channels = self._channels(x.shape[-1])
+        theta = frequencies(channels, self.base, self.spectrum, self.normalized)
+        return rope.rotate(x, positions, theta, self.layout)
