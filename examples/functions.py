@@ -1,6 +1,6 @@
-"""RoPE, ALiBi and T5's bias borrowed into attention that is five lines of plain JAX.
+"""The functions of RoPE, ALiBi and T5 borrowed into attention that is five lines of plain JAX.
 
-    python -m examples.plain_jax
+    python -m examples.functions
 
 prints the shape of each output, [B, T, H, E]. The functions need nothing but JAX.
 """
