@@ -1,48 +1,79 @@
-"""RoPE, ALiBi and T5's bias borrowed into attention that is five lines of plain JAX.
+"""A Transformer in plain JAX with borrowed RoPE, ALiBi and T5 bias: trained, decoded, exported.
 
     python -m examples.plain_jax
 
-prints the shape of each output, [B, T, H, E]. The functions need nothing but JAX.
+prints for each the loss before and after 100 steps, how far its parameters moved, and by how much
+logits differ from those of the whole row at once when decoded token by token, or when exported.
+What is borrowed stands in `attend`, in `init` and in `decode`: four calls.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings import alibi, rope, t5
+import pe_jax
+from examples import repeat
+
+DIMS = pe_jax.Dims(width=32, heads=4, kv_heads=2, head_dim=8)
 
 
-def attend(q, k, v, bias: jax.Array | float = 0.0, scale=1.0):
-    """Causal attention: q, k, v [B, T, H, E], bias [H, T, T]."""
-    scores = scale * jnp.einsum("bthe,bshe->bhts", q, k) + bias
-    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
-    return jnp.einsum("bhts,bshe->bthe", weights, v)
+def init(encoding, key):
+    """Weights by name; those of the encoding are among them, and train as they do."""
+    width, heads, kv_heads, head_dim = DIMS.width, DIMS.heads, DIMS.kv_heads, DIMS.head_dim
+    shapes = {"embed": (repeat.VOCAB, width), "head": (width, repeat.VOCAB)}
+    shapes |= {
+        "q": (repeat.LAYERS, width, heads, head_dim),
+        "out": (repeat.LAYERS, heads, head_dim, width),
+    }
+    shapes |= {name: (repeat.LAYERS, width, kv_heads, head_dim) for name in "kv"}
+    shapes |= {"up": (repeat.LAYERS, width, 4 * width), "down": (repeat.LAYERS, 4 * width, width)}
+    keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
+    weights = {name: width**-0.5 * jax.random.normal(keys[name], shapes[name]) for name in shapes}
+    layers = [encoding.init_layer(each, DIMS) for each in jax.random.split(key, repeat.LAYERS)]
+    return weights | {"position": pe_jax.Params(encoding.init_shared(key, DIMS), layers)}
 
 
-def with_rope(q, k, v, base=1e4):
-    """Rotate queries and keys."""
-    positions, frequencies = jnp.arange(q.shape[1]), rope.frequencies(q.shape[-1], base)
-    q, k = (rope.rotate(x, positions, frequencies) for x in (q, k))
-    return attend(q, k, v, scale=q.shape[-1] ** -0.5)
+def attend(encoding, params, q, k, v, cache):
+    """Attention in the whole row, or of the next tokens to all in the cache, which it extends."""
+    if cache is None:
+        return pe_jax.attention(q, k, v, encoding=encoding, params=params), None
+    return pe_jax.cache.extend(cache, q, k, v, encoding=encoding, params=params, dims=DIMS)
 
 
-def with_alibi(q, k, v):
-    """Subtract slope × distance from the scores of each head."""
-    places = jnp.arange(q.shape[1])
-    distance = places[:, None] - places
-    bias = -alibi.slopes(q.shape[2])[:, None, None] * jnp.abs(distance)
-    return attend(q, k, v, bias, scale=q.shape[-1] ** -0.5)
+def model(encoding, w, tokens, caches=(None,) * repeat.LAYERS):
+    """Tokens [B, T] to logits [B, T, V], and the caches of the layers."""
+    x, longer = w["embed"][tokens], []
+    for i, cache in enumerate(caches):
+        y = jax.nn.standardize(x)
+        q, k, v = (jnp.einsum("btd,dhe->bthe", y, w[name][i]) for name in "qkv")
+        own = pe_jax.Params(w["position"].shared, w["position"].layer[i])
+        y, cache = attend(encoding, own, q, k, v, cache)
+        x += jnp.einsum("bthe,hed->btd", y, w["out"][i])
+        x += jax.nn.gelu(jax.nn.standardize(x) @ w["up"][i]) @ w["down"][i]
+        longer.append(cache)
+    return jax.nn.standardize(x) @ w["head"], longer
 
 
-def with_t5(q, k, v, table):
-    """Add a learned number for each bucket of distances: table [H, 32]."""
-    places = jnp.arange(q.shape[1])
-    bias = table[:, t5.bucket(places[:, None] - places)]
-    return attend(q, k, v, bias)
+def main(scheme: str) -> None:
+    """Trains, decodes and exports a model with this encoding."""
+    (encoding,) = pe_jax.parse(scheme)
+    before = init(encoding, jax.random.key(1))
+
+    def logits(w, tokens):
+        return model(encoding, w, tokens)[0]
+
+    after, losses = repeat.train(logits, before)
+    tokens = repeat.batches()[0]
+    full = jax.jit(logits)(after, tokens)
+    cache = pe_jax.cache.empty(encoding, *tokens.shape, DIMS)
+    step = functools.partial(model, encoding, after)
+    decoded = repeat.decode(step, [cache] * repeat.LAYERS, tokens)
+    program = repeat.exported(functools.partial(logits, after))
+    moved = repeat.gap(before["position"], after["position"])
+    repeat.report(scheme, losses, moved, full, decoded, program(tokens))
 
 
 if __name__ == "__main__":
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 16, 8, 64))
-    table = jax.random.normal(jax.random.key(1), (8, 32))
-    for y in with_rope(q, k, v), with_alibi(q, k, v), with_t5(q, k, v, table):
-        print(y.shape)
+    for scheme in repeat.SCHEMES:
+        main(scheme)

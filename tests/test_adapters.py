@@ -1,5 +1,6 @@
 """The adapter inside stock Flax attention: what it computes, what it passes on, what it refuses."""
 
+import copy
 import functools
 import inspect
 
@@ -21,6 +22,7 @@ from tests.util import DIMS, SINGLE, SUMS, B, E, H, K, T, assert_close, noise
 D = DIMS.width
 X = noise(B, T, D)
 NONE = Params({}, {})
+ROPE, SHAW = pe_jax.make("rope"), pe_jax.make("shaw")
 
 
 def adapter(case, params=None, **options):
@@ -116,13 +118,14 @@ EACH = [next(c for c in SINGLE if c.name.partition("(")[0] == name) for name in 
 
 @pytest.mark.parametrize("case", EACH, ids=str)
 def test_in_nnx_it_is_attention_and_decoding_equals_the_full_pass(case):
+    def module(causal):
+        params = jax.tree.map(nnx.Param, util.random_params(case.encoding))
+        return fill(of_nnx(adapter(case, params, causal=causal)))
+
     def run(x):
-        full = fill(of_nnx(adapter(case, causal=case.causal)))(x)
-        past = full if case.causal else fill(of_nnx(adapter(case, causal=True)))(x)
-        steps = by_steps_nnx(
-            fill(of_nnx(adapter(case, causal=case.encoding.claims.causal_only))), x
-        )
-        return full, past, steps
+        full = module(case.causal)(x)
+        past = full if case.causal else module(True)(x)
+        return full, past, by_steps_nnx(module(case.encoding.claims.causal_only), x)
 
     full, past, steps = util.jit(run)(X)
     assert_close(full, by_hand(X, wanted(case, causal=case.causal), K))
@@ -371,14 +374,69 @@ def test_nnx_holds_the_parameters_and_gradients_reach_them(name):
     assert found and all(np.abs(g).max() > 0 for g in found.values())
 
 
+def test_an_nnx_module_takes_no_bare_arrays_which_it_would_not_train():
+    params = util.random_params(SHAW)
+    refused = "Found data on value of type .*LinenAttentionFn.* static attribute 'attention_fn'"
+    for bare in (params, jax.tree.map(np.asarray, params)):
+        with pytest.raises(ValueError, match=refused):
+            of_nnx(adapters.attention_fn(SHAW, bare))
+    fixed = of_nnx(adapters.attention_fn(SHAW, jax.tree.map(nnx.Variable, params)))
+    _, trained, others = nnx.split(fixed, nnx.Param, ...)
+    assert "attention_fn" in others and "attention_fn" not in trained
+
+
+SETTINGS: dict[str, dict] = {
+    "window": {"window": 3, "sinks": 1},
+    "positions": {"positions": np.arange(T)[::-1]},
+    "segments": {"segments": np.arange(T) // 5},
+    "dims": {"dims": DIMS, "causal": False, "embedded": True},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_equal_adapters_are_equal_and_others_are_not(settings):
+    arrays = util.random_params(SHAW)
+    for params in (arrays, jax.tree.map(nnx.Param, arrays)):
+
+        def make(encoding=SHAW, params=params):
+            return adapters.attention_fn(encoding, params, **copy.deepcopy(SETTINGS[settings]))
+
+        assert make() == make() and hash(make()) == hash(make())
+        assert of_linen(make()) == of_linen(make())
+        assert make() not in (adapters.attention_fn(SHAW, params), "shaw")
+        assert make() != make(pe_jax.make("shaw", clip=3))
+        assert make() != make(params=util.random_params(SHAW, seed=2))
+
+
+def test_modules_with_equal_adapters_are_compiled_once():
+    traced = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def apply(module, variables, x):
+        traced.append(module)
+        return module.apply(variables, x)
+
+    for _ in range(2):
+        fn = adapters.attention_fn(pe_jax.make("rope"), positions=np.arange(T))
+        apply(of_linen(fn), {"params": weights()}, X)
+    assert len(traced) == 1
+    apply(of_linen(adapters.attention_fn(ROPE, window=3)), {"params": weights()}, X)
+    assert len(traced) == 2
+
+
+def test_a_module_with_parameters_given_is_rematerialized():
+    """Lifted transforms of Linen take its attributes apart, as pytrees."""
+    fn = adapters.attention_fn(SHAW, util.random_params(SHAW))
+    again = nn.remat(nn.MultiHeadDotProductAttention)(num_heads=H, attention_fn=fn)
+    one, two = (module.apply({"params": weights()}, X) for module in (of_linen(fn), again))
+    assert_close(one, two)
+
+
 def test_without_a_mask_memory_is_linear():
     fn = adapters.attention_fn(pe_jax.make("alibi"), causal=True)
     x = jax.ShapeDtypeStruct((1, 4096, 1, 8), jnp.float32)
     compiled = jax.jit(fn).lower(x, x, x).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 4096**2
-
-
-ROPE = pe_jax.make("rope")
 
 
 @pytest.mark.parametrize(

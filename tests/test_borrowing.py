@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import pe_jax
-from examples import plain_jax
+from examples import functions
 from tests.util import assert_close, noise
 
 HEADS = 4
 Q, K, V = noise(3, 2, 200, HEADS, 8)  # long enough to leave T5's last bucket
 TABLE = jnp.asarray(noise(HEADS, 32))
 BORROWED = {
-    "rope": (plain_jax.with_rope, {"base": 5e5}, {"base": 5e5}),
-    "alibi": (plain_jax.with_alibi, {}, {}),
-    "t5": (plain_jax.with_t5, {"table": TABLE}, {}),
+    "rope": (functions.with_rope, {"base": 5e5}, {"base": 5e5}),
+    "alibi": (functions.with_alibi, {}, {}),
+    "t5": (functions.with_t5, {"table": TABLE}, {}),
 }
 
 
@@ -41,7 +41,7 @@ def test_borrowing_takes_under_ten_lines(name):
 
 
 def test_the_borrower_imports_jax_and_the_encodings_alone():
-    tree = ast.parse(inspect.getsource(plain_jax))
+    tree = ast.parse(inspect.getsource(functions))
     found = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     found |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     assert found == {"jax", "jax.numpy", "pe_jax.encodings"}

@@ -10,10 +10,11 @@ import runpy
 import pytest
 
 import pe_jax
+from examples import repeat
 
 FOLDER = pathlib.Path(__file__).parents[1] / "examples"
-NAMES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"hf"})  # what hf_* share
-GUESS = math.log(8)  # of the eight tokens of linen.py and nnx.py
+NAMES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"hf", "repeat"})  # what others share
+GUESS = math.log(repeat.VOCAB)  # nats per token
 # settings that are not the model's: its logits must then be others
 OTHERS = {
     "hf_llama": {"encoding": pe_jax.make("rope")},
@@ -36,21 +37,21 @@ def test_its_docstring_has_its_command_and_it_is_short(name):
     assert len(text.splitlines()) < 80
 
 
-def test_plain_jax_borrows_three(capsys):
-    assert run("plain_jax", capsys).splitlines() == ["(2, 16, 8, 64)"] * 3
+def test_functions_borrows_three(capsys):
+    assert run("functions", capsys).splitlines() == ["(2, 16, 8, 64)"] * 3
 
 
-def test_linen_learns_with_an_encoding_and_not_without(capsys):
-    first, last = map(float, re.findall(r"\d+\.\d+", run("linen", capsys)))
-    assert first > 0.9 * GUESS and last < 0.1
-    from examples import linen
-
-    assert linen.train(pe_jax.make("nope"))[1] > 0.5 * GUESS
-
-
-def test_nnx_learns_and_decodes_what_the_full_pass_gives(capsys):
-    first, last, gap = map(float, re.findall(r"\d+\.\d+|\de[-+]\d+", run("nnx", capsys)))
-    assert first > 0.9 * GUESS and last < 0.1 and gap < 1e-4
+@pytest.mark.parametrize("name", ["plain_jax", "linen", "nnx"])
+def test_a_model_borrows_three_schemes_trains_decodes_and_is_exported(name, capsys, monkeypatch):
+    monkeypatch.setattr(repeat, "LAYERS", 1)  # enough to look three tokens back
+    monkeypatch.setattr(repeat, "STEPS", 40)
+    lines = run(name, capsys).splitlines()
+    assert [line.split()[0] for line in lines] == list(repeat.SCHEMES)
+    for scheme, line in zip(repeat.SCHEMES, lines, strict=True):
+        first, last, moved, decoded, exported = map(float, re.findall(r"\d+\.\d+|\de[-+]\d+", line))
+        assert first > 0.9 * GUESS and last < first - 0.5, line
+        assert (moved > 0.1) == (scheme == "t5"), line
+        assert decoded < 1e-4 and exported < 1e-4, line
 
 
 @pytest.mark.oracles

@@ -25,7 +25,7 @@ def attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    encoding: Encoding | tuple[Encoding] | None = None,
+    encoding: Encoding | tuple[Encoding, ...] | None = None,
     params: Params | None = None,
     terms: tuple[Term, ...] = (),
     x: Any = None,

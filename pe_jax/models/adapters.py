@@ -6,7 +6,8 @@
 
 Parameters train if they belong to the model. In NNX they do if the leaves are `nnx.Param`, as
 `attention_fn` returns a module: `params = jax.tree.map(nnx.Param, params)`; layers with the same
-`shared` Params share it. In Linen the module around the stock one declares them:
+`shared` Params share it. Bare arrays would not, and an NNX module does not take them; what should
+stay as it is, is an `nnx.Variable`. In Linen the module around the stock one declares parameters:
 
     shared = self.param("shared", encoding.init_shared, dims)  # once per model, for all layers
     layer = self.param("layer", encoding.init_layer, dims)
@@ -66,8 +67,8 @@ def attention_fn(
         the sequence (a dynamic NTK or LongRoPE scaling) as for `pe_jax.attention`: without
         `positions` a full pass is at its own length; to decode, or with `positions`, pass
         `encoding.at_length(total_length)`.
-      params: its parameters, `Params(shared, layer)`, of arrays or of `nnx.Param`; None if it has
-        none.
+      params: its parameters, `Params(shared, layer)`, of arrays (Linen) or of `nnx.Param` (NNX);
+        None if it has none.
       causal: whether later tokens are hidden. None: they are, as for `pe_jax.attention`; a scheme
         of several axes must be told. False leaves that to the mask that the module passes.
         A scheme to which all later tokens look alike (T5 unless bidirectional) then needs one that
@@ -108,21 +109,42 @@ def attention_fn(
         name = type(encoding).__name__
         raise ValueError(f"positions=None: {name} has {axes} axes; pass integers [S, {axes}]")
     tokens = segments, positions, q_positions
-    return AttentionFn(encoding, params, dims, causal, window, sinks, *tokens)
+    bare = any(map(_is_array, jax.tree.leaves(params, is_leaf=_is_variable)))
+    kind = LinenAttentionFn if bare else NNXAttentionFn
+    return kind(encoding, dims, causal, window, sinks, params, *tokens)
 
 
-class AttentionFn(nnx.Module):
-    """What `attention_fn` returns, with the signature that the stock modules call."""
+class AttentionFn:
+    """What `attention_fn` returns, with the signature that the stock modules call.
+
+    Two are equal, and hash the same, if their settings are, positions and segments by value, and
+    their parameters are the same arrays: a Linen module that holds one is compiled once.
+    """
 
     def __init__(
-        self, encoding, params, dims, causal, window, sinks, segments, positions, q_positions
+        self, encoding, dims, causal, window, sinks, params, segments, positions, q_positions
     ):
         self.encoding, self.dims = encoding, dims
         self.causal, self.window, self.sinks = causal, window, sinks
-        self.params = nnx.data(params)
-        self.segments = nnx.data(segments)
-        self.positions = nnx.data(positions)
-        self.q_positions = nnx.data(q_positions)
+        self.params = params
+        self.segments, self.positions, self.q_positions = segments, positions, q_positions
+
+    def __eq__(self, other):
+        return isinstance(other, AttentionFn) and self._key() == other._key()
+
+    def __hash__(self):
+        return hash(self._key())
+
+    def _settings(self) -> tuple[Any, ...]:
+        return self.encoding, self.dims, self.causal, self.window, self.sinks
+
+    def _places(self) -> tuple[Any, ...]:
+        return self.segments, self.positions, self.q_positions
+
+    def _key(self) -> tuple[Any, ...]:
+        """What tells two apart."""
+        arrays = jax.tree.leaves(self.params, is_leaf=_is_variable)
+        return *self._settings(), *map(id, arrays), *map(_by_value, self._places())
 
     def __call__(
         self,
@@ -165,7 +187,7 @@ class AttentionFn(nnx.Module):
             require(einsum is None, name, einsum, "scores are not one einsum here: leave it out")
         q, k, v = promote_dtype(query, key, value, dtype=dtype)
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
-        places = self._places(shape, mask, self.causal or is_causal)
+        places = self._tokens(shape, mask, self.causal or is_causal)
         drop = None
         if dropout_rate > 0 and not deterministic:
             require(dropout_rng is not None, "dropout_rng", None, "pass a key, or no dropout_rate")
@@ -200,7 +222,7 @@ class AttentionFn(nnx.Module):
                 **places,
             )
 
-    def _places(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
+    def _tokens(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
         """Positions, indices and segments of the tokens, as `attention` takes them."""
         queries, keys = shape[-2:]
         q_pos, k_pos = self.q_positions, self.positions
@@ -237,6 +259,49 @@ class AttentionFn(nnx.Module):
             segments = jnp.asarray(segments)
             places |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
         return {"causal": True, **places}  # no key after it is in the mask
+
+
+class NNXAttentionFn(AttentionFn, nnx.Module):
+    """One that is part of an NNX model, which finds its `nnx.Param`s; without arrays also Linen's.
+
+    Methods are those of `AttentionFn`.
+    """
+
+    params: Any = nnx.data()
+    segments: Any = nnx.data()
+    positions: Any = nnx.data()
+    q_positions: Any = nnx.data()
+
+
+@jax.tree_util.register_pytree_node_class
+class LinenAttentionFn(AttentionFn):
+    """One with arrays as parameters, a pytree of them, as Linen has them.
+
+    An NNX module would hold such arrays and not train them: flax refuses it as an attribute.
+    """
+
+    def tree_flatten(self):
+        """The arrays, and the settings."""
+        return (self.params, *self._places()), self._settings()
+
+    @classmethod
+    def tree_unflatten(cls, settings, arrays):
+        """The same with other arrays."""
+        return cls(*settings, *arrays)
+
+
+def _is_variable(x) -> bool:
+    return isinstance(x, nnx.Variable)
+
+
+def _is_array(x) -> bool:
+    return isinstance(x, jax.Array | np.ndarray)
+
+
+def _by_value(x) -> Any:
+    """What is equal for equal positions or segments; under a trace, for the same ones."""
+    known = None if x is None else pos.concrete(x)
+    return id(x) if known is None else (known.shape, known.dtype.str, known.tobytes())
 
 
 def _booleans(mask) -> jax.Array:

@@ -7,6 +7,7 @@ difference is relative to the difference, not to the sums.
 """
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 WIDTH = 2  # numbers per sum
@@ -28,7 +29,27 @@ def _add(x: tuple, y: tuple) -> tuple:
 
 @jax.custom_jvp
 def _sums(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.lax.associative_scan(_add, (steps, jnp.zeros_like(steps)), axis=-2)
+    start = steps, jnp.zeros_like(steps)
+    if jax.export.is_symbolic_dim(steps.shape[-2]):
+        return _by_doubling(start)
+    return jax.lax.associative_scan(_add, start, axis=-2)
+
+
+def _by_doubling(sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Sums of 1, 2, 4, … tokens up to each one, for a length that is known when it runs.
+
+    `associative_scan` halves the length in Python, which a symbolic one does not allow.
+    """
+    length = sums[0].shape[-2]
+    index = jnp.arange(length, dtype=jnp.int32)[:, None]
+
+    def double(carry):
+        count, sums = carry
+        before = (jnp.where(index < count, 0, jnp.roll(x, count, axis=-2)) for x in sums)
+        return 2 * count, _add(tuple(before), sums)
+
+    carry = jnp.asarray(1, jnp.int32), sums
+    return jax.lax.while_loop(lambda carry: carry[0] < length, double, carry)[1]
 
 
 @_sums.defjvp

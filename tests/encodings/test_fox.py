@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import pe_jax
 from pe_jax.encodings import fox
@@ -67,9 +68,16 @@ def neighbours(steps):
     return state, running_sums.difference(one, other)
 
 
-def test_differences_of_long_sums_keep_their_precision():
-    steps = np.random.default_rng(0).uniform(-9, 0, (2**16, 1)).astype(np.float32)
-    state, between = neighbours(steps)
+def of_any_length(steps):
+    """The same, from a program that is not told the length."""
+    shape = jax.ShapeDtypeStruct(export.symbolic_shape("length, 1"), steps.dtype)
+    return export.export(neighbours)(shape).call(steps)
+
+
+@pytest.mark.parametrize("run", [neighbours, of_any_length])
+def test_differences_of_long_sums_keep_their_precision(run):
+    steps = np.random.default_rng(0).uniform(-9, 0, (2**16 - 5, 1)).astype(np.float32)
+    state, between = run(steps)
     exact = np.cumsum(steps.astype(np.float64), axis=0)
     assert np.abs(exact).max() > 2e5
     np.testing.assert_allclose(np.asarray(state, np.float64).sum(-1), exact, rtol=1e-12)
