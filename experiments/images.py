@@ -215,22 +215,36 @@ def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
     return shown
 
 
+def best(config: ImagesConfig, entries: list[dict]) -> str:
+    """Which encoding is right most often on the widest and on the finest view, in the mean."""
+    words = []
+    for kind in ("wider", "finer"):
+        view = max((v for v in views(config) if v.kind in (kind, "trained")), key=lambda v: v.side)
+        values = {e["name"]: [*e["accuracy"][view.name].values()] for e in entries}
+        means = {name: float(np.mean(v)) for name, v in values.items() if None not in v}
+        if means:
+            name = max(means, key=means.__getitem__)
+            words.append(f"{kind}, {view.side} pixels: {name} {means[name]:.2f}")
+    return "Most accurate: " + "; ".join(words)
+
+
 @plotting.styled
 def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
     """Accuracy against the side of the image: wider views above, finer below; one dot per seed."""
-    drawn, all_axes = plotting.canvas(6.4, 7.6, 2)
+    drawn, all_axes = plotting.canvas(6.4, 7.8, 2, title=best(config, entries))
     for axes, kind in zip(all_axes, ("wider", "finer"), strict=True):
         ends = []
         for index, entry in enumerate(entries):
             scheme, points = Scheme(entry["name"], entry["spec"], index, {}), []
-            look = plotting.look(scheme)
+            dots = plotting.look(scheme, line=False)
             for view in views(config):
                 values = [*entry["accuracy"][view.name].values()]
                 if view.kind in ("trained", kind) and None not in values:
                     points.append((view.side, float(np.mean(values))))
-                    axes.plot([view.side] * len(values), values, ls="", ms=2.5, alpha=0.5, **look)
+                    axes.plot([view.side] * len(values), values, ms=2.5, alpha=0.5, **dots)
             if points:
-                axes.plot(*zip(*points, strict=True), lw=1.7, ms=5, mec="white", **look)
+                line = plotting.look(scheme)
+                axes.plot(*zip(*points, strict=True), lw=1.7, ms=5.5, **line)
                 ends.append((scheme, *points[-1]))
         axes.axhline(images.CHANCE, color=plotting.MUTED, lw=0.9, zorder=0.5)
         axes.set(xlabel="side of the image (pixels)", ylabel="accuracy", ylim=(0, 1.12))
@@ -264,7 +278,7 @@ def main(config: ImagesConfig) -> None:
             for view in views(config)
             for seed, value in e["accuracy"][view.name].items()
         ]
-        plotting.save(figure(config, encodings, rows), workdir)
+        plotting.write(figure(config, encodings, rows), workdir)
     launch.show(table(config, encodings))
     print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")
 
