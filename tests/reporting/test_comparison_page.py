@@ -76,7 +76,7 @@ def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
     schemes = {str(i) for i in range(len(DRAWN) + 1)}
     text = (whole / "report.html").read_text(encoding="utf-8")
     figures = dict(
-        re.findall(r'aria-label="([^"]*)">(<div class="wide">.*?</svg></div>)', text, re.S)
+        re.findall(r'aria-label="([^"]*)">(<div class="wide">.*?</svg>\s*</div>)', text, re.S)
     )
     slim = re.findall(r'<div class="slim">(<svg.*?</svg>)', text, re.S)
     assert len(slim) == len(figures) >= 8
