@@ -8,6 +8,7 @@ from experiments.measuring.workloads import MODES
 from experiments.reporting.plotting import (
     INK,
     MUTED,
+    PAPER,
     SHADES,
     Drawing,
     canvas,
@@ -57,7 +58,7 @@ def _ratios(timings: Timings, mode: str, names: list[str]) -> dict[int, dict[str
 
 def _most(mode: str, ratios: dict[str, float]) -> str:
     most = max(ratios, key=ratios.__getitem__)
-    return f"{mode}: {most} takes most, {ratios[most]:.2f} × none"
+    return f"{mode[0].upper()}{mode[1:]}: {most} takes most, {ratios[most]:.2f} × none"
 
 
 def _bars(axes: Axes, ratios: dict[int, dict[str, float]], longest: int) -> None:
@@ -67,7 +68,8 @@ def _bars(axes: Axes, ratios: dict[int, dict[str, float]], longest: int) -> None
     for y, name in enumerate(names):
         colour = PALETTE[style(name).colour][0]
         axes.barh(y, values[name], height=0.68, color=colour, alpha=0.85)
-        options = {"va": "center", "fontsize": 9, "textcoords": "offset points"}
+        box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 0.8}
+        options = {"va": "center", "fontsize": 9, "textcoords": "offset points", "bbox": box}
         axes.annotate(f"{values[name]:.2f}", (values[name], y), (5, 0), **options)
         shorter = [each[name] for n, each in ratios.items() if n != longest and name in each]
         axes.plot(shorter, [y] * len(shorter), "|", ms=9, mew=1.4, color=INK)
