@@ -35,8 +35,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def results(runs: dict[str, dict[int, Run]], trained: int, lengths: Iterable[int]) -> Results:
     """What the figures of a comparison need, from its runs by scheme and seed."""
     schemes = tuple(Scheme(n, n, k, by_seed) for k, (n, by_seed) in enumerate(runs.items()))
-    manifest = {"reference": REFERENCE, "train_length": trained, "lengths": sorted({*lengths})}
-    return Results(Path(), manifest, schemes, None)
+    about = {"reference": REFERENCE, "train_length": trained, "lengths": sorted({*lengths})}
+    seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    return Results(Path(), {**about, "seeds": seeds}, schemes, None)
 
 
 def run(seed: int, evaluation: dict, metrics: tuple = ()) -> Run:

@@ -17,18 +17,19 @@ from experiments.reporting.plotting import (
     paint,
     styled,
 )
-from experiments.reporting.results import Results, Scheme
-from experiments.reporting.statistics import Estimate
+from experiments.reporting.results import Question, Results, Scheme
+from experiments.reporting.statistics import CLAIM_SEEDS, Estimate
+from experiments.reporting.verdicts import verdicts
 from pe_jax.training.config import PROTOCOLS
 
-BAND = 0.13  # opacity
+BAND = 0.11  # opacity
 POINTS = {"lw": 1.7, "ms": 5.5}
 
 
 def _band(axes: Axes, scheme: Scheme, x: Sequence[float], estimates: Sequence[Estimate]) -> None:
     """A line of means with its 95 % intervals, where there are several seeds."""
     low, high = ([getattr(e, side) for e in estimates] for side in ("low", "high"))
-    if np.isfinite(low).all():
+    if np.isfinite(low).all() and estimates[0].n >= CLAIM_SEEDS:  # of two, it says nothing
         axes.fill_between(x, low, high, **paint(scheme), alpha=BAND, lw=0)
     axes.plot(x, [e.mean for e in estimates], **POINTS, **look(scheme))
 
@@ -56,7 +57,11 @@ def differences_by_length(results: Results, protocol: str, narrow: bool = False)
     """Paired differences to the reference against length: mean over seeds, 95 % t interval."""
     reference = results.manifest["reference"]
     found = differences.by_length(results, protocol)
-    title = takeaways.differences_title(found, reference)
+    kinds = {
+        n: {v.name: v.kind for v in verdicts(results, Question("", protocol, n))}
+        for n in results.manifest["lengths"]
+    }
+    title = takeaways.differences_title(kinds, reference)
     figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
     rows, ends = [], []
     for scheme in results.schemes:

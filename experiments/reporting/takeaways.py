@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 
 from experiments.reporting import statistics
-from experiments.reporting.differences import Bin, ByLength
+from experiments.reporting.differences import Bin
 from experiments.reporting.loss_curves import Curve
 from experiments.reporting.number_formats import number
 from experiments.reporting.results import Results
 from experiments.reporting.statistics import Ratio
-from experiments.reporting.verdicts import REFERENCE, Verdict
+from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Verdict
 
 COUNTS = ("no", "one", "two", "three", "four")
 
@@ -79,7 +79,7 @@ def _trained(verdicts: Sequence[Verdict], reference: str, won: bool) -> str:
     if higher:
         none = "none is shown to, and " if won else ""
         return f"{none}{reference} beats {listed(higher, count)}"
-    return "none is shown to" if won else "none either"
+    return "none is shown to" if won else "no difference is shown"
 
 
 def verdict_title(verdicts: Sequence[Verdict], reference: str, length: int) -> str:
@@ -92,29 +92,33 @@ def verdict_title(verdicts: Sequence[Verdict], reference: str, length: int) -> s
     return f"Against {reference} at {length:,} tokens: {', '.join(filter(None, sides))}"
 
 
-def differences_title(by_length: ByLength, reference: str) -> str:
-    """Where the reference loses the lead that it has at the shortest length, if it does."""
-    lengths = sorted({n for each in by_length.values() for n in each})
-    if not lengths:
-        return f"No differences to {reference}"
-    first, last = lengths[0], lengths[-1]
-    lead = [name for name, d in by_length.items() if first in d and d[first].low > 0]
+def differences_title(kinds: dict[int, dict[str, str]], reference: str) -> str:
+    """Where the reference loses the lead that it has at the shortest length, if it does.
+
+    `kinds` are those of the verdicts at each length, corrected over schemes: a lead ends where it
+    is not shown any more.
+    """
+    lengths = sorted(kinds)
+    first, last = kinds[lengths[0]], kinds[lengths[-1]]
+    count = sum(kind != REFERENCE for kind in first.values())
+    lead = [name for name, kind in first.items() if kind == statistics.HIGHER]
     lost: dict[int, list[str]] = {}
     for name in lead:
-        gone = [n for n, d in by_length[name].items() if not d.low > 0]
+        gone = [n for n in lengths if kinds[n][name] not in (statistics.HIGHER, UNDECIDED)]
         if gone:
-            lost.setdefault(min(gone), []).append(name)
+            lost.setdefault(gone[0], []).append(name)
     if lost:
-        each = [f"over {listed(names, len(lead))} by {n:,}" for n, names in sorted(lost.items())]
+        each = [f"over {listed(names, count)} by {n:,}" for n, names in sorted(lost.items())]
         return f"{reference} loses its lead {', '.join(each)} tokens"
-    ahead = [name for name, d in by_length.items() if last in d and d[last].high < 0]
+    ahead = [name for name, kind in last.items() if kind == statistics.LOWER]
     if ahead:
         verb = _verb(ahead, "is", "are")
-        words = f"{listed(ahead, len(by_length))} {verb} ahead of {reference} at {last:,} tokens"
+        words = f"{listed(ahead, count)} {verb} ahead of {reference} at {lengths[-1]:,} tokens"
         return _capital(words)
-    if lead:
-        return f"{reference} keeps its lead over {listed(lead, len(by_length))} to {last:,} tokens"
-    return f"No lead or lag of 95 % confidence against {reference} at {first:,} or {last:,} tokens"
+    kept = [name for name in lead if last[name] == statistics.HIGHER]
+    if kept:
+        return f"{reference} keeps its lead over {listed(kept, count)} to {lengths[-1]:,} tokens"
+    return f"No scheme is shown ahead of {reference}, or behind it from the start"
 
 
 def losses_title(means: dict[str, dict[int, float]], trained: int) -> str:
@@ -148,7 +152,7 @@ def position_title(found: dict[str, list[Bin]], reference: str) -> str:
         return f"Mean difference to {reference} by position"
     words = [f"{listed(names, len(last))} {side}" for side, names in sides.items() if names]
     what = " and ".join(words) if words else "none shown below or above"
-    return f"At positions {some.first:,} to {some.last:,}: {what} {reference}"
+    return f"At positions {some.first:,} to {some.last:,}: {what} {reference} (95 %)"
 
 
 def ratios_title(what: str, ratios: dict[str, Ratio], baseline: str) -> str:
