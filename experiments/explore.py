@@ -119,7 +119,7 @@ def alibi_slopes() -> Drawing:
     rows = []
     for i, heads in enumerate(HEADS):
         h, m = np.arange(1, heads + 1), np.asarray(alibi.slopes(heads))
-        style = {"color": plotting.SHADES[i], "marker": "os^"[i], "ls": "", "mfc": "none"}
+        style: Any = {"color": plotting.SHADES[i], "marker": "os^"[i], "ls": "", "mfc": "none"}
         slope.plot(h, m, ms=6 + 2 * (len(HEADS) - i), mew=1.3, **style)
         slope.plot([], [], ms=6, label=f"{heads} heads", **style)
         rows += [("slope", heads, f"head {n}", None, x) for n, x in zip(h, m, strict=True)]

@@ -13,17 +13,22 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from configs import compare, extend, tasks
-from configs import images as images_config
-from experiments import images
-from experiments.reporting import figures, length_figures, plotting, tasks_report
+from experiments.reporting import figures, images_report, length_figures, plotting, tasks_report
 from experiments.reporting.extension_report import Page
 from experiments.reporting.results import Results, Run, Scheme
-from pe_jax.training.config import PROTOCOLS
+from experiments.running.sweep_configs import (
+    CompareConfig,
+    ExtendConfig,
+    ImagesConfig,
+    TasksConfig,
+)
+from pe_jax.training.config import PROTOCOLS, EvalConfig, OptimizerConfig
 from pe_jax.training.optimizer import schedule
 
 REFERENCE = "rope"
 TRAINED = {"novels": 128, "extrapolation": 64}
+EXTENDED = 256  # what configs/extend.py trains at
+COMPARED = CompareConfig(steps=500, optimizer=OptimizerConfig(learning_rate=0.01))  # `make compare`
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -96,21 +101,28 @@ def by_position(path: Path, like: Results) -> Results:
 
 def by_step(path: Path) -> Results:
     """Losses while training, with the learning rates of the config."""
-    config, runs = compare.get_config(), {}
-    rate = schedule(config.optimizer, config.steps)
+    runs: dict[str, dict[int, list]] = {}
+    rate = schedule(COMPARED.optimizer, COMPARED.steps)
     for row in rows_of(path):
         for part in row["seeds"].split(";"):
             seed, loss = part.split(":")
             step = int(row["step"])
-            line = {"step": step, "eval_loss": float(loss), "learning_rate": float(rate(step))}
+            line = {
+                "step": step,
+                "eval_loss": float(loss),
+                "learning_rate": np.asarray(rate(step)).item(),
+            }
             runs.setdefault(row["encoding"], {}).setdefault(int(seed), []).append(line)
     done = {n: {s: run(s, {}, tuple(x)) for s, x in seeds.items()} for n, seeds in runs.items()}
-    return results(done, config.length, config.eval.lengths)
+    return results(done, COMPARED.length, COMPARED.eval.lengths)
 
 
 def extension(folder: Path) -> Page:
     """The extended models, from both tables."""
-    config, entries = extend.get_config(), {}
+    entries: dict[str, dict] = {}
+    text = rows_of(folder / "extend_sliding.csv")
+    lengths = sorted({int(row["length"]) for row in text})
+    config = ExtendConfig(eval=EvalConfig(lengths=(*lengths,)))
     parts = {"no fine-tune": "plain", f"after {config.steps} steps": "tuned"}
 
     def part(row: dict[str, str]) -> dict:
@@ -120,15 +132,14 @@ def extension(folder: Path) -> Page:
         empty = {"status": "ok", "reason": "", "losses": {}, "passkeys": {}}
         return seed.setdefault(parts[row["fine-tune"]], empty)
 
-    for row in rows_of(folder / "extend_sliding.csv"):
+    for row in text:
         by_length = part(row)["losses"].setdefault(row["protocol"], {})
         by_length[row["length"]] = [float(row["loss"])]
     for row in rows_of(folder / "extend_passkeys.csv"):
         fields = part(row)["passkeys"].setdefault(row["length"], {"exact": [], "tokens": []})
         for field, values in fields.items():
             values.append(float(row[field]))
-    length = extend.get_config("train").length
-    return Page(config, length, int(config.factor * length), [*entries.values()])
+    return Page(config, EXTENDED, int(config.factor * EXTENDED), [*entries.values()])
 
 
 def accuracies(path: Path) -> list[dict]:
@@ -164,15 +175,17 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
             yield name, length_figures.loss_by_length(found, protocol)
     positions = by_position(folder / "novels_by_position.csv", losses(folder / "novels.csv", 128))
     yield "novels_by_position", length_figures.differences_by_position(positions)
-    decided = verdicts(folder / "compare_verdicts.csv", compare.get_config().length)
+    decided = verdicts(folder / "compare_verdicts.csv", COMPARED.length)
     yield "compare_differences", length_figures.differences_by_length(decided, PROTOCOLS[0])
     yield "loss_by_step", figures.loss_by_step(by_step(folder / "loss_by_step.csv"))
     extended = extension(folder)
     yield "extend_sliding", extended.losses(PROTOCOLS[1])
     yield "extend_passkeys", extended.map()
     seen = accuracies(folder / "images_accuracy.csv")
-    yield "images_accuracy", images.figure(images_config.get_config(), seen, [])
-    yield "tasks", tasks_report.figure(tasks.get_config(), scores(folder / "tasks.csv"), [])
+    yield "images_accuracy", images_report.figure(ImagesConfig(), seen, [])
+    found = scores(folder / "tasks.csv")
+    config = TasksConfig(tasks=(*found[0]["scores"],))
+    yield "tasks", tasks_report.figure(config, found, [])
 
 
 def main(_: list[str]) -> None:

@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 class Glance(NamedTuple):
     """A scheme in the table of the first screen: its loss and verdict of each answer."""
 
-    index: int
+    place: int
     name: str
     cells: list[VerdictRow]
 

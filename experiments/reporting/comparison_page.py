@@ -159,8 +159,8 @@ def _figure(results: Results, draw: Callable[..., plotting.Drawing], *inputs: An
     drawing = draw(results, *inputs)
     plotting.write(drawing, results.workdir / "figures")
     slim = plotting.vector(draw(results, *inputs, narrow=True), "-narrow")
-    svgs = (markupsafe.Markup(plotting.themed(svg)) for svg in (plotting.vector(drawing), slim))
-    return Figure(*svgs, drawing.alt, drawing.stem)
+    svg, slim = (markupsafe.Markup(plotting.themed(x)) for x in (plotting.vector(drawing), slim))
+    return Figure(svg, slim, drawing.alt, drawing.stem)
 
 
 def _published(results: Results) -> list[Section]:

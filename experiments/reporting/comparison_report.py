@@ -64,7 +64,7 @@ def _terminal(results: Results, question: Question) -> Table:
     table.add_column("verdict")
     decided = [(v, verdict_row(results, question, v)) for v in verdicts(results, question)]
     for row in by_difference(decided):
-        rate = learning_rates.rate_used(results, results.schemes[row.index])
+        rate = learning_rates.rate_used(results, results.schemes[row.place])
         words = f"{row.mark} {row.words}"
         cells = row.name, rate, row.loss, row.mean, row.interval, row.holm, words
         table.add_row(*map(Text, cells))  # Text: names are not markup

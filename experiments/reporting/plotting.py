@@ -327,10 +327,10 @@ def heat(
         bar.set_label(unit, fontsize=8.5)
 
 
-def numbers(axes: Axes, values: Any, aspect: str = "auto") -> None:
+def numbers(axes: Axes, values: Any) -> None:
     """A map of fractions with a number in each cell; where there is none, NaN, it is empty."""
     values = np.asarray(values, float)
-    axes.imshow(values, cmap=RISING, vmin=0, vmax=1, aspect=aspect)
+    axes.imshow(values, cmap=RISING, vmin=0, vmax=1, aspect="auto")
     for (y, x), value in np.ndenumerate(values):
         if np.isfinite(value):
             colour = PAPER if value > 0.6 else INK

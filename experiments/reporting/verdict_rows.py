@@ -21,7 +21,7 @@ CLAIMS = (statistics.LOWER, statistics.HIGHER)
 class VerdictRow(NamedTuple):
     """A scheme's verdict: `value` is its mean loss, `brief` the interval with fewer digits."""
 
-    index: int
+    place: int
     name: str
     kind: str
     claimed: bool
@@ -45,7 +45,7 @@ def verdict_row(results: Results, question: Question, verdict: Verdict) -> Verdi
     estimate = scheme.cell(question.protocol, question.length).estimate
     value = estimate.mean if estimate else None
     return VerdictRow(
-        index=scheme.index,
+        place=scheme.index,
         name=verdict.name,
         kind=verdict.kind,
         claimed=verdict.kind in CLAIMS and not verdict.exploratory,

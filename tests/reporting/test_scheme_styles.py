@@ -56,7 +56,7 @@ def distance(one, other, vision):
 
 def contrast(one, other):
     """The contrast ratio of WCAG."""
-    low, high = sorted(XYZ[1] @ linear(c) for c in (one, other))
+    low, high = sorted(float(XYZ[1] @ linear(c)) for c in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -68,10 +68,8 @@ def test_schemes_that_share_a_mark_are_told_apart_by_any_reader(vision, dark):
         (a, b) for a, b in itertools.combinations(KNOWN, 2) if styles[a].marker == styles[b].marker
     ]
     assert len(pairs) > 50
-    least = min(
-        (distance(*(PALETTE[styles[name].colour][dark] for name in pair), vision), pair)
-        for pair in pairs
-    )
+    colours = {name: PALETTE[styles[name].colour][dark] for name in KNOWN}
+    least = min((distance(colours[a], colours[b], vision), a, b) for a, b in pairs)
     assert least[0] > 17, least  # about 2 is a just noticeable difference
 
 
