@@ -26,7 +26,7 @@ from absl import app, flags, logging
 from experiments.measuring import timing, workloads
 from experiments.measuring.timing import DENSE, NAIVE, OURS, Row, Timings
 from experiments.measuring.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
-from experiments.reporting import benchmark_report, plotting
+from experiments.reporting import benchmark_figure, benchmark_report, plotting
 from experiments.running import launch, signals
 from experiments.running.errors import one_line_errors
 from experiments.running.provenance import commit, save_json
@@ -204,8 +204,9 @@ def main(settings: Settings) -> None:
     with signals.Stop() as stop:
         timings = run(settings, stop)
     launch.show(benchmark_report.growth_table(timings))
-    svg = plotting.save(benchmark_report.figure(timings), out)
-    (out / "benchmark.svg").write_text(svg, encoding="utf-8")
+    drawing = benchmark_figure.figure(timings)
+    plotting.write(drawing, out)
+    (out / "benchmark.svg").write_text(plotting.vector(drawing), encoding="utf-8")
     print(f"Results: {out}")
     if stop.signal is not None:
         sys.exit(128 + stop.signal)

@@ -9,6 +9,7 @@ data as CSV.
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import markupsafe
 import numpy as np
@@ -17,7 +18,7 @@ from matplotlib import colors
 from matplotlib.axes import Axes
 
 from experiments.reporting import html_page, plotting, statistics
-from experiments.reporting.plotting import Drawing, canvas, log2_axis, look, name_lines, styled
+from experiments.reporting.plotting import Drawing, canvas, log2_axis, name_lines, styled
 from experiments.reporting.results import Scheme
 from experiments.running.errors import one_line_errors
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
@@ -70,10 +71,20 @@ def _lines(
     """
     named = [Scheme(name, "", i, {}) for i, name in enumerate(curves)]
     widths = width or (1.3,) * len(named)
+    shades = [*plotting.SHADES] if len(named) <= len(plotting.SHADES) else _ramp(len(named))
+
+    def dress(line: Scheme) -> dict[str, Any]:
+        return {"color": shades[line.index], "gid": None, "marker": "o"}
+
     for scheme, y, lw in zip(named, curves.values(), widths, strict=True):
-        axes.plot(x, y, color=look(scheme)["color"], lw=lw, **style)
-    name_lines(axes, [(s, x[-1], curves[s.name][-1]) for s in named])
+        axes.plot(x, y, color=shades[scheme.index], lw=lw, **style)
+    name_lines(axes, [(s, x[-1], curves[s.name][-1]) for s in named], dress=dress)
     return [(name, *point) for name, y in curves.items() for point in zip(x, y, strict=True)]
+
+
+def _ramp(count: int) -> list[str]:
+    """Shades from dark to pale."""
+    return [*map(colors.to_hex, plotting.FALLING(np.linspace(0, 0.75, count)))]
 
 
 @styled
@@ -108,9 +119,9 @@ def alibi_slopes() -> Drawing:
     rows = []
     for i, heads in enumerate(HEADS):
         h, m = np.arange(1, heads + 1), np.asarray(alibi.slopes(heads))
-        style = look(Scheme("", "", i, {}))
-        slope.plot(h, m, ls="", ms=6 + 2 * (len(HEADS) - i), mfc="none", mew=1.3, **style)
-        slope.plot([], [], ls="", ms=6, mfc="none", label=f"{heads} heads", **style)
+        style: Any = {"color": plotting.SHADES[i], "marker": "os^"[i], "ls": "", "mfc": "none"}
+        slope.plot(h, m, ms=6 + 2 * (len(HEADS) - i), mew=1.3, **style)
+        slope.plot([], [], ms=6, label=f"{heads} heads", **style)
         rows += [("slope", heads, f"head {n}", None, x) for n, x in zip(h, m, strict=True)]
     slope.set_yscale("log", base=2)
     slope.set_yticks(0.5 ** np.arange(1, 9), [f"1/{2**n}" for n in range(1, 9)])
@@ -135,10 +146,10 @@ def t5_buckets() -> Drawing:
     for axes, both in zip(panels, (False, True), strict=True):
         kind = "bidirectional" if both else "unidirectional"
         buckets = np.asarray(t5.bucket(distance, bidirectional=both))
-        axes.step(distance, buckets, where="mid", lw=1.4, color=plotting.COLOURS[0])
+        axes.step(distance, buckets, where="mid", lw=1.4, color=plotting.SHADES[0])
         first = distance[1:][np.diff(buckets) != 0]  # seen from the left; buckets begin near 0
         first = np.where(first > 0, first, first - 1)
-        ticks = {"ms": 7, "mew": 0.8, "color": plotting.COLOURS[1]}
+        ticks = {"ms": 7, "mew": 0.8, "color": plotting.SHADES[2]}
         axes.plot(first, np.full(first.size, -2.2), "|", **ticks)
         low, high = t5.T5(bidirectional=both).horizon()
         for edge, text, side in ((low, "up to", "right"), (high, "from", "left")):
@@ -201,7 +212,8 @@ def write(out: Path, figures: Iterable[Callable[[], Drawing]] = FIGURES) -> list
     written, pictures = [], []
     for draw in figures:
         drawing = draw()
-        svg = plotting.save(drawing, out)
+        plotting.write(drawing, out)
+        svg = plotting.vector(drawing)
         written.append(out / f"{drawing.stem}.svg")
         written[-1].write_text(svg, encoding="utf-8")
         pictures.append({"svg": markupsafe.Markup(svg), "alt": drawing.alt})
@@ -216,7 +228,7 @@ def explorer(pictures: Sequence[dict[str, str]] = ()) -> str:
         name: " ".join(map(colors.to_hex, ramp(np.linspace(0, 1, SHADES))))
         for name, ramp in (("rising", plotting.RISING), ("signed", plotting.SIGNED))
     }
-    colours = " ".join(plotting.COLOURS[:2])
+    colours = " ".join(plotting.SHADES[::2])
     return html_page.render(
         "explore.html.j2", SCRIPTS, pictures=pictures, command=COMMAND, colours=colours, **ramps
     )

@@ -480,7 +480,7 @@ def write_results(config: ExtendConfig, length: int, now: dict, entries: list[di
         },
     )
     for drawing in page.drawings():
-        plotting.save(drawing, workdir)
+        plotting.write(drawing, workdir)
     for table in page.tables():
         launch.show(table)
     print(f"Results: {workdir / 'results.json'}, and figures in the same folder")

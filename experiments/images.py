@@ -11,16 +11,13 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
-import rich
-import rich.table
 
-from experiments.reporting import plotting, statistics
-from experiments.reporting.results import Scheme
+from experiments.reporting import plotting
+from experiments.reporting.images_report import View, figure, table, views
 from experiments.running import launch
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
@@ -35,28 +32,7 @@ from pe_jax.training import images
 from pe_jax.training.step import Trainer
 
 BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
-HEADER = ("encoding", "positions", "view", "side", "seed", "accuracy")
 ROWS = 256  # images per forward pass in tests
-
-
-class View(NamedTuple):
-    """Images of one size: "trained", "wider" or "finer"."""
-
-    kind: str
-    side: int
-    zoom: float
-
-    @property
-    def name(self) -> str:
-        """The title of its column."""
-        return f"{self.kind} {self.side}"
-
-
-def views(config: ImagesConfig) -> list[View]:
-    """The training size, then the larger ones as a wider and as a finer view."""
-    first, *larger = config.sides
-    wider = [View("wider", side, 1.0) for side in larger]
-    return [View("trained", first, 1.0), *wider, *(View("finer", s, s / first) for s in larger)]
 
 
 class Classifier(Trainer):
@@ -198,53 +174,6 @@ def collect(config: ImagesConfig, runs: dict) -> list[dict]:
     return encodings
 
 
-def cell(entry: dict, view: View) -> str:
-    """Mean ± standard deviation over seeds, or why there is no number."""
-    if any(status != "ok" for status in entry["status"].values()):
-        return "diverged"
-    values = [*entry["accuracy"][view.name].values()]
-    if None in values:
-        return "not defined"
-    return statistics.shown(values, 3)
-
-
-def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
-    """Accuracy of each encoding in each view."""
-    caption = f"Chance is {images.CHANCE:g}. Mean ± standard deviation over {config.seeds} seeds."
-    shown = rich.table.Table("encoding", title="Accuracy", caption=caption)
-    for view in views(config):
-        shown.add_column(view.name, justify="right")
-    for entry in entries:
-        shown.add_row(entry["name"], *(cell(entry, view) for view in views(config)))
-    return shown
-
-
-@plotting.styled
-def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
-    """Accuracy against the side of the image: wider views above, finer below; one dot per seed."""
-    drawn, all_axes = plotting.canvas(6.4, 7.6, 2)
-    for axes, kind in zip(all_axes, ("wider", "finer"), strict=True):
-        ends = []
-        for index, entry in enumerate(entries):
-            scheme, points = Scheme(entry["name"], entry["spec"], index, {}), []
-            look = plotting.look(scheme)
-            for view in views(config):
-                values = [*entry["accuracy"][view.name].values()]
-                if view.kind in ("trained", kind) and None not in values:
-                    points.append((view.side, float(np.mean(values))))
-                    axes.plot([view.side] * len(values), values, ls="", ms=2.5, alpha=0.5, **look)
-            if points:
-                axes.plot(*zip(*points, strict=True), lw=1.7, ms=5, mec="white", **look)
-                ends.append((scheme, *points[-1]))
-        axes.axhline(images.CHANCE, color=plotting.MUTED, lw=0.9, zorder=0.5)
-        axes.set(xlabel="side of the image (pixels)", ylabel="accuracy", ylim=(0, 1.12))
-        axes.set(title=f"A {kind} view", xticks=config.sides, yticks=np.linspace(0, 1, 6))
-        plotting.mark_length(axes, config.sides[0])
-        plotting.name_lines(axes, ends)
-    alt = "Accuracy of each encoding against the side of the image, wider and finer views"
-    return plotting.Drawing("accuracy", drawn, HEADER, rows, alt)
-
-
 def main(config: ImagesConfig) -> None:
     """Trains missing runs, then shows and writes the results."""
     workdir = Path(config.workdir)
@@ -268,7 +197,7 @@ def main(config: ImagesConfig) -> None:
             for view in views(config)
             for seed, value in e["accuracy"][view.name].items()
         ]
-        plotting.save(figure(config, encodings, rows), workdir)
+        plotting.write(figure(config, encodings, rows), workdir)
     launch.show(table(config, encodings))
     print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")
 

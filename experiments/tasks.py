@@ -287,7 +287,9 @@ def main(config: TasksConfig) -> None:
             config, runs, lambda name: best_fixed_answers(config, tasks.TASKS[name])
         )
         differences = tasks_report.differences(config, entries)
-        plotting.save(tasks_report.figure(config, entries, tasks_report.csv_rows(entries)), workdir)
+        plotting.write(
+            tasks_report.figure(config, entries, tasks_report.csv_rows(entries)), workdir
+        )
         results = (x for e in runs.values() for task in e.values() for x in task.values())
         save_json(
             workdir / "results.json",

@@ -36,7 +36,8 @@ compares all schemes in the same terms; parameters are those of the model + of e
 **How to read the pictures.** They are not plots of formulas: `attention` ran with the scheme and
 without any, and the difference of the scores before softmax is drawn. Left, all tokens are the
 same, so that only position matters: what is added to the score of the last query and a key at each
-distance, one line for each of four heads; for schemes of two or three axes, what is added to the
+distance, one line for each of four heads, on a logarithmic axis unless the scheme is constant from
+a distance of 64 or less on; for schemes of two or three axes, what is added to the
 scores of the patch in the middle of an image with all others, mean of the heads. Right, tokens are
 random: what is added to the score of each query and key, mean of the heads (for images, 7 × 7
 patches in a row). Parameters have their initial values, or random ones if those are zero: a learned

@@ -11,30 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 from rich import box
 from rich.table import Table
 
 from experiments.measuring.matmuls import TILE
-from experiments.measuring.timing import CSV_HEADER, DENSE, NAIVE, OURS, Row, Timings, plain
-from experiments.measuring.workloads import MODES
-from experiments.reporting.plotting import (
-    COLOURS,
-    INK,
-    MUTED,
-    Drawing,
-    keep_apart,
-    lay_out,
-    log2_axis,
-    styled,
-)
+from experiments.measuring.timing import DENSE, NAIVE, OURS, Row, Timings, plain
+from experiments.reporting.benchmark_figure import BACKWARD, BOTH, FORWARD
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
-FORWARD, BACKWARD = MODES["forward"] + MODES["backward"]
-BOTH = (FORWARD, BACKWARD)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,98 +217,6 @@ def targets(runs: Sequence[tuple[dict, Timings]]) -> str:
     rest = "; ".join(", ".join(line[:3]) for line in lines[len(known) :])
     table = markdown(("target", "mode", "length", "bound", "measured", ""), known)
     return f"{table}\n\nNot run: {rest}." if rest else table
-
-
-@styled
-def figure(timings: Timings) -> Drawing:
-    """Left: time ÷ none, forward and with backward. Right: temporaries against length."""
-    drawn = Figure(figsize=(13, 5.2), layout="constrained")
-    FigureCanvasAgg(drawn)
-    forward, backward, memory = drawn.subplots(1, 3, width_ratios=(1, 1, 1.25))
-    lengths = sorted({r.length for r in timings.rows if r.mode in BOTH})
-    names = [*dict.fromkeys(r.scheme for r in timings.rows if r.engine == OURS and r.mode in BOTH)]
-    names = [name for name in names if name != "nope"]
-    for axes, mode in ((forward, FORWARD), (backward, BACKWARD)):
-        _ratios(axes, timings, mode, names, lengths)
-    backward.set_yticklabels([])
-    if handles := forward.get_legend_handles_labels()[0] or backward.get_legend_handles_labels()[0]:
-        drawn.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False)
-    modes = [m for m in (BACKWARD, FORWARD) if any(r.mode == m for r in timings.rows)]
-    _temporaries(memory, [r for r in timings.rows if modes and r.mode == modes[0]], lengths)
-    memory.set_title(f"Temporaries, {modes[0]}" if modes else "Temporaries")
-    alt = "Time of each scheme as a ratio to no encoding, and temporaries against length"
-    return Drawing("benchmark", drawn, CSV_HEADER, timings.csv_rows(), alt)
-
-
-def _ratios(axes: Axes, timings: Timings, mode: str, names: list[str], lengths) -> None:
-    """One row per scheme, one dot per length, paler for shorter ones."""
-    for i, length in enumerate(lengths):
-        rows = [timings.find(length, mode, name) for name in names]
-        dots = [(timings.ratios(r)["to_none"], y) for y, r in enumerate(rows) if r and r.seconds]
-        if dots:
-            shade = (i + 1) / len(lengths)
-            place = 0.7 * (shade - (len(lengths) + 1) / (2 * len(lengths)))
-            x, y = zip(*dots, strict=True)
-            y = np.array(y) + place
-            axes.plot(x, y, "o", ms=5, color=COLOURS[0], alpha=0.25 + 0.75 * shade)
-            axes.lines[-1].set_label(f"{length} tokens")
-    axes.axvline(1, color=MUTED, lw=0.9, zorder=0.5)
-    axes.set_yticks(range(len(names)), names, color=INK, fontsize=9.5)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    low, high = min(low, 0.9), max(high, 1.15)
-    candidates = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80)
-    ticks = [t for t in candidates if low <= t <= high]
-    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    axes.minorticks_off()
-    axes.set(xlim=(low, high), title=mode[0].upper() + mode[1:], xlabel="time ÷ none")
-    axes.grid(axis="x")
-    axes.tick_params(axis="y", length=0)
-
-
-def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
-    """One line per scheme and engine; the least and the greatest of each engine are named."""
-    ends: dict[tuple[int, float], str] = {}
-    for engine, colour in ((OURS, COLOURS[0]), (NAIVE, COLOURS[1])):
-        last = []
-        for name in dict.fromkeys(r.scheme for r in rows):
-            mine = [r for r in rows if (r.scheme, r.engine) == (name, engine) and r.temp_bytes]
-            points = sorted((r.length, r.temp_bytes / 2**20) for r in mine if r.temp_bytes)
-            if points:
-                axes.plot(*zip(*points, strict=True), "o-", ms=3, lw=1, color=colour, alpha=0.6)
-                last.append((*points[-1], name))
-        longest = sorted(end for end in last if end[0] == max(last)[0])
-        for x, y, name in longest[:1] + longest[1:][-1:]:
-            ends[x, y] = f"{engine}: {name}, {plain(y)} MiB"
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.yaxis.set_major_formatter("{x:,g}")
-    if lengths:
-        log2_axis(axes, lengths)
-        axes.set_xlim(lengths[0] / 1.2, lengths[-1] * 1.2)
-    axes.set(xlabel="tokens", ylabel="MiB")
-    _name(axes, ends)
-
-
-def _name(axes: Axes, ends: dict[tuple[int, float], str]) -> None:
-    """Writes each text right of the axes, at the height of its line's end, without overlaps."""
-    if not ends:
-        return
-    lay_out(axes)
-    heights = axes.transAxes.inverted().transform(axes.transData.transform([*ends]))[:, 1]
-    for (end, text), place in zip(ends.items(), keep_apart(heights, 0.06, 0.0, 1.0), strict=True):
-        axes.annotate(
-            text,
-            end,
-            (1.03, place),
-            textcoords="axes fraction",
-            color=COLOURS[text.startswith(NAIVE)],
-            fontsize=9,
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": MUTED, "lw": 0.6, "relpos": (0, 0.5)},
-        )
 
 
 def read(folder: Path) -> tuple[dict, Timings]:

@@ -1,49 +1,38 @@
-"""The contents of a comparison's page: sections, rows and figures for its template."""
+"""The contents of a comparison's page: figures and rows for its template."""
 
 import dataclasses
 import json
 import math
 import re
 import shlex
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import markupsafe
 
 from experiments.reporting import (
+    differences,
     figures,
     learning_rates,
+    length_figures,
     loss_curves,
-    number_formats,
+    page_sections,
     plotting,
     results_of_papers,
     speed_ratios,
-    statistics,
     trained_scheme_pictures,
 )
+from experiments.reporting.answers import FirstScreen, first_screen
 from experiments.reporting.comparison_tables import Decided
 from experiments.reporting.html_page import Figure, Section
 from experiments.reporting.number_formats import number
 from experiments.reporting.results import Cell, Results, Scheme, flat
 from experiments.reporting.summary import Summary, irregularities, question_title, summary
-from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Verdict, interval
+from experiments.reporting.verdict_rows import VerdictRow, by_difference, verdict_row
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.config import PROTOCOLS
 
-MULTIPLES = (
-    " × is the multiple of the rate at which an encoding's own parameters learn. The loss at a rate"
-    " is the least over multiples, that at a multiple the least over rates."
-)
 REPORT = "python -m experiments.report"
-MARKS = {
-    statistics.LOWER: "▼",
-    statistics.HIGHER: "▲",
-    statistics.SAME: "≈",
-    statistics.INCONCLUSIVE: "?",
-    REFERENCE: "●",
-    UNDECIDED: "∅",
-}
-CLAIMS = (statistics.LOWER, statistics.HIGHER)
 
 
 class Page(NamedTuple):
@@ -51,13 +40,14 @@ class Page(NamedTuple):
 
     Attributes:
       m: the manifest.
+      first: the first screen.
+      main: paired differences against length, the figure of the first screen.
       summary: questions, findings, confidence.
-      primary: (protocol, length) of the primary metric.
       effect: the smallest difference of interest.
       questions: verdicts on each.
-      by_length: loss against length, a figure for each protocol.
-      losses: protocol → (scheme, cells by length).
-      by_position: loss against position.
+      by_length: paired differences under the other protocol, and losses under both.
+      losses: protocol → (index, cells by length).
+      by_position: paired differences against position.
       context: the length of the context in that figure.
       no_position: schemes that are not in that figure, and why.
       speed: ratios at the training length, a figure for each measure.
@@ -65,10 +55,10 @@ class Page(NamedTuple):
       speed_facts: speed.json.
       costs: sizes and speed of each scheme.
       logged: whether some speeds are from training logs.
-      sections: learning rates, speed by length, published results.
-      training: the training loss.
-      by_step: the loss on the evaluation text while training.
-      late: scheme → a sentence, for those whose loss still falls.
+      sections: learning rates, speed by length.
+      published: results of others.
+      ours: how this comparison differs from these.
+      training: the losses while training, a figure for each kind.
       cards: each scheme with its picture and runs.
       keys: colour and marker of each scheme.
       irregularities: irregular files and runs.
@@ -76,27 +66,29 @@ class Page(NamedTuple):
       changed: fields that are not at their defaults.
       config: all fields.
       rate_words: how the learning rates were chosen.
+      theme: CSS of the colours, light and dark.
     """
 
     m: dict[str, Any]
+    first: FirstScreen
+    main: Figure
     summary: Summary
-    primary: tuple[str, int]
     effect: str
     questions: list["QuestionPart"]
-    by_length: list[Figure | None]
-    losses: dict[str, list[tuple[str, list[tuple[str, str]]]]]
-    by_position: Figure | None
+    by_length: list[Figure]
+    losses: dict[str, list[tuple[int, list[tuple[str, str]]]]]
+    by_position: Figure
     context: int
     no_position: list[str]
-    speed: list[Figure | None]
-    longer: list[Figure | None]
+    speed: list[Figure]
+    longer: list[Figure]
     speed_facts: dict[str, Any] | None
     costs: list["CostRow"]
     logged: bool
     sections: list[Section]
-    training: Figure | None
-    by_step: Figure | None
-    late: dict[str, str]
+    published: list[Section]
+    ours: str
+    training: list[Figure]
     cards: list["Card"]
     keys: list[plotting.LegendKey]
     irregularities: list[str]
@@ -104,90 +96,77 @@ class Page(NamedTuple):
     changed: list[tuple[str, Any, Any]]
     config: list[tuple[str, Any]]
     rate_words: str
+    theme: tuple[str, str]
 
 
 def page(results: Results, decided: Decided) -> Page:
     """Draws the figures and collects the contents of the page."""
-    folder, schemes = results.workdir / "figures", results.schemes
+    schemes, protocol = results.schemes, results.primary[0]
     lengths = results.manifest["lengths"]
-    positions = [(s.name, *s.by_position()) for s in schemes]
+    others = [p for p in PROTOCOLS if p != protocol]
+    contexts = [len(x) for s in schemes for x in s.by_position()[0].values()]
     costs = [_cost(results, s) for s in schemes]
+
+    def figure(draw: Callable, *inputs: Any) -> Figure:
+        return _figure(results, draw, *inputs)
+
+    training = [figures.loss_by_step, figures.training]
+    drawn = [figure(draw) for draw in training if draw(results) is not None]
+    by_protocol = [length_figures.differences_by_length] * len(others)
     return Page(
         m=results.manifest,
+        first=first_screen(results),
+        main=figure(length_figures.differences_by_length, protocol),
         summary=summary(results),
-        primary=results.primary,
         effect=f"{results.effect:g}",
-        questions=_questions(results, decided, folder),
-        by_length=[_figure(folder, figures.loss_by_length(results, p)) for p in PROTOCOLS],
-        losses={
-            p: [(s.name, [cell_text(s.cell(p, n)) for n in lengths]) for s in schemes]
-            for p in PROTOCOLS
-        },
-        by_position=_figure(folder, figures.loss_by_position(results)),
-        context=max(len(x) for _, by_seed, _ in positions for x in [*by_seed.values(), ()]),
-        no_position=[f"{name} ({why})" for name, _, why in positions if why],
+        questions=[_question(results, *pair) for pair in decided],
+        by_length=[
+            *(figure(draw, p) for draw, p in zip(by_protocol, others, strict=True)),
+            *(figure(length_figures.loss_by_length, p) for p in PROTOCOLS),
+        ],
+        losses={p: _losses(results, p, lengths) for p in PROTOCOLS},
+        by_position=figure(length_figures.differences_by_position),
+        context=max(contexts, default=0),
+        no_position=[f"{n} ({why})" for n, why in differences.by_position(results)[1].items()],
         speed=[
-            _figure(folder, figures.speed(results, measure, ratios))
+            figure(figures.speed, measure, ratios)
             for measure, ratios in speed_ratios.speed_ratios(results).items()
         ],
         longer=[
-            _figure(folder, figures.speed_by_length(results, measure, ratios))
+            figure(figures.speed_by_length, measure, ratios)
             for measure, ratios in speed_ratios.speed_by_length(results).items()
         ],
         speed_facts=results.speed,
         costs=costs,
         logged=any(row.rate.endswith("*") for row in costs),
-        sections=_sections(results),
-        training=_figure(folder, figures.training(results)),
-        by_step=_figure(folder, figures.loss_by_step(results)),
-        late=loss_curves.still_falling(results),
-        cards=_cards(results, folder),
+        sections=page_sections.tables(results),
+        published=_published(results),
+        ours=page_sections.what_differs(results),
+        training=drawn,
+        cards=_cards(results),
         keys=[plotting.key(scheme) for scheme in schemes],
         irregularities=irregularities(results),
         commands=_commands(results),
         changed=_changed(results.manifest["config"]),
         config=flat(results.manifest["config"]),
         rate_words=learning_rates.rate_words(results),
+        theme=(plotting.theme(dark=False), plotting.theme(dark=True)),
     )
 
 
-def _figure(folder: Path, drawing: plotting.Drawing | None) -> Figure | None:
-    """Saves a drawing, for the template. The SVG is ours and escapes its text."""
-    if drawing is None:
-        return None
-    return Figure(markupsafe.Markup(plotting.save(drawing, folder)), drawing.alt, drawing.stem)
+def _figure(results: Results, draw: Callable[..., plotting.Drawing], *inputs: Any) -> Figure:
+    """Saves a drawing, and draws it again for a phone. SVG is ours and escapes its text."""
+    drawing = draw(results, *inputs)
+    plotting.write(drawing, results.workdir / "figures")
+    slim = plotting.vector(draw(results, *inputs, narrow=True), "-narrow")
+    svg, slim = (markupsafe.Markup(plotting.themed(x)) for x in (plotting.vector(drawing), slim))
+    return Figure(svg, slim, drawing.alt, drawing.stem)
 
 
-class VerdictRow(NamedTuple):
-    """One line of the table of verdicts, in words."""
-
-    name: str
-    kind: str
-    claimed: bool
-    mark: str
-    words: str
-    mean: str
-    median: str
-    interval: str
-    p: str
-    holm: str
-
-
-def verdict_row(verdict: Verdict) -> VerdictRow:
-    """A verdict as a line of a table."""
-    difference, tested = verdict.difference, verdict.tested
-    return VerdictRow(
-        name=verdict.name,
-        kind=verdict.kind,
-        claimed=verdict.kind in CLAIMS and not verdict.exploratory,
-        mark=MARKS[verdict.kind],
-        words=verdict.words,
-        mean=number(difference.mean, 4, signed=True) if difference else "—",
-        median=number(difference.median, 4, signed=True) if difference else "—",
-        interval=interval(tested),
-        p=number_formats.p_value(difference.p) if difference else "—",
-        holm=number_formats.p_value(tested.holm) if tested else "—",
-    )
+def _published(results: Results) -> list[Section]:
+    if results.manifest["corpus"]["name"].startswith("synthetic:"):
+        return []
+    return [table.section() for table in results_of_papers.TABLES]
 
 
 class QuestionPart(NamedTuple):
@@ -197,20 +176,27 @@ class QuestionPart(NamedTuple):
     length: int
     protocol: str
     verdicts: list[VerdictRow]
-    figure: Figure | None
+    figure: Figure
 
 
-def _questions(results: Results, decided: Decided, folder: Path) -> list[QuestionPart]:
-    return [
-        QuestionPart(
-            question_title(results, question),
-            question.length,
-            question.protocol,
-            [verdict_row(verdict) for verdict in verdicts],
-            _figure(folder, figures.differences(results, question, verdicts)),
-        )
-        for question, verdicts in decided
-    ]
+def _question(results: Results, question, verdicts) -> QuestionPart:
+    rows = [(v, verdict_row(results, question, v)) for v in verdicts]
+    title, about = question_title(results, question), (question.length, question.protocol)
+    figure = _figure(results, figures.differences, question, verdicts)
+    return QuestionPart(title, *about, by_difference(rows), figure)
+
+
+def _losses(
+    results: Results, protocol: str, lengths: list[int]
+) -> list[tuple[int, list[tuple[str, str]]]]:
+    """(index, cells by length) of each scheme, the least loss at the longest length first."""
+
+    def place(scheme: Scheme) -> float:
+        estimate = scheme.cell(protocol, lengths[-1]).estimate
+        return estimate.mean if estimate else math.inf
+
+    ordered = sorted(results.schemes, key=place)
+    return [(s.index, [cell_text(s.cell(protocol, n)) for n in lengths]) for s in ordered]
 
 
 def cell_text(cell: Cell) -> tuple[str, str]:
@@ -254,99 +240,6 @@ def _cost(results: Results, scheme: Scheme) -> CostRow:
     )
 
 
-def _sections(results: Results) -> list[Section]:
-    """Learning rates, if any were tried; speed by length; published results, if on text."""
-    rates = learning_rates.rates(results)
-    sections = [_rate_section(results, rates)] if any(row.losses for row in rates) else []
-    sections += _speed_sections(results)
-    if not results.manifest["corpus"]["name"].startswith("synthetic:"):
-        ours = _what_differs(results)
-        sections += [table.section(ours) for table in results_of_papers.TABLES]
-    return sections
-
-
-def _rate_section(results: Results, rows: list[learning_rates.Rates]) -> Section:
-    pairs = {pair for row in rows for pair in row.losses}
-    rates, multiples = (sorted({pair[k] for pair in pairs}) for k in (0, 1))
-    columns = [(0, rate) for rate in rates] * (len(rates) > 1 or len(multiples) == 1)
-    columns += [(1, multiple) for multiple in multiples] * (len(multiples) > 1)
-    steps, length = results.manifest["rate_steps"], results.manifest["train_length"]
-    return Section(
-        title="Learning rates",
-        note=f"Loss after {steps:,} steps on {learning_rates.checked_on(results)} at length"
-        f" {length}, one seed, in nats per token; each scheme was then trained with its best, from"
-        " the start." + MULTIPLES * (len(multiples) > 1),
-        head=("encoding", *(f"{'× ' * k}{value:g}" for k, value in columns), "used", "remark"),
-        rows=[
-            (
-                row.name,
-                *(_least(row, *column) for column in columns),
-                learning_rates.pair_words(row.used),
-                row.remark,
-            )
-            for row in rows
-        ],
-        csv="rates.csv",
-        words=("remark",),
-    )
-
-
-def _least(row: learning_rates.Rates, which: int, value: float) -> str:
-    """The least loss at a learning rate (`which` 0) or at a multiple (1), or its problem."""
-    if which and len({multiple for _, multiple in row.losses}) < 2:
-        return "—"  # no parameters that could learn at another rate
-    pairs = [pair for pair in row.losses if pair[which] == value]
-    if not pairs:
-        return "—"
-    best = min(pairs, key=lambda pair: row.losses[pair])
-    loss = row.losses[best]
-    return number(loss) if loss < math.inf else row.statuses[best]
-
-
-def _speed_sections(results: Results) -> list[Section]:
-    """Time per token or memory, and ratios, by length: one section per measure."""
-    lengths = (results.speed or {}).get("lengths", {})
-    timed = {m for timings in lengths.values() for v in timings["encodings"].values() for m in v}
-    return [_speed_section(results, m, lengths) for m in speed_ratios.BY_LENGTH if m in timed]
-
-
-def _speed_section(results: Results, measure: str, lengths: dict[str, Any]) -> Section:
-    """One measure; `lengths` as speed.json has them: length → its batch and timings."""
-    base, ratios = results.manifest["baseline"], speed_ratios.speed_by_length(results)
-    by_length = ratios.get(measure, {})
-    device = results.speed["device"] if results.speed else ""
-
-    def cell(scheme: Scheme, length: str) -> str:
-        timings = lengths[length]
-        values = timings["encodings"].get(scheme.name, {"problem": "not measured"})
-        ratio = by_length.get(int(length), {}).get(scheme.name)
-        return speed_ratios.speed_cell(measure, values, ratio, int(length), timings["batch"])
-
-    unit = "MiB" if measure.endswith("bytes") else "microseconds per token"
-    batches = ", ".join(f"{n} × {timings['batch']}" for n, timings in lengths.items())
-    return Section(
-        title=f"{speed_ratios.BY_LENGTH[measure].partition(',')[0].capitalize()}, by length:"
-        f" {unit} (ratio to {base}); less is better",
-        note=f"Ours, on {device}: medians, and the ratio of time or"
-        f" memory to {base}, interleaved in one process. Length × batch: {batches}.",
-        head=("encoding", *lengths),
-        rows=[(s.name, *(cell(s, length) for length in lengths)) for s in results.schemes],
-        csv="speed_by_length.csv",
-    )
-
-
-def _what_differs(results: Results) -> str:
-    m = results.manifest
-    sizes = sorted({n for s in results.schemes if (n := s.fact("parameters")) is not None})
-    size = f"{sizes[-1] / 1e6:,.1f}M parameters at most, " if sizes else ""
-    tokens = m["steps"] * m["batch"] * m["train_length"] / 1e6
-    kind = m["config"].get("tokenizer", "bytes")
-    return (
-        f"Here: {m['corpus']['name']}, tokens are {kind}, {size}{tokens:,.1f}M tokens of training"
-        " per run. Levels do not compare, only which schemes hold as the text grows longer."
-    )
-
-
 class RunRow(NamedTuple):
     """One seed of a scheme: its loss at the primary metric, and its status."""
 
@@ -357,20 +250,22 @@ class RunRow(NamedTuple):
 
 
 class Card(NamedTuple):
-    """The section of one scheme: its picture and its runs."""
+    """One scheme: its picture and its runs; `late` says whether its loss still falls."""
 
     name: str
     spec: str
     caption: str
+    late: str
     svg: markupsafe.Markup
     alt: str
     stem: str
     runs: list[RunRow]
 
 
-def _cards(results: Results, folder: Path) -> list[Card]:
-    cards = []
+def _cards(results: Results) -> list[Card]:
+    cards, late = [], loss_curves.still_falling(results)
     for scheme in results.schemes:
+        folder = results.workdir / "figures"
         picture = trained_scheme_pictures.draw_or_explain(results, scheme, folder)
         losses = scheme.cell(*results.primary).values
         runs = [
@@ -382,9 +277,9 @@ def _cards(results: Results, folder: Path) -> list[Card]:
             )
             for seed, run in scheme.runs.items()
         ]
+        words = picture.caption, late.get(scheme.name, "")
         svg = markupsafe.Markup(picture.svg)
-        about = picture.caption, svg, picture.alt, picture.stem
-        cards.append(Card(scheme.name, scheme.spec, *about, runs))
+        cards.append(Card(scheme.name, scheme.spec, *words, svg, picture.alt, picture.stem, runs))
     return cards
 
 

@@ -16,9 +16,9 @@ from experiments.reporting import (
     comparison_tables,
     html_page,
     learning_rates,
-    number_formats,
 )
 from experiments.reporting.results import REPORTED, Question, Results, read
+from experiments.reporting.verdict_rows import by_difference, verdict_row
 from experiments.reporting.verdicts import verdicts
 from experiments.running.provenance import save_json
 
@@ -62,12 +62,10 @@ def _terminal(results: Results, question: Question) -> Table:
     for column in ("encoding", "rate", "loss", "difference", "95 % (Holm)", "Holm p"):
         table.add_column(column, justify="left" if column == "encoding" else "right")
     table.add_column("verdict")
-    rows = map(comparison_page.verdict_row, verdicts(results, question))
-    for scheme, row in zip(results.schemes, rows, strict=True):
-        estimate = scheme.cell(protocol, length).estimate
-        loss = number_formats.number(estimate.mean if estimate else None)
-        rate = learning_rates.rate_used(results, scheme)
+    decided = [(v, verdict_row(results, question, v)) for v in verdicts(results, question)]
+    for row in by_difference(decided):
+        rate = learning_rates.rate_used(results, results.schemes[row.place])
         words = f"{row.mark} {row.words}"
-        cells = row.name, rate, loss, row.mean, row.interval, row.holm, words
+        cells = row.name, rate, row.loss, row.mean, row.interval, row.holm, words
         table.add_row(*map(Text, cells))  # Text: names are not markup
     return table

@@ -105,60 +105,74 @@ class Page:
     def losses(self, protocol: str) -> plotting.Drawing:
         """Loss against length, a panel without and one after the fine-tune; one dot per seed."""
         rows = []
-        drawn, panels = plotting.canvas(6.4, 3.9 * len(self.parts), len(self.parts))
+        title = f"{protocol[0].upper()}{protocol[1:]}: {self._least(protocol)}"
+        count = len(self.parts)
+        drawn, panels = plotting.canvas(6.4, 3.9 * count + 0.4, count, title=title)
         for axes, (part, words) in zip(panels, self.parts.items(), strict=True):
             ends = []
             for scheme in self.schemes(part):
-                look, points = plotting.look(scheme), []
+                points, dots = [], plotting.look(scheme, line=False)
                 for length in self.config.eval.lengths:
                     cell = scheme.cell(protocol, length)
                     for seed, loss in cell.values.items():
                         rows.append((scheme.name, words, protocol, length, seed, loss))
-                        axes.plot([length], [loss], ls="", ms=2.5, alpha=0.5, **look)
+                        axes.plot([length], [loss], ms=2.5, alpha=0.5, **dots)
                     if not cell.problem:
                         points.append((length, float(np.mean([*cell.values.values()]))))
                 if points:
-                    axes.plot(*zip(*points, strict=True), lw=1.5, ms=4.5, mec="white", **look)
+                    axes.plot(*zip(*points, strict=True), lw=1.5, ms=5, **plotting.look(scheme))
                     ends.append((scheme, *points[-1]))
             axes.set(xlabel="context (tokens)", ylabel="loss (nats per token)", title=words)
             plotting.log2_axis(axes, self.config.eval.lengths)
             plotting.mark_length(axes, self.length)
             plotting.mark_length(axes, self.target, "target")
             plotting.name_lines(axes, ends)
-        alt = f"Loss of each method against the length of the context, {protocol}"
+        alt = f"Loss of each method against the length of the context, {protocol}. {title}"
         return plotting.Drawing(f"loss-{protocol}", drawn, LOSSES, rows, alt)
+
+    def _least(self, protocol: str) -> str:
+        """Which method has the least mean loss at the target, in each part."""
+        words = []
+        for part, name in self.parts.items():
+            cells = {s.name: s.cell(protocol, self.target) for s in self.schemes(part)}
+            means = {n: np.mean([*c.values.values()]) for n, c in cells.items() if not c.problem}
+            if means:
+                words.append(f"{min(means, key=means.__getitem__)} ({name})")
+        return f"least mean at {self.target:,}: {', '.join(words)}" if words else "no losses"
 
     @plotting.styled
     def map(self) -> plotting.Drawing:
         """The fraction of passkeys that is right, by depth and length: a map for each method."""
         lengths, places = self.config.eval.lengths, np.linspace(0, 1, self.config.depths)
-        rows, size = [], (1.15 * len(self.entries) + 0.6, len(self.parts))
-        drawn, panels = plotting.canvas(
-            3.1 * size[1] + 0.6, size[0] + 0.6, len(self.entries), size[1]
-        )
-        panels = np.reshape(np.array(panels, object), (len(self.entries), -1))
-        for column, (part, words) in enumerate(self.parts.items()):
-            for axes, scheme in zip(panels[:, column], self.schemes(part), strict=True):
-                values = np.full((len(places), len(lengths)), np.nan)
-                for k, length in enumerate(lengths):
-                    rates = self.passkeys(scheme, length)
-                    if rates is not None:
-                        values[:, k] = rates.mean(0)
+        count, parts = len(self.entries), self.parts
+        title = f"{self._most()}; {self.length:,} is the trained length, {self.target:,} the target"
+        size = 1.9 + 0.5 * len(lengths) * len(parts), 0.3 + (0.5 + 0.17 * len(places)) * count
+        drawn, panels = plotting.canvas(*size, count, len(parts), title=title)
+        grid, rows = np.reshape(np.array(panels, object), (count, -1)), []
+        for column, (part, words) in enumerate(parts.items()):
+            for axes, scheme in zip(grid[:, column], self.schemes(part), strict=True):
+                found = {n: self.passkeys(scheme, n) for n in lengths}
+                none = np.full(len(places), np.nan)
+                values = [none if r is None else r.mean(0) for r in found.values()]
                 rows += self._rows(scheme, words)
-                plotting.heat(axes, values, limits=(0, 1))
-                axes.set_aspect("auto")
+                plotting.numbers(axes, np.transpose(values))
                 axes.set_title(f"{plotting.label(scheme.name)}, {words}", fontsize=8.5)
-                axes.set_xticks(range(len(lengths)), [str(n) for n in lengths], fontsize=7.5)
+                axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], fontsize=7.5)
                 axes.set_yticks([0, len(places) - 1], ["start", "end"], fontsize=7.5)
-        drawn.suptitle(
-            f"Passkeys found, by place of the key and length: pale none, dark all; {self.length} is"
-            f" the trained length, {self.target} the target",
-            fontsize=8.5,
-            color=plotting.MUTED,
-            wrap=True,
-        )
-        alt = "Fraction of passkeys that each method finds, by depth of the key and length of text"
+        plotting.colour_bar(drawn, panels, "fraction of keys found")
+        alt = f"Fraction of passkeys found, by depth of the key and length of text. {title}"
         return plotting.Drawing("passkeys", drawn, PASSKEYS, rows, alt)
+
+    def _most(self) -> str:
+        """Which method finds the most passkeys at the target, in each part."""
+        words = []
+        for part, name in self.parts.items():
+            found = {s.name: self.passkeys(s, self.target) for s in self.schemes(part)}
+            means = {n: float(r.mean()) for n, r in found.items() if r is not None}
+            if means:
+                best = max(means, key=means.__getitem__)
+                words.append(f"{best} with {means[best]:.2f} ({name})")
+        return f"Most keys at {self.target:,}: {', '.join(words)}" if words else "Passkeys found"
 
     def _rows(self, scheme: Scheme, words: str) -> list[tuple]:
         rows = []

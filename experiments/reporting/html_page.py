@@ -16,9 +16,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Figure(NamedTuple):
-    """A figure in a page: its SVG, alt text and the name of its files."""
+    """A figure in a page: its SVG, that for a phone, alt text and the name of its files."""
 
     svg: markupsafe.Markup
+    slim: markupsafe.Markup
     alt: str
     stem: str
 

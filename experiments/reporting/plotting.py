@@ -1,7 +1,8 @@
-"""Style and saving of all figures: one colour and marker per scheme.
+"""Style and saving of all figures.
 
-Lines are labelled at their ends, without overlaps. A figure is drawn once and saved as PNG and SVG
-with its data as CSV; each is narrow enough for a phone, and the page lays them out in columns.
+Lines are labelled at their ends, without overlaps. A figure is saved as PNG and SVG with its data
+as CSV. In a page, colours are variables of its style, which has a dark mode, and phones get a
+separate narrow drawing with letters as large.
 """
 
 import csv
@@ -9,6 +10,7 @@ import dataclasses
 import functools
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,18 +27,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from experiments.reporting.results import Scheme
+from experiments.reporting.scheme_styles import PALETTE, style
 
-INK, MUTED, RULE = "#1b2330", "#5b6675", "#dfe3e8"
-COLOURS = (
-    *("#0b3c5d", "#c8553d", "#2a9d8f", "#8a5a99", "#b8860b", "#5b6675", "#3a86c8", "#a23b5e"),
-    *("#5c8a3a", "#d17a22", "#3d3d8f", "#7a4b2a", "#dd44aa", "#004422", "#6688ff", "#770077"),
-    *("#888866", "#bb66dd", "#770011", "#552244", "#dd2266", "#444400", "#aa7788", "#009933"),
-)  # the second dozen: each as far in Lab from those before as a contrast of 3.2 to white allows
-MARKERS = "os^DvPX<>phd"
+INK, MUTED, RULE, PAPER = "#1b2330", "#5b6675", "#dfe3e8", "#ffffff"
+SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")  # of lines that are not schemes
+DARK_SHADES = ("#8fb8d8", "#3a86c8", "#e07a63", "#e0a458")
 TAG = "scheme-"  # of an artist's gid
+NARROW = 3.7  # inches: a phone's screen
 RISING = LinearSegmentedColormap.from_list("rising", ["#f1f4f7", "#6f9bc0", "#0b3c5d"])
 FALLING = RISING.reversed()
 SIGNED = LinearSegmentedColormap.from_list("signed", ["#b0523a", "#f6f4f1", "#0b3c5d"])
+VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", PAPER: "paper"}
+VARIABLES |= {light: f"c{k}" for k, (light, _) in enumerate(PALETTE)}
+VARIABLES |= {shade: f"shade{k}" for k, shade in enumerate(SHADES)}
 STYLE: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.5,
@@ -58,7 +61,7 @@ STYLE: Any = {
     "grid.linewidth": 0.8,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
-    "figure.facecolor": "white",
+    "figure.facecolor": PAPER,
     "svg.fonttype": "none",
     "svg.hashsalt": "pe_jax",
 }
@@ -81,26 +84,61 @@ def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence]) -> No
         csv.writer(file).writerows([header, *rows])
 
 
-def save(drawing: Drawing, folder: Path) -> str:
-    """Writes STEM.png and STEM.csv and returns the SVG for the page.
+def write(drawing: Drawing, folder: Path) -> None:
+    """Writes STEM.png and STEM.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / f"{drawing.stem}.csv", drawing.header, drawing.rows)
+    picture(drawing, folder / f"{drawing.stem}.png")
+
+
+def picture(drawing: Drawing, path: Path) -> None:
+    """Writes the PNG alone."""
+    with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        drawing.figure.savefig(path, dpi=150)
+    drawing.figure.set_layout_engine("none")  # laid out once is enough
+
+
+def vector(drawing: Drawing, suffix: str = "") -> str:
+    """The SVG; its ids begin with the drawing's stem and `suffix`, so that a page may hold several.
 
     What was drawn with `paint` or `look` is a group of class "scheme" in it, with the scheme's
     index as data-s.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / f"{drawing.stem}.csv", drawing.header, drawing.rows)
-    buffer = io.StringIO()
+    buffer, stem = io.StringIO(), drawing.stem + suffix
     with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
         warnings.filterwarnings("ignore", "Glyph .* missing")
-        drawing.figure.savefig(folder / f"{drawing.stem}.png", dpi=150)
-        drawing.figure.set_layout_engine("none")  # laid out once is enough
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         drawing.figure.savefig(buffer, format="svg", metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(rf'<g id="{TAG}(\d+)"', r'<g class="scheme" data-s="\1"', svg)
-    svg = re.sub(r'\bid="', f'id="{drawing.stem}-', svg)  # ids are unique in a page
-    return re.sub(r'(href="|url\()#', rf"\1#{drawing.stem}-", svg)
+    svg = re.sub(r'\bid="', f'id="{stem}-', svg)
+    return re.sub(r'(href="|url\()#', rf"\1#{stem}-", svg)
+
+
+def themed(svg: str) -> str:
+    """The SVG with this module's colours as variables of a page's style."""
+    return re.sub(r'style="[^"]*"', lambda found: _variables(found[0]), svg)
+
+
+def _variables(declarations: str) -> str:
+    """CSS in which the colours of this module are variables of the page."""
+
+    def variable(found: re.Match) -> str:
+        name = VARIABLES.get(found[0])
+        return f"var(--{name})" if name else found[0]
+
+    return re.sub(r"#[0-9a-f]{6}", variable, declarations)
+
+
+def theme(dark: bool) -> str:
+    """CSS: the colours of schemes and of other lines as variables."""
+    colours = [pair[dark] for pair in PALETTE]
+    shades = DARK_SHADES if dark else SHADES
+    pairs = [*((f"c{k}", c) for k, c in enumerate(colours))]
+    pairs += [(f"shade{k}", c) for k, c in enumerate(shades)]
+    return " ".join(f"--{name}: {value};" for name, value in pairs)
 
 
 def label(text: str, width: int = 20) -> str:
@@ -110,13 +148,16 @@ def label(text: str, width: int = 20) -> str:
 
 
 def paint(scheme: Scheme) -> dict[str, Any]:
-    """The colour of a scheme, by its place in the manifest, and the tag for the page's script."""
-    return {"color": COLOURS[scheme.index % len(COLOURS)], "gid": f"{TAG}{scheme.index}"}
+    """The colour of a scheme, and the tag for the page's script."""
+    colour = PALETTE[style(scheme.name, scheme.spec).colour][0]
+    return {"color": colour, "gid": f"{TAG}{scheme.index}"}
 
 
-def look(scheme: Scheme) -> dict[str, Any]:
-    """`paint`, and the marker of the scheme."""
-    return {**paint(scheme), "marker": MARKERS[scheme.index % len(MARKERS)]}
+def look(scheme: Scheme, line: bool = True) -> dict[str, Any]:
+    """`paint`, the marker of the scheme and, for a line, its dashes."""
+    own = style(scheme.name, scheme.spec)
+    dashes = {"ls": own.dashes, "mec": PAPER, "mew": 0.5} if line else {"ls": ""}
+    return {**paint(scheme), "marker": own.marker, **dashes}
 
 
 class LegendKey(NamedTuple):
@@ -127,21 +168,32 @@ class LegendKey(NamedTuple):
 
 
 def key(scheme: Scheme) -> LegendKey:
-    """The scheme's colour and marker for a legend in HTML."""
-    style = look(scheme)
-    marker = MarkerStyle(style["marker"])
+    """The scheme's colour, as a variable of the page, and its marker for a legend in HTML."""
+    own = style(scheme.name, scheme.spec)
+    marker = MarkerStyle(own.marker)
     (outline,) = marker.get_path().transformed(marker.get_transform()).to_polygons()
     outline = outline / np.abs(outline).max()
     points = " ".join(f"{x:.2f},{-y:.2f}" for x, y in outline)
-    return LegendKey(style["color"], points)
+    return LegendKey(f"var(--c{own.colour})", points)
 
 
 def canvas(
-    width: float = 5.2, height: float = 4.2, rows: int = 1, columns: int = 1
+    width: float = 5.2,
+    height: float = 4.2,
+    rows: int = 1,
+    columns: int = 1,
+    title: str = "",
+    narrow: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with its axes, row by row, without global state."""
+    """A figure with its axes, row by row, without global state; `title` is what it shows."""
+    width = min(width, NARROW) if narrow else width
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    if title:
+        lines = textwrap.wrap(title, int(10 * width))
+        figure.set_figheight(height + 0.2 * (len(lines) - 1))
+        options = {"ha": "left", "fontsize": 11.5, "fontweight": "bold"}
+        figure.suptitle("\n".join(lines), x=0.01, **options)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
@@ -181,14 +233,21 @@ def lay_out(axes: Axes) -> Figure:
     return figure
 
 
-def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: float = 9) -> None:
-    """Writes each scheme's name right of its line's end (x, y), without overlaps.
+def name_lines(
+    axes: Axes,
+    ends: Sequence[tuple[Scheme, float, float]],
+    size: float = 9,
+    dress: Callable[[Scheme], dict[str, Any]] | None = None,
+) -> None:
+    """Writes each scheme's marker and name right of its line's end (x, y), without overlaps.
 
     The name of a line that ends early includes its end, instead of a leader across the others.
+    `dress` gives colour, gid and marker of lines that are not schemes.
     """
     if not ends:
         return
     figure = lay_out(axes)
+    width = 12 if figure.get_figwidth() <= NARROW else 20
     points = axes.get_window_extent().height / figure.dpi * 72
     pixels = axes.transAxes.inverted().transform(
         axes.transData.transform([(x, y) for _, x, y in ends])
@@ -196,19 +255,31 @@ def name_lines(axes: Axes, ends: Sequence[tuple[Scheme, float, float]], size: fl
     places = keep_apart(pixels[:, 1], 1.25 * size / points, 0.0, 1.0)
     last = max(x for _, x, _ in ends)
     for (scheme, x, y), place in zip(ends, places, strict=True):
-        style = paint(scheme)
-        leader = {"arrowstyle": "-", **style, "lw": 0.6, "alpha": 0.6, "shrinkB": 3}
-        leader |= {"relpos": (0, 0.5), "shrinkA": 1}
+        own = (dress or look)(scheme)
+        line = {"color": own["color"], "gid": own["gid"]}
+        leader = {"arrowstyle": "-", **line, "lw": 0.6, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
-            label(scheme.name) + (f" (to {x:g})" if x < last else ""),
+            "",
             (x, y),
-            (1.05, place),
+            (1.045, place),
             textcoords="axes fraction",
+            annotation_clip=False,
+            arrowprops=leader if x == last else {**leader, "alpha": 0},
+            gid=line["gid"],
+        )
+        mark = {**line, "marker": own["marker"], "ls": "", "mec": PAPER, "mew": 0.5}
+        axes.plot([1.06], [place], transform=axes.transAxes, clip_on=False, ms=5.5, **mark)
+        axes.annotate(
+            label(scheme.name, width) + (f" (to {x:g})" if x < last else ""),
+            (1.06, place),
+            (6, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
             fontsize=size,
             va="center",
             annotation_clip=False,
-            arrowprops=leader if x == last else None,
-            **style,
+            color=INK,
+            gid=line["gid"],
         )
 
 
@@ -224,6 +295,7 @@ def mark_length(axes: Axes, length: float, words: str = "trained at") -> None:
         color=MUTED,
         fontsize=8.5,
         va="top",
+        bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
     )
 
 
@@ -255,23 +327,45 @@ def heat(
         bar.set_label(unit, fontsize=8.5)
 
 
+def numbers(axes: Axes, values: Any) -> None:
+    """A map of fractions with a number in each cell; where there is none, NaN, it is empty."""
+    values = np.asarray(values, float)
+    axes.imshow(values, cmap=RISING, vmin=0, vmax=1, aspect="auto")
+    for (y, x), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            colour = PAPER if value > 0.6 else INK
+            axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def colour_bar(figure: Figure, axes: Sequence[Axes], unit: str) -> None:
+    """The colours of `numbers`, below all axes."""
+    image = axes[0].get_images()[0]
+    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
+    bar.outline.set_visible(False)  # pyright: ignore
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label(unit, fontsize=8.5)
+
+
 def log2_axis(axes: Axes, ticks: Iterable[float]) -> None:
     """A log2 x axis with plain numbers at the ticks."""
     axes.set_xscale("log", base=2)
     ticks = list(ticks)
-    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_xticks(ticks, [f"{t:,g}" for t in ticks])
     axes.minorticks_off()
 
 
 def dots(axes: Axes, rows: Sequence[tuple[Scheme, float, float, float, str]], zero: float) -> None:
     """One row per scheme: a dot, its interval, its number at the right; a line at `zero`."""
     for y, (scheme, middle, low, high, text) in enumerate(rows):
-        style = look(scheme)
+        own = look(scheme, line=False)
         if np.isfinite([low, high]).all():
             axes.plot([low, high], [y, y], **paint(scheme), lw=2.2, alpha=0.5)
-        axes.plot([middle], [y], ms=6.5, mec="white", mew=0.5, **style)
+        axes.plot([middle], [y], ms=6.5, mec=PAPER, mew=0.5, **own)
         options = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 9}
-        axes.annotate(text, (1.02, y), **options, color=INK, gid=style["gid"])
+        axes.annotate(text, (1.02, y), **options, color=INK, gid=own["gid"])
     axes.axvline(zero, color=MUTED, lw=0.9, zorder=0.5)
     axes.set_yticks(range(len(rows)), [label(r[0].name) for r in rows], color=INK, fontsize=9.5)
     for tick, row in zip(axes.get_yticklabels(), rows, strict=True):

@@ -21,11 +21,11 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[float | str, ...], ...]
 
-    def section(self, ours: str) -> Section:
-        """A section of the page; `ours` says how this comparison differs."""
+    def section(self) -> Section:
+        """A section of the page."""
         return Section(
             title=f"Published by others: {self.title}",
-            note=f"{PAPER}: {self.what}. {ours}",
+            note=f"{PAPER}: {self.what}.",
             head=("theirs", *self.head),
             rows=[(n, *map(_text, row)) for n, row in zip(SCHEMES, self.rows, strict=True)],
             csv=None,

@@ -17,6 +17,7 @@ from PIL import Image, ImageColor
 
 import pe_jax
 from experiments.reporting import plotting
+from experiments.reporting.plotting import SHADES
 from pe_jax import Dims, Encoding, Params, positions
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import abstract_terms
@@ -25,9 +26,9 @@ from pe_jax.engines import reference
 DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
 SIDE, SMALL = 13, 7  # patches a side, where positions have several axes
-SHADES = ("#0b3c5d", "#3a86c8", "#c8553d", "#e0a458")
 COLOURS = 64  # of a file
 NEAR = 16  # of 255: what counts as the colour of a line
+NEARBY = 64  # a scheme that is constant from there on is drawn on a linear axis up to there
 UNIT = "added to the score"
 ALIKE, RANDOM = "One token, repeated", "Random tokens"
 # Settings under which a scheme's effect shows within these few tokens.
@@ -129,14 +130,30 @@ def by_distance(added_scores: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def curves(axes: Axes, lines: dict[str, np.ndarray]) -> None:
-    """Draws the lines of `by_distance`."""
+    """Draws the lines of `by_distance`: to where they end if that is near, else to log distance."""
     for (name, values), shade in zip(lines.items(), SHADES, strict=False):
         axes.plot(values, lw=1.3, color=shade, label=name)
     every = np.stack([*lines.values()])
     if np.nanmax(every) - np.nanmin(every) < 1e-3:  # rounding errors only
         axes.set_ylim(-1, 1)
-    axes.set(xlabel="distance", ylabel=UNIT, xlim=(0, every.shape[1] - 1))
+    end, last = settled(every), every.shape[1] - 1
+    if 0 < end <= NEARBY < last:
+        axes.set_xlim(0, 1.25 * end)
+    else:
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        ticks = [0, *(2**k for k in range(0, int(np.log2(max(last, 1))) + 1, 2))]
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlim(0, last)
+    axes.set(xlabel="distance", ylabel=UNIT)
     axes.set_title(ALIKE, fontsize=10)
+
+
+def settled(every: np.ndarray) -> int:
+    """The distance from which no line [lines, distances] changes any more."""
+    size = np.nanmax(every) - np.nanmin(every)
+    moves = np.abs(every - every[:, -1:]) > 1e-3 * size
+    return int(np.flatnonzero(moves.any(0)).max(initial=-1)) + 1
 
 
 def pairs(axes: Axes, values: np.ndarray) -> None:

@@ -24,13 +24,13 @@ def summary(results: Results) -> Summary:
     """The summary of a comparison."""
     primary, *secondary = results.questions
     rows = verdicts(results, primary)
-    answers = _answers(results, rows)
+    findings = answers(results, rows)
     for question in secondary:
-        words = " ".join(_answers(results, verdicts(results, question)))
-        answers.append(f"{question_title(results, question)}. {words}")
+        words = " ".join(answers(results, verdicts(results, question)))
+        findings.append(f"{question_title(results, question)}. {words}")
     return Summary(
         questions=_questions(results),
-        findings=answers,
+        findings=findings,
         confidence=[*_seeds_and_tests(results, rows), *_lost_runs(results), *_caveats(results)],
     )
 
@@ -66,7 +66,7 @@ def _caveats(results: Results) -> list[str]:
     return lines
 
 
-def _answers(results: Results, rows: Sequence[Verdict]) -> list[str]:
+def answers(results: Results, rows: Sequence[Verdict]) -> list[str]:
     """What was found, in sentences made from the verdicts on one question."""
     name, effect = results.manifest["reference"], f"{results.effect:g}"
     by_kind = {k: [r for r in rows if r.kind == k] for k in dict.fromkeys(r.kind for r in rows)}

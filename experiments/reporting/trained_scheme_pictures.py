@@ -57,13 +57,6 @@ def _subject(results: Results, scheme: Scheme, longest: int) -> Subject:
     return Subject(encoding.at_length(longest), params, dims, "; ".join(notes))
 
 
-def words(encoding: Encoding) -> str:
-    """The first line of the scheme's docstring, or of its parts' docstrings."""
-    parts = getattr(encoding, "parts", (encoding,))
-    lines = [(type(part).__doc__ or "").strip().splitlines()[:1] for part in parts]
-    return " ".join(line.replace("`", "") for first in lines for line in first)
-
-
 @plotting.styled
 def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing, str]:
     """(the picture, a caption): by distance for a repeated token, by pair for random tokens.
@@ -80,10 +73,10 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing,
     places = positions.contiguous(reach)
     same, random = scheme_pictures.added(encoding, x, places, True, params, dims)
     lines, values = scheme_pictures.by_distance(same), random.mean(0)[:TOKENS, :TOKENS]
-    figure, (above, below) = plotting.canvas(3.7, 5.2, 2)
+    figure, (above, below) = plotting.canvas(plotting.NARROW, 4.9, 2)
     scheme_pictures.curves(above, lines)
     trained = results.manifest["train_length"]
-    if trained < reach:
+    if trained < above.get_xlim()[1]:
         above.axvline(trained, color=plotting.MUTED, lw=0.9, ls=(0, (4, 3)), zorder=0.5)
         above.set_xlabel("distance (dashes: training length)")
     low, high = above.get_ylim()
@@ -102,7 +95,7 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing,
         (scheme_pictures.RANDOM, "mean of the heads", i, j, values[i, j])
         for i, j in zip(*np.nonzero(~np.isnan(values)), strict=True)
     ]
-    caption = words(encoding) + (f" ({note}.)" if note else "")
+    caption = f"{note[0].upper()}{note[1:]}." if note else ""
     alt = f"What {scheme.name} adds to the scores, by distance and by pair of tokens"
     return plotting.Drawing(stem, figure, HEADER, rows, alt), caption
 
@@ -127,6 +120,8 @@ def draw_or_explain(results: Results, scheme: Scheme, folder: Path) -> Picture:
     name = stem(scheme)
     try:
         drawing, caption = draw(results, scheme, name)
-        return Picture(plotting.save(drawing, folder), drawing.alt, caption, name)
+        plotting.write(drawing, folder)
+        svg = plotting.themed(plotting.vector(drawing))
+        return Picture(svg, drawing.alt, caption, name)
     except (ValueError, OSError, KeyError, TypeError) as error:
         return Picture("", "", f"No picture: {error}", name)

@@ -64,7 +64,7 @@ def decide(
         why = f"not decided: the reference {name} was not run"
         return [Verdict(s.name, UNDECIDED, why) for s in schemes]
     others = [s for s in schemes if s is not reference]
-    outcomes = {s.name: _difference(s, reference, protocol, length) for s in others}
+    outcomes = {s.name: paired_difference(s, reference, protocol, length) for s in others}
     differences = {n: x if isinstance(x, Estimate) else None for n, x in outcomes.items()}
     losses = {s.name: _bits(s, protocol, length) for s in others if differences[s.name]}
     same = statistics.copies(losses, _bits(reference, protocol, length))
@@ -84,8 +84,10 @@ def decide(
     return [verdict(scheme) for scheme in schemes]
 
 
-def _difference(scheme: Scheme, reference: Scheme, protocol: str, length: int) -> Estimate | str:
-    """The paired difference of the losses, or why there is none."""
+def paired_difference(
+    scheme: Scheme, reference: Scheme, protocol: str, length: int
+) -> Estimate | str:
+    """The paired difference of the losses at a length, or why there is none."""
     ours, problem = scheme.windows(protocol, length)
     theirs, reference_problem = reference.windows(protocol, length)
     if problem:
@@ -117,13 +119,13 @@ def _kind_and_words(
     return kind, words + f" ({'; '.join(remarks)})" * bool(remarks)
 
 
-def interval(tested: Tested | None) -> str:
+def interval(tested: Tested | None, digits: int = 4) -> str:
     """[low, high], simultaneous, or an em dash; a round bracket at a zero that Holm excludes."""
     if tested is None or math.isnan(tested.low):
         return "—"
     left = "(" if _is_excluded_zero(tested, tested.low) else "["
     right = ")" if _is_excluded_zero(tested, tested.high) else "]"
-    return f"{left}{number(tested.low, 4, True)}, {number(tested.high, 4, True)}{right}"
+    return f"{left}{number(tested.low, digits, True)}, {number(tested.high, digits, True)}{right}"
 
 
 def _is_excluded_zero(tested: Tested, bound: float) -> bool:

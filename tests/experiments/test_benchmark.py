@@ -11,7 +11,7 @@ from absl import flags
 from experiments import benchmark
 from experiments.measuring import matmuls, timing, workloads
 from experiments.measuring.timing import Row, Timings
-from experiments.reporting import benchmark_report, plotting
+from experiments.reporting import benchmark_figure, benchmark_report, plotting
 from experiments.running import signals
 
 FORWARD, BACKWARD = benchmark_report.BOTH
@@ -145,7 +145,7 @@ def test_ratios_are_paired_by_round():
 def page_of(folder, rows, **about) -> str:
     folder.mkdir(exist_ok=True)
     results = Timings(rows)
-    (folder / "benchmark.svg").write_text(plotting.save(benchmark_report.figure(results), folder))
+    plotting.write(benchmark_figure.figure(results), folder)
     about = {**benchmark.about(benchmark.Settings()), **about}
     (folder / "benchmark.json").write_text(json.dumps(about))
     return benchmark_report.write([folder], folder / "docs", "the command").read_text()

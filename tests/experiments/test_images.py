@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from experiments import images as program
+from experiments.reporting import images_report
 from experiments.running.sweep_configs import ImagesConfig
 from pe_jax import positions as pos
 from pe_jax.models import vit
@@ -182,7 +183,7 @@ def test_a_table_is_not_defined_on_a_larger_image_unless_it_is_resized(compared)
     assert {*table["wider 48"].values(), *table["finer 48"].values()} == {None}
     assert all(0 <= x <= 1 for x in resized["wider 48"].values())
     config = settings(folder, seeds=2)
-    cells = [program.cell(found["learned_2d"], view) for view in program.views(config)]
+    cells = [images_report.cell(found["learned_2d"], view) for view in program.views(config)]
     assert cells[1:] == ["not defined"] * 2 and " ± " in cells[0]
     with (folder / "accuracy.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -199,7 +200,7 @@ def test_a_run_that_diverged_is_words_not_a_number(compared):
     learned = (config.entries()[1][0], False)
     good[0]["accuracy"]["resized"] = good[0]["accuracy"]["index"]
     entries = program.collect(config, {("nope", False): bad, learned: good})
-    cells = [[program.cell(e, view) for view in program.views(config)] for e in entries]
+    cells = [[images_report.cell(e, view) for view in program.views(config)] for e in entries]
     assert cells == [["diverged"] * 3, ["0.500"] * 3, ["0.500"] * 3]
 
 

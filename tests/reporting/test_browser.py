@@ -22,7 +22,7 @@ from tests.reporting.comparisons import HOSTILE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SCHEMES = ("nope", "sinusoidal", "learned", "rope", "alibi", HOSTILE)
-WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 
@@ -96,9 +96,11 @@ def opacity(page, selector):
 
 
 def rows(page, column=0):
-    """A column of the first table, in order."""
+    """A column of the verdicts, in order."""
     return page.eval_on_selector(
-        "table tbody", "(body, n) => [...body.rows].map((row) => row.cells[n].innerText)", column
+        ".scroll table tbody",
+        "(body, n) => [...body.rows].map((row) => row.cells[n].innerText)",
+        column,
     )
 
 
@@ -157,7 +159,7 @@ def test_a_scheme_is_isolated_in_every_figure_and_table_at_once(visit):
 
 def test_hovering_a_line_shows_it_alone_until_the_pointer_leaves(visit):
     page = visit("report")
-    name = page.locator(".plot:has(.scheme) .scheme text", has_text="alibi").first
+    name = page.locator(".wide .scheme text", has_text="alibi").first
     name.scroll_into_view_if_needed()
     name.hover()
     assert opacity(page, "tr[data-s='0']") < 1
@@ -171,7 +173,7 @@ def test_hovering_a_line_shows_it_alone_until_the_pointer_leaves(visit):
 def test_tables_sort_by_number_with_what_has_none_last(visit):
     page = visit("report")
     given = rows(page)
-    value = dict(zip(given, [x.replace("\N{MINUS SIGN}", "-") for x in rows(page, 2)], strict=True))
+    value = dict(zip(given, [x.replace("\N{MINUS SIGN}", "-") for x in rows(page, 1)], strict=True))
     value = {name: float(x) for name, x in value.items() if x != "—"}
     head = page.get_by_role("columnheader", name="difference").first
     button = head.get_by_role("button")
@@ -205,6 +207,62 @@ def test_without_javascript_all_is_shown(visit):
     for words in ("model.depth", "Every field of the configuration"):
         assert page.get_by_text(words).last.is_visible()
     assert page.locator(".legend a").count() == len(SCHEMES)
+
+
+def box(page, selector):
+    """Where the first element that is shown stands: left, top, right, bottom."""
+    shown = page.locator(f"{selector}:visible").first.bounding_box()
+    return shown["x"], shown["y"], shown["x"] + shown["width"], shown["y"] + shown["height"]
+
+
+def test_the_first_screen_has_the_finding_the_answers_and_the_figure_at_the_right(visit):
+    page = visit("report")
+    _, _, _, bottom = box(page, ".glance")
+    left, _, right, end = box(page, ".first .plot")
+    assert bottom < WIDE["height"] and end < WIDE["height"]
+    assert left >= WIDE["width"] / 2 - 20 and right <= WIDE["width"]
+    assert box(page, "h1")[3] < box(page, ".answer")[1]
+
+
+def test_a_phone_shows_difference_and_p_and_figures_with_letters_as_large(visit):
+    page = visit("report", PHONE)
+    for column in ("difference", "Holm p"):
+        _, _, right, _ = box(page, f'#verdicts ~ .scroll th:has-text("{column}")')
+        assert right <= PHONE["width"], column
+    assert not page.locator(".wide").first.is_visible()
+    sizes = page.eval_on_selector_all(
+        ".slim svg text", "all => all.map(e => e.getBoundingClientRect().height)"
+    )
+    assert len(sizes) > 50 and min(sizes) >= 10  # pixels
+    assert page.locator(".slim svg text", has_text="alibi").first.is_visible()
+    style = "e => getComputedStyle(e).backgroundAttachment"
+    assert "scroll" in page.eval_on_selector(".scroll", style)  # a shadow where more is
+
+
+def luminance(colour):
+    """Of rgb(…), by WCAG."""
+    rgb = np.array([int(x) for x in re.findall(r"\d+", colour)[:3]]) / 255
+    rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return rgb @ [0.2126, 0.7152, 0.0722]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_lines_stand_out_in_both_modes(visit, scheme):
+    page = visit("report", color_scheme=scheme)
+    paper = luminance(page.eval_on_selector("body", "e => getComputedStyle(e).backgroundColor"))
+    assert (paper < 0.05) == (scheme == "dark")
+    for selector, field, least in [
+        *(("h1", "color", 7), ("td", "color", 4.5), (".note", "color", 4.5), ("a", "color", 4.5)),
+        (".wide svg text", "fill", 4.5),
+        (".wide svg .scheme > path", "stroke", 3),
+        (".swatch polygon", "fill", 3),
+    ]:
+        styles = f"all => all.map(e => getComputedStyle(e).{field})"
+        found = {x for x in page.eval_on_selector_all(selector, styles) if x.startswith("rgb(")}
+        assert found, selector
+        for colour in found:
+            low, high = sorted((paper, luminance(colour)))
+            assert (high + 0.05) / (low + 0.05) >= least, (selector, colour)
 
 
 def test_print_opens_what_is_folded_and_drops_what_is_clicked(visit):

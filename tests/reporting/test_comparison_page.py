@@ -2,15 +2,21 @@
 
 import base64
 import hashlib
+import itertools
 import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from configs import extrapolation_field
-from experiments.reporting import html_page, plotting, results_of_papers, speed_ratios, statistics
-from tests.reporting.comparisons import DRAWN, HOSTILE, table
+from experiments.reporting import (
+    comparison_report,
+    html_page,
+    results_of_papers,
+    speed_ratios,
+    statistics,
+)
+from tests.reporting.comparisons import DRAWN, HOSTILE, TRAIN, Page, table
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -56,42 +62,71 @@ def test_the_one_script_is_ours_and_the_policy_allows_no_other(page):
     ]
 
 
-def test_no_two_schemes_of_the_largest_config_share_a_colour():
-    assert len({*plotting.COLOURS}) == len(plotting.COLOURS) >= len(extrapolation_field.ENCODINGS)
+COLOUR = re.compile(r"var\(--c\d\)")
 
 
 def stray(element, inside=False):
     """Elements in a scheme's colour that are not in its group: they would not be isolated."""
     inside = inside or element.get("class") == "scheme"
-    own = {*plotting.COLOURS} - {plotting.MUTED}  # which axes have too
-    found = (
-        [] if inside or not own & {*re.findall(r"#\w{6}", element.get("style", ""))} else [element]
-    )
+    found = [] if inside or not COLOUR.search(element.get("style", "")) else [element]
     return found + [bad for child in element for bad in stray(child, inside)]
 
 
 def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
     schemes = {str(i) for i in range(len(DRAWN) + 1)}
     text = (whole / "report.html").read_text(encoding="utf-8")
-    figures = {
-        alt: svg for alt, svg in re.findall(r'aria-label="([^"]*)"><svg(.*?)</svg>', text, re.S)
-    }
+    figures = dict(
+        re.findall(r'aria-label="([^"]*)">(<div class="wide">.*?</svg>\s*</div>)', text, re.S)
+    )
+    slim = re.findall(r'<div class="slim">(<svg.*?</svg>)', text, re.S)
+    assert len(slim) == len(figures) >= 8
+    undecided = {"learned", "shaw", "deberta"}
     for words, missing in [
-        ("non-overlapping", set()),
-        ("position in the context", {"learned", "shaw", "deberta"}),
+        ("to rope against context length, non-overlapping", {"shaw", "deberta"}),
+        ("Loss in nats per token against context length, sliding", set()),
+        ("position in the context", undecided),
         ("training step, time", set()),
         ("the step, one thin line per run", set()),
-        ("95 % simultaneous (Holm) intervals", {"learned", "shaw", "deberta", "rope"}),
+        ("95 % simultaneous (Holm) intervals", {*undecided, "rope"}),
     ]:
         (svg,) = [svg for alt, svg in figures.items() if words in alt]
         found = set(re.findall(r'<g class="scheme" data-s="(\d+)"', svg))
         assert found >= schemes - {str(DRAWN.index(name)) for name in missing}, words
-    for alt, svg in figures.items():
-        if not alt.startswith("What "):  # a portrait is of one scheme
-            assert not stray(ElementTree.fromstring(f"<svg{svg}</svg>")), alt
+    for svg in (*figures.values(), *slim):
+        assert not stray(ElementTree.fromstring(svg))
     for i in schemes:  # a line of the legend, and a section
         assert f"scheme-{i}" in page.ids
         assert ("a", f"#scheme-{i}") in [(tag, a.get("href")) for tag, a in page.tags]
+
+
+def test_the_first_screen_has_the_finding_and_both_losses(fake, no_portraits):
+    effects = {"rope": 0.3, "alibi": -0.1, "t5": 0.02}
+    secondary = {"protocol": "non-overlapping", "length": TRAIN}
+    folder = fake([*effects], effects=effects, speed=False, secondary=secondary)
+    comparison_report.build(folder)
+    found = Page((folder / "report.html").read_text(encoding="utf-8")).text
+    first = found[found.index("Over three seeds") :].partition("What was asked")[0]
+    assert first.startswith(
+        "Over three seeds, alibi and t5 beat rope at 512 tokens; at the trained"
+    )
+    losses = {
+        (r["encoding"], r["length"]): float(r["mean"])
+        for r in table(folder / "figures" / "loss-by-length-non-overlapping.csv")
+    }
+    for name, length in itertools.product(effects, ("64", "512")):
+        assert f"{losses[name, length]:.3f}" in first
+    rows = {r["encoding"]: r for r in table(folder / "verdicts.csv") if r["length"] == "512"}
+    for name in ("alibi", "t5"):
+        assert f"{float(rows[name]['difference']):.3f}".replace("-", "\N{MINUS SIGN}") in first
+
+
+def test_rows_are_sorted_by_difference_and_say_whose_they_are(whole):
+    text = (whole / "report.html").read_text(encoding="utf-8")
+    body = text[text.index('id="verdicts"') :].partition("</tbody>")[0]
+    found = re.findall(r'data-s="(\d+)".*?scheme-(\d+)".*?class="strong">([^<]*)<', body)
+    assert all(row == link for row, link, _ in found) and len(found) == len(DRAWN) + 1
+    known = [float(x.replace("\N{MINUS SIGN}", "-")) for *_, x in found if x != "—"]
+    assert known == sorted(known) and len(known) > 5
 
 
 def test_the_commands_and_what_is_not_default_are_shown(page):

@@ -1,0 +1,94 @@
+"""The report of a comparison on images: a table and a figure of accuracies."""
+
+from typing import NamedTuple
+
+import numpy as np
+import rich.table
+
+from experiments.reporting import plotting, statistics
+from experiments.reporting.results import Scheme
+from experiments.running.sweep_configs import ImagesConfig
+from pe_jax.training import images
+
+HEADER = ("encoding", "positions", "view", "side", "seed", "accuracy")
+
+
+class View(NamedTuple):
+    """Images of one size: "trained", "wider" or "finer"."""
+
+    kind: str
+    side: int
+    zoom: float
+
+    @property
+    def name(self) -> str:
+        """The title of its column."""
+        return f"{self.kind} {self.side}"
+
+
+def views(config: ImagesConfig) -> list[View]:
+    """The training size, then the larger ones as a wider and as a finer view."""
+    first, *larger = config.sides
+    wider = [View("wider", side, 1.0) for side in larger]
+    return [View("trained", first, 1.0), *wider, *(View("finer", s, s / first) for s in larger)]
+
+
+def cell(entry: dict, view: View) -> str:
+    """Mean ± standard deviation over seeds, or why there is no number."""
+    if any(status != "ok" for status in entry["status"].values()):
+        return "diverged"
+    values = [*entry["accuracy"][view.name].values()]
+    if None in values:
+        return "not defined"
+    return statistics.shown(values, 3)
+
+
+def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
+    """Accuracy of each encoding in each view."""
+    caption = f"Chance is {images.CHANCE:g}. Mean ± standard deviation over {config.seeds} seeds."
+    shown = rich.table.Table("encoding", title="Accuracy", caption=caption)
+    for view in views(config):
+        shown.add_column(view.name, justify="right")
+    for entry in entries:
+        shown.add_row(entry["name"], *(cell(entry, view) for view in views(config)))
+    return shown
+
+
+def best(config: ImagesConfig, entries: list[dict]) -> str:
+    """Which encoding is right most often on the widest and on the finest view, in the mean."""
+    words = []
+    for kind in ("wider", "finer"):
+        view = max((v for v in views(config) if v.kind in (kind, "trained")), key=lambda v: v.side)
+        values = {e["name"]: [*e["accuracy"][view.name].values()] for e in entries}
+        means = {name: float(np.mean(v)) for name, v in values.items() if None not in v}
+        if means:
+            name = max(means, key=means.__getitem__)
+            words.append(f"{kind}, {view.side} pixels: {name} {means[name]:.2f}")
+    return "Most accurate: " + "; ".join(words)
+
+
+@plotting.styled
+def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plotting.Drawing:
+    """Accuracy against the side of the image: wider views above, finer below; one dot per seed."""
+    drawn, all_axes = plotting.canvas(6.4, 7.8, 2, title=best(config, entries))
+    for axes, kind in zip(all_axes, ("wider", "finer"), strict=True):
+        ends = []
+        for index, entry in enumerate(entries):
+            scheme, points = Scheme(entry["name"], entry["spec"], index, {}), []
+            dots = plotting.look(scheme, line=False)
+            for view in views(config):
+                values = [*entry["accuracy"][view.name].values()]
+                if view.kind in ("trained", kind) and None not in values:
+                    points.append((view.side, float(np.mean(values))))
+                    axes.plot([view.side] * len(values), values, ms=2.5, alpha=0.5, **dots)
+            if points:
+                line = plotting.look(scheme)
+                axes.plot(*zip(*points, strict=True), lw=1.7, ms=5.5, **line)
+                ends.append((scheme, *points[-1]))
+        axes.axhline(images.CHANCE, color=plotting.MUTED, lw=0.9, zorder=0.5)
+        axes.set(xlabel="side of the image (pixels)", ylabel="accuracy", ylim=(0, 1.12))
+        axes.set(title=f"A {kind} view", xticks=config.sides, yticks=np.linspace(0, 1, 6))
+        plotting.mark_length(axes, config.sides[0])
+        plotting.name_lines(axes, ends)
+    alt = "Accuracy of each encoding against the side of the image, wider and finer views"
+    return plotting.Drawing("accuracy", drawn, HEADER, rows, alt)

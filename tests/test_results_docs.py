@@ -1,0 +1,36 @@
+"""The figures of docs/results.md are drawn from the tables beside them, and say what these say."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.reporting import length_figures
+from tools import results_docs
+
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+
+
+@pytest.mark.parametrize("stem", results_docs.TRAINED)
+def test_the_figure_of_differences_has_the_numbers_of_the_verdicts(stem):
+    trained = results_docs.TRAINED[stem]
+    found = results_docs.losses(FIGURES / f"{stem}.csv", trained)
+    drawn = length_figures.differences_by_length(found, "non-overlapping")
+    means = {(name, length): mean for name, _, length, mean, *_ in drawn.rows}
+    decided = results_docs.rows_of(FIGURES / f"{stem}_verdicts.csv")
+    compared = [row for row in decided if row["difference"]]
+    assert len(compared) == 10
+    for row in compared:
+        assert means[row["encoding"], int(row["length"])] == pytest.approx(float(row["difference"]))
+    assert "rope loses its lead over alibi by 256" in drawn.alt
+
+
+def test_differences_of_verdicts_alone_make_the_same_figure():
+    found = results_docs.verdicts(FIGURES / "novels_verdicts.csv", 128)
+    whole = results_docs.losses(FIGURES / "novels.csv", 128)
+    ours, theirs = (
+        length_figures.differences_by_length(x, "non-overlapping") for x in (found, whole)
+    )
+    expected = {row[:3]: row[3] for row in theirs.rows}
+    assert len(ours.rows) == 10
+    for row in ours.rows:
+        assert expected[row[:3]] == pytest.approx(row[3], abs=1e-5)
