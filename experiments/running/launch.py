@@ -95,7 +95,7 @@ def keep_programs() -> None:
 
     JAX's own settings (`JAX_COMPILATION_CACHE_DIR`, `JAX_ENABLE_COMPILATION_CACHE=0`) come first.
     """
-    if jax.config.jax_compilation_cache_dir is None:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(COMPILED_PROGRAMS))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
