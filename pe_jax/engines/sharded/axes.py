@@ -32,7 +32,6 @@ def under_auto_axes(f: Callable[P, Any]) -> Attention[P]:
     The result is divided as q is, and whole in its width; with `return_lse` there are two. Without
     Explicit axes nothing changes.
     """
-
     call: Any = f
 
     @functools.wraps(f)
