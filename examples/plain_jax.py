@@ -66,7 +66,7 @@ def main(scheme: str) -> None:
     after, losses = repeat.train(logits, before)
     tokens = repeat.batches()[0]
     full = jax.jit(logits)(after, tokens)
-    cache = pe_jax.cache.empty(encoding, *tokens.shape, DIMS)
+    cache = pe_jax.cache.empty(encoding, *tokens.shape, dims=DIMS)
     step = functools.partial(model, encoding, after)
     decoded = repeat.decode(step, [cache] * repeat.LAYERS, tokens)
     program = repeat.exported(functools.partial(logits, after))
