@@ -46,7 +46,9 @@ def frequencies(
     """
     require(spectrum in SPECTRA, "spectrum", spectrum, f"choose one of {', '.join(SPECTRA)}")
     ok = isinstance(channels, Sequence) and len(channels) > 0
+    ok = ok and all(is_int(n, 2) and n % 2 == 0 for n in channels)
     require(ok, "channels", channels, "pass an even number of channels for each axis")
+    require_bool("normalized", normalized)
     if spectrum == "alternating":
         same = len(set(channels)) == 1
         require(same, "channels", channels, "alternating needs the same number for each axis")

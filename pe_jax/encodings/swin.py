@@ -17,7 +17,7 @@ import numpy as np
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
-from pe_jax.numerics.arrays import align, take
+from pe_jax.numerics.arrays import align, require_array, take
 from pe_jax.validation import is_int, require, require_stddev
 
 
@@ -35,6 +35,9 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
         of another size; another number of axes.
       TypeError: distances that are not integers.
     """
+    require_array("table", table, 2)
+    for name, size in (("height", height), ("width", width)):
+        require(is_int(size, 1), name, size, "pass an integer of at least 1")
     distance, sides = pos.as_positions(distance, name="distance"), np.array([height, width])
     pos.check_axes(distance, 2, "distance")
     known = pos.concrete(distance)

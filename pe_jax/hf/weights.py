@@ -22,6 +22,7 @@ from pe_jax.encodings.deberta import DeBERTa
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf.layers import LayerEncoding
+from pe_jax.numerics.arrays import require_array
 from pe_jax.validation import shown
 
 
@@ -256,7 +257,7 @@ def load(
                 if len(matched) != wanted:
                     what = f"{len(matched)} such arrays {shown(matched, 200)}, not {wanted}"
                     raise ValueError(f"{name}: the state dict has {what}; pass that of one model")
-                arrays.append(_array(state[matched[index if every else 0]]))
+                arrays.append(_array(name, state[matched[index if every else 0]]))
             more = {n: known[n] for n in inspect.signature(weight.how).parameters if n in known}
             each[place][key] = weight.how(*arrays, **more)
         found.append(Params(**each))
@@ -271,9 +272,10 @@ def _match(name: str, state: Mapping[str, Any]) -> list[str]:
     return sorted(filter(pattern.fullmatch, state), key=_natural)
 
 
-def _array(array: Any) -> jax.Array:
+def _array(name: str, array: Any) -> jax.Array:
     if hasattr(array, "detach"):  # PyTorch's: NumPy has no bfloat16
         array = array.detach().float().numpy()
+    require_array(name, array, 1)
     return jnp.asarray(array, jnp.float32)
 
 
