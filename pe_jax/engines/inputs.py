@@ -119,6 +119,8 @@ def arrays(q, k, v) -> None:
             raise ValueError(f"{name} has shape {x.shape}; pass [*B, length, heads, width]")
         if jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
+    if 0 in q.shape[-2:]:
+        raise ValueError(f"q has shape {q.shape}; pass at least one head and one channel")
     shapes, (heads, kv_heads) = f"q {q.shape}, k {k.shape}, v {v.shape}", (q.shape[-2], k.shape[-2])
     if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
