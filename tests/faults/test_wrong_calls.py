@@ -15,7 +15,7 @@ from pe_jax import adapters, cache, hf, masks, naive, positions
 from pe_jax.encodings import buckets, learned, mrope, rope, rope_2d, rope_scaling, shaw, swin, t5
 from pe_jax.engines.tiled import Tiled
 from tests import util
-from tests.util import DIMS, B, E, H, K
+from tests.util import DIMS, B, E, H
 
 T, HERE = 5, np.arange(5)
 Q, K_, V = util.inputs(T)
@@ -68,6 +68,12 @@ def table(leaf, **more):
     return attend(encoding=T5, params=pe_jax.Params({"table": leaf, **more}, {}))
 
 
+def rotated(**options):
+    own = {"terms": (), "dims": DIMS, "q_raw": Q, "k_raw": K_, **options}
+    return functools.partial(pe_jax.attend, Q, K_, V, **own)
+
+
+ROTATED = ("terms", "rope"), ("dims", None), ("causal", "no"), ("causal", None)
 ATTENTION: Calls = [
     *((attend(**{name: 1}), f"{name}: attention has no such argument") for name in NAMES.split()),
     (attend(q="q"), "q is a str; pass an array"),
@@ -139,17 +145,7 @@ ATTENTION: Calls = [
     (lambda: pe_jax.Scale("a"), "scale='a': pass a positive number"),
     (lambda: pe_jax.Scale(-1.0), "scale=-1.0"),
     (lambda: pe_jax.LogitCap(0.0), "logit_cap=0.0"),
-    *(
-        (
-            functools.partial(
-                pe_jax.attend,
-                *(Q, K_, V),
-                **{"terms": (), "dims": DIMS, "q_raw": Q, "k_raw": K_, n: x},
-            ),
-            f"{n}=",
-        )
-        for n, x in (("terms", "rope"), ("dims", None), ("causal", "no"), ("causal", None))
-    ),
+    *((rotated(**{n: x}), f"{n}=") for n, x in ROTATED),
 ]
 
 
