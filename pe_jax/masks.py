@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax import positions as pos
 from pe_jax.encodings.terms import Mask, Tokens
 from pe_jax.validation import is_int, require
 
@@ -25,8 +26,17 @@ def prefix(lengths: Any) -> Mask:
 
     Args:
       lengths: tokens in the prefix of each row, integers [B] or [].
+
+    Raises:
+      ValueError: a known length below 0; another number of axes.
+      TypeError: lengths that are not integers.
     """
-    return Mask(_prefix, jnp.atleast_1d(jnp.asarray(lengths, jnp.int32)))
+    lengths = pos.as_positions(lengths, name="lengths")
+    require(lengths.ndim < 2, "lengths", lengths.shape, "pass integers [B] or []")
+    known = pos.concrete(lengths)
+    if known is not None and known.size:
+        require(known.min() >= 0, "lengths", known.min(), "pass integers of at least 0")
+    return Mask(_prefix, jnp.atleast_1d(lengths))
 
 
 def _prefix(lengths: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
@@ -57,7 +67,8 @@ def tree(parents: Any) -> Mask:
         first[token] = next_free[int(parent)]
         next_free[int(parent)] += int(sizes[token])
         next_free[token] = int(first[token]) + 1
-    return Mask(_tree, jnp.asarray(np.stack([first, first + sizes], axis=-1)[None]))
+    spans = jnp.asarray(np.stack([first, first + sizes], axis=-1)[None])
+    return Mask(_tree, spans, length=len(parents))
 
 
 def _tree(spans: jax.Array, q: Tokens, k: Tokens) -> jax.Array:

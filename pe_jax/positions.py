@@ -10,10 +10,12 @@ B batch, T tokens. A position of several axes has them last: (row, column), (tim
 
 import jax
 import jax.core
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.numerics.arrays import require_key
+from pe_jax.validation import is_int, is_real, require, require_bool, shown
 
 EXACT = 2**24  # float32 holds every integer up to here; above, neighbouring positions collide
 
@@ -28,15 +30,17 @@ def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
 
     Raises:
       ValueError: `length` is not an integer of at least 0.
+      TypeError: `offset` is no integer.
     """
-    wrong = isinstance(length, float) or (isinstance(length, int) and length < 0)
-    require(not wrong, "length", length, "pass an integer of at least 0")
-    return jnp.arange(length, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
+    ok = is_int(length, 0) or jax.export.is_symbolic_dim(length)
+    require(ok, "length", length, "pass an integer of at least 0")
+    return jnp.arange(length, dtype=jnp.int32) + as_positions(offset, name="offset")
 
 
 def per_segment(segments) -> jax.Array:
     """Positions that restart at 0 in each run of equal segment ids: int32 [*B, T]."""
-    segments = jnp.asarray(segments)
+    segments = as_positions(segments, name="segments")
+    require(segments.ndim > 0, "segments", segments.shape, "pass ids [*B, T]")
     index = jnp.broadcast_to(contiguous(segments.shape[-1]), segments.shape)
     return index - jax.lax.cummax(jnp.where(_begins(segments), index, 0), axis=segments.ndim - 1)
 
@@ -66,6 +70,10 @@ def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.
     """
     require(is_int(length, 0), "length", length, "pass an integer of at least 0")
     require(is_int(maximum, length), "maximum", maximum, f"pass at least the length {length}")
+    require_key("key", key)
+    if segments is not None:
+        shape = np.shape(segments)
+        require(shape == (length,), "segments", shape, f"pass ids {[length]}")
     drawn = jax.random.permutation(key, maximum)[:length].astype(jnp.int32)
     if segments is None:
         return jnp.sort(drawn)
@@ -82,6 +90,7 @@ def shifted(key: jax.Array, positions, maximum: int) -> jax.Array:
       ValueError: `maximum` is not an integer of at least 0.
     """
     require(is_int(maximum, 0), "maximum", maximum, "pass an integer of at least 0")
+    require_key("key", key)
     positions = as_positions(positions, real=True)
     move = jax.random.randint(key, (), 0, maximum + 1, jnp.int32)
     return positions + move.astype(positions.dtype)
@@ -105,6 +114,7 @@ def cape(
       ValueError: a negative shift, or `scaling` below 1, or a value that is not finite.
     """
     check_cape(global_shift, local_shift, scaling)
+    require_key("key", key)
     positions = as_positions(positions, real=True).astype(jnp.float32)
     keys = jax.random.split(key, 3)
 
@@ -146,6 +156,9 @@ def bilevel(tokens, separators, segments=None, longest: int | None = None) -> ja
     """
     check_bilevel(separators, longest)
     tokens = as_positions(tokens, name="tokens")
+    if segments is not None:
+        shape = np.shape(segments)
+        require(shape == tokens.shape, "segments", shape, f"pass ids {list(tokens.shape)}")
     ended = jnp.isin(tokens, jnp.asarray(separators, tokens.dtype))
     new = jnp.concatenate([jnp.zeros_like(ended[..., :1]), ended[..., :-1]], axis=-1)
     document = jnp.zeros_like(ended) if segments is None else _begins(jnp.asarray(segments))
@@ -191,8 +204,9 @@ def grid(
       ValueError: a size below 1, a negative prefix, numbers in front of normalized positions.
     """
     _sizes("height, width", (height, width))
-    require(prefix >= 0, "prefix", prefix, "pass an integer of at least 0")
+    require(is_int(prefix, 0), "prefix", prefix, "pass an integer of at least 0")
     require_bool("numbered", numbered)
+    require_bool("normalized", normalized)
     require(not (numbered and normalized), "numbered", numbered, "pass normalized=False with it")
     places = np.indices((height, width), np.int32).reshape(2, -1).T
     if normalized:
@@ -213,6 +227,7 @@ def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:
       ValueError: a size below 1.
     """
     _sizes("height, width", (height, width))
+    require(np.shape(to) == (2,), "to", to, "pass (height, width)")
     _sizes("to", to)
     centres = (np.asarray(grid(height, width)) + 0.5) * np.divide(to, (height, width)) - 0.5
     return jnp.asarray(np.clip(centres, 0, np.subtract(to, 1)), jnp.float32)
@@ -233,6 +248,8 @@ def multimodal(spans) -> jax.Array:
     Raises:
       ValueError: a span that is none of these, or a size below 1.
     """
+    fix = "pass a list of spans, as [5, (2, 3), 4]"
+    require(isinstance(spans, list | tuple | np.ndarray), "spans", spans, fix)
     blocks, start = [np.zeros((0, 3), np.int32)], 0
     for span in spans:
         sizes = tuple(np.atleast_1d(span).tolist())
@@ -250,7 +267,7 @@ def multimodal(spans) -> jax.Array:
 
 
 def _sizes(name: str, sizes) -> None:
-    ok = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in sizes)
+    ok = all(is_int(n, 1) for n in sizes)
     require(ok, name, tuple(sizes), "pass integers of at least 1")
 
 
@@ -286,7 +303,11 @@ def as_positions(positions, *, real: bool = False, name: str = "positions") -> j
         below 2**24.
     """
     if not isinstance(positions, jax.Array):
-        positions = np.asarray(positions)
+        try:
+            positions = np.asarray(positions)
+        except ValueError:  # lists of several lengths
+            fix = "pass an array, or lists of one length"
+            raise ValueError(f"{name}={shown(positions, 80)}: {fix}") from None
         if positions.size == 0 and positions.dtype == np.float64:  # np.asarray([]) is float64
             positions = positions.astype(np.int32)
     dtype = positions.dtype

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pe_jax.validation import nearest
+from pe_jax.validation import nearest, require, shown
+
+LONGEST = 10_000  # layers of a pattern
 
 
 class Call(NamedTuple):
@@ -47,9 +49,11 @@ def parse_pattern(spec: str, example: str, nested: str) -> Pattern:
     """
     try:
         tree = ast.parse(spec.strip(), mode="eval").body
-    except SyntaxError:
+        layers = _pattern(tree, nested)
+    except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"not a valid expression, such as {example!r}") from None
-    return _pattern(tree, nested)
+    require(len(layers) > 0, "layers", 0, f"write at least one, such as {example!r}")
+    return layers
 
 
 def _pattern(node: ast.expr, nested: str) -> Pattern:
@@ -59,13 +63,16 @@ def _pattern(node: ast.expr, nested: str) -> Pattern:
         case ast.Tuple(elts=parts):
             return tuple(layer for part in parts for layer in _pattern(part, nested))
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
-            return _pattern(left, nested) * times
+            layers = _pattern(left, nested)
+            count = len(layers) * times
+            require(count <= LONGEST, "layers", count, f"repeat to at most {LONGEST} layers")
+            return layers * times
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             a, b = _pattern(left, nested), _pattern(right, nested)
             if len(a) == len(b) == 1:
                 return (a[0] + b[0],)
     forms = "name, name(field=value), a+b, a*3, or a,b"
-    raise ValueError(f"cannot read {ast.unparse(node)!r}; write {forms}")
+    raise ValueError(f"cannot read {shown(ast.unparse(node), 80)}; write {forms}")
 
 
 def _call(node: ast.expr, nested: str | None) -> Call:
@@ -105,14 +112,14 @@ def build(kind: str, table: Mapping[str, type], name: str, fields: Mapping[str, 
       TypeError: the name is not a string.
     """
     if not isinstance(name, str):
-        raise TypeError(f"{kind}={name!r}: pass a name, such as {next(iter(table))!r}")
+        raise TypeError(f"{kind}={shown(name, 80)}: pass a name, such as {next(iter(table))!r}")
     if name not in table:
-        raise ValueError(f"{kind} {name!r} is unknown; {_suggestion(name, table)}")
+        raise ValueError(f"{kind} {shown(name, 80)} is unknown; {_suggestion(name, table)}")
     defaults = {f.name: f.default for f in dataclasses.fields(table[name])}
     for field in fields:
         if field not in defaults:
             hint = _suggestion(field, defaults)
-            raise ValueError(f"{kind} {name!r} has no field {field!r}; {hint}")
+            raise ValueError(f"{kind} {name!r} has no field {shown(field, 80)}; {hint}")
     required = [f for f, default in defaults.items() if default is dataclasses.MISSING]
     if missing := [f for f in required if f not in fields]:
         raise ValueError(f"{kind} {name!r} needs {', '.join(missing)}")

@@ -156,6 +156,7 @@ def test_a_cache_decodes_with_sinks_and_caps(scheme):
         ({"is_causal": True}, "is_causal: attention has no such argument; pass causal="),
         ({"attn_mask": None}, "pass mask="),
         ({"key_value_seq_lengths": 3}, "pass k_segments=, with negative ids for padding"),
+        ({"mask": np.zeros((T, T), np.float32)}, "dtype float32; pass booleans"),
         ({"colour": 3}, r"colour: .* see help\(pe_jax.attention\)"),
         ({"encoding": "rope"}, "encoding='rope': pass one layer's encoding"),
         ({"encoding": pe_jax.parse("rope,nope")}, "pass one layer's encoding"),
@@ -170,7 +171,6 @@ def test_arguments_of_others_get_the_names_of_ours(wrong, words):
     "wrong, words",
     [
         ({"mask": np.zeros((3, T), bool)}, r"mask=\(3, 40\): pass a shape that broadcasts to"),
-        ({"mask": np.zeros((T, T), np.float32)}, "dtype float32; pass booleans"),
         ({"bias": np.zeros((H, T, 3))}, "bias=.*broadcasts"),
         (
             {"mask": np.ones((T, T), bool), "implementation": "tiled"},

@@ -534,3 +534,14 @@ def test_every_scheme_is_under_test_and_every_exemption_is_one_of_them():
 def test_schemes_are_equal_only_where_their_settings_are():
     encodings = [c.encoding for c in util.CASES]
     assert len(set(encodings)) == len(set(map(repr, encodings)))
+
+
+# What a scheme from outside must obey, at the least: test_own_scheme.py, test_recipe.py.
+LAWS_OF_NEWCOMERS = (
+    test_dense_equals_tiled_at_any_positions_and_segments,
+    test_dense_equals_tiled_where_positions_are_contiguous,
+    test_decoding_with_a_cache_equals_dense,
+    test_a_relative_scheme_does_not_change_under_a_shift,
+    test_a_tile_of_a_term_is_the_term_of_the_tile,
+    test_a_scheme_is_frozen_hashable_and_a_static_argument,
+)

@@ -61,15 +61,10 @@ CASE = util.Case(NAME, Newcomer())
 @pytest.mark.parametrize(
     "law",
     [
-        contract.test_dense_equals_tiled_at_any_positions_and_segments,
-        contract.test_dense_equals_tiled_where_positions_are_contiguous,
-        contract.test_decoding_with_a_cache_equals_dense,
-        contract.test_a_relative_scheme_does_not_change_under_a_shift,
-        contract.test_a_tile_of_a_term_is_the_term_of_the_tile,
+        *contract.LAWS_OF_NEWCOMERS,
         contract.test_biases_are_float32_and_tokens_keep_their_type,
         contract.test_the_limit_is_where_positions_end,
         contract.test_jit_grad_scan_remat_and_vmap_compose,
-        contract.test_a_scheme_is_frozen_hashable_and_a_static_argument,
     ],
     ids=lambda law: law.__name__.removeprefix("test_"),
 )

@@ -54,14 +54,7 @@ def test_the_page_shows_a_bias_a_rotation_a_relative_key_and_a_state(recipe):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "law",
-    [
-        contract.test_dense_equals_tiled_at_any_positions_and_segments,
-        contract.test_dense_equals_tiled_where_positions_are_contiguous,
-        contract.test_decoding_with_a_cache_equals_dense,
-        contract.test_a_relative_scheme_does_not_change_under_a_shift,
-        contract.test_a_tile_of_a_term_is_the_term_of_the_tile,
-        contract.test_a_scheme_is_frozen_hashable_and_a_static_argument,
-    ],
+    contract.LAWS_OF_NEWCOMERS,
     ids=lambda law: law.__name__.removeprefix("test_"),
 )
 def test_it_obeys_the_laws(recipe, name, law):

@@ -16,9 +16,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.export
+import numpy as np
 
 from pe_jax.encodings.terms import Input, Term
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, require_array, require_key
+from pe_jax.validation import is_int, require, shown
 
 
 class Claims(NamedTuple):
@@ -57,6 +59,13 @@ class Dims:
     heads: int
     kv_heads: int
     head_dim: int
+
+    def __post_init__(self):
+        for name, size in vars(self).items():
+            ok = is_int(size, 1) or jax.export.is_symbolic_dim(size)
+            require(ok, name, size, "pass an integer of at least 1")
+        fix = f"it must divide heads={self.heads}"
+        require(self.heads % self.kv_heads == 0, "kv_heads", self.kv_heads, fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +111,8 @@ class Encoding:
 
     def init(self, key: jax.Array, dims: Dims) -> Params:
         """Parameters of a model of one layer (float32)."""
+        require_dims(dims)
+        require_key("key", key)
         shared, layer = jax.random.split(key)
         return Params(self.init_shared(shared, dims), self.init_layer(layer, dims))
 
@@ -114,11 +125,51 @@ class Encoding:
         return ()
 
     def embed(self, params: Params, x: jax.Array, positions: jax.Array) -> jax.Array:
-        """The input of the first layer x [*B, T, D], with `inputs` at positions [*B, T] added."""
-        for term in self.inputs(params.shared):
+        """The input of the first layer x [*B, T, D], with `inputs` at positions added.
+
+        Positions are [T], [1, T] or [*B, T], with a trailing axis where the scheme has several.
+
+        Raises:
+          ValueError: positions or parameters that do not fit x; what the scheme's own function
+            refuses (a position outside a table).
+          TypeError: x is no array of floats, `params` no `Params`.
+        """
+        if not isinstance(params, Params):
+            raise TypeError(f"params is a {type(params).__name__}; pass encoding.init(key, dims)")
+        try:
+            terms = self.inputs(params.shared)
+        except (KeyError, TypeError, ValueError):
+            known = shown(params.shared, 80)
+            fix = f"not those of {type(self).__name__}; pass encoding.init(key, dims)"
+            raise ValueError(f"params.shared={known}: {fix}") from None
+        if not terms:
+            return x
+        require_array("x", x, 2)
+        self._check_places(positions, x.shape[:-1])
+        for term in terms:
             added = term.fn(term.arrays, positions, x.shape[-1])
+            fix = f"the parameters are of a model as wide as {added.shape[-1]}"
+            require(added.shape[-1] == x.shape[-1], "width", x.shape[-1], fix)
             x = x + align(added.astype(x.dtype), x)
         return x
+
+    def _check_places(self, positions: Any, rows: tuple[int, ...]) -> None:
+        """Raises ValueError unless there is one position for each of the rows (*B, T)."""
+        axes = (self.claims.axes,) * (self.claims.axes > 1)
+        allowed = [(*n, *axes) for n in (rows[-1:], (1,) * (len(rows) - 1) + rows[-1:], rows)]
+        fix = " or ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
+        shape = getattr(positions, "shape", None)
+        shape = np.asarray(positions, object).shape if shape is None else shape
+        if shape not in allowed:
+            about = f"{type(self).__name__} has {axes[0]} axes: " if axes else ""
+            raise ValueError(f"positions has shape {list(shape)}; {about}pass positions {fix}")
+
+
+def require_dims(dims: Any) -> None:
+    """Raises TypeError unless `dims` is a `Dims`."""
+    if not isinstance(dims, Dims):
+        fix = "pass pe_jax.Dims(width, heads, kv_heads, head_dim)"
+        raise TypeError(f"dims={shown(dims)}: {fix}")
 
 
 @functools.lru_cache(512)

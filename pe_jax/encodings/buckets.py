@@ -42,6 +42,7 @@ def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Arra
       TypeError: distances that are not integers.
     """
     _check_edges(edges)
+    require_bool("directional", directional)
     distance = pos.as_positions(distance, name="distance")
     size = jnp.abs(distance)[..., None]
     group = jnp.sum(size > align(jnp.asarray(edges, jnp.int32), size), axis=-1, dtype=jnp.int32)

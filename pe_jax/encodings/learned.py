@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Input
-from pe_jax.numerics.arrays import take
+from pe_jax.numerics.arrays import require_array, take
 from pe_jax.validation import is_int, require, require_stddev
 
 
@@ -26,7 +26,9 @@ def lookup(table: jax.Array, positions) -> jax.Array:
       TypeError: positions that are not integers.
     """
     positions = pos.as_positions(positions)
-    table, length = jnp.asarray(table), table.shape[0]
+    require_array("table", table)
+    require(table.ndim == 2, "table", table.shape, "pass [L, D]")
+    length = table.shape[0]
     known = pos.concrete(positions)
     if known is not None and known.size and not 0 <= known.min() <= known.max() < length:
         worst = known.min() if known.min() < 0 else known.max()

@@ -36,6 +36,7 @@ def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
     ok = isinstance(sections, Sequence) and len(sections) == 3
     ok = ok and all(is_int(n, 1) for n in sections)
     require(ok, "sections", sections, "pass three integers of at least 1: time, row, column")
+    require_bool("interleaved", interleaved)
     if not interleaved:
         return np.repeat(np.arange(3), sections)
     axes = np.zeros(sum(sections), int)
@@ -66,7 +67,7 @@ def frequencies(
       ValueError: odd `dim`, `base` ≤ 1, sections or a scaling that do not fit.
     """
     theta, axis = angles.geometric(dim, base), axis_of(sections, interleaved)
-    theta = theta if scaling is None else scaling(theta, base)
+    theta = rope.scaled(theta, base, scaling)
     ok = len(axis) == len(theta)
     require(ok, "sections", tuple(sections), f"their sum must be half of {dim} channels")
     return jnp.asarray(np.where(axis == np.arange(3)[:, None], theta, 0), jnp.float32)

@@ -39,6 +39,7 @@ from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.tupe import TUPE
 from pe_jax.encodings.wavlm import WavLM
 from pe_jax.encodings.xpos import XPos
+from pe_jax.validation import require, shown
 
 ENCODINGS: dict[str, type[Encoding]] = {
     "nope": Encoding,
@@ -87,7 +88,8 @@ def make(name: str, **fields: Any) -> Encoding:
       TypeError: the name is not a string.
     """
     if isinstance(name, str) and not {*"(+,*"}.isdisjoint(name):
-        raise ValueError(f"encoding {name!r}: make takes a name; pe_jax.parse reads such a string")
+        fix = "make takes a name; pe_jax.parse reads such a string"
+        raise ValueError(f"encoding {shown(name)}: {fix}")
     if isinstance(name, str) and name not in ENCODINGS and name.lower() in SCALINGS:
         raise ValueError(f"encoding {name!r} is a scaling: rope(scaling={name.lower()}(…))")
     return specs.build("encoding", ENCODINGS, name, fields)
@@ -107,12 +109,12 @@ def parse(spec: str) -> tuple[Encoding, ...]:
       TypeError: `spec` is not a string.
     """
     if not isinstance(spec, str):
-        raise TypeError(f"encoding={spec!r}: pass a string, such as 'rope(base=5e5)'")
+        raise TypeError(f"encoding={shown(spec)}: pass a string, such as 'rope(base=5e5)'")
     scaling = "a scaling as yarn(factor=4, original_length=2048)"
     try:
         pattern = specs.parse_pattern(spec, example="rope(base=5e5)", nested=scaling)
     except ValueError as error:
-        raise ValueError(f"encoding {spec!r}: {error}") from error
+        raise ValueError(f"encoding {shown(spec)}: {error}") from error
     return tuple(_encoding(summands, spec) for summands in pattern)
 
 
@@ -132,12 +134,22 @@ def _value(value: Any, spec: str) -> Any:
     try:
         return specs.build("scaling", SCALINGS, value.name, fields)
     except ValueError as error:
-        raise ValueError(f"encoding {spec!r}: {error}") from error
+        raise ValueError(f"encoding {shown(spec)}: {error}") from error
 
 
 def format_encoding(encoding: Encoding) -> str:
-    """The spec that `parse` reads as an equal encoding; fields at their defaults are left out."""
+    """The spec that `parse` reads as an equal encoding; fields at their defaults are left out.
+
+    Raises:
+      TypeError: not an encoding.
+      ValueError: an encoding that is not in `ENCODINGS`.
+    """
     if isinstance(encoding, Sum):
         return "+".join(map(format_encoding, encoding.parts))
+    if not isinstance(encoding, Encoding):
+        fix = "pass one encoding, what pe_jax.make or pe_jax.parse(…)[0] gives"
+        raise TypeError(f"encoding={shown(encoding)}: {fix}")
+    known = type(encoding) in ENCODINGS.values()
+    require(known, "encoding", encoding, "add its class to pe_jax.ENCODINGS under a name")
     names = {kind: name for name, kind in [*ENCODINGS.items(), *SCALINGS.items()]}
     return specs.format_spec(encoding, names)

@@ -23,7 +23,7 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, require_array
 from pe_jax.validation import is_real, require
 
 LAYOUTS = ("half", "interleaved")
@@ -42,14 +42,22 @@ def frequencies(dim: int, base: float = 1e4, scaling: Callable | None = None) ->
     Raises:
       ValueError: odd `dim`; `base` ≤ 1; a scaling that does not fit `dim`.
     """
-    theta = angles.geometric(dim, base)
+    return jnp.asarray(scaled(angles.geometric(dim, base), base, scaling), jnp.float32)
+
+
+def scaled(theta: np.ndarray, base: float, scaling: Callable | None) -> np.ndarray:
+    """The frequencies of a base after a scaling, as `frequencies` takes it: float64 [dim/2].
+
+    Raises:
+      ValueError: what is no scaling; one that does not fit.
+    """
+    if scaling is None:
+        return theta
     if isinstance(scaling, Scaling):
-        theta = scaling(theta, base)
-    elif scaling is not None:
-        ok = callable(scaling) and not isinstance(scaling, type)
-        require(ok, "scaling", scaling, "pass one of rope_scaling, as YaRN(4.0, 2048), or None")
-        theta = scaling(theta)
-    return jnp.asarray(theta, jnp.float32)
+        return scaling(theta, base)
+    ok = callable(scaling) and not isinstance(scaling, type)
+    require(ok, "scaling", scaling, "pass one of rope_scaling, as YaRN(4.0, 2048), or None")
+    return scaling(theta)
 
 
 def rotate(
@@ -74,8 +82,12 @@ def rotate(
 
     Raises:
       ValueError: unknown layout, 2F > E, |position| ≥ 2**24, positions that do not fit x.
-      TypeError: half-precision positions.
+      TypeError: half-precision positions; x or frequencies that are no arrays of floats.
     """
+    require_array("x", x, 3)
+    require_array("frequencies", frequencies, 1)
+    known = is_real(attention_factor) or hasattr(attention_factor, "ndim")
+    require(known, "attention_factor", attention_factor, "pass a finite number")
     require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
     turned = 2 * np.shape(frequencies)[-1]
     require(
@@ -83,7 +95,7 @@ def rotate(
     )
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
     at, tokens = angle.shape[:-2], x.shape[:-2]
-    ok = x.ndim > 2 and len(at) <= len(tokens)
+    ok = len(at) <= len(tokens) and (len(at) > 0 or jnp.ndim(frequencies) == 1)
     ok = ok and all(n in (1, m) for n, m in zip(at[::-1], tokens[::-1], strict=False))
     if not ok:
         raise ValueError(f"positions of shape {at} do not fit x {x.shape}; pass [T] or [..., T]")

@@ -49,6 +49,7 @@ def frequencies(
       ValueError: an odd or non-positive number of channels; a base ≤ 1, or not as many as axes; an
         unknown spectrum; "alternating" with different numbers of channels or several bases.
     """
+    require_bool("normalized", normalized)
     series = _series(channels, base, spectrum)
     table = np.zeros((len(series), sum(map(len, series))))
     for axis, theta in enumerate(series):
@@ -61,6 +62,7 @@ def _series(channels: Sequence[int], base, spectrum: str) -> list[np.ndarray]:
     """The frequencies of each axis, with all checks."""
     require(spectrum in SPECTRA, "spectrum", spectrum, f"choose one of {', '.join(SPECTRA)}")
     ok = isinstance(channels, Sequence) and len(channels) > 0
+    ok = ok and all(is_int(n, 2) and n % 2 == 0 for n in channels)
     require(ok, "channels", channels, "pass an even number of channels for each axis")
     bases = tuple(base) if isinstance(base, Sequence) else (base,) * len(channels)
     ok = len(bases) == len(channels)

@@ -25,7 +25,7 @@ from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.scaling.base import Scaling, require_positive, require_tokens
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.encodings.scaling.yarn import YaRN
-from pe_jax.validation import is_real, require
+from pe_jax.validation import is_int, is_real, require, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +86,7 @@ class DynamicNTK(Scaling):
 
     def at_length(self, length):
         """With `length` replaced."""
+        require_tokens(length=length)
         return dataclasses.replace(self, length=length)
 
     def valid_length(self):
@@ -214,6 +215,9 @@ def to_hf(rope: RoPE, *, head_dim: int) -> dict[str, Any]:
     Raises:
       ValueError: a scaling that is none of `SCALINGS`.
     """
+    if not isinstance(rope, RoPE):
+        raise TypeError(f"rope={shown(rope)}: pass a RoPE, what pe_jax.make('rope') gives")
+    require(is_int(head_dim, 1), "head_dim", head_dim, "pass the width of a head")
     names = {kind: name for name, kind in SCALINGS.items()}
     known = rope.scaling is None or type(rope.scaling) in names
     require(known, "scaling", rope.scaling, f"configs have {', '.join(SCALINGS)}")

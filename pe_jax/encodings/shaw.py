@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.buckets import clipped
 from pe_jax.encodings.terms import RelativeKeys, RelativeValues
-from pe_jax.numerics.arrays import take
+from pe_jax.numerics.arrays import require_array, take
 from pe_jax.validation import is_int, require, require_bool
 
 
@@ -26,6 +26,7 @@ def relative(table: jax.Array, distance) -> jax.Array:
       ValueError: the table's number of rows is even.
       TypeError: distances that are not integers.
     """
+    require_array("table", table, 2)
     rows = table.shape[-2]
     require(rows % 2 == 1, "rows", rows, "a table has 2·clip + 1 rows, distance 0 in the middle")
     clip = (table.shape[-2] - 1) // 2

@@ -20,6 +20,8 @@ class Sum(Encoding):
     parts: tuple[Encoding, ...] = ()
 
     def __post_init__(self):
+        if not isinstance(self.parts, tuple | list):
+            raise TypeError(f"parts={self.parts!r}: pass a tuple of encodings")
         for part in self.parts:
             if not isinstance(part, Encoding):
                 raise TypeError(f"Sum: {part!r} is not an encoding; pass what pe_jax.make gives")

@@ -22,7 +22,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings import learned_grid
 from pe_jax.encodings.base import Claims, Encoding, Params
 from pe_jax.encodings.terms import DistanceBias, PairBias
-from pe_jax.numerics.arrays import align, take
+from pe_jax.numerics.arrays import align, require_array, take
 from pe_jax.validation import is_int, require, require_bool, require_stddev
 
 CLASS = -1  # row and column of the class token
@@ -43,6 +43,9 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
         of another size; another number of axes.
       TypeError: distances that are not integers.
     """
+    require_array("table", table, 2)
+    for name, size in (("height", height), ("width", width)):
+        require(is_int(size, 1), name, size, "pass an integer of at least 1")
     distance, sides = pos.as_positions(distance, name="distance"), np.array([height, width])
     pos.check_axes(distance, 2, "distance")
     known = pos.concrete(distance)

@@ -44,6 +44,7 @@ def thresholds(num_buckets: int, max_distance: int) -> np.ndarray:
 
 def _side(num_buckets: int, max_distance: int, bidirectional: bool) -> int:
     """How many buckets one side has, checked."""
+    require_bool("bidirectional", bidirectional)
     fix = "pass an even integer of at least 4" if bidirectional else "pass an integer of at least 2"
     ok = is_int(num_buckets, 4 if bidirectional else 2) and not (bidirectional and num_buckets % 2)
     require(ok, "num_buckets", num_buckets, fix)
@@ -91,7 +92,6 @@ class T5(Encoding):
     shared: bool = True
 
     def __post_init__(self):
-        require_bool("bidirectional", self.bidirectional)
         require_bool("shared", self.shared)
         _side(self.num_buckets, self.max_distance, self.bidirectional)
         require_stddev(self.stddev)

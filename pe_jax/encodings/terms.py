@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_real, require, shown
 
 
 def static(**options: Any) -> Any:
@@ -96,6 +97,9 @@ class Term:
     def __post_init__(self):
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             function = getattr(self, field.name)
+            if field.name == "fn" and not callable(function):
+                name = f"{type(self).__name__}.fn"
+                raise TypeError(f"{name}={shown(function, 80)}: pass a function")
             if not field.metadata.get("static") or not callable(function):
                 continue
             if inspect.ismethod(function):
@@ -205,6 +209,9 @@ class Scale(Term):
     """The factor of q·k and the scaled kinds, instead of 1/sqrt(E); at most one."""
 
     value: float = static()
+
+    def __post_init__(self):
+        require_positive("scale", self.value)
 
 
 class ScoreTerm(Term):
@@ -439,6 +446,9 @@ class LogitCap(Term):
 
     value: float = static()
 
+    def __post_init__(self):
+        require_positive("logit_cap", self.value)
+
 
 @kind
 class Mask(Term):
@@ -447,14 +457,25 @@ class Mask(Term):
     q and k are `Tokens` and the result is bool [B or 1, T, S]. A tile asks for its own tokens, so
     the function reads their indices, segments and positions, and arrays [B or 1, …] that it looks
     up by index (the length of each row's prefix, the subtree of each token).
+
+    Attributes:
+      fn: the function.
+      arrays: what it looks up.
+      length: how many tokens it can tell apart (a tree's); None: any number.
     """
 
     fn: Callable = static()
     arrays: Any = None
+    length: int | None = static(default=None, kw_only=True)
 
     def shows(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are seen: bool [B or 1, 1, T, S]."""
-        return self.fn(self.arrays, q, k)[:, None]
+        seen = self.fn(self.arrays, q, k)
+        pairs = (q.index.shape[-1], k.index.shape[-1])
+        if seen.dtype != bool or seen.ndim != 3 or seen.shape[1:] != pairs:
+            given = f"its function gives {seen.dtype}{list(seen.shape)}"
+            raise ValueError(f"mask: {given}; pass one that gives bool {['B or 1', *pairs]}")
+        return seen[:, None]
 
 
 # Of the output.
@@ -546,6 +567,11 @@ def scale(terms: tuple, head_dim: int) -> float:
 def logit_cap(terms: tuple) -> float | None:
     """What bounds the scores; None: nothing does."""
     return next((term.value for term in select(terms, LogitCap)), None)
+
+
+def require_positive(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a number above 0."""
+    require(is_real(value) and value > 0, name, value, "pass a positive number")
 
 
 def split(terms: tuple) -> int | None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Claims, Dims, Encoding, Params
+from pe_jax.encodings.base import Claims, Dims, Encoding, Params, require_dims
 from pe_jax.encodings.terms import Side, Term, Tokens
 from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.attention_spec import AttentionSpec
@@ -17,6 +17,7 @@ from pe_jax.engines.sharded.axes import under_auto_axes
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.numerics.arrays import align
+from pe_jax.validation import require_bool
 
 
 @under_auto_axes
@@ -141,6 +142,7 @@ def attention(
         of another dtype (float64 too).
     """
     inputs.no_others(others)
+    inputs.layout(layout)
     encoding = inputs.encoding(encoding)
     inputs.arrays(q, k, v)
     dims = inputs.dims(dims, q, k, x, heads_axis)
@@ -153,8 +155,8 @@ def attention(
     q_positions, k_positions = inputs.positions(encoding.claims, q, k, **given, name=name)
     params = inputs.params(encoding, params, dims)
     encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
-    terms = inputs.terms(terms) + inputs.options(
-        q, scale, logit_cap, mask, dropout_rate, dropout_key
+    terms = inputs.terms(terms, dims, encoding.claims.axes) + inputs.options(
+        q, k, scale, logit_cap, mask, dropout_rate, dropout_key
     )
     all_terms = encoding.terms(params, dims) + terms
     kinds.check(all_terms)
@@ -237,6 +239,10 @@ def attend(
     """
     inputs.window(window, sinks)
     inputs.arrays(q, k, v)
+    inputs.terms(terms)
+    require_dims(dims)
+    require_bool("causal", causal)
+    require_bool("return_lse", return_lse)
     (*batch, queries, heads, _), keys = q.shape, k.shape[-3]
     q_seg, k_seg = inputs.segments(q_segments, k_segments, q, k)
     masked = causal or window is not None

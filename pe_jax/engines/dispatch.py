@@ -76,7 +76,7 @@ def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
 
 def _of_whole_rows(implementation: Any, call: Call, name: str) -> Callable:
     """The engine that was asked for, or that suits the call."""
-    if callable(implementation):
+    if callable(implementation) and not isinstance(implementation, type):
         return implementation
     if implementation is not None:
         _check(implementation, call, name)

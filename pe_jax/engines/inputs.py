@@ -5,7 +5,6 @@ B batch (any number of axes), T queries, S keys, H query heads, D model width, C
 
 import functools
 import math
-import textwrap
 from typing import Any
 
 import jax
@@ -14,13 +13,13 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input
+from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input, require_dims
 from pe_jax.encodings.terms import Term, select
 from pe_jax.engines import reference
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
-from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.numerics.arrays import align, require_array, require_key
+from pe_jax.validation import is_int, is_real, require, require_bool, shown
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 DRAW = "pass encoding.init(key, dims)"
@@ -37,9 +36,8 @@ def encoding(encoding: Any) -> Encoding:
     if encoding is None:
         return Encoding()
     if not isinstance(encoding, Encoding):
-        shown = textwrap.shorten(repr(encoding), 80, placeholder=" …")
         fix = "pass one layer's encoding, what pe_jax.make or pe_jax.parse(…)[0] gives, or None"
-        raise TypeError(f"encoding={shown}: {fix}")
+        raise TypeError(f"encoding={shown(encoding, 80)}: {fix}")
     return encoding
 
 
@@ -121,6 +119,8 @@ def arrays(q, k, v) -> None:
             raise ValueError(f"{name} has shape {x.shape}; pass [*B, length, heads, width]")
         if jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
+    if 0 in q.shape[-2:]:
+        raise ValueError(f"q has shape {q.shape}; pass at least one head and one channel")
     shapes, (heads, kv_heads) = f"q {q.shape}, k {k.shape}, v {v.shape}", (q.shape[-2], k.shape[-2])
     if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
@@ -145,15 +145,34 @@ def dims(
     heads, head_dim = q.shape[-2:]
     if heads_axis is not None:
         require(dims is not None, "dims", None, f"heads_axis={heads_axis!r} needs the global sizes")
-        heads *= jax.lax.axis_size(heads_axis)
+        heads *= _axis_size(heads_axis)
+    if x is not None:
+        require_array("x", x, 2)
     if dims is None:
-        width = heads * head_dim if x is None else np.shape(x)[-1]
+        width = heads * head_dim if x is None else x.shape[-1]
         return Dims(width, heads, k.shape[-2], head_dim)
+    require_dims(dims)
     if (heads, head_dim) != (dims.heads, dims.head_dim):
         raise ValueError(
             f"q has {heads} heads of {head_dim}, dims says {dims.heads} of {dims.head_dim}"
         )
     return dims
+
+
+def _axis_size(heads_axis: str) -> int:
+    """How many devices lie along the mesh axis."""
+    try:
+        return jax.lax.axis_size(heads_axis)
+    except (NameError, TypeError, ValueError):
+        fix = "pass the name of a mesh axis, inside jax.shard_map"
+        raise ValueError(f"heads_axis={heads_axis!r}: {fix}") from None
+
+
+def layout(layout: Any) -> None:
+    """Raises TypeError unless it is a way in which tokens lie on devices."""
+    if not isinstance(layout, Contiguous):
+        fix = "pass one of pe_jax.engines.sharded.layout, as RowSharded(mesh, axes)"
+        raise TypeError(f"layout={shown(layout, 80)}: {fix}")
 
 
 def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
@@ -171,10 +190,16 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
         return want
     if not isinstance(params, Params):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating):
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
+            raise TypeError(f"params{jax.tree_util.keystr(path)} is of {kind}; pass floats")
     for side, wanted, given in zip(Params._fields, want, params, strict=True):
         wanted, given = _by_path(wanted), _by_path(given)
         if missing := sorted(wanted.keys() - given.keys()):
             raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
+        if more := sorted(given.keys() - wanted.keys()):
+            raise ValueError(f"params.{side} has {', '.join(more)}, not of {name}; {DRAW}")
         for path, shape in wanted.items():
             if given[path] != shape:
                 raise ValueError(
@@ -334,7 +359,7 @@ def no_others(others: dict[str, Any]) -> None:
         raise TypeError(f"{name}: attention has no such argument; {names}")
 
 
-def options(q, scale, logit_cap, mask, dropout_rate, dropout_key) -> tuple[Term, ...]:
+def options(q, k, scale, logit_cap, mask, dropout_rate, dropout_key) -> tuple[Term, ...]:
     """The terms that arguments of `attention` stand for.
 
     Raises:
@@ -346,12 +371,20 @@ def options(q, scale, logit_cap, mask, dropout_rate, dropout_key) -> tuple[Term,
         ("logit_cap", logit_cap, kinds.LogitCap),
     ):
         if value is not None:
-            require(is_real(value) and value > 0, name, value, "pass a positive number")
+            kinds.require_positive(name, value)
             terms.append(kind(float(value)))
     fix = "pass a fraction from 0 up to, but not, 1"
     require(is_real(dropout_rate) and 0 <= dropout_rate < 1, "dropout_rate", dropout_rate, fix)
     if isinstance(mask, kinds.Mask):
+        batch, keys = math.prod(q.shape[:-3]), k.shape[-3]
+        for leaf in jax.tree.leaves(mask.arrays):
+            fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
+            require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
+        fix = f"k has {keys} tokens; make it of as many"
+        require(mask.length in (None, keys), "mask.length", mask.length, fix)
         terms.append(mask)
+    if dropout_key is not None:
+        require_key("dropout_key", dropout_key)
     if dropout_rate and dropout_key is not None:
         seeds = jax.random.bits(dropout_key, (math.prod(q.shape[:-3]), q.shape[-2]), jnp.uint32)
         terms.append(kinds.Dropout(seeds, rate=float(dropout_rate)))
@@ -376,11 +409,27 @@ def matrices(q, k, mask, bias, implementation: Any, layout: Contiguous) -> Any:
     )
     require(type(layout) is Contiguous, "layout", type(layout).__name__, f"{name}= as {fix}")
     if mask is not None:
+        dtype = _dtype("mask", mask, "booleans, or a pe_jax.Mask")
+        if not jnp.issubdtype(dtype, jnp.bool_):
+            raise TypeError(f"mask has dtype {dtype}; pass booleans (an additive mask is a bias)")
         mask = pair_array("mask", mask, shape)
-        fix = f"dtype {mask.dtype}; pass booleans (an additive mask is a bias)"
-        require(mask.dtype == bool, "mask", "…", fix)
-    bias = None if bias is None else pair_array("bias", bias, shape).astype(jnp.float32)
+    if bias is not None:
+        dtype = _dtype("bias", bias, "floats")
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"bias has dtype {dtype}; pass floats (booleans are a mask)")
+        bias = pair_array("bias", bias, shape).astype(jnp.float32)
     return functools.partial(reference.attend, mask=mask, bias=bias)
+
+
+def _dtype(name: str, x: Any, fix: str) -> Any:
+    """That of an array, or of what makes one; TypeError for what makes none."""
+    try:
+        dtype = x.dtype if hasattr(x, "ndim") else np.asarray(x).dtype
+    except ValueError:
+        dtype = np.dtype(object)
+    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.number)):
+        raise TypeError(f"{name}={shown(x, 80)}: pass an array of {fix}")
+    return dtype
 
 
 def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
@@ -395,12 +444,40 @@ def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
     return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])
 
 
-def terms(terms: Any) -> tuple[Term, ...]:
-    """Raises TypeError unless `terms` is a tuple of terms of scores."""
+def terms(terms: Any, dims: Dims | None = None, axes: int = 1) -> tuple[Term, ...]:
+    """The terms as they are.
+
+    Raises:
+      TypeError: not a tuple of terms of scores.
+      ValueError: arrays for other heads or head widths than `dims` has (None: not checked).
+    """
     ok = isinstance(terms, tuple) and all(isinstance(t, Term) for t in terms)
     if not ok or select(terms, kinds.Input):
-        raise TypeError(f"terms={terms!r}: pass a tuple of terms of scores, as (pe_jax.Sink(b),)")
+        fix = "pass a tuple of terms of scores, as (pe_jax.Sink(b),)"
+        raise TypeError(f"terms={shown(terms, 80)}: {fix}")
+    for term in terms if dims is not None else ():
+        _check_heads(term, dims, axes)  # pyright: ignore[reportArgumentType]
     return terms
+
+
+def _check_heads(term: Term, dims: Dims, axes: int) -> None:
+    """Raises ValueError where what a term gives is of other heads or of another head width."""
+    name, heads, width = f"terms: {type(term).__name__}", dims.heads, dims.head_dim
+    if isinstance(term, kinds.Sink):
+        require_array(name, term.logit)
+        check_shape(name, term.logit, (heads,))
+    if isinstance(term, kinds.QueryBias):
+        require_array(name, term.u)
+        check_shape(name, term.u, (heads, width))
+    if not isinstance(term, kinds.DistanceTerm | kinds.DistanceFormula):
+        return
+    distance = jax.ShapeDtypeStruct((7, axes) if axes > 1 else (7,), jnp.int32)
+    given = jax.eval_shape(term.at, distance)
+    vectors = isinstance(term, kinds.RelativeKeys | kinds.RelativeQueries)
+    tail = (width,) * vectors or given.shape[2:]
+    number = isinstance(term, kinds.DistanceBias | kinds.DistanceFormula)
+    allowed = [(n, 7, *(() if number else tail)) for n in (heads, 1)]
+    check_shape(f"{name} of 7 distances", given, *allowed)
 
 
 def layer_input(terms: tuple, name: str, x, rows: tuple[int, ...], dims: Dims) -> None:

@@ -19,7 +19,7 @@ from pe_jax.encodings.base import Params
 from pe_jax.hf import weights
 from pe_jax.hf.families import FAMILIES, NEAREST
 from pe_jax.hf.keys import Keys
-from pe_jax.hf.layers import LayerEncoding, pattern
+from pe_jax.hf.layers import LayerEncoding, checked, pattern
 from pe_jax.validation import is_int, nearest, require, shown
 
 __all__ = ["FAMILIES", "LayerEncoding", "encodings", "params", "pattern", "to_hf"]
@@ -59,9 +59,10 @@ def to_hf(layers: Sequence[LayerEncoding], model_type: str) -> dict[str, Any]:
 
     Raises:
       ValueError: an unknown type; what its configs cannot say.
+      TypeError: what is no sequence of `LayerEncoding`.
     """
     try:
-        family, layers = _family(model_type), tuple(layers)
+        family, layers = _family(model_type), checked(layers)
         if not layers:
             raise ValueError("layers=(): pass at least one")
         config = {"model_type": model_type, **family.write(layers)}
@@ -93,9 +94,12 @@ def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
     Raises:
       ValueError: what `encodings` raises; a layer that is not there or has no attention; names
         that are missing, more than one, or not known here.
+      TypeError: `state` has no names; what is no array.
     """
     settings = _as_dict(config)
     layers = encodings(settings)
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise TypeError(f"state={shown(state)}: pass arrays by name, as model.state_dict()")
     ok = is_int(layer, 0) and layer < len(layers)
     require(ok, "layer", layer, f"the model has {len(layers)}")
     own = layers[layer]

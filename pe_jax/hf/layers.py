@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.sums import Sum
+from pe_jax.validation import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,9 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
 
     Raises:
       ValueError: no layers; layers of two stacks; one without attention.
+      TypeError: what is no sequence of `LayerEncoding`.
     """
+    layers = checked(layers)
     stacks = sorted({layer.stack for layer in layers})
     if len(stacks) != 1:
         raise ValueError(f"layers: {len(stacks)} stacks {stacks}; pass those of one stack")
@@ -86,6 +89,19 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
     length = next(n for n in lengths if specs == specs[:n] * (count // n))
     runs = ((key, len(list(run))) for key, run in itertools.groupby(specs[:length]))
     return ",".join(_repeated(spec, is_sum, times) for (spec, is_sum), times in runs)
+
+
+def checked(layers: Sequence[LayerEncoding]) -> tuple[LayerEncoding, ...]:
+    """The layers as a tuple.
+
+    Raises:
+      TypeError: not a sequence of `LayerEncoding`.
+    """
+    ok = isinstance(layers, list | tuple)
+    if not ok or not all(isinstance(layer, LayerEncoding) for layer in layers):
+        fix = "pass what pe_jax.hf.encodings gives, or a list of hf.LayerEncoding"
+        raise TypeError(f"layers={shown(layers)}: {fix}")
+    return tuple(layers)
 
 
 def _repeated(spec: str, is_sum: bool, times: int) -> str:

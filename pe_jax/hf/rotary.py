@@ -340,13 +340,14 @@ class Rotary:
         beta = own.pop("llama_4_scaling_beta", None)
         name = own.get("rope_type", own.get("type"))
         if name in self.longrope:
+            own.pop("type", None)
             own["rope_type"] = "longrope"
         if self.sections is None:
             return None, beta
         order = own.pop("mrope_interleaved", None)
         fix = f"this family has {self.interleaved}"
         require(order in (None, self.interleaved), "mrope_interleaved", order, fix)
-        if name == "mrope":
+        if "mrope" in (name, own.get("type")):
             own.pop("type", None)
             own["rope_type"] = "default"
         sections = own.pop("mrope_section", None)

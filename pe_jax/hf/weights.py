@@ -24,6 +24,7 @@ from pe_jax.encodings.learned_grid import LearnedGrid
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
 from pe_jax.hf.layers import LayerEncoding, parts
+from pe_jax.numerics.arrays import require_array
 from pe_jax.validation import shown
 
 
@@ -290,7 +291,7 @@ def load(
                 if len(matched) != wanted:
                     what = f"{len(matched)} such arrays {shown(matched, 200)}, not {wanted}"
                     raise ValueError(f"{name}: the state dict has {what}; pass that of one model")
-                arrays.append(_array(state[matched[index if every else 0]]))
+                arrays.append(_array(name, state[matched[index if every else 0]]))
             named = {**sizes, **known}
             more = {n: named[n] for n in inspect.signature(weight.how).parameters if n in named}
             each[place][key] = weight.how(*arrays, **more)
@@ -306,9 +307,10 @@ def _match(name: str, state: Mapping[str, Any]) -> list[str]:
     return sorted(filter(pattern.fullmatch, state), key=_natural)
 
 
-def _array(array: Any) -> jax.Array:
+def _array(name: str, array: Any) -> jax.Array:
     if hasattr(array, "detach"):  # PyTorch's: NumPy has no bfloat16
         array = array.detach().float().numpy()
+    require_array(name, array, 1)
     return jnp.asarray(array, jnp.float32)
 
 

@@ -29,10 +29,10 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
-from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms
+from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.engines import inputs, reference
 from pe_jax.engines.api import attention
-from pe_jax.validation import require
+from pe_jax.validation import is_real, require, require_bool
 
 SIZES = Dims(512, 8, 8, 64)  # of no model: to ask which terms there are, before sizes are known
 
@@ -97,6 +97,8 @@ def attention_fn(
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     causal = inputs.causal(encoding, causal, masked=True)
     inputs.window(window, sinks)
+    if dims is not None:
+        require_dims(dims)
     sizes = dims or SIZES
     inputs.embedded(encoding, sizes, embedded)
     if inputs.reads_input(abstract_terms(encoding, sizes)):
@@ -189,6 +191,9 @@ class AttentionFn:
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
         places = self._tokens(shape, mask, self.causal or is_causal)
         drop = None
+        fix = "pass a fraction from 0 up to, but not, 1"
+        require(is_real(dropout_rate) and 0 <= dropout_rate < 1, "dropout_rate", dropout_rate, fix)
+        require_bool("is_causal", is_causal)
         if dropout_rate > 0 and not deterministic:
             require(dropout_rng is not None, "dropout_rng", None, "pass a key, or no dropout_rate")
             drop = functools.partial(_drop, dropout_rng, dropout_rate, broadcast_dropout)

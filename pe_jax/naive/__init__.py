@@ -59,7 +59,11 @@ def attention(
     Raises:
       KeyError: an unknown scheme.
       TypeError: a parameter or setting that the scheme does not have; a missing parameter.
+      ValueError: q or k is not that of one row.
     """
+    if np.ndim(q) != 3 or np.ndim(k) != 3:
+        shapes = f"q {np.shape(q)}, k {np.shape(k)}"
+        raise ValueError(f"{shapes}: pass those of one row, [T, H, E] and [T, K, E]")
     row, named = make_row(q, k, positions, x, causal), _named(name, params, settings)
     weights = softmax(_call(SCORES[name], named, row), causal)
     v = np.moveaxis(np.asarray(v, np.float64), 1, 0)
@@ -72,7 +76,7 @@ def attention(
 def inputs(name, positions, dim: int, params=None, settings=None) -> Array:
     """What a scheme adds to the input of the first layer: [T, D] for D = `dim`; else as above."""
     positions, named = np.asarray(positions), _named(name, params, settings)
-    if name not in INPUTS:
+    if name not in INPUTS and name in SCORES:
         return np.zeros((len(positions), dim))
     return _call(INPUTS[name], named, positions, dim)
 

@@ -6,7 +6,28 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from pe_jax.validation import require
+from pe_jax.validation import require, shown
+
+
+def require_array(name: str, x: Any, least: int = 0) -> None:
+    """Raises TypeError unless x is an array of floats, of JAX or NumPy, traced or not.
+
+    `least` is how many axes it must have, else a ValueError is raised.
+    """
+    if not hasattr(x, "ndim"):
+        raise TypeError(f"{name}={shown(x, 80)} is a {type(x).__name__}; pass an array")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} has dtype {x.dtype}; pass floats, as float32")
+    require(x.ndim >= least, name, x.shape, f"pass at least {least} axes")
+
+
+def require_key(name: str, key: Any) -> None:
+    """Raises TypeError unless `key` is one PRNG key, of `jax.random.key` or `PRNGKey`."""
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not (typed and shape == ()) and not (dtype == jnp.uint32 and len(shape or ()) == 1):
+        given = shown(key, 80) if shape is None else f"{dtype}{list(shape)}"
+        raise TypeError(f"{name}={given}: pass one key, as jax.random.key(0)")
 
 
 def align(x: Any, like: jax.Array) -> jax.Array:

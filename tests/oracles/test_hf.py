@@ -373,10 +373,11 @@ def test_falcon_and_roformer_rotate(live, rope):
 
 @pytest.mark.parametrize("heads", [4, 8, 12])
 @pytest.mark.parametrize("kind", ["bloom", "falcon", "mpt"])
-def test_alibi(live, kind, heads):
-    """Under a causal mask, m·key is -m·distance; Falcon rounds its slopes to eight bits."""
+def test_alibi(live, monkeypatch, kind, heads):
+    """Under a causal mask, m·key is -m·distance; Falcon's rounding is switched off."""
     import torch
 
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     width = heads * 16
     more = {"alibi": True} if kind == "falcon" else {}
     names = {"falcon": ("hidden_size", "num_attention_heads"), "mpt": ("d_model", "n_heads")}
@@ -394,8 +395,22 @@ def test_alibi(live, kind, heads):
     theirs = theirs - np.diagonal(theirs, axis1=1, axis2=2)[..., None]  # a constant for each query
     ours = bias_of(layer, jnp.zeros((heads, 1)), DISTANCE)
     past = DISTANCE >= 0
-    allowed_error = 0.02 if kind == "falcon" else TOLERANCE
-    np.testing.assert_allclose(ours[:, past], theirs[:, past], atol=allowed_error)
+    np.testing.assert_allclose(ours[:, past], theirs[:, past], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("heads", [4, 12])
+def test_falcon_rounds_slopes_and_their_multiples_to_bfloat16(live, heads):
+    """Its bias is ours with both rounded, to the bit: ours needs no tolerance of its own."""
+    import torch
+
+    _, module = tiny("falcon", alibi=True)
+    ones = torch.ones(1, LENGTH, dtype=torch.int64)
+    theirs = module.build_alibi_tensor(ones, heads, torch.float32).numpy()[:, 0]
+    slopes = pe_jax.encodings.alibi.slopes(heads).astype(jnp.bfloat16)
+    ours = slopes[:, None] * jnp.asarray(INDEX, jnp.bfloat16)
+    np.testing.assert_array_equal(ours.astype(jnp.float32), theirs)
+    exact = np.asarray(pe_jax.encodings.alibi.slopes(heads))[:, None] * INDEX
+    assert 0 < np.abs(theirs - exact).max() <= 2**-8 * exact.max()
 
 
 def test_mpt_leaves_the_largest_exponent_unread_and_we_do_not(live):

@@ -46,8 +46,11 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _type(settings: dict[str, Any]) -> str:
-    name = str(settings.get("rope_type", settings.get("type", "default")))
-    name = {"su": "longrope"}.get(name, name)  # what Phi-3 called it first
+    given = [settings[key] for key in ("rope_type", "type") if key in settings] or ["default"]
+    names = [{"su": "longrope"}.get(str(x), str(x)) for x in given]  # what Phi-3 called it first
+    fix = f"type={shown(given[-1], 80)} is another; keep one of them"
+    require(names[0] == names[-1], "rope_type", names[0], fix)
+    name = names[0]
     if name == "mrope":
         raise ValueError(f"rope_type={name!r}: {ELSEWHERE['mrope_section']}")
     if name not in TYPES:

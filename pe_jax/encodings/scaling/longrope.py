@@ -37,7 +37,8 @@ class LongRoPE(Scaling):
         for field in ("short_factor", "long_factor"):
             value = getattr(self, field)
             value = value.tolist() if isinstance(value, np.ndarray) else value
-            ok = isinstance(value, list | tuple) and all(is_real(x) and x > 0 for x in value)
+            ok = isinstance(value, list | tuple) and len(value) > 0
+            ok = ok and all(is_real(x) and x > 0 for x in value)
             require(ok, field, value, "pass a list of numbers above 0, one per frequency")
             object.__setattr__(self, field, tuple(value))
         require_tokens(2, original_length=self.original_length)
@@ -65,6 +66,7 @@ class LongRoPE(Scaling):
 
     def at_length(self, length):
         """With `length` replaced."""
+        require_tokens(length=length)
         return dataclasses.replace(self, length=length)
 
     def valid_length(self):

@@ -8,6 +8,7 @@ B batch, S capacity, K key heads, H query heads, E width of keys, F width of val
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -16,13 +17,14 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms
+from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.encodings.terms import Side, Tokens, select
 from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.api import leave_to_sinks
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
 from pe_jax.engines.sharded.layout import CONTIGUOUS
+from pe_jax.numerics.arrays import require_array
 from pe_jax.validation import is_int, require
 
 
@@ -72,9 +74,16 @@ def empty(
       Transformer-XL).
 
     Raises:
-      ValueError: `capacity` is not a positive integer.
+      ValueError: `capacity` is not a positive integer; sizes or parameters that do not fit.
+      TypeError: no encoding, no `Dims`.
     """
+    encoding = inputs.encoding(encoding)
+    require_dims(dims)
+    encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
+    require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
+    floating = dtype in inputs.DTYPES
+    require(floating, "dtype", dtype, "pass jnp.float32, jnp.bfloat16 or jnp.float16")
     claims, terms = encoding.claims, abstract_terms(encoding, dims)
     places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
     relative = bool(select(terms, kinds.RelativeQueries))
@@ -83,6 +92,7 @@ def empty(
 
     tables = None
     if params is not None:  # positions of several axes are never contiguous: they have no tables
+        params = inputs.params(encoding, params, dims)
         own = encoding.terms(params, dims)
         tables = one_token.tables(own, capacity) if claims.axes == 1 else (None,) * len(own)
 
@@ -204,6 +214,11 @@ def extend(
       ValueError: tokens that do not fit the cache or each other; what `attention` refuses of
         positions, parameters, x, a scheme that adds to the input, or one that needs a length.
     """
+    encoding = inputs.encoding(encoding)
+    require_dims(dims)
+    for name, rows in (("q", q), ("k", k), ("v", v)):
+        require_array(name, rows, 4)
+    _check_layout(cache, encoding, dims)
     if q.shape != (*k.shape[:2], dims.heads, dims.head_dim):
         raise ValueError(
             f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
@@ -218,7 +233,7 @@ def extend(
     start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
     encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
-    own, more = encoding.terms(params, dims), inputs.terms(terms)
+    own, more = encoding.terms(params, dims), inputs.terms(terms, dims)
     kinds.check(own + more)
     for term in more:
         ok = isinstance(term, kinds.Sink | kinds.LogitCap | kinds.Scale)
@@ -246,6 +261,27 @@ def extend(
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
     return _swap(leave_to_sinks(terms, out, lse)[0]).astype(q.dtype), cache
+
+
+def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
+    """Raises TypeError for what is no cache, ValueError for one of another encoding or sizes."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache is a {type(cache).__name__}; pass what pe_jax.cache.empty gives")
+    want = _layout(encoding, cache.k.shape[0], cache.capacity, dims)
+    fix = "pass the encoding and dims that pe_jax.cache.empty was given"
+    for name, one in want.items():
+        given = jax.tree.map(jnp.shape, getattr(cache, name))
+        require(
+            given == one, f"cache.{name}", given, f"{inputs.title(encoding)} needs {one}; {fix}"
+        )
+
+
+@functools.lru_cache(256)
+def _layout(encoding: Encoding, batch: int, capacity: int, dims: Dims) -> dict[str, Any]:
+    """The shapes of the parts that differ from one encoding to another."""
+    made = jax.eval_shape(lambda: empty(encoding, batch, capacity, dims))
+    names = ("k", "k_raw", "far", "states", "positions")
+    return {name: jax.tree.map(jnp.shape, getattr(made, name)) for name in names}
 
 
 def _call(
