@@ -6,7 +6,7 @@ Models call it `pos_embed` (timm), `position_embeddings` (Hugging Face) or `pose
 Vision). An image of another size needs the table resized to its patches (ViT, §3.2), in the way
 that the model was trained with: bicubic (ViT, DINOv2, arXiv 2304.07193, SigLIP), bicubic with
 antialiasing (DINOv2 with registers, arXiv 2309.16588) or bilinear with antialiasing (SigLIP 2,
-arXiv 2502.14786, §2.4.2). `resize` does each as PyTorch does.
+arXiv 2502.14786). `resize` does each as PyTorch does.
 """
 
 import dataclasses
