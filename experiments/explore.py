@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from experiments.reporting import html_page, plotting, statistics
 from experiments.reporting.plotting import Drawing, canvas, log2_axis, name_lines, styled
 from experiments.reporting.results import Scheme
+from experiments.reporting.scheme_styles import KNOWN
 from experiments.running.errors import one_line_errors
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
 
@@ -74,10 +75,12 @@ def _lines(
     shades = [*plotting.SHADES] if len(named) <= len(plotting.SHADES) else _ramp(len(named))
 
     def dress(line: Scheme) -> dict[str, Any]:
+        if line.name in KNOWN:
+            return plotting.look(line) | {"gid": None}
         return {"color": shades[line.index], "gid": None, "marker": "o"}
 
     for scheme, y, lw in zip(named, curves.values(), widths, strict=True):
-        axes.plot(x, y, color=shades[scheme.index], lw=lw, **style)
+        axes.plot(x, y, color=dress(scheme)["color"], lw=lw, **style)
     name_lines(axes, [(s, x[-1], curves[s.name][-1]) for s in named], dress=dress)
     return [(name, *point) for name, y in curves.items() for point in zip(x, y, strict=True)]
 
@@ -176,11 +179,11 @@ def stretched_waves() -> Drawing:
     """How much each scaling lengthens each wave, with Phi-3-mini's settings."""
     longest = int(FACTOR * TRAINED)
     kinds = {
-        "PI": rope_scaling.Linear(FACTOR),
-        "NTK": rope_scaling.NTK(FACTOR),
-        "YaRN": rope_scaling.YaRN(factor=FACTOR, original_length=TRAINED),
-        "Llama 3": rope_scaling.Llama3(factor=FACTOR, original_length=TRAINED),
-        "LongRoPE": rope_scaling.LongRoPE(
+        "linear": rope_scaling.Linear(FACTOR),
+        "ntk": rope_scaling.NTK(FACTOR),
+        "yarn": rope_scaling.YaRN(factor=FACTOR, original_length=TRAINED),
+        "llama3": rope_scaling.Llama3(factor=FACTOR, original_length=TRAINED),
+        "longrope": rope_scaling.LongRoPE(
             short_factor=(1.0,) * len(PHI_LONG),
             long_factor=PHI_LONG,
             original_length=TRAINED,

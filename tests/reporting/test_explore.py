@@ -57,10 +57,10 @@ def test_the_stretched_waves_are_drawn(tmp_path):
     with path.with_suffix(".csv").open() as file:
         rows = [(row["method"], float(row["ratio"])) for row in csv.DictReader(file)]
     by_method = {m: np.asarray([r for n, r in rows if n == m]) for m, _ in rows}
-    assert set(by_method) == {"PI", "NTK", "YaRN", "Llama 3", "LongRoPE"}
-    np.testing.assert_allclose(by_method["PI"], 32, rtol=1e-6)
-    np.testing.assert_allclose(by_method["LongRoPE"], explore.PHI_LONG, rtol=1e-6)
-    for method in ("NTK", "YaRN", "Llama 3"):  # fast waves stay, the slowest is stretched whole
+    assert set(by_method) == {"linear", "ntk", "yarn", "llama3", "longrope"}
+    np.testing.assert_allclose(by_method["linear"], 32, rtol=1e-6)
+    np.testing.assert_allclose(by_method["longrope"], explore.PHI_LONG, rtol=1e-6)
+    for method in ("ntk", "yarn", "llama3"):  # fast waves stay, the slowest is stretched whole
         np.testing.assert_allclose(by_method[method][[0, -1]], [1, 32], rtol=1e-6)
 
 
