@@ -31,6 +31,7 @@ from experiments.reporting.plotting import (
     log2_axis,
     styled,
 )
+from pe_jax.validation import ConfigError
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 FORWARD, BACKWARD = MODES["forward"] + MODES["backward"]
@@ -381,13 +382,13 @@ def write(runs: Sequence[Path], docs: Path, command: str) -> Path:
     """Writes the page and its figures.
 
     Raises:
-      ValueError: a folder without results, two folders of one name.
+      ConfigError: a folder without results, two folders of one name.
     """
     for folder in runs:
         if not (folder / "benchmark.csv").exists():
-            raise ValueError(f"runs={str(folder)!r}: it has no benchmark.csv; run the benchmark")
+            raise ConfigError(f"runs={str(folder)!r}: it has no benchmark.csv; run the benchmark")
     if len({folder.name for folder in runs}) < len(runs):
-        raise ValueError(f"runs={[*map(str, runs)]}: give each folder a different name")
+        raise ConfigError(f"runs={[*map(str, runs)]}: give each folder a different name")
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     parts = [INTRO.format(command=command), "## Targets", targets([*map(read, runs)])]
     for folder in runs:

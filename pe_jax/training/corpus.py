@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pe_jax.validation import ConfigError
+
 SPLITS = ("train", "validation", "test")
 PACKAGES = ("absl-py", "etils", "optax", "orbax-checkpoint", "tensorflow-datasets")
 # Of the versions that requirements.txt pins: the corpus of every published number.
@@ -51,10 +53,10 @@ class Corpus:
         """Returns the documents of a split.
 
         Raises:
-          ValueError: The split has no document.
+          ConfigError: The split has no document.
         """
         if not self.splits.get(split):
-            raise ValueError(
+            raise ConfigError(
                 f"data={self.name!r}: split {split!r} has no document ({self.describe()}); "
                 f"take another split or add documents"
             )
@@ -91,7 +93,7 @@ class Files:
         file = self.files[index]
         raw = _read(file.path)
         if hashlib.sha256(raw).hexdigest() != file.digest:
-            raise ValueError(f"data: {file.path} changed since the start; restore it and resume")
+            raise ConfigError(f"data: {file.path} changed since the start; restore it and resume")
         return clean(raw)
 
 
@@ -107,7 +109,7 @@ def embedded() -> Corpus:
     Other versions of the packages are another corpus: its `warning` says so.
 
     Raises:
-      ValueError: A package is missing, or a file differs from its wheel's.
+      ConfigError: A package is missing, or a file differs from its wheel's.
     """
     files = []
     for package in PACKAGES:
@@ -117,7 +119,7 @@ def embedded() -> Corpus:
             listed = []
         modules = [path for path in listed if path.suffix == ".py" and path.hash]
         if not modules:
-            raise ValueError(
+            raise ConfigError(
                 f"data='embedded': no wheel of {package} is installed; "
                 "pip install -r requirements.txt, or use data=text:DIR"
             )
@@ -125,7 +127,7 @@ def embedded() -> Corpus:
             file = _file(path.as_posix(), Path(str(path.locate())))
             digest = base64.urlsafe_b64decode(path.hash.value + "=").hex() if path.hash else ""
             if file.digest != digest:
-                raise ValueError(
+                raise ConfigError(
                     f"data='embedded': {file.path} differs from its wheel's; reinstall {package}"
                 )
             files.append(file)
@@ -148,19 +150,19 @@ def text(pattern: str) -> Corpus:
     with tiny_shakespeare. Hidden and empty files are left out; `clean` is applied.
 
     Raises:
-      ValueError: There is no file, no file with content, or no train split.
+      ConfigError: There is no file, no file with content, or no train split.
     """
     top = Path(pattern).expanduser()
     own = frozenset(split for split in SPLITS if (top / split).is_dir())
     if own and "train" not in own:
-        raise ValueError(f"data='text:{pattern}': {top} has {min(own)}/ but no train/; add it")
+        raise ConfigError(f"data='text:{pattern}': {top} has {min(own)}/ but no train/; add it")
     if top.is_dir():
         paths = [p for split in own for p in (top / split).rglob("*")] if own else top.rglob("*")
     else:
         paths = map(Path, glob.glob(str(top), recursive=True))
     paths = sorted(path for path in paths if path.is_file() and path.name[0] != ".")
     if not paths:
-        raise ValueError(f"data='text:{pattern}': no file there; give a folder, a file or a glob")
+        raise ConfigError(f"data='text:{pattern}': no file there; give a folder, a file or a glob")
     root = top if top.is_dir() else Path(os.path.commonpath([path.parent for path in paths]))
     if len(paths) == 1 and not own:
         return _from_one_file(_file(paths[0].name, paths[0]))
@@ -180,7 +182,7 @@ def _from_files(name: str, files: Iterable[File], own: frozenset[str]) -> Corpus
         parts[split].append(file)
     if not parts["train"]:
         counts = ", ".join(f"{split} {len(parts[split])}" for split in SPLITS)
-        raise ValueError(f"data={name!r} is empty: no file with content ({counts}); add documents")
+        raise ConfigError(f"data={name!r} is empty: no file with content ({counts}); add documents")
     kept = [file for part in parts.values() for file in part]
     return Corpus(
         name,
@@ -193,7 +195,7 @@ def _from_files(name: str, files: Iterable[File], own: frozenset[str]) -> Corpus
 def _from_one_file(file: File) -> Corpus:
     content = Files((file,))[0]
     if not content:
-        raise ValueError(f"data: {file.path} is empty (0 bytes); give a file with text")
+        raise ConfigError(f"data: {file.path} is empty (0 bytes); give a file with text")
     cut = int(len(content) * 0.9)
     ends = cut, cut + (len(content) - cut) // 2, len(content)
     documents, start = [], 0
@@ -219,7 +221,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(f"data: cannot read {path} ({error.strerror}); restore it") from None
+        raise ConfigError(f"data: cannot read {path} ({error.strerror}); restore it") from None
 
 
 def digest(pairs: Iterable[tuple[str, str]]) -> str:
