@@ -16,6 +16,8 @@ from pe_jax.training.config import EvalConfig, OptimizerConfig
 
 def get_config() -> CompareConfig:
     return CompareConfig(
+        baseline="nope",
+        reference="rope",
         batch=16,
         steps=500,
         optimizer=OptimizerConfig(learning_rate=0.01),

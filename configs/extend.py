@@ -17,7 +17,7 @@ model works; several seeds of one model give intervals:
     python -m experiments.train --config=configs/extend.py:train --config.seed=1 \
       --config.workdir=runs/extend_base1
     python -m experiments.extend --config=configs/extend.py \
-      --config.runs="('runs/extend_base','runs/extend_base1')"
+      --runs=runs/extend_base --runs=runs/extend_base1
 """
 
 from experiments.running.sweep_configs import ExtendConfig

@@ -9,7 +9,8 @@ the end. Look for the paper's order: sinusoidal positions fail first, then RoPE,
 holds, and under a sliding window gains nothing from distant text.
 
     python -m experiments.compare --config=configs/extrapolation_field.py:247M \
-      --config.encodings="('sinusoidal','rope','t5','alibi')" --config.workdir=runs/paper-a
+      --encodings=sinusoidal --encodings=rope --encodings=t5 --encodings=alibi \
+      --config.workdir=runs/paper-a
 
 247M is the size of arXiv 2108.12409 on WikiText-103: 16 layers of width 1024, 8 heads, hidden width
 4096 with ReLU, 73,728 tokens per step, 286,000 steps (205 epochs of its words). Differences: words
@@ -71,6 +72,7 @@ def gpu() -> CompareConfig:
         data="text:novels",
         encodings=ENCODINGS,
         baseline="sinusoidal",
+        reference="rope",
         seeds=5,
         length=512,
         batch=64,
@@ -100,6 +102,7 @@ def paper() -> CompareConfig:
         tokenizer="bpe:wikitext-103.json",
         encodings=ENCODINGS,
         baseline="sinusoidal",
+        reference="rope",
         seeds=3,
         length=512,
         batch=144,

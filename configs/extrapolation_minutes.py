@@ -17,6 +17,7 @@ def get_config() -> CompareConfig:
         workdir="runs/extrapolation_minutes",
         encodings=("nope", "sinusoidal", "t5", "rope", "alibi", "kerple"),
         baseline="sinusoidal",
+        reference="rope",
         seeds=5,
         batch=16,
         steps=400,

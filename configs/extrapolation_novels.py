@@ -20,6 +20,7 @@ def get_config() -> CompareConfig:
         data="text:novels",
         encodings=("nope", "sinusoidal", "t5", "rope", "alibi", "kerple"),
         baseline="sinusoidal",
+        reference="rope",
         seeds=5,
         length=128,
         batch=16,

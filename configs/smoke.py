@@ -8,6 +8,8 @@ from pe_jax.training.config import EvalConfig, OptimizerConfig
 def get_config() -> CompareConfig:
     return CompareConfig(
         workdir="runs/smoke",
+        baseline="nope",
+        reference="rope",
         length=16,
         batch=8,
         steps=30,

@@ -1,7 +1,7 @@
 """Five encodings, each also with randomized positions, on six tasks that isolate position.
 
     make tasks
-    python -m experiments.tasks --config=configs/tasks.py --config.tasks="('recall',)"
+    python -m experiments.tasks --config=configs/tasks.py --tasks=recall
 
 An encoder of two layers reads a question and writes the answer into empty slots; it is trained on
 questions of up to 12 symbols and tested at 18, 24 and 36. Each of two learning rates is tried with
@@ -15,6 +15,7 @@ from experiments.running.sweep_configs import TasksConfig
 
 def get_config() -> TasksConfig:
     return TasksConfig(
+        reference="rope",
         tasks=(
             "even_pairs",
             "stack_manipulation",

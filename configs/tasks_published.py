@@ -1,6 +1,6 @@
 """The fifteen tasks of Ruoss et al. (arXiv 2305.16843), at their sizes: for accelerators.
 
-    python -m experiments.tasks --config=configs/tasks_published.py --config.encodings="('rope',)"
+    python -m experiments.tasks --config=configs/tasks_published.py --encodings=rope
 
 Five layers of width 64 with 8 heads, batches of 128 questions of 1 to 40 symbols, tests up to 500,
 randomized positions up to 2,048, the best of three learning rates. Blocks are this library's
@@ -16,6 +16,7 @@ from pe_jax.training.tasks import TASKS
 def get_config() -> TasksConfig:
     return TasksConfig(
         workdir="runs/tasks_published",
+        reference="rope",
         encodings=(
             "nope",
             "sinusoidal",

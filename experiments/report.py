@@ -1,30 +1,29 @@
 """Writes the report of a comparison again: one HTML file that needs nothing else.
 
-    python -m experiments.report --workdir=runs/compare
+    python -m experiments.report
+    python -m experiments.report --workdir=runs/joined
 
-writes report.html with its figures and tables into the directory that `experiments.compare` filled.
+writes report.html with its figures and tables into the folder that `experiments.compare` filled.
 """
 
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
-from experiments.reporting import comparison_report
 from experiments.running import launch
 
+WORKDIR = flags.DEFINE_string("workdir", "runs/compare", "folder that a comparison filled")
 
-def main(argv: list[str]) -> None:
+
+def main() -> None:
     """Builds the report of --workdir."""
-    del argv
-    workdir = Path(flags.FLAGS.workdir)
-    try:
-        path = comparison_report.build(workdir)
-    except (ValueError, FileNotFoundError) as error:
-        raise SystemExit(f"report: {error}") from None
+    from experiments.reporting import comparison_report
+
+    workdir = Path(WORKDIR.value)
+    path = comparison_report.build(workdir)
     launch.show(comparison_report.summary(workdir))
     print(path)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", None, "the directory that a comparison filled", required=True)
-    app.run(main)
+    launch.run_flags(main)

@@ -1,6 +1,8 @@
-"""Trains one model and evaluates it by length.
+r"""Trains one model and evaluates it by length.
 
     python -m experiments.train --config=configs/train.py --encoding=alibi
+    python -m experiments.train --config=configs/train.py --encoding='rope(base=5e5)*3,nope' \
+      --config.data=text:DIR --config.workdir=runs/mine
 
 Files in the workdir: metrics.jsonl, events/ (TensorBoard), checkpoints/, config.json,
 evaluation.json. The same command again continues the run, or does nothing if it is finished.
@@ -8,12 +10,14 @@ evaluation.json. The same command again continues the run, or does nothing if it
 
 from absl import flags
 
-from experiments.running import launch, training_loop
+from experiments.running import launch
 from pe_jax.training.config import Config
 
 
 def main(config: Config) -> None:
-    """Trains and evaluates one model."""
+    """Imports the trainer, once the flags are right, and runs it."""
+    from experiments.running import training_loop
+
     training_loop.run(config, flags.FLAGS.profile)
 
 

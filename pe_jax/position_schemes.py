@@ -19,7 +19,7 @@ import jax
 from pe_jax import positions as pos
 from pe_jax import spec_strings as specs
 from pe_jax.encodings.base import Encoding
-from pe_jax.validation import is_int, require
+from pe_jax.validation import ConfigError, is_int, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,21 +146,21 @@ def parse(spec: str) -> Contiguous:
     """Reads `randomized(maximum=2048)`: a name, and fields that are literals.
 
     Raises:
-      ValueError: what cannot be read, an unknown name or field (naming the nearest), a value out of
-        range.
+      ConfigError: what cannot be read, an unknown name or field (naming the nearest), or a value
+        out of range.
     """
     try:
         name, fields = specs.parse_call(spec)
         return specs.build("scheme", SCHEMES, name, fields)
     except ValueError as error:
-        raise ValueError(f"positions={spec!r}: {error}") from error
+        raise ConfigError(f"positions={spec!r}: {error}") from error
 
 
 def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
     """The scheme of a spec, checked against the encodings; contiguous if all of them are NoPE.
 
     Raises:
-      ValueError: as `parse`; an encoding with another number of axes, or that takes only integers.
+      ConfigError: as `parse`; an encoding with another number of axes, or that takes only integers.
     """
     scheme = parse(spec)
     if all(type(encoding) is Encoding for encoding in pattern):
@@ -168,13 +168,13 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
     for encoding in pattern:
         name = type(encoding).__name__
         if encoding.claims.axes != scheme.axes:
-            raise ValueError(
+            raise ConfigError(
                 f"positions={spec!r}: gives positions of {scheme.axes} axes, {name} takes"
                 f" {encoding.claims.axes}: bipe needs bilevel(separators=…), images"
                 " configs/images.py"
             )
         if scheme.real and not encoding.claims.real_positions:
-            raise ValueError(
+            raise ConfigError(
                 f"positions={spec!r}: gives float32, {name} takes integers; use another encoding"
             )
     return scheme

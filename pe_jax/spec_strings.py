@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pe_jax.validation import nearest, require, shown
+from pe_jax.validation import ConfigError, nearest, require, shown
 
 LONGEST = 10_000  # layers of a pattern
 
@@ -30,12 +30,12 @@ def parse_call(spec: str) -> Call:
     """Reads a name, or `name(field=value, …)` with literals.
 
     Raises:
-      ValueError: anything else.
+      ConfigError: anything else.
     """
     try:
         return _call(ast.parse(spec.strip(), mode="eval").body, nested=None)
     except (SyntaxError, ValueError):
-        raise ValueError("write name, or name(field=value)") from None
+        raise ConfigError("write name, or name(field=value)") from None
 
 
 def parse_pattern(spec: str, example: str, nested: str) -> Pattern:
@@ -45,13 +45,13 @@ def parse_pattern(spec: str, example: str, nested: str) -> Pattern:
     literal.
 
     Raises:
-      ValueError: what cannot be read, with the piece at fault.
+      ConfigError: what cannot be read, with the piece at fault.
     """
     try:
         tree = ast.parse(spec.strip(), mode="eval").body
         layers = _pattern(tree, nested)
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError(f"not a valid expression, such as {example!r}") from None
+        raise ConfigError(f"not a valid expression, such as {example!r}") from None
     require(len(layers) > 0, "layers", 0, f"write at least one, such as {example!r}")
     return layers
 
@@ -72,7 +72,7 @@ def _pattern(node: ast.expr, nested: str) -> Pattern:
             if len(a) == len(b) == 1:
                 return (a[0] + b[0],)
     forms = "name, name(field=value), a+b, a*3, or a,b"
-    raise ValueError(f"cannot read {shown(ast.unparse(node), 80)}; write {forms}")
+    raise ConfigError(f"cannot read {shown(ast.unparse(node), 80)}; write {forms}")
 
 
 def _call(node: ast.expr, nested: str | None) -> Call:
@@ -81,7 +81,7 @@ def _call(node: ast.expr, nested: str | None) -> Call:
             return Call(name, {})
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
             return Call(name, _fields(keywords, nested))
-    raise ValueError(f"cannot read {ast.unparse(node)!r}; write name, or name(field=value)")
+    raise ConfigError(f"cannot read {ast.unparse(node)!r}; write name, or name(field=value)")
 
 
 def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
         shown = ast.unparse(keyword)
         if keyword.arg is None or keyword.arg in fields:
             fix = "write field=value" if keyword.arg is None else "give each field once"
-            raise ValueError(f"cannot read {shown!r}; {fix}")
+            raise ConfigError(f"cannot read {shown!r}; {fix}")
         match keyword.value:
             case ast.Call(func=ast.Name(), args=[]) if nested:
                 fields[keyword.arg] = _call(keyword.value, nested)
@@ -98,7 +98,7 @@ def _fields(keywords: list[ast.keyword], nested: str | None) -> dict[str, Any]:
                 try:
                     fields[keyword.arg] = ast.literal_eval(literal)
                 except ValueError:
-                    raise ValueError(f"{shown}: pass a literal, or {nested}") from None
+                    raise ConfigError(f"{shown}: pass a literal, or {nested}") from None
     return fields
 
 
@@ -108,25 +108,25 @@ def build(kind: str, table: Mapping[str, type], name: str, fields: Mapping[str, 
     `kind` says what the classes are, for error messages: "encoding".
 
     Raises:
-      ValueError: unknown name or field (naming the nearest), or a value out of range.
+      ConfigError: unknown name or field (naming the nearest), or a value out of range.
       TypeError: the name is not a string.
     """
     if not isinstance(name, str):
         raise TypeError(f"{kind}={shown(name, 80)}: pass a name, such as {next(iter(table))!r}")
     if name not in table:
-        raise ValueError(f"{kind} {shown(name, 80)} is unknown; {_suggestion(name, table)}")
+        raise ConfigError(f"{kind} {shown(name, 80)} is unknown; {_suggestion(name, table)}")
     defaults = {f.name: f.default for f in dataclasses.fields(table[name])}
     for field in fields:
         if field not in defaults:
             hint = _suggestion(field, defaults)
-            raise ValueError(f"{kind} {name!r} has no field {shown(field, 80)}; {hint}")
+            raise ConfigError(f"{kind} {name!r} has no field {shown(field, 80)}; {hint}")
     required = [f for f, default in defaults.items() if default is dataclasses.MISSING]
     if missing := [f for f in required if f not in fields]:
-        raise ValueError(f"{kind} {name!r} needs {', '.join(missing)}")
+        raise ConfigError(f"{kind} {name!r} needs {', '.join(missing)}")
     try:
         return table[name](**{field: _plain(value) for field, value in fields.items()})
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{kind} {name!r}: {error}") from error
+        raise ConfigError(f"{kind} {name!r}: {error}") from error
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:

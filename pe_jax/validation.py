@@ -1,4 +1,4 @@
-"""Checks of settings: ValueErrors that name the field, its value and what would be right."""
+"""Checks of settings: errors that name the field, its value and what would be right."""
 
 import difflib
 import sys
@@ -8,6 +8,13 @@ from typing import Any
 import numpy as np
 
 
+class ConfigError(ValueError):
+    """What the user can put right: a setting, a file, a folder. Programs show it on one line.
+
+    Other ValueErrors are faults of the code, and keep their traceback.
+    """
+
+
 def shown(value: Any, width: int = 160) -> str:
     """`repr(value)` on one line; what is longer than `width` loses its middle."""
     text = " ".join(repr(value).split())
@@ -15,9 +22,9 @@ def shown(value: Any, width: int = 160) -> str:
 
 
 def require(ok: bool, field: str, value: Any, fix: str) -> None:
-    """Raises ValueError naming the field, its value and what would be right."""
+    """Raises ConfigError naming the field, its value and what would be right."""
     if not ok:
-        raise ValueError(f"{field}={shown(value)}: {fix}")
+        raise ConfigError(f"{field}={shown(value)}: {fix}")
 
 
 def is_int(value: Any, low: int) -> bool:
@@ -41,12 +48,12 @@ def set_tuple(owner: Any, field: str) -> None:
 
 
 def require_bool(field: str, value: Any) -> None:
-    """Raises ValueError unless `value` is True or False: a string such as "no" is truthy."""
+    """Raises ConfigError unless `value` is True or False: a string such as "no" is truthy."""
     require(isinstance(value, bool), field, value, "pass True or False")
 
 
 def require_stddev(value: Any, field: str = "stddev") -> None:
-    """Raises ValueError unless `value` is a standard deviation: a finite number of at least 0."""
+    """Raises ConfigError unless `value` is a standard deviation: a finite number of at least 0."""
     require(is_real(value) and value >= 0, field, value, "pass >= 0")
 
 

@@ -13,7 +13,14 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (  # what a floor may import besides the standard library, and all that is below it
     (
         ("pe_jax.encodings", "pe_jax.numerics", "pe_jax.positions", "pe_jax.position_schemes")
-        + ("pe_jax.spec_strings", "pe_jax.validation", "pe_jax.naive", "pe_jax.masks", "pe_jax.hf"),
+        + (
+            "pe_jax.config_fields",
+            "pe_jax.spec_strings",
+            "pe_jax.validation",
+            "pe_jax.naive",
+            "pe_jax.masks",
+            "pe_jax.hf",
+        ),
         ("jax", "numpy"),
     ),
     (("pe_jax.engines",), ()),
@@ -23,7 +30,10 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
         ("optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "tensorboardX")
         + ("absl", "humanize"),
     ),
-    (("experiments.running",), ("pe_jax", "ml_collections", "rich")),  # pe_jax: the public face too
+    (
+        ("experiments.running",),
+        ("pe_jax", "ml_collections", "rich", "docstring_parser"),
+    ),  # pe_jax: the public face too
     (("experiments.measuring",), ()),
     (
         ("experiments.reporting",),
@@ -108,8 +118,12 @@ def test_naive_forms_need_numpy_alone_and_the_library_does_without_them():
 def test_programs_do_not_import_programs():
     programs = {module(path) for path in PROGRAMS}
     assert {"experiments.train", "experiments.compare", "tools.soak"} <= programs
+    bodies = {name for name in MODULES if name.startswith("experiments.programs.")}
+    assert "experiments.programs.compare" in bodies
     for path in FILES:
         assert not imports(path) & programs, f"{module(path)} imports a program"
+        own = {module(path).replace("experiments.", "experiments.programs.", 1)}
+        assert not imports(path) & bodies - own, f"{module(path)} imports another program"
 
 
 def test_programs_alone_are_at_the_top_of_experiments():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from experiments import compare
+from experiments.programs import compare
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import DistanceBias
@@ -110,7 +110,7 @@ def test_it_is_named_checked_and_compared():
         encodings=(NAME, f"{NAME}+rope", "rope"), baseline=NAME, optimizer=OptimizerConfig()
     )
     config.check()
-    assert list(compare.names(config)) == [NAME, f"{NAME}-rope", "rope"]
+    assert list(compare.names(config)) == [NAME, f"{NAME}+rope", "rope"]
 
 
 def test_it_generates():

@@ -9,6 +9,7 @@ import pytest
 
 import pe_jax
 from experiments.reporting import scheme_pictures
+from experiments.running.help_text import signature
 from pe_jax import positions
 from pe_jax.encodings import alibi, rope
 from tests.oracles.cases import CASES, GOLDEN
@@ -34,6 +35,15 @@ def test_a_scheme_that_is_new_is_missed(monkeypatch):
     assert "\n## rope_again\n" in encoding_docs.page()
 
 
+def test_a_scheme_without_a_paper_has_a_dash_for_its_source(monkeypatch):
+    class Homemade(pe_jax.Encoding):
+        """Adds nothing, and nobody wrote about it."""
+
+    monkeypatch.setitem(pe_jax.ENCODINGS, "homemade", Homemade)
+    assert encoding_docs.row("homemade", Homemade)[1] == "—"
+    assert "arxiv.org" in encoding_docs.row("rope", rope.RoPE)[1]
+
+
 def test_each_scheme_has_a_picture_and_none_is_left_over():
     files = {path.stem: path.stat().st_size for path in encoding_docs.FIGURES.iterdir()}
     assert files.keys() == pe_jax.ENCODINGS.keys(), "run python -m tools.encoding_docs"
@@ -56,7 +66,7 @@ def test_imports_and_config_strings_of_the_page_are_those_of_the_scheme(name):
     space: dict = {}
     exec(line, space)
     assert [eval(thing, space) for thing in used.split(", ")][-1] is kind
-    assert pe_jax.parse(encoding_docs.config(name, kind)) == (kind(),)
+    assert pe_jax.parse(signature(name, kind)) == (kind(),)
 
 
 def test_engines_are_those_that_run_the_scheme():

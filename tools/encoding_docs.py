@@ -5,16 +5,15 @@ its tests and its declarations; `encoding_facts` reads them.
 """
 
 import argparse
-import dataclasses
 import inspect
 import re
 import textwrap
 import urllib.parse
 
 from experiments.reporting import scheme_pictures
+from experiments.running.help_text import signature
 from pe_jax import ENCODINGS, Encoding
 from pe_jax.encodings.rope_scaling import SCALINGS
-from pe_jax.spec_strings import format_call
 from tools import encoding_facts
 
 README, PAGE = encoding_facts.ROOT / "README.md", encoding_facts.ROOT / "docs" / "encodings.md"
@@ -64,8 +63,10 @@ def _arxiv(number: str) -> str:
 
 
 def _source(kind: type[Encoding]) -> str:
-    """The paper, or the host of a page, with its link."""
+    """The paper, or the host of a page, with its link; — without either."""
     source = encoding_facts.source(kind)
+    if not source:
+        return "—"
     host = urllib.parse.urlsplit(source).netloc
     return f"[{host}]({source})" if host else _arxiv(source)
 
@@ -147,18 +148,6 @@ def borrowed(kind: type[Encoding]) -> str:
     return f"from pe_jax.encodings import {name}  # {used}"
 
 
-def config(name: str, kind: type) -> str:
-    """The scheme as a config writes it, with every field at its default."""
-    return format_call(name, _defaults(kind), ", ")
-
-
-def _defaults(kind: type) -> dict[str, str]:
-    return {
-        f.name: "…" if f.default is dataclasses.MISSING else repr(f.default)
-        for f in dataclasses.fields(kind)
-    }
-
-
 def _tested(name: str) -> str:
     """The oracles, and the claims of the tests, folded."""
     path = encoding_facts.tests(name)
@@ -213,7 +202,7 @@ def section(name: str, kind: type[Encoding]) -> str:
         *_parameters(kind()),
         _tested(name),
         f"```python\n{borrowed(kind)}\n```",
-        f"In a config, or for `pe_jax.parse`: `{config(name, kind)}`",
+        f"In a config, or for `pe_jax.parse`: `{signature(name, kind)}`",
     ]
     return "\n\n".join(parts)
 
@@ -226,7 +215,7 @@ def _scalings() -> str:
         parts += [f"*{_prose(title)}*", *blocks]
     lines = []
     for name, kind in SCALINGS.items():
-        call = format_call(name, _defaults(kind), ", ")
+        call = signature(name, kind)
         first = _prose((inspect.getdoc(kind) or "").partition("\n")[0])
         lines.append(f"- `{call}`: {first}")
     return "\n\n".join([*parts, "\n".join(lines)])

@@ -21,6 +21,7 @@ from pe_jax.encodings.base import abstract_terms, adds_to_input
 from pe_jax.engines.decoding import cache
 from pe_jax.engines.gpu import engine as gpu
 from pe_jax.engines.tpu import engine as tpu
+from pe_jax.validation import ConfigError
 
 ROOT = Path(__file__).parents[1]
 DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
@@ -90,9 +91,10 @@ def beyond(scheme: Encoding) -> str:
 
 
 def source(kind: type[Encoding]) -> str:
-    """The first source in its docstrings: the arXiv number of a paper, or an address."""
+    """The first source in its docstrings: the arXiv number of a paper, or an address; or ""."""
     lines = (kind.__doc__ or "") + (inspect.getdoc(inspect.getmodule(kind)) or "")
-    return re.findall(r"https://[^\s),]+|\b\d{4}\.\d{5}\b", lines)[0]
+    first = re.search(r"https://[^\s),]+|\b\d{4}\.\d{5}\b", lines)
+    return first[0] if first else ""
 
 
 # Engines.
@@ -133,7 +135,7 @@ def _kernel(engine):
     def ask(*call):
         why = engine.refusal(*call)
         if why is not None:
-            raise ValueError(why)
+            raise ConfigError(why)
         return call[-1], None
 
     return ask

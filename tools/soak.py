@@ -31,6 +31,7 @@ from experiments.running import launch, trainer_process
 from experiments.running.provenance import commit, save_json
 from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints
+from pe_jax.validation import ConfigError
 
 STEPS, SAVE_EVERY = 60, 5
 LATE = 0.1  # seconds at most from the awaited moment to the kill: a save takes about as long
@@ -74,7 +75,7 @@ def digest(workdir: Path) -> tuple[str, int]:
     with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
         step = checkpoints.latest()
         if step is None:
-            raise ValueError(f"{workdir} holds no checkpoint")
+            raise ConfigError(f"{workdir} holds no checkpoint")
         checkpoints.check(step)
         args = ocp.args.Composite(state=ocp.args.StandardRestore())
         state = jax.device_get(checkpoints.manager.restore(step, args=args)["state"])

@@ -13,6 +13,7 @@ import jax
 from jax.experimental import topologies
 
 from pe_jax.training.utilization import PEAKS
+from pe_jax.validation import ConfigError
 
 GIB = 2**30
 HOST = {  # with these, libtpu compiles on a machine without a TPU
@@ -55,15 +56,15 @@ def check(topology: str) -> Chip:
     """The chip of a slice such as `v5e:16x16`.
 
     Raises:
-      ValueError: an unknown slice, or libtpu is missing.
+      ConfigError: an unknown slice, or libtpu is missing.
     """
     kind, _, shape = topology.partition(":")
     if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", shape):
-        raise ValueError(
+        raise ConfigError(
             f"topology={topology!r}: write CHIP:SHAPE, as v5e:16x16 or v5p:4x4x4; chips: {[*CHIPS]}"
         )
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError(f"topology={topology!r}: libtpu is missing; pip install -e '.[tpu]'")
+        raise ConfigError(f"topology={topology!r}: libtpu is missing; pip install -e '.[tpu]'")
     return CHIPS[kind]
 
 
@@ -71,7 +72,7 @@ def devices(topology: str) -> list:
     """The devices of a slice.
 
     Raises:
-      ValueError: as `check`; a shape that libtpu does not know.
+      ConfigError: as `check`; a shape that libtpu does not know.
     """
     chip = check(topology)
     os.environ.update(HOST)
@@ -82,7 +83,7 @@ def devices(topology: str) -> list:
         description = topologies.get_topology_desc(platform="tpu", topology_name=name)
     except Exception as error:  # libtpu raises exceptions of many kinds
         text = " ".join(str(error).split())[:200]
-        raise ValueError(f"topology={topology!r}: libtpu does not know it: {text}") from error
+        raise ConfigError(f"topology={topology!r}: libtpu does not know it: {text}") from error
     return list(description.devices)[:count]
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from experiments.measuring.matmuls import TILE
 from experiments.measuring.timing import DENSE, NAIVE, OURS, Row, Timings, plain
 from experiments.reporting.benchmark_figure import BACKWARD, BOTH, FORWARD
+from pe_jax.validation import ConfigError
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
@@ -273,13 +274,13 @@ def write(runs: Sequence[Path], docs: Path, command: str) -> Path:
     """Writes the page and its figures.
 
     Raises:
-      ValueError: a folder without results, two folders of one name.
+      ConfigError: a folder without results, two folders of one name.
     """
     for folder in runs:
         if not (folder / "benchmark.csv").exists():
-            raise ValueError(f"runs={str(folder)!r}: it has no benchmark.csv; run the benchmark")
+            raise ConfigError(f"runs={str(folder)!r}: it has no benchmark.csv; run the benchmark")
     if len({folder.name for folder in runs}) < len(runs):
-        raise ValueError(f"runs={[*map(str, runs)]}: give each folder a different name")
+        raise ConfigError(f"runs={[*map(str, runs)]}: give each folder a different name")
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     parts = [INTRO.format(command=command), "## Targets", targets([*map(read, runs)])]
     for folder in runs:

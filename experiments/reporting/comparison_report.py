@@ -30,7 +30,7 @@ def build(workdir: Path) -> Path:
 
     Raises:
       FileNotFoundError: there is no manifest in `workdir`.
-      ValueError: a file cannot be read (missing and failed runs are allowed).
+      ConfigError: a file cannot be read (missing and failed runs are allowed).
     """
     results = read(workdir)
     decided = [(question, verdicts(results, question)) for question in results.questions]

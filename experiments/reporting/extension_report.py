@@ -8,6 +8,7 @@ import rich.table
 from experiments.reporting import plotting, statistics
 from experiments.reporting.results import Run, Scheme
 from experiments.reporting.verdicts import Verdict, decide
+from experiments.running.run_names import find, short_names
 from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.training.config import PROTOCOLS
 
@@ -75,11 +76,17 @@ class Page:
 
     def verdicts(self, part: str) -> list[Verdict]:
         """Every method against the reference, at the target length under a sliding window."""
-        return decide(self.schemes(part), self.config.reference, PROTOCOLS[1], self.target)
+        return decide(self.schemes(part), self.reference, PROTOCOLS[1], self.target)
+
+    @property
+    def reference(self) -> str:
+        """The short name of the method that the others are compared with."""
+        specs = self.config.encodings
+        return short_names(["rope", *specs])[find("reference", self.config.reference, specs)]
 
     def _decided(self, part: str) -> rich.table.Table:
-        name = self.config.reference
-        title = f"Loss at {self.target}, {PROTOCOLS[1]}, minus that of {name}: {self.parts[part]}"
+        name, words = self.reference, self.parts[part]
+        title = f"Loss at {self.target}, {PROTOCOLS[1]}, minus that of {name}: {words}"
         caption = "Paired by seed, 95 % simultaneous (Holm) intervals over all methods."
         table = rich.table.Table("encoding", "difference", "verdict", title=title, caption=caption)
         for row in self.verdicts(part):

@@ -18,6 +18,9 @@ from typing import Any
 from experiments.reporting import results
 from experiments.reporting.results import Results, Scheme
 from experiments.running.provenance import command, save_json
+from experiments.running.references import REFERENCES
+from experiments.running.run_names import short_names
+from pe_jax.validation import ConfigError
 
 # May differ: seeds are joined, the corpus is compared by digest, the others do not affect losses.
 FREE = ("seed", "data", "model.encoding", "eval.batch_tokens")
@@ -29,16 +32,18 @@ def join(folders: Sequence[Path], target: Path) -> None:
     """Writes a workdir with the runs of all comparisons.
 
     Raises:
-      FileNotFoundError: one of the folders has no manifest.
-      ValueError: they are not comparable, saying why; the target holds another comparison.
+      ConfigError: one of the folders has no manifest; they are not comparable, saying why; the
+        target holds another comparison.
     """
     manifest_path = target / "manifest.json"
     is_joined = manifest_path.exists()
     if is_joined and "joined" not in json.loads(manifest_path.read_text(encoding="utf-8")):
-        raise ValueError(f"workdir={str(target)!r} holds a comparison; choose another for the join")
+        raise ConfigError(
+            f"workdir={str(target)!r} holds a comparison; choose another for the join"
+        )
     parts = [results.read(folder) for folder in folders]
     if target.resolve() in [folder.resolve() for folder in folders]:
-        raise ValueError(f"workdir={str(target)!r} is one of those to join; choose another")
+        raise ConfigError(f"workdir={str(target)!r} is one of those to join; choose another")
     for first, other in itertools.combinations(parts, 2):
         check_comparable(first, other)
     before = results.read(target).reported if is_joined else ()
@@ -49,9 +54,10 @@ def join(folders: Sequence[Path], target: Path) -> None:
     for part in parts:
         for scheme in part.schemes:
             _copy(part, scheme, target)
-    timed = next((part.workdir for part in parts if part.speed), None)
+    timed = next((part for part in parts if part.speed), None)
     if timed:
-        shutil.copy(timed / "speed.json", target)
+        encodings = {_folder(entry): entry for entry in manifest["encodings"]}
+        save_json(target / "speed.json", _timings(timed, encodings))
     save_json(target / results.REPORTED, [*_earlier(parts, manifest["seeds"], before)])
     save_json(manifest_path, manifest)
 
@@ -74,8 +80,8 @@ def _earlier(
 
 def _copy(part: Results, scheme: Scheme, target: Path) -> None:
     """Copies the small files of a scheme's runs that no earlier part has."""
-    folders = [Path("runs", scheme.name, f"seed{seed}") for seed in scheme.runs]
-    folders += [results.check_folder(part.workdir, scheme.name, pair) for pair in scheme.checks]
+    folders = [Path("runs", scheme.folder, f"seed{seed}") for seed in scheme.runs]
+    folders += [results.check_folder(part.workdir, scheme.folder, pair) for pair in scheme.checks]
     for folder in folders:
         if (target / folder / RUN[0]).exists():
             continue
@@ -86,20 +92,20 @@ def _copy(part: Results, scheme: Scheme, target: Path) -> None:
 
 
 def check_comparable(first: Results, other: Results) -> None:
-    """Raises ValueError with the first difference that makes them incomparable."""
+    """Raises ConfigError with the first difference that makes them incomparable."""
     ours, theirs = (dict(_binding(part.manifest)) for part in (first, other))
     for field in {**ours, **theirs}:
         if ours.get(field) != theirs.get(field):
-            raise ValueError(
+            raise ConfigError(
                 f"{other.workdir}: {field}={theirs.get(field)!r}, and {first.workdir} has"
                 f" {ours.get(field)!r}: not comparable"
             )
     for scheme in other.schemes:
-        same = first.scheme(scheme.name)
+        same = next((s for s in first.schemes if s.folder == scheme.folder), None)
         for what in ("spec", "learning_rate", "encoding_rate"):
             a, b = (_of(s, what) for s in (same or scheme, scheme))
             if None not in (a, b) and a != b:
-                raise ValueError(
+                raise ConfigError(
                     f"{other.workdir}: {what} of {scheme.name} is {b!r}, and {first.workdir} has"
                     f" {a!r}: not comparable"
                 )
@@ -119,15 +125,18 @@ def joined(parts: Sequence[Results], target: Path) -> dict:
     """The joint manifest, with the differences as notes."""
     manifests = [part.manifest for part in parts]
     first = manifests[0]
-    encodings = {e["name"]: e for m in manifests for e in m["encodings"]}
+    encodings = renamed(manifests)
+    names = {e["name"]: encodings[_folder(e)]["name"] for e in first["encodings"]}
     seeds = sorted({seed for m in manifests for seed in m["seeds"]})
     specs = [e["spec"] for e in encodings.values()]
+    references = {field: names[first[field]] for field in REFERENCES if first[field] in names}
     commands = [c for m in manifests for c in (*m.get("before", ()), _command(m))]
     config = {"workdir": str(target), "encodings": specs, "seed": seeds[0], "seeds": len(seeds)}
     return {
         **first,
         "name": f"{len(encodings)} positional encodings on {first['corpus']['name']}",
         "encodings": [*encodings.values()],
+        **references,
         "seeds": seeds,
         "config": {**first["config"], **config},
         "commit": ", ".join(dict.fromkeys(m["commit"] for m in manifests)),
@@ -137,6 +146,32 @@ def joined(parts: Sequence[Results], target: Path) -> dict:
         "notes": [*_notes(parts)],
         "joined": [str(part.workdir) for part in parts],
     }
+
+
+def renamed(manifests: Sequence[dict]) -> dict[str, dict]:
+    """Folder → entry of every scheme, with the short name that it has among all of them."""
+    entries = {_folder(e): e for m in manifests for e in m["encodings"]}
+    names = short_names([e["spec"] for e in entries.values()])
+    return {
+        folder: {**e, "name": names[e["spec"]]} if "folder" in e else e
+        for folder, e in entries.items()
+    }
+
+
+def _folder(entry: dict) -> str:
+    return entry.get("folder", entry["name"])
+
+
+def _timings(part: Results, encodings: dict[str, dict]) -> dict:
+    """The timings of a comparison by the names of the join."""
+    names = {s.name: encodings[s.folder]["name"] for s in part.schemes}
+    speed = part.speed or {}
+
+    def with_names(timed: dict) -> dict:
+        return {**timed, "encodings": {names.get(n, n): x for n, x in timed["encodings"].items()}}
+
+    lengths = {n: with_names(there) for n, there in speed.get("lengths", {}).items()}
+    return {**with_names(speed), "lengths": lengths}
 
 
 def _command(manifest: dict) -> dict[str, str]:
@@ -168,7 +203,7 @@ def _repeated(parts: Sequence[Results]) -> Iterator[str]:
                 if run.status == "missing":
                     continue
                 losses = run.evaluation.get("losses", {})
-                if (before := seen.setdefault((scheme.name, seed), losses)) is not losses:
+                if (before := seen.setdefault((scheme.folder, seed), losses)) is not losses:
                     how = "the same numbers" if before == losses else "with other numbers"
                     at = f"{scheme.name}, seed {seed}"
                     yield f"{at}: also in {part.workdir.name}, {how}; the first is used."

@@ -17,6 +17,7 @@ from experiments.reporting import statistics
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.checkpoint import BINDING
 from pe_jax.training.config import PROTOCOLS, from_json
+from pe_jax.validation import ConfigError
 
 REQUIRED = (
     *("name", "train_length", "lengths", "baseline", "reference", "encodings", "seeds"),
@@ -84,13 +85,17 @@ def _words(troubles: dict[int, str], seeds: list[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """One encoding with its runs, by seed, and its short runs, by (rate, multiple)."""
+    """One encoding with its runs, by seed, and its short runs, by (rate, multiple).
+
+    `folder` is that of its runs, below `runs` and `rates`.
+    """
 
     name: str
     spec: str
     index: int
     runs: dict[int, Run]
     checks: dict[Pair, Run] = dataclasses.field(default_factory=dict)
+    folder: str = ""
 
     def windows(self, protocol: str, length: int) -> tuple[dict[int, np.ndarray], str]:
         """Seed → loss of every window, for the seeds that have it; the problems of the others."""
@@ -172,13 +177,17 @@ class Results:
 
     @property
     def subject(self) -> dict[str, Any]:
-        """Seeds and schemes of a report, to which more may be added later."""
-        return {"seeds": self.manifest["seeds"], "encodings": [s.name for s in self.schemes]}
+        """Seeds and schemes of a report, to which more may be added later.
+
+        Schemes are called by their folders: short names change as variants are added.
+        """
+        return {"seeds": self.manifest["seeds"], "encodings": [s.folder for s in self.schemes]}
 
     @property
     def changes(self) -> str:
         """Describes what was added or left out after a report; "" if nothing was."""
         fields, changes = {"seeds": "seed", "encodings": "encoding"}, []
+        names = {s.folder: s.name for s in self.schemes}
         for field, word in fields.items():
             now = dict.fromkeys(self.subject[field])
             before = [dict.fromkeys(subject[field]) for subject in self.reported]
@@ -187,7 +196,9 @@ class Results:
             for values, what in ((added, "added"), (left, "left out")):
                 if values:
                     plural = "s" * (len(values) > 1)
-                    changes.append(f"{word}{plural} {', '.join(map(str, values))} {what}")
+                    changes.append(
+                        f"{word}{plural} {', '.join(str(names.get(x, x)) for x in values)} {what}"
+                    )
         return "; ".join(changes)
 
     def scheme(self, name: str) -> Scheme | None:
@@ -238,7 +249,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from None
+        raise ConfigError(f"{path}: not valid JSON ({error})") from None
 
 
 def read_metrics(path: Path) -> tuple[tuple[dict[str, Any], ...], int, int]:
@@ -272,9 +283,9 @@ def _run(folder: Path, seed: int) -> Run:
     return Run(seed, status, reason, evaluation, *metrics)
 
 
-def rate_folder(name: str, rate: float, encoding_rate: float) -> Path:
+def rate_folder(folder: str, rate: float, encoding_rate: float) -> Path:
     """The folder of a short run at a learning rate and its multiple, under the workdir."""
-    return Path("rates", name, rates_name(rate, encoding_rate))
+    return Path("rates", folder, rates_name(rate, encoding_rate))
 
 
 def rates_name(rate: float, encoding_rate: float) -> str:
@@ -282,11 +293,11 @@ def rates_name(rate: float, encoding_rate: float) -> str:
     return f"{float(rate)!r}x{float(encoding_rate)!r}"
 
 
-def check_folder(workdir: Path, name: str, pair: Pair) -> Path:
+def check_folder(workdir: Path, folder: str, pair: Pair) -> Path:
     """`rate_folder`, or its name in comparisons made before encoding rates existed."""
-    folder, before = rate_folder(name, *pair), Path("rates", name, repr(float(pair[0])))
-    old = pair[1] == 1 and not (workdir / folder).exists() and (workdir / before).exists()
-    return before if old else folder
+    path, before = rate_folder(folder, *pair), Path("rates", folder, repr(float(pair[0])))
+    old = pair[1] == 1 and not (workdir / path).exists() and (workdir / before).exists()
+    return before if old else path
 
 
 def pairs(manifest: dict[str, Any], entry: dict[str, Any]) -> list[Pair]:
@@ -297,10 +308,10 @@ def pairs(manifest: dict[str, Any], entry: dict[str, Any]) -> list[Pair]:
     return [(float(rate), float(multiple)) for rate, multiple in checks]
 
 
-def read_checks(workdir: Path, name: str, pairs: Iterable[Pair], seed: int) -> dict[Pair, Run]:
+def read_checks(workdir: Path, folder: str, pairs: Iterable[Pair], seed: int) -> dict[Pair, Run]:
     """The short runs of an encoding, by (rate, multiple)."""
     as_floats = [(float(rate), float(multiple)) for rate, multiple in pairs]
-    return {pair: _run(workdir / check_folder(workdir, name, pair), seed) for pair in as_floats}
+    return {pair: _run(workdir / check_folder(workdir, folder, pair), seed) for pair in as_floats}
 
 
 def rate_losses(checks: dict[Pair, Run], length: int) -> dict[Pair, float]:
@@ -318,23 +329,26 @@ def read(workdir: Path) -> Results:
     """Reads a comparison.
 
     Raises:
-      FileNotFoundError: there is no manifest.
-      ValueError: the manifest or timings cannot be read, lack a field, or a name leaves `runs/`.
+      ConfigError: there is no manifest; it or the timings cannot be read, or lack a field; a name
+        leaves `runs/`.
     """
-    workdir = Path(workdir).resolve()
+    if not (workdir / "manifest.json").is_file():
+        raise ConfigError(f"workdir={str(workdir)!r} holds no manifest.json of a comparison")
+    workdir = workdir.resolve()
     manifest = _json(workdir / "manifest.json")
     for field in REQUIRED:
         if field not in manifest:
-            raise ValueError(f"{workdir / 'manifest.json'}: no field {field!r}")
+            raise ConfigError(f"{workdir / 'manifest.json'}: no field {field!r}")
     schemes = []
     for index, entry in enumerate(manifest["encodings"]):
         name = str(entry["name"])
-        folder = workdir / "runs" / name
-        if "\0" in name or folder.resolve().parent != (workdir / "runs").resolve():
-            raise ValueError(f"encoding name {name!r}: its folder would be outside runs/")
-        runs = {seed: _run(folder / f"seed{seed}", seed) for seed in manifest["seeds"]}
-        checks = read_checks(workdir, name, pairs(manifest, entry), manifest["seeds"][0])
-        schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks))
+        folder = str(entry.get("folder", name))  # the first comparisons had names for folders
+        path = workdir / "runs" / folder
+        if "\0" in folder or path.resolve().parent != (workdir / "runs").resolve():
+            raise ConfigError(f"encoding {name!r}: its folder {folder!r} would be outside runs/")
+        runs = {seed: _run(path / f"seed{seed}", seed) for seed in manifest["seeds"]}
+        checks = read_checks(workdir, folder, pairs(manifest, entry), manifest["seeds"][0])
+        schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks, folder))
     paths = workdir / "speed.json", workdir / REPORTED
     speed, reported = (_json(path) if path.is_file() else None for path in paths)
     return Results(workdir, manifest, tuple(schemes), speed, tuple(reported or ()))

@@ -10,7 +10,7 @@ import numpy as np
 import rich.table
 
 from experiments.reporting import plotting, statistics
-from experiments.running.run_names import short_name, title
+from experiments.running.run_names import find, short_names, title
 from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
 
@@ -35,10 +35,8 @@ PANELS = (  # title, which of a score's two numbers, whether beyond the training
 
 
 def position_names(config: TasksConfig) -> dict[str, str]:
-    """Names of the kinds of positions: the scheme's name if that is unique, else the spec."""
-    names = [short_name(positions) for positions in config.positions]
-    unique = len({*names}) == len(names)
-    return dict(zip(config.positions, names if unique else config.positions, strict=True))
+    """Spec → short name of the kinds of positions."""
+    return short_names(config.positions)
 
 
 def collect(config: TasksConfig, runs: dict, fixed: Callable[[str], dict]) -> list[dict]:
@@ -93,18 +91,12 @@ def cell(config: TasksConfig, entry: dict, task: str, which: int, beyond: bool) 
     return values if isinstance(values, str) else float(np.mean([*values.values()]))
 
 
-def reference_spec(config: TasksConfig) -> str | None:
-    """The spec of the reference, which may be given by its scheme; None if it does not run."""
-    specs = [s for s in config.encodings if config.reference in (s, short_name(s))]
-    return specs[0] if len(specs) == 1 else None
-
-
 def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict, dict]]]:
     """Pairs to compare: each kind of positions with the first, each encoding with `reference`."""
     first_positions = position_names(config)[config.positions[0]]
     first = {e["spec"]: e for e in entries if e["positions"] == first_positions}
     moved = [e for e in entries if e["spec"] in first and e is not first[e["spec"]]]
-    reference = first.get(reference_spec(config))
+    reference = first.get(find("reference", config.reference, config.encodings))
     schemes = [e for e in first.values() if reference and e is not reference]
     return {
         "positions": [(e, first[e["spec"]]) for e in moved],

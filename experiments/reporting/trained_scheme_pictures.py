@@ -15,6 +15,7 @@ from experiments.reporting import plotting, scheme_pictures
 from experiments.reporting.results import Results, Scheme
 from pe_jax import positions
 from pe_jax.encodings import Dims, Encoding, Params, parse
+from pe_jax.validation import ConfigError
 
 HEADER = ("panel", "series", "query_or_distance", "key", "value")
 REACH, TOKENS = 1024, 48  # tokens of the curve at most, of the map
@@ -33,7 +34,7 @@ def _subject(results: Results, scheme: Scheme, longest: int) -> Subject:
     """The scheme of layer 0 at a length, with its trained parameters.
 
     Raises:
-      ValueError: the saved parameters do not fit it, or are not finite.
+      ConfigError: the saved parameters do not fit it, or are not finite.
     """
     m = results.manifest
     pattern, dims = parse(scheme.spec), Dims(**m["dims"])
@@ -41,18 +42,18 @@ def _subject(results: Results, scheme: Scheme, longest: int) -> Subject:
     init = functools.partial(encoding.init, jax.random.key(0), dims)
     shapes, tree = jax.tree.flatten(jax.eval_shape(init))
     notes = ["first scheme of the pattern"] if len(set(pattern)) > 1 else []
-    path = results.workdir / "runs" / scheme.name / f"seed{m['seeds'][0]}" / "encoding.npz"
+    path = results.workdir / "runs" / scheme.folder / f"seed{m['seeds'][0]}" / "encoding.npz"
     leaves = []
     if shapes and path.is_file():
         with np.load(path, allow_pickle=False) as arrays:
             leaves = [jnp.asarray(arrays[str(i)]) for i in range(len(arrays.files))]
         if [x.shape for x in leaves] != [x.shape for x in shapes]:
-            raise ValueError("encoding.npz holds other parameters than the scheme has")
+            raise ConfigError("encoding.npz holds other parameters than the scheme has")
     elif shapes:
         leaves = jax.tree.leaves(init())
         notes.append("initial parameters: there is no encoding.npz")
     if not all(np.isfinite(x).all() for x in leaves):
-        raise ValueError("its parameters are not finite")
+        raise ConfigError("its parameters are not finite")
     params = jax.tree.unflatten(tree, leaves)
     return Subject(encoding.at_length(longest), params, dims, "; ".join(notes))
 
@@ -62,7 +63,7 @@ def draw(results: Results, scheme: Scheme, stem: str) -> tuple[plotting.Drawing,
     """(the picture, a caption): by distance for a repeated token, by pair for random tokens.
 
     Raises:
-      ValueError: the scheme cannot be built; its parameters do not fit it or are not finite.
+      ConfigError: the scheme cannot be built; its parameters do not fit it or are not finite.
     """
     limit = parse(scheme.spec)[0].limit() or results.longest
     reach = min(results.longest, limit, REACH)

@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Iterator
 
 import jax
-import orbax.checkpoint
 from absl import flags
 
 from experiments.running.errors import one_line_errors
 from experiments.running.signals import STOP_SIGNALS
+from pe_jax.validation import ConfigError
 
 FLAG_NAMES = ("coordinator", "processes", "process")
 # Seconds until all hosts must be connected, and until a silent one counts as dead.
@@ -59,7 +59,7 @@ def connect(coordinator: str | None, processes: int | None, process: int | None)
     """Connects to the other processes: those of the flags, of a TPU pod, SLURM or MPI, or none.
 
     Raises:
-      ValueError: some flags, but not all; a cluster's variables that contradict each other.
+      ConfigError: some flags, but not all; a cluster's variables that contradict each other.
       OSError: some processes did not connect.
     """
     values = coordinator, processes, process
@@ -70,7 +70,7 @@ def connect(coordinator: str | None, processes: int | None, process: int | None)
     )
     missing = [name for name, value in zip(FLAG_NAMES, values, strict=True) if value is None]
     if missing and len(missing) < len(FLAG_NAMES):
-        raise ValueError(f"--{missing[0]} is missing: pass all of --{', --'.join(FLAG_NAMES)}")
+        raise ConfigError(f"--{missing[0]} is missing: pass all of --{', --'.join(FLAG_NAMES)}")
     try:
         if missing:
             initialize()
@@ -78,7 +78,7 @@ def connect(coordinator: str | None, processes: int | None, process: int | None)
             initialize(coordinator, processes, process, cluster_detection_method="deactivate")
     except ValueError as error:
         if not missing or "coordinator_address should be defined" not in str(error):
-            raise
+            raise ConfigError(f"--{FLAG_NAMES[0]}: {error}") from error
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         raise OSError(f"not all processes came within {CONNECT_SECONDS} s: {reason}") from error
@@ -89,5 +89,7 @@ def wait_for_all() -> None:
 
     On CPUs a collective times out after 30 seconds, and compile times may differ by more.
     """
+    import orbax.checkpoint  # not at the top: `--help` imports this module
+
     barrier = orbax.checkpoint.multihost.get_barrier_sync_fn()
     barrier(key="meet", timeout_ms=1000 * CONNECT_SECONDS)

@@ -1,93 +1,94 @@
 """Start of every program: flags and a config file become a checked config; one-line errors."""
 
+import ast
 import dataclasses
 import functools
-import importlib.util
 import logging as std_logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import jax
 import rich.console
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments.running import distributed, signals
-from experiments.running.errors import exit_with, one_line_errors
-from pe_jax.training import config as configs
-from pe_jax.validation import nearest
+from experiments.running import config_files, distributed, help_text, references, signals
+from experiments.running.errors import one_line_errors
+from pe_jax import config_fields
+from pe_jax.validation import ConfigError, nearest
 
 VERBOSE_LIBRARIES = ("jax", "orbax", "grain")
 COMPILED_PROGRAMS = Path(__file__).parents[2] / ".jax_cache"
+ADVICE = "write --config.FIELD=VALUE; --list=fields has them"
 
 
 def run(main: Callable[[Any], None], default: str, kind: type) -> None:
     """Parses the command line, checks the config and calls `main(config)`.
+
+    `--help` and `--list=WHAT` are answered before anything else.
 
     Args:
       main: the program.
       default: the config file used without `--config`.
       kind: class of the config.
     """
-    if not hasattr(kind, "encodings"):
+    repeated = repeated_flags(kind)
+    if "encodings" not in repeated:
         flags.DEFINE_string("encoding", None, "short for --config.model.encoding")
+    for name in repeated:
+        flags.DEFINE_multi_string(name, None, f"short for --config.{name}")
+    flags.DEFINE_enum("list", None, [*help_text.LISTS], "prints what there is of a kind")
     distributed.define_flags()
     quiet_libraries()
-    keep_programs()
-    has_config = any(re.match(r"--?config(=|$)", argument) for argument in sys.argv)
+    load = functools.partial(config_files.load, kind=kind)
     with one_line_errors():
-        first = draft(kind()) if has_config else load(default)
-    try:  # it reads the overrides of the default file at once
-        config_flags.DEFINE_config_dataclass(
-            "config", first, "a file with get_config()", parse_fn=load
-        )
-    except KeyError as error:
-        exit_with(_unknown_field(kind(), sys.argv, error))
+        source = _config_file(sys.argv)
+        known = Path(source or default).is_file()
+        if what := help_text.asked(sys.argv[1:]):
+            _show_help(what, main, load(source or default) if known else config_files.draft(kind()))
+        first = config_files.draft(kind()) if source else load(default)
+        check_names(kind(), repeated, sys.argv)
+        # it reads the overrides of the default file at once
+        config_flags.DEFINE_config_dataclass("config", first, "a file of configs/", parse_fn=load)
     parse = functools.partial(_parse, kind())
-    app.run(lambda rest: _start(main, rest[1:]), flags_parser=parse)
+    app.run(lambda rest: _start(main, rest[1:], repeated), flags_parser=parse)
 
 
-def load(source: str) -> Any:
-    """A draft of the config of FILE, or FILE:ARGUMENT.
+def run_flags(main: Callable[[], None]) -> None:
+    """Parses the flags of a program without a config, and calls `main()`."""
+    quiet_libraries()
+    with one_line_errors():
+        if help_text.asked(sys.argv[1:]):
+            _show_help("help", main, None)
 
-    Raises:
-      OSError: there is no such file.
-    """
-    path, *argument = source.split(":", 1)
-    spec = importlib.util.spec_from_file_location("config_file", path)
-    if spec is None or spec.loader is None:
-        raise OSError(f"config={path!r}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return draft(module.get_config(*argument))
+    def start(rest: Sequence[str]) -> None:
+        with one_line_errors():
+            if rest[1:]:
+                raise ConfigError(f"{rest[1]!r} is not a flag; write --FLAG=VALUE")
+            main()
 
-
-def draft(config: Any) -> Any:
-    """A mutable copy of a config and of nested ones, for flags to write to."""
-    if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        return config
-    copy = object.__new__(_draft_type(type(config)))
-    for field in dataclasses.fields(config):
-        setattr(copy, field.name, draft(getattr(config, field.name)))
-    return copy
+    app.run(start, flags_parser=functools.partial(_parse, None))
 
 
-@functools.cache
-def _draft_type(kind: type) -> type:
-    return type(kind.__name__, (kind,), {"__setattr__": object.__setattr__})
+def _show_help(what: str, main: Callable, config: Any) -> NoReturn:
+    """Prints the help of the program that `main` is in, or a list, and exits."""
+    program = sys.modules[main.__module__]
+    modules = (program.__name__, sys.argv[0], __name__, distributed.__name__)
+    text = help_text.program(program.__doc__ or "", config, modules)
+    try:
+        print(text if what == "help" else "\n".join(help_text.LISTS[what](config)), flush=True)
+    except BrokenPipeError:  # the reader, as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
 
 
-def final(config: Any) -> Any:
-    """The frozen config of a draft."""
-    if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        return config
-    fields = {f.name: final(getattr(config, f.name)) for f in dataclasses.fields(config)}
-    kind = type(config).__mro__[1]  # a draft is an instance of a subclass
-    return kind(**fields)
+def repeated_flags(kind: type) -> list[str]:
+    """The fields of a config that are tuples of strings, each with a flag that repeats."""
+    return [f.name for f in dataclasses.fields(kind) if help_text.is_strings(f.default)]
 
 
 def keep_programs() -> None:
@@ -95,6 +96,8 @@ def keep_programs() -> None:
 
     JAX's own settings (`JAX_COMPILATION_CACHE_DIR`, `JAX_ENABLE_COMPILATION_CACHE=0`) come first.
     """
+    import jax
+
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(COMPILED_PROGRAMS))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
@@ -105,6 +108,8 @@ def quiet_libraries() -> None:
     logging.set_verbosity(logging.INFO)
     logging.use_absl_handler()
     logging.get_absl_handler().addFilter(_is_ours_or_warning)
+    # tasks of orbax whose error is reported once, by the main thread
+    std_logging.getLogger("asyncio").setLevel(std_logging.CRITICAL)
 
 
 def _is_ours_or_warning(record: std_logging.LogRecord) -> bool:
@@ -119,20 +124,40 @@ def show(*parts: Any) -> None:
     console.print(*parts, sep="\n")
 
 
+def _config_file(argv: Sequence[str]) -> str | None:
+    """The value of `--config`, if it is given."""
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        if given := re.fullmatch(r"--?config(?:=(.*))?", argument):
+            return following if given[1] is None else given[1]
+    return None
+
+
 @signals.quiet_interrupt()
-def _start(main: Callable[[Any], None], rest: Sequence[str]) -> None:
+def _start(main: Callable[[Any], None], rest: Sequence[str], repeated: Sequence[str]) -> None:
     with one_line_errors():
         if rest:
-            raise ValueError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
-        config = final(flags.FLAGS.config)
-        if "encoding" in flags.FLAGS and flags.FLAGS.encoding is not None:
-            model = dataclasses.replace(config.model, encoding=flags.FLAGS.encoding)
-            config = dataclasses.replace(config, model=model)
+            raise ConfigError(f"{rest[0]!r} is not a flag; {ADVICE}")
+        config = overridden(config_files.final(flags.FLAGS.config), repeated)
         config.check()
         config = dataclasses.replace(config, workdir=str(Path(config.workdir).absolute()))
         check_writable(Path(config.workdir))
+    keep_programs()
     with distributed.connected():
         main(config)
+
+
+def overridden(config: Any, repeated: Sequence[str]) -> Any:
+    """The config with the values of `--encoding`, or of flags that repeat."""
+    if "encoding" in flags.FLAGS and flags.FLAGS.encoding is not None:
+        model = dataclasses.replace(config.model, encoding=flags.FLAGS.encoding)
+        return dataclasses.replace(config, model=model)
+    given = {name: tuple(flags.FLAGS[name].value or ()) for name in repeated}
+    given = {name: values for name, values in given.items() if values}
+    encodings = given.get("encodings", ())
+    if len(encodings) == 1 and len(pattern_parts(encodings[0])) > 1:
+        logging.warning("encodings: %s", _one_or_many("encodings", encodings[0]))
+    chosen = {name for name in ("baseline", "reference") if f"config.{name}" in flags.FLAGS}
+    return references.with_values(config, given, chosen)
 
 
 def _parse(known: Any, argv: Sequence[str]) -> list[str]:
@@ -140,24 +165,85 @@ def _parse(known: Any, argv: Sequence[str]) -> list[str]:
     with one_line_errors():
         try:
             return flags.FLAGS(argv)
-        except KeyError as error:
-            raise ValueError(_unknown_field(known, argv, error)) from error
         except flags.UnrecognizedFlagError as error:
-            raise ValueError(str(error)) from error
+            own = [name for name in flags.FLAGS if not name.startswith("config.")]
+            paths = [f"config.{path}" for path in config_fields.paths(known)] if known else []
+            near = nearest(error.flagname, own, cutoff=0.8)
+            near = near or _nearest_path(error.flagname, own + paths, cutoff=0.6)
+            hint = f"did you mean --{near}?" if near else "--help lists them"
+            raise ConfigError(f"--{error.flagname} is not a flag; {hint}") from error
         except flags.Error as error:
-            name = str(error).partition("--config.")[2].partition("=")[0]
-            field = configs.find(known, name)
-            need = f"; pass {field.metadata['need']}" if field and "need" in field.metadata else ""
-            raise ValueError(f"{error}{need}") from error
+            ours = isinstance(error.__context__, ConfigError)
+            text = str(error.__context__) if ours else _explained(known, str(error))
+            raise ConfigError(text) from error
 
 
-def _unknown_field(config: Any, argv: Sequence[str], error: KeyError) -> str:
-    known = configs.paths(config)
+def _explained(known: Any, error: str) -> str:
+    """absl's error with what the flag takes: `flag --config.steps=1e4: invalid literal …`."""
+    flag = re.match(r"flag (--\S+?)=(.*?): ", error, re.DOTALL)
+    path = re.search(r"--config\.([\w.]+)", error)
+    field = config_fields.find(known, path[1]) if path and known is not None else None
+    need = field.metadata.get("need") if field else None
+    if flag and need is None:
+        need = flags.FLAGS[flag[1].removeprefix("--")].parser.syntactic_help
+    if flag and need:
+        return f"{flag[1]}={flag[2]}: pass {need}"
+    return f"{error}; pass {need}" if need else error
+
+
+def check_names(config: Any, repeated: Sequence[str], argv: Sequence[str]) -> None:
+    """Raises ConfigError for a flag of a field that the config has not, or takes another way."""
+    known = config_fields.paths(config)
     for argument in argv:
-        name = argument.removeprefix("--config.").partition("=")[0]
-        if argument.startswith("--config.") and name not in known:
-            return f"--config.{name} is unknown; did you mean --config.{nearest(name, known)}?"
-    return str(error)
+        given = re.fullmatch(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL)
+        if given is None:
+            continue
+        name, value = given[1], given[2]
+        if name not in known:
+            raise ConfigError(_unknown_field(name, known))
+        if name in repeated and value is not None and not _is_tuple(value):
+            raise ConfigError(f"--config.{name}={value}: {_one_or_many(name, value)}")
+
+
+def _unknown_field(name: str, known: Sequence[str]) -> str:
+    if inner := [path for path in known if path.startswith(f"{name}.")]:
+        return f"--config.{name} has fields; pass one of them, such as --config.{inner[0]}"
+    parent = name.rpartition(".")[0]
+    near = parent if parent in known else _nearest_path(name, known)
+    return f"--config.{name} is unknown; did you mean --config.{near}?"
+
+
+def _nearest_path(name: str, paths: Sequence[str], cutoff: float = 0.0) -> str:
+    """The path that ends in a name, else the most similar; "" if none is similar enough."""
+    ending = [path for path in paths if path.rpartition(".")[2] == name]
+    return ending[0] if ending else nearest(name, paths, cutoff)
+
+
+def _is_tuple(value: str) -> bool:
+    try:
+        return isinstance(ast.literal_eval(value), tuple)
+    except (ValueError, SyntaxError):
+        return False
+
+
+def _one_or_many(name: str, value: str) -> str:
+    """How to pass one value, or the parts of a pattern, with the flag that repeats."""
+    parts = pattern_parts(value)
+    fix = f"pass --{name}={shlex.quote(value)}"
+    if len(parts) > 1:
+        listed = " ".join(f"--{name}={shlex.quote(part)}" for part in parts)
+        fix = f"that is one pattern over layers, for which {fix}; for {len(parts)}, pass {listed}"
+    return fix
+
+
+def pattern_parts(spec: str) -> list[str]:
+    """The parts of a text that commas outside brackets separate."""
+    try:
+        tree = ast.parse(spec.strip(), mode="eval").body
+    except SyntaxError:
+        return [spec]
+    parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+    return [ast.get_source_segment(spec.strip(), part) or spec for part in parts]
 
 
 def check_writable(folder: Path) -> None:

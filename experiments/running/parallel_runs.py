@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from experiments.running.signals import Stop
 from experiments.running.sweep_configs import Sweep
 from pe_jax.training import sharding
+from pe_jax.validation import ConfigError
 
 
 def run_meshes(config: Sweep) -> list[Mesh]:
@@ -25,10 +26,10 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     after another, since programs with collectives must not be started from several threads.
 
     Raises:
-      ValueError: several processes; settings that contradict each other.
+      ConfigError: several processes; settings that contradict each other.
     """
     if jax.process_count() > 1:
-        raise ValueError(
+        raise ConfigError(
             f"{jax.process_count()} processes: a comparison runs in one; start one per host,"
             " without a cluster's variables, each with --config.encodings and its own workdir"
         )
@@ -36,7 +37,7 @@ def run_meshes(config: Sweep) -> list[Mesh]:
     described = f"{len(devices)} × {devices[0].device_kind}"
     if config.devices == "all":
         if config.workers > 1:
-            raise ValueError(
+            raise ConfigError(
                 f"workers={config.workers}: runs that take all devices go one after the other;"
                 " leave it 0, or pass --config.devices=one"
             )
@@ -45,7 +46,7 @@ def run_meshes(config: Sweep) -> list[Mesh]:
         return [mesh]
     for axis in sharding.AXES:
         if (size := getattr(config.mesh, axis)) not in (1, -1):
-            raise ValueError(
+            raise ConfigError(
                 f"mesh.{axis}={size}: each run has one device; pass --config.devices=all"
             )
     count = config.workers or (cores if devices[0].platform == "cpu" else len(devices))

@@ -12,20 +12,28 @@ from typing import Any
 
 import jax
 
+ROOT = Path(__file__).parents[2]
+CODE = ("pe_jax", "experiments", "pyproject.toml", "requirements.txt")  # what results depend on
+
 
 @functools.cache
-def commit() -> str:
-    """The commit of this checkout, or why it is unknown."""
+def commit(root: Path = ROOT) -> str:
+    """The commit of a checkout, with `-dirty` if its code differs; or why it is unknown.
+
+    A workdir in the checkout, tracked or not, is no code; a config is saved with its results.
+    """
     git = shutil.which("git")
     if git is None:
         return "unknown: git is not installed"
-    described = subprocess.run(
-        [git, "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-    )
-    return described.stdout.strip() or "not a git checkout"
+
+    def output(*args: str) -> str:
+        found = subprocess.run([git, *args], capture_output=True, text=True, cwd=root)
+        return found.stdout.strip()
+
+    described = output("describe", "--always")
+    if not described:
+        return "not a git checkout"
+    return described + "-dirty" * bool(output("status", "--porcelain", "--", *CODE))
 
 
 def environment() -> dict[str, str]:

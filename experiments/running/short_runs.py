@@ -14,7 +14,7 @@ from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
 from experiments.running.parallel_runs import run_in_parallel, run_meshes
 from experiments.running.provenance import environment, save_json
-from experiments.running.run_names import slug
+from experiments.running.run_names import folder
 from experiments.running.run_table import Reporter, RunTable
 from experiments.running.sweep_configs import TrialsConfig
 from pe_jax.training import sharding
@@ -54,29 +54,6 @@ class Trials:
         return json.loads(path.read_text())  # new results as JSON too: keys become strings
 
 
-def folders(entries: Mapping[Any, Iterable[str]]) -> dict[Any, str]:
-    """A folder name for each entry, made of its parts.
-
-    Raises:
-      ValueError: two are the same.
-    """
-    names = {entry: "-".join(slug(x)[:60] for x in parts) for entry, parts in entries.items()}
-    for entry, name in names.items():
-        if [*names.values()].count(name) > 1:
-            raise ValueError(f"encodings: {entry}: another one has the same name in a path, {name}")
-    return names
-
-
-def check_entry(folder: Path, parts: list[str]) -> None:
-    """Raises ValueError if a folder holds runs of another entry, as names are truncated."""
-    for path in folder.rglob("*.json"):
-        saved = json.loads(path.read_text()).get("entry")
-        if saved != parts:
-            raise ValueError(
-                f"encodings: {path} is of {saved}, not of {parts}; use a new --config.workdir"
-            )
-
-
 def nothing_else(saved: dict) -> dict:
     """Adds nothing to the saved config."""
     del saved
@@ -103,19 +80,17 @@ def completed(
       entries: what runs in parallel → the parts of its folder's name.
       runs: how many an entry has.
       run: trains all runs of an entry.
-      also: saved config → more fields to save; may raise ValueError.
+      also: saved config → more fields to save; may raise ConfigError.
     """
     workdir = Path(config.workdir)
     path, now = workdir / "config.json", json.loads(json.dumps(dataclasses.asdict(config)))
     with one_line_errors():
         meshes = run_meshes(config)
         sharding.check_fits(config.model, config.batch, meshes[0])
-        names = folders(entries)
+        names = {entry: folder(*parts) for entry, parts in entries.items()}
         saved = json.loads(path.read_text()) if path.exists() else {}
         if saved:
             check_same(saved, now, binding)
-        for entry, parts in entries.items():
-            check_entry(workdir / "runs" / names[entry], [*parts])
         kept = now | also(saved)
         lock = Lock(workdir)
         save_json(path, kept)
@@ -124,8 +99,8 @@ def completed(
     with contextlib.closing(lock), signals.Stop() as stop:
 
         def run_entry(entry: Any, mesh: Mesh) -> Any:
-            folder = workdir / "runs" / names[entry]
-            return run(entry, Trials(folder, [*entries[entry]], mesh, stop, table))
+            path = workdir / "runs" / names[entry]
+            return run(entry, Trials(path, [*entries[entry]], mesh, stop, table))
 
         with one_line_errors(), table:
             results = run_in_parallel(run_entry, entries, meshes, stop)

@@ -4,24 +4,23 @@ import dataclasses
 
 import jax
 
+from experiments.running.references import with_references
 from pe_jax import position_schemes
-from pe_jax.models.config import ModelConfig
-from pe_jax.training import tasks
-from pe_jax.training.config import (
-    PROTOCOLS,
-    Config,
-    EvalConfig,
-    MeshConfig,
-    OptimizerConfig,
+from pe_jax.config_fields import (
     ascending,
     check_fields,
+    choice_field,
+    different,
     int_field,
     ranged,
     real_field,
     seed_field,
 )
+from pe_jax.models.config import ModelConfig
+from pe_jax.training import tasks
+from pe_jax.training.config import PROTOCOLS, Config, EvalConfig, MeshConfig, OptimizerConfig
 from pe_jax.training.images import MIN_SIDE
-from pe_jax.validation import nearest
+from pe_jax.validation import ConfigError, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Sweep:
       mesh: the devices.
     """
 
-    devices: str = ranged("one", "one or all", lambda v: v in ("one", "all"))
+    devices: str = choice_field("one", ("one", "all"))
     workers: int = int_field(0, 0)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
@@ -71,8 +70,10 @@ class CompareConfig(Config, Sweep):
     Attributes:
       encodings: as `model.encoding` takes them; `{length}` stands for the training length.
       seeds: how many; run k has seed `seed` + k.
-      baseline: the encoding that speed and memory are measured against.
-      reference: the encoding that losses are compared with.
+      baseline: the encoding that speed and memory are measured against, by its spec or its short
+        name; empty: the first.
+      reference: the encoding that losses are compared with, named like the baseline; empty: the
+        first.
       protocol: of the primary metric, at the longest length, and of the secondary, at `length`.
       smallest_effect: of interest, nats per token: an interval within ± this is "no practical
         difference"; no difference is claimed for a mean within it.
@@ -104,13 +105,9 @@ class CompareConfig(Config, Sweep):
         lambda v: len(v) > 0,
     )
     seeds: int = int_field(3, 1)
-    baseline: str = ranged("nope", "one of the encodings", bool)
-    reference: str = ranged("rope", "one of the encodings", bool)
-    protocol: str = ranged(
-        PROTOCOLS[0],
-        " or ".join(PROTOCOLS),
-        lambda v: v in PROTOCOLS,
-    )
+    baseline: str = ""
+    reference: str = ""
+    protocol: str = choice_field(PROTOCOLS[0], PROTOCOLS)
     smallest_effect: float = real_field(0.01, 0, 10)
     rates: tuple[float, ...] = choices_field(10)
     encoding_rates: tuple[float, ...] = choices_field(1e4)
@@ -127,19 +124,20 @@ class CompareConfig(Config, Sweep):
         super().check()
         specs = self.specs()
         if len(set(specs)) < len(specs):
-            raise ValueError(f"encodings={self.encodings}: name each once")
+            raise ConfigError(f"encodings={self.encodings}: name each once")
+        with_references(self, specs)
         chosen = bool(self.rates or self.encoding_rates)
         on_text = not self.data.startswith("synthetic:")
         if chosen and on_text and self.eval.split == "validation":
-            raise ValueError(
+            raise ConfigError(
                 "eval.split='validation': the rates are chosen there; pass eval.split=test"
             )
         if chosen and self.optimizer.warmup > self.rate_steps:
             least = f"optimizer.warmup={self.optimizer.warmup}"
-            raise ValueError(f"rate_steps={self.rate_steps}: must be at least {least}")
+            raise ConfigError(f"rate_steps={self.rate_steps}: must be at least {least}")
         if self.timing_lengths and self.mesh.seq != 1:
             fix = "decoding takes no mesh.seq; leave it ()"
-            raise ValueError(f"timing_lengths={self.timing_lengths}: {fix}")
+            raise ConfigError(f"timing_lengths={self.timing_lengths}: {fix}")
 
     def models(self) -> list[ModelConfig]:
         """One model per encoding."""
@@ -176,7 +174,7 @@ class TrialsConfig(Sweep):
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
     def check(self) -> None:
-        """Raises ValueError naming the field, its value and the range it must lie in."""
+        """Raises ConfigError naming the field, its value and the range it must lie in."""
         check_fields(self, "")
         self.optimizer.check(self.steps)
 
@@ -188,7 +186,7 @@ CONVENTIONS = ("index", "normalized", "resized")
 class ImagesConfig(TrialsConfig):
     """A comparison on images: every encoding with every seed, at the training size and larger.
 
-    Attributes, in addition to those of `TrialsConfig`:
+    Attributes:
       encodings: as `model.encoding` takes them; `{side}` stands for the patches along a side of a
         training image. A suffix `@normalized` or `@resized` selects other positions than the
         patches' indices (`positions.grid`, `positions.resized`); an encoding of one axis gets the
@@ -225,12 +223,12 @@ class ImagesConfig(TrialsConfig):
         """Checks every model as well."""
         super().check()
         if self.model.causal:
-            raise ValueError("model.causal=True: pass False, every patch sees all others")
+            raise ConfigError("model.causal=True: pass False, every patch sees all others")
         if any(side % self.patch for side in self.sides):
-            raise ValueError(f"sides={self.sides}: must be multiples of patch={self.patch}")
+            raise ConfigError(f"sides={self.sides}: must be multiples of patch={self.patch}")
         for spec, convention in self.entries():
             if convention not in CONVENTIONS:
-                raise ValueError(f"encodings: {spec}@{convention}: choose one of {CONVENTIONS}")
+                raise ConfigError(f"encodings: {spec}@{convention}: choose one of {CONVENTIONS}")
             model = dataclasses.replace(self.model, encoding=spec)
             model.check()
             for encoding in model.pattern:
@@ -238,12 +236,12 @@ class ImagesConfig(TrialsConfig):
                     convention == "index" or encoding.claims.real_positions
                 )
                 if not several and not (encoding.claims.axes == 1 and convention == "index"):
-                    raise ValueError(
+                    raise ConfigError(
                         f"encodings: {spec}@{convention}: an image has two axes; normalized and"
                         " resized positions are real numbers, which not every encoding takes"
                     )
         if len(set(self.entries())) < len(self.encodings):
-            raise ValueError(f"encodings={self.encodings}: name each once")
+            raise ConfigError(f"encodings={self.encodings}: name each once")
 
     def entries(self) -> list[tuple[str, str]]:
         """(encoding, convention of its positions), with the training size filled in."""
@@ -256,13 +254,13 @@ class ImagesConfig(TrialsConfig):
 class TasksConfig(TrialsConfig):
     """A comparison on tasks: every encoding, with every kind of positions, task and seed.
 
-    Attributes, in addition to those of `TrialsConfig`:
+    Attributes:
       encodings: as `model.encoding` takes them.
       positions: as `Config.positions`; each encoding is trained with each of them, and those after
         the first are compared with the first.
       reference: the encoding that the others are compared with, all with the first positions, by
         the fraction of tokens right beyond the training length, mean over lengths and tasks. Its
-        spec, or the name of its scheme.
+        spec or its short name; empty: the first.
       tasks: names in `tasks.TASKS`.
       length: of the longest question in training; all lengths to it are equally likely.
       lengths: longer lengths to test, ascending; `length` is tested too.
@@ -278,14 +276,14 @@ class TasksConfig(TrialsConfig):
     encodings: tuple[str, ...] = ranged(
         ("nope", "sinusoidal", "t5(bidirectional=True)", "rope", "alibi"),
         "at least one encoding, each once",
-        lambda v: 0 < len(v) == len(set(v)),
+        different,
     )
     positions: tuple[str, ...] = ranged(
         ("contiguous", "randomized(maximum=128)"),
         "at least one scheme of positions, each once",
-        lambda v: 0 < len(v) == len(set(v)),
+        different,
     )
-    reference: str = ranged("rope", "an encoding", bool)
+    reference: str = ""
     tasks: tuple[str, ...] = ranged(
         (
             "even_pairs",
@@ -298,7 +296,7 @@ class TasksConfig(TrialsConfig):
             "passkey",
         ),
         "at least one task, each once",
-        lambda v: 0 < len(v) == len(set(v)),
+        different,
     )
     length: int = int_field(12, 1)
     lengths: tuple[int, ...] = ranged(
@@ -316,15 +314,15 @@ class TasksConfig(TrialsConfig):
         for name in self.tasks:
             if name not in tasks.TASKS:
                 near = nearest(name, tasks.TASKS)
-                raise ValueError(f"tasks: {name!r} is unknown; did you mean {near!r}?")
+                raise ConfigError(f"tasks: {name!r} is unknown; did you mean {near!r}?")
         if self.lengths[0] <= self.length:
-            raise ValueError(f"lengths={self.lengths}: pass longer ones than length={self.length}")
+            raise ConfigError(f"lengths={self.lengths}: pass longer ones than length={self.length}")
         if self.mesh.seq != 1:
-            raise ValueError(f"mesh.seq={self.mesh.seq}: pass 1, rows of tasks are not shared")
+            raise ConfigError(f"mesh.seq={self.mesh.seq}: pass 1, rows of tasks are not shared")
         for task in (tasks.TASKS[name] for name in self.tasks):
             if not task.defined(self.length):
                 limits = f"{task.shortest} to {task.longest or 'any'} symbols"
-                raise ValueError(f"length={self.length}: questions of {task.short} have {limits}")
+                raise ConfigError(f"length={self.length}: questions of {task.short} have {limits}")
         for spec, positions in self.entries():
             model = dataclasses.replace(self.model, encoding=spec)
             model.check()
@@ -333,10 +331,12 @@ class TasksConfig(TrialsConfig):
             for task in (tasks.TASKS[name] for name in self.tasks):
                 width = task.read(self.length, model.causal)
                 if not scheme.fits(width, limit):
-                    raise ValueError(
+                    raise ConfigError(
                         f"length={self.length}: a row of {task.short} has {width} tokens, more than"
                         f" {spec!r} or positions={positions!r} defines; shorten it, or raise those"
                     )
+
+        with_references(self, self.encodings)
 
     def entries(self) -> list[tuple[str, str]]:
         """(encoding, positions) pairs, without duplicates: positions do not matter to NoPE."""
@@ -361,8 +361,8 @@ class ExtendConfig(Sweep):
         it, `{group}` for the least group with which Self-Extend then reaches the target, `{ones}`
         for one 1.0 per frequency and `{searched}` for the factors of LongRoPE's search
         (`experiments.running.longrope_search`).
-      reference: the method that the others are compared with, by its name in the results, on the
-        loss at the target under a sliding window.
+      reference: the method that the others are compared with, on the loss at the target under a
+        sliding window. Its spec or its short name; empty: the first.
       factor: the target length over the length trained on.
       steps: of the fine-tune at the target length; 0: none.
       batch: rows per step of the fine-tune, and in the search.
@@ -396,7 +396,7 @@ class ExtendConfig(Sweep):
         "at least one encoding",
         lambda v: len(v) > 0,
     )
-    reference: str = ranged("rope", "the name of one of the encodings", bool)
+    reference: str = ""
     factor: float = real_field(4.0, 1, 1024)
     steps: int = int_field(100, 0)
     batch: int = int_field(8, 1)
@@ -409,11 +409,12 @@ class ExtendConfig(Sweep):
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def check(self) -> None:
-        """Raises ValueError naming the field, its value and the range it must lie in."""
+        """Raises ConfigError naming the field, its value and the range it must lie in."""
         check_fields(self, "")
         if self.steps:
             self.optimizer.check(self.steps)
         self.eval.check()
         for field in ("encodings", "runs"):
             if len(set(getattr(self, field))) < len(getattr(self, field)):
-                raise ValueError(f"{field}={getattr(self, field)}: name each once")
+                raise ConfigError(f"{field}={getattr(self, field)}: name each once")
+        with_references(self, self.encodings)

@@ -8,19 +8,20 @@ from pathlib import Path
 from pe_jax.training.checkpoint import Checkpoints, abstract
 from pe_jax.training.config import Config, from_json
 from pe_jax.training.step import State, Trainer
+from pe_jax.validation import ConfigError
 
-MISSING = "workdir={!r} holds no {}; train a model there first"
+MISSING = "{}={!r} holds no {}; train a model there first"
 
 
-def read(workdir: Path) -> tuple[Config, dict]:
+def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
     """The configuration of a run, and all of `config.json`, with digests of its data.
 
     Raises:
-      ValueError: there is no run.
+      ConfigError: there is no run.
     """
     path = workdir / "config.json"
     if not path.exists():
-        raise ValueError(MISSING.format(str(workdir), "config.json"))
+        raise ConfigError(MISSING.format(field, str(workdir), "config.json"))
     saved = json.loads(path.read_text())
     return from_json(Config, saved), saved
 
@@ -30,9 +31,9 @@ def last(workdir: Path) -> Iterator[tuple[Checkpoints, int]]:
     """The checkpoints of a run, which may be writing more, and the last complete step.
 
     Raises:
-      ValueError: there is no checkpoint.
+      ConfigError: there is no checkpoint.
     """
-    missing = ValueError(MISSING.format(str(workdir), "checkpoint"))
+    missing = ConfigError(MISSING.format("workdir", str(workdir), "checkpoint"))
     if not (workdir / "checkpoints").is_dir():
         raise missing
     with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
@@ -46,7 +47,7 @@ def restore(workdir: Path, trainer: Trainer) -> State:
     """The last state of a run, with the trainer's shardings.
 
     Raises:
-      ValueError: there is no checkpoint, or a file is damaged.
+      ConfigError: there is no checkpoint, or a file is damaged.
     """
     like = abstract(trainer.state_shapes, trainer.shardings)
     with last(workdir) as (checkpoints, step):

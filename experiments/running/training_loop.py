@@ -29,6 +29,7 @@ from pe_jax.training.config import PROTOCOLS, Config
 from pe_jax.training.evaluate import Evaluator, pieces, windows
 from pe_jax.training.metrics import Metrics, Progress
 from pe_jax.training.step import State, Trainer
+from pe_jax.validation import ConfigError
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -101,7 +102,7 @@ def open_source(config: Config) -> Source:
     if isinstance(corpus, tasks.Task):
         if not corpus.fitting(config.eval.lengths[0] + 1):
             least = corpus.decoded(corpus.shortest) - 1
-            raise ValueError(
+            raise ConfigError(
                 f"eval.lengths={config.eval.lengths}: {corpus.name} needs at least {least}"
             )
         return Source(corpus, None, None)
@@ -113,11 +114,11 @@ def with_vocab(config: AnyConfig, vocab: int) -> AnyConfig:
     """The config with `model.vocab` set to the data's number of token ids if it is 0.
 
     Raises:
-      ValueError: it is smaller than that number.
+      ConfigError: it is smaller than that number.
     """
     model = dataclasses.replace(config.model, vocab=config.model.vocab or vocab)
     if model.vocab < vocab:
-        raise ValueError(f"model.vocab={model.vocab}: the data needs at least {vocab}")
+        raise ConfigError(f"model.vocab={model.vocab}: the data needs at least {vocab}")
     return dataclasses.replace(config, model=model)
 
 
@@ -125,7 +126,7 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
     """The trainer of a config with a vocabulary, on the given mesh or the config's.
 
     Raises:
-      ValueError: a size does not fit the mesh, or some positions are not defined.
+      ConfigError: a size does not fit the mesh, or some positions are not defined.
     """
     mesh = mesh or sharding.make_mesh(config.mesh)
     lengths = {"length": config.length, **{f"eval.lengths: {n}": n for n in config.eval.lengths}}
@@ -134,7 +135,7 @@ def prepare(config: Config, mesh: Mesh | None = None) -> Trainer:
     scheme = position_schemes.choose(config.positions, pattern)
     limit = position_schemes.position_limit(pattern)
     if not scheme.fits(config.length, limit):
-        raise ValueError(
+        raise ConfigError(
             f"length={config.length}: {config.model.encoding!r} is defined for {limit} positions,"
             f" {config.positions} has {scheme.bound(config.length)};"
             " shorten them or lengthen the table"
@@ -166,7 +167,7 @@ def run_metadata(config: Config, source: Source) -> dict:
 
 
 def _is_finished(config: Config, source: Source) -> bool:
-    """Whether the workdir holds the finished run; ValueError if its configuration is another."""
+    """Whether the workdir holds the finished run; ConfigError if its configuration is another."""
     folder = Path(config.workdir)
     finished = (folder / "evaluation.json").exists()
     if (folder / "config.json").exists():
@@ -313,7 +314,7 @@ def _resumed(
         rows = batches(config, source, trainer.mesh)
         done = checkpoints.latest() or 0
         if done > config.steps:
-            raise ValueError(f"steps={config.steps}: the checkpoint is at step {done} already")
+            raise ConfigError(f"steps={config.steps}: the checkpoint is at step {done} already")
         if not done:
             return new, rows, 0
         before = checkpoints.meta(done).get("readers", [1, 1])
@@ -332,7 +333,7 @@ def _next_batch(rows: Iterator[dict], step: int) -> dict:
         try:
             return next(rows)
         except Exception as error:  # readers raise exceptions of many kinds
-            raise ValueError(f"no data for step {step}: {error or repr(error)}") from error
+            raise ConfigError(f"no data for step {step}: {error or repr(error)}") from error
 
 
 def _keep_in_step(state: State) -> None:

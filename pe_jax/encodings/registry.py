@@ -1,82 +1,16 @@
-"""Every encoding by its name, one line each; `make`, `parse` and `format_encoding`."""
+"""Encodings by their names: `make`, `parse` and `format_encoding`."""
 
 from typing import Any
 
 from pe_jax import spec_strings as specs
-from pe_jax.encodings.alibi import ALiBi
-from pe_jax.encodings.alibi_2d import ALiBi2D
+from pe_jax.encodings import schemes
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.bipe import BiPE
-from pe_jax.encodings.buckets import Buckets, Clipped
-from pe_jax.encodings.cable import CABLE
-from pe_jax.encodings.cope import CoPE
-from pe_jax.encodings.cpb import CPB
-from pe_jax.encodings.dape import DAPE
-from pe_jax.encodings.deberta import DeBERTa
-from pe_jax.encodings.fire import FIRE
-from pe_jax.encodings.fox import FoX
-from pe_jax.encodings.kerple import KERPLE
-from pe_jax.encodings.layoutlmv3 import LayoutLMv3
-from pe_jax.encodings.learned import Learned
-from pe_jax.encodings.learned_2d import Learned2D
-from pe_jax.encodings.learned_grid import LearnedGrid
-from pe_jax.encodings.mrope import MRoPE
-from pe_jax.encodings.rerope import ReRoPE
-from pe_jax.encodings.rope import RoPE
-from pe_jax.encodings.rope_2d import RoPE2D
-from pe_jax.encodings.rope_nd import RoPEND
 from pe_jax.encodings.rope_scaling import SCALINGS
-from pe_jax.encodings.sandwich import Sandwich
-from pe_jax.encodings.self_extend import SelfExtend
-from pe_jax.encodings.shaw import Shaw
-from pe_jax.encodings.sinusoidal import Sinusoidal
-from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
 from pe_jax.encodings.sums import Sum
-from pe_jax.encodings.swin import Swin
-from pe_jax.encodings.t5 import T5
-from pe_jax.encodings.temperature import Temperature
-from pe_jax.encodings.transformer_xl import TransformerXL
-from pe_jax.encodings.tupe import TUPE
-from pe_jax.encodings.wavlm import WavLM
-from pe_jax.encodings.xpos import XPos
-from pe_jax.validation import require, shown
+from pe_jax.validation import ConfigError, require, shown
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    "nope": Encoding,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "shaw": Shaw,
-    "transformer_xl": TransformerXL,
-    "t5": T5,
-    "buckets": Buckets,
-    "clipped": Clipped,
-    "deberta": DeBERTa,
-    "rope": RoPE,
-    "xpos": XPos,
-    "temperature": Temperature,
-    "alibi": ALiBi,
-    "fox": FoX,
-    "cable": CABLE,
-    "wavlm": WavLM,
-    "rerope": ReRoPE,
-    "self_extend": SelfExtend,
-    "cope": CoPE,
-    "dape": DAPE,
-    "sinusoidal_2d": Sinusoidal2D,
-    "learned_2d": Learned2D,
-    "learned_grid": LearnedGrid,
-    "rope_2d": RoPE2D,
-    "rope_nd": RoPEND,
-    "mrope": MRoPE,
-    "swin": Swin,
-    "cpb": CPB,
-    "layoutlmv3": LayoutLMv3,
-    "alibi_2d": ALiBi2D,
-    "kerple": KERPLE,
-    "sandwich": Sandwich,
-    "fire": FIRE,
-    "tupe": TUPE,
-    "bipe": BiPE,
+    name: kind for name, kind in vars(schemes).items() if isinstance(kind, type)
 }
 
 
@@ -84,14 +18,14 @@ def make(name: str, **fields: Any) -> Encoding:
     """Builds a scheme, as `make("rope", base=5e5)`; sequences become tuples, so it can be hashed.
 
     Raises:
-      ValueError: unknown name or field (naming the nearest), or a value out of range.
+      ConfigError: unknown name or field (naming the nearest), or a value out of range.
       TypeError: the name is not a string.
     """
     if isinstance(name, str) and not {*"(+,*"}.isdisjoint(name):
         fix = "make takes a name; pe_jax.parse reads such a string"
-        raise ValueError(f"encoding {shown(name)}: {fix}")
+        raise ConfigError(f"encoding {shown(name)}: {fix}")
     if isinstance(name, str) and name not in ENCODINGS and name.lower() in SCALINGS:
-        raise ValueError(f"encoding {name!r} is a scaling: rope(scaling={name.lower()}(…))")
+        raise ConfigError(f"encoding {name!r} is a scaling: rope(scaling={name.lower()}(…))")
     return specs.build("encoding", ENCODINGS, name, fields)
 
 
@@ -105,7 +39,7 @@ def parse(spec: str) -> tuple[Encoding, ...]:
       The pattern: one encoding per layer, to be repeated over the depth.
 
     Raises:
-      ValueError: what cannot be read, an unknown name or field (naming the nearest).
+      ConfigError: what cannot be read, an unknown name or field (naming the nearest).
       TypeError: `spec` is not a string.
     """
     if not isinstance(spec, str):
@@ -114,7 +48,7 @@ def parse(spec: str) -> tuple[Encoding, ...]:
     try:
         pattern = specs.parse_pattern(spec, example="rope(base=5e5)", nested=scaling)
     except ValueError as error:
-        raise ValueError(f"encoding {shown(spec)}: {error}") from error
+        raise ConfigError(f"encoding {shown(spec)}: {error}") from error
     return tuple(_encoding(summands, spec) for summands in pattern)
 
 
@@ -134,7 +68,7 @@ def _value(value: Any, spec: str) -> Any:
     try:
         return specs.build("scaling", SCALINGS, value.name, fields)
     except ValueError as error:
-        raise ValueError(f"encoding {shown(spec)}: {error}") from error
+        raise ConfigError(f"encoding {shown(spec)}: {error}") from error
 
 
 def format_encoding(encoding: Encoding) -> str:

@@ -4,20 +4,17 @@ D width, N layers.
 """
 
 import dataclasses
-from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
-from flax import nnx
 
+from pe_jax.config_fields import bool_field, check_fields, choice_field, int_field, ranged
 from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding
 from pe_jax.engines import inputs
-from pe_jax.validation import is_int, is_real, nearest, require
+from pe_jax.validation import ConfigError, is_real, require
 
-ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
-NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+ENGINES = ("auto", "dense", "tiled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +25,15 @@ class ModelConfig:
       encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`
         (Gemma 3: `rope(base=1e4)*5,rope(base=1e6)`).
       vocab: number of token ids; 0 takes the tokenizer's.
-      width: D.
-      layers: N, a multiple of the pattern's length.
+      width: D, of the residual stream.
+      layers: number of blocks, N, a multiple of the pattern's length.
       heads: query heads.
       kv_heads: key and value heads, a divisor of `heads`; 0 means `heads`.
       head_dim: width of a head; 0 means width / heads.
       mlp_width: hidden width of the MLP; 0 means 4·width, or 8/3·width if gated (rounded to 8).
       gated: whether the MLP is gated (GLU; arXiv 2002.05202).
-      activation: "silu", "gelu" or "relu".
-      norm: "rms" or "layer".
+      activation: of the MLP.
+      norm: RMSNorm or LayerNorm, before attention and MLP.
       qk_norm: whether q and k are normalised per head, before the encoding.
       bias: whether projections have biases.
       tied: whether the output projection is the embedding table.
@@ -44,32 +41,32 @@ class ModelConfig:
       causal: whether tokens attend only to earlier ones (a decoder) or to all (an encoder).
       window: sliding window of attention; 0 disables it.
       sinks: first tokens of each document that stay visible outside the window.
-      dtype: of the activations, "float32" or "bfloat16".
+      dtype: of the activations.
       remat: whether blocks are recomputed in the backward pass, which saves memory.
-      attention: engine: "auto", "dense" or "tiled".
+      attention: the engine.
     """
 
-    encoding: str = "rope"
-    vocab: int = 0
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 0
-    head_dim: int = 0
-    mlp_width: int = 0
-    gated: bool = True
-    activation: str = "silu"
-    norm: str = "rms"
-    qk_norm: bool = False
-    bias: bool = False
-    tied: bool = True
-    dropout: float = 0.0
-    causal: bool = True
-    window: int = 0
-    sinks: int = 0
-    dtype: str = "float32"
-    remat: bool = False
-    attention: str = "auto"
+    encoding: str = ranged("rope", "an encoding, a sum or a pattern", bool)
+    vocab: int = int_field(0, 0)
+    width: int = int_field(64, 1)
+    layers: int = int_field(2, 1)
+    heads: int = int_field(4, 1)
+    kv_heads: int = int_field(0, 0)
+    head_dim: int = int_field(0, 0)
+    mlp_width: int = int_field(0, 0)
+    gated: bool = bool_field(True)
+    activation: str = choice_field("silu", ("silu", "gelu", "relu"))
+    norm: str = choice_field("rms", ("rms", "layer"))
+    qk_norm: bool = bool_field(False)
+    bias: bool = bool_field(False)
+    tied: bool = bool_field(True)
+    dropout: float = ranged(0.0, "a rate in [0, 1)", lambda v: is_real(v) and 0 <= v < 1)
+    causal: bool = bool_field(True)
+    window: int = int_field(0, 0)
+    sinks: int = int_field(0, 0)
+    dtype: str = choice_field("float32", DTYPES)
+    remat: bool = bool_field(False)
+    attention: str = choice_field("auto", ENGINES)
 
     @property
     def dims(self) -> Dims:
@@ -98,25 +95,13 @@ class ModelConfig:
         return self.mlp_width or max(8, share)
 
     def check(self) -> None:
-        """Raises ValueError, naming the field, its value and the fix, before anything compiles."""
+        """Raises ConfigError, naming the field, its value and the fix, before anything compiles."""
 
         def need(ok: bool, field: str, fix: str):
             require(ok, f"model.{field}", getattr(self, field), fix)
 
-        for field in ("width", "layers", "heads"):
-            need(is_int(getattr(self, field), 1), field, "pass an integer of at least 1")
-        for field in ("vocab", "kv_heads", "head_dim", "mlp_width", "window", "sinks"):
-            need(is_int(getattr(self, field), 0), field, "pass an integer of at least 0")
+        check_fields(self, "model.")
         need(bool(self.window) or not self.sinks, "sinks", "set model.window too")
-        choices = {
-            "activation": ACTIVATIONS,
-            "norm": NORMS,
-            "dtype": DTYPES,
-            "attention": ("auto", "dense", "tiled"),
-        }
-        for field, known in choices.items():
-            value = getattr(self, field)
-            need(value in known, field, f"did you mean {nearest(str(value), known)!r}?")
         divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
         need(self.heads % self.dims.kv_heads == 0, "kv_heads", f"must divide heads: {divisors}")
         fits = bool(self.head_dim) or self.width % self.heads == 0
@@ -129,6 +114,6 @@ class ModelConfig:
                 encoding.check(self.dims)
                 inputs.causal(encoding, self.causal)
         except ValueError as error:
-            raise ValueError(f"model.encoding={self.encoding!r}: {error}") from error
+            raise ConfigError(f"model.encoding={self.encoding!r}: {error}") from error
         multiple = f"must be a multiple of the pattern's length {len(pattern)}"
         need(self.layers % len(pattern) == 0, "layers", multiple)

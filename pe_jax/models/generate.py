@@ -9,7 +9,7 @@ from flax import nnx
 
 from pe_jax import positions as pos
 from pe_jax.models.transformer import Transformer
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import ConfigError, is_int, is_real, require
 
 CHUNK = 32  # prompt tokens per pass; the last ones are read one by one, as new ones are
 LEAST = 64  # smallest capacity that is chosen
@@ -73,11 +73,11 @@ def generate(
     require(ok, "top_k", top_k, f"pass an integer from 0 to the vocabulary's {vocab}")
     prompt = pos.as_positions(prompt, name="prompt")
     if prompt.ndim != 2 or not prompt.shape[1]:
-        raise ValueError(f"prompt has shape {list(prompt.shape)}; pass [B, T] with T >= 1")
+        raise ConfigError(f"prompt has shape {list(prompt.shape)}; pass [B, T] with T >= 1")
     known = pos.concrete(prompt)
     if known is not None and known.size and not 0 <= known.min() <= known.max() < vocab:
         worst = known.max() if known.max() >= vocab else known.min()
-        raise ValueError(f"prompt holds token id {worst}; keep 0 <= id < vocab = {vocab}")
+        raise ConfigError(f"prompt holds token id {worst}; keep 0 <= id < vocab = {vocab}")
     total = prompt.shape[1] + new_tokens
     if capacity is None:
         power = max(LEAST, 1 << (total - 1).bit_length())

@@ -3,6 +3,7 @@
 Parameters are float32, activations the config's `dtype`. B batch, T tokens, D width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +16,11 @@ from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled.tiles import alone, devices
-from pe_jax.models.config import ACTIVATIONS, DTYPES, NORMS, ModelConfig
+from pe_jax.models.config import DTYPES, ModelConfig
+
+# what the names in a config are
+ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
+NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
 
 
 class Linear(nnx.Linear):

@@ -7,7 +7,9 @@ moment, and earlier checkpoints stay intact.
 """
 
 import contextlib
+import logging as std_logging
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from pe_jax.training import manifest
+from pe_jax.validation import ConfigError
 
 # Fields that a resumed run must share; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
@@ -72,7 +75,8 @@ class Checkpoints:
             data=grain.checkpoint.CheckpointSave(data),
             meta=ocp.args.JsonSave(meta),
         )
-        with SAVE_LOCK, self._all_or_nothing(step, state):
+        with SAVE_LOCK, self._all_or_nothing(step, state), _silent_threads():
+            self._check_space(state)
             if step in self.manager.all_steps():  # killed before its manifest was written
                 self.manager.delete(step)
             self.manager.save(step, args=items, force=True)
@@ -90,14 +94,19 @@ class Checkpoints:
         except Exception as error:  # orbax and tensorstore each raise their own
             for path in (self.path(step), *self.folder.glob(f"{step}{TEMPORARY}*")):
                 shutil.rmtree(path, ignore_errors=True)
-            need = sum(x.nbytes for x in jax.tree.leaves(state))
             free = shutil.disk_usage(self.folder).free
             reason = str(error).strip().partition("\n")[0]
+            reason = reason if len(reason) <= 160 else f"{reason[:60]} … {reason[-90:]}"
             raise OSError(
-                f"step {step} was not saved in {self.folder}: {reason[:300]} (it takes about"
-                f" {need:,} bytes, {free:,} are free); the last good step is"
+                f"step {step} was not saved in {self.folder}: {reason} (it takes about"
+                f" {_bytes(state):,} bytes, {free:,} are free); the last good step is"
                 f" {self._last_good(step)}"
             ) from error
+
+    def _check_space(self, state: Any) -> None:
+        """Raises OSError if the disk is too full for this process' part of a state."""
+        if _bytes(state) / jax.process_count() > shutil.disk_usage(self.folder).free:
+            raise OSError("no space left on the disk; free some, or choose another workdir")
 
     def _last_good(self, before: int) -> int | None:
         """The last earlier step whose files match their manifest."""
@@ -116,7 +125,7 @@ class Checkpoints:
         return self.manager.restore(step, args=args)["meta"]
 
     def check(self, step: int) -> None:
-        """Raises ValueError unless the files of a step are those that were saved.
+        """Raises ConfigError unless the files of a step are those that were saved.
 
         It names the file and the last good step. Each process checks its part of the files, once.
         """
@@ -128,7 +137,7 @@ class Checkpoints:
             good, fix = self._last_good(step), "use a new workdir"
             if good is not None:
                 fix = f"to continue there, remove {self.path(step)}"
-            raise ValueError(
+            raise ConfigError(
                 f"checkpoint {step} is damaged: {error}; the last good step is {good}; {fix}"
             ) from None
         self.checked.add(step)
@@ -145,7 +154,7 @@ class Checkpoints:
           meta: of the run that continues; None accepts any run.
 
         Raises:
-          ValueError: a file is damaged, or the checkpoint is of a run with another configuration,
+          ConfigError: a file is damaged, or the checkpoint is of a run with another configuration,
             naming the difference.
         """
         saved = self.meta(step)
@@ -167,15 +176,40 @@ class Checkpoints:
         self.manager.close()
 
 
+def _bytes(state: Any) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(state))
+
+
+@contextlib.contextmanager
+def _silent_threads() -> Iterator[None]:
+    """Keeps orbax's threads from printing a traceback each: what failed is raised once."""
+
+    def is_not_of_orbax(record: std_logging.LogRecord) -> bool:
+        return not (record.exc_info and "orbax" in Path(record.pathname).parts)
+
+    def hook(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):  # a late write of tensorstore
+            before(unraisable)
+
+    before, sys.unraisablehook = sys.unraisablehook, hook
+    logger = logging.get_absl_logger()
+    logger.addFilter(is_not_of_orbax)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_not_of_orbax)
+        sys.unraisablehook = before
+
+
 def check_same(saved: dict, now: dict, fields: tuple[str, ...] = BINDING) -> None:
-    """Raises ValueError where a field that a resumed run must share differs."""
+    """Raises ConfigError where a field that a resumed run must share differs."""
     for field in fields:
         if saved.get(field) != now.get(field):
             old, new = saved.get(field), now.get(field)
             if isinstance(old, dict) and isinstance(new, dict):
                 name = next(k for k in {**old, **new} if old.get(k) != new.get(k))
                 field, old, new = f"{field}.{name}", old.get(name), new.get(name)
-            raise ValueError(
+            raise ConfigError(
                 f"{field}={new!r}: the checkpoint was made with {old!r}; use that, or a new workdir"
             )
 

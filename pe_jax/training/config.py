@@ -5,46 +5,22 @@ A file in `configs/` returns one of these from `get_config()`; absl flags overri
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any
 
 from pe_jax import position_schemes
+from pe_jax.config_fields import (
+    ascending,
+    check_fields,
+    choice_field,
+    int_field,
+    ranged,
+    real_field,
+    seed_field,
+)
 from pe_jax.models.config import ModelConfig
-from pe_jax.validation import is_int
+from pe_jax.validation import ConfigError, is_int
 
 PROTOCOLS = ("non-overlapping", "sliding")  # of an evaluation; see `evaluate`
-
-
-def ranged(default: Any, need: str, ok: Callable[[Any], bool]) -> Any:
-    """A field whose values must be `ok`; `need` says so in words."""
-    return dataclasses.field(default=default, metadata={"need": need, "ok": ok})
-
-
-def int_field(default: int, low: int) -> Any:
-    """A field for integers of at least `low`."""
-    return ranged(default, f"an integer of at least {low}", lambda v: is_int(v, low))
-
-
-def real_field(default: float, low: float, high: float, open_low: bool = False) -> Any:
-    """A field for numbers from `low`, left out if `open_low`, to `high`."""
-    brackets = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-    above = (lambda v: v > low) if open_low else (lambda v: v >= low)
-    return ranged(
-        default,
-        f"a number in {brackets}",
-        lambda v: math.isfinite(v) and above(v) and v <= high,
-    )
-
-
-def seed_field() -> Any:
-    """A field for a seed, 0 by default."""
-    return ranged(0, "an integer in [0, 2^31)", lambda v: is_int(v, 0) and v < 2**31)
-
-
-def ascending(values: Any, low: int) -> bool:
-    """Whether these are strictly ascending integers of at least `low`."""
-    return all(is_int(n, low) for n in values) and list(values) == sorted({*values})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +52,9 @@ class OptimizerConfig:
     skips: int = int_field(3, 0)
 
     def check(self, steps: int) -> None:
-        """Raises ValueError where the warm-up is longer than `steps`."""
+        """Raises ConfigError where the warm-up is longer than `steps`."""
         if self.warmup > steps:
-            raise ValueError(f"optimizer.warmup={self.warmup}: must be in [0, steps={steps}]")
+            raise ConfigError(f"optimizer.warmup={self.warmup}: must be in [0, steps={steps}]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,16 +96,16 @@ class EvalConfig:
     )
     windows: int = int_field(16, 1)
     stride: int = int_field(32, 1)
-    split: str = ranged("validation", "validation or test", lambda v: v in ("validation", "test"))
+    split: str = choice_field("validation", ("validation", "test"))
     every: int = int_field(0, 0)
     batch_tokens: int = int_field(16384, 1)
 
     def check(self) -> None:
-        """Raises ValueError where the stride does not fit the lengths."""
+        """Raises ConfigError where the stride does not fit the lengths."""
         shortest = self.lengths[0]
         if shortest % self.stride:
             divisors = [n for n in range(1, shortest + 1) if shortest % n == 0]
-            raise ValueError(f"eval.stride={self.stride}: must be one of {divisors}")
+            raise ConfigError(f"eval.stride={self.stride}: must be one of {divisors}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,27 +146,27 @@ class Config:
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def check(self) -> None:
-        """Raises ValueError naming the field, its value and the range it must lie in."""
+        """Raises ConfigError naming the field, its value and the range it must lie in."""
         check_fields(self, "")
         for model in self.models():
             model.check()
             if position_schemes.choose(self.positions, model.pattern).bound(self.length) is None:
-                raise ValueError(
+                raise ConfigError(
                     f"positions={self.positions!r}: maximum must be at least length={self.length}"
                 )
         if not self.model.causal:
-            raise ValueError("model.causal=False: next-token training needs a causal model")
+            raise ConfigError("model.causal=False: next-token training needs a causal model")
         self.optimizer.check(self.steps)
         if self.batch % self.microbatches:
             divisors = [n for n in range(1, self.batch + 1) if self.batch % n == 0]
-            raise ValueError(
+            raise ConfigError(
                 f"microbatches={self.microbatches}: must divide batch={self.batch}; one of"
                 f" {divisors[:24]}"
             )
         self.eval.check()
         if self.eval.every and self.eval.lengths[-1] % self.length:
             longest = self.eval.lengths[-1]
-            raise ValueError(
+            raise ConfigError(
                 f"eval.every={self.eval.every}: length={self.length} must divide the longest of"
                 f" eval.lengths, {longest}; or pass 0"
             )
@@ -198,22 +174,6 @@ class Config:
     def models(self) -> list[ModelConfig]:
         """All models that are trained."""
         return [self.model]
-
-
-def check_fields(config: Any, path: str) -> None:
-    """Raises ValueError where a field of a config, or of a nested one, is out of range."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if "ok" in field.metadata:
-            try:
-                ok = field.metadata["ok"](value)
-            except (TypeError, ValueError, OverflowError):
-                ok = False
-            if not ok:
-                need = field.metadata["need"]
-                raise ValueError(f"{path}{field.name}={value!r}: pass {need}")
-        elif dataclasses.is_dataclass(value) and not isinstance(value, ModelConfig):
-            check_fields(value, f"{path}{field.name}.")
 
 
 def from_json(kind: Any, saved: dict) -> Any:
@@ -226,22 +186,3 @@ def from_json(kind: Any, saved: dict) -> Any:
             value = from_json(field.default_factory, value) if nested else value
             values[field.name] = tuple(value) if isinstance(value, list) else value
     return kind(**values)
-
-
-def find(config: Any, path: str) -> dataclasses.Field | None:
-    """The field at a dotted path such as `optimizer.warmup`; None if there is none."""
-    *parents, name = path.split(".")
-    for parent in parents:
-        config = getattr(config, parent, None)
-    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
-    return next((f for f in fields if f.name == name), None)
-
-
-def paths(config: Any, prefix: str = "") -> list[str]:
-    """The dotted paths of all leaf fields."""
-    leaves = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        path = f"{prefix}{field.name}"
-        leaves += paths(value, path + ".") if dataclasses.is_dataclass(value) else [path]
-    return leaves

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pe_jax.validation import ConfigError
+
 SPLITS = ("train", "validation", "test")
 MARKS = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
 PACKAGES = ("absl-py", "etils", "optax", "orbax-checkpoint", "tensorflow-datasets")
@@ -55,10 +57,10 @@ class Corpus:
         """Returns the documents of a split.
 
         Raises:
-          ValueError: The split has no document.
+          ConfigError: The split has no document.
         """
         if not self.splits.get(split):
-            raise ValueError(
+            raise ConfigError(
                 f"data={self.name!r}: split {split!r} has no document ({self.describe()}); "
                 f"take another split or add documents"
             )
@@ -110,7 +112,7 @@ class Files:
         file = self.files[index]
         raw = _read(file.path)
         if hashlib.sha256(raw).hexdigest() != file.digest:
-            raise ValueError(f"data: {file.path} changed since the start; restore it and resume")
+            raise ConfigError(f"data: {file.path} changed since the start; restore it and resume")
         return clean(raw)[file.start : file.end]
 
 
@@ -155,7 +157,7 @@ def embedded() -> Corpus:
     Other versions of the packages are another corpus: its `warning` says so.
 
     Raises:
-      ValueError: A package is missing, or a file differs from its wheel's.
+      ConfigError: A package is missing, or a file differs from its wheel's.
     """
     files = []
     for package in PACKAGES:
@@ -165,7 +167,7 @@ def embedded() -> Corpus:
             listed = []
         modules = [path for path in listed if path.suffix == ".py" and path.hash]
         if not modules:
-            raise ValueError(
+            raise ConfigError(
                 f"data='embedded': no wheel of {package} is installed; "
                 "pip install -r requirements.txt, or use data=text:DIR"
             )
@@ -173,7 +175,7 @@ def embedded() -> Corpus:
             file = _file(path.as_posix(), Path(str(path.locate())))
             digest = base64.urlsafe_b64decode(path.hash.value + "=").hex() if path.hash else ""
             if file.digest != digest:
-                raise ValueError(
+                raise ConfigError(
                     f"data='embedded': {file.path} differs from its wheel's; reinstall {package}"
                 )
             files.append(file)
@@ -198,7 +200,7 @@ def text(pattern: str) -> Corpus:
     empty files are left out; `clean` is applied.
 
     Raises:
-      ValueError: There is no file, no file with content, or no train split.
+      ConfigError: There is no file, no file with content, or no train split.
     """
     top = Path(pattern).expanduser()
     folders = frozenset(split for split in SPLITS if (top / split).is_dir())
@@ -208,12 +210,12 @@ def text(pattern: str) -> Corpus:
         paths = map(Path, glob.glob(str(top), recursive=True))
     paths = sorted(path for path in paths if path.is_file() and path.name[0] != ".")
     if not paths:
-        raise ValueError(f"data='text:{pattern}': no file there; give a folder, a file or a glob")
+        raise ConfigError(f"data='text:{pattern}': no file there; give a folder, a file or a glob")
     root = top if top.is_dir() else Path(os.path.commonpath([path.parent for path in paths]))
     if len(paths) == 1 and not folders and (top == paths[0] or named_split(paths[0]) == "train"):
         file = _file(paths[0].name, paths[0])
         if not file.size:
-            raise ValueError(f"data: {file.path} is empty (0 bytes); give a file with text")
+            raise ConfigError(f"data: {file.path} is empty (0 bytes); give a file with text")
         return _from_files(f"text:{file.name}", [("train", file.name, file)], frozenset())
     named = []
     for path in paths:
@@ -225,7 +227,7 @@ def text(pattern: str) -> Corpus:
         where = (
             f"{min(folders)}/ but no train/" if folders else f"{paths[0].name} but no train file"
         )
-        raise ValueError(f"data='text:{pattern}': {root} has {where}; add text to train on")
+        raise ConfigError(f"data='text:{pattern}': {root} has {where}; add text to train on")
     return _from_files(f"text:{root.resolve().name}", named, own)
 
 
@@ -258,7 +260,7 @@ def _from_files(name: str, named: Iterable[tuple[str, str, File]], own: frozense
         rule = f"{', '.join(missing)}: the last {5 * len(missing)} % of each file"
     if not parts["train"]:
         counts = ", ".join(f"{split} {len(parts[split])}" for split in SPLITS)
-        raise ValueError(f"data={name!r} is empty: no file with content ({counts}); add documents")
+        raise ConfigError(f"data={name!r} is empty: no file with content ({counts}); add documents")
     kept = {file.name: file.digest for part in parts.values() for file in part}
     return Corpus(
         name,
@@ -288,7 +290,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(f"data: cannot read {path} ({error.strerror}); restore it") from None
+        raise ConfigError(f"data: cannot read {path} ({error.strerror}); restore it") from None
 
 
 def digest(pairs: Iterable[tuple[str, str]]) -> str:

@@ -19,7 +19,7 @@ from pe_jax.training import corpus as corpora
 from pe_jax.training import packing, passkeys, records, tasks
 from pe_jax.training.corpus import Corpus
 from pe_jax.training.tokenizer import BPE, Tokenizer, check_ids, utf8
-from pe_jax.validation import nearest
+from pe_jax.validation import ConfigError, nearest
 
 SOURCES = {
     "embedded": "embedded",
@@ -43,12 +43,12 @@ def load(spec: str) -> Corpus | tasks.Task:
         `passkeys:SOURCE` is the text of a source whose training rows ask for passkeys.
 
     Raises:
-      ValueError: The source is unknown, missing, empty or corrupt (one line, with the fix).
+      ConfigError: The source is unknown, missing, empty or corrupt (one line, with the fix).
     """
     kind, _, rest = spec.partition(":")
     if kind not in SOURCES or bool(rest) != (kind != "embedded"):
         near = SOURCES[nearest(kind, SOURCES)]
-        raise ValueError(f"data={spec!r} is unknown; did you mean {near!r}?")
+        raise ConfigError(f"data={spec!r} is unknown; did you mean {near!r}?")
     if kind == "embedded":
         return corpora.embedded()
     if kind == "text":
@@ -59,14 +59,14 @@ def load(spec: str) -> Corpus | tasks.Task:
         return _with_passkeys(rest)
     if rest not in tasks.TASKS:
         near = nearest(rest, tasks.TASKS)
-        raise ValueError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
+        raise ConfigError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
     return tasks.TASKS[rest]
 
 
 def _with_passkeys(spec: str) -> Corpus:
     corpus = load(spec)
     if isinstance(corpus, tasks.Task):
-        raise ValueError(f"data='passkeys:{spec}': a task has no text; use passkeys:text:DIR")
+        raise ConfigError(f"data='passkeys:{spec}': a task has no text; use passkeys:text:DIR")
     digest = corpora.digest([("passkeys", corpus.digest)])  # its rows differ, so it is not the same
     name = f"{corpus.name} with passkeys"
     return dataclasses.replace(corpus, name=name, digest=digest, passkeys=True)
@@ -103,19 +103,19 @@ def train_iterator(
       `packing.targets`.
 
     Raises:
-      ValueError: A value is out of range, or the corpus is too short for it.
+      ConfigError: A value is out of range, or the corpus is too short for it.
     """
     _check(length, batch, seed, process_index, process_count)
     if isinstance(corpus, tasks.Task):
         if not corpus.fitting(length + 1):
             least = corpus.decoded(corpus.shortest) - 1
-            raise ValueError(f"length={length}: {corpus.name} needs at least {least}")
+            raise ConfigError(f"length={length}: {corpus.name} needs at least {least}")
         rows = grain.MapDataset.range(2**62)[process_index::process_count]
         rows = rows.to_iter_dataset(IN_LINE).batch(batch // process_count)
         found = iter(rows.map(lambda index: tasks.train_rows(corpus, seed, index, length + 1)))
         return _after(found, skip * batch // process_count, 1, 1.0)
     if tokenizer is None:
-        raise ValueError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
+        raise ConfigError(f"tokenizer=None: {corpus.name} is text; use tokenizer=bytes")
     if corpus.passkeys:
         passkeys.check(length + 1, tokenizer)
     corpus = _for_processes(corpus, process_count)
@@ -185,7 +185,7 @@ def _for_processes(corpus: Corpus, count: int) -> Corpus:
         return corpus
     pieces = corpora.Pieces(documents, count)
     if not all(pieces[index] for index in range(len(pieces))):
-        raise ValueError(
+        raise ConfigError(
             f"data={corpus.name!r} has {len(documents)} documents for {count} processes, one too"
             " short to be cut; use fewer processes"
         )
@@ -193,7 +193,14 @@ def _for_processes(corpus: Corpus, count: int) -> Corpus:
 
 
 def eval_windows(
-    corpus: Corpus, tokenizer: Tokenizer, *, split: str, count: int, length: int, seed: int = 0
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    split: str,
+    count: int,
+    length: int,
+    seed: int = 0,
+    field: str = "count",
 ) -> np.ndarray:
     """Returns windows to evaluate on, each inside one document.
 
@@ -207,21 +214,22 @@ def eval_windows(
       count: Number of windows.
       length: Tokens in each.
       seed: Chooses within the stretches.
+      field: What errors call `count`: the config's field.
 
     Returns:
       int32 [count, length]; no two windows overlap.
 
     Raises:
-      ValueError: The split has fewer such windows.
+      ConfigError: The split has fewer such windows.
     """
     if count < 1 or length < 1:
-        raise ValueError(f"count={count}, length={length}: both must be at least 1")
+        raise ConfigError(f"{field}={count}, length={length}: both must be at least 1")
     documents = range(len(corpus.documents(split)))
     tokens = np.array([len(_encode(corpus, split, tokenizer, index)) for index in documents])
     ends = np.cumsum(tokens // length)  # windows up to the end of each document
     if ends[-1] < count:
-        raise ValueError(
-            f"count={count}: split {split!r} of {corpus.name} has {ends[-1]} windows of "
+        raise ConfigError(
+            f"{field}={count}: split {split!r} of {corpus.name} has {ends[-1]} windows of "
             f"length={length} (its longest document has {tokens.max()} tokens); ask for less"
         )
     edges = np.arange(count + 1) * ends[-1] // count
@@ -242,7 +250,7 @@ def _encode(
         ids = tokenizer.encode(corpus.documents(split)[index])
         ids = check_ids(np.append(ids, tokenizer.eos) if end else ids, tokenizer.vocab)
     except ValueError as error:
-        raise ValueError(f"{corpus.name}, {split} document {index}: {error}") from None
+        raise ConfigError(f"{corpus.name}, {split} document {index}: {error}") from None
     return ids.astype(np.int32, copy=False)
 
 
@@ -255,15 +263,15 @@ def _encode_to_end(corpus: Corpus, tokenizer: Tokenizer, index: int) -> np.ndarr
 
 def _check(length: int, batch: int, seed: int, process_index: int, process_count: int) -> None:
     if length < 1 or batch < 1:
-        raise ValueError(f"length={length}, batch={batch}: both must be at least 1")
+        raise ConfigError(f"length={length}, batch={batch}: both must be at least 1")
     if not 0 <= seed < 2**31:  # grain adds the window's number and takes 32 bits
-        raise ValueError(f"seed={seed}: must be in [0, 2^31)")
+        raise ConfigError(f"seed={seed}: must be in [0, 2^31)")
     if not 0 <= process_index < process_count:
-        raise ValueError(f"process_index={process_index}: must be in [0, {process_count})")
+        raise ConfigError(f"process_index={process_index}: must be in [0, {process_count})")
     if batch % process_count:
         fits = batch // process_count * process_count, -(-batch // process_count) * process_count
         fits = " or ".join(str(value) for value in fits if value)
-        raise ValueError(f"batch={batch}: must divide over {process_count} processes; use {fits}")
+        raise ConfigError(f"batch={batch}: must divide over {process_count} processes; use {fits}")
 
 
 def _check_text(corpus: Corpus, tokenizer: Tokenizer, length: int) -> tuple[int, int]:
@@ -274,14 +282,14 @@ def _check_text(corpus: Corpus, tokenizer: Tokenizer, length: int) -> tuple[int,
             try:
                 utf8(documents[index])
             except ValueError as error:
-                raise ValueError(f"{corpus.name}, train document {index}: {error}") from None
+                raise ConfigError(f"{corpus.name}, train document {index}: {error}") from None
     tokens = size = 0
     for index in range(len(documents)):
         tokens += len(_encode_to_end(corpus, tokenizer, index))
         size += len(documents[index])
         if tokens > length:
             return tokens, max(size, 1)
-    raise ValueError(
+    raise ConfigError(
         f"length={length}: {corpus.name} has {tokens} tokens in {len(documents)} train documents, "
         f"fewer than one row of {length + 1}; use a shorter length or more text"
     )

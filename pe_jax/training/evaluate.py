@@ -29,9 +29,8 @@ from pe_jax.training.step import Trainer, token_losses
 def windows(corpus: Any, tokenizer: Any, config: EvalConfig) -> np.ndarray:
     """Text to evaluate on: int32 [W, 2M + 1], each row from a single document."""
     size = 2 * config.lengths[-1] + 1
-    return data.eval_windows(
-        corpus, tokenizer, split=config.split, count=config.windows, length=size
-    )
+    wanted = {"split": config.split, "count": config.windows, "field": "eval.windows"}
+    return data.eval_windows(corpus, tokenizer, length=size, **wanted)
 
 
 def pieces(text: np.ndarray, length: int, protocol: str, stride: int) -> np.ndarray:

@@ -20,6 +20,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from pe_jax.validation import ConfigError
+
 CLASSES = 8  # right, below, left, above when near; the same when far
 CHANCE = 1 / CLASSES
 CHANNELS = 3
@@ -46,11 +48,11 @@ def draw(key: jax.Array, count: int, side: int, zoom: float = 1.0) -> tuple[jax.
       zoom: pixels per unit.
 
     Raises:
-      ValueError: a view too narrow for a far pair.
+      ConfigError: a view too narrow for a far pair.
     """
     view = side / zoom
     if view < MIN_SIDE:
-        raise ValueError(f"side={side}, zoom={zoom}: pass side/zoom of at least {MIN_SIDE}")
+        raise ConfigError(f"side={side}, zoom={zoom}: pass side/zoom of at least {MIN_SIDE}")
     keys = jax.random.split(key, 7)
     label = jax.random.randint(keys[0], (count,), 0, CLASSES)
     direction, far = label % 4, label // 4

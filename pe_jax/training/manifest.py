@@ -10,6 +10,8 @@ import re
 from concurrent import futures
 from pathlib import Path
 
+from pe_jax.validation import ConfigError
+
 NAME = "SHA256SUMS"
 
 
@@ -40,17 +42,17 @@ def check(folder: Path, part: int = 0, parts: int = 1) -> None:
       parts: number of shares, such as processes.
 
     Raises:
-      ValueError: a file is missing, unexpected or changed; on one line, with its path.
+      ConfigError: a file is missing, unexpected or changed; on one line, with its path.
     """
     expected = _read(folder / NAME)
     present = _names(folder)
     for name in sorted({*expected} ^ {*present}):
         state = "is missing" if name in expected else f"is not in {NAME}"
-        raise ValueError(f"{folder / name} {state}")
+        raise ConfigError(f"{folder / name} {state}")
     share = present[part::parts]
     for name, digest in zip(share, _hash(folder, share), strict=True):
         if digest != expected[name]:
-            raise ValueError(f"{folder / name} is not what was saved (its SHA-256 differs)")
+            raise ConfigError(f"{folder / name} is not what was saved (its SHA-256 differs)")
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -58,7 +60,7 @@ def _read(path: Path) -> dict[str, str]:
     for line in path.read_bytes().split(b"\n")[:-1]:
         match = re.fullmatch(rb"([0-9a-f]{64})  ([^\0]+)", line)
         if not match:
-            raise ValueError(f"{path} is not what was saved (line {len(digests) + 1})")
+            raise ConfigError(f"{path} is not what was saved (line {len(digests) + 1})")
         digests[match[2].decode("utf-8", "backslashreplace")] = match[1].decode()
     return digests
 

@@ -12,6 +12,7 @@ such questions into training rows. n tokens of a row, k of a key.
 import numpy as np
 
 from pe_jax.training.tokenizer import Tokenizer
+from pe_jax.validation import ConfigError
 
 STATEMENT = (b"\nThe pass key is ", b". Remember it. ", b" is the pass key.\n")
 QUESTION = b"\nWhat is the pass key? The pass key is "
@@ -30,9 +31,9 @@ def room(tokens: Tokenizer) -> int:
 
 
 def check(length: int, tokens: Tokenizer) -> None:
-    """Raises ValueError where rows of `length` tokens are too short for the sentences."""
+    """Raises ConfigError where rows of `length` tokens are too short for the sentences."""
     if length < room(tokens):
-        raise ValueError(
+        raise ConfigError(
             f"length={length - 1}: a passkey needs {room(tokens) - 1}; use longer rows"
         )
 
@@ -52,7 +53,7 @@ def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> np.nd
       Indices of the key's tokens, int [3, k]: stated, repeated, and the answer, which ends the row.
 
     Raises:
-      ValueError: the row is too short for the sentences.
+      ConfigError: the row is too short for the sentences.
     """
     check(len(row), tokens)
     answer = tokens.encode(key)

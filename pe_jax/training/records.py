@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_jax.training import corpus
+from pe_jax.validation import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Records:
             text, reason = None, str(error).splitlines()[0]
         if text is None:  # also what a shard truncated at a block boundary gives
             path, number = self._locate(record)
-            raise ValueError(
+            raise ConfigError(
                 f"data: {path}: record {number} is corrupt or truncated ({reason}); "
                 "restore the file or prepare the data set again"
             )
@@ -54,7 +55,7 @@ def prepared(spec: str) -> corpus.Corpus:
       spec: NAME or NAME/CONFIG, then optionally `:DATA_DIR` (default: the data folder of TFDS).
 
     Raises:
-      ValueError: The data set is not prepared, has no text or no train split, or a shard is
+      ConfigError: The data set is not prepared, has no text or no train split, or a shard is
         missing or truncated.
     """
     name, _, folder = spec.partition(":")
@@ -62,7 +63,7 @@ def prepared(spec: str) -> corpus.Corpus:
     feature = _feature(name, builder.info.features)
     infos = {s: builder.info.splits[s] for s in corpus.SPLITS if s in builder.info.splits}
     if "train" not in infos:
-        raise ValueError(
+        raise ConfigError(
             f"data='tfds:{spec}': no train split, only {', '.join(builder.info.splits)}; "
             "use another data set"
         )
@@ -80,7 +81,7 @@ def _builder(name: str, folder: str) -> Any:
     from tensorflow_datasets.core import read_only_builder, registered  # 0.5 s, only when used
 
     if not re.fullmatch(r"\w+(/[\w.-]+)?", name):
-        raise ValueError(f"data='tfds:{name}' is not a name; use tfds:NAME or tfds:NAME/CONFIG")
+        raise ConfigError(f"data='tfds:{name}' is not a name; use tfds:NAME or tfds:NAME/CONFIG")
     where = {"data_dir": folder} if folder else {}
     place = f", data_dir={folder!r}" if folder else ""
     hint = f"builder({name!r}, file_format='array_record'{place}).download_and_prepare()"
@@ -88,10 +89,10 @@ def _builder(name: str, folder: str) -> Any:
     try:
         builder = read_only_builder.builder_from_files(name, **where)
     except registered.DatasetNotFoundError:
-        raise ValueError(f"data='tfds:{name}' is not prepared; {hint}") from None
+        raise ConfigError(f"data='tfds:{name}' is not prepared; {hint}") from None
     stored = builder.info.file_format
     if stored is None or stored.value != "array_record":
-        raise ValueError(
+        raise ConfigError(
             f"data='tfds:{name}' is prepared as {stored and stored.value}, "
             f"which needs TensorFlow to read; {hint}"
         )
@@ -101,7 +102,7 @@ def _builder(name: str, folder: str) -> Any:
 def _feature(name: str, features: Any) -> str:
     texts = [key for key, value in features.items() if type(value).__name__ == "Text"]
     if "text" not in texts and len(texts) != 1:
-        raise ValueError(
+        raise ConfigError(
             f"data='tfds:{name}': need a feature 'text' or one Text feature, got "
             f"{', '.join(features)}; use another data set"
         )
@@ -112,7 +113,7 @@ def _open(builder: Any, split: str, feature: str, shards: tuple[tuple[Path, int]
     try:
         source = builder.as_data_source(split=split)
     except Exception as error:
-        raise ValueError(
+        raise ConfigError(
             f"data: {shards[0][0].parent}: split {split} does not open "
             f"({str(error).splitlines()[0]}); prepare the data set again"
         ) from None
@@ -143,6 +144,6 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(
+        raise ConfigError(
             f"data: cannot read {path} ({error.strerror}); restore it or prepare the data set again"
         ) from None

@@ -20,6 +20,7 @@ from pe_jax.engines.dispatch import KERNELS
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous, RowSharded
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import MeshConfig
+from pe_jax.validation import ConfigError
 
 AXES = ("data", "fsdp", "seq", "model")
 MESH_AXES = {  # logical axis → mesh axes
@@ -46,7 +47,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     """A mesh over all devices.
 
     Raises:
-      ValueError: the axes' product is not the device count, naming what would fit.
+      ConfigError: the axes' product is not the device count, naming what would fit.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {axis: getattr(config, axis) for axis in AXES}
@@ -55,9 +56,9 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     text = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
     divisors = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
     if len(fill) > 1:
-        raise ValueError(f"mesh.{text}: at most one axis may be -1")
+        raise ConfigError(f"mesh.{text}: at most one axis may be -1")
     if len(devices) % fixed or (not fill and fixed != len(devices)):
-        raise ValueError(
+        raise ConfigError(
             f"mesh.{text}: the product must be the {len(devices)} devices; sizes from {divisors}"
         )
     for axis in fill:
@@ -75,7 +76,7 @@ def check_fits(
     lengths: dict[str, int] | None = None,
     microbatches: int = 1,
 ) -> None:
-    """Raises ValueError where a size does not divide over its mesh axis, with sizes that would.
+    """Raises ConfigError where a size does not divide over its mesh axis, with sizes that would.
 
     Args:
       model: whose heads and widths are sharded.
@@ -97,7 +98,7 @@ def check_fits(
     for field, size, axis, parts in uses:
         if size % parts:
             fits = [n for n in range(1, size + 1) if size % n == 0][:24]
-            raise ValueError(
+            raise ConfigError(
                 f"{field}={size}: must divide over {axis}={parts};"
                 f" use a multiple of {parts}, or an axis among {fits}"
             )
@@ -112,17 +113,17 @@ def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) 
         type(e).__name__ for e in model.pattern if select(abstract_terms(e, model.dims), RowRescore)
     ]
     if whole:
-        raise ValueError(f"{seq}: {whole[0]} needs whole rows of scores; use mesh.seq=1")
+        raise ConfigError(f"{seq}: {whole[0]} needs whole rows of scores; use mesh.seq=1")
     if model.attention == "dense":
-        raise ValueError(f"model.attention='dense': {seq} is attention in tiles; use 'auto'")
+        raise ConfigError(f"model.attention='dense': {seq} is attention in tiles; use 'auto'")
     if lengths is None:
-        raise ValueError(f"{seq}: the tokens of these rows are not sharded; use mesh.seq=1")
+        raise ConfigError(f"{seq}: the tokens of these rows are not sharded; use mesh.seq=1")
     parts = len(permuted.blocks)
     times = parts // mesh.shape["seq"]
     for field, length in lengths.items():
         if length % parts:
             fits = [n for n in range(1, length + 1) if length % (times * n) == 0 or n == 1][:24]
-            raise ValueError(
+            raise ConfigError(
                 f"{field}={length}: must divide into {parts} blocks, {times} per device of {seq};"
                 f" use a multiple of {parts}, or mesh.seq among {fits}"
             )
@@ -153,7 +154,7 @@ def parameter_shardings(params: Any, mesh: Mesh) -> Any:
     """A NamedSharding for each parameter, by its path and the table.
 
     Raises:
-      ValueError: a parameter that no rule matches: every device would hold all of it.
+      ConfigError: a parameter that no rule matches: every device would hold all of it.
     """
 
     def sharding(path, x):
@@ -161,7 +162,7 @@ def parameter_shardings(params: Any, mesh: Mesh) -> Any:
         logical = next((axes for rule, axes in LOGICAL if re.fullmatch(rule, name)), None)
         if logical is None:
             fix = "add its path to LOGICAL in pe_jax/training/sharding.py (axes () replicate it)"
-            raise ValueError(f"parameter {name} {list(x.shape)}: no sharding rule names it; {fix}")
+            raise ConfigError(f"parameter {name} {list(x.shape)}: no sharding rule names it; {fix}")
         return NamedSharding(mesh, PartitionSpec(*(MESH_AXES.get(axis or "") for axis in logical)))
 
     return jax.tree_util.tree_map_with_path(sharding, params)
@@ -209,13 +210,13 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     Processes whose devices hold the same rows (the model axis spans them) read the same part.
 
     Raises:
-      ValueError: the rows of a process's devices are not one such part.
+      ConfigError: the rows of a process's devices are not one such part.
     """
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
     indices = batch_sharding(mesh).addressable_devices_indices_map((parts,)).values()
     rows = sorted({index[0].indices(parts)[0] for index in indices if index is not None})
     if rows[-1] - rows[0] >= len(rows) or parts % len(rows) or rows[0] % len(rows):
-        raise ValueError(
+        raise ConfigError(
             f"mesh.data*mesh.fsdp={parts}: this process's devices hold the parts {rows} of a batch;"
             " choose axes that give each process neighbouring parts, as many as the others"
         )

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
-from pe_jax.validation import nearest
+from pe_jax.validation import ConfigError, nearest
 
 _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
 
@@ -62,7 +62,7 @@ class Bytes:
         """Returns the text; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
-          ValueError: An id is outside the vocabulary.
+          ConfigError: An id is outside the vocabulary.
         """
         ids = check_ids(ids, self.vocab)
         return ids[ids != self.eos].astype(np.uint8).tobytes().decode(errors="replace")
@@ -82,7 +82,7 @@ class BPE:
         """Returns the ids, int32 [tokens].
 
         Raises:
-          ValueError: The document is not UTF-8 (with the byte offset).
+          ConfigError: The document is not UTF-8 (with the byte offset).
         """
         ids = self.model.encode(utf8(document), add_special_tokens=False).ids
         return np.asarray(ids, np.int32)
@@ -91,7 +91,7 @@ class BPE:
         """Returns the text of ids.
 
         Raises:
-          ValueError: An id is outside the vocabulary.
+          ConfigError: An id is outside the vocabulary.
         """
         ids = check_ids(ids, self.vocab)
         return self.model.decode(ids[ids != self.eos].tolist(), skip_special_tokens=False)
@@ -104,14 +104,14 @@ def get(spec: str) -> Tokenizer:
       spec: `bytes`, or `bpe:PATH` for a Hugging Face tokenizers JSON file.
 
     Raises:
-      ValueError: The spec is unknown, or the file is missing or not a tokenizer.
+      ConfigError: The spec is unknown, or the file is missing or not a tokenizer.
     """
     kind, _, path = spec.partition(":")
     if kind == "bytes" and not path:
         return Bytes()
     if kind != "bpe" or not path:
         near = nearest(kind, ("bytes", "bpe:PATH"))
-        raise ValueError(f"tokenizer={spec!r} is unknown; did you mean {near!r}?")
+        raise ConfigError(f"tokenizer={spec!r} is unknown; did you mean {near!r}?")
     return _load_bpe(path)
 
 
@@ -141,12 +141,12 @@ def utf8(document: bytes) -> str:
     """Decodes a document.
 
     Raises:
-      ValueError: A byte is not UTF-8 (with its value and offset).
+      ConfigError: A byte is not UTF-8 (with its value and offset).
     """
     try:
         return document.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise ConfigError(
             f"tokenizer: byte {document[error.start]:#04x} at offset {error.start} is not UTF-8; "
             "correct the document or use tokenizer=bytes"
         ) from None
@@ -156,12 +156,12 @@ def check_ids(ids: Iterable[int], vocab: int) -> np.ndarray:
     """Returns the ids as an int array [tokens].
 
     Raises:
-      ValueError: An id is outside [0, vocab) (with its index).
+      ConfigError: An id is outside [0, vocab) (with its index).
     """
     ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= vocab):
         index = int(np.argmax((ids < 0) | (ids >= vocab)))
-        raise ValueError(
+        raise ConfigError(
             f"tokens: id {ids[index]} at index {index} is outside the vocabulary [0, {vocab}); "
             "use the tokenizer that the tokens were made with"
         )
@@ -170,12 +170,14 @@ def check_ids(ids: Iterable[int], vocab: int) -> np.ndarray:
 
 def _load_bpe(path: str) -> BPE:
     if not Path(path).is_file():
-        raise ValueError(f"tokenizer='bpe:{path}': no such file; make one with tokenizer.train_bpe")
+        raise ConfigError(
+            f"tokenizer='bpe:{path}': no such file; make one with tokenizer.train_bpe"
+        )
     try:
         model = tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises a bare Exception
         reason = str(error).splitlines()[0]
-        raise ValueError(
+        raise ConfigError(
             f"tokenizer='bpe:{path}': not a tokenizers JSON file ({reason}); "
             "make one with tokenizer.train_bpe"
         ) from None

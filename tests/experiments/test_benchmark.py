@@ -6,17 +6,18 @@ import json
 import jax
 import numpy as np
 import pytest
-from absl import flags
 
-from experiments import benchmark
-from experiments.measuring import matmuls, timing, workloads
+from experiments.measuring import benchmark_settings, matmuls, timing, workloads
+from experiments.measuring.benchmark_settings import Settings
 from experiments.measuring.timing import Row, Timings
+from experiments.programs import benchmark
 from experiments.reporting import benchmark_figure, benchmark_report, plotting
-from experiments.running import signals
+from experiments.running import launch, signals
+from tests.command_lines import status
 
 FORWARD, BACKWARD = benchmark_report.BOTH
 FEW = ("nope", "shaw", "t5", "rope", workloads.PLAIN, "fox", "wavlm", "rerope", "cope")
-TINY = benchmark.Settings(
+TINY = Settings(
     lengths=(32,), model_lengths=(64,), heads=2, head_dim=8, engines=("ours",), schemes=FEW
 )
 MODELS = ("nope", "learned")
@@ -146,7 +147,7 @@ def page_of(folder, rows, **about) -> str:
     folder.mkdir(exist_ok=True)
     results = Timings(rows)
     plotting.write(benchmark_figure.figure(results), folder)
-    about = {**benchmark.about(benchmark.Settings()), **about}
+    about = {**benchmark.about(Settings()), **about}
     (folder / "benchmark.json").write_text(json.dumps(about))
     return benchmark_report.write([folder], folder / "docs", "the command").read_text()
 
@@ -222,19 +223,18 @@ def test_a_signal_ends_it_and_what_is_there_is_written(monkeypatch, tmp_path):
 @pytest.fixture
 def command(capsys):
     """Command line → the line of its error."""
-    benchmark.define()
+
+    def start():
+        benchmark_settings.define()
+        launch.run_flags(lambda: benchmark.main(benchmark_settings.settings()))
 
     def call(*args: str) -> str:
-        with pytest.raises(SystemExit) as end:
-            benchmark.main(benchmark.parse(["benchmark", *args]))
+        assert status(start, *args) == 2
         error = capsys.readouterr().err
-        assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+        assert error.startswith("error: ") and error.count("\n") == 1
         return error
 
-    yield call
-    for field in dataclasses.fields(benchmark.Settings):
-        delattr(flags.FLAGS, field.name)
-    flags.FLAGS.unparse_flags()
+    return call
 
 
 @pytest.mark.parametrize(
@@ -242,17 +242,17 @@ def command(capsys):
     [
         ("--lengths=4k", "lengths='4k': pass integers of at least 2"),
         ("--lengths=64,1", "lengths=(64, 1): pass integers of at least 2"),
-        ("--lengths=64,64", "lengths=(64, 64): pass each length once"),
+        ("--lengths=64,64", "lengths=(64, 64): pass integers of at least 2, each once"),
         ("--schemes=nope,rop", "schemes='rop': did you mean 'rope'?"),
         ("--schemes=rope", "schemes=('rope',): add nope"),
         ("--modes=forwards", "modes='forwards': did you mean 'forward'?"),
         ("--engines=jax", "engines='jax': did you mean 'jax.nn'?"),
-        ("--dtype=bf16", "dtype='bf16': did you mean 'bfloat16'?"),
+        ("--dtype=bf16", "dtype='bf16': pass float32 or bfloat16; did you mean 'bfloat16'?"),
         ("--repeats=3", "repeats=3: pass an integer of at least 5"),
         ("--heads=two", "heads=two"),
         ("--head_dim=7", "schemes='rope': head_dim=7"),
         ("--nocausal", "causal=False: decoding is causal: take it out of --modes"),
-        ("--length=64", "Did you mean: lengths"),
+        ("--length=64", "--length is not a flag; did you mean --lengths?"),
         ("now", "'now' is not a flag"),
     ],
 )

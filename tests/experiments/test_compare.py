@@ -1,7 +1,6 @@
 """The comparison from end to end: stopped, continued, reported, and never mixed with another."""
 
 import csv
-import dataclasses
 import functools
 import json
 import os
@@ -17,19 +16,22 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import compare
+from experiments.programs import compare
 from experiments.reporting import comparison_report
 from experiments.running import parallel_runs, signals
 from experiments.running import training_loop as program
-from experiments.running.run_names import slug
+from experiments.running.run_names import find, short_names
+from experiments.running.run_names import folder as folder_of
 from experiments.running.sweep_configs import CompareConfig, rate_pairs
 from pe_jax.training import corpus, sharding
 from pe_jax.training.config import PROTOCOLS, EvalConfig
+from pe_jax.validation import ConfigError
 from tests import tiny
 from tests.trainers import OPTIMIZER, at_step, change, interrupt, shared_programs  # noqa: F401
 
 MAKE_MESH = sharding.make_mesh
 NAMES, SEEDS, STEPS, RATES = ("nope", "learned"), (5, 6), 3, (0.02, 0.1)
+FOLDERS = {"nope": "nope", "learned": folder_of(f"learned(length={tiny.L})")}
 pytestmark = pytest.mark.xdist_group("compare")
 
 
@@ -80,10 +82,11 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
 
 def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch):
     folder, before = compared
-    checks = {n: {f"rates/{n}/{rate}x1.0/evaluation.json" for rate in RATES} for n in NAMES}
+    places = FOLDERS.items()
+    checks = {n: {f"rates/{f}/{rate}x1.0/evaluation.json" for rate in RATES} for n, f in places}
     assert before.keys() == {*checks["nope"], "runs/nope/seed5/evaluation.json"}
     after = files(folder)
-    runs = {f"runs/{n}/seed{s}/evaluation.json" for n in NAMES for s in SEEDS}
+    runs = {f"runs/{f}/seed{s}/evaluation.json" for f in FOLDERS.values() for s in SEEDS}
     assert after.keys() == runs.union(*checks.values())
     assert before.items() <= after.items()
     for run in (folder / "runs").glob("*/*"):
@@ -101,7 +104,7 @@ def test_each_scheme_is_trained_with_the_best_of_its_learning_rates(compared):
     shown = (folder / "report.html").read_text()
     assert "Learning rates" in shown and "A demonstration" not in shown
     for name in NAMES:
-        checks = {rate: folder / "rates" / name / f"{rate}x1.0" for rate in RATES}
+        checks = {rate: folder / "rates" / FOLDERS[name] / f"{rate}x1.0" for rate in RATES}
         losses = {}
         for rate, check in checks.items():
             found = json.loads((check / "evaluation.json").read_text())
@@ -113,7 +116,7 @@ def test_each_scheme_is_trained_with_the_best_of_its_learning_rates(compared):
         best = min(losses, key=losses.get)
         assert losses[RATES[0]] != losses[RATES[1]]
         for seed in SEEDS:
-            run = folder / "runs" / name / f"seed{seed}"
+            run = folder / "runs" / FOLDERS[name] / f"seed{seed}"
             assert json.loads((run / "evaluation.json").read_text())["learning_rate"] == best
             config = json.loads((run / "config.json").read_text())
             assert config["optimizer"]["learning_rate"] == best
@@ -136,7 +139,7 @@ def test_every_run_has_its_numbers(compared):
     folder, _ = compared
     for name in NAMES:
         for seed in SEEDS:
-            run = folder / "runs" / name / f"seed{seed}"
+            run = folder / "runs" / FOLDERS[name] / f"seed{seed}"
             found = json.loads((run / "evaluation.json").read_text())
             assert found["status"] == "ok" and found["seconds"] > 0 and found["train_loss"] > 0
             assert found["flops_per_token"] > 0
@@ -218,36 +221,28 @@ def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, 
     monkeypatch.setattr(corpus, "PACKAGES", corpus.PACKAGES[:2])
     config = change(settings(tmp_path), data="embedded")
     source = program.open_source(config)
-    about = compare.manifest(config, source, {"nope": "nope"})["corpus"]
+    about = compare.manifest(config, source, compare.names(config))["corpus"]
     assert about["digest"] == source.corpus.digest and about["warning"] == source.corpus.warning
     assert "not that of the published numbers" in about["warning"]
     assert [x.levelname for x in caplog.records if about["warning"] in x.message] == ["WARNING"]
 
 
-def test_an_encoding_that_was_left_out_for_a_while_is_not_another_one(tmp_path):
-    folder = tmp_path / "runs" / "t5" / "seed0"
-    folder.mkdir(parents=True)
-    config = settings(tmp_path)
-    about = compare.manifest(config, program.open_source(config), {"nope": "nope"})
-    compare.save_json(tmp_path / "manifest.json", about)  # t5 came before, and was left out then
-    compare.save_json(folder / "config.json", {"model": {"encoding": "t5"}})
-    compare.check_resumable(config, {**about, "encodings": [{"name": "t5", "spec": "t5"}]})
-    again = [{"name": "t5", "spec": "t5(num_buckets=8)"}]
-    with pytest.raises(ValueError, match=r"'t5' is 't5\(num_buckets=8\)' here and 't5' in "):
-        compare.check_resumable(config, {**about, "encodings": again})
+def test_variants_of_a_scheme_have_folders_of_their_own_whatever_else_is_compared(tmp_path):
+    def folders(*specs):
+        config = change(settings(tmp_path), encodings=specs, reference="")
+        about = compare.manifest(config, program.open_source(config), compare.names(config))
+        return {entry["spec"]: entry["folder"] for entry in about["encodings"]}
+
+    several = folders("t5(num_buckets=8)", "t5", "t5+rope", "t5,rope")
+    assert several["t5"] == "t5" and len({*several.values()}) == 4
+    assert folders("t5(num_buckets=8)")["t5(num_buckets=8)"] == several["t5(num_buckets=8)"]
 
 
-@pytest.mark.parametrize(
-    "specs, names",
-    [
-        (("rope(base=1e4)*3,rope(base=1e6)", "alibi"), ["rope-base-1e4-3-rope-base-1e6", "alibi"]),
-        (("t5(num_buckets=8)+rope(base=5.0)",), ["t5-num-buckets-8-rope-base-5.0"]),
-        (("rope(scaling=yarn(factor=2))", "transformer_xl"), ["rope", "transformer_xl"]),
-    ],
-)
-def test_only_a_single_scheme_has_the_short_name(tmp_path, specs, names):
-    config = change(settings(tmp_path), encodings=specs, baseline=names[0], reference=names[0])
-    assert [*compare.names(config)] == names
+def test_the_first_encoding_is_the_baseline_and_the_reference_by_default(tmp_path):
+    config = change(settings(tmp_path), encodings=("rope(base=5e5)", "rope"), reference="")
+    about = compare.manifest(config, program.open_source(config), compare.names(config))
+    assert about["baseline"] == about["reference"] == "rope base 5e5"
+    assert about["config"]["reference"] == "rope(base=5e5)"
 
 
 def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared):
@@ -351,15 +346,12 @@ def test_after_the_first_error_no_job_begins():
         ({"eval": {"windows": 7}}, ("eval.windows=7", "made with 6")),
         ({"rates": (0.01, 1.0)}, ("rates=(0.01, 1.0)", "made with (0.02, 0.1)")),
         ({"rate_steps": 2}, ("rate_steps=2", "made with 3")),
-        ({"reference": "nope"}, ("reference='nope'", "made with 'learned'")),
+        ({"reference": "nope"}, ("reference='nope'", "made with 'learned(length=12)'")),
         ({"protocol": "sliding"}, ("protocol='sliding'", "made with 'non-overlapping'")),
         ({"smallest_effect": 0.5}, ("smallest_effect=0.5", "made with 0.01")),
         (
             {"encodings": ("nope", "learned(length=40)")},
-            (
-                "'learned' is 'learned(length=40)' here and 'learned(length=12)' in ",
-                "runs/learned/seed",
-            ),
+            ("reference='learned(length=40)'", "made with 'learned(length=12)'"),
         ),
     ],
 )
@@ -450,23 +442,39 @@ def test_a_comparison_that_cannot_share_the_devices_is_refused(
     assert not (tmp_path / "manifest.json").exists()
 
 
-def test_names_are_short_where_they_can_be_and_safe():
-    def names(*specs):
-        config = dataclasses.replace(settings("x"), encodings=specs, seeds=1)
-        return list(compare.names(dataclasses.replace(config, baseline="rope", reference="rope")))
+# 75
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"rope": "rope", "t5(num_buckets=8)": "t5", "alibi": "alibi"},
+        {"t5(num_buckets=8)": "t5 num_buckets 8", "t5(num_buckets=4)": "t5 num_buckets 4"},
+        {"t5": "t5", "t5(num_buckets=8)": "t5 num_buckets 8"},
+        {"rope": "rope", "t5+rope": "t5+rope", "t5,rope": "t5,rope", "rope*3,nope": "rope*3,nope"},
+        {
+            "rope": "rope",
+            "rope(scaling=yarn(factor=4,original_length=64))": "yarn ×4",
+            "rope(scaling=yarn(factor=8,original_length=64))": "yarn ×8",
+            "rope(scaling=linear(factor={factor}))": "linear",
+        },
+        {"rope(base=1e4)*3,rope(base=1e6)": "rope(base=1e4)*3,rope(base=1e6)", "rope": "rope"},
+        {"rope(base=5e5)": "rope base 5e5", "rope(base=0.5)": "rope base 0.5"},
+        {"rope(base=5e5)": "rope(base=5e5)", "rope(base=500000.0)": "rope(base=500000.0)"},
+    ],
+)
+def test_short_names_tell_variants_apart(names):
+    assert short_names([*names]) == names
+    assert len({folder_of(spec) for spec in names}) == len(names)
 
-    assert names("rope", "t5(num_buckets=8)", "alibi") == ["rope", "t5", "alibi"]
-    assert names("rope", "t5(num_buckets=8)", "t5(num_buckets=4)") == [
-        "rope",
-        "t5-num-buckets-8",
-        "t5-num-buckets-4",
-    ]
-    assert names("rope", "t5+rope", "rope*3,nope") == ["rope", "t5-rope", "rope-3-nope"]
-    with pytest.raises(ValueError, match="have the same name"):
-        names("rope", "t5+rope", "t5,rope")
+
+def test_a_reference_is_a_spec_or_a_short_name():
+    specs = "rope(scaling=yarn(factor=4))", "rope(scaling=yarn(factor=8))"
+    assert find("reference", "", specs) == find("reference", "yarn ×4", specs) == specs[0]
+    assert find("reference", specs[1], specs) == specs[1]
+    with pytest.raises(ConfigError, match="reference='yarn': pass one of the encodings: yarn ×4"):
+        find("reference", "yarn", specs)
 
 
 # 59
 @pytest.mark.parametrize("spec", ["<script>", r"$\frac{", "../x", "/etc", "...", "", "a" * 99, "é"])
 def test_a_folder_is_never_named_by_anything_harmful(spec):
-    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", slug(spec))
+    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", folder_of(spec))

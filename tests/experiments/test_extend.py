@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import extend as program
+from experiments.programs import extend as program
 from experiments.reporting import extension_report
-from experiments.running import longrope_search, trained_run
+from experiments.running import longrope_search, run_names, trained_run
 from experiments.running import training_loop as base_program
 from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.encodings import parse
@@ -152,9 +152,10 @@ def test_a_fine_tune_changes_the_model_is_stopped_and_goes_on_where_it_was(
         program.main(config)
     assert end.value.code == 128 + signal.SIGTERM
     files = {p.relative_to(tmp_path / "run").as_posix() for p in tmp_path.rglob("*.json")}
-    assert "runs/linear/seed0/plain.json" in files and "runs/linear/seed0/tuned.json" not in files
+    folder = f"runs/{run_names.folder(*config.encodings)}/seed0"
+    assert f"{folder}/plain.json" in files and f"{folder}/tuned.json" not in files
     entries = run(config)
-    rows = (tmp_path / "run/runs/linear/seed0/metrics.jsonl").read_text().splitlines()
+    rows = (tmp_path / "run" / folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2]  # not begun anew
     plain, tuned = (entries["linear"]["seeds"]["0"][part]["losses"] for part in ("plain", "tuned"))
     pair = [x["sliding"][str(TARGET)] for x in (plain, tuned)]
@@ -215,7 +216,9 @@ def test_a_configuration_that_cannot_be_names_the_field(base, tmp_path, fields, 
 def test_only_the_model_as_it_is_has_the_name_rope(base, tmp_path):
     given = ("rope(base=5e5)", "rope(scaling=linear(factor=2.0))", "rerope(window=52)")
     config = settings(base, tmp_path, encodings=given)
-    assert program.names(config) == dict(zip((given[0], "linear", "rerope"), given, strict=True))
+    assert program.names(config) == dict(
+        zip(("rope base 5e5", "linear", "rerope"), given, strict=True)
+    )
     assert program.names(settings(base, tmp_path, encodings=("rope",))) == {"rope": "rope"}
 
 

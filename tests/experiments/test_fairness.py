@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments import compare
+from experiments.programs import compare
 from experiments.reporting import results
 from experiments.reporting.verdicts import verdicts
 from experiments.running.sweep_configs import CompareConfig

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments import images as program
+from experiments.programs import images as program
 from experiments.reporting import images_report
 from experiments.running.sweep_configs import ImagesConfig
 from pe_jax import positions as pos
@@ -163,16 +163,6 @@ def test_it_goes_on_where_it_was_and_trains_once_for_positions_that_differ_later
     assert end.value.code == 2
 
 
-def test_runs_of_another_entry_under_the_same_name_are_refused(compared, capsys):
-    path = next((compared[0] / "runs").rglob("seed0.json"))
-    before = path.read_text()
-    path.write_text(json.dumps({**json.loads(before), "entry": ["alibi_2d", "index"]}))
-    with pytest.raises(SystemExit) as end:
-        program.main(settings(compared[0]))
-    path.write_text(before)
-    assert end.value.code == 2 and "is of ['alibi_2d', 'index'], not of" in capsys.readouterr().err
-
-
 def test_a_table_is_not_defined_on_a_larger_image_unless_it_is_resized(compared):
     folder, _ = compared
     found = {e["name"]: e for e in json.loads((folder / "results.json").read_text())["encodings"]}
@@ -207,7 +197,6 @@ def test_a_run_that_diverged_is_words_not_a_number(compared):
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"encodings": ("sinusoidal_2d+alibi_2d", "sinusoidal_2d,alibi_2d")}, "the same name"),
         ({"devices": "all", "mesh": MeshConfig(data=8), "batch": 9}, "batch=9"),
     ],
 )

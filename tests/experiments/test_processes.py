@@ -15,9 +15,9 @@ import pytest
 
 from experiments.running import distributed
 from experiments.running import training_loop as program
-from pe_jax.training import config as configs
+from pe_jax import config_fields
 from pe_jax.training import sharding
-from pe_jax.training.config import MeshConfig
+from pe_jax.training.config import Config, MeshConfig
 from pe_jax.training.step import Trainer
 from tests.processes import get_config, noted
 
@@ -219,7 +219,7 @@ def test_the_flags_of_every_documented_launch_exist():
     for _, given in commands:
         for name, value in re.findall(r"--([\w.]+)=(\S+)", given):
             if name.startswith("config."):
-                field = configs.find(configs.Config(), name.removeprefix("config."))
+                field = config_fields.find(Config(), name.removeprefix("config."))
                 assert field is not None, name
                 assert field.metadata["ok"](type(field.default)(value))
             else:

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.text import Text
 
 from configs import tasks_published
-from experiments import tasks as program
+from experiments.programs import tasks as program
 from experiments.reporting import tasks_report
 from experiments.running.sweep_configs import TasksConfig
 from pe_jax.models.config import ModelConfig
@@ -254,9 +254,12 @@ def test_the_reference_may_be_called_by_its_scheme_and_what_it_is_not_is_said(tm
     rope, _ = planted(0.2)
     other = {**rope, "name": "t5", "spec": spec}
     assert tasks_report.pairs(config, [rope, other])["encodings"] == [(rope, other)]
-    config = settings(tmp_path, encodings=("rope", spec), reference="nope", tasks=("copy",))
-    found = {family: [] for family in tasks_report.pairs(config, [rope, other])}
-    assert tasks_report.lines(config, found) == ["No encodings are compared with reference='nope'."]
+    with pytest.raises(ValueError, match="reference='nope': pass one of the encodings: rope, t5"):
+        settings(tmp_path, encodings=("rope", spec), reference="nope").check()
+    config = settings(tmp_path, encodings=("rope",), reference="rope")
+    assert tasks_report.lines(config, {"encodings": []}) == [
+        "No encodings are compared with reference='rope'."
+    ]
 
 
 def test_what_sees_no_position_is_not_named_after_any(tmp_path):

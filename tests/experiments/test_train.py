@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments import generate
+from experiments.programs import generate
 from experiments.running import in_flight, profiler, signals
 from experiments.running import training_loop as program
 from pe_jax.training import tokenizer, utilization

@@ -8,15 +8,15 @@ import sys
 
 import numpy as np
 import pytest
-from absl import app, flags
 
-from experiments import compare
-from experiments.running import distributed, launch
+from experiments.programs import compare
+from experiments.running import launch
 from experiments.running import training_loop as program
 from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import Config, EvalConfig, MeshConfig
 from pe_jax.training.step import Trainer
+from tests.command_lines import status
 from tests.test_data import write
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,9 +38,6 @@ def command(monkeypatch, tmp_path):
     def compiled(*_):
         raise Compiled
 
-    monkeypatch.setattr(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv)))
-    monkeypatch.setattr(distributed, "connect", lambda *_: None)
-    monkeypatch.setattr(launch, "quiet_libraries", lambda: None)
     monkeypatch.setattr(Trainer, "compile", compiled)
 
     def call(*args: str, main=program.run) -> int | str | None:
@@ -49,20 +46,12 @@ def command(monkeypatch, tmp_path):
         # a tuple given twice is both, one after the other
         given = {x.partition("=")[0] for x in args}
         base = [x for x in (SET + x for x in small) if x.partition("=")[0] not in given]
-        argv = [name, *(() if "--config" in given else base), *args]
-        monkeypatch.setattr(sys, "argv", argv)
+        kind = Config if main is program.run else CompareConfig
+        argv = *(() if "--config" in given else base), *args
         try:
-            launch.run(main, default, Config if main is program.run else CompareConfig)
-        except SystemExit as end:
-            return end.code
+            return status(lambda: launch.run(main, default, kind), *argv)
         except Compiled:
             return "compiled"
-        finally:
-            ours = ("config", "encoding", *distributed.FLAG_NAMES)
-            for flag in [f for f in flags.FLAGS if f.partition(".")[0] in ours]:
-                delattr(flags.FLAGS, flag)
-            flags.FLAGS.unparse_flags()
-        return None
 
     yield call
 
@@ -185,9 +174,9 @@ def test_what_is_no_override_is_refused(command, capfd, tmp_path, args, words):
 def refused(command, capfd, tmp_path, *args, words, main=program.run):
     """Exit status 2 and one line with the words; no folder is made."""
     capfd.readouterr()
-    status = command(*args, main=main)
+    ended = command(*args, main=main)
     error = capfd.readouterr().err
-    assert status == 2, error
+    assert ended == 2, error
     lines = [x for x in error.splitlines() if x.startswith("error: ")]
     assert len(lines) == 1 and "Traceback" not in error, error
     for word in words:

@@ -15,7 +15,7 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments import explore
+from experiments.programs import explore
 from experiments.reporting import comparison_report, results
 from pe_jax.encodings import alibi, rope, rope_scaling, t5
 from tests.reporting.comparisons import HOSTILE

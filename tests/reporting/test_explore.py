@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from experiments import explore
+from experiments.programs import explore
 from pe_jax.encodings import rope
 from tests.util import noise
 

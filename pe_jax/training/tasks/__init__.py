@@ -29,6 +29,7 @@ from pe_jax.training.tasks.base import (
     decoder_row,
     encoder_row,
 )
+from pe_jax.validation import ConfigError
 
 __all__ = ["BOS", "EOS", "PAD", "SEP", "SPECIAL", "TASKS", "VOCAB", "Task"]
 __all__ += ["batch", "examples", "train_rows"]
@@ -108,11 +109,11 @@ def batch(
       `weights` float32 [B, T]: 1 on the answer.
 
     Raises:
-      ValueError: there are no questions of such lengths.
+      ConfigError: there are no questions of such lengths.
     """
     if not (task.defined(low) and task.defined(high) and low <= high):
         limits = f"{task.shortest} to {task.longest or 'any'}"
-        raise ValueError(f"low={low}, high={high}: lengths of {task.short} go from {limits}")
+        raise ConfigError(f"low={low}, high={high}: lengths of {task.short} go from {limits}")
 
     def row(key):
         keys = jax.random.split(key)
@@ -180,10 +181,10 @@ def examples(task: Task | str, count: int, length: int, seed: int) -> dict[str, 
       of that shape, 1 on the answer and its EOS as targets.
 
     Raises:
-      ValueError: `count` is below 1, or there are no questions of that length.
+      ConfigError: `count` is below 1, or there are no questions of that length.
     """
     task = TASKS[task] if isinstance(task, str) else task
     if count < 1 or not task.defined(length):
         limits = f"at least {task.shortest}" + (f", at most {task.longest}" * bool(task.longest))
-        raise ValueError(f"count={count}, length={length}: pass at least 1, and {limits}")
+        raise ConfigError(f"count={count}, length={length}: pass at least 1, and {limits}")
     return _rows(task, _EVAL, seed, np.arange(count), length, length, task.decoded(length))

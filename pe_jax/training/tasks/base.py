@@ -21,6 +21,8 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 
+from pe_jax.validation import ConfigError
+
 PAD, BOS, SEP, EOS = range(4)
 SPECIAL = ("PAD", "BOS", "SEP", "EOS")
 
@@ -131,9 +133,9 @@ class Task:
         """A task has rows, not documents.
 
         Raises:
-          ValueError: Always.
+          ConfigError: Always.
         """
-        raise ValueError(f"data={self.name!r} has no {split} documents; use tasks.examples")
+        raise ConfigError(f"data={self.name!r} has no {split} documents; use tasks.examples")
 
 
 def encoder_row(task: Task, example: Example, width: int = 0) -> tuple[jax.Array, ...]:

@@ -1,0 +1,139 @@
+"""The flags of the benchmark, and their checks."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from experiments.measuring.timing import DENSE, NAIVE, OURS
+from experiments.measuring.workloads import ENGINES, FLEX, MODES, SCHEMES, Sizes, scheme
+from experiments.running import help_text
+from pe_jax.config_fields import (
+    bool_field,
+    check_fields,
+    choice_field,
+    different,
+    int_field,
+    ranged,
+)
+from pe_jax.engines import inputs
+from pe_jax.validation import ConfigError, is_int, nearest, require
+
+
+def _lengths(*default: int) -> Any:
+    """A field for lengths."""
+    return ranged(
+        default,
+        "integers of at least 2, each once, as 512,1024",
+        lambda v: different(v) and all(is_int(n, 2) for n in v),
+    )
+
+
+def _names(default: tuple[str, ...], known: Iterable[str]) -> Any:
+    """A field for some of the names that there are."""
+    return ranged(default, f"some of {', '.join(known)}", bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The flags of `experiments.benchmark`, where lists are separated by commas.
+
+    Attributes:
+      lengths: tokens, for all modes but model.
+      model_lengths: tokens, for mode model.
+      schemes: encodings; alibi_plain skips no tiles, shaw_keys adds no vectors at the values.
+      modes: what is timed.
+      engines: what computes it; `ours` is pe_jax with its default engine.
+      heads: of attention.
+      head_dim: width of a head.
+      batch: sequences per call.
+      dtype: of q, k and v.
+      causal: whether later tokens are hidden.
+      repeats: rounds of timing.
+      dense_limit: the greatest length for the dense engine.
+      naive_limit: the greatest length for jax.nn, which needs gigabytes beyond it.
+      out: folder of the results.
+    """
+
+    lengths: tuple[int, ...] = _lengths(512, 1024, 4096, 8192)
+    model_lengths: tuple[int, ...] = _lengths(1024, 4096)
+    schemes: tuple[str, ...] = _names(SCHEMES, SCHEMES)
+    modes: tuple[str, ...] = _names(tuple(MODES), MODES)
+    engines: tuple[str, ...] = _names((OURS, DENSE, NAIVE, FLEX), ENGINES)
+    heads: int = int_field(8, 1)
+    head_dim: int = int_field(64, 1)
+    batch: int = int_field(1, 1)
+    dtype: str = choice_field("float32", ("float32", "bfloat16"))
+    causal: bool = bool_field(True)
+    repeats: int = int_field(5, 5)
+    dense_limit: int = int_field(1024, 1)
+    naive_limit: int = int_field(4096, 1)
+    out: str = ranged("runs/benchmark", "a folder", bool)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of all programs."""
+        return Sizes(self.batch, self.heads, self.head_dim, self.dtype, self.causal)
+
+    @property
+    def groups(self) -> list[tuple[int, str]]:
+        """Every (length, mode): the programs of each are timed in turn."""
+        modes = [m for m in self.modes if m != "model"]
+        groups = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
+        if "model" in self.modes:
+            groups += [(n, title) for n in self.model_lengths for title in MODES["model"]]
+        return groups
+
+    def check(self) -> None:
+        """Raises ConfigError, naming the flag, its value and the fix, before anything compiles."""
+        choices = {"modes": MODES, "engines": ENGINES, "schemes": SCHEMES}
+        for field, known in choices.items():
+            for name in getattr(self, field):
+                near = nearest(name, known)
+                require(name in known, field, name, f"did you mean {near!r}? {', '.join(known)}")
+        check_fields(self, "")
+        require("nope" in self.schemes, "schemes", self.schemes, "add nope: ratios are to it")
+        decodes = self.causal or "decode" not in self.modes
+        require(decodes, "causal", self.causal, "decoding is causal: take it out of --modes")
+        for name in self.schemes:
+            try:
+                encoding = scheme(name, self.lengths[0])
+                encoding.check(self.sizes.dims)
+                inputs.causal(encoding, self.causal)
+            except ValueError as error:
+                raise ConfigError(f"schemes={name!r}: {error}") from error
+        for name in ("benchmark.csv", "benchmark.json"):
+            there = (Path(self.out) / name).exists()
+            require(not there, "out", self.out, f"it has a {name} already; choose another folder")
+
+
+def define() -> None:
+    """A flag for every field of Settings, with its default, meaning and range."""
+    kinds = {int: flags.DEFINE_integer, bool: flags.DEFINE_bool, tuple: flags.DEFINE_list}
+    meanings = help_text.meanings(Settings)
+    for field in dataclasses.fields(Settings):
+        default = field.default
+        kind = kinds.get(type(default), flags.DEFINE_string)
+        shown = [str(x) for x in default] if isinstance(default, tuple) else default
+        kind(field.name, shown, f"{meanings[field.name]} {field.metadata['need']}")
+
+
+def settings() -> Settings:
+    """The settings of the parsed flags.
+
+    Raises:
+      ConfigError: one is out of its range.
+    """
+    values = {f.name: getattr(flags.FLAGS, f.name) for f in dataclasses.fields(Settings)}
+    for field in ("lengths", "model_lengths"):
+        words = values[field]
+        fine = all(word.strip().isdecimal() for word in words)
+        require(fine, field, ",".join(words), "pass integers of at least 2, as 512,1024")
+        values[field] = tuple(map(int, words))
+    for field in ("schemes", "modes", "engines"):
+        values[field] = tuple(dict.fromkeys(word.strip() for word in values[field]))
+    chosen = Settings(**values)
+    chosen.check()
+    return chosen

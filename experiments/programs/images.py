@@ -1,0 +1,197 @@
+"""Encodings on images: trains what is missing, shows and writes accuracies."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+from experiments.reporting import plotting
+from experiments.reporting.images_report import View, figure, table, views
+from experiments.running import launch
+from experiments.running.in_flight import InFlight
+from experiments.running.provenance import command, environments, save_json
+from experiments.running.run_names import title
+from experiments.running.run_table import Reporter
+from experiments.running.short_runs import Trials, completed
+from experiments.running.sweep_configs import ImagesConfig
+from pe_jax import position_schemes
+from pe_jax import positions as pos
+from pe_jax.models.vit import ViT
+from pe_jax.training import images
+from pe_jax.training.step import Trainer
+from pe_jax.validation import ConfigError
+
+BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
+ROWS = 256  # images per forward pass in tests
+
+
+class Classifier(Trainer):
+    """Trains a ViT on images of one size; `logits` takes any size."""
+
+    def __init__(self, config: ImagesConfig, spec: str, places: np.ndarray, mesh):
+        self.patch, self.places = config.patch, places
+        model = dataclasses.replace(config.model, encoding=spec)
+        super().__init__(model, config.optimizer, config.steps, mesh, positions=None)
+        self.logits = jax.jit(lambda params, x, places: self.model(params)(x, positions=places))
+
+    def build(self, rngs):
+        """A ViT."""
+        return ViT(self.config, self.patch, images.CHANNELS, images.CLASSES, rngs=rngs)
+
+    def loss(self, model, batch, key):
+        """Mean cross entropy."""
+        drop = key if self.dropout else None
+        logits = model(batch["images"], positions=self.places, key=drop)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
+
+
+def places(trainer_axes: int, convention: str, side: int, trained: int) -> np.ndarray:
+    """Positions of side × side patches; `trained` patches per side were trained on."""
+    if trainer_axes == 1:
+        return np.arange(side * side, dtype=np.int32)
+    if convention == "resized":
+        return np.asarray(pos.resized(side, side, (trained, trained)))
+    return np.asarray(pos.grid(side, side, normalized=convention == "normalized"))
+
+
+def accuracies(
+    config: ImagesConfig, trainer: Classifier, convention: str, params, test: dict
+) -> dict:
+    """Accuracy by view; None where the encoding is not defined there."""
+    by_view: dict[str, float | None] = {}
+    pattern = trainer.config.pattern
+    axes = max(e.claims.axes for e in pattern)
+    limit = position_schemes.position_limit(pattern)
+    for view, (pixels, labels) in test.items():
+        side, trained = view.side // config.patch, config.sides[0] // config.patch
+        furthest = side * side if axes == 1 else side
+        if convention == "index" and limit is not None and furthest > limit:
+            by_view[view.name] = None
+            continue
+        at = places(axes, convention, side, trained)
+        parts = [pixels[i : i + ROWS] for i in range(0, len(pixels), ROWS)]
+        logits = np.concatenate([np.asarray(trainer.logits(params, x, at)) for x in parts])
+        if not np.isfinite(logits).all():
+            raise ConfigError(f"{trainer.config.encoding}: {view.name}: logits are not finite")
+        by_view[view.name] = float((logits.argmax(-1) == labels).mean())
+    return by_view
+
+
+def train_once(
+    config: ImagesConfig, trainer: Classifier, conventions, seed: int, test, stop, report: Reporter
+) -> dict:
+    """Trains once; accuracies by convention of the positions. Empty if a signal came."""
+    begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
+    draw = functools.partial(images.draw, count=config.batch, side=config.sides[0])
+    state, in_flight = trainer.init(seed), InFlight()
+    loss: float = np.nan
+    for step in range(config.steps):
+        batch = dict(zip(("images", "labels"), draw(jax.random.fold_in(keys, step)), strict=True))
+        state, step_metrics = trainer.step(state, batch, np.int32(seed))
+        in_flight.add(step_metrics.loss)
+        if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
+            loss = float(step_metrics.loss)
+            patches = config.batch * (config.sides[0] // config.patch) ** 2
+            report(step + 1, config.steps, loss, patches)
+            if int(state.skipped[0]) > trainer.skips:
+                return {"status": "diverged", "step": step + 1}
+        if stop.signal is not None:
+            return {}
+    accuracy = {c: accuracies(config, trainer, c, state.params, test) for c in conventions}
+    seconds = time.monotonic() - begin
+    return {"status": "ok", "loss": loss, "accuracy": accuracy, "seconds": seconds}
+
+
+def grouped(config: ImagesConfig) -> dict[tuple[str, bool], list[str]]:
+    """(spec, normalized) of each training → the conventions of positions it is tested with."""
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for spec, convention in config.entries():
+        groups.setdefault((spec, convention == "normalized"), []).append(convention)
+    return groups
+
+
+def run(
+    config: ImagesConfig, test: Callable[[], dict], item: tuple[str, bool], trials: Trials
+) -> dict:
+    """Every seed of an item of `grouped`: seed → its result."""
+    (spec, normalized), conventions = item, grouped(config)[item]
+    trained = config.sides[0] // config.patch
+    axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
+    at = places(axes, "normalized" if normalized else "index", trained, trained)
+    trainer = functools.cache(lambda: Classifier(config, spec, at, trials.mesh))
+    return {
+        seed: trials.result(
+            f"seed{seed}",
+            lambda report, seed=seed: train_once(
+                config, trainer(), conventions, seed, test(), trials.stop, report
+            ),
+        )
+        for seed in range(config.seed, config.seed + config.seeds)
+    }
+
+
+def draw_test_sets(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
+    """(images, labels) to test on, the same for all."""
+    by_view = {}
+    for number, view in enumerate(views(config)):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), number)
+        by_view[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
+    return by_view
+
+
+def collect(config: ImagesConfig, runs: dict) -> list[dict]:
+    """One entry per encoding and convention: accuracies by view and seed."""
+    encodings, entries = [], config.entries()
+    for spec, convention in entries:
+        by_seed = runs[spec, convention == "normalized"]
+        accuracy = {
+            view.name: {
+                seed: run["accuracy"][convention][view.name] if run["status"] == "ok" else None
+                for seed, run in by_seed.items()
+            }
+            for view in views(config)
+        }
+        status = {seed: run["status"] for seed, run in by_seed.items()}
+        encodings.append(
+            {
+                "name": title(spec, convention, entries, "index"),
+                "spec": spec,
+                "positions": convention,
+                "status": status,
+                "accuracy": accuracy,
+            }
+        )
+    return encodings
+
+
+def main(config: ImagesConfig) -> None:
+    """Trains missing runs, then shows and writes the results."""
+    workdir = Path(config.workdir)
+    parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
+    train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
+    with completed(config, BINDING, parts, lambda _: config.seeds, train) as (now, runs):
+        encodings = collect(config, runs)
+        save_json(
+            workdir / "results.json",
+            {
+                "chance": images.CHANCE,
+                "command": command("images"),
+                **environments(x for e in runs.values() for x in e.values()),
+                "config": now,
+                "encodings": encodings,
+            },
+        )
+        rows = [
+            (e["name"], e["positions"], view.kind, view.side, seed, value)
+            for e in encodings
+            for view in views(config)
+            for seed, value in e["accuracy"][view.name].items()
+        ]
+        plotting.write(figure(config, encodings, rows), workdir)
+    launch.show(table(config, encodings))
+    print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")

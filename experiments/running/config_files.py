@@ -1,0 +1,74 @@
+"""Config files: `FILE` or `FILE:ARGUMENT` becomes a draft that flags write to, then a config."""
+
+import dataclasses
+import functools
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Any
+
+from pe_jax.validation import ConfigError, nearest
+
+
+def load(source: str, kind: type) -> Any:
+    """A draft of the config of FILE, or FILE:ARGUMENT.
+
+    Raises:
+      ConfigError: there is no such file, it has no `get_config` or none for the argument, or its
+        config is not a `kind`.
+    """
+    path, *argument = source.split(":", 1)
+    spec = importlib.util.spec_from_file_location("config_file", path)
+    if not Path(path).is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"--config={source}: {_missing(path)}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(f"--config={source}: the file has no get_config(); see configs/train.py")
+    try:
+        inspect.signature(module.get_config).bind(*argument)
+    except TypeError as error:
+        fix = f"pass {path} alone" if argument else f"pass {path}:PART; its docstring has the parts"
+        raise ConfigError(f"--config={source}: get_config {error}; {fix}") from error
+    try:
+        config = module.get_config(*argument)
+    except KeyError as error:
+        text = f"there is no part {error}; the file's docstring has them"
+        raise ConfigError(f"--config={source}: {text}") from error
+    if not isinstance(config, kind):
+        what = f"is a {type(config).__name__}, this program takes a {kind.__name__}"
+        raise ConfigError(f"--config={source}: it {what}; see configs/")
+    return draft(config)
+
+
+def _missing(path: str) -> str:
+    """That there is no such file, and which is meant."""
+    folder = Path("configs")
+    there = sorted(file.stem for file in folder.glob("*.py"))
+    near = nearest(Path(path).stem, there, cutoff=0.6)
+    listed = f"{folder} has {', '.join(there) or 'none here'}"
+    return f"no such Python file; {f'did you mean {folder / near}.py?' if near else listed}"
+
+
+def draft(config: Any) -> Any:
+    """A mutable copy of a config and of nested ones, for flags to write to."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return config
+    copy = object.__new__(_draft_type(type(config)))
+    for field in dataclasses.fields(config):
+        setattr(copy, field.name, draft(getattr(config, field.name)))
+    return copy
+
+
+@functools.cache
+def _draft_type(kind: type) -> type:
+    return type(kind.__name__, (kind,), {"__setattr__": object.__setattr__})
+
+
+def final(config: Any) -> Any:
+    """The frozen config of a draft."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return config
+    fields = {f.name: final(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    kind = type(config).__mro__[1]  # a draft is an instance of a subclass
+    return kind(**fields)

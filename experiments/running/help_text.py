@@ -1,0 +1,181 @@
+"""What `--help` and `--list` print: flags, fields of configs, encodings, positions and tasks.
+
+Nothing is written twice: a field's meaning is that of the class' docstring, its range that of its
+check, an encoding's line the first of its docstring.
+"""
+
+import dataclasses
+import inspect
+import shlex
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import docstring_parser
+from absl import flags
+
+from pe_jax import position_schemes, spec_strings
+from pe_jax.encodings.registry import ENCODINGS
+from pe_jax.encodings.rope_scaling import SCALINGS
+from pe_jax.training import tasks
+from pe_jax.validation import require
+
+WIDTH = 90
+ASKS = ("help", "helpfull", "helpshort", "h", "?")
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """Field → what it means, from the docstrings of a dataclass and of those it inherits from."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__:
+        for item in docstring_parser.parse(base.__doc__ or "").meta:
+            if item.args[0] == "attribute":
+                found.setdefault(item.args[1], " ".join((item.description or "").split()))
+    return found
+
+
+def entry(head: str, *texts: str) -> str:
+    """A line, and what it means below, indented."""
+    words = "; ".join(text.rstrip(".") for text in texts if text)
+    first = textwrap.wrap(head, WIDTH - 6, subsequent_indent="  ", break_on_hyphens=False)
+    below = textwrap.wrap(words, WIDTH - 6, initial_indent="    ", subsequent_indent="    ")
+    return textwrap.indent("\n".join([*first, *below]), "  ")
+
+
+def fields(config: Any, prefix: str = "") -> Iterator[str]:
+    """Every field as a flag with its value, type, meaning and range; nested configs at the end."""
+    meaning, nested = meanings(_kind(config)), []
+    if prefix:
+        first = docstring_parser.parse(_kind(config).__doc__ or "").short_description or ""
+        yield "\n" + textwrap.fill(f"--config.{prefix}…: {first}", WIDTH, subsequent_indent="  ")
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            nested.append((value, f"{prefix}{field.name}."))
+            continue
+        path = f"--config.{prefix}{field.name}"
+        short = f"--{field.name}" if not prefix and is_strings(value) else ""
+        head = " ".join(f"{short}={shlex.quote(x)}" for x in value) if short else _set(path, value)
+        need, words = field.metadata.get("need", ""), meaning.get(field.name, "")
+        yield entry(f"{_fit(head, short)}  ({_type(value)})", words, need)
+    for inner, path in nested:
+        yield from fields(inner, path)
+
+
+def is_strings(value: Any) -> bool:
+    """Whether a field's value is a tuple of strings, which has a flag that repeats."""
+    return isinstance(value, tuple) and bool(value) and all(isinstance(x, str) for x in value)
+
+
+def _kind(config: Any) -> type:
+    """The class of a config, or of the one that a draft is of."""
+    return next(kind for kind in type(config).__mro__ if "__doc__" in vars(kind) and kind.__doc__)
+
+
+def _set(path: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value)) + "," * (len(value) == 1)
+    return f"{path}={shlex.quote(str(value)) if value != '' else ''}"
+
+
+def _fit(head: str, repeated: str) -> str:
+    """The head within the width; of a flag given many times, the first few."""
+    if not repeated or len(head) <= WIDTH - 20:
+        return head
+    return textwrap.shorten(head, WIDTH - 20, placeholder=" …", break_on_hyphens=False)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, tuple):
+        kinds = {type(x).__name__ for x in value} or {"float"}
+        return f"{'/'.join(sorted(kinds))}, …"
+    return type(value).__name__
+
+
+def own_flags(modules: Iterable[str]) -> Iterator[str]:
+    """The flags that some modules define."""
+    by_module = flags.FLAGS.flags_by_module_dict()
+    for module in modules:
+        for flag in by_module.get(module, ()):
+            if flag.name.partition(".")[0] != "config":
+                default = "" if flag.default is None else f"={flag.default_as_str}"
+                yield entry(
+                    f"--{flag.name}{default.replace(chr(39), '')}",
+                    " ".join((flag.help or "").split()),
+                )
+
+
+def signature(name: str, kind: type) -> str:
+    """A call with every field at its default, as a config writes it."""
+    defaults = {
+        f.name: "…" if f.default is dataclasses.MISSING else repr(f.default)
+        for f in dataclasses.fields(kind)
+    }
+    return spec_strings.format_call(name, defaults, ", ")
+
+
+def _calls(table: dict[str, type]) -> Iterator[str]:
+    for name, kind in table.items():
+        yield entry(signature(name, kind), (inspect.getdoc(kind) or "").partition("\n")[0])
+
+
+def _encodings(_: Any) -> Iterator[str]:
+    yield from _calls(ENCODINGS)
+    yield "\nscalings of rope, as rope(scaling=yarn(factor=4, original_length=2048)):"
+    yield from _calls(SCALINGS)
+    yield "\na sum is t5+rope, a pattern over layers rope*3,nope"
+
+
+def _positions(_: Any) -> Iterator[str]:
+    yield from _calls(position_schemes.SCHEMES)
+
+
+def _tasks(_: Any) -> Iterator[str]:
+    for name, task in tasks.TASKS.items():
+        longest = f"to {task.longest}" if task.longest else "or more"
+        lengths = f"questions of {task.shortest} {longest} symbols"
+        yield entry(name, f"{lengths}, {task.symbols} different ones")
+
+
+LISTS: dict[str, Callable[[Any], Iterator[str]]] = {
+    "encodings": _encodings,
+    "fields": fields,
+    "positions": _positions,
+    "tasks": _tasks,
+}
+
+
+def program(doc: str, config: Any, modules: Iterable[str]) -> str:
+    """The text of `--help`: the program's docstring, its flags, and what its config has.
+
+    Args:
+      doc: of the program, with examples.
+      config: whose values are shown; None for a program without one.
+      modules: those that define its flags.
+    """
+    parts = [inspect.cleandoc(doc), "\nflags:", *own_flags(modules)]
+    if config is not None:
+        parts += ["\nfields of the config, from --config=FILE, each a flag:", *fields(config)]
+        parts += ["\nencodings (--list=encodings has their fields):", _names(ENCODINGS)]
+        parts += ["\nscalings, as rope(scaling=NAME(…)):", _names(SCALINGS)]
+    return "\n".join(parts)
+
+
+def _names(table: Iterable[str]) -> str:
+    return textwrap.fill(", ".join(table), WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def asked(arguments: Iterable[str]) -> str | None:
+    """What is to be printed instead of running: "help", a name in `LISTS`, or None.
+
+    Raises:
+      ConfigError: a list that there is not.
+    """
+    for argument in arguments:
+        name, _, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name in ASKS:
+            return "help"
+        if argument.startswith("-") and name == "list":
+            require(value in LISTS, "--list", value, f"pass one of {', '.join(LISTS)}")
+            return value
+    return None

@@ -1,0 +1,41 @@
+# ruff: noqa: F401, I001
+"""Every scheme by the name that configs use, one line each, in the order of tables.
+
+`registry.ENCODINGS` is made of these.
+"""
+
+from pe_jax.encodings.base import Encoding as nope
+from pe_jax.encodings.sinusoidal import Sinusoidal as sinusoidal
+from pe_jax.encodings.learned import Learned as learned
+from pe_jax.encodings.shaw import Shaw as shaw
+from pe_jax.encodings.transformer_xl import TransformerXL as transformer_xl
+from pe_jax.encodings.t5 import T5 as t5
+from pe_jax.encodings.buckets import Buckets as buckets
+from pe_jax.encodings.buckets import Clipped as clipped
+from pe_jax.encodings.deberta import DeBERTa as deberta
+from pe_jax.encodings.rope import RoPE as rope
+from pe_jax.encodings.xpos import XPos as xpos
+from pe_jax.encodings.temperature import Temperature as temperature
+from pe_jax.encodings.alibi import ALiBi as alibi
+from pe_jax.encodings.fox import FoX as fox
+from pe_jax.encodings.cable import CABLE as cable
+from pe_jax.encodings.wavlm import WavLM as wavlm
+from pe_jax.encodings.rerope import ReRoPE as rerope
+from pe_jax.encodings.self_extend import SelfExtend as self_extend
+from pe_jax.encodings.cope import CoPE as cope
+from pe_jax.encodings.dape import DAPE as dape
+from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D as sinusoidal_2d
+from pe_jax.encodings.learned_2d import Learned2D as learned_2d
+from pe_jax.encodings.learned_grid import LearnedGrid as learned_grid
+from pe_jax.encodings.rope_2d import RoPE2D as rope_2d
+from pe_jax.encodings.rope_nd import RoPEND as rope_nd
+from pe_jax.encodings.mrope import MRoPE as mrope
+from pe_jax.encodings.swin import Swin as swin
+from pe_jax.encodings.cpb import CPB as cpb
+from pe_jax.encodings.layoutlmv3 import LayoutLMv3 as layoutlmv3
+from pe_jax.encodings.alibi_2d import ALiBi2D as alibi_2d
+from pe_jax.encodings.kerple import KERPLE as kerple
+from pe_jax.encodings.sandwich import Sandwich as sandwich
+from pe_jax.encodings.fire import FIRE as fire
+from pe_jax.encodings.tupe import TUPE as tupe
+from pe_jax.encodings.bipe import BiPE as bipe

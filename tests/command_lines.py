@@ -1,0 +1,36 @@
+"""Programs called in-process as their command lines do."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from absl import app, flags
+
+from experiments.running import distributed, launch
+
+
+@contextlib.contextmanager
+def new_flags() -> Iterator[None]:
+    """Removes the flags that were defined inside, so that another program can define its own."""
+    before = {*flags.FLAGS}
+    try:
+        yield
+    finally:
+        for name in {*flags.FLAGS} - before:
+            delattr(flags.FLAGS, name)
+        flags.FLAGS.unparse_flags()
+
+
+def status(start: Callable[[], None], *argv: str) -> int | str | None:
+    """The exit status of a program: `start` defines its flags and calls `launch`."""
+    with pytest.MonkeyPatch.context() as patch, new_flags():
+        patch.setattr(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv)))
+        patch.setattr(distributed, "connect", lambda *_: None)
+        patch.setattr(launch, "quiet_libraries", lambda: None)
+        patch.setattr(sys, "argv", ["program", *argv])
+        try:
+            start()
+        except SystemExit as end:
+            return end.code
+    return None

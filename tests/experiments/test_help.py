@@ -1,0 +1,128 @@
+"""`--help` and `--list` of every program: all that a command line needs, without the source."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pe_jax
+from experiments.running import help_text, launch
+from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from pe_jax import config_fields, position_schemes
+from pe_jax.encodings.rope_scaling import SCALINGS
+from pe_jax.training import tasks
+from pe_jax.training.config import Config
+from tests.command_lines import status
+
+ROOT = Path(__file__).parents[2]
+KINDS = [Config, CompareConfig, TasksConfig, ImagesConfig, ExtendConfig]
+PROGRAMS = sorted(path.stem for path in ROOT.glob("experiments/*.py") if path.stem != "__init__")
+
+
+@pytest.fixture
+def printed(capfd, monkeypatch):
+    """(config class, its file, arguments) → what is printed instead of running."""
+    monkeypatch.chdir(ROOT)
+
+    def call(kind, name, *args):
+        assert status(lambda: launch.run(print, f"configs/{name}.py", kind), *args) == 0
+        out, error = capfd.readouterr()
+        assert not error
+        return out
+
+    return call
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_has_a_meaning_and_a_range(kind):
+    def leaves(config):
+        meanings = help_text.meanings(type(config))
+        for field in config_fields.dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if config_fields.dataclasses.is_dataclass(value):
+                yield from leaves(value)
+            else:
+                yield field, meanings.get(field.name)
+
+    found = list(leaves(kind()))
+    assert len(found) == len(config_fields.paths(kind())) > 20
+    assert not [field.name for field, meaning in found if not meaning]
+    free = ("baseline", "reference")  # any of the encodings
+    assert not [f.name for f, _ in found if "need" not in f.metadata and f.name not in free]
+    workdir = kind().workdir
+    assert workdir.startswith("runs/") and "runs/" in (ROOT / ".gitignore").read_text().split()
+
+
+def test_help_has_the_fields_with_the_values_of_the_file(printed):
+    text = printed(CompareConfig, "compare", "--config=configs/smoke.py", "--helpfull")
+    assert "  --config.steps=30  (int)\n      optimizer steps; an integer of at least 1\n" in text
+    assert "  --config.optimizer.learning_rate=0.003  (float)\n" in text
+    assert "a number in (0, 10]" in text and "  --config.eval.lengths=16,128  (int, …)\n" in text
+    assert "  --encodings=nope --encodings=sinusoidal" in text and "--coordinator\n" in text
+    names = {*pe_jax.ENCODINGS, *SCALINGS}
+    assert names <= {*re.findall(r"\w+", text.partition("\nencodings (")[2])}
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "what, names",
+    [
+        ("encodings", [*pe_jax.ENCODINGS, *SCALINGS]),
+        ("tasks", [*tasks.TASKS]),
+        ("positions", [*position_schemes.SCHEMES]),
+        ("fields", [f"--config.{path}" for path in config_fields.paths(Config())]),
+    ],
+)
+def test_a_list_has_all_there_are(printed, what, names):
+    text = printed(Config, "train", f"--list={what}")
+    assert {*names} <= {line.strip().split("=")[0].split("(")[0] for line in text.splitlines()}
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_flags_that_repeat_are_several_values_and_a_comma_is_a_pattern(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    reached = []
+    given = ["--encodings=t5", "--encodings=rope*3,nope", "--config.model.layers=4"]
+    given += [f"--config.workdir={tmp_path}"]
+    start = lambda: launch.run(reached.append, "configs/smoke.py", CompareConfig)  # noqa: E731
+    assert status(start, *given) is None
+    assert status(start, *given, "--config.baseline=rope*3,nope") is None
+    first, second = reached
+    assert first.encodings == second.encodings == ("t5", "rope*3,nope")
+    assert (first.baseline, first.reference) == ("", "")  # the file's are not among them
+    assert (second.baseline, second.reference) == ("rope*3,nope", "")
+
+
+def test_a_lone_pattern_is_said_to_be_one_encoding(monkeypatch, tmp_path, caplog):
+    monkeypatch.chdir(ROOT)
+    given = "--encodings=rope,kerple", "--config.model.layers=2", f"--config.workdir={tmp_path}"
+    start = lambda: launch.run(lambda _: None, "configs/smoke.py", CompareConfig)  # noqa: E731
+    assert status(start, *given) is None
+    (said,) = [x.getMessage() for x in caplog.records if "one pattern over layers" in x.message]
+    assert said.endswith("for 2, pass --encodings=rope --encodings=kerple")
+
+
+def test_every_program_answers_soon_with_two_examples(tmp_path):
+    """Programs import what they need after the flags are read."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    show = "import sys, runpy; sys.argv[:] = [sys.argv[1], '--help']\n"
+    show += "try: runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)\n"
+    show += "except SystemExit as end: assert end.code == 0\n"
+    show += "print('loaded', *sys.modules)"
+    for program in PROGRAMS:
+        name = f"experiments.{program}"
+        found = subprocess.run(
+            [sys.executable, "-c", show, name],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+        )
+        assert found.returncode == 0 and not found.stderr, found.stderr
+        text, _, loaded = found.stdout.rpartition("loaded")
+        assert text.count(f"python -m {name}") >= 2 and "flags:\n  --" in text, program
+        heavy = {"orbax", "grain", "matplotlib", "scipy", "tensorflow_datasets", "tokenizers"}
+        assert not heavy & {*loaded.split()}, program
