@@ -100,7 +100,7 @@ def resize(
     require(ok, "table", table.shape, f"axis 1 must have {count}, or 3 more for a class token")
     rows, columns = (2 * n - 1 for n in window)
     square = jnp.moveaxis(table[:, :count].reshape(-1, rows, columns), 0, -1)
-    resized = learned_grid.resize(square, *(2 * n - 1 for n in to), method)
+    resized = learned_grid.resize(square, 2 * to[0] - 1, 2 * to[1] - 1, method)
     patches = jnp.moveaxis(resized, -1, 0).reshape(len(table), -1)
     return jnp.concatenate([patches, table[:, count:]], axis=1)
 
