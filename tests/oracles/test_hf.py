@@ -398,11 +398,11 @@ def test_alibi(live, monkeypatch, kind, heads):
     np.testing.assert_allclose(ours[:, past], theirs[:, past], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("heads", [4, 12])
-def test_falcon_rounds_slopes_and_their_multiples_to_bfloat16(live, heads):
-    """Its bias is ours with both rounded, to the bit: ours needs no tolerance of its own."""
+def test_falcon_rounds_slopes_and_their_multiples_to_bfloat16(live):
+    """Its bias is ours with both rounded, to the bit; of 12 slopes 4 are no powers of two."""
     import torch
 
+    heads = 12
     _, module = tiny("falcon", alibi=True)
     ones = torch.ones(1, LENGTH, dtype=torch.int64)
     theirs = module.build_alibi_tensor(ones, heads, torch.float32).numpy()[:, 0]
