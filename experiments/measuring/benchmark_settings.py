@@ -117,7 +117,7 @@ def define() -> None:
         default = field.default
         kind = kinds.get(type(default), flags.DEFINE_string)
         shown = [str(x) for x in default] if isinstance(default, tuple) else default
-        kind(field.name, shown, f"{meanings[field.name]} {field.metadata['need']}")
+        kind(field.name, shown, f"{meanings[field.name].rstrip('.')}; {field.metadata['need']}")
 
 
 def settings() -> Settings:

@@ -7,6 +7,7 @@ check, an encoding's line the first of its docstring.
 import dataclasses
 import inspect
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -92,10 +93,11 @@ def _type(value: Any) -> str:
     return type(value).__name__
 
 
-def own_flags(modules: Iterable[str]) -> Iterator[str]:
-    """The flags that some modules define."""
+def own_flags() -> Iterator[str]:
+    """The flags that the program and this project's modules define, the program's first."""
     by_module = flags.FLAGS.flags_by_module_dict()
-    for module in modules:
+    ours = [name for name in by_module if name.startswith("experiments.")]
+    for module in (sys.argv[0], *sorted(ours)):  # absl's name for the program
         for flag in by_module.get(module, ()):
             if flag.name.partition(".")[0] != "config":
                 default = "" if flag.default is None else f"={flag.default_as_str}"
@@ -145,15 +147,14 @@ LISTS: dict[str, Callable[[Any], Iterator[str]]] = {
 }
 
 
-def program(doc: str, config: Any, modules: Iterable[str]) -> str:
+def program(doc: str, config: Any) -> str:
     """The text of `--help`: the program's docstring, its flags, and what its config has.
 
     Args:
       doc: of the program, with examples.
       config: whose values are shown; None for a program without one.
-      modules: those that define its flags.
     """
-    parts = [inspect.cleandoc(doc), "\nflags:", *own_flags(modules)]
+    parts = [inspect.cleandoc(doc), "\nflags:", *own_flags()]
     if config is not None:
         parts += ["\nfields of the config, from --config=FILE, each a flag:", *fields(config)]
         parts += ["\nencodings (--list=encodings has their fields):", _names(ENCODINGS)]

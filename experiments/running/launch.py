@@ -76,9 +76,7 @@ def run_flags(main: Callable[[], None]) -> None:
 
 def _show_help(what: str, main: Callable, config: Any) -> NoReturn:
     """Prints the help of the program that `main` is in, or a list, and exits."""
-    program = sys.modules[main.__module__]
-    modules = (program.__name__, sys.argv[0], __name__, distributed.__name__)
-    text = help_text.program(program.__doc__ or "", config, modules)
+    text = help_text.program(sys.modules[main.__module__].__doc__ or "", config)
     try:
         print(text if what == "help" else "\n".join(help_text.LISTS[what](config)), flush=True)
     except BrokenPipeError:  # the reader, as `head`, has seen enough

@@ -189,9 +189,9 @@ def refused(config, capsys, *words):
         ({"encodings": ("alibi",)}, "'alibi' is not rope(…), rerope(…) or self_extend(…)"),
         ({"encodings": ("rope", "rope(base=10000.0)")}, "rope(base=10000.0) are the same here"),
         ({"encodings": ("rope(scaling=linear(factor={fator}))",)}, "fator"),
-        ({"eval": EvalConfig(lengths=(L, TARGET), windows=99, stride=L)}, "count=99"),
+        ({"eval": EvalConfig(lengths=(L, TARGET), windows=99, stride=L)}, "eval.windows=99"),
         ({"eval": EvalConfig(lengths=(L, TARGET, 8 * L), stride=L)}, "length=1665 (its longest"),
-        ({"trials": 10**4}, "count=10000"),
+        ({"trials": 10**4}, "trials=10000"),
         ({"batch": 0}, "batch=0: must be"),
     ],
 )
