@@ -1,12 +1,14 @@
 """Time and memory of attention with every encoding, compared with other implementations.
 
     python -m experiments.benchmark --lengths=4096,8192 --out=runs/benchmark
+    python -m experiments.benchmark --modes=train --train_sizes=0.1M,10M --out=runs/train
 
 For each length and mode, all programs are compiled, then timed in turn (see timing.py): the bare
 matmuls, every scheme by our engines, by jax.nn.dot_product_attention with a materialised bias, and
-by PyTorch's FlexAttention where torch is installed. Files in --out: benchmark.csv, benchmark.json
-(versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C writes the results so far;
-`python -m tools.performance_docs` makes a page of it.
+by PyTorch's FlexAttention where torch is installed. Mode train times one training step, with RoPE,
+by our trainer, in plain JAX and in PyTorch, in turn with two matrix products. Files in --out:
+benchmark.csv, benchmark.json (versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C
+writes the results so far; `python -m tools.performance_docs` makes a page of it.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ from pathlib import Path
 import jax
 from absl import app, flags, logging
 
-from experiments.measuring import timing, workloads
+from experiments.measuring import timing, training_steps, workloads
 from experiments.measuring.timing import DENSE, NAIVE, OURS, Row, Timings
 from experiments.measuring.workloads import ENGINES, FLEX, MODES, SCHEMES, Planned, Program, Sizes
 from experiments.reporting import benchmark_report, plotting
@@ -42,9 +44,10 @@ class Settings:
 
     lengths: tuple[int, ...] = (512, 1024, 4096, 8192)
     model_lengths: tuple[int, ...] = (1024, 4096)
+    train_sizes: tuple[str, ...] = tuple(training_steps.SIZES)
     schemes: tuple[str, ...] = SCHEMES
     modes: tuple[str, ...] = tuple(MODES)
-    engines: tuple[str, ...] = (OURS, DENSE, NAIVE, FLEX)
+    engines: tuple[str, ...] = (OURS, DENSE, NAIVE, FLEX, *training_steps.OTHERS)
     heads: int = 8
     head_dim: int = 64
     batch: int = 1
@@ -63,15 +66,19 @@ class Settings:
     @property
     def groups(self) -> list[tuple[int, str]]:
         """Every (length, mode): the programs of each are timed in turn."""
-        modes = [m for m in self.modes if m != "model"]
+        modes = [m for m in self.modes if m not in ("model", "train")]
         groups = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
         if "model" in self.modes:
             groups += [(n, title) for n in self.model_lengths for title in MODES["model"]]
+        if "train" in self.modes:
+            sizes = {name: training_steps.SIZES[name] for name in self.train_sizes}
+            groups += [(size.length, training_steps.title(name)) for name, size in sizes.items()]
         return groups
 
     def check(self) -> None:
         """Raises ValueError, naming the flag, its value and the fix, before anything compiles."""
         choices = {"modes": MODES, "engines": ENGINES, "schemes": SCHEMES}
+        choices |= {"train_sizes": training_steps.SIZES}
         for field, known in {**choices, "dtype": ("float32", "bfloat16")}.items():
             value = getattr(self, field)
             require(bool(value), field, value, f"choose from {', '.join(known)}")
@@ -141,9 +148,8 @@ def build(
         try:
             program = compile_row()
             jax.block_until_ready(program.run())
-            temp, seconds, note = program[1:]
-            row = dataclasses.replace(row, temp_bytes=temp, compile_seconds=seconds, note=note)
-            outcome = f"compiled in {seconds:.1f} s"
+            row = dataclasses.replace(row, **{f: getattr(program, f) for f in program._fields[1:]})
+            outcome = f"compiled in {program.compile_seconds:.1f} s"
         except Exception as error:  # a compiler or an allocator may raise anything
             program, row = None, dataclasses.replace(row, note=_reason(error))
             outcome = f"not run: {row.note}"
@@ -214,6 +220,7 @@ def main(settings: Settings) -> None:
 HELP = {
     "lengths": "tokens, for all modes but model",
     "model_lengths": "tokens, for mode model",
+    "train_sizes": f"models, for mode train: {', '.join(training_steps.SIZES)}",
     "schemes": "encodings; alibi_plain skips no tiles, shaw_keys adds no vectors at the values",
     "modes": f"what is timed: {', '.join(MODES)}",
     "engines": f"what computes it: {', '.join(ENGINES)}; {OURS} is pe_jax with its default engine",
@@ -254,7 +261,7 @@ def parse(argv: list[str]) -> Settings:
             fine = all(word.strip().isdecimal() for word in words)
             require(fine, field, ",".join(words), "pass integers of at least 2, as 512,1024")
             values[field] = tuple(map(int, words))
-        for field in ("schemes", "modes", "engines"):
+        for field in ("schemes", "modes", "engines", "train_sizes"):
             values[field] = tuple(dict.fromkeys(word.strip() for word in values[field]))
         return Settings(**values)
 
