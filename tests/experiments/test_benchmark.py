@@ -283,7 +283,7 @@ def command(capsys):
         ("--schemes=rope", "schemes=('rope',): add nope"),
         ("--modes=forwards", "modes='forwards': did you mean 'forward'?"),
         ("--engines=jax.n", "engines='jax.n': did you mean 'jax.nn'?"),
-        ("--train_sizes=3M", "train_sizes='3M': did you mean '1M'?"),
+        ("--train_sizes=3M", "train_sizes='3M': did you mean '3.2M'?"),
         ("--dtype=bf16", "dtype='bf16': did you mean 'bfloat16'?"),
         ("--repeats=3", "repeats=3: pass an integer of at least 5"),
         ("--heads=two", "heads=two"),
