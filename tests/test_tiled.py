@@ -363,7 +363,10 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
     [
         ("rope", 1, "cpu", "reference", "INFO: attention: RoPE: dense"),
         ("rope", 256, "cpu", "reference", "INFO: attention: RoPE: dense"),
+        ("rope", 512, "cpu", "reference", "INFO: attention: RoPE: dense"),
+        ("alibi", 512, "cpu", "tiled", "INFO: attention: ALiBi: tiled"),
         ("shaw", 256, "cpu", "tiled", "INFO: attention: Shaw: tiled"),
+        ("rope", 512, "tpu", "tpu", "INFO: attention: RoPE: the tpu kernel"),
         ("rope", 2048, "cpu", "tiled", "INFO: attention: RoPE: tiled"),
         ("alibi", 2048, "gpu", "gpu", "INFO: attention: ALiBi: the fused kernel"),
         ("transformer_xl", 2048, "gpu", "tiled", "WARNING: attention: TransformerXL: tiles of XLA"),

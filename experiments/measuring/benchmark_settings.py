@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import flags
 
+from experiments.measuring import training_steps
 from experiments.measuring.timing import DENSE, NAIVE, OURS
 from experiments.measuring.workloads import ENGINES, FLEX, MODES, SCHEMES, Sizes, scheme
 from experiments.running import help_text
@@ -43,6 +44,7 @@ class Settings:
     Attributes:
       lengths: tokens, for all modes but model.
       model_lengths: tokens, for mode model.
+      train_sizes: models, for mode train.
       schemes: encodings; alibi_plain skips no tiles, shaw_keys adds no vectors at the values.
       modes: what is timed.
       engines: what computes it; `ours` is pe_jax with its default engine.
@@ -59,9 +61,10 @@ class Settings:
 
     lengths: tuple[int, ...] = _lengths(512, 1024, 4096, 8192)
     model_lengths: tuple[int, ...] = _lengths(1024, 4096)
+    train_sizes: tuple[str, ...] = _names(tuple(training_steps.SIZES), training_steps.SIZES)
     schemes: tuple[str, ...] = _names(SCHEMES, SCHEMES)
     modes: tuple[str, ...] = _names(tuple(MODES), MODES)
-    engines: tuple[str, ...] = _names((OURS, DENSE, NAIVE, FLEX), ENGINES)
+    engines: tuple[str, ...] = _names((OURS, DENSE, NAIVE, FLEX, *training_steps.OTHERS), ENGINES)
     heads: int = int_field(8, 1)
     head_dim: int = int_field(64, 1)
     batch: int = int_field(1, 1)
@@ -80,15 +83,19 @@ class Settings:
     @property
     def groups(self) -> list[tuple[int, str]]:
         """Every (length, mode): the programs of each are timed in turn."""
-        modes = [m for m in self.modes if m != "model"]
+        modes = [m for m in self.modes if m not in ("model", "train")]
         groups = [(n, title) for n in self.lengths for m in modes for title in MODES[m]]
         if "model" in self.modes:
             groups += [(n, title) for n in self.model_lengths for title in MODES["model"]]
+        if "train" in self.modes:
+            sizes = {name: training_steps.SIZES[name] for name in self.train_sizes}
+            groups += [(size.length, training_steps.title(name)) for name, size in sizes.items()]
         return groups
 
     def check(self) -> None:
         """Raises ConfigError, naming the flag, its value and the fix, before anything compiles."""
         choices = {"modes": MODES, "engines": ENGINES, "schemes": SCHEMES}
+        choices |= {"train_sizes": training_steps.SIZES}
         for field, known in choices.items():
             for name in getattr(self, field):
                 near = nearest(name, known)
@@ -132,7 +139,7 @@ def settings() -> Settings:
         fine = all(word.strip().isdecimal() for word in words)
         require(fine, field, ",".join(words), "pass integers of at least 2, as 512,1024")
         values[field] = tuple(map(int, words))
-    for field in ("schemes", "modes", "engines"):
+    for field in ("schemes", "modes", "engines", "train_sizes"):
         values[field] = tuple(dict.fromkeys(word.strip() for word in values[field]))
     chosen = Settings(**values)
     chosen.check()

@@ -76,6 +76,8 @@ class Row:
       temp_bytes: of temporaries, by the compiler's count; None if it gives none.
       compile_seconds: None if it did not compile.
       note: why it did not run, or a remark.
+      tokens: per call, of a training step.
+      operations: floating-point operations of its matrix products, of a training step or a product.
     """
 
     length: int
@@ -86,6 +88,8 @@ class Row:
     temp_bytes: int | None = None
     compile_seconds: float | None = None
     note: str = ""
+    tokens: int | None = None
+    operations: float | None = None
 
     @property
     def key(self) -> tuple[int, str, str, str]:
@@ -93,11 +97,18 @@ class Row:
         return self.length, self.mode, self.scheme, self.engine
 
 
-def paired(row: Row | None, base: Row | None) -> float | None:
-    """The median over rounds of the ratio of two rows; None if either did not run."""
+def quartiles(row: Row | None, base: Row | None) -> tuple[float, float, float] | None:
+    """Quartiles over rounds of the ratio of two rows; None if either did not run."""
     if row is None or base is None or not (row.seconds and base.seconds):
         return None
-    return float(np.median(np.divide(row.seconds, base.seconds)))
+    low, median, high = np.percentile(np.divide(row.seconds, base.seconds), (25, 50, 75))
+    return float(low), float(median), float(high)
+
+
+def paired(row: Row | None, base: Row | None) -> float | None:
+    """The median over rounds of the ratio of two rows; None if either did not run."""
+    ratios = quartiles(row, base)
+    return ratios and ratios[1]
 
 
 def of_minima(row: Row | None, base: Row | None) -> float | None:
@@ -108,9 +119,16 @@ def of_minima(row: Row | None, base: Row | None) -> float | None:
 
 
 OURS, DENSE, NAIVE, LIMIT = "ours", "dense", "jax.nn", "limit"  # engines that are compared
-STORED = ("length", "mode", "scheme", "engine", "note", "temp_bytes", "compile_seconds", "ms")
+LARGE, OWN = "large", "of the MLP"  # matrix products that training steps are compared with
+STORED = (
+    *("length", "mode", "scheme", "engine", "note", "temp_bytes", "compile_seconds", "ms"),
+    *("tokens", "operations"),
+)
 DERIVED = ("samples", "ms_min", "ms_median", "ms_iqr")
-RATIOS = ("to_none", "to_none_of_minima", "to_matmuls", "naive_to_this", "dense_to_this", "growth")
+RATIOS = (
+    *("to_none", "to_none_of_minima", "to_matmuls", "naive_to_this", "dense_to_this", "growth"),
+    *("share_of_large", "share_of_own", "ours_to_this"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +162,23 @@ class Timings:
             "naive_to_this": paired(naive, row) if row.engine == OURS else None,
             "dense_to_this": paired(dense, row) if row.engine == OURS else None,
             "growth": self.growth(row),
+            "share_of_large": self.share(row, LARGE),
+            "share_of_own": self.share(row, OWN),
+            "ours_to_this": paired(self.ours(row), row),
         }
+
+    def ours(self, row: Row) -> Row | None:
+        """Our training step, if this is another one."""
+        other = row.tokens is not None and row.engine != OURS
+        return self.find(row.length, row.mode, row.scheme) if other else None
+
+    def share(self, row: Row, product: str) -> float | None:
+        """Operations per second of a training step, as a share of those of a matrix product."""
+        base = self.find(row.length, row.mode, "matmuls", product)
+        ratio = paired(base, row)
+        if ratio is None or base is None or not (row.tokens and row.operations and base.operations):
+            return None
+        return ratio * row.operations / base.operations
 
     def growth(self, row: Row) -> float | None:
         """Temporaries at twice the length ÷ at this length."""
@@ -172,6 +206,7 @@ class Timings:
 
 def _row(line: dict[str, str]) -> Row:
     temp_bytes, compile_seconds = line["temp_bytes"], line["compile_seconds"]
+    tokens, operations = line.get("tokens"), line.get("operations")  # older files have none
     return Row(
         int(line["length"]),
         line["mode"],
@@ -181,6 +216,8 @@ def _row(line: dict[str, str]) -> Row:
         int(temp_bytes) if temp_bytes else None,
         float(compile_seconds) if compile_seconds else None,
         line["note"],
+        int(tokens) if tokens else None,
+        float(operations) if operations else None,
     )
 
 

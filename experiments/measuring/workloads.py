@@ -1,4 +1,4 @@
-"""What the benchmark times: attention by every engine, its matmuls alone, decoding, a small model.
+"""What the benchmark times: attention by every engine, its matmuls alone, decoding, models, steps.
 
 `plan` lists the programs of one length and mode; each is compiled when it is called. Schemes that
 read the layer's input get q. B batch, T tokens, H heads, E head width, N = B·H, W = 2T - 1
@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from experiments.measuring import training_steps
 from experiments.measuring.matmuls import Matmuls
-from experiments.measuring.timing import LIMIT, NAIVE, OURS
+from experiments.measuring.timing import LARGE, LIMIT, NAIVE, OURS, OWN
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
@@ -34,7 +35,7 @@ from pe_jax.models.transformer import Transformer
 from pe_jax.training.step import token_losses
 
 FLEX = "flex"
-ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX)
+ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX, *training_steps.OTHERS)
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 SPECS["xpos"] = "xpos(scale_base={length})"  # 512 limits positions to 28,160
 SPECS["shaw_keys"] = "shaw(values=False)"
@@ -45,6 +46,7 @@ MODES = {  # flag → what is timed, by title
     "backward": ("forward + backward",),
     "decode": ("decoding step",),
     "model": ("model", "model, remat"),
+    "train": tuple(map(training_steps.title, training_steps.SIZES)),
 }
 
 
@@ -80,6 +82,8 @@ class Program(NamedTuple):
     temp_bytes: int | None
     compile_seconds: float
     note: str = ""
+    tokens: int | None = None
+    operations: float | None = None
 
 
 class Refused(Exception):
@@ -313,6 +317,23 @@ def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
     return compiled(jax.value_and_grad(loss), params, tokens)[1]
 
 
+def _product(shape: tuple[int, int, int]) -> Program:
+    """A float32 matrix product [m, k] × [k, n]."""
+    m, k, n = shape
+    program = compiled(jnp.matmul, jnp.asarray(normal(m, k)), jnp.asarray(normal(k, n)))[1]
+    return program._replace(note=f"{m} × {k} × {n}", operations=2.0 * m * k * n)
+
+
+def _training_step(size: training_steps.Size, engine: str) -> Program:
+    """One training step; the first, which compiles, is made here."""
+    begin = time.perf_counter()
+    running = training_steps.LIBRARIES[engine](size)
+    jax.block_until_ready(running.step())
+    seconds, tokens = time.perf_counter() - begin, size.rows * size.length
+    counts = {"tokens": tokens, "operations": size.operations}
+    return Program(running.step, running.temp_bytes, seconds, **counts)
+
+
 class Planned(NamedTuple):
     """A row to time: an encoding's name or "matmuls", the engine, a function that compiles it."""
 
@@ -339,6 +360,8 @@ def plan(
     if mode in MODES["model"]:
         remat = mode == MODES["model"][1]
         return _plan_ours(functools.partial(_model, sizes, length, remat), schemes, engines)
+    if mode in MODES["train"]:
+        return _plan_training(mode, engines)
     backward = mode in MODES["backward"]
     return _plan_attention(sizes, length, backward, schemes, engines, limits)
 
@@ -347,6 +370,17 @@ def _plan_ours(compile_scheme: Callable[[str], Program], schemes, engines) -> It
     """A row per scheme by our engines, if they are asked for."""
     for name in schemes if OURS in engines else ():
         yield Planned(name, OURS, functools.partial(compile_scheme, name))
+
+
+def _plan_training(mode: str, engines) -> Iterator[Planned]:
+    """Two matrix products, then a step by every library that is asked for, with RoPE."""
+    sizes = {training_steps.title(name): size for name, size in training_steps.SIZES.items()}
+    size = sizes[mode]
+    for engine, shape in zip((LARGE, OWN), size.products, strict=True):
+        yield Planned("matmuls", engine, functools.partial(_product, shape))
+    for engine in training_steps.LIBRARIES:
+        if engine in engines:
+            yield Planned("rope", engine, functools.partial(_training_step, size, engine))
 
 
 def _plan_attention(
@@ -368,6 +402,8 @@ def _plan_attention(
 
 
 def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
+    if engine in training_steps.OTHERS:
+        return False
     encoding = scheme(name, length)
     if engine == NAIVE:
         return _is_additive(encoding, dims)

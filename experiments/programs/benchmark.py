@@ -66,9 +66,8 @@ def build(
         try:
             program = compile_row()
             jax.block_until_ready(program.run())
-            temp, seconds, note = program[1:]
-            row = dataclasses.replace(row, temp_bytes=temp, compile_seconds=seconds, note=note)
-            outcome = f"compiled in {seconds:.1f} s"
+            row = dataclasses.replace(row, **{f: getattr(program, f) for f in program._fields[1:]})
+            outcome = f"compiled in {program.compile_seconds:.1f} s"
         except Exception as error:  # a compiler or an allocator may raise anything
             program, row = None, dataclasses.replace(row, note=_reason(error))
             outcome = f"not run: {row.note}"

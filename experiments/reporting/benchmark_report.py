@@ -14,6 +14,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from experiments.measuring import timing
 from experiments.measuring.matmuls import TILE
 from experiments.measuring.timing import DENSE, NAIVE, OURS, Row, Timings, plain
 from experiments.reporting.benchmark_figure import BACKWARD, BOTH, FORWARD
@@ -63,6 +64,17 @@ def _ratio(x: float | None) -> str:
     return "–" if x is None else f"{x:.2f}"
 
 
+def _spread(quartiles: tuple[float, float, float] | None) -> str:
+    if quartiles is None:
+        return "–"
+    low, median, high = quartiles
+    return f"{median:.2f} ({low:.2f}–{high:.2f})"
+
+
+def _per_second(row: Row, count: float | None, unit: float = 1) -> float | None:
+    return None if count is None else count / unit / float(np.median(row.seconds))
+
+
 def _mib(row: Row | None) -> str:
     return "–" if row is None or row.temp_bytes is None else plain(row.temp_bytes / 2**20)
 
@@ -83,6 +95,11 @@ COLUMNS: dict[str, Callable[[Timings, Row], str]] = {
     "÷ matmuls": lambda a, r: _ratio(a.ratios(r)["to_matmuls"]),
     f"{NAIVE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["naive_to_this"]),
     f"{DENSE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["dense_to_this"]),
+    "tokens/s": lambda _, r: plain(_per_second(r, r.tokens)),
+    "GFLOP/s": lambda _, r: plain(_per_second(r, r.operations, 1e9)),
+    "÷ large matmul": lambda a, r: _ratio(a.ratios(r)["share_of_large"]),
+    "÷ MLP's": lambda a, r: _ratio(a.ratios(r)["share_of_own"]),
+    "ours ÷ this (quartiles)": lambda a, r: _spread(timing.quartiles(a.ours(r), r)),
     "temp MiB": lambda _, r: _mib(r),
     f"{NAIVE} MiB": lambda a, r: _mib(_naive(a, r)),
     "compile s": lambda _, r: plain(r.compile_seconds, 2),

@@ -103,8 +103,9 @@ def attention(
         them): attention sees q, k and v alone and cannot.
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
-        or a short sequence (≤ 256; ≤ 128 with relative vectors) that fits a tile, else the device's
-        kernel where it can run this, else tiled. What was picked is logged once, under "pe_jax".
+        or a short sequence (≤ 256; ≤ 128 with relative vectors; on CPU ≤ 512 where nothing is added
+        to the scores) whose scores are few (2²¹; 2²³ for those of 512), else the device's kernel
+        where it can run this, else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length, O(L²) memory.
         Where a bias decays (ALiBi), "tiled" and "fused" leave out tiles in which each key weighs
         less than 2⁻⁴³ of the query's own.

@@ -2,17 +2,25 @@
 
 import dataclasses
 import json
+import sys
 
 import jax
 import numpy as np
 import pytest
 
-from experiments.measuring import benchmark_settings, matmuls, timing, workloads
+from experiments.measuring import (
+    benchmark_settings,
+    matmuls,
+    timing,
+    training_steps,
+    workloads,
+)
 from experiments.measuring.benchmark_settings import Settings
 from experiments.measuring.timing import Row, Timings
 from experiments.programs import benchmark
 from experiments.reporting import benchmark_figure, benchmark_report, plotting
 from experiments.running import launch, signals
+from pe_jax.models.config import ModelConfig
 from tests.command_lines import status
 
 FORWARD, BACKWARD = benchmark_report.BOTH
@@ -136,6 +144,9 @@ def test_ratios_are_paired_by_round():
             "naive_to_this": 3,
             "dense_to_this": 2,
             "growth": 2.1,
+            "share_of_large": None,
+            "share_of_own": None,
+            "ours_to_this": None,
         }
     )
     assert results.ratios(naive)["naive_to_this"] is None
@@ -187,6 +198,37 @@ def test_the_page_keeps_what_is_written_around_it_and_judges_no_other_machine(tm
     text = page_of(tmp_path / "run", [row("nope", [10] * 5)], backend="gpu")
     assert text.startswith("# Ours") and text.endswith("Kept.\n") and "none of these runs" in text
     assert "reached" not in text and "missed" not in text
+
+
+def test_training_steps_are_compared_in_a_table(monkeypatch, tmp_path):
+    tiny = training_steps.Size(ModelConfig(vocab=257, width=16, layers=1, heads=2), 16, 8)
+    monkeypatch.setitem(training_steps.SIZES, "0.1M", tiny)
+    monkeypatch.setattr(timing, "LEAST", 0)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "experiments.measuring.torch_model", raising=False)
+    monkeypatch.delitem(sys.modules, "experiments.measuring.flex_attention", raising=False)
+    engines = ("ours", "jax", "torch")
+    given = {"modes": ("train",), "train_sizes": ("0.1M",), "engines": engines}
+    benchmark.main(dataclasses.replace(TINY, **given, out=str(tmp_path / "run")))
+    timings = Timings.read(tmp_path / "run" / "benchmark.csv")
+    rows = {row.key[2:]: row for row in timings.rows}
+    ours, plain, product = rows["rope", "ours"], rows["rope", "jax"], rows["matmuls", "of the MLP"]
+    assert "torch" in rows["rope", "torch"].note and not rows["rope", "torch"].seconds
+    assert product.note == f"128 × 16 × {tiny.model.hidden}"
+    projections = 128 * (4 * 16 * 16 + 3 * 16 * tiny.model.hidden + 16 * 257)
+    scores = 2 * 16 * 8 * 8 * 16
+    assert ours.operations == plain.operations == 6 * (projections + scores)
+    assert ours.tokens == 128 and timings.ratios(ours)["ours_to_this"] is None
+    median = timing.paired(ours, plain)
+    assert timings.ratios(plain)["ours_to_this"] == median
+    share = timings.ratios(plain)["share_of_own"]
+    assert share == pytest.approx(
+        timing.paired(product, plain) * plain.operations / product.operations
+    )
+    page = benchmark_report.write([tmp_path / "run"], tmp_path / "docs", "made").read_text()
+    (head,) = (line for line in page.splitlines() if "ours ÷ this" in line)
+    assert "tokens/s" in head and "÷ none" not in head and f"{median:.2f} (" in page
+    assert "rope (torch): not run" in page
 
 
 def test_what_fails_is_a_row_with_the_reason(monkeypatch, tmp_path):
@@ -246,7 +288,8 @@ def command(capsys):
         ("--schemes=nope,rop", "schemes='rop': did you mean 'rope'?"),
         ("--schemes=rope", "schemes=('rope',): add nope"),
         ("--modes=forwards", "modes='forwards': did you mean 'forward'?"),
-        ("--engines=jax", "engines='jax': did you mean 'jax.nn'?"),
+        ("--engines=jax.n", "engines='jax.n': did you mean 'jax.nn'?"),
+        ("--train_sizes=3M", "train_sizes='3M': did you mean '3.2M'?"),
         ("--dtype=bf16", "dtype='bf16': pass float32 or bfloat16; did you mean 'bfloat16'?"),
         ("--repeats=3", "repeats=3: pass an integer of at least 5"),
         ("--heads=two", "heads=two"),
