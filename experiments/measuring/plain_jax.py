@@ -8,7 +8,6 @@ and `down` [M, D].
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +55,7 @@ def loss(params: dict, tokens: jax.Array, heads: int) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def step(optimizer: optax.GradientTransformation, heads: int) -> Callable:
+def step(optimizer: optax.GradientTransformation, heads: int) -> jax.stages.Wrapped:
     """(params, optimizer state, tokens) → (params, optimizer state, loss), one donated update."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))

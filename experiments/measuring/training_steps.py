@@ -38,7 +38,7 @@ class Size(NamedTuple):
     @property
     def products(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Two matrix products, as [m, k] × [k, n]: a large square one, and the MLP's."""
-        return (2048,) * 3, (self.rows * self.length, self.model.width, self.model.hidden)
+        return (2048, 2048, 2048), (self.rows * self.length, self.model.width, self.model.hidden)
 
     @property
     def operations(self) -> float:
