@@ -71,5 +71,6 @@ def test_a_scheme_that_only_needs_a_rate_of_its_own_is_not_called_worse(tmp_path
     found, after = compared(tmp_path / "after", data, encoding_rates=(1, 1 / GAIN))
     assert found.scheme("weak").fact("encoding_rate") == 1 / GAIN
     assert after["weak"] != "higher"
-    config = json.loads((tmp_path / "after/runs/weak/seed2/config.json").read_text())
+    run = tmp_path / "after" / "runs" / found.scheme("weak").folder / "seed2"
+    config = json.loads((run / "config.json").read_text())
     assert config["optimizer"]["encoding_rate"] == 1 / GAIN
