@@ -20,6 +20,7 @@ from pe_jax.training import sharding
 from pe_jax.training.config import MeshConfig, OptimizerConfig
 from pe_jax.training.step import Trainer
 
+SIDE = 2048  # of a large matrix product
 OPTIMIZER = OptimizerConfig(warmup=0, final=1.0)  # a constant learning rate
 
 
@@ -38,7 +39,7 @@ class Size(NamedTuple):
     @property
     def products(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Two matrix products, as [m, k] × [k, n]: a large square one, and the MLP's."""
-        return (2048, 2048, 2048), (self.rows * self.length, self.model.width, self.model.hidden)
+        return (SIDE, SIDE, SIDE), (self.rows * self.length, self.model.width, self.model.hidden)
 
     @property
     def operations(self) -> float:

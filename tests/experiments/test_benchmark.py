@@ -203,6 +203,7 @@ def test_the_page_keeps_what_is_written_around_it_and_judges_no_other_machine(tm
 def test_training_steps_are_compared_in_a_table(monkeypatch, tmp_path):
     tiny = training_steps.Size(ModelConfig(vocab=257, width=16, layers=1, heads=2), 16, 8)
     monkeypatch.setitem(training_steps.SIZES, "0.1M", tiny)
+    monkeypatch.setattr(training_steps, "SIDE", 32)
     monkeypatch.setattr(timing, "LEAST", 0)
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     monkeypatch.delitem(sys.modules, "experiments.measuring.torch_model", raising=False)

@@ -1,4 +1,4 @@
-"""The training steps that the benchmark compares are one: `make oracles` runs PyTorch's too."""
+"""The training steps that the benchmark compares are one: `make oracles`."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,12 @@ import pytest
 from experiments.measuring import training_steps
 from pe_jax.models.config import ModelConfig
 
+pytestmark = pytest.mark.oracles
 SIZE = training_steps.Size(ModelConfig(vocab=257, width=32, layers=2, heads=2), 3, 24)
 
 
 @pytest.fixture(scope="module")
-def ours() -> tuple[list[float], dict]:
+def ours(oracles) -> tuple[list[float], dict]:
     """Losses of three steps, and the weights after them."""
     return run("ours")
 
@@ -34,7 +35,7 @@ def test_plain_jax_makes_our_step(ours):
     agree(ours, run("jax"))
 
 
-@pytest.mark.oracles
 @pytest.mark.parametrize("library", ["torch", "torch.compile"])
-def test_torch_makes_our_step(ours, library, oracles):
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch.compile's own imports
+def test_torch_makes_our_step(ours, library):
     agree(ours, run(library))
