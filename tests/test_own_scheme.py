@@ -82,8 +82,8 @@ def test_a_scheme_that_breaks_a_law_is_caught():
 
 
 @pytest.mark.parametrize("spec", [f"{NAME}(power=0.7)", f"{NAME}+rope,nope"])
-def test_it_decodes_as_it_trains(spec):
-    transformer.test_generating_with_a_cache_equals_recomputing(tiny.config(spec))
+def test_it_decodes_as_it_trains(spec, monkeypatch):
+    transformer.test_generating_with_a_cache_equals_recomputing(tiny.config(spec), monkeypatch)
 
 
 def test_it_trains_on_any_mesh_and_is_evaluated_beyond_its_training_length():

@@ -103,7 +103,11 @@ class ModelConfig:
         check_fields(self, "model.")
         need(bool(self.window) or not self.sinks, "sinks", "set model.window too")
         divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-        need(self.heads % self.dims.kv_heads == 0, "kv_heads", f"must divide heads: {divisors}")
+        need(
+            self.heads % (self.kv_heads or self.heads) == 0,
+            "kv_heads",
+            f"must divide heads: {divisors}",
+        )
         fits = bool(self.head_dim) or self.width % self.heads == 0
         widths = [n for n in range(1, self.width + 1) if self.width % n == 0]
         need(fits, "heads", f"must divide width {self.width} ({widths}), or set head_dim")

@@ -27,5 +27,5 @@ def test_several_axes_share_the_channels():
         np.testing.assert_allclose(ours[4 * axis : 4 * axis + 4], want, atol=1e-6)
     with pytest.raises(ValueError, match="dim=10: pass a multiple of 4"):
         sinusoidal_2d.sinusoid_2d(places[:, :2], 10)
-    with pytest.raises(ValueError, match=r"positions has shape \[1, 3\]; pass 2 axes last"):
+    with pytest.raises(ValueError, match=r"positions has shape \[1, 3\]; Sinusoidal2D has 2 axes"):
         pe_jax.make("sinusoidal_2d").embed(NONE, np.ones((1, WIDTH)), places)

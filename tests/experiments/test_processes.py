@@ -173,7 +173,8 @@ print("alone")
 
 
 @pytest.mark.parametrize(
-    "number, status, said", [(None, 0, "alone"), (2, 2, "error: process_id and num_processes")]
+    "number, status, said",
+    [(None, 0, "alone"), (2, 2, "error: --coordinator: process_id and num_processes")],
 )
 def test_no_cluster_is_no_error_and_a_cluster_with_a_mistake_is_one(number, status, said):
     variables = {} if number is None else by_slurm(free_port(), 2, number)[1]

@@ -410,7 +410,7 @@ def test_rows_after_the_checkpoint_and_torn_ones_are_dropped_when_it_continues(
         ({"data": "text:nowhere"}, ("data='text:nowhere'", "no file there")),
         ({"model": {"vocab": 100}}, ("model.vocab=100", "at least 257")),
         ({"model": {"encoding": "learned(length=11)"}}, ("length=12", "defined for 11")),
-        ({"eval": {"windows": 999}}, ("count=999", "ask for less")),
+        ({"eval": {"windows": 999}}, ("eval.windows=999", "ask for less")),
         ({"mesh": {"data": 3}}, ("mesh.data=3", "must be the 1 devices; sizes from [1]")),
     ],
 )

@@ -160,8 +160,9 @@ def shaw_key_value(settings, inputs, implementation):
     clip = settings["window"]
     layer = {"keys": inputs["keys"][:, ::-1], "values": inputs["values"][:, ::-1]}
     shaw, keys = (pe_jax.make("shaw", clip=clip, values=values) for values in (True, False))
+    alone = {"keys": layer["keys"]}
     return {
-        "weights": weights(inputs, keys, implementation, params=({}, layer)),
+        "weights": weights(inputs, keys, implementation, params=({}, alone)),
         "output": attend(inputs, shaw, implementation, params=({}, layer)),
     }
 
@@ -181,7 +182,8 @@ def t5_attention(settings, inputs, implementation):
     encoding, params = pe_jax.make("t5", **fields), ({"table": inputs["table"].T}, {})
     causal = not settings["bidirectional"]
     place = np.arange(inputs["q"].shape[1])
-    dims = pe_jax.Dims(0, inputs["q"].shape[2], 1, 1)
+    heads = inputs["q"].shape[2]
+    dims = pe_jax.Dims(heads, heads, heads, 1)
     found = jax.tree.map(jnp.asarray, pe_jax.Params(*params))
     bias = util.distance_bias(encoding, found, place[:, None] - place[None], dims)
     return {"bias": bias} | both(inputs, encoding, implementation, params=params, causal=causal)

@@ -82,7 +82,8 @@ def empty(
     encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
     require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
-    floating = dtype in inputs.DTYPES
+    named = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # or a string
+    floating = named in [jnp.dtype(known).name for known in inputs.DTYPES]
     require(floating, "dtype", dtype, "pass jnp.float32, jnp.bfloat16 or jnp.float16")
     claims, terms = encoding.claims, abstract_terms(encoding, dims)
     places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
