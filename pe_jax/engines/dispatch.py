@@ -80,7 +80,7 @@ def _of_whole_rows(implementation: Any, call: Call, name: str) -> Callable:
         return implementation
     if implementation is not None:
         _check(implementation, call, name)
-        return _module(implementation).attend
+        return _module(str(implementation)).attend
     chosen, level, why = _choose(call)
     _log(level, f"{name}: {why}")
     return _module(chosen).attend
@@ -113,7 +113,7 @@ def _is_small(call: Call) -> bool:
     return queries == 1 or (max(queries, keys) <= short and fits)
 
 
-def _check(implementation: str, call: Call, name: str) -> None:
+def _check(implementation: Any, call: Call, name: str) -> None:
     """Raises ValueError where the engine of this name is unknown or cannot run the call."""
     asked = f"implementation={implementation!r}"
     if implementation not in IMPLEMENTATIONS:
