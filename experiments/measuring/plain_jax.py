@@ -8,7 +8,7 @@ and `down` [M, D].
 """
 
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +56,8 @@ def loss(params: dict, tokens: jax.Array, heads: int) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def step(optimizer: optax.GradientTransformation, heads: int) -> Callable:
-    """(params, optimizer state, tokens) → (params, optimizer state, loss), one donated update."""
+def step(optimizer: optax.GradientTransformation, heads: int) -> Any:
+    """Jitted: (params, optimizer state, tokens) → (params, optimizer state, loss); donates both."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, tokens):

@@ -39,7 +39,7 @@ class Size(NamedTuple):
     @property
     def products(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Two matrix products, as [m, k] × [k, n]: a large square one, and the MLP's."""
-        return (SIDE,) * 3, (self.rows * self.length, self.model.width, self.model.hidden)
+        return (SIDE, SIDE, SIDE), (self.rows * self.length, self.model.width, self.model.hidden)
 
     @property
     def operations(self) -> float:
