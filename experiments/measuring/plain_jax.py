@@ -56,7 +56,7 @@ def loss(params: dict, tokens: jax.Array, heads: int) -> jax.Array:
 
 
 def step(optimizer: optax.GradientTransformation, heads: int) -> jax.stages.Wrapped:
-    """(params, optimizer state, tokens) → (params, optimizer state, loss), one donated update."""
+    """Jitted: (params, optimizer state, tokens) → (params, optimizer state, loss); donates both."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, tokens):

@@ -222,10 +222,9 @@ def test_training_steps_are_compared_in_a_table(monkeypatch, tmp_path):
     assert ours.tokens == 128 and timings.ratios(ours)["ours_to_this"] is None
     median = timing.paired(ours, plain)
     assert timings.ratios(plain)["ours_to_this"] == median
-    share = timings.ratios(plain)["share_of_own"]
-    assert share == pytest.approx(
-        timing.paired(product, plain) * plain.operations / product.operations
-    )
+    share, to_product = timings.ratios(plain)["share_of_own"], timing.paired(product, plain)
+    assert to_product and plain.operations and product.operations
+    assert share == pytest.approx(to_product * plain.operations / product.operations)
     page = benchmark_report.write([tmp_path / "run"], tmp_path / "docs", "made").read_text()
     (head,) = (line for line in page.splitlines() if "ours ÷ this" in line)
     assert "tokens/s" in head and "÷ none" not in head and f"{median:.2f} (" in page
