@@ -142,9 +142,10 @@ def theme(dark: bool) -> str:
 
 
 def label(text: str, width: int = 20) -> str:
-    """A name for a figure: printable and short."""
+    """A name for a figure: printable and short; variants often differ at their ends."""
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return text if len(text) <= width else text[: width - 1] + "…"
+    head = width // 2
+    return text if len(text) <= width else text[:head] + "…" + text[head + 1 - width :]
 
 
 def paint(scheme: Scheme) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
 from pe_jax.models.config import DTYPES, ModelConfig
 from pe_jax.models.layers import Block, Linear, linear, norm
 
-# Models of at most this many layers are unrolled. On CPU a step took 0.7 to 0.8 (2 layers), 0.8 (5)
-# and 0.9 (6) of the time of a loop, and 0.8 of its memory; compiling it took up to twice as long.
+# Models of at most this many layers are unrolled. On CPU a step took 0.7 to 0.8 (2 layers) and 0.85
+# (5 and 6) of the time of a loop, and 0.8 of its memory; compiling it took up to twice as long.
 UNROLLED = 8
 
 
