@@ -46,6 +46,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
 )
 OPTIONAL = {  # compared with where it is, needed nowhere
     "experiments.measuring.flex_attention": ("torch",),
+    "experiments.measuring.torch_model": ("torch",),
     "examples.hf": ("torch",),
     "examples.hf_llama": ("transformers",),
     "examples.hf_bloom": ("transformers",),

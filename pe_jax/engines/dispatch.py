@@ -113,7 +113,7 @@ def _is_small(call: Call) -> bool:
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
         return True  # tiles need numbers: what is exported for any size is dense
     short, most = SHORTER if select(call.terms, *VECTORS) else SHORT, TILE
-    added = select(call.terms, kinds.ScoreTerm, kinds.RelativeValues)
+    added = select(call.terms, kinds.ScoreTerm, kinds.RelativeValues, RowRescore)
     if jax.default_backend() not in KERNELS and not added:
         short, most = BARE_SHORT, BARE_SCORES
     fits = batch * heads * queries * keys <= most
