@@ -52,6 +52,18 @@ def _keep_in_view(axes: Axes, means: Sequence[float]) -> None:
         axes.set_ylim(max(bottom, low - pad), min(top, high + pad))
 
 
+def _finish(
+    axes: Axes, results: Results, means: Sequence[float], x: Sequence[float], ends: list[tuple]
+) -> None:
+    """What figures of differences share: limits, the reference at 0, the unit, names of lines."""
+    _keep_in_view(axes, means)
+    zero = _zero(axes, results, x)
+    reference = label(results.manifest["reference"])
+    axes.set_ylabel(f"loss minus that of {reference} (nats per token)")
+    mark_length(axes, results.manifest["train_length"])
+    name_lines(axes, [*ends, *zero])
+
+
 @styled
 def differences_by_length(results: Results, protocol: str, narrow: bool = False) -> Drawing:
     """Paired differences to the reference against length: mean over seeds, 95 % t interval."""
@@ -73,12 +85,9 @@ def differences_by_length(results: Results, protocol: str, narrow: bool = False)
             _band(axes, scheme, [*each], [*each.values()])
             ends.append((scheme, max(each), each[max(each)].mean))
     log2_axis(axes, results.manifest["lengths"])
-    _keep_in_view(axes, [d.mean for each in found.values() for d in each.values()])
-    ends += _zero(axes, results, results.manifest["lengths"])
-    unit = f"loss minus that of {label(reference)} (nats per token)"
-    axes.set(xlabel=f"context length (tokens), {protocol}", ylabel=unit)
-    mark_length(axes, results.manifest["train_length"])
-    name_lines(axes, ends)
+    means = [d.mean for each in found.values() for d in each.values()]
+    axes.set_xlabel(f"context length (tokens), {protocol}")
+    _finish(axes, results, means, results.manifest["lengths"], ends)
     header = ("encoding", "protocol", "length", "mean", "low", "high", "p", "each_seed")
     alt = (
         f"Paired difference of each scheme's loss to {reference} against context length,"
@@ -162,12 +171,9 @@ def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
     first = min((each[0].centre for each in found.values()), default=1)
     start = int(np.floor(np.log2(first)))
     log2_axis(axes, 2 ** np.arange(start, np.floor(np.log2(longest)) + 1))
-    _keep_in_view(axes, [bin.difference.mean for each in found.values() for bin in each])
-    ends += _zero(axes, results, [bin.centre for bin in next(iter(found.values()), ())])
-    unit = f"loss minus that of {label(reference)} (nats per token)"
-    axes.set(xlabel="position in the context (the first is 1)", ylabel=unit)
-    mark_length(axes, results.manifest["train_length"])
-    name_lines(axes, ends)
+    means = [bin.difference.mean for each in found.values() for bin in each]
+    axes.set_xlabel("position in the context (the first is 1)")
+    _finish(axes, results, means, [bin.centre for bin in next(iter(found.values()), ())], ends)
     header = ("encoding", "first", "last", "mean", "low", "high", "each_seed", "problem")
     alt = (
         f"Paired difference of each scheme's loss to {reference} against position in the context,"

@@ -92,7 +92,7 @@ def _speed_section(results: Results, measure: str, lengths: dict[str, Any]) -> S
 
 
 def what_differs(results: Results) -> str:
-    """How this comparison differs from published ones, whose numbers stand beside it."""
+    """How this comparison differs from published ones, whose numbers are listed with it."""
     m = results.manifest
     sizes = sorted({n for s in results.schemes if (n := s.fact("parameters")) is not None})
     size = f"{sizes[-1] / 1e6:,.1f}M parameters at most, " if sizes else ""

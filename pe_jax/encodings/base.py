@@ -132,7 +132,7 @@ class Encoding:
         Raises:
           ValueError: positions or parameters that do not fit x; what the scheme's own function
             refuses (a position outside a table).
-          TypeError: x is no array of floats, `params` no `Params`.
+          TypeError: x is not an array of floats, or `params` not a `Params`.
         """
         if not isinstance(params, Params):
             raise TypeError(f"params is a {type(params).__name__}; pass encoding.init(key, dims)")

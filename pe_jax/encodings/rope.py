@@ -49,7 +49,7 @@ def scaled(theta: np.ndarray, base: float, scaling: Callable | None) -> np.ndarr
     """The frequencies of a base after a scaling, as `frequencies` takes it: float64 [dim/2].
 
     Raises:
-      ValueError: what is no scaling; one that does not fit.
+      ValueError: `scaling` is not a scaling, or does not fit the other fields.
     """
     if scaling is None:
         return theta

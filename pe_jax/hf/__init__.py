@@ -59,7 +59,7 @@ def to_hf(layers: Sequence[LayerEncoding], model_type: str) -> dict[str, Any]:
 
     Raises:
       ValueError: an unknown type; what its configs cannot say.
-      TypeError: what is no sequence of `LayerEncoding`.
+      TypeError: an argument that is not a sequence of `LayerEncoding`.
     """
     try:
         family, layers = _family(model_type), checked(layers)
@@ -94,7 +94,7 @@ def params(config: Any, state: Mapping[str, Any], layer: int = 0) -> Params:
     Raises:
       ValueError: what `encodings` raises; a layer that is not there or has no attention; names
         that are missing, more than one, or not known here.
-      TypeError: `state` has no names; what is no array.
+      TypeError: `state` is not a mapping from names to arrays.
     """
     settings = _as_dict(config)
     layers = encodings(settings)

@@ -72,7 +72,7 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
 
     Raises:
       ValueError: no layers; layers of two stacks; one without attention.
-      TypeError: what is no sequence of `LayerEncoding`.
+      TypeError: an argument that is not a sequence of `LayerEncoding`.
     """
     layers = checked(layers)
     stacks = sorted({layer.stack for layer in layers})

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import pe_jax
@@ -126,3 +127,16 @@ def test_every_program_answers_soon_with_two_examples(tmp_path):
         assert text.count(f"python -m {name}") >= 2 and "flags:\n  --" in text, program
         heavy = {"orbax", "grain", "matplotlib", "scipy", "tensorflow_datasets", "tokenizers"}
         assert not heavy & {*loaded.split()}, program
+
+
+def test_compiled_programs_are_kept_unless_jax_was_told_where(monkeypatch):
+    kept: dict = {}
+    monkeypatch.setattr(jax.config, "update", kept.__setitem__)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    launch.keep_programs()
+    assert not kept
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    launch.keep_programs()
+    assert kept["jax_compilation_cache_dir"] == str(launch.COMPILED_PROGRAMS)
+    ignored = (launch.COMPILED_PROGRAMS.parent / ".gitignore").read_text().splitlines()
+    assert f"{launch.COMPILED_PROGRAMS.name}/" in ignored

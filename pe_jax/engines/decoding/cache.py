@@ -265,7 +265,7 @@ def extend(
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
-    """Raises TypeError for what is no cache, ValueError for one of another encoding or sizes."""
+    """Raises TypeError unless it is a cache, ValueError if its encoding or its sizes differ."""
     if not isinstance(cache, Cache):
         raise TypeError(f"cache is a {type(cache).__name__}; pass what pe_jax.cache.empty gives")
     want = _layout(encoding, cache.k.shape[0], cache.capacity, dims)
