@@ -50,7 +50,7 @@ def settings(folder) -> CompareConfig:
         log_every=1,
         model=tiny.config(vocab=0),
         optimizer=OPTIMIZER,
-        eval=EvalConfig(lengths=(tiny.L, 2 * tiny.L), windows=6, stride=tiny.L),
+        eval=EvalConfig(lengths=(tiny.L, 2 * tiny.L), windows=6, stride=tiny.L, every=2),
         timing_repeats=5,
     )
 
@@ -92,6 +92,7 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch)
     for run in (folder / "runs").glob("*/*"):
         rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == [1, 2, 3], run
+        assert ["eval_loss" in row for row in rows] == [False, True, True], run
     monkeypatch.setattr(compare, "train", None)
     monkeypatch.setattr(compare.model_speed, "measure", None)
     monkeypatch.setattr(comparison_report, "build", lambda _: "here")
