@@ -50,6 +50,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"buckets": 4, "max_distance": 7, "causal": False},
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
+    "lerope": [{"layout": "interleaved"}],
     "xpos": [{"scale_base": 8}],
     "temperature": [{"floor_scale": 4, "attn_scale": 0.5}],
     "alibi": [{}, {"causal": False}],

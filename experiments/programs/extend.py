@@ -164,6 +164,9 @@ def replacement(spec: str, rope: RoPE, placeholders: Placeholders) -> RoPE:
     encoding, *others = parse(spec)
     if others or not isinstance(encoding, RoPE):
         raise ConfigError(f"encodings: {spec!r} is not rope(…), rerope(…) or self_extend(…)")
+    if isinstance(encoding, LeRoPE) != isinstance(rope, LeRoPE):
+        learned = "learned" if isinstance(rope, LeRoPE) else "not learned"
+        raise ConfigError(f"encodings: {spec!r}: the run's frequencies are {learned}, unlike these")
     fields = dataclasses.fields(RoPE)
     unset = [f.name for f in fields if getattr(encoding, f.name) == f.default]
     return dataclasses.replace(encoding, **{name: getattr(rope, name) for name in unset})

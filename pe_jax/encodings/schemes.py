@@ -14,8 +14,11 @@ from pe_jax.encodings.buckets import Buckets as buckets
 from pe_jax.encodings.buckets import Clipped as clipped
 from pe_jax.encodings.deberta import DeBERTa as deberta
 from pe_jax.encodings.rope import RoPE as rope
+from pe_jax.encodings.lerope import LeRoPE as lerope
+from pe_jax.encodings.pope import PoPE as pope
 from pe_jax.encodings.xpos import XPos as xpos
 from pe_jax.encodings.temperature import Temperature as temperature
+from pe_jax.encodings.log_length import LogLength as log_length
 from pe_jax.encodings.alibi import ALiBi as alibi
 from pe_jax.encodings.fox import FoX as fox
 from pe_jax.encodings.cable import CABLE as cable

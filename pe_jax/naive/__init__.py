@@ -25,7 +25,8 @@ _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
     contextual: "fox cable wavlm cope dape",
     relative: "shaw transformer_xl deberta tupe",
-    rotary: "rope rerope self_extend xpos temperature bipe rope_2d rope_nd mrope",
+    rotary: "rope lerope pope rerope self_extend xpos temperature log_length bipe"
+    " rope_2d rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
 # By name: functions of positions and D, of a row, of a row and its weights.

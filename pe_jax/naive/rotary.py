@@ -44,6 +44,26 @@ def rope(row: Row, *, base=1e4, fraction=1.0, layout="half", scaling=None, dista
     return rotated(row, distance[..., None] * theta, layout, factor**2)
 
 
+def lerope(row, alpha, *, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
+    """LeRoPE (Mistral Large 4, released code): the frequencies of `rope` times exp(α), α [P]."""
+    theta, factor = frequencies(2 * len(alpha), base), 1.0
+    if scaling is not None:
+        theta, factor = scaling(theta, base), scaling.attention_factor
+    return rotated(row, row.distance[..., None] * (theta * np.exp(alpha)), layout, factor**2)
+
+
+def pope(row: Row, phase: Array, *, base=1e4) -> Array:
+    """Gopalakrishnan et al., "PoPE", arXiv 2509.10534: Σ μ(q_c) μ(k_c) cos(dθ_c - δ_c)/sqrt(E).
+
+    μ(x) = ln(1 + e^x), θ_c = base^(-c/E), and δ is `phase` [H, E] within [-2π, 0].
+    """
+    dim = row.q.shape[-1]
+    angle = row.distance[..., None] * base ** (-np.arange(dim) / dim)
+    waves = np.cos(angle - np.clip(phase, -2 * np.pi, 0)[:, None, None])
+    sizes = (np.logaddexp(0, x) for x in (row.q, row.k))
+    return np.einsum("hte,hse,htse->hts", *sizes, waves) / dim**0.5
+
+
 def rerope(row, *, window=512, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
     """Su, "Rectified RoPE", https://kexue.fm/archives/9708: distances stop at the window."""
     distance = np.minimum(row.distance, window)
@@ -92,6 +112,12 @@ def temperature(row: Row, *, attn_scale=0.1, floor_scale=8192, offset=1) -> Arra
 def sharpness(positions, attn_scale: float, floor_scale: int, offset: int) -> Array:
     """The factor of `temperature`; 1 before position 0."""
     return 1 + attn_scale * np.log(np.maximum((positions + offset) // floor_scale, 0) + 1.0)
+
+
+def log_length(row: Row, scale: Array, bias: Array) -> Array:
+    """Nakanishi, "SSMax", arXiv 2501.19399, and a bias b_h: q·(s_h·ln(n + 1) + b_h)."""
+    length = np.log(np.maximum(row.positions, 0) + 1.0)
+    return products(row) * (scale[:, None] * length + bias[:, None])[..., None]
 
 
 def bipe(row: Row, *, relative="rope", base=1e4) -> Array:
