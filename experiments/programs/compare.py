@@ -66,7 +66,7 @@ def check_evaluation(config: CompareConfig) -> EvalConfig:
     """Of learning rates: validation text at the training length, with as many targets as a run."""
     count = max(1, config.eval.windows * config.eval.lengths[-1] // config.length)
     lengths, tokens = (config.length,), config.eval.batch_tokens
-    return EvalConfig(lengths, count, config.length, "validation", tokens)
+    return EvalConfig(lengths, count, config.length, "validation", tokens, config.eval.every)
 
 
 def seeds(config: CompareConfig) -> list[int]:
@@ -155,12 +155,16 @@ def count_parameters(trainer: Trainer) -> dict:
 def train_run(
     config: Config,
     source: Source,
+    validation: Source,
     evaluator: Evaluator,
     label: str,
     stop: signals.Stop,
     report: Callable[[Progress], None],
 ) -> None:
-    """Trains and evaluates one run, and writes its `evaluation.json`, unless a signal came."""
+    """Trains one run and writes its `evaluation.json`, unless a signal came.
+
+    Losses during training are those of `validation`, the last ones of `source`.
+    """
     folder = Path(config.workdir)
     begin, trainer = time.monotonic(), evaluator.trainer
     result: dict = count_parameters(trainer)
@@ -168,7 +172,7 @@ def train_run(
     result["encoding_rate"] = config.optimizer.encoding_rate
     save_json(folder / "config.json", run_metadata(config, source))
     try:
-        state = train(config, source, evaluator, label, stop, report=report)
+        state = train(config, validation, evaluator, label, stop, report=report)
     except Diverged as error:
         result |= {"status": "diverged", "reason": str(error), **environment()}
         save_json(folder / "evaluation.json", result)
@@ -210,7 +214,7 @@ class MissingRuns:
     Attributes:
       config: of the comparison, with the vocabulary.
       source: data of the runs.
-      check_source: data on which learning rates are tried.
+      validation: other text, or questions: for learning rates, and for losses during training.
       evaluators: one per encoding, by its name, on the first mesh.
       meshes: the devices of each concurrent run.
       stop: whether a signal came.
@@ -221,25 +225,27 @@ class MissingRuns:
         self,
         config: CompareConfig,
         source: Source,
-        check_source: Source,
+        validation: Source,
         evaluators: dict[str, Evaluator],
         meshes: list[Mesh],
         stop: signals.Stop,
     ):
-        self.config, self.source, self.check_source = config, source, check_source
+        self.config, self.source, self.validation = config, source, validation
         self.evaluators, self.meshes, self.stop = evaluators, meshes, stop
         self.programs = {(n, config.steps, meshes[0]): e for n, e in evaluators.items()}
         self.checks = {n: checks(config, e.trainer.config.encoding) for n, e in evaluators.items()}
         jobs = {
-            name: [config.rate_steps] * len(pairs) + [config.steps] * config.seeds
+            name: [config.rate_steps] * len(pairs)
+            + [0 if self._is_checked(name, seed) else config.steps for seed in seeds(config)]
             for name, pairs in self.checks.items()
         }
         self.table = RunTable(jobs, len(meshes))
 
     def train(self) -> None:
         """Trains until all runs are finished or a signal came; raises the first error of a run."""
+        most_runs_first = sorted(self.evaluators, key=lambda name: -len(self.checks[name]))
         with self.table:
-            run_in_parallel(self._train_encoding, self.evaluators, self.meshes, self.stop)
+            run_in_parallel(self._train_encoding, most_runs_first, self.meshes, self.stop)
 
     def _train_encoding(self, name: str, mesh: Mesh) -> None:
         """Chooses the rates of an encoding, then trains it with every seed."""
@@ -247,7 +253,11 @@ class MissingRuns:
         for seed in seeds(self.config):
             path = Path("runs", self._folder(name), f"seed{seed}")
             run = self._run(name, path, pair, seed=seed)
+            if self._is_checked(name, seed):
+                self._continue_check(name, pair, run)
             self._finish(name, run, f"{name} seed {seed}", self.source, mesh)
+        if self.stop.signal is None:
+            self._remove_checkpoints(name)
 
     def _best_rates(self, name: str, mesh: Mesh) -> results.Pair:
         """Tries all rates of an encoding; returns the best (learning rate, encoding rate)."""
@@ -259,12 +269,37 @@ class MissingRuns:
             path = results.rate_folder(self._folder(name), *pair)
             run = self._run(name, path, pair, **fields)
             label = f"{name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
-            self._finish(name, run, label, self.check_source, mesh)
-            if is_finished(run):  # nothing continues from here
-                shutil.rmtree(Path(run.workdir) / "checkpoints", ignore_errors=True)
+            self._finish(name, run, label, self.validation, mesh)
         place = Path(config.workdir), self._folder(name)
         runs = results.read_checks(*place, pairs, config.seed)
         return results.best_rate(results.rate_losses(runs, config.length))
+
+    def _is_checked(self, name: str, seed: int) -> bool:
+        """Whether the check of the best rates is this seed's run: same steps, data, weights."""
+        config = self.config
+        same_run = seed == config.seed and config.rate_steps == config.steps
+        return bool(self.checks[name]) and same_run
+
+    def _continue_check(self, name: str, pair: results.Pair, run: Config) -> None:
+        """Lets a run begin where the check at its rates ended, so that only evaluation is left.
+
+        A run that was interrupted, or whose check has no checkpoint, trains as any other.
+        """
+        target = Path(run.workdir)
+        check = Path(self.config.workdir) / results.rate_folder(self._folder(name), *pair)
+        checkpoints = check / "checkpoints"
+        if self.stop.signal is not None or target.exists() or not checkpoints.exists():
+            return
+        copy = target.with_name(f"{target.name}.copy")  # renamed once it is complete
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(check, copy, ignore=shutil.ignore_patterns("evaluation.json"))
+        copy.rename(target)
+
+    def _remove_checkpoints(self, name: str) -> None:
+        """Of the checks, once nothing continues from them."""
+        for pair in self.checks[name]:
+            check = Path(self.config.workdir) / results.rate_folder(self._folder(name), *pair)
+            shutil.rmtree(check / "checkpoints", ignore_errors=True)
 
     def _folder(self, name: str) -> str:
         return folder(self.evaluators[name].trainer.config.encoding)
@@ -278,7 +313,8 @@ class MissingRuns:
             return
         self.table.start(name, label)
         evaluator = self._evaluator(name, run, mesh)
-        train_run(run, source, evaluator, label, self.stop, self.table.report)
+        data = source, self.validation
+        train_run(run, *data, evaluator, label, self.stop, self.table.report)
         if self.stop.signal is None:
             self.table.finish(label)
 
@@ -305,10 +341,10 @@ def is_finished(run: Config) -> bool:
     return (Path(run.workdir) / "evaluation.json").exists()
 
 
-def check_source(config: CompareConfig, source: Source) -> Source:
-    """The data on which learning rates are tried: other questions, or validation text."""
+def validation_source(config: CompareConfig, source: Source) -> Source:
+    """The data for learning rates and losses during training: other questions, or other text."""
     other = dataclasses.replace(source, question_set=1)
-    needed = any(checks(config, spec) for spec in config.specs())
+    needed = config.eval.every or any(checks(config, spec) for spec in config.specs())
     if not needed or source.text is None:
         return other
     text = windows(source.corpus, source.tokens, check_evaluation(config))
@@ -322,7 +358,7 @@ def main(config: CompareConfig) -> None:
         meshes = run_meshes(config)
         encodings = names(config)
         source = open_source(config)
-        sources = source, check_source(config, source)
+        sources = source, validation_source(config, source)
         batches(config, source, meshes[0])  # raises any data error before anything is written
         about = manifest(config, source, encodings)
         check_resumable(config, about)

@@ -27,7 +27,7 @@ class Run:
 
     Attributes:
       job: what it belongs to: runs of a job follow each other, and share programs.
-      steps: total number of steps.
+      steps: planned in this process; 0 where an earlier run is only evaluated anew.
       begin: when it started.
       later: whether others of its job came before it in this process.
       first: time and step of its first report.
@@ -224,10 +224,12 @@ def _left(run: Run, now: float, rate: float, warm_up: float, tail: float) -> flo
 
 
 def _cells(run: Run) -> tuple[Any, ...]:
-    step, loss, speed = 0, "", ""
+    step, steps, loss, speed = 0, run.steps, "", ""
     if run.last is not None:
         progress = run.last[1]
-        step, loss = progress.step, f"{progress.loss:.4f}"
-        speed = progress.speed
-    bar = rich.progress_bar.ProgressBar(run.steps, step, width=BAR)
-    return bar, f"{step:,}/{run.steps:,}", loss, speed
+        step, steps, speed = progress.step, progress.steps, progress.speed
+        loss = f"{progress.loss:.4f}"
+    elif not steps:
+        return "", "evaluation", "", ""
+    bar = rich.progress_bar.ProgressBar(steps, step, width=BAR)
+    return bar, f"{step:,}/{steps:,}", loss, speed

@@ -81,7 +81,8 @@ class CompareConfig(Config, Sweep):
         training length; the best is used. Empty: `optimizer.learning_rate` for all.
       encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
         each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
-      rate_steps: steps of such a run.
+      rate_steps: steps of such a run. If they equal `steps`, the first seed's run is the short run
+        with the best rates, evaluated like the others.
       timing_repeats: interleaved rounds of the speed measurement.
       timing_lengths: lengths at which prefill and decoding are timed too, with as many tokens per
         batch as in training.

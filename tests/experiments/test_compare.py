@@ -72,7 +72,7 @@ def compared(tmp_path_factory, shared_programs):  # noqa: F811
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "Evaluator", functools.cache(compare.Evaluator))
         with patch.context() as during, pytest.raises(SystemExit) as end:
-            at_step(during, (len(RATES) + 1) * STEPS + 2, interrupt)
+            at_step(during, len(RATES) * STEPS + 2, interrupt)
             compare.main(chosen(folder))
         assert end.value.code == 128 + signal.SIGTERM
         before = files(folder)
@@ -122,6 +122,22 @@ def test_each_scheme_is_trained_with_the_best_of_its_learning_rates(compared):
             assert config["optimizer"]["learning_rate"] == best
         edge = f"the {'least' if best == RATES[0] else 'greatest'} of the grid"
         assert edge in shown
+
+
+def test_the_first_seed_is_the_check_of_its_rate_or_trains_to_the_same_bits(
+    compared, tmp_path, monkeypatch
+):
+    folder, _ = compared
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    place = Path("runs", FOLDERS["nope"], f"seed{SEEDS[0]}")
+    best = json.loads((folder / place / "evaluation.json").read_text())
+    check = folder / "rates" / FOLDERS["nope"] / f"{best['learning_rate']}x1.0"
+    assert (check / "metrics.jsonl").read_text() == (folder / place / "metrics.jsonl").read_text()
+    shutil.rmtree(again / place)  # and its check has no checkpoint any more
+    compare.main(chosen(again))
+    anew = json.loads((again / place / "evaluation.json").read_text())
+    assert {**anew, "seconds": 0} == {**best, "seconds": 0}
 
 
 @pytest.mark.parametrize("given", [{}, {"rates": (0.01, 0.1)}, {"encoding_rates": (1, 30)}])
@@ -389,7 +405,7 @@ def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
     """Which devices each encoding's runs took, without training anything."""
     found = {}
 
-    def train_run(config, source, evaluator, label, stop, report):
+    def train_run(config, source, validation, evaluator, label, stop, report):
         found.setdefault(label.split()[0], []).append(
             evaluator.trainer.mesh.devices.ravel().tolist()
         )
