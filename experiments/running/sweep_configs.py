@@ -179,7 +179,7 @@ class TrialsConfig(Sweep):
         self.optimizer.check(self.steps)
 
 
-CONVENTIONS = ("index", "normalized", "resized")
+CONVENTIONS = ("index", "normalized", "augmented", "resized")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +188,10 @@ class ImagesConfig(TrialsConfig):
 
     Attributes:
       encodings: as `model.encoding` takes them; `{side}` stands for the patches along a side of a
-        training image. A suffix `@normalized` or `@resized` selects other positions than the
-        patches' indices (`positions.grid`, `positions.resized`); an encoding of one axis gets the
-        patches row by row.
+        training image. A suffix `@normalized`, `@augmented` or `@resized` selects other positions
+        than the patches' indices (`positions.grid`; the same, rescaled in training as DINOv3's are,
+        `positions.augmented`; `positions.resized`); an encoding of one axis gets the patches row by
+        row.
       sides: of the images in pixels, ascending: trained at the first, tested at all.
       patch: side of a patch in pixels.
     """
