@@ -177,7 +177,8 @@ def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -
         fix = "pass nope or what rotates, as rope(…), dual_chunk(…) or rope+temperature"
         raise ConfigError(f"encodings: {spec!r} is not for a trained RoPE; {fix}")
     parts = [
-        _with_fields_of(rope, part) if isinstance(part, RoPE) else part for part in parts_of(encoding)
+        _with_fields_of(rope, part) if isinstance(part, RoPE) else part
+        for part in parts_of(encoding)
     ]
     return parts[0] if len(parts) == 1 else Sum(tuple(parts))
 
@@ -387,7 +388,6 @@ class Methods:
                 result |= {"status": "diverged", "reason": str(error)}
             save_json(path, result | {"seconds": time.monotonic() - begin, **environment()})
             logging.info("%s: %s after %.0f s", label, part, time.monotonic() - begin)
-
 
     def _restored(self, base: Base, run: Config, trainer: Trainer) -> State:
         """The last state of a trained run; what a method adds to it has its initial values."""

@@ -14,7 +14,8 @@ class Sum(Encoding):
 
     Parameters are tuples, one entry per part. At most one part may change the scale, which then
     multiplies every term that has the factor 1/sqrt(E) in its paper: `transformer_xl+t5` scales
-    none of Transformer-XL's four. A scheme with several views of each token comes after other rotations.
+    none of Transformer-XL's four. A scheme with several views of each token comes after other
+    rotations.
     """
 
     parts: tuple[Encoding, ...] = ()

@@ -79,7 +79,8 @@ def test_the_partial_factor_is_not_applied_to_the_rotary_part(content, turned):
         (layer,) = hf.encodings({**config, "partial_rotary_factor": same})
         assert layer.encoding.rotary_dim(layer.head_dim) == turned
         np.testing.assert_array_equal(
-            layer.encoding.frequencies(layer.head_dim), mla.scheme(content, turned).frequencies(layer.head_dim)
+            layer.encoding.frequencies(layer.head_dim),
+            mla.scheme(content, turned).frequencies(layer.head_dim),
         )
     with pytest.raises(ValueError, match=f"qk_rope_head_dim={turned} rotates already"):
         hf.encodings({**config, "partial_rotary_factor": 0.5})

@@ -1,4 +1,4 @@
-"""Rewrites the golden files: `python -m tests.oracles.write` (needs the extra `oracles` and timm)."""
+"""Rewrites the golden files: `python -m tests.oracles.write` (extra `oracles`, and timm)."""
 
 from tests.oracles import live, replay
 from tests.oracles.cases import GOLDEN

@@ -102,7 +102,10 @@ def attend(
 def _products(
     views: kinds.Views | None, q: jax.Array, k: jax.Array, at: jax.Array, places: jax.Array
 ) -> jax.Array:
-    """Rotated q [B, H, E] at `at` · k [B, K, S, E] at `places`: float32 [B, H, S], by their view."""
+    """Rotated q [B, H, E] · k [B, K, S, E], in the view that scores each pair: float32 [B, H, S].
+
+    The token stands at `at` [], the keys at `places` [S].
+    """
     if views is None:
         of_queries = q[:, :, None]
     else:  # the keys are read once, whole, by a query for each view
