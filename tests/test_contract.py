@@ -26,6 +26,7 @@ from pe_jax.encodings.terms import (
     ScoreTerm,
     Side,
     Tokens,
+    ValueRotation,
     select,
 )
 from pe_jax.engines import reference
@@ -41,6 +42,9 @@ EXEMPT: dict[str, dict[str, str]] = {
     "rotation": {
         "xpos": "it scales besides: norms change with the position",
         "pope": "it takes magnitudes of channels: norms change, once; test_pope has the distances",
+    },
+    "groups": {
+        "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well"
     },
 }
 
@@ -62,7 +66,7 @@ ROTATIONS = [
     c
     for c in util.SINGLE
     for rotation in util.terms(c.encoding, Rotation)
-    if rotation.q and rotation.k and rotation.split is None  # two views are two rotations
+    if rotation.q and rotation.k and rotation.views is None  # two views are two rotations
 ]
 
 
@@ -220,7 +224,7 @@ def rotation(case):
 @given(st.data())
 def test_a_rotation_keeps_norms_and_only_differences_count(case, data):
     m, n = (data.draw(util.positions(case, reach=500)) for _ in range(2))
-    x, y = util.noise(B, T, 1, E, seed=1), util.noise(B, T, 1, E, seed=2)
+    x, y = util.noise(B, T, H, E, seed=1), util.noise(B, T, H, E, seed=2)
     turn = rotation(case)
     (xm, _), (_, yn), (_, y_diff) = turn(x, m), turn(y, n), turn(y, n - m)
     norm = functools.partial(np.linalg.norm, axis=-1)
@@ -244,6 +248,9 @@ def values(case, params, q, k, q_pos, k_pos):
         if isinstance(term, Rotation):
             of_queries.append(term.rotate("q", q, q_pos))
             of_keys.append(term.rotate("k", k, k_pos))
+        elif isinstance(term, ValueRotation):
+            of_queries.append(term.out(term.arrays, q, q_pos))
+            of_keys.append(term.v(term.arrays, k, k_pos))
         elif isinstance(term, DistanceTerm | DistanceFormula):
             pairs.append(term.at(apart))
         elif isinstance(term, PairBias):
@@ -471,7 +478,7 @@ def test_one_token_sees_itself_and_none_gives_none(case):
         assert_close(out, want, 1e-6)
 
 
-@each(FIRST)
+@each(FIRST, "groups")
 def test_grouped_heads_equal_repeated_heads(case):
     q, k, v = util.inputs()
     places = util.spread(case, contiguous(B, T))

@@ -58,6 +58,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "dape": [{"hidden": 5}],
     "rerope": [{"window": 3}],
     "self_extend": [{"group": 2, "window": 4}],
+    "dual_chunk": [{"chunk_size": 4, "local_size": 1}, {"chunk_size": 5, "local_size": 1}],
     "wavlm": [{"num_buckets": 8, "max_distance": 6}],
     "learned_2d": [{"height": 40, "width": 41}],
     "learned_grid": [{"height": 40, "width": 41}],

@@ -35,6 +35,7 @@ ENTERS = {  # kind of term → where positions come in
     kinds.RelativeKeys: "q · position",
     kinds.RelativeQueries: "k · position",
     kinds.RelativeValues: "values",
+    kinds.ValueRotation: "values",
     kinds.RelativeState: "bias, gated by the input",
     kinds.TokenBias: "bias from the input",
     kinds.RowRescore: "whole rows of scores",
@@ -84,8 +85,9 @@ def beyond(scheme: Encoding) -> str:
     horizons = [term.horizon for term in kinds.select(terms, kinds.DistanceTerm)]
     if horizons and None not in horizons:
         return f"constant from {max(high for _, high in horizons):,}"
-    if (limit := kinds.split(terms)) is not None:
-        return f"second view from {limit:,}"
+    if (views := kinds.views(terms)) is not None:
+        blocks = views.unit > 1
+        return f"chunks of {views.unit:,}" if blocks else f"second view from {views.edges[0]:,}"
     decays = any(term.decays for term in kinds.select(terms, kinds.DistanceFormula))
     return "decays" if decays else "defined"
 

@@ -16,6 +16,7 @@ from pe_jax.encodings.deberta import DeBERTa as deberta
 from pe_jax.encodings.rope import RoPE as rope
 from pe_jax.encodings.lerope import LeRoPE as lerope
 from pe_jax.encodings.pope import PoPE as pope
+from pe_jax.encodings.rotated_values import RotatedValues as rotated_values
 from pe_jax.encodings.xpos import XPos as xpos
 from pe_jax.encodings.temperature import Temperature as temperature
 from pe_jax.encodings.log_length import LogLength as log_length
@@ -25,12 +26,14 @@ from pe_jax.encodings.cable import CABLE as cable
 from pe_jax.encodings.wavlm import WavLM as wavlm
 from pe_jax.encodings.rerope import ReRoPE as rerope
 from pe_jax.encodings.self_extend import SelfExtend as self_extend
+from pe_jax.encodings.dual_chunk import DualChunk as dual_chunk
 from pe_jax.encodings.cope import CoPE as cope
 from pe_jax.encodings.dape import DAPE as dape
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D as sinusoidal_2d
 from pe_jax.encodings.learned_2d import Learned2D as learned_2d
 from pe_jax.encodings.learned_grid import LearnedGrid as learned_grid
 from pe_jax.encodings.rope_2d import RoPE2D as rope_2d
+from pe_jax.encodings.rope_mixed import RoPEMixed as rope_mixed
 from pe_jax.encodings.rope_nd import RoPEND as rope_nd
 from pe_jax.encodings.mrope import MRoPE as mrope
 from pe_jax.encodings.swin import Swin as swin

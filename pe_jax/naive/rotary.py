@@ -89,6 +89,45 @@ def self_extend(
     )
 
 
+def dual_chunk(
+    row,
+    *,
+    chunk_size=3072,
+    local_size=256,
+    base=1e4,
+    fraction=1.0,
+    layout="half",
+    scaling=None,
+) -> Array:
+    """An et al., arXiv 2402.17463 (released code): no position exceeds `chunk_size`.
+
+    Keys stand at j mod c, c = chunk_size - local_size; queries at i mod c for keys of their chunk,
+    c farther for those of the chunk before, and as far as possible for others.
+    """
+    c = chunk_size - local_size
+    chunks, inside = row.positions // c, row.positions % c
+    apart = chunks[:, None] - chunks
+    of_query = np.where(apart == 1, np.minimum(inside + c, chunk_size)[:, None], inside[:, None])
+    of_query = np.where(apart > 1, min(2 * c - 1, chunk_size), of_query)
+    distance = of_query - inside
+    return rope(
+        row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
+    )
+
+
+def rotated_values(
+    row: Row, weights: Array, v: Array, *, base=1e4, fraction=1.0, layout="half", scaling=None
+) -> Array:
+    """Values turned by their distance, Σ_n a_mn R_(n-m) v_n: [H, T, F] for v [H, T, F].
+
+    As in DeepSeek-V4's released code; GTA is arXiv 2310.10375.
+    """
+    theta = frequencies(round(fraction * v.shape[-1]), base)
+    theta = theta if scaling is None else scaling(theta, base)
+    turned = rotate(v[:, None], -row.distance[..., None] * theta, layout)
+    return np.einsum("hts,htsf->htf", weights, turned)
+
+
 def zeta(dim: int) -> Array:
     """xPos's (i/(dim/2) + γ)/(1 + γ), γ = 0.4: [dim/2]."""
     return (np.arange(dim // 2) / (dim / 2) + 0.4) / (1 + 0.4)
@@ -141,6 +180,15 @@ def rope_2d(
     unit = 2 * np.pi if normalized else 1
     angles = [unit * row.distance[..., axis, None] * series[axis] for axis in (0, 1)]
     return rotated(row, np.concatenate(angles, axis=-1), layout)
+
+
+def rope_mixed(row: Row, frequencies: Array, *, base=10.0, layout="interleaved") -> Array:
+    """Heo et al., arXiv 2403.13298: each head's pairs turn by mixtures of row and column.
+
+    Frequencies [2, K, E/2] are those of rows and of columns; `base` gave their initial values.
+    """
+    frequencies = np.repeat(frequencies, len(row.q) // frequencies.shape[1], axis=1)
+    return rotated(row, np.einsum("tsa,ahp->htsp", row.distance, frequencies), layout)
 
 
 def rope_nd(

@@ -141,6 +141,14 @@ CASES = {
     ),
     "rope_gptj": ([{"layout": "interleaved"}], {"layout": st.just("interleaved")}),
     "rope_roformer": ([{"layout": "interleaved"}], {"layout": st.just("interleaved")}),
+    "rope_mla_deepseek_v3": (
+        [{"content": 4, "interleave": True}, {"content": 10, "interleave": False}],
+        {"content": st.sampled_from([1, 4, 10]), "interleave": st.booleans()},
+    ),
+    "rotated_values_deepseek_v4": (
+        [{"window": 5}, {"window": 128}],
+        {"window": st.sampled_from([1, 5, 128])},
+    ),
     "rope_linear": (
         [_stored(rope_type="linear", factor=4.0, partial_rotary_factor=0.5)],
         _scaling("linear", {"factor": FACTORS}, partial_rotary_factor=PARTIAL),
@@ -264,6 +272,14 @@ CASES = {
             "prefix": st.sampled_from([0, 1, 5]),
             "base": st.sampled_from([100.0, 1e4]),
         },
+    ),
+    "rope_2d_timm": (
+        [{"height": 3, "width": 4, "base": 100.0}],
+        {"height": WINDOWS, "width": WINDOWS, "base": st.sampled_from([100.0, 1e4])},
+    ),
+    "rope_mixed_timm": (
+        [{"height": 3, "width": 4}],
+        {"height": WINDOWS, "width": WINDOWS},
     ),
     "rope_nd_minimax_m3": (
         [{"head_dim": 8, "base": 1e4}],
