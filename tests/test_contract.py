@@ -44,7 +44,8 @@ EXEMPT: dict[str, dict[str, str]] = {
         "pope": "it takes magnitudes of channels: norms change, once; test_pope has the distances",
     },
     "groups": {
-        "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well"
+        "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well",
+        "selective_rope": "as rope_mixed; test_selective_rope repeats them",
     },
 }
 
@@ -66,7 +67,8 @@ ROTATIONS = [
     c
     for c in util.SINGLE
     for rotation in util.terms(c.encoding, Rotation)
-    if rotation.q and rotation.k and rotation.views is None  # two views are two rotations
+    # two views are two rotations; tests of the scheme have angles from the input
+    if rotation.q and rotation.k and rotation.views is None and rotation.state is None
 ]
 
 
@@ -245,6 +247,8 @@ def values(case, params, q, k, q_pos, k_pos):
     of_queries, of_keys, pairs = [case.encoding.embed(params, wide, q_pos)], [], []
     for term in case.encoding.terms(params, DIMS):
         state = term.state if term.state is not None and term.state.of == "positions" else None
+        if isinstance(term, Rotation) and term.state is not None:
+            continue  # its angles are of the input, up to each token
         if isinstance(term, Rotation):
             of_queries.append(term.rotate("q", q, q_pos))
             of_keys.append(term.rotate("k", k, k_pos))

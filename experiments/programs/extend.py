@@ -177,12 +177,10 @@ def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -
     if others or not rotates or adds_to_input(encoding, dims):
         fix = "pass nope or what rotates, as rope(…), dual_chunk(…) or rope+temperature"
         raise ConfigError(f"encodings: {spec!r} is not for a trained RoPE; {fix}")
-    learned, kept = (
-        any(isinstance(part, LeRoPE) for part in parts_of(one)) for one in (rope, encoding)
-    )
-    if learned != kept:
-        fix = "write lerope(…) as it was trained" if learned else "this run has none"
-        raise ConfigError(f"encodings: {spec!r} and learned frequencies: {fix}")
+    keeps = any(isinstance(part, LeRoPE) for part in parts_of(encoding))
+    if isinstance(rope, LeRoPE) and not keeps:
+        fix = "the run's frequencies are learned; pass lerope(…)"
+        raise ConfigError(f"encodings: {spec!r} drops parameters: {fix}")
     parts = [
         _with_fields_of(rope, part) if isinstance(part, RoPE) else part
         for part in parts_of(encoding)

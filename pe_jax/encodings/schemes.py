@@ -23,6 +23,8 @@ from pe_jax.encodings.log_length import LogLength as log_length
 from pe_jax.encodings.alibi import ALiBi as alibi
 from pe_jax.encodings.fox import FoX as fox
 from pe_jax.encodings.cable import CABLE as cable
+from pe_jax.encodings.wall import Wall as wall
+from pe_jax.encodings.selective_rope import SelectiveRoPE as selective_rope
 from pe_jax.encodings.wavlm import WavLM as wavlm
 from pe_jax.encodings.rerope import ReRoPE as rerope
 from pe_jax.encodings.self_extend import SelfExtend as self_extend

@@ -11,8 +11,8 @@ each head's slice of it divided by its norm. With w = 0, β = 0 and the gate ope
 As in the authors' code (timurcarstensen/selective-rope), layout "half", except that their causal
 convolution over four tokens of w·x̂ is left out: it would let the first tokens of a packed document
 see the one before, which a state cannot tell apart. A convolution of the layer's input, which knows
-documents, belongs to the model. Their bias and gate are options, both on here; β = -∞ is none. Where
-heads share keys, which that code has not, they share the angles: those of the key's head.
+documents, belongs to the model. Their bias and gate are options, both on here; β = -∞ is none.
+Heads that share keys, which that code has not, share the angles too: those of the key's head.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
     x      + Input                                                    (once, before the first layer)
     q', k' = Rotation(q + QueryBias), Rotation(k);    v' = ValueRotation(v)
-    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
+    score  = scale·(q'·k' or ChannelDecay(q', k') + (q + u)·RelativeKeys + k·RelativeQueries)
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowRescore                                             (from whole rows of scores)
@@ -31,7 +31,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, varying_like
+from pe_jax.numerics.running_sums import difference
 from pe_jax.validation import is_real, require, shown
 
 
@@ -221,7 +222,7 @@ class Rotation(Term):
       views: q gives several views of each token side by side, [*B, T, H, n·E], and so does k, or
         one for all; each pair is scored by one of them.
       state: a state of the tokens, [*B, T, H, C], passed to the functions as the last argument.
-      heads: the axis of the arrays that counts key heads; None: they are the same for all.
+      heads: the axis of the arrays that counts heads; None: they are the same for all.
     """
 
     q: Callable | None = static()
@@ -264,6 +265,49 @@ class ValueRotation(Term):
 
 
 # Terms of scores.
+
+
+@kind
+class ChannelDecay(Term):
+    """Takes the place of q·k: Σ_n q_n k_n exp(-|P_n - P'_n|), of q and k after rotations.
+
+    P and P' are the sums of E channels at the query and at the key. The state has them as
+    `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers. At most
+    one, and none beside several views.
+    """
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Of all pairs: float32 [B, H, T, S], in O(T·S) memory.
+
+        Raises:
+          ValueError: q and k are not of E channels.
+        """
+        width = self.state.width // 2
+        fix = f"{width} fade: leave out the rotation that makes others of them"
+        require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
+        rows = [q.x.astype(jnp.float32), *jnp.split(states[0], 2, axis=-1)]
+        keys = repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
+        columns = [keys, *jnp.split(states[1], 2, axis=-1)]
+        if q.x.shape[2] == 1:
+            return fade(*rows, *columns).sum(-1)[:, :, None]
+
+        @jax.checkpoint
+        def add(total, channel):
+            return total + fade(*channel), None
+
+        channels = (
+            *(jnp.moveaxis(x, -1, 0)[..., :, None] for x in rows),
+            *(jnp.moveaxis(x, -1, 0)[..., None, :] for x in columns),
+        )
+        start = jnp.zeros((*q.x.shape[:3], k.x.shape[2]), jnp.float32)
+        return jax.lax.scan(add, varying_like(start, channels), channels)[0]
+
+
+def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
+    """A product of channels times exp(-|P - P'|), of shapes that broadcast."""
+    return q * k * jnp.exp(-jnp.abs(difference([q_sum, q_rest], [k_sum, k_rest])))
 
 
 @kind
@@ -622,6 +666,12 @@ def select(terms: tuple, *kinds: type) -> list:
     return [term for term in terms if isinstance(term, kinds)]
 
 
+def decay(terms: tuple) -> int | None:
+    """The place of the term that stands for q·k; None: q·k itself."""
+    places = (i for i, term in enumerate(terms) if isinstance(term, ChannelDecay))
+    return next(places, None)
+
+
 def scale(terms: tuple, head_dim: int) -> float:
     """What dot products are multiplied by."""
     return next((term.value for term in select(terms, Scale)), head_dim**-0.5)
@@ -650,8 +700,11 @@ def reads_places(terms: tuple) -> bool:
 
 def check(terms: tuple) -> None:
     """Raises ValueError where terms cannot be combined."""
-    for kind, what in ((Scale, "set a scale"), (LogitCap, "cap scores"), (Dropout, "drop weights")):
+    single = (Scale, "set a scale"), (LogitCap, "cap scores"), (Dropout, "drop weights")
+    for kind, what in (*single, (ChannelDecay, "fade channels")):
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")
     if any(rotation.views is not None for rotation in select(terms, Rotation)[:-1]):
         raise ValueError("a rotation cannot follow one of several views; put that last")
+    if views(terms) is not None and select(terms, ChannelDecay):
+        raise ValueError("channels of several views cannot fade; leave one of the two out")

@@ -570,7 +570,7 @@ def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> ja
 
 def reads_keys(term: Any) -> bool:
     """Whether a term reads the states of keys, and not of queries alone."""
-    return isinstance(term, kinds.TokenBias | kinds.TokenProduct)
+    return isinstance(term, kinds.TokenBias | kinds.TokenProduct | kinds.ChannelDecay)
 
 
 def check_values(terms: tuple, width: int, axes: int = 1) -> None:

@@ -25,11 +25,15 @@ from pe_jax.engines.attention_spec import AttentionSpec
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 # base classes and kinds that this engine takes
-TERMS = (ScoreTerm, RelativeValues, RowRescore, kinds.LogitCap, kinds.Mask, kinds.Dropout)
+TERMS = (ScoreTerm, RelativeValues, RowRescore, kinds.ChannelDecay)
+TERMS += (kinds.LogitCap, kinds.Mask, kinds.Dropout)
 
 
 def products(terms: tuple, q: Side, k: Side) -> jax.Array:
-    """q·k after rotations, in the view that scores each pair: [B, H, T, S]."""
+    """q·k after rotations, in the view that scores each pair, or faded: [B, H, T, S]."""
+    place = kinds.decay(terms)
+    if place is not None:
+        return terms[place].products(q, k, (q.states[place], k.states[place]))
     views = kinds.views(terms)
     if views is None:
         return multiply(q.x, k.x)

@@ -23,7 +23,7 @@ __all__ = ["INPUTS", "SCORES", "VALUES", "Row", "attention", "inputs", "make_row
 
 _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
-    contextual: "fox cable wavlm cope dape",
+    contextual: "fox cable wall selective_rope wavlm cope dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope lerope pope rerope self_extend dual_chunk xpos temperature log_length bipe"
     " rope_2d rope_mixed rope_nd mrope",
@@ -41,6 +41,7 @@ AVERAGES: dict[str, Callable] = {"rotated_values": rotary.rotated_values}
 # Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
 _UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type", "prefix", "method", "antialias"}
+_UNREAD |= {"rank"}
 
 
 def attention(

@@ -83,7 +83,10 @@ def attend(
     view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
     scale = kinds.scale(terms, spec.dims.head_dim)
-    s = _products(kinds.views(terms), q.x[:, :, 0], view.k.x, at, view.places)
+    if (place := kinds.decay(terms)) is None:
+        s = _products(kinds.views(terms), q.x[:, :, 0], view.k.x, at, view.places)
+    else:
+        s = terms[place].products(q, view.k, (q.states[place], view.k.states[place]))[:, :, 0]
     s = _scores(scale, terms, s, q, view, held) + _pairwise(scale, terms, q, view.k)
     cap = kinds.logit_cap(terms)
     s = s if cap is None else cap * jnp.tanh(s / cap)

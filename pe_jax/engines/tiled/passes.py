@@ -65,8 +65,10 @@ class Group(NamedTuple):
         """What a tile takes of the leaves of each way."""
         return tuple(way.cuts(tile) for way in self.setup.ways)
 
-    def products(self, q: jax.Array, turned: jax.Array, tile: Tile) -> jax.Array:
-        """Scaled q·k of a tile: [b, h, r, c] for rows of `q` and keys [b, k, E, c]."""
+    def products(self, q: jax.Array, turned: jax.Array, tile: Tile) -> Any:
+        """Scaled q·k of a tile: [b, h, r, c] for rows of `q` and keys [b, k, E, c]; or None."""
+        if not self.setup.has_products:
+            return None
         return self.gain * multiply(self.setup.views.queries(q, tile.view), turned)
 
     def cap(self, scores: jax.Array) -> tuple[jax.Array, Any]:
@@ -270,9 +272,12 @@ def _tile_gradients(
     d_leaves = tuple(
         own._replace(values=values) for own, values in zip(pull_added(ds), d_values, strict=True)
     )
+    dv = _sum_rows(weights, rows.d_low, kv_heads)
+    if not group.setup.has_products:
+        dq, dk = (jnp.zeros(x.shape, jnp.float32) for x in (rows.q, keys.k_turned))
+        return dq, Gradients(dk, dv, d_leaves)
     q = views.queries(rows.q, tile.view)
     dk = group.gain * _sum_rows(ds, q, kv_heads)
-    dv = _sum_rows(weights, rows.d_low, kv_heads)
     dq = group.gain * average(ds, keys.k)
     return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves)
 

@@ -36,6 +36,11 @@ class Setup(NamedTuple):
         """Whether plain tiles have a loop of their own."""
         return all(way.cheap for way in self.ways)
 
+    @property
+    def has_products(self) -> bool:
+        """Whether scores begin with q·k, and no way stands for it."""
+        return not any(way.for_products for way in self.ways)
+
     def own_terms(self, terms: tuple) -> tuple:
         """The terms that the engine evaluates, at their places; None for the others."""
         places = {place for way in self.ways for place in way.places}
