@@ -43,6 +43,9 @@ EXEMPT: dict[str, dict[str, str]] = {
         "xpos": "it scales besides: norms change with the position",
         "pope": "it takes magnitudes of channels: norms change, once; test_pope has the distances",
     },
+    "far gradients": {
+        "lerope": "that of a frequency is of positions times what cancels: test_lerope bounds it"
+    },
     "groups": {
         "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well",
         "selective_rope": "as rope_mixed; test_selective_rope repeats them",
@@ -75,7 +78,7 @@ ROTATIONS = [
 # One engine is as good as another.
 
 
-@each(util.CASES)
+@each(util.CASES, "far gradients")
 @given(st.data())
 def test_dense_equals_tiled_at_any_positions_and_segments(case, data):
     given = {"positions": data.draw(util.positions(case)), "segments": data.draw(util.segments())}

@@ -49,7 +49,7 @@ def steps(
       gate_bias: c, [K].
     """
     exact = jax.lax.Precision.HIGHEST
-    slices = x.astype(jnp.float32).reshape(*x.shape[:-1], len(bias), -1)
+    slices = x.astype(jnp.float32).reshape(*x.shape[:-1], len(bias), x.shape[-1] // len(bias))
     size = (slices**2).sum(-1, keepdims=True)
     unit = (slices * jax.lax.rsqrt(size + 1e-6)).reshape(x.shape)
     low = jnp.matmul(unit, down, precision=exact)

@@ -91,7 +91,7 @@ def totals(steps: jax.Array, before: jax.Array | None = None) -> jax.Array:
 
     The first C numbers are the rounded sums, the others what they rounded off.
     """
-    flat = steps.reshape(*steps.shape[:-2], -1)
+    flat = steps.reshape(*steps.shape[:-2], steps.shape[-2] * steps.shape[-1])
     sums = total(flat, None if before is None else _paired(before))
     return _unpaired(sums, steps.shape[-1])
 
@@ -103,11 +103,13 @@ def after_totals(before: jax.Array, sums: jax.Array) -> jax.Array:
 
 def _paired(sums: jax.Array) -> jax.Array:
     """[*n, H, 2C] → [*n, H·C, 2]."""
-    pairs = sums.reshape(*sums.shape[:-1], WIDTH, sums.shape[-1] // WIDTH)
-    return jnp.swapaxes(pairs, -1, -2).reshape(*sums.shape[:-2], -1, WIDTH)
+    *lead, heads, width = sums.shape
+    pairs = sums.reshape(*lead, heads, WIDTH, width // WIDTH)
+    return jnp.swapaxes(pairs, -1, -2).reshape(*lead, heads * width // WIDTH, WIDTH)
 
 
 def _unpaired(sums: jax.Array, count: int) -> jax.Array:
     """[*n, H·C, 2] → [*n, H, 2C] for C = `count`."""
-    pairs = sums.reshape(*sums.shape[:-2], -1, count, WIDTH)
-    return jnp.swapaxes(pairs, -1, -2).reshape(*pairs.shape[:-2], WIDTH * count)
+    *lead, all_sums, _ = sums.shape
+    pairs = sums.reshape(*lead, all_sums // count, count, WIDTH)
+    return jnp.swapaxes(pairs, -1, -2).reshape(*lead, all_sums // count, WIDTH * count)

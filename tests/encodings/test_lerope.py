@@ -1,9 +1,13 @@
 """LeRoPE against the released formula of Mistral Large 4; tests/oracles runs its code."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pe_jax
 from pe_jax import hf
@@ -52,8 +56,26 @@ def test_the_factors_are_of_the_whole_model_and_learned():
     assert (np.abs(grad.shared["alpha"]) > 1e-4).all()
 
 
+@given(st.data())
+def test_dense_equals_tiled_at_any_positions(data):
+    """The gradient of α is a sum of positions times what cancels: known to 2⁻²³ of the positions.
+
+    Else it is the law of tests/test_contract.py.
+    """
+    (case,) = (c for c in util.SINGLE if c.name.startswith("lerope"))
+    at = {"positions": data.draw(util.positions(case)), "segments": data.draw(util.segments())}
+    (tiled, (of_tiled, *tiled_rest)), (dense, (of_dense, *dense_rest)) = (
+        util.run(case, engine, **at) for engine in ("tiled", "dense")
+    )
+    util.assert_close([tiled, *tiled_rest], [dense, *dense_rest])
+    reach = max(1, np.abs(at["positions"]).max())
+    np.testing.assert_allclose(
+        *(p.shared["alpha"] for p in (of_tiled, of_dense)), atol=1e-5 * reach
+    )
+
+
 def test_a_config_has_no_place_for_learned_factors():
     layers = hf.encodings({"model_type": "llama", "num_hidden_layers": 2, "head_dim": 8})
-    other = [layer._replace(encoding=pe_jax.make("lerope")) for layer in layers]
-    with pytest.raises(ValueError):
+    other = [dataclasses.replace(layer, encoding=pe_jax.make("lerope")) for layer in layers]
+    with pytest.raises(ValueError, match="would be read as"):
         hf.to_hf(other, "llama")

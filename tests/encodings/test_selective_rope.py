@@ -96,15 +96,13 @@ def test_queries_share_the_angles_of_their_key_head():
     encoding = pe_jax.make("selective_rope", rank=4)
     params, (q, k, v) = util.random_params(encoding), util.inputs()
     x = util.flat(q)
-    wide = (np.repeat(y, H // K, axis=2) for y in (k, v))
-    # slices of the input are as many as key heads: repeated, they would be narrower
+    k_wide, v_wide = (np.repeat(y, H // K, axis=2) for y in (k, v))
     term = encoding.terms(params, util.DIMS)[0]
     state = term.state(x, None)
     assert state.shape == (B, T, H, util.E)
     np.testing.assert_array_equal(state[:, :, ::2], state[:, :, 1::2])
-    turned = [term.rotate(side, y, None, state) for side, y in (("q", q), ("k", next(wide)))]
-    want = pe_jax.attention(*turned, next(wide))
-    assert_close(pe_jax.attention(q, k, v, encoding=encoding, params=params, x=x), want)
+    turned = [term.rotate(side, y, None, state) for side, y in (("q", q), ("k", k_wide))]
+    assert_close(attend(q, k, v, encoding, params, x=x), attend(*turned, v_wide))
 
 
 def test_what_does_not_divide_is_refused():

@@ -10,7 +10,7 @@ from pe_jax.encodings import wall
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests import util
 from tests.encodings.common import (
-    HEAD_DIM,
+    DIMS,
     LENGTH,
     WIDTH,
     attend,
@@ -33,7 +33,7 @@ def test_the_gate_of_the_querys_own_token_counts_and_the_keys_does_not():
     """Products of gates, never a logarithm: channel n of key j keeps Π f_l,n, l = j + 1 … i."""
     params, (q, k, _) = random_params(WALL), qkv()
     f = np.exp(np.asarray(wall.log_gates(X, **params.layer), np.float64))
-    (term,) = WALL.terms(params, util.DIMS)
+    (term,) = WALL.terms(params, DIMS)
     sides, states = _row(term, q, k, X)
     found = term.products(*sides, (states, states))[0]
     for i, j in ((6, 2), (3, 3), (10, 9)):
@@ -50,8 +50,7 @@ def _row(term, q, k, x):
 
 
 def test_gates_that_are_open_change_nothing_and_it_begins_near_that():
-    dims = pe_jax.Dims(WIDTH, 2, 2, HEAD_DIM)
-    first = WALL.init(jax.random.key(0), dims)
+    first = WALL.init(jax.random.key(0), DIMS)
     plain = attend(*qkv())
     open_ = pe_jax.Params(
         {}, {"weight": first.layer["weight"] * 0, "bias": first.layer["bias"] + 99}
@@ -64,7 +63,7 @@ def test_gates_that_agree_are_foxs_fade_of_the_product():
     """One gate for all channels multiplies q·k, where FoX adds the logarithm to the score."""
     params, (q, k, _) = random_params(WALL), qkv()
     same = jax.tree.map(lambda x: jnp.broadcast_to(x[..., :1], x.shape), params)
-    (term,) = WALL.terms(same, util.DIMS)
+    (term,) = WALL.terms(same, DIMS)
     sides, states = _row(term, q, k, X)
     found = term.products(*sides, (states, states))[0]
     log = np.cumsum(wall.log_gates(X, **same.layer)[..., 0], axis=0).T

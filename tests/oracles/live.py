@@ -8,9 +8,14 @@ B batch, T queries, S keys, H heads, E head width, D = H·E.
 
 import functools
 import importlib.metadata
+import importlib.util
 import inspect
+import math
+import pathlib
+import sys
 import types
 from math import prod
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -35,6 +40,7 @@ from transformers.models.llama4 import modeling_llama4
 from transformers.models.marian import modeling_marian
 from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl
 from transformers.models.ministral3 import modeling_ministral3
+from transformers.models.mistral_large4 import modeling_mistral_large4
 from transformers.models.mpt import modeling_mpt
 from transformers.models.pixtral import modeling_pixtral
 from transformers.models.qwen2_vl import modeling_qwen2_vl
@@ -50,6 +56,7 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
 from transformers.models.wavlm import modeling_wavlm
 from transformers.models.xlnet import modeling_xlnet
 
+from tests.oracles.cases import library
 from tests.oracles.replay import Record
 
 BATCH, HEAD_DIM = 1, 8
@@ -61,8 +68,7 @@ def run(case: str, settings: dict, length: int = 12, seed: int = 0) -> Record:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     with torch.no_grad():
         inputs, outputs = ORACLES[case](rng, length, **settings)
-    if case.endswith("_timm"):
-        versions["timm"] = importlib.metadata.version("timm")
+    versions |= {name: importlib.metadata.version(name) for name in library(case)}
     pure = ({name: x.detach().numpy() for name, x in group.items()} for group in (inputs, outputs))
     return Record(case, settings, *pure, versions)
 
@@ -354,6 +360,95 @@ def rotated_values_deepseek_v4(rng, length, window):
     k = module.kv_norm(module.kv_proj(x))[:, :, None]
     inputs = {"q": q, "k": k, "sinks": module.sinks}
     return inputs, {"weights": probabilities, "output": _split(out, 2)}
+
+
+def lerope_mistral_large4(rng, length, parameters):
+    """What its rotation gives, even channels before odd ones, and its positions below 32."""
+    inputs = _rotary(rng, length)
+    inputs["positions"] = inputs["positions"] % 32
+    config = transformers.models.mistral_large4.MistralLarge4TextConfig(
+        qk_rope_head_dim=HEAD_DIM, num_hidden_layers=1, rope_parameters=dict(parameters)
+    )
+    module = modeling_mistral_large4.MistralLarge4TextRotaryEmbedding(config)
+    module.alpha.copy_(_normal(rng, HEAD_DIM // 2, scale=0.3))
+    inputs["alpha"] = module.alpha
+    table = module(inputs["q"], inputs["positions"][None])
+    turn = modeling_mistral_large4.apply_rotary_pos_emb_interleave
+    q, k = turn(inputs["q"], inputs["k"], *table, unsqueeze_dim=2)
+    return inputs, {"q": q, "k": k}
+
+
+def log_length_mistral_large4(rng, length, heads):
+    module = modeling_mistral_large4.MistralLarge4TextSoftmaxScaling(heads)
+    module.scale.copy_(_normal(rng, heads))
+    module.bias.copy_(_normal(rng, heads))
+    q = torch.from_numpy(rng.uniform(-1, 1, (BATCH, length, heads, HEAD_DIM)).astype("f"))
+    places = _places(rng, length)
+    inputs = {"q": q, "positions": places, "scale": module.scale, "bias": module.bias}
+    return inputs, {"q": module(q, places[None], head_dim_first=False)}
+
+
+def _scores(q, k):
+    """Products of rotated queries and keys [B, H, T, E]."""
+    return {"scores": torch.einsum("bhte,bhse->bhts", q, k)}
+
+
+def pope_x_transformers(rng, length, base):
+    modeling_x_transformers = pytest.importorskip("x_transformers.x_transformers")
+    inputs, heads = _rotary(rng, length), 2
+    inputs["positions"] = inputs["positions"] % 32
+    module = modeling_x_transformers.PolarEmbedding(HEAD_DIM, heads, base=base)
+    module.learned_bias.copy_(_normal(rng, heads, 1, HEAD_DIM, scale=4.0))
+    angles, phase = module(inputs["positions"])
+    q, k = (inputs[name].transpose(1, 2) for name in "qk")
+    turn = modeling_x_transformers.apply_polar_pos_emb
+    inputs["phase"] = module.learned_bias[:, 0]
+    return inputs, _scores(turn(q, angles), turn(k, angles + phase))
+
+
+def pope_pytorch(rng, length, base):
+    modeling_pope_pytorch = pytest.importorskip("PoPE_pytorch.pope")
+    inputs, heads = _rotary(rng, length), 2
+    inputs["positions"] = inputs["positions"] % 32
+    module = modeling_pope_pytorch.PoPE(HEAD_DIM, heads=heads, theta=base)
+    module.bias.copy_(_normal(rng, heads, HEAD_DIM, scale=4.0))
+    q, k = (inputs[name].transpose(1, 2) for name in "qk")
+    inputs["phase"] = module.bias
+    return inputs, _scores(*module.apply_pope_to_qk(module(inputs["positions"]), q, k))
+
+
+def wall_fla(rng, length, heads, kv_heads, loud):
+    """Its gates are given; ours are computed, so that x has the logits in its place."""
+    modeling_fla = _fla_file("ops/wall_attn/naive.py")
+    q = _normal(rng, BATCH, length, heads, HEAD_DIM)
+    k, v = _normal(rng, 2, BATCH, length, kv_heads, HEAD_DIM)
+    x = _normal(rng, BATCH, length, heads * HEAD_DIM, scale=loud)
+    gates = nn.functional.logsigmoid(_split(x, heads))
+    out = modeling_fla.naive_wall_attn(q, k, v, gates, scale=HEAD_DIM**-0.5)
+    return {"q": q, "k": k, "v": v, "x": x}, {"output": out}
+
+
+def _fla_file(path: str):
+    """A file of flash-linear-attention, without its package, which needs Triton and a GPU.
+
+    Of what the file imports, the running sum is PyTorch's.
+    """
+    spec = importlib.util.find_spec("fla")
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("flash-linear-attention is missing: pip install --no-deps fla-core")
+    folder = pathlib.Path(spec.submodule_search_locations[0])
+
+    def cumsum(x, cu_seqlens=None, scale=1.0):
+        assert cu_seqlens is None
+        return scale * x.cumsum(1)
+
+    constant, sums = (types.ModuleType(f"fla.ops.utils.{n}") for n in ("constant", "cumsum"))
+    constant.RCP_LN2, sums.chunk_global_cumsum = 1 / math.log(2), cumsum
+    parents = {name: types.ModuleType(name) for name in ("fla", "fla.ops", "fla.ops.utils")}
+    module = types.ModuleType(path)
+    with mock.patch.dict(sys.modules, parents | {m.__name__: m for m in (constant, sums)}):
+        exec((folder / path).read_text(encoding="utf-8"), vars(module))
+    return module
 
 
 def _log(theta: torch.Tensor) -> torch.Tensor:
@@ -753,6 +848,11 @@ ORACLES = {
     "rope_roformer": rope_roformer,
     "rope_mla_deepseek_v3": rope_mla_deepseek_v3,
     "rotated_values_deepseek_v4": rotated_values_deepseek_v4,
+    "lerope_mistral_large4": lerope_mistral_large4,
+    "log_length_mistral_large4": log_length_mistral_large4,
+    "pope_x_transformers": pope_x_transformers,
+    "pope_pytorch": pope_pytorch,
+    "wall_fla": wall_fla,
     "rope_linear": rope_scaled,
     "rope_dynamic": rope_scaled,
     "rope_yarn": rope_scaled,

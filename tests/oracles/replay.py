@@ -258,6 +258,41 @@ def rotated_values(settings, inputs, implementation):
     return _rotated_values(*arrays, settings["window"], implementation)
 
 
+def learned_frequencies(settings, inputs, implementation):
+    """Theirs puts the first channels of all pairs before the second ones."""
+    found = rope_scaling.from_hf(settings["parameters"], head_dim=inputs["q"].shape[-1])
+    fields = {"base": found.base, "scaling": found.scaling, "layout": "interleaved"}
+    encoding = pe_jax.make("lerope", **fields)
+    params = pe_jax.Params({"alpha": jnp.asarray(inputs["alpha"])}, {})
+    turned = (
+        util.rotate(encoding, name, params, inputs[name], inputs["positions"]) for name in "qk"
+    )
+    apart = (jnp.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1) for x in turned)
+    return dict(zip("qk", apart, strict=True))
+
+
+def log_length(settings, inputs, implementation):
+    layer = {name: jnp.asarray(inputs[name]) for name in ("scale", "bias")}
+    params, encoding = pe_jax.Params({}, layer), pe_jax.make("log_length")
+    return {"q": util.rotate(encoding, "q", params, inputs["q"], inputs["positions"])}
+
+
+def polar(settings, inputs, implementation):
+    encoding = pe_jax.make("pope", **settings)
+    params = pe_jax.Params({}, {"phase": jnp.asarray(inputs["phase"])})
+    q, k = (util.rotate(encoding, n, params, inputs[n], inputs["positions"]) for n in "qk")
+    return {"scores": jnp.einsum("bthe,bshe->bhts", q, k)}
+
+
+def wall(settings, inputs, implementation):
+    """The weight copies x, the logits of all gates, into their places."""
+    heads, width = inputs["q"].shape[2:]
+    weight = np.eye(heads * width, dtype=np.float32).reshape(-1, heads, width)
+    layer = {"weight": weight, "bias": np.zeros((heads, width), np.float32)}
+    options = {"params": ({}, layer), "causal": True}
+    return {"output": attend(inputs, pe_jax.make("wall"), implementation, **options)}
+
+
 def _log(theta) -> np.ndarray:
     return np.log(np.asarray(theta, np.float64) + 1e-30)
 
@@ -433,6 +468,11 @@ OURS = {
     "rope_roformer": rotary_function,
     "rope_mla_deepseek_v3": latent,
     "rotated_values_deepseek_v4": rotated_values,
+    "lerope_mistral_large4": learned_frequencies,
+    "log_length_mistral_large4": log_length,
+    "pope_x_transformers": polar,
+    "pope_pytorch": polar,
+    "wall_fla": wall,
     "rope_linear": rope_scaled,
     "rope_dynamic": rope_scaled,
     "rope_yarn": rope_scaled,

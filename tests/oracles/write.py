@@ -1,4 +1,7 @@
-"""Rewrites the golden files: `python -m tests.oracles.write` (extra `oracles`, and timm)."""
+"""Rewrites the golden files: `python -m tests.oracles.write`.
+
+Needs the extra `oracles` and the libraries of `cases.LIBRARIES`.
+"""
 
 from tests.oracles import live, replay
 from tests.oracles.cases import GOLDEN
