@@ -40,6 +40,10 @@ from tests.util import DIMS, B, E, H, K, T, assert_close, contiguous
 EXEMPT: dict[str, dict[str, str]] = {
     "shift": {"xpos": "its positions end on both sides; test_xpos shifts within them"},
     "rotation": {"xpos": "it scales besides: norms change with the position"},
+    "parameters' gradients anywhere": {
+        "rope_mixed": "a sum over tokens, each times its position: its rounding grows with positions,"
+        " also where all are the same; test_rope_mixed compares them on images"
+    },
     "groups": {
         "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well"
     },
@@ -74,7 +78,10 @@ ROTATIONS = [
 @given(st.data())
 def test_dense_equals_tiled_at_any_positions_and_segments(case, data):
     given = {"positions": data.draw(util.positions(case)), "segments": data.draw(util.segments())}
-    assert_close(util.run(case, "tiled", **given), util.run(case, "dense", **given))
+    pair = [util.run(case, engine, **given) for engine in ("tiled", "dense")]
+    if case.name in EXEMPT["parameters' gradients anywhere"]:
+        pair = [(out, rest) for out, (_, *rest) in pair]
+    assert_close(*pair)
 
 
 @each(ONE_AXIS)
