@@ -41,7 +41,7 @@ scores of the patch in the middle of an image with all others, mean of the heads
 random: what is added to the score of each query and key, mean of the heads (for images, 7 × 7
 patches in a row). Parameters have their initial values, or random ones if those are zero: a learned
 scheme is noise before training, and its picture shows where that noise is shared. What is added to
-values (Shaw) does not show in scores.
+values (Shaw), or turns them, does not show in scores.
 """
 
 
