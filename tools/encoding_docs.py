@@ -20,6 +20,10 @@ README, PAGE = encoding_facts.ROOT / "README.md", encoding_facts.ROOT / "docs" /
 FIGURES = encoding_facts.ROOT / "docs" / "figures" / "encodings"
 BEGIN, END = "<!-- schemes: begin -->", "<!-- schemes: end -->"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
+# Oracles that are no model of transformers.
+PACKAGES = {"torch": "PyTorch", "fla": "fla-core", "x_transformers": "x-transformers"}
+PACKAGES |= {"pope_pytorch": "PoPE-pytorch", "timm": "timm"}
+
 INTRO = """\
 # The encodings, one by one
 
@@ -154,7 +158,7 @@ def _tested(name: str) -> str:
     file = path.relative_to(encoding_facts.ROOT).as_posix()
     claims = encoding_facts.claims(path)
     oracles = [
-        f"`{what}` ({'PyTorch' if library == 'torch' else f'transformers, {library}'})"
+        f"`{what}` ({PACKAGES.get(library, f'transformers, {library}')})"
         for library, what in encoding_facts.oracles().get(name, [])
     ]
     others = f", and {', '.join(oracles)}" if oracles else ""

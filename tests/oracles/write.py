@@ -1,6 +1,6 @@
 """Rewrites the golden files: `python -m tests.oracles.write`.
 
-Needs the extra `oracles` and the libraries of `cases.LIBRARIES`.
+It needs the extra `oracles` and the packages of `cases.PACKAGES` (these with --no-deps).
 """
 
 from tests.oracles import live, replay
