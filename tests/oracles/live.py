@@ -424,12 +424,13 @@ def wall_fla(rng, length, heads, kv_heads, loud):
     """Its gates are given; ours are computed, so that x has the logits in its place."""
     with mock.patch.dict(sys.modules, _imports_of_wall()):
         modeling_fla = _fla("wall_attn")
+    run = modeling_fla.naive_wall_attn
     q = _normal(rng, BATCH, length, heads, HEAD_DIM)
     k, v = _normal(rng, 2, BATCH, length, kv_heads, HEAD_DIM)
     x = _normal(rng, BATCH, length, heads * HEAD_DIM, scale=loud)
     gates = nn.functional.logsigmoid(_split(x, heads))
-    out = modeling_fla.naive_wall_attn(q, k, v, gates, scale=HEAD_DIM**-0.5)
-    return {"q": q, "k": k, "v": v, "x": x}, {"output": out}
+    output = run(q, k, v, gates, scale=HEAD_DIM**-0.5)
+    return {"q": q, "k": k, "v": v, "x": x}, {"output": output}
 
 
 def _fla(name: str) -> types.ModuleType:
