@@ -145,7 +145,7 @@ def test_p_rope_keeps_fast_frequencies_where_a_fraction_spreads_them():
 
 
 def test_clipped_frequencies_fall_by_half_a_cosine_to_a_stop():
-    """Eq. of arXiv 2602.05258, §3, in plain float64; the fast ones stay as they are."""
+    """As in arXiv 2602.05258 and its code, in plain float64; the fast ones stay as they are."""
     for count in (0, 1, 2, 20, 32, 99):
         slow = min(count, 32)
         want = np.ones(32)
@@ -166,9 +166,10 @@ def test_those_are_clipped_whose_period_the_training_never_saw(base):
     slow = int((often < 1).sum())
     soft = ClippedRoPE(original_length=8192)(theta)
     np.testing.assert_array_equal(soft, ClippedRoPE(slow)(theta))
-    critical = 2 * math.ceil(64 * math.log(8192 / (2 * math.pi)) / math.log(base))  # the paper's
-    assert 64 - slow == critical // 2
+    critical = 2 * math.ceil(64 * math.log(8192 / (2 * math.pi)) / math.log(base))
+    assert 64 - slow == critical // 2  # the critical dimension of arXiv 2310.05209
     np.testing.assert_array_equal(ClippedRoPE(original_length=2**40)(theta), theta)
+    assert base != 5e5 or slow == 29  # of Llama 3
 
 
 def test_beyond_the_training_a_pair_that_is_clipped_hard_sees_no_position():
