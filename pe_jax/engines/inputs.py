@@ -107,8 +107,10 @@ def title(encoding: Encoding) -> str:
     return "+".join("NoPE" if kind is Encoding else kind.__name__ for kind in kinds)
 
 
-def arrays(q, k, v) -> None:
+def arrays(q, k, v, terms: tuple = ()) -> None:
     """Raises TypeError unless q, k and v are float arrays, ValueError where shapes do not match.
+
+    With `terms` q and k are rotated: queries may have several views that meet one of keys.
 
     The engines compute in float32: a float64 result would not be one. (Without `jax_enable_x64`
     JAX makes float32 of what NumPy has in float64.)
@@ -127,7 +129,9 @@ def arrays(q, k, v) -> None:
         raise ValueError(
             f"{shapes} do not fit: q and k share batch axes, k and v all but the width"
         )
-    if q.shape[-1] != k.shape[-1]:
+    views = kinds.views(terms)
+    shared = views is not None and views.shared_keys
+    if q.shape[-1] != k.shape[-1] * (views.count if shared else 1):
         raise ValueError(f"{shapes} do not fit: q and k need the same width")
     if kv_heads == 0 or heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
@@ -513,6 +517,20 @@ def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> j
     return x
 
 
+def rotate_values(terms: tuple, v: jax.Array, positions) -> jax.Array:
+    """Values [*B, S, K, F] as engines take them and a cache keeps them."""
+    for term in select(terms, kinds.ValueRotation):
+        v = term.v(term.arrays, v, positions)
+    return v
+
+
+def rotate_output(terms: tuple, out: jax.Array, positions) -> jax.Array:
+    """Outputs [*B, T, H, F] of rotated values, turned by the queries' positions."""
+    for term in reversed(select(terms, kinds.ValueRotation)):
+        out = term.out(term.arrays, out, positions)
+    return out
+
+
 def read_raw(terms: tuple, q_raw: jax.Array, k_raw: jax.Array) -> tuple[Any, Any]:
     """Queries and keys before rotations where terms read them, else None."""
     of_queries = select(terms, kinds.RelativeKeys, kinds.RowRescore)
@@ -557,7 +575,7 @@ def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> ja
 
 def reads_keys(term: Any) -> bool:
     """Whether a term reads the states of keys, and not of queries alone."""
-    return isinstance(term, kinds.TokenBias | kinds.TokenProduct)
+    return isinstance(term, kinds.TokenBias | kinds.TokenProduct | kinds.ChannelDecay)
 
 
 def check_values(terms: tuple, width: int, axes: int = 1) -> None:
