@@ -41,8 +41,8 @@ EXEMPT: dict[str, dict[str, str]] = {
     "shift": {"xpos": "its positions end on both sides; test_xpos shifts within them"},
     "rotation": {"xpos": "it scales besides: norms change with the position"},
     "parameters' gradients anywhere": {
-        "rope_mixed": "a sum over tokens, each times its position, in which only distances are left:"
-        " its rounding grows with positions; test_rope_mixed compares it on images"
+        "rope_mixed": "a sum over tokens, each times its position: its rounding grows with them;"
+        " test_rope_mixed compares it on images"
     },
     "groups": {
         "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well"
