@@ -503,7 +503,7 @@ def reads_input(terms: tuple) -> bool:
 def absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     """Whether more than the distance counts, so that positions restart in each segment."""
     of_positions = (t.state is not None and t.state.of == "positions" for t in terms)
-    return absolute_rotation or any(of_positions) or bool(select(terms, kinds.PairBias))
+    return absolute_rotation or any(of_positions) or kinds.reads_places(terms)
 
 
 def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> jax.Array:
