@@ -10,7 +10,7 @@
 per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Hugging Face configs;
 `cache` decodes token by token; `masks` are for prefixes, trees and chunks; `adapters` for Flax's
 own attention; `naive` and `reference` to test against. Memory is in proportion to the length,
-except for CoPE and DAPE, which need whole rows of scores.
+except for DAPE, which needs whole rows of scores.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,13 @@ from pe_jax.encodings.terms import (
     RelativeValues,
     Rotation,
     RowRescore,
+    RowSum,
     Scale,
     Sink,
     State,
     TokenBias,
     TokenProduct,
+    Unnormalized,
 )
 
 if TYPE_CHECKING:
@@ -69,12 +71,14 @@ __all__ = [
     "RelativeValues",
     "Rotation",
     "RowRescore",
+    "RowSum",
     "Scale",
     "Sink",
     "State",
     "Sum",
     "TokenBias",
     "TokenProduct",
+    "Unnormalized",
     "adapters",
     "attend",
     "attention",

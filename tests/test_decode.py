@@ -21,6 +21,7 @@ from pe_jax.encodings.terms import (
     RelativeState,
     Rotation,
     RowRescore,
+    RowSum,
     Term,
     TokenBias,
     TokenProduct,
@@ -102,7 +103,7 @@ def test_a_cache_holds_what_the_terms_need(case):
     for term, state, table in zip(terms(case, Term), empty.states, empty.tables, strict=True):
         if isinstance(term, TokenBias):
             assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32
-        elif isinstance(term, TokenProduct):  # the half that queries are multiplied by
+        elif isinstance(term, TokenProduct | RowSum) and term.state:  # the half for queries
             assert state.shape == (B, H, S, term.state.width // 2) and state.dtype == jnp.float32
         else:
             assert state is None

@@ -96,7 +96,7 @@ def test_each_term_has_its_own_way(spec, ways):
 
 
 def test_a_kind_that_no_way_knows_is_named():
-    (encoding,) = pe_jax.parse("cope")
+    (encoding,) = pe_jax.parse("dape")
     terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
     q = jnp.zeros((1, 8, HEADS, WIDTH))
     with pytest.raises(ValueError, match="the tiled engine has no RowRescore"):

@@ -44,6 +44,9 @@ scheme is noise before training, and its picture shows where that noise is share
 values (Shaw) does not show in scores.
 """
 
+# Oracles that are no model of transformers.
+PACKAGES = {"torch": "PyTorch", "fla": "fla-core", "x_transformers": "x-transformers"}
+
 
 # README
 
@@ -154,7 +157,7 @@ def _tested(name: str) -> str:
     file = path.relative_to(encoding_facts.ROOT).as_posix()
     claims = encoding_facts.claims(path)
     oracles = [
-        f"`{what}` ({'PyTorch' if library == 'torch' else f'transformers, {library}'})"
+        f"`{what}` ({PACKAGES.get(library, f'transformers, {library}')})"
         for library, what in encoding_facts.oracles().get(name, [])
     ]
     others = f", and {', '.join(oracles)}" if oracles else ""

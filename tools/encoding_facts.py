@@ -37,7 +37,9 @@ ENTERS = {  # kind of term → where positions come in
     kinds.RelativeValues: "values",
     kinds.RelativeState: "bias, gated by the input",
     kinds.TokenBias: "bias from the input",
+    kinds.RowSum: "sums along the row",
     kinds.RowRescore: "whole rows of scores",
+    kinds.Unnormalized: "no softmax",
     kinds.Sink: "the softmax's sum",
 }
 
@@ -86,7 +88,8 @@ def beyond(scheme: Encoding) -> str:
         return f"constant from {max(high for _, high in horizons):,}"
     if (limit := kinds.split(terms)) is not None:
         return f"second view from {limit:,}"
-    decays = any(term.decays for term in kinds.select(terms, kinds.DistanceFormula))
+    fading = kinds.DistanceFormula, kinds.TokenBias, kinds.RowSum
+    decays = any(term.decays for term in kinds.select(terms, *fading))
     return "decays" if decays else "defined"
 
 

@@ -420,7 +420,8 @@ def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
 def _is_additive(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scores are one product and a bias: what jax.nn can express."""
     terms = abstract_terms(encoding, dims)
-    return kinds.split(terms) is None and not kinds.select(terms, kinds.RowRescore)
+    softmax_of_sum = not (kinds.sums_rows(terms) or kinds.select(terms, kinds.Unnormalized))
+    return kinds.split(terms) is None and softmax_of_sum
 
 
 def _too_long(engine: str, limit: int) -> Program:

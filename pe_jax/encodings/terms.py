@@ -5,9 +5,10 @@
     score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
+             + RowSum                                    (from sums of gates along the row)
              + RowRescore                                             (from whole rows of scores)
     score  = LogitCap(score), where every Mask shows the pair
-    out    = Dropout(weights)·v + Σ weights·RelativeValues, times σ(lse - Sink)
+    out    = Dropout(weights)·v + Σ weights·RelativeValues, times σ(lse - Sink) or Unnormalized
 
 `encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
 tuple, a sum of encodings is concatenation, and the order does not matter except among rotations. A
@@ -134,7 +135,7 @@ class State(Term):
       width: how many numbers.
       after: for running sums, `after(before, state)`: a state that began at zero, as it is after
         tokens whose last state is `before`. Devices then sum their own tokens side by side.
-      of: "x" or "positions".
+      of: "x", "positions", or "both" where the function is `fn(arrays, x, positions)`.
     """
 
     fn: Callable = static()
@@ -144,11 +145,8 @@ class State(Term):
     of: str = static(default="x")
 
     def __call__(self, x, positions, before=None):
-        return (
-            self.fn(self.arrays, positions)
-            if self.of == "positions"
-            else self.fn(self.arrays, x, before)
-        )
+        given = {"x": (x, before), "positions": (positions,), "both": (x, positions)}
+        return self.fn(self.arrays, *given[self.of])
 
 
 # Before the scores.
@@ -277,10 +275,17 @@ class TokenBias(ScoreTerm):
     """A bias that is arithmetic on two tokens' states: `fn([C of the query], [C of the key])`.
 
     The entries have shapes that broadcast. Every pair that is seen must be finite.
+
+    Attributes:
+      fn: the function.
+      state: of each token.
+      decays: whether the bias is 0 for a token and itself and never rises as more tokens of the row
+        come between. Engines then skip tiles in which it makes every key negligible.
     """
 
     fn: Callable = static()
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+    decays: bool = static(default=False)
 
     def scores(self, q, k, states):
         numbers, (rows, columns) = range(self.state.width), states
@@ -297,16 +302,26 @@ class TokenProduct(ScoreTerm):
 
     def factors(self, states: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """[B or 1, H, T, C/2] of queries and [B or 1, H, S, C/2] of keys."""
-        half = self.state.width // 2
-        return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
+        return halves(self.state, states)
 
     def scores(self, q, k, states):
-        rows, columns = self.factors(states)
-        batch = max(len(rows), len(columns))
-        rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
-        columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
-        exact = jax.lax.Precision.HIGHEST
-        return jnp.einsum("bhtc,bhsc->bhts", rows, columns, precision=exact)
+        return state_product(self.state, states)
+
+
+def halves(state: State, states: Any) -> tuple[jax.Array, jax.Array]:
+    """The queries' half of a state, [B or 1, H, T, C/2], and the keys', [B or 1, H, S, C/2]."""
+    half = state.width // 2
+    return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
+
+
+def state_product(state: State, states: Any) -> jax.Array:
+    """The dot products of the halves of all pairs: float32 [B or 1, H, T, S]."""
+    rows, columns = halves(state, states)
+    batch = max(len(rows), len(columns))
+    rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
+    columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.einsum("bhtc,bhsc->bhts", rows, columns, precision=exact)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,6 +440,63 @@ class RelativeState(DistanceTerm, ScoreTerm):
 
 
 @kind
+class RowSum(Term):
+    """A bias of how much a row's gates add up to, from the end of the row to each key.
+
+        p_ij    = Σ_l gate(product_il)      over the keys l > j that the mask shows (l ≥ j: `own`)
+        bias_ij = fn(numbers_i, p_ij)
+
+    The product is q·k after rotations times the scale, without any other term, or that of two
+    halves of a state, as for `TokenProduct`. Keys lie in the order of the array.
+
+    Attributes:
+      gate: the function of products, elementwise.
+      fn: the function of numbers [B or 1, H, T, C] (None: there are none) and sums [B, H, T, S].
+      numbers: of each query, `numbers(arrays, q)`: float32 [B or 1, H, T, C], from the queries
+        before rotations times the scale, float32 [B, H, T, E]; or None.
+      arrays: parameters, which lead with an axis of heads, H or 1.
+      own: whether the sum at a key counts the key itself.
+      limit: gates are never negative and `fn` is constant for sums from here on; None: it is not.
+        Only tiles in which a sum is below it then pay for the gates.
+      decays: gates are never positive, and the bias is 0 for a sum of 0 and never rises as the sum
+        falls. Engines then leave a row where all further keys are negligible.
+      state: 2C numbers of each token; None: the product is q·k.
+    """
+
+    gate: Callable = static()
+    fn: Callable = static()
+    numbers: Callable | None = static(default=None)
+    arrays: Any = None
+    own: bool = static(default=False)
+    limit: float | None = static(default=None)
+    decays: bool = static(default=False)
+    state: State | None = None
+
+    def of_queries(self, q: jax.Array | None) -> jax.Array | None:
+        """The numbers [B or 1, H, T, C] of queries [B, H, T, E] before rotations, scaled."""
+        return None if self.numbers is None else self.numbers(self.arrays, q)
+
+    def sums(self, products: jax.Array, seen: jax.Array) -> jax.Array:
+        """p for all keys, of products [B, H, T, S] and the mask [B or 1, H or 1, T, S]."""
+        gates = jnp.where(seen, self.gate(products), 0)
+        sums = jax.lax.cumsum(gates, axis=gates.ndim - 1, reverse=True)
+        after = [(0, 0)] * (gates.ndim - 1) + [(0, 1)]
+        return sums if self.own else jnp.pad(sums[..., 1:], after)
+
+    def bias(self, scores: jax.Array, q: Side, scale: float, states: Any, seen: Any) -> jax.Array:
+        """The bias of all pairs: float32 [B, H, T, S] for scaled products [B, H, T, S]."""
+        numbers = None
+        if self.numbers is not None:
+            numbers = self.of_queries(scale * q.raw.astype(jnp.float32))
+        if self.state is not None:
+            scores = jnp.broadcast_to(state_product(self.state, states), scores.shape)
+        return self.fn(numbers, self.sums(scores, seen))
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, arrays=jax.tree.map(lambda x: share(x, 0), self.arrays))
+
+
+@kind
 class RowRescore(Term):
     """Added to scores, computed from whole rows of them: O(T·S) memory, dense engine only.
 
@@ -532,9 +604,31 @@ class Sink(Term):
         return Sink(share(self.logit, 0))
 
 
+@kind
+class Unnormalized(Term):
+    """Weights are exp(score): no softmax divides them by their sum. At most one, and no `Sink`."""
+
+
 # Tuples of terms.
 
-OUTSIDE = (Input, QueryBias, Rotation, Scale, Sink)  # applied before or after an engine, or by all
+OUTSIDE = (
+    Input,
+    QueryBias,
+    Rotation,
+    Scale,
+    Sink,
+    Unnormalized,
+)  # applied before or after an engine, or by all
+
+
+def reads_lse(terms: tuple) -> bool:
+    """Whether the logarithms of rows' sums change the output."""
+    return bool(select(terms, Sink, Unnormalized))
+
+
+def sums_rows(terms: tuple) -> bool:
+    """Whether a score depends on other keys of its row: devices cannot share rows."""
+    return bool(select(terms, RowSum, RowRescore))
 
 
 def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
@@ -581,8 +675,16 @@ def split(terms: tuple) -> int | None:
 
 def check(terms: tuple) -> None:
     """Raises ValueError where terms cannot be combined."""
-    for kind, what in ((Scale, "set a scale"), (LogitCap, "cap scores"), (Dropout, "drop weights")):
+    for kind, what in (
+        (Scale, "set a scale"),
+        (LogitCap, "cap scores"),
+        (Dropout, "drop weights"),
+        (Unnormalized, "leave weights unnormalized"),
+    ):
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")
     if any(rotation.split is not None for rotation in select(terms, Rotation)[:-1]):
         raise ValueError("a rotation cannot follow one of two views; put that last")
+    if select(terms, Unnormalized) and (others := select(terms, Sink, LogitCap)):
+        name = type(others[0]).__name__
+        raise ValueError(f"weights that no softmax normalizes have no {name}; leave one out")

@@ -13,7 +13,7 @@ import jax
 import jax.export
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Dropout, Mask, RowRescore, Side, select
+from pe_jax.encodings.terms import Dropout, Mask, RowRescore, RowSum, Side, select
 from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring, rows
@@ -64,7 +64,7 @@ def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Ca
 
 def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
     """The ring, with tiles as `implementation` has them if that is the tiled engine."""
-    if select(call.terms, RowRescore):
+    if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
     if terms := select(call.terms, Mask, Dropout):
         kind = type(terms[0]).__name__
@@ -94,7 +94,7 @@ def _choose(call: Call) -> tuple[str, int, str]:
     """The engine that suits the call, and what the log says of it, at which level."""
     if _is_small(call):
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
-    if select(call.terms, RowRescore):
+    if _is_dense(call.terms):
         return "dense", logging.WARNING, "dense, O(L²) memory: it needs whole rows of scores"
     kernel = KERNELS.get(jax.default_backend())
     if kernel is None:
@@ -107,13 +107,19 @@ def _choose(call: Call) -> tuple[str, int, str]:
     return kernel, logging.INFO, f"the {kernel} kernel"
 
 
+def _is_dense(terms: tuple) -> bool:
+    """Whether only the dense engine has all scores of a row together: tiles have one view each."""
+    summed = select(terms, RowSum) and kinds.split(terms) is not None
+    return bool(summed or select(terms, RowRescore))
+
+
 def _is_small(call: Call) -> bool:
     """Whether all scores at once are few enough that tiles gain nothing."""
     (batch, heads, queries, _), keys = call.q.x.shape, call.k.x.shape[2]
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
         return True  # tiles need numbers: what is exported for any size is dense
     short, most = SHORTER if select(call.terms, *VECTORS) else SHORT, TILE
-    added = select(call.terms, kinds.ScoreTerm, kinds.RelativeValues, RowRescore)
+    added = select(call.terms, kinds.ScoreTerm, kinds.RelativeValues, RowSum, RowRescore)
     if jax.default_backend() not in KERNELS and not added:
         short, most = BARE_SHORT, BARE_SCORES
     fits = batch * heads * queries * keys <= most
@@ -126,7 +132,7 @@ def _check(implementation: Any, call: Call, name: str) -> None:
     if implementation not in IMPLEMENTATIONS:
         near = nearest(str(implementation), IMPLEMENTATIONS)
         raise ValueError(f"{asked} is unknown; did you mean {near!r}?")
-    if select(call.terms, RowRescore) and implementation != "dense":
+    if _is_dense(call.terms) and implementation != "dense":
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
         raise ValueError(f"{asked}: {fix}")
     reason = _refusal(implementation, call) if implementation in KERNELS.values() else None

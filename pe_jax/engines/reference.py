@@ -16,6 +16,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import (
     RelativeValues,
     RowRescore,
+    RowSum,
     ScoreTerm,
     Side,
     pair_distance,
@@ -26,7 +27,10 @@ from pe_jax.engines.attention_spec import AttentionSpec
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 # base classes and kinds that this engine takes
-TERMS = (ScoreTerm, RelativeValues, RowRescore, kinds.LogitCap, kinds.Mask, kinds.Dropout)
+TERMS = (
+    *(ScoreTerm, RelativeValues, RowSum, RowRescore),
+    *(kinds.LogitCap, kinds.Mask, kinds.Dropout),
+)
 
 
 def products(terms: tuple, q: Side, k: Side) -> jax.Array:
@@ -55,14 +59,17 @@ def scores(
       terms: what the encoding adds.
       q: the queries.
       k: the keys.
-      seen: bool [B or 1, H or 1, T, S], what the mask shows; read by `RowRescore` alone.
+      seen: bool [B or 1, H or 1, T, S], what the mask shows; read by `RowSum`s and `RowRescore`s.
       more: a bias that is added too, or None.
     """
     kinds.check_known(terms, TERMS, "the dense engine")
     scale = kinds.scale(terms, spec.dims.head_dim)
     s, bias = products(terms, q, k), 0.0 if more is None else more
+    content = scale * s
     for term, *states in zip(terms, q.states, k.states, strict=True):
-        if isinstance(term, ScoreTerm):
+        if isinstance(term, RowSum):
+            bias = bias + term.bias(content, q, scale, states, seen)
+        elif isinstance(term, ScoreTerm):
             more = term.scores(q, k, states)
             s, bias = (s + more, bias) if term.scaled else (s, bias + more)
     s = s * scale
