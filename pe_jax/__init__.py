@@ -10,7 +10,7 @@
 per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Hugging Face configs;
 `cache` decodes token by token; `masks` are for prefixes, trees and chunks; `adapters` for Flax's
 own attention; `naive` and `reference` to test against. Memory is in proportion to the length,
-except for DAPE, which needs whole rows of scores.
+except for DAPE and PaTH, which need whole rows of scores.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from pe_jax.encodings.terms import (
     LogitCap,
     Mask,
     PairBias,
+    PathProduct,
     QueryBias,
     RelativeKeys,
     RelativeQueries,
@@ -64,6 +65,7 @@ __all__ = [
     "Mask",
     "PairBias",
     "Params",
+    "PathProduct",
     "QueryBias",
     "RelativeKeys",
     "RelativeQueries",

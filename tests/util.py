@@ -19,6 +19,7 @@ from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceFormula,
     DistanceTerm,
+    PathProduct,
     RowRescore,
     Term,
     select,
@@ -186,7 +187,7 @@ def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Ar
     enc = case.encoding
     if options["implementation"] == "tiled":
         options["implementation"] = TILED
-    if terms(enc, RowRescore):
+    if terms(enc, RowRescore, PathProduct):
         options["implementation"] = "dense"
     if adds_to_input(enc, DIMS):
         places = per_segment(segments) if positions is None else positions

@@ -37,6 +37,7 @@ ENTERS = {  # kind of term → where positions come in
     kinds.RelativeValues: "values",
     kinds.RelativeState: "bias, gated by the input",
     kinds.TokenBias: "bias from the input",
+    kinds.PathProduct: "q · key, through all tokens between",
     kinds.RowSum: "sums along the row",
     kinds.RowRescore: "whole rows of scores",
     kinds.Unnormalized: "no softmax",

@@ -20,6 +20,7 @@ from pe_jax.encodings.alibi import ALiBi as alibi
 from pe_jax.encodings.fox import FoX as fox
 from pe_jax.encodings.cable import CABLE as cable
 from pe_jax.encodings.grape_ap import GRAPEAP as grape_ap
+from pe_jax.encodings.path import PaTH as path
 from pe_jax.encodings.wavlm import WavLM as wavlm
 from pe_jax.encodings.rerope import ReRoPE as rerope
 from pe_jax.encodings.self_extend import SelfExtend as self_extend

@@ -1,7 +1,7 @@
 """Where a position can enter attention: the kinds of terms, each defined by its formula for a pair.
 
     x      + Input                                                    (once, before the first layer)
-    q', k' = Rotation(q + QueryBias), Rotation(k)
+    q', k' = Rotation(q + QueryBias), Rotation(k);    q'·k' may be a PathProduct
     score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
@@ -497,6 +497,45 @@ class RowSum(Term):
 
 
 @kind
+class PathProduct(Term):
+    """Instead of q·k, what is left of q after the maps of all tokens between, times k: dense alone.
+
+        q_i·k_j  →  q_iᵀ H_i H_{i-1} … H_{j+1} k_j,    H_t = I - u_t w_tᵀ
+
+    For causal attention; maps of other documents are left out. The state has u ‖ w, 2E numbers.
+    """
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
+
+        With T the inverse of I + the part of u_s·w_t below the diagonal (the UT transform; Joffrain
+        et al., 2006), q_i·k_j loses Σ_{s ≤ i} Σ_{t > j} (q_i·w_s) T_st (u_t·k_j).
+        """
+        u, w = jnp.split(states[1], 2, axis=-1)
+        x, keys = q.x.astype(jnp.float32), repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
+        exact = {"precision": jax.lax.Precision.HIGHEST}
+        later = _order(k.tokens, k.tokens, 1)
+        u_w = jnp.where(later, jnp.einsum("bhse,bhte->bhst", u, w, **exact), 0)
+        u_k = jnp.where(later, jnp.einsum("bhte,bhje->bhtj", u, keys, **exact), 0)
+        q_w = jnp.einsum("bhie,bhse->bhis", x, w, **exact)
+        q_w = jnp.where(_order(q.tokens, k.tokens, 0), q_w, 0)
+        u_w = jnp.broadcast_to(u_w + jnp.eye(u_w.shape[-1], dtype=u_w.dtype)[None, None], u_k.shape)
+        solved = jax.scipy.linalg.solve_triangular(u_w, u_k, lower=True, unit_diagonal=True)
+        lost = jnp.einsum("bhis,bhsj->bhij", q_w, solved, **exact)
+        return jnp.einsum("bhie,bhje->bhij", x, keys, **exact) - lost
+
+
+def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:
+    """Pairs of one document whose row is `least` tokens later or more: bool [B or 1, 1, T, S]."""
+    pairs = rows.index[:, :, None] - columns.index[:, None] >= least
+    if rows.segments is not None and columns.segments is not None:
+        pairs = pairs & (rows.segments[:, :, None] == columns.segments[:, None])
+    return pairs[:, None]
+
+
+@kind
 class RowRescore(Term):
     """Added to scores, computed from whole rows of them: O(T·S) memory, dense engine only.
 
@@ -628,7 +667,7 @@ def reads_lse(terms: tuple) -> bool:
 
 def sums_rows(terms: tuple) -> bool:
     """Whether a score depends on other keys of its row: devices cannot share rows."""
-    return bool(select(terms, RowSum, RowRescore))
+    return bool(select(terms, RowSum, RowRescore, PathProduct))
 
 
 def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
@@ -680,6 +719,7 @@ def check(terms: tuple) -> None:
         (LogitCap, "cap scores"),
         (Dropout, "drop weights"),
         (Unnormalized, "leave weights unnormalized"),
+        (PathProduct, "take products along paths"),
     ):
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")

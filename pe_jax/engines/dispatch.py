@@ -110,7 +110,7 @@ def _choose(call: Call) -> tuple[str, int, str]:
 def _is_dense(terms: tuple) -> bool:
     """Whether only the dense engine has all scores of a row together: tiles have one view each."""
     summed = select(terms, RowSum) and kinds.split(terms) is not None
-    return bool(summed or select(terms, RowRescore))
+    return bool(summed or select(terms, RowRescore, kinds.PathProduct))
 
 
 def _is_small(call: Call) -> bool:
@@ -119,7 +119,8 @@ def _is_small(call: Call) -> bool:
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
         return True  # tiles need numbers: what is exported for any size is dense
     short, most = SHORTER if select(call.terms, *VECTORS) else SHORT, TILE
-    added = select(call.terms, kinds.ScoreTerm, kinds.RelativeValues, RowSum, RowRescore)
+    whole = kinds.sums_rows(call.terms)
+    added = whole or select(call.terms, kinds.ScoreTerm, kinds.RelativeValues)
     if jax.default_backend() not in KERNELS and not added:
         short, most = BARE_SHORT, BARE_SCORES
     fits = batch * heads * queries * keys <= most

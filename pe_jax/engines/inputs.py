@@ -559,7 +559,7 @@ def reads_keys(term: Any) -> bool:
     """Whether a term reads the states of keys, and not of queries alone."""
     if isinstance(term, kinds.RowSum):
         return term.state is not None
-    return isinstance(term, kinds.TokenBias | kinds.TokenProduct)
+    return isinstance(term, kinds.TokenBias | kinds.TokenProduct | kinds.PathProduct)
 
 
 def check_values(terms: tuple, width: int, axes: int = 1) -> None:

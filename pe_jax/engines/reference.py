@@ -29,7 +29,7 @@ LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 # base classes and kinds that this engine takes
 TERMS = (
     *(ScoreTerm, RelativeValues, RowSum, RowRescore),
-    *(kinds.LogitCap, kinds.Mask, kinds.Dropout),
+    *(kinds.PathProduct, kinds.LogitCap, kinds.Mask, kinds.Dropout),
 )
 
 
@@ -64,7 +64,10 @@ def scores(
     """
     kinds.check_known(terms, TERMS, "the dense engine")
     scale = kinds.scale(terms, spec.dims.head_dim)
+    paths = [n for n, term in enumerate(terms) if isinstance(term, kinds.PathProduct)]
     s, bias = products(terms, q, k), 0.0 if more is None else more
+    for n in paths:
+        s = terms[n].products(q, k, (q.states[n], k.states[n]))
     content = scale * s
     for term, *states in zip(terms, q.states, k.states, strict=True):
         if isinstance(term, RowSum):

@@ -23,7 +23,7 @@ __all__ = ["INPUTS", "SCORES", "VALUES", "Row", "attention", "inputs", "make_row
 
 _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
-    contextual: "fox cable grape_ap wavlm cope stick_breaking dape",
+    contextual: "fox cable grape_ap path wavlm cope stick_breaking dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope rerope self_extend xpos temperature bipe rope_2d rope_nd mrope",
 }

@@ -100,6 +100,24 @@ def stick_breaking(row: Row, *, attend_current=False) -> Array:
         return np.log(weights)
 
 
+def path(row: Row, directions: Array, weight: Array, bias: Array) -> Array:
+    """Yang et al., "PaTH Attention", arXiv 2505.16381, §3: q_i mapped by all tokens after j.
+
+    H_t = I - β_t w_t w_tᵀ; w = x · directions [D, H, E], of length 1; β = 2 sigmoid(x·weight + b).
+    """
+    w = np.einsum("td,dhe->hte", row.x, directions)
+    w = w / np.sqrt((w**2).sum(-1, keepdims=True) + 1e-6)
+    strength = 2 * sigmoid(row.x @ weight + bias).T
+    heads, length, _ = w.shape
+    scores = np.zeros((heads, length, length))
+    for h, i in np.ndindex(heads, length):
+        asked = row.q[h, i]
+        for j in range(i, -1, -1):
+            scores[h, i, j] = asked @ row.k[h, j]
+            asked = asked - strength[h, j] * (asked @ w[h, j]) * w[h, j]
+    return scores / row.q.shape[-1] ** 0.5
+
+
 def dape(row: Row, w1: Array, b1: Array, w2: Array, b2: Array, *, below=0.0) -> Array:
     """Zheng et al., "DAPE", arXiv 2405.14722, §3.2: A + B + f([A, B]), over the heads of a pair.
 

@@ -330,6 +330,7 @@ CASES |= {
         [{"heads": 4, "kv_heads": 2}],
         {"heads": st.just(4), "kv_heads": st.sampled_from([1, 2, 4])},
     ),
+    "path_fla": ([{"heads": 2}], {"heads": st.sampled_from([1, 3])}),
     "cope_x_transformers": (
         [{"heads": 2, "positions": 4}],
         {"heads": st.sampled_from([1, 3]), "positions": st.sampled_from([1, 4, 64])},

@@ -673,6 +673,20 @@ def fox_fla(rng, length, heads, kv_heads):
     return inputs | gates, {"output": run(*inputs.values(), logs)}
 
 
+def path_fla(rng, length, heads):
+    modeling_fla, inputs = _fla("path_attn"), _qkv(rng, length, heads, heads)
+    width, run = heads * HEAD_DIM, modeling_fla.naive_path_attn
+    more = {"x": _normal(rng, BATCH, length, width), "bias": _normal(rng, heads)}
+    more["weight"] = _normal(rng, width, heads, scale=width**-0.5)
+    more["directions"] = _normal(rng, width, heads, HEAD_DIM)
+    w = torch.einsum("btd,dhe->bthe", more["x"], more["directions"])
+    w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    strength = 2 * torch.sigmoid(more["x"] @ more["weight"] + more["bias"])
+    gates = torch.zeros(BATCH, length, heads)
+    out = run(*inputs.values(), w, strength, gates, HEAD_DIM**-0.5)
+    return inputs | more, {"output": out}
+
+
 def stick_breaking_fla(rng, length, heads, kv_heads, attend_current):
     modeling_fla, inputs = _fla("stickbreaking_attn"), _qkv(rng, length, heads, kv_heads)
     run = modeling_fla.naive_stickbreaking_attn
@@ -743,5 +757,6 @@ ORACLES = {
     "layoutlmv3_attention": layoutlmv3_attention,
     "fox_fla": fox_fla,
     "cope_x_transformers": cope_x_transformers,
+    "path_fla": path_fla,
     "stick_breaking_fla": stick_breaking_fla,
 }

@@ -374,6 +374,13 @@ def fox(settings, inputs, implementation):
     return {"output": attend(inputs, pe_jax.make("fox"), implementation, **options)}
 
 
+def path(settings, inputs, implementation):
+    """Dense alone."""
+    layer = {name: inputs[name] for name in ("directions", "weight", "bias")}
+    options = {"params": ({}, layer), "causal": True}
+    return {"output": attend(inputs, pe_jax.make("path"), "dense", **options)}
+
+
 def cope(settings, inputs, implementation):
     encoding = pe_jax.make("cope", positions=settings["positions"])
     options = {"params": ({}, {"vectors": inputs["vectors"]}), "causal": True}
@@ -435,5 +442,6 @@ OURS = {
     "layoutlmv3_attention": layoutlmv3,
     "fox_fla": fox,
     "cope_x_transformers": cope,
+    "path_fla": path,
     "stick_breaking_fla": stick_breaking,
 }

@@ -246,7 +246,8 @@ def extend(
     rotated = inputs.rotate(own, "q", q, positions, states)
     cache = append(cache, inputs.rotate(own, "k", k, positions, states), v, k, positions)
     terms, nothing = own + more, (None,) * len(more)
-    short = short and not select(terms, kinds.RowRescore, kinds.Dropout)
+    others = kinds.PathProduct, kinds.RowRescore, kinds.Dropout
+    short = short and not select(terms, *others)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(own, cache.capacity)
