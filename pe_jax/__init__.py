@@ -10,7 +10,7 @@
 per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Hugging Face configs;
 `cache` decodes token by token; `masks` are for prefixes, trees and chunks; `adapters` for Flax's
 own attention; `naive` and `reference` to test against. Memory is in proportion to the length,
-except for CoPE and DAPE, which need whole rows of scores.
+except for DAPE and PaTH, which need whole rows of scores.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from pe_jax.encodings.terms import (
     LogitCap,
     Mask,
     PairBias,
+    PathProduct,
     QueryBias,
     RelativeKeys,
     RelativeQueries,
@@ -32,11 +33,13 @@ from pe_jax.encodings.terms import (
     RelativeValues,
     Rotation,
     RowRescore,
+    RowSum,
     Scale,
     Sink,
     State,
     TokenBias,
     TokenProduct,
+    Unnormalized,
     ValueRotation,
     Views,
 )
@@ -64,6 +67,7 @@ __all__ = [
     "Mask",
     "PairBias",
     "Params",
+    "PathProduct",
     "QueryBias",
     "RelativeKeys",
     "RelativeQueries",
@@ -71,12 +75,14 @@ __all__ = [
     "RelativeValues",
     "Rotation",
     "RowRescore",
+    "RowSum",
     "Scale",
     "Sink",
     "State",
     "Sum",
     "TokenBias",
     "TokenProduct",
+    "Unnormalized",
     "ValueRotation",
     "Views",
     "adapters",

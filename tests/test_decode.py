@@ -17,10 +17,12 @@ from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceTerm,
     PairBias,
+    PathProduct,
     RelativeQueries,
     RelativeState,
     Rotation,
     RowRescore,
+    RowSum,
     Term,
     TokenBias,
     TokenProduct,
@@ -100,9 +102,9 @@ def test_a_cache_holds_what_the_terms_need(case):
     assert (empty.far is not None) == (queries and n < S)
     assert empty.far is None or empty.far.shape == (B, H, S)
     for term, state, table in zip(terms(case, Term), empty.states, empty.tables, strict=True):
-        if isinstance(term, TokenBias):
+        if isinstance(term, TokenBias | PathProduct):
             assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32
-        elif isinstance(term, TokenProduct):  # the half that queries are multiplied by
+        elif isinstance(term, TokenProduct | RowSum) and term.state:  # the half for queries
             assert state.shape == (B, H, S, term.state.width // 2) and state.dtype == jnp.float32
         else:
             assert state is None
@@ -116,7 +118,11 @@ def test_a_cache_holds_what_the_terms_need(case):
     assert cache.empty(enc, B, S, DIMS).tables is None
 
 
-WHOLE = RowRescore, PairBias  # need whole rows of scores, or a bias of each row's own position
+WHOLE = (
+    PathProduct,
+    RowRescore,
+    PairBias,
+)  # need whole rows of scores, or a bias of each row's own position
 
 
 @pytest.mark.parametrize("case", [c for c in CAUSAL if not terms(c, *WHOLE)], ids=str)

@@ -8,7 +8,14 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pe_jax.encodings.terms import DistanceFormula, DistanceTerm, PairBias, Rotation, RowRescore
+from pe_jax.encodings.terms import (
+    DistanceFormula,
+    DistanceTerm,
+    PairBias,
+    PathProduct,
+    Rotation,
+    RowRescore,
+)
 from tests import util
 from tests.util import CASES, SINGLE, T
 
@@ -46,7 +53,7 @@ def outcome(case, engine, explicit, params, qkv, positions, segments):
 
 
 def engines(case):
-    return ("dense",) if util.terms(case.encoding, RowRescore) else ("dense", "tiled")
+    return ("dense",) if util.terms(case.encoding, PathProduct, RowRescore) else ("dense", "tiled")
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)

@@ -72,14 +72,16 @@ def test_imports_and_config_strings_of_the_page_are_those_of_the_scheme(name):
 def test_engines_are_those_that_run_the_scheme():
     everywhere = ("dense", "tiled", "fused", "tpu", "decode")
     found = {
-        name: encoding_facts.engines(name) for name in ("alibi", "shaw", "fox", "rope_2d", "cope")
+        name: encoding_facts.engines(name)
+        for name in ("alibi", "shaw", "fox", "rope_2d", "cope", "dape")
     }
     assert found == {
         "alibi": everywhere,
         "shaw": ("dense", "tiled", "fused", "decode"),
         "fox": ("dense", "tiled", "decode"),
         "rope_2d": ("dense", "tiled", "tpu", "decode"),
-        "cope": ("dense", "decode"),
+        "cope": ("dense", "tiled", "decode"),
+        "dape": ("dense", "decode"),
     }
 
 

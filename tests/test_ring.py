@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings.base import adds_to_input
-from pe_jax.encodings.terms import RowRescore, Sink
+from pe_jax.encodings.terms import PathProduct, RowRescore, RowSum, Sink
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
 from pe_jax.engines.sharded.ring import hops as count_hops
@@ -25,7 +25,7 @@ from tests.util import DIMS, SINGLE, SUMS, B, Case, E, H, K, assert_close, flat,
 
 T = 48  # on four devices: twelve tokens each, in four tiles of three
 IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
-CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, RowRescore)]
+CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, PathProduct, RowRescore, RowSum)]
 KINDS = "learned shaw transformer_xl t5 deberta alibi tupe fox wavlm rerope wall".split()
 KINDS += ["selective_rope"]
 SLOW = pytest.mark.slow

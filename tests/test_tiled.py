@@ -96,7 +96,7 @@ def test_each_term_has_its_own_way(spec, ways):
 
 
 def test_a_kind_that_no_way_knows_is_named():
-    (encoding,) = pe_jax.parse("cope")
+    (encoding,) = pe_jax.parse("dape")
     terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
     q = jnp.zeros((1, 8, HEADS, WIDTH))
     with pytest.raises(ValueError, match="the tiled engine has no RowRescore"):
@@ -208,6 +208,32 @@ def test_chunks_are_visited_once_and_their_keys_are_shared_by_all_views():
 
 
 def test_negligible_tiles_are_left_out_and_nothing_changes(monkeypatch):
+    skipped = count_skipped(monkeypatch)
+    for causal in (True, False):
+        skipped.clear()
+        got = outcome("alibi", ONE_HEAD, causal=causal, size=0.5)
+        jax.effects_barrier()
+        assert max(skipped) > 10  # of 19 × 19 tiles, for the steepest head
+        assert_close(got, outcome("alibi", "dense", causal=causal, size=0.5))
+
+
+@pytest.mark.parametrize("spec", ["fox", "cable", "fox+alibi"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_running_sums_make_negligible_is_left_out_too(monkeypatch, spec, causal):
+    """Of any length, whole tiles or not; documents and padding that the sums run through."""
+    skipped = count_skipped(monkeypatch)
+    ids = np.repeat([0, 1, -1], [130, 140, 30])[None].repeat(2, 0)
+    options = {"causal": causal, "x": noise(2, LENGTH, HEADS * WIDTH, seed=7), "q_segments": ids}
+    for sizes in (ONE_HEAD, Tiled(TileSizes(24, 8, group=(1, 1)))):
+        skipped.clear()
+        got = outcome(spec, sizes, size=0.5, **options)
+        jax.effects_barrier()
+        assert max(skipped) > 10
+        assert_close(got, outcome(spec, "dense", size=0.5, **options), 2e-5)
+
+
+def count_skipped(monkeypatch) -> list[int]:
+    """How many tiles of each pass and group are left out, from here on."""
     skipped = []
     negligible_tiles = negligible.negligible_tiles
 
@@ -217,12 +243,53 @@ def test_negligible_tiles_are_left_out_and_nothing_changes(monkeypatch):
         return skip
 
     monkeypatch.setattr(negligible, "negligible_tiles", spy)
-    for causal in (True, False):
-        skipped.clear()
-        got = outcome("alibi", ONE_HEAD, causal=causal, size=0.5)
-        jax.effects_barrier()
-        assert max(skipped) > 10  # of 19 × 19 tiles, for the steepest head
-        assert_close(got, outcome("alibi", "dense", causal=causal, size=0.5))
+    return skipped
+
+
+def test_trained_forget_gates_leave_out_tiles(monkeypatch):
+    """A head learns to find the last token of a kind: its gates shut on what it can forget."""
+    tokens = jax.random.randint(jax.random.key(0), (8, 128), 0, 8)
+    # the answer is the last token below 4, up to and with the token itself
+    last = jax.lax.cummax(jnp.where(tokens < 4, jnp.arange(128), 0), axis=1)
+    answers = jnp.take_along_axis(tokens, last, axis=1)
+    fox, dims = pe_jax.make("fox"), pe_jax.Dims(16, 1, 1, 16)
+    keys = jax.random.split(jax.random.key(1), 6)
+    names = ("embed", "q", "k", "v", "out")
+    shapes = ((8, 16), *((16, 16),) * 3, (16, 8))
+    params = {n: jax.random.normal(k, s) / 4 for n, k, s in zip(names, keys, shapes, strict=False)}
+    params["fox"] = fox.init_layer(keys[-1], dims)
+
+    def attend(params, tokens, implementation):
+        x = params["embed"][tokens]
+        qkv = ((x @ params[n])[:, :, None] for n in ("q", "k", "v"))
+        how = {"encoding": fox, "params": pe_jax.Params({}, params["fox"]), "dims": dims, "x": x}
+        return pe_jax.attention(*qkv, **how, implementation=implementation)[:, :, 0]
+
+    def loss(params):
+        logits = attend(params, tokens, "dense") @ params["out"]
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), answers[..., None], axis=-1)
+        return -picked.mean()
+
+    @jax.jit
+    def step(params, velocity):
+        value, grads = jax.value_and_grad(loss)(params)
+        velocity = jax.tree.map(lambda v, g: 0.9 * v - 0.3 * g, velocity, grads)
+        return jax.tree.map(jnp.add, params, velocity), velocity, value
+
+    velocity, losses = jax.tree.map(jnp.zeros_like, params), []
+    for _ in range(200):
+        params, velocity, value = step(params, velocity)
+        losses.append(float(value))
+    assert losses[-1] < 0.5 * losses[0]
+
+    skipped = count_skipped(monkeypatch)
+    longer = jax.random.randint(jax.random.key(2), (2, 512), 0, 8)
+    got = attend(params, longer, ONE_HEAD)
+    jax.effects_barrier()
+    shown = 32 * 33 // 2  # tiles of the causal mask
+    above = 32 * 32 - shown  # hidden anyway, and counted where they are out of reach
+    assert min(skipped) - above > shown // 2
+    assert_close(got, attend(params, longer, "dense"), 1e-5)
 
 
 def test_a_key_that_could_matter_is_never_negligible():

@@ -23,7 +23,15 @@ from jax.experimental import topologies
 import pe_jax
 from experiments.measuring.workloads import SPECS
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.encodings.terms import DistanceBias, DistanceFormula, RowRescore, Sink, Tokens, select
+from pe_jax.encodings.terms import (
+    DistanceBias,
+    DistanceFormula,
+    PathProduct,
+    RowRescore,
+    Sink,
+    Tokens,
+    select,
+)
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tpu import engine, kernels
@@ -291,7 +299,8 @@ LENGTHS = (16384, 32768)
 TILED = [  # whole rows of scores are dense; several axes need positions of their own
     name
     for name, scheme in pe_jax.ENCODINGS.items()
-    if scheme().claims.axes == 1 and not select(abstract_terms(scheme(), util.DIMS), RowRescore)
+    if scheme().claims.axes == 1
+    and not select(abstract_terms(scheme(), util.DIMS), PathProduct, RowRescore)
 ]
 NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v5e, not counted
 

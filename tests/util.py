@@ -19,6 +19,7 @@ from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceFormula,
     DistanceTerm,
+    PathProduct,
     Rotation,
     RowRescore,
     Term,
@@ -56,7 +57,9 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "selective_rope": [{"rank": 3}],
     "temperature": [{"floor_scale": 4, "attn_scale": 0.5}],
     "alibi": [{}, {"causal": False}],
+    "grape_ap": [{"width": 4}],
     "cope": [{"positions": 4}],
+    "stick_breaking": [{}, {"attend_current": True}],
     "dape": [{"hidden": 5}],
     "rerope": [{"window": 3}],
     "self_extend": [{"group": 2, "window": 4}],
@@ -192,7 +195,7 @@ def layer(case: Case, params, q, k, v, positions, segments, **options) -> jax.Ar
     enc = case.encoding
     if options["implementation"] == "tiled":
         options["implementation"] = TILED
-    if terms(enc, RowRescore):
+    if terms(enc, RowRescore, PathProduct):
         options["implementation"] = "dense"
     if adds_to_input(enc, DIMS):
         places = per_segment(segments) if positions is None else positions

@@ -48,6 +48,9 @@ scheme is noise before training, and its picture shows where that noise is share
 values (Shaw), or turns them, does not show in scores.
 """
 
+# Oracles that are no model of transformers.
+PACKAGES = {"torch": "PyTorch", "fla": "fla-core", "x_transformers": "x-transformers"}
+
 
 # README
 

@@ -39,7 +39,10 @@ ENTERS = {  # kind of term → where positions come in
     kinds.ValueRotation: "values",
     kinds.RelativeState: "bias, gated by the input",
     kinds.TokenBias: "bias from the input",
+    kinds.PathProduct: "q · key, through all tokens between",
+    kinds.RowSum: "sums along the row",
     kinds.RowRescore: "whole rows of scores",
+    kinds.Unnormalized: "no softmax",
     kinds.Sink: "the softmax's sum",
 }
 
@@ -89,7 +92,8 @@ def beyond(scheme: Encoding) -> str:
     if (views := kinds.views(terms)) is not None:
         blocks = views.unit > 1
         return f"chunks of {views.unit:,}" if blocks else f"second view from {views.edges[0]:,}"
-    decays = any(term.decays for term in kinds.select(terms, kinds.DistanceFormula))
+    fading = kinds.DistanceFormula, kinds.TokenBias, kinds.RowSum
+    decays = any(term.decays for term in kinds.select(terms, *fading))
     return "decays" if decays else "defined"
 
 

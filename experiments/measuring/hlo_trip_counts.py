@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings.base import Encoding, abstract_terms
-from pe_jax.encodings.terms import RowRescore, Tokens, select
+from pe_jax.encodings.terms import Tokens, sums_rows
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
@@ -38,7 +38,7 @@ def tiles(
 
     Tiles that a decaying bias skips depend on the data: they are counted.
     """
-    tiled = [e for e in model.pattern if not select(abstract_terms(e, model.dims), RowRescore)]
+    tiled = [e for e in model.pattern if not sums_rows(abstract_terms(e, model.dims))]
     counts = [_turns(encoding, model, batch, length, layout, devices) for encoding in tiled]
     if not counts:
         return Tiles()

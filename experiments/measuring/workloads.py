@@ -428,8 +428,8 @@ def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
 def _is_additive(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scores are one product and a bias: what jax.nn can express."""
     terms = abstract_terms(encoding, dims)
-    others = kinds.select(terms, kinds.RowRescore, kinds.ChannelDecay)
-    return kinds.views(terms) is None and not others
+    whole = kinds.sums_rows(terms) or kinds.select(terms, kinds.Unnormalized, kinds.ChannelDecay)
+    return kinds.views(terms) is None and not whole
 
 
 def _too_long(engine: str, limit: int) -> Program:

@@ -5,9 +5,10 @@
     score_ij = q_i·(k_j + e[p_ij])                      e[p] between e[⌊p⌋] and e[⌈p⌉]
 
 q is divided by sqrt(E) throughout, as in the authors' code (their listing leaves q·e undivided).
-Positions stop at the last vector. They are sums over a whole row, so no engine can work in tiles:
-O(L²) memory. Keys are counted in the order of the array; masked keys are not counted. The paper is
-causal; without a causal mask a key's position counts all keys from it to the end.
+Positions stop at the last vector: tiles farther back than the first P keys or so that a query
+counts have one number for each row. Keys are counted in the order of the array; masked keys are not
+counted. The paper is causal; without a causal mask a key's position counts all keys from it to the
+end.
 """
 
 import dataclasses
@@ -16,19 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.terms import RowRescore
+from pe_jax.encodings.terms import RowSum
 from pe_jax.validation import is_int, require
-
-
-def positions(gates: jax.Array, count: int) -> jax.Array:
-    """How many keys each query counts from each key on, at most count - 1: [..., T, S].
-
-    Args:
-      gates: float32 [..., T, S] within [0, 1], 0 where a key is hidden.
-      count: how many vectors there are.
-    """
-    counted = jax.lax.cumsum(gates, axis=gates.ndim - 1, reverse=True)
-    return jnp.minimum(counted, count - 1)
 
 
 def interpolate(values: jax.Array, places: jax.Array) -> jax.Array:
@@ -36,8 +26,9 @@ def interpolate(values: jax.Array, places: jax.Array) -> jax.Array:
 
     Args:
       values: float32 [..., T, P].
-      places: float32 [..., T, S] within [0, P - 1].
+      places: float32 [..., T, S], at least 0; beyond P - 1 they are P - 1.
     """
+    places = jnp.minimum(places, values.shape[-1] - 1)
     whole = jnp.floor(places)
     low = whole.astype(jnp.int32)
     high = jnp.minimum(low + 1, values.shape[-1] - 1)
@@ -61,11 +52,12 @@ class CoPE(Encoding):
         return {"vectors": jnp.zeros((self.positions, dims.head_dim), jnp.float32)}
 
     def terms(self, params, dims):
-        return (RowRescore(self.count, params.layer["vectors"]),)
+        last, vectors = float(self.positions - 1), params.layer["vectors"][None]
+        counted = {"numbers": products, "arrays": vectors, "own": True, "limit": last}
+        return (RowSum(jax.nn.sigmoid, interpolate, **counted),)
 
-    def count(self, vectors, scores, bias, q, seen):
-        """q·e[p]: float32 [B, H, T, S]."""
-        places = positions(jnp.where(seen, jax.nn.sigmoid(scores), 0), self.positions)
-        exact = jax.lax.Precision.HIGHEST
-        values = jnp.einsum("bhte,pe->bhtp", q, vectors, precision=exact)
-        return interpolate(values, places)
+
+def products(vectors: jax.Array, q: jax.Array) -> jax.Array:
+    """Each query's products with all vectors [1, P, E]: [B, H, T, P] for q [B, H, T, E]."""
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.einsum("bhte,pe->bhtp", q, vectors[0], precision=exact)

@@ -60,7 +60,8 @@ class FoX(Encoding):
 
     def terms(self, params, dims):
         after, width = running_sums.after, running_sums.WIDTH
-        return (TokenBias(fade, State(self.sums, params.layer, width=width, after=after)),)
+        sums = State(self.sums, params.layer, width=width, after=after)
+        return (TokenBias(fade, sums, decays=True),)
 
     def steps(self, arrays, x):
         """What each token adds to the sum, log f: float32 [*B, T, H]."""

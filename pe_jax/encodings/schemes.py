@@ -25,11 +25,14 @@ from pe_jax.encodings.fox import FoX as fox
 from pe_jax.encodings.cable import CABLE as cable
 from pe_jax.encodings.wall import Wall as wall
 from pe_jax.encodings.selective_rope import SelectiveRoPE as selective_rope
+from pe_jax.encodings.grape_ap import GRAPEAP as grape_ap
+from pe_jax.encodings.path import PaTH as path
 from pe_jax.encodings.wavlm import WavLM as wavlm
 from pe_jax.encodings.rerope import ReRoPE as rerope
 from pe_jax.encodings.self_extend import SelfExtend as self_extend
 from pe_jax.encodings.dual_chunk import DualChunk as dual_chunk
 from pe_jax.encodings.cope import CoPE as cope
+from pe_jax.encodings.stick_breaking import StickBreaking as stick_breaking
 from pe_jax.encodings.dape import DAPE as dape
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D as sinusoidal_2d
 from pe_jax.encodings.learned_2d import Learned2D as learned_2d

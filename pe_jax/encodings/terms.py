@@ -2,12 +2,13 @@
 
     x      + Input                                                    (once, before the first layer)
     q', k' = Rotation(q + QueryBias), Rotation(k);    v' = ValueRotation(v)
-    score  = scale·(q'·k' or ChannelDecay(q', k') + (q + u)·RelativeKeys + k·RelativeQueries)
+    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
+             + RowSum                                    (from sums of gates along the row)
              + RowRescore                                             (from whole rows of scores)
     score  = LogitCap(score), where every Mask shows the pair
-    out    = Dropout(weights)·v' + Σ weights·RelativeValues, times σ(lse - Sink)
+    out    = Dropout(weights)·v' + Σ weights·RelativeValues, times σ(lse - Sink) or Unnormalized
     out    = ValueRotation(out), by the query's position
 
 `encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
@@ -136,7 +137,7 @@ class State(Term):
       width: how many numbers.
       after: for running sums, `after(before, state)`: a state that began at zero, as it is after
         tokens whose last state is `before`. Devices then sum their own tokens side by side.
-      of: "x" or "positions".
+      of: "x", "positions", or "both" where the function is `fn(arrays, x, positions)`.
     """
 
     fn: Callable = static()
@@ -146,11 +147,8 @@ class State(Term):
     of: str = static(default="x")
 
     def __call__(self, x, positions, before=None):
-        return (
-            self.fn(self.arrays, positions)
-            if self.of == "positions"
-            else self.fn(self.arrays, x, before)
-        )
+        given = {"x": (x, before), "positions": (positions,), "both": (x, positions)}
+        return self.fn(self.arrays, *given[self.of])
 
 
 # Before the scores.
@@ -383,10 +381,17 @@ class TokenBias(ScoreTerm):
     """A bias that is arithmetic on two tokens' states: `fn([C of the query], [C of the key])`.
 
     The entries have shapes that broadcast. Every pair that is seen must be finite.
+
+    Attributes:
+      fn: the function.
+      state: of each token.
+      decays: whether the bias is 0 for a token and itself and never rises as more tokens of the row
+        come between. Engines then skip tiles in which it makes every key negligible.
     """
 
     fn: Callable = static()
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+    decays: bool = static(default=False)
 
     def scores(self, q, k, states):
         numbers, (rows, columns) = range(self.state.width), states
@@ -403,16 +408,26 @@ class TokenProduct(ScoreTerm):
 
     def factors(self, states: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """[B or 1, H, T, C/2] of queries and [B or 1, H, S, C/2] of keys."""
-        half = self.state.width // 2
-        return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
+        return halves(self.state, states)
 
     def scores(self, q, k, states):
-        rows, columns = self.factors(states)
-        batch = max(len(rows), len(columns))
-        rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
-        columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
-        exact = jax.lax.Precision.HIGHEST
-        return jnp.einsum("bhtc,bhsc->bhts", rows, columns, precision=exact)
+        return state_product(self.state, states)
+
+
+def halves(state: State, states: Any) -> tuple[jax.Array, jax.Array]:
+    """The queries' half of a state, [B or 1, H, T, C/2], and the keys', [B or 1, H, S, C/2]."""
+    half = state.width // 2
+    return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
+
+
+def state_product(state: State, states: Any) -> jax.Array:
+    """The dot products of the halves of all pairs: float32 [B or 1, H, T, S]."""
+    rows, columns = halves(state, states)
+    batch = max(len(rows), len(columns))
+    rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
+    columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.einsum("bhtc,bhsc->bhts", rows, columns, precision=exact)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -531,6 +546,102 @@ class RelativeState(DistanceTerm, ScoreTerm):
 
 
 @kind
+class RowSum(Term):
+    """A bias of how much a row's gates add up to, from the end of the row to each key.
+
+        p_ij    = Σ_l gate(product_il)      over the keys l > j that the mask shows (l ≥ j: `own`)
+        bias_ij = fn(numbers_i, p_ij)
+
+    The product is q·k after rotations times the scale, without any other term, or that of two
+    halves of a state, as for `TokenProduct`. Keys lie in the order of the array.
+
+    Attributes:
+      gate: the function of products, elementwise.
+      fn: the function of numbers [B or 1, H, T, C] (None: there are none) and sums [B, H, T, S].
+      numbers: of each query, `numbers(arrays, q)`: float32 [B or 1, H, T, C], from the queries
+        before rotations times the scale, float32 [B, H, T, E]; or None.
+      arrays: parameters, which lead with an axis of heads, H or 1.
+      own: whether the sum at a key counts the key itself.
+      limit: gates are never negative and `fn` is constant for sums from here on; None: it is not.
+        Only tiles in which a sum is below it then pay for the gates.
+      decays: gates are never positive, and the bias is 0 for a sum of 0 and never rises as the sum
+        falls. Engines then leave a row where all further keys are negligible.
+      state: 2C numbers of each token; None: the product is q·k.
+    """
+
+    gate: Callable = static()
+    fn: Callable = static()
+    numbers: Callable | None = static(default=None)
+    arrays: Any = None
+    own: bool = static(default=False)
+    limit: float | None = static(default=None)
+    decays: bool = static(default=False)
+    state: State | None = None
+
+    def of_queries(self, q: jax.Array | None) -> jax.Array | None:
+        """The numbers [B or 1, H, T, C] of queries [B, H, T, E] before rotations, scaled."""
+        return None if self.numbers is None else self.numbers(self.arrays, q)
+
+    def sums(self, products: jax.Array, seen: jax.Array) -> jax.Array:
+        """p for all keys, of products [B, H, T, S] and the mask [B or 1, H or 1, T, S]."""
+        gates = jnp.where(seen, self.gate(products), 0)
+        sums = jax.lax.cumsum(gates, axis=gates.ndim - 1, reverse=True)
+        after = [(0, 0)] * (gates.ndim - 1) + [(0, 1)]
+        return sums if self.own else jnp.pad(sums[..., 1:], after)
+
+    def bias(self, scores: jax.Array, q: Side, scale: float, states: Any, seen: Any) -> jax.Array:
+        """The bias of all pairs: float32 [B, H, T, S] for scaled products [B, H, T, S]."""
+        numbers = None
+        if self.numbers is not None:
+            numbers = self.of_queries(scale * q.raw.astype(jnp.float32))
+        if self.state is not None:
+            scores = jnp.broadcast_to(state_product(self.state, states), scores.shape)
+        return self.fn(numbers, self.sums(scores, seen))
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, arrays=jax.tree.map(lambda x: share(x, 0), self.arrays))
+
+
+@kind
+class PathProduct(Term):
+    """Instead of q·k, what is left of q after the maps of all tokens between, times k: dense alone.
+
+        q_i·k_j  →  q_iᵀ H_i H_{i-1} … H_{j+1} k_j,    H_t = I - u_t w_tᵀ
+
+    For causal attention; maps of other documents are left out. The state has u ‖ w, 2E numbers.
+    """
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
+
+        With T the inverse of I + the part of u_s·w_t below the diagonal (the UT transform; Joffrain
+        et al., 2006), q_i·k_j loses Σ_{s ≤ i} Σ_{t > j} (q_i·w_s) T_st (u_t·k_j).
+        """
+        u, w = jnp.split(states[1], 2, axis=-1)
+        x, keys = q.x.astype(jnp.float32), repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
+        exact = {"precision": jax.lax.Precision.HIGHEST}
+        later = _order(k.tokens, k.tokens, 1)
+        u_w = jnp.where(later, jnp.einsum("bhse,bhte->bhst", u, w, **exact), 0)
+        u_k = jnp.where(later, jnp.einsum("bhte,bhje->bhtj", u, keys, **exact), 0)
+        q_w = jnp.einsum("bhie,bhse->bhis", x, w, **exact)
+        q_w = jnp.where(_order(q.tokens, k.tokens, 0), q_w, 0)
+        u_w = jnp.broadcast_to(u_w + jnp.eye(u_w.shape[-1], dtype=u_w.dtype)[None, None], u_k.shape)
+        solved = jax.scipy.linalg.solve_triangular(u_w, u_k, lower=True, unit_diagonal=True)
+        lost = jnp.einsum("bhis,bhsj->bhij", q_w, solved, **exact)
+        return jnp.einsum("bhie,bhje->bhij", x, keys, **exact) - lost
+
+
+def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:
+    """Pairs of one document whose row is `least` tokens later or more: bool [B or 1, 1, T, S]."""
+    pairs = rows.index[:, :, None] - columns.index[:, None] >= least
+    if rows.segments is not None and columns.segments is not None:
+        pairs = pairs & (rows.segments[:, :, None] == columns.segments[:, None])
+    return pairs[:, None]
+
+
+@kind
 class RowRescore(Term):
     """Added to scores, computed from whole rows of them: O(T·S) memory, dense engine only.
 
@@ -638,10 +749,25 @@ class Sink(Term):
         return Sink(share(self.logit, 0))
 
 
+@kind
+class Unnormalized(Term):
+    """Weights are exp(score): no softmax divides them by their sum. At most one, and no `Sink`."""
+
+
 # Tuples of terms.
 
 # applied before or after an engine, or by all
-OUTSIDE = (Input, QueryBias, Rotation, ValueRotation, Scale, Sink)
+OUTSIDE = (Input, QueryBias, Rotation, ValueRotation, Scale, Sink, Unnormalized)
+
+
+def reads_lse(terms: tuple) -> bool:
+    """Whether the logarithms of rows' sums change the output."""
+    return bool(select(terms, Sink, Unnormalized))
+
+
+def sums_rows(terms: tuple) -> bool:
+    """Whether a score depends on other keys of its row: devices cannot share rows."""
+    return bool(select(terms, RowSum, RowRescore, PathProduct))
 
 
 def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
@@ -700,11 +826,20 @@ def reads_places(terms: tuple) -> bool:
 
 def check(terms: tuple) -> None:
     """Raises ValueError where terms cannot be combined."""
-    single = (Scale, "set a scale"), (LogitCap, "cap scores"), (Dropout, "drop weights")
-    for kind, what in (*single, (ChannelDecay, "fade channels")):
+    for kind, what in (
+        (Scale, "set a scale"),
+        (LogitCap, "cap scores"),
+        (Dropout, "drop weights"),
+        (Unnormalized, "leave weights unnormalized"),
+        (ChannelDecay, "fade channels"),
+        (PathProduct, "take products along paths"),
+    ):
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")
     if any(rotation.views is not None for rotation in select(terms, Rotation)[:-1]):
         raise ValueError("a rotation cannot follow one of several views; put that last")
     if views(terms) is not None and select(terms, ChannelDecay):
         raise ValueError("channels of several views cannot fade; leave one of the two out")
+    if select(terms, Unnormalized) and (others := select(terms, Sink, LogitCap)):
+        name = type(others[0]).__name__
+        raise ValueError(f"weights that no softmax normalizes have no {name}; leave one out")

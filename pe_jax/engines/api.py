@@ -106,9 +106,9 @@ def attention(
         or a short sequence (≤ 256; ≤ 128 with relative vectors; on CPU ≤ 512 where nothing is added
         to the scores) whose scores are few (2²¹; 2²³ for those of 512), else the device's kernel
         where it can run this, else tiled. What was picked is logged once, under "pe_jax".
-        Schemes that need whole rows of scores (CoPE, DAPE) run dense at any length, O(L²) memory.
-        Where a bias decays (ALiBi), "tiled" and "fused" leave out tiles in which each key weighs
-        less than 2⁻⁴³ of the query's own.
+        Schemes that need whole rows of scores (DAPE, PaTH) run dense at any length, O(L²) memory.
+        Where a bias decays (ALiBi; FoX in "tiled"), "tiled" and "fused" leave out tiles in which
+        each key weighs less than 2⁻⁴³ of the query's own.
         How many devices share the call is that of the mesh in force (`jax.set_mesh`, shard_map),
         else of the mesh that q, k and v lie on; else one. On several, tiles hold all heads, and
         None takes no kernel, which XLA could not divide.
@@ -272,12 +272,12 @@ def attend(
     raw = inputs.read_raw(terms, q_raw, k_raw)
     q, k, v, q_raw, k_raw = jax.tree.map(_heads_first, (q, k, v, *raw))
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    read = return_lse or bool(kinds.select(terms, kinds.Sink))
+    read = return_lse or kinds.reads_lse(terms)
     spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous, lse=read)
     q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
     call = dispatch.Call(spec, terms, q_side, k_side, v)
     out, lse = dispatch.engine(implementation, layout, call, name)(*call)
-    out, lse = leave_to_sinks(terms, out, lse)
+    out, lse = rescale(terms, out, lse)
     out = jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
     if not return_lse:
         return out
@@ -294,8 +294,10 @@ def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple
     return [of_queries, of_keys]
 
 
-def leave_to_sinks(terms: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
-    """The output [B, H, T, F] that is left where sinks take a share, and lse [B, H, T, 1]."""
+def rescale(terms: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
+    """The output [B, H, T, F] with what sinks leave, or unnormalized, and lse [B, H, T, 1]."""
+    if kinds.select(terms, kinds.Unnormalized):
+        out = out * jnp.exp(lse)
     for sink in kinds.select(terms, kinds.Sink):
         logit = align(sink.logit[:, None, None], out)
         out, lse = out * jax.nn.sigmoid(lse - logit), jnp.logaddexp(lse, logit)

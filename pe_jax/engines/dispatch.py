@@ -13,7 +13,7 @@ import jax
 import jax.export
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Dropout, Mask, RowRescore, Side, select
+from pe_jax.encodings.terms import Dropout, Mask, RowRescore, RowSum, Side, select
 from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring, rows
@@ -35,7 +35,7 @@ SHORTEST = 32
 BARE_SHORT, BARE_SCORES = 512, 2**23
 VECTORS = (kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeValues, kinds.RelativeState)
 # added to q·k, or in its place
-ADDED = (kinds.ScoreTerm, kinds.RelativeValues, kinds.ChannelDecay, RowRescore)
+ADDED = (kinds.ScoreTerm, kinds.RelativeValues, kinds.ChannelDecay)
 
 
 class Call(NamedTuple):
@@ -69,7 +69,7 @@ def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Ca
 
 def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
     """The ring, with tiles as `implementation` has them if that is the tiled engine."""
-    if select(call.terms, RowRescore):
+    if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
     if terms := select(call.terms, Mask, Dropout):
         kind = type(terms[0]).__name__
@@ -99,7 +99,7 @@ def _choose(call: Call) -> tuple[str, int, str]:
     """The engine that suits the call, and what the log says of it, at which level."""
     if _is_small(call):
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
-    if select(call.terms, RowRescore):
+    if _is_dense(call.terms):
         return "dense", logging.WARNING, "dense, O(L²) memory: it needs whole rows of scores"
     kernel = KERNELS.get(jax.default_backend())
     if kernel is None:
@@ -112,6 +112,13 @@ def _choose(call: Call) -> tuple[str, int, str]:
     return kernel, logging.INFO, f"the {kernel} kernel"
 
 
+def _is_dense(terms: tuple) -> bool:
+    """Whether only the dense engine has all products of a row: tiles have one view, or fade."""
+    one_view = kinds.views(terms) is None and kinds.decay(terms) is None
+    summed = select(terms, RowSum) and not one_view
+    return bool(summed or select(terms, RowRescore, kinds.PathProduct))
+
+
 def _is_small(call: Call) -> bool:
     """Whether all scores at once are few enough that tiles gain nothing."""
     (batch, heads, queries, _), keys = call.q.x.shape, call.k.x.shape[2]
@@ -121,7 +128,8 @@ def _is_small(call: Call) -> bool:
     short, most = SHORTER if vectors else SHORT, TILE
     if any(term.horizon is None for term in vectors):
         short = SHORTEST
-    if jax.default_backend() not in KERNELS and not select(call.terms, *ADDED):
+    added = kinds.sums_rows(call.terms) or select(call.terms, *ADDED)
+    if jax.default_backend() not in KERNELS and not added:
         short, most = BARE_SHORT, BARE_SCORES
     fits = batch * heads * queries * keys <= most
     return queries == 1 or (max(queries, keys) <= short and fits)
@@ -133,7 +141,7 @@ def _check(implementation: Any, call: Call, name: str) -> None:
     if implementation not in IMPLEMENTATIONS:
         near = nearest(str(implementation), IMPLEMENTATIONS)
         raise ValueError(f"{asked} is unknown; did you mean {near!r}?")
-    if select(call.terms, RowRescore) and implementation != "dense":
+    if _is_dense(call.terms) and implementation != "dense":
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
         raise ValueError(f"{asked}: {fix}")
     reason = _refusal(implementation, call) if implementation in KERNELS.values() else None

@@ -497,12 +497,12 @@ def layer_input(terms: tuple, name: str, x, rows: tuple[int, ...], dims: Dims) -
 
 def reads_input(terms: tuple) -> bool:
     """Whether a state is computed from the layer's input."""
-    return any(term.state is not None and term.state.of == "x" for term in terms)
+    return any(term.state is not None and term.state.of != "positions" for term in terms)
 
 
 def absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     """Whether more than the distance counts, so that positions restart in each segment."""
-    of_positions = (t.state is not None and t.state.of == "positions" for t in terms)
+    of_positions = (t.state is not None and t.state.of != "x" for t in terms)
     return absolute_rotation or any(of_positions) or kinds.reads_places(terms)
 
 
@@ -533,7 +533,8 @@ def rotate_output(terms: tuple, out: jax.Array, positions) -> jax.Array:
 
 def read_raw(terms: tuple, q_raw: jax.Array, k_raw: jax.Array) -> tuple[Any, Any]:
     """Queries and keys before rotations where terms read them, else None."""
-    of_queries = select(terms, kinds.RelativeKeys, kinds.RowRescore)
+    summed = [term for term in select(terms, kinds.RowSum) if term.numbers is not None]
+    of_queries = summed + select(terms, kinds.RelativeKeys, kinds.RowRescore)
     of_keys = select(terms, kinds.RelativeQueries)
     return q_raw if of_queries else None, k_raw if of_keys else None
 
@@ -563,7 +564,7 @@ def check_states(terms: tuple, q_states, k_states, q: jax.Array, k: jax.Array) -
 def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> jax.Array:
     """The state of a term [*B, T, H, C] for `rows` (*B, T, H), or for one row of them."""
     widths = {term.state.width}  # pyright: ignore[reportOptionalMemberAccess]
-    if isinstance(term, kinds.TokenProduct) and name[0] == "k":
+    if isinstance(term, kinds.TokenProduct | kinds.RowSum) and name[0] == "k":
         widths.add(term.state.width // 2)  # what a cache keeps
     leads = {rows, rows[-2:], (1, *rows[-2:])}
     if state is None or state.shape[:-1] not in leads or state.shape[-1] not in widths:
@@ -575,7 +576,10 @@ def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> ja
 
 def reads_keys(term: Any) -> bool:
     """Whether a term reads the states of keys, and not of queries alone."""
-    return isinstance(term, kinds.TokenBias | kinds.TokenProduct | kinds.ChannelDecay)
+    if isinstance(term, kinds.RowSum):
+        return term.state is not None
+    products = kinds.TokenProduct | kinds.ChannelDecay | kinds.PathProduct
+    return isinstance(term, kinds.TokenBias | products)
 
 
 def check_values(terms: tuple, width: int, axes: int = 1) -> None:

@@ -16,6 +16,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import (
     RelativeValues,
     RowRescore,
+    RowSum,
     ScoreTerm,
     Side,
     repeat_heads,
@@ -25,8 +26,10 @@ from pe_jax.engines.attention_spec import AttentionSpec
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 # base classes and kinds that this engine takes
-TERMS = (ScoreTerm, RelativeValues, RowRescore, kinds.ChannelDecay)
-TERMS += (kinds.LogitCap, kinds.Mask, kinds.Dropout)
+TERMS = (
+    *(ScoreTerm, RelativeValues, RowSum, RowRescore, kinds.ChannelDecay),
+    *(kinds.PathProduct, kinds.LogitCap, kinds.Mask, kinds.Dropout),
+)
 
 
 def products(terms: tuple, q: Side, k: Side) -> jax.Array:
@@ -62,14 +65,20 @@ def scores(
       terms: what the encoding adds.
       q: the queries.
       k: the keys.
-      seen: bool [B or 1, H or 1, T, S], what the mask shows; read by `RowRescore` alone.
+      seen: bool [B or 1, H or 1, T, S], what the mask shows; read by `RowSum`s and `RowRescore`s.
       more: a bias that is added too, or None.
     """
     kinds.check_known(terms, TERMS, "the dense engine")
     scale = kinds.scale(terms, spec.dims.head_dim)
+    paths = [n for n, term in enumerate(terms) if isinstance(term, kinds.PathProduct)]
     s, bias = products(terms, q, k), 0.0 if more is None else more
+    for n in paths:
+        s = terms[n].products(q, k, (q.states[n], k.states[n]))
+    content = scale * s
     for term, *states in zip(terms, q.states, k.states, strict=True):
-        if isinstance(term, ScoreTerm):
+        if isinstance(term, RowSum):
+            bias = bias + term.bias(content, q, scale, states, seen)
+        elif isinstance(term, ScoreTerm):
             more = term.scores(q, k, states)
             s, bias = (s + more, bias) if term.scaled else (s, bias + more)
     s = s * scale

@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from pe_jax.naive import absolute, bias, contextual, relative, rotary
-from pe_jax.naive.rows import Array, Row, make_row, products, softmax
+from pe_jax.naive.rows import Array, Row, exponentials, make_row, products, softmax
 
 __all__ = ["INPUTS", "SCORES", "VALUES", "Row", "attention", "inputs", "make_row", "softmax"]
 
 _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
-    contextual: "fox cable wall selective_rope wavlm cope dape",
+    contextual: "fox cable grape_ap wall selective_rope path wavlm cope stick_breaking dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope lerope pope rerope self_extend dual_chunk xpos temperature log_length bipe"
     " rope_2d rope_mixed rope_nd mrope",
@@ -38,6 +38,7 @@ SCORES: dict[str, Callable] = {
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
 # In the place of Σ weights·v: functions of a row, its weights and v [H, T, F].
 AVERAGES: dict[str, Callable] = {"rotated_values": rotary.rotated_values}
+UNNORMALIZED = {"stick_breaking"}  # no softmax: the weights are exp(score)
 # Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
 _UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type", "prefix", "method", "antialias"}
@@ -69,7 +70,8 @@ def attention(
         shapes = f"q {np.shape(q)}, k {np.shape(k)}"
         raise ValueError(f"{shapes}: pass those of one row, [T, H, E] and [T, K, E]")
     row, named = make_row(q, k, positions, x, causal), _named(name, params, settings)
-    weights = softmax(_call(SCORES[name], named, row), causal)
+    scores = _call(SCORES[name], named, row)
+    weights = exponentials(scores, causal) if name in UNNORMALIZED else softmax(scores, causal)
     v = np.moveaxis(np.asarray(v, np.float64), 1, 0)
     v = np.repeat(v, len(weights) // len(v), axis=0)
     out = _call(AVERAGES[name], named, row, weights, v) if name in AVERAGES else weights @ v

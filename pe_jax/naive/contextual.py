@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pe_jax.naive.bias import t5_bias
+from pe_jax.naive.bias import alibi_slopes, t5_bias
 from pe_jax.naive.rotary import frequencies, rotate
 from pe_jax.naive.rows import Array, Row, products, sigmoid
 
@@ -90,6 +90,60 @@ def cope(row: Row, vectors: Array) -> Array:
     low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
     e = vectors[low] + (place - low)[..., None] * (vectors[high] - vectors[low])
     return products(row) + np.einsum("hte,htse->hts", row.q, e) / row.q.shape[-1] ** 0.5
+
+
+def grape_ap(row: Row, weight: Array) -> Array:
+    """Zhang et al., "GRAPE", arXiv 2512.07805, as released: plus Σ ψ_il for l after j, l ≤ i.
+
+    ψ_il = slope·log sigmoid(p_i·R(l) p̂_l / C) for p = x W, weight [D, H, C], p̂ = p over its root
+    mean square; slopes as ALiBi's. Without a causal mask the sum runs to the last key.
+    """
+    p = np.einsum("td,dhc->htc", row.x, weight)
+    heads, length, width = p.shape
+    unit = p / np.sqrt((p**2).mean(-1, keepdims=True) + np.finfo(np.float32).eps)
+    first, second = np.split(unit, 2, axis=-1)
+    turned = (first + 1j * second) * np.exp(-1j * row.positions)[:, None]
+    turned = np.concatenate([turned.real, turned.imag], axis=-1)
+    cost = np.log(sigmoid(np.einsum("htc,hsc->hts", p, turned) / width))
+    cost = np.array(alibi_slopes(heads))[:, None, None] * cost
+    sums = np.zeros_like(cost)
+    for i, j in np.ndindex(length, length):
+        sums[:, i, j] = cost[:, i, j + 1 : i + 1 if row.causal else None].sum(-1)
+    return products(row) + sums
+
+
+def stick_breaking(row: Row, *, attend_current=False) -> Array:
+    """Tan et al., "Stick-Breaking Attention", arXiv 2410.17980, §2: logarithms of the weights.
+
+    A key takes sigmoid(q_i·k_j/sqrt(E)) of what the keys after it, which i sees, have left.
+    """
+    taken = sigmoid(products(row))
+    weights = np.zeros_like(taken)
+    for i, j in np.ndindex(taken.shape[1:]):
+        keys = range(j + 1, i + 1 if row.causal else len(taken[0]))
+        left = [1 - taken[:, i, n] for n in keys if attend_current or n != i]
+        if attend_current or i != j:
+            weights[:, i, j] = taken[:, i, j] * np.prod(left, axis=0)
+    with np.errstate(divide="ignore"):
+        return np.log(weights)
+
+
+def path(row: Row, directions: Array, weight: Array, bias: Array) -> Array:
+    """Yang et al., "PaTH Attention", arXiv 2505.16381, §3: q_i mapped by all tokens after j.
+
+    H_t = I - β_t w_t w_tᵀ; w = x · directions [D, H, E], of length 1; β = 2 sigmoid(x·weight + b).
+    """
+    w = np.einsum("td,dhe->hte", row.x, directions)
+    w = w / np.sqrt((w**2).sum(-1, keepdims=True) + 1e-6)
+    strength = 2 * sigmoid(row.x @ weight + bias).T
+    heads, length, _ = w.shape
+    scores = np.zeros((heads, length, length))
+    for h, i in np.ndindex(heads, length):
+        asked = row.q[h, i]
+        for j in range(i, -1, -1):
+            scores[h, i, j] = asked @ row.k[h, j]
+            asked = asked - strength[h, j] * (asked @ w[h, j]) * w[h, j]
+    return scores / row.q.shape[-1] ** 0.5
 
 
 def dape(row: Row, w1: Array, b1: Array, w2: Array, b2: Array, *, below=0.0) -> Array:

@@ -15,7 +15,7 @@ class Row(NamedTuple):
       k: keys [H, T, E].
       positions: [T], or [T, A] of several axes.
       x: the layer's input [T, D], for schemes that read it.
-      causal: whether a query sees no later key. Only CoPE reads it; else the mask comes after.
+      causal: whether a query sees no later key. Sums along the row read it.
     """
 
     q: Array
@@ -45,6 +45,11 @@ def products(row: Row, scale: float | None = None) -> Array:
     """q·k times `scale`, by default 1/sqrt(E): [H, T, T]. NoPE: arXiv 2305.19466."""
     scale = row.q.shape[-1] ** -0.5 if scale is None else scale
     return scale * np.einsum("hte,hse->hts", row.q, row.k)
+
+
+def exponentials(scores: Array, causal: bool) -> Array:
+    """Exp(score) [..., T, T]; if `causal`, keys after the query get 0."""
+    return np.exp(scores) * (np.tri(*scores.shape[-2:]) if causal else 1)
 
 
 def softmax(scores: Array, causal: bool) -> Array:

@@ -15,7 +15,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.encodings.terms import RowRescore, select
+from pe_jax.encodings.terms import sums_rows
 from pe_jax.engines.dispatch import KERNELS
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous, RowSharded
 from pe_jax.models.config import ModelConfig
@@ -109,11 +109,10 @@ def check_fits(
 def _check_ring(model: ModelConfig, mesh: Mesh, lengths: dict[str, int] | None) -> None:
     permuted: Any = layout(model, mesh)
     seq = f"mesh.seq={mesh.shape['seq']}"
-    whole = [
-        type(e).__name__ for e in model.pattern if select(abstract_terms(e, model.dims), RowRescore)
-    ]
-    if whole:
-        raise ConfigError(f"{seq}: {whole[0]} needs whole rows of scores; use mesh.seq=1")
+    rows = [e for e in model.pattern if sums_rows(abstract_terms(e, model.dims))]
+    if rows:
+        name = type(rows[0]).__name__
+        raise ConfigError(f"{seq}: {name} needs whole rows of scores; use mesh.seq=1")
     if model.attention == "dense":
         raise ConfigError(f"model.attention='dense': {seq} is attention in tiles; use 'auto'")
     if lengths is None:

@@ -1,15 +1,20 @@
 """DAPE against arXiv 2405.14722, §3.2."""
 
+import logging
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pe_jax
 from pe_jax import naive
+from pe_jax.engines import dispatch
 from tests import test_contract as contract
 from tests import util
 from tests.encodings.common import (
     DIMS,
+    HEAD_DIM,
     HEADS,
     attend,
     average,
@@ -59,6 +64,21 @@ def test_it_begins_as_the_authors_layers_do():
     for name, x in layer.items():
         most = (2 * HEADS if name[1] == "1" else 5) ** -0.5
         assert most / 3 < np.abs(x).max() <= most
+
+
+def test_none_takes_the_dense_engine_and_says_what_it_costs(caplog):
+    dispatch._log.cache_clear()
+    q, params = jnp.zeros((1, 300, HEADS, HEAD_DIM)), random_params(DAPE)
+    for engine in ("tiled", "fused", "tpu"):
+        with pytest.raises(ValueError, match=f"{engine}.*DAPE needs whole rows of scores.*'dense'"):
+            pe_jax.attention(q, q, q, encoding=DAPE, params=params, implementation=engine)
+    with caplog.at_level(logging.INFO, "pe_jax"):
+        for length in (12, 300):
+            x = q[:, :length]
+            jax.eval_shape(lambda x: pe_jax.attention(x, x, x, encoding=DAPE, params=params), x)
+    small, large = caplog.records
+    assert small.levelname == "INFO" and large.levelname == "WARNING"
+    assert "DAPE: dense, O(L²) memory: it needs whole rows of scores" in large.getMessage()
 
 
 @pytest.mark.parametrize("hidden", [0, 2.5, True])

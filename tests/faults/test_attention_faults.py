@@ -99,8 +99,8 @@ FAULTS = {
     ),
     "rows in tiles": (
         ValueError,
-        "implementation='tiled' … CoPE needs whole rows … 'dense'",
-        dict(encoding=pe_jax.make("cope"), implementation="tiled"),
+        "implementation='tiled' … DAPE needs whole rows … 'dense'",
+        dict(encoding=pe_jax.make("dape"), implementation="tiled"),
     ),
     "sinks alone": (ValueError, "sinks=2: pass a window", dict(sinks=2)),
     "negative sinks": (ValueError, "sinks=-1 … at least 0", dict(window=2, sinks=-1)),

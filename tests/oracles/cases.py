@@ -372,6 +372,25 @@ CASES |= {
         },
     ),
 }
+CASES |= {
+    "fox_fla": (
+        [{"heads": 4, "kv_heads": 2}],
+        {"heads": st.just(4), "kv_heads": st.sampled_from([1, 2, 4])},
+    ),
+    "path_fla": ([{"heads": 2}], {"heads": st.sampled_from([1, 3])}),
+    "cope_x_transformers": (
+        [{"heads": 2, "positions": 4}],
+        {"heads": st.sampled_from([1, 3]), "positions": st.sampled_from([1, 4, 64])},
+    ),
+    "stick_breaking_fla": (
+        [{"heads": 4, "kv_heads": 2, "attend_current": current} for current in (False, True)],
+        {
+            "heads": st.just(4),
+            "kv_heads": st.sampled_from([1, 2, 4]),
+            "attend_current": st.booleans(),
+        },
+    ),
+}
 # The ending of a case, and the package beside transformers that it runs.
 PACKAGES = {"_fla": "fla-core", "_x_transformers": "x-transformers", "_timm": "timm"}
 PACKAGES |= {"pope_pytorch": "PoPE-pytorch"}

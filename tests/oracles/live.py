@@ -840,6 +840,74 @@ def layoutlmv3_attention(rng, length, num_buckets, max_distance, spatial_buckets
     return inputs, {"weights": probabilities, "output": _split(out, 2)}
 
 
+def _fla(name: str) -> types.ModuleType:
+    """One plain file of fla-core, `ops/<name>/naive.py`: the package itself imports triton.
+
+    The test is skipped where fla-core is not installed.
+    """
+    try:
+        path = importlib.metadata.distribution("fla-core").locate_file(f"fla/ops/{name}/naive.py")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("fla-core is not installed")
+    spec = importlib.util.spec_from_file_location(f"naive_{name}", str(path))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _qkv(rng, length, heads, kv_heads) -> dict[str, torch.Tensor]:
+    shapes = {"q": heads, "k": kv_heads, "v": kv_heads}
+    return {n: _normal(rng, BATCH, length, count, HEAD_DIM) for n, count in shapes.items()}
+
+
+def fox_fla(rng, length, heads, kv_heads):
+    modeling_fla, inputs = _fla("forgetting_attn"), _qkv(rng, length, heads, kv_heads)
+    width, run = heads * HEAD_DIM, modeling_fla.naive_forgetting_attn
+    gates = {"x": _normal(rng, BATCH, length, width), "bias": _normal(rng, heads)}
+    gates["weight"] = _normal(rng, width, heads, scale=width**-0.5)
+    logs = nn.functional.logsigmoid(gates["x"] @ gates["weight"] + gates["bias"])
+    return inputs | gates, {"output": run(*inputs.values(), logs)}
+
+
+def path_fla(rng, length, heads):
+    modeling_fla, inputs = _fla("path_attn"), _qkv(rng, length, heads, heads)
+    width, run = heads * HEAD_DIM, modeling_fla.naive_path_attn
+    more = {"x": _normal(rng, BATCH, length, width), "bias": _normal(rng, heads)}
+    more["weight"] = _normal(rng, width, heads, scale=width**-0.5)
+    more["directions"] = _normal(rng, width, heads, HEAD_DIM)
+    w = torch.einsum("btd,dhe->bthe", more["x"], more["directions"])
+    w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    strength = 2 * torch.sigmoid(more["x"] @ more["weight"] + more["bias"])
+    gates = torch.zeros(BATCH, length, heads)
+    out = run(*inputs.values(), w, strength, gates, HEAD_DIM**-0.5)
+    return inputs | more, {"output": out}
+
+
+def stick_breaking_fla(rng, length, heads, kv_heads, attend_current):
+    modeling_fla, inputs = _fla("stickbreaking_attn"), _qkv(rng, length, heads, kv_heads)
+    run = modeling_fla.naive_stickbreaking_attn
+    out, left = run(*inputs.values(), attend_current=attend_current)
+    return inputs, {"output": out, "left": left}
+
+
+def cope_x_transformers(rng, length, heads, positions):
+    """It is given scores that are masked already, and queries that are scaled."""
+    modeling_x_transformers = pytest.importorskip(
+        "x_transformers.x_transformers", exc_type=ImportError
+    )
+    inputs = _qkv(rng, length, heads, heads)
+    module = modeling_x_transformers.CoPE(HEAD_DIM, heads, positions)
+    module.pos_emb.copy_(_normal(rng, positions, HEAD_DIM))
+    q, k, v = (x.transpose(1, 2) for x in inputs.values())
+    q = q * HEAD_DIM**-0.5
+    ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+    scores = (q @ k.mT).masked_fill(ahead, -torch.finfo(torch.float32).max)
+    probabilities = (scores + module(q, scores)).softmax(-1)
+    outputs = {"weights": probabilities, "output": (probabilities @ v).transpose(1, 2)}
+    return inputs | {"vectors": module.pos_emb}, outputs
+
+
 ORACLES = {
     "nope_sdpa": nope_sdpa,
     "sinusoidal_marian": sinusoidal_marian,
@@ -893,4 +961,8 @@ ORACLES = {
     "swin_beit": swin_beit,
     "cpb_swinv2": cpb_swinv2,
     "layoutlmv3_attention": layoutlmv3_attention,
+    "fox_fla": fox_fla,
+    "cope_x_transformers": cope_x_transformers,
+    "path_fla": path_fla,
+    "stick_breaking_fla": stick_breaking_fla,
 }

@@ -450,6 +450,34 @@ def layoutlmv3(settings, inputs, implementation):
     return both(inputs, pe_jax.make("layoutlmv3", **settings), implementation, **options)
 
 
+def fox(settings, inputs, implementation):
+    layer = {name: inputs[name] for name in ("weight", "bias")}
+    options = {"params": ({}, layer), "causal": True}
+    return {"output": attend(inputs, pe_jax.make("fox"), implementation, **options)}
+
+
+def path(settings, inputs, implementation):
+    """Dense alone."""
+    layer = {name: inputs[name] for name in ("directions", "weight", "bias")}
+    options = {"params": ({}, layer), "causal": True}
+    return {"output": attend(inputs, pe_jax.make("path"), "dense", **options)}
+
+
+def cope(settings, inputs, implementation):
+    encoding = pe_jax.make("cope", positions=settings["positions"])
+    options = {"params": ({}, {"vectors": inputs["vectors"]}), "causal": True}
+    return both(inputs, encoding, implementation, **options)
+
+
+def stick_breaking(settings, inputs, implementation):
+    """What is left is what values of 1 lack."""
+    encoding = pe_jax.make("stick_breaking", attend_current=settings["attend_current"])
+    ones = np.ones_like(inputs["v"])
+    taken = attend(inputs, encoding, implementation, causal=True, v=ones)
+    out = attend(inputs, encoding, implementation, causal=True)
+    return {"output": out, "left": 1 - taken[..., 0]}
+
+
 OURS = {
     "nope_sdpa": nope,
     "sinusoidal_marian": sinusoid,
@@ -503,4 +531,8 @@ OURS = {
     "swin_beit": swin_class,
     "cpb_swinv2": cpb,
     "layoutlmv3_attention": layoutlmv3,
+    "fox_fla": fox,
+    "cope_x_transformers": cope,
+    "path_fla": path,
+    "stick_breaking_fla": stick_breaking,
 }

@@ -20,7 +20,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.encodings.terms import Side, Tokens, select
 from pe_jax.engines import dispatch, inputs
-from pe_jax.engines.api import leave_to_sinks
+from pe_jax.engines.api import rescale
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
 from pe_jax.engines.sharded.layout import CONTIGUOUS
@@ -102,7 +102,8 @@ def empty(
 
     def state(term: Any):
         if inputs.reads_keys(term):
-            kept = 2 if isinstance(term, kinds.TokenProduct) else 1  # one half is for queries
+            halves = isinstance(term, kinds.TokenProduct | kinds.RowSum)
+            kept = 2 if halves else 1  # one half is for queries
             return zeros(dims.heads, term.state.width // kept, jnp.float32)
         if term.state is not None and term.state.after is not None:
             return zeros(dims.heads, term.state.width, jnp.float32, 1)
@@ -246,7 +247,8 @@ def extend(
     rotated_v = inputs.rotate_values(own, v, positions)
     cache = append(cache, inputs.rotate(own, "k", k, positions, states), rotated_v, k, positions)
     terms, nothing = own + more, (None,) * len(more)
-    short = short and not select(terms, kinds.RowRescore, kinds.Mask, kinds.Dropout)
+    others = kinds.PathProduct, kinds.RowRescore, kinds.Dropout
+    short = short and not select(terms, *others)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(own, cache.capacity)
@@ -255,14 +257,14 @@ def extend(
         cache = dataclasses.replace(cache, far=_write(cache.far, far, start, 2))
 
     inputs.arrays(q, k, v)
-    spec = AttentionSpec(dims, True, window, sinks, lse=bool(select(terms, kinds.Sink)))
+    spec = AttentionSpec(dims, True, window, sinks, lse=kinds.reads_lse(terms))
     call = _call(spec, terms, cache, q, rotated, states + nothing, positions)
     if short:
         held = one_token.tables(own, cache.capacity) if tables is None else tables
         out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start)
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
-    out = _swap(leave_to_sinks(terms, out, lse)[0]).astype(q.dtype)
+    out = _swap(rescale(terms, out, lse)[0]).astype(q.dtype)
     return inputs.rotate_output(own, out, positions), cache
 
 

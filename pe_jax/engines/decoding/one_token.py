@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import DistanceTerm, Side, Tokens, select
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.reference import LOWEST
 from pe_jax.numerics.arrays import align
 
 
@@ -83,22 +84,28 @@ def attend(
     view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
     scale = kinds.scale(terms, spec.dims.head_dim)
+    seen = view.places <= at
+    if spec.window is not None:
+        seen &= (view.places > at - spec.window) | (view.places < spec.sinks)
+    seen = align(seen, q.x)
+    for term in select(terms, kinds.Mask):
+        seen = seen & term.shows(q.tokens, view.k.tokens)
     if (place := kinds.decay(terms)) is None:
         s = _products(kinds.views(terms), q.x[:, :, 0], view.k.x, at, view.places)
     else:
         s = terms[place].products(q, view.k, (q.states[place], view.k.states[place]))[:, :, 0]
-    s = _scores(scale, terms, s, q, view, held) + _pairwise(scale, terms, q, view.k)
+    summed = _sums(scale, terms, s, q, view.k, seen)
+    s = _scores(scale, terms, s, q, view, held) + _pairwise(scale, terms, q, view.k) + summed
     cap = kinds.logit_cap(terms)
     s = s if cap is None else cap * jnp.tanh(s / cap)
-    seen = view.places <= at
-    if spec.window is not None:
-        seen &= (view.places > at - spec.window) | (view.places < spec.sinks)
-    s = jnp.where(seen, s, -jnp.inf)
-    top = s.max(-1, keepdims=True)  # a token sees itself: the maximum is finite
+    s = jnp.where(seen[:, :, 0], s, -jnp.inf)
+    top = jnp.maximum(s.max(-1, keepdims=True), LOWEST / 2)  # finite where nothing is seen too
     weights = jnp.exp(s - top)
     total = weights.sum(-1, keepdims=True)
     out = _average(weights, view.v) + _values(terms, weights, total, view, held)
-    lse = top + jnp.log(total)
+    some = total > 0
+    total = jnp.where(some, total, 1)
+    lse = jnp.where(some, top + jnp.log(total), LOWEST)
     return (out / total)[:, :, None], lse[:, :, None]
 
 
@@ -197,6 +204,17 @@ def _pairwise(scale: float, terms: tuple, q: Side, k: Side) -> jax.Array | float
     for term, *states in zip(terms, q.states, k.states, strict=True):
         if isinstance(term, kinds.ScoreTerm) and not isinstance(term, DistanceTerm):
             added += (scale if term.scaled else 1) * term.scores(q, k, states)[:, :, 0]
+    return added
+
+
+def _sums(
+    scale: float, terms: tuple, s: jax.Array, q: Side, k: Side, seen: jax.Array
+) -> jax.Array | float:
+    """Biases of sums along the row, for unscaled q·k [B, H, S]: [B, H, S], or 0."""
+    added, content = 0.0, scale * s[:, :, None]
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, kinds.RowSum):
+            added += term.bias(content, q, scale, states, seen)[:, :, 0]
     return added
 
 

@@ -6,10 +6,11 @@ from pe_jax.engines.tiled.bands import Bands
 from pe_jax.engines.tiled.channels import Channels
 from pe_jax.engines.tiled.in_place import InPlace
 from pe_jax.engines.tiled.pairwise import Pairwise
+from pe_jax.engines.tiled.row_sums import RowSums
 from pe_jax.engines.tiled.ways import Way
 from pe_jax.engines.tiled.windows import Windows
 
-WAYS = (Bands, Windows, Pairwise, InPlace, Channels)
+WAYS = (Bands, Windows, Pairwise, InPlace, Channels, RowSums)
 OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
 IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
 BY_DISTANCE = (
@@ -32,8 +33,11 @@ def assign(
       bands: whether tiles lie so that bands can serve them; else windows do.
 
     Raises:
-      ValueError: no way knows a kind.
+      ValueError: no way knows a kind; sums along rows that two views share.
     """
+    one_view = kinds.views(terms) is None and kinds.decay(terms) is None
+    if kinds.select(terms, kinds.RowSum) and not one_view:
+        raise ValueError("the tiled engine has no RowSum of two views; pass 'dense'")
     # Bands leave a constant out of each row's scores, which a cap would not.
     bands &= kinds.logit_cap(terms) is None
     # Beside windows no tile is plain, and they take what has a horizon for next to nothing.
@@ -51,6 +55,8 @@ def _way(spec: AttentionSpec, term: kinds.Term, bands: bool) -> type[Way] | None
         return Channels
     if type(term) in IN_PLACE:
         return InPlace
+    if type(term) is kinds.RowSum:
+        return RowSums
     if type(term) in BY_DISTANCE and spec.contiguous:
         return Bands if bands else Windows
     if isinstance(term, kinds.ScoreTerm | kinds.RelativeValues):

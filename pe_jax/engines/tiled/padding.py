@@ -28,7 +28,10 @@ def _fill(tokens: Tokens, length: int, runs: int) -> Tokens:
 
 
 def fill_vectors(side: Side, places: set[int], length: int, runs: int) -> Vectors:
-    """The vectors of a side, padded with zeros; of the states, those of terms at these places."""
+    """The vectors of a side, padded with zeros; of the states, those of terms at these places.
+
+    Padding repeats the last state, so that of states that fall it is among the lowest.
+    """
     fill = functools.partial(stretch, axis=2, length=length, runs=runs)
     states = tuple(
         None
@@ -36,8 +39,8 @@ def fill_vectors(side: Side, places: set[int], length: int, runs: int) -> Vector
         else jnp.broadcast_to(x, (len(side.x), *x.shape[1:]))
         for place, x in enumerate(side.states)
     )
-    raw, states = jax.tree.map(fill, (side.raw, states))
-    return Vectors(fill(side.x), raw, states)
+    states = jax.tree.map(functools.partial(fill, mode="edge"), states)
+    return Vectors(fill(side.x), jax.tree.map(fill, side.raw), states)
 
 
 def stretch(x: jax.Array, axis: int, length: int, runs: int, **how) -> jax.Array:

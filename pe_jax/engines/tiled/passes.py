@@ -1,7 +1,7 @@
 """The forward and the backward pass over the tiles of a group of heads.
 
 A row of tiles is visited in two loops, `schedule` says which tiles in which; what the terms of an
-encoding add to a tile comes from `ways`.
+encoding add to a tile comes from `ways`, sums along the row from `along_rows`.
 
 b, h batch and heads of the group, k its key heads, r, c rows and columns of a tile, T queries,
 S keys, E and F widths of keys and values.
@@ -13,94 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import repeat_heads
 from pe_jax.engines.reference import LOWEST, average
-from pe_jax.engines.tiled import negligible, schedule
+from pe_jax.engines.tiled import along_rows
 from pe_jax.engines.tiled.grid import Tile, cut_block
+from pe_jax.engines.tiled.group import Group, make_group, multiply
 from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_leaves, cut_leaves
+from pe_jax.engines.tiled.schedule import Stage
 from pe_jax.engines.tiled.setup import Fixed, Operands, Result, Setup
-from pe_jax.engines.tiled.ways import Vectors, Way, add_up
+from pe_jax.engines.tiled.ways import Vectors, Way, add_up, unbroadcast
 from pe_jax.numerics.arrays import varying_like
-
-
-class Group(NamedTuple):
-    """A group of heads: the tiles of a call for some of the heads."""
-
-    setup: Setup  # what is static
-    q: jax.Array  # queries [b, h, T, E], in full precision times the scale
-    k: jax.Array  # keys [b, k, S, E], in the order of `TileViews.keys`
-    fixed: Fixed  # the tokens
-    skip: Any  # bool [q_blocks, k_blocks], negligible tiles; or None
-
-    @property
-    def prescale(self) -> float:
-        """The factor that `q` already has: in half precision it would be rounded once more."""
-        return self.setup.scale if self.q.dtype == jnp.float32 else 1.0
-
-    @property
-    def gain(self) -> float:
-        """The factor that q·k still needs."""
-        return 1.0 if self.q.dtype == jnp.float32 else self.setup.scale
-
-    def rows(self, tree: Any, i) -> Any:
-        """Block row i of arrays [b, h, T, …]."""
-        return jax.tree.map(lambda x: cut_block(x, i, self.setup.grid.rows), tree)
-
-    def tile(self, i, n) -> Tile:
-        """The tile of block row i and n, a block column and its view."""
-        grid = self.setup.grid
-        view, j = self.setup.views.place(n, grid.k_blocks)
-        return grid.tile(self.fixed.q, self.fixed.k, i, j, view, self.setup.spec.contiguous)
-
-    def key_block(self, n):
-        """Which block of `k` the tile of n meets."""
-        return self.setup.views.key_block(n, self.setup.grid.k_blocks)
-
-    def visit(self, i, f, carry):
-        """Carry = f(plain, n, carry) for each tile of block row i that counts."""
-        order = schedule.order(self.setup, self.fixed.q, self.fixed.k, i, self.skip)
-        return schedule.visit(self.setup, order, f, carry)
-
-    def cuts(self, tile: Tile) -> tuple[Leaves, ...]:
-        """What a tile takes of the leaves of each way."""
-        return tuple(way.cuts(tile) for way in self.setup.ways)
-
-    def products(self, q: jax.Array, turned: jax.Array, tile: Tile) -> Any:
-        """Scaled q·k of a tile: [b, h, r, c] for rows of `q` and keys [b, k, E, c]; or None."""
-        if not self.setup.has_products:
-            return None
-        return self.gain * multiply(self.setup.views.queries(q, tile.view), turned)
-
-    def cap(self, scores: jax.Array) -> tuple[jax.Array, Any]:
-        """Scores within the cap, and their derivative by what they were; None: it is 1."""
-        cap = self.setup.cap
-        if cap is None:
-            return scores, None
-        bounded = jnp.tanh(scores / cap)
-        return cap * bounded, 1 - bounded**2
-
-    def mask(self, scores: jax.Array, tile: Tile) -> jax.Array:
-        """Scores, `LOWEST` where a pair is not seen or is scored by another view."""
-        seen = self.setup.spec.mask(tile.q, tile.k)
-        for term in self.fixed.masks:
-            seen = seen & term.shows(tile.q, tile.k)
-        seen = self.setup.views.restrict(seen, tile.q, tile.k, tile.view)
-        return jnp.where(seen, scores, LOWEST)
-
-    def drop(self, weights: jax.Array, tile: Tile) -> jax.Array:
-        """Weights, or gradients by them, of a tile after dropout."""
-        for term in self.fixed.dropout:
-            weights = weights * term.factors(tile.q, tile.k)
-        return weights
-
-
-def _group(setup: Setup, operands: Operands, fixed: Fixed) -> Group:
-    q, k, skip = operands.q.x, operands.k.x, None
-    if setup.skips:
-        bounds = fixed.own_scores, fixed.max_bias
-        skip = negligible.negligible_tiles(setup.grid, q, k, *bounds, setup.scale)
-    q = setup.scale * q if q.dtype == jnp.float32 else q
-    return Group(setup, q, setup.views.keys(k), fixed, skip)
 
 
 def _prepare(setup: Setup, tables: tuple, q: Vectors, k: Vectors) -> tuple[Leaves, ...]:
@@ -123,7 +44,7 @@ class Running(NamedTuple):
 
 def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
     """Attention of a group over these keys alone."""
-    group = _group(setup, operands, fixed)
+    group = make_group(setup, operands, fixed)
     leaves = _prepare(setup, operands.tables, operands.q, operands.k)
     turned = jnp.swapaxes(group.k, 2, 3)  # the faster way to multiply by
     columns = setup.grid.columns
@@ -131,11 +52,13 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
     def row(i):
         q = group.rows(group.q, i)
 
-        def visit(plain, n, running):
+        def visit(stage, n, carry):
+            (running, carried), plain = carry, stage.plain
             tile = group.tile(i, n)
             cut = cut_leaves(leaves, group.cuts(tile))
             s = group.products(q, cut_block(turned, group.key_block(n), columns, 3), tile)
-            s, _ = group.cap(add_up([s, _scores(setup.ways, cut, tile, plain)]))
+            summed, carried = along_rows.add(group, stage, cut, s, tile, carried)
+            s, _ = group.cap(add_up([s, _scores(setup.ways, cut, tile, plain), summed]))
             s = s if plain else group.mask(s, tile)
             top = jnp.maximum(running.top, s.max(-1, keepdims=True))
             p, fade = jnp.exp(s - top), jnp.exp(running.top - top)
@@ -143,7 +66,7 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
             out = average(weights, cut_block(operands.v, tile.j, columns))
             out = add_up([out, _values(setup.ways, cut, weights, tile, plain)])
             total = running.total * fade + p.sum(-1, keepdims=True)
-            return Running(running.out * fade + out, top, total)
+            return Running(running.out * fade + out, top, total), carried
 
         shape = q.shape[:3]
         start = Running(
@@ -152,7 +75,8 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
             jnp.full((*shape, 1), LOWEST / 2, jnp.float32),
             jnp.zeros((*shape, 1), jnp.float32),
         )
-        out, top, total = group.visit(i, visit, varying_like(start, operands))
+        start = varying_like((start, along_rows.start(group, leaves)), operands)
+        (out, top, total), _ = along_rows.visit(group, leaves, i, visit, start)
         empty = total == 0
         total = jnp.where(empty, 1, total)
         return Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
@@ -194,7 +118,7 @@ def backward(
     setup: Setup, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
 ) -> Operands:
     """Gradients of a group, where `result` is that over all keys, of which these may be some."""
-    group = _group(setup, operands, fixed)
+    group = make_group(setup, operands, fixed)
     prepare = functools.partial(_prepare, setup)
     leaves, pull_prepare = jax.vjp(prepare, operands.tables, operands.q, operands.k)
     all_rows = _row_operands(group, operands.v.dtype, result, cotangent)
@@ -202,10 +126,12 @@ def backward(
     columns = setup.grid.columns
 
     def row(totals, i):
-        rows = group.rows(all_rows, i)
+        rows, order = group.rows(all_rows, i), group.order(i)
+        sums = along_rows.collect(group, leaves, rows.q, rows.lse, k_turned, order, i)
+        carried, left = sums
 
-        def visit(plain, n, carry):
-            dq, totals = carry
+        def visit(stage, n, carry):
+            dq, totals, d_carried = carry
             tile, block = group.tile(i, n), group.key_block(n)
             cuts = group.cuts(tile)
             keys = ColumnOperands(
@@ -214,16 +140,21 @@ def backward(
                 cut_block(v_turned, tile.j, columns, 3),
             )
             cut = cut_leaves(leaves, cuts)
-            dq_tile, part = _tile_gradients(group, rows, keys, cut, tile, plain)
+            before = jax.tree.map(lambda x: x[n], carried)
+            dq_tile, part, d_carried = _tile_gradients(
+                group, rows, keys, cut, tile, stage, before, d_carried
+            )
             totals = Gradients(
                 add_at(Cut(3, block * columns, columns), totals.k, part.k),
                 add_at(Cut(3, tile.j * columns, columns), totals.v, part.v),
                 tuple(map(add_leaves, totals.leaves, part.leaves, cuts)),
             )
-            return dq + dq_tile, totals
+            return dq + dq_tile, totals, d_carried
 
-        dq = varying_like(jnp.zeros(rows.q.shape, jnp.float32), operands)
-        dq, totals = group.visit(i, visit, (dq, totals))
+        dq = jnp.zeros(rows.q.shape, jnp.float32)
+        dq, d_carried = varying_like((dq, along_rows.start(group, leaves)), operands)
+        carry = dq, totals, d_carried
+        dq, totals, _ = along_rows.visit_back(group, order, left, visit, carry)
         return totals, dq
 
     totals = jax.tree.map(
@@ -257,12 +188,21 @@ def _tile_gradients(
     keys: ColumnOperands,
     leaves: tuple[Leaves, ...],
     tile: Tile,
-    plain: bool,
-) -> tuple[jax.Array, Gradients]:
-    """Computes a tile again, then the gradients of its queries [b, h, r, E] and of the rest."""
+    stage: Stage,
+    carried: tuple,
+    d_carried: tuple,
+) -> tuple[jax.Array, Gradients, tuple]:
+    """Computes a tile again, then the gradients of its queries [b, h, r, E] and of the rest.
+
+    `carried` are the sums that its rows carry into it, `d_carried` the gradients of those that they
+    carry on; the gradients of `carried` are returned last.
+    """
     ways, views, kv_heads = group.setup.ways, group.setup.views, keys.k.shape[1]
+    plain = stage.plain
     added, pull_added = _pull_scores(ways, leaves, tile, plain)
-    s, slope = group.cap(add_up([group.products(rows.q, keys.k_turned, tile), added]))
+    products = group.products(rows.q, keys.k_turned, tile)
+    summed, pull_sums = along_rows.pull(group, stage, leaves, products, tile, carried)
+    s, slope = group.cap(add_up([products, added, summed]))
     s = s if plain else group.mask(s, tile)
     p, dp = jnp.exp(s - rows.lse), multiply(rows.d_low, keys.v_turned)
     weights = group.drop(p, tile)
@@ -272,14 +212,15 @@ def _tile_gradients(
     d_leaves = tuple(
         own._replace(values=values) for own, values in zip(pull_added(ds), d_values, strict=True)
     )
+    ds, d_leaves, d_carried = pull_sums(ds, d_leaves, d_carried)
     dv = _sum_rows(weights, rows.d_low, kv_heads)
     if not group.setup.has_products:
         dq, dk = (jnp.zeros(x.shape, jnp.float32) for x in (rows.q, keys.k_turned))
-        return dq, Gradients(dk, dv, d_leaves)
+        return dq, Gradients(dk, dv, d_leaves), d_carried
     q = views.queries(rows.q, tile.view)
     dk = group.gain * _sum_rows(ds, q, kv_heads)
     dq = group.gain * average(ds, keys.k)
-    return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves)
+    return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves), d_carried
 
 
 # Of a tile.
@@ -328,22 +269,10 @@ def _pull_values(ways, leaves: tuple[Leaves, ...], weights, tile: Tile, plain: b
     return ((None,) * len(ways), None) if out is None else pull(d_out)
 
 
-def multiply(x: jax.Array, turned: jax.Array) -> jax.Array:
-    """Rows [b, h, r, E] times columns [b, k, E, c]: float32 [b, h, r, c]."""
-    turned = repeat_heads(turned, x.shape[1])
-    return jnp.einsum("bhre,bhec->bhrc", x, turned, preferred_element_type=jnp.float32)
-
-
 def _sum_rows(x: jax.Array, y: jax.Array, kv_heads: int) -> jax.Array:
     """X [b, h, r, c], y [b, h, r, E] → [b, k, E, c]: sums over rows and the heads of a key."""
     x = jnp.einsum("bhrc,bhre->bhec", x.astype(y.dtype), y, preferred_element_type=jnp.float32)
     return x.reshape(len(x), kv_heads, -1, *x.shape[2:]).sum(2)
-
-
-def unbroadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Sums over the axes along which `shape` was broadcast."""
-    axes = tuple(a for a, n in enumerate(shape) if n == 1 and x.shape[a] > 1)
-    return x.sum(axes, keepdims=True) if axes else x
 
 
 def _join_rows(x: jax.Array) -> jax.Array:

@@ -2,7 +2,8 @@
 
 A tile is plain where the mask shows all of its pairs, one view scores them all, and every way is
 beyond its horizon: it needs no mask and less of the terms, in a loop of its own. A tile of which
-the mask shows nothing is not visited.
+the mask shows nothing is not visited. Where a term sums along the row, tiles are visited from the
+right instead, until the sums are beyond their limits or make all that is left negligible.
 """
 
 from typing import Any, NamedTuple
@@ -22,6 +23,13 @@ class Order(NamedTuple):
     columns: jax.Array
     plain: jax.Array
     partial: jax.Array
+
+
+class Stage(NamedTuple):
+    """What is known of the tiles that a loop visits."""
+
+    plain: bool = False  # they are plain
+    settled: bool = False  # the sums along their rows are beyond their limits
 
 
 class Shown(NamedTuple):
@@ -83,14 +91,33 @@ def order(setup: Setup, q: Tokens, k: Tokens, i, skip: Any = None) -> Order:
 
 
 def visit(setup: Setup, order: Order, f, carry):
-    """Carry = f(plain, n, carry) for each tile of a row, the plain ones first."""
-
-    def loop(plain, first, end, carry):
-        def turn(t, carry):
-            return f(plain, order.columns[t], carry)
-
-        return jax.lax.fori_loop(first, end, turn, carry)
-
+    """Carry = f(stage, n, carry) for each tile of a row, the plain ones first."""
     if setup.cheap and not setup.masks:
-        carry = loop(True, 0, order.plain, carry)
-    return loop(False, order.plain, order.plain + order.partial, carry)
+        carry = visit_range(Stage(plain=True), order, 0, order.plain, f, carry)
+    return visit_range(Stage(), order, order.plain, order.plain + order.partial, f, carry)
+
+
+def visit_from_right(order: Order, f, carry, more) -> tuple[Any, Any]:
+    """Carry = f(n, carry) from the last tile of a row on, while more(carry).
+
+    Also returns how many tiles, the first of `order.columns`, are not visited.
+    """
+
+    def turn(state):
+        left, carry = state
+        return left - 1, f(order.columns[left - 1], carry)
+
+    def goes_on(state):
+        left, carry = state
+        return (left > 0) & more(carry)
+
+    return jax.lax.while_loop(goes_on, turn, (order.partial, carry))
+
+
+def visit_range(stage: Stage, order: Order, first, end, f, carry):
+    """Carry = f(stage, n, carry) for the tiles `first` … `end` - 1 of a row, from the left."""
+
+    def turn(t, carry):
+        return f(stage, order.columns[t], carry)
+
+    return jax.lax.fori_loop(first, end, turn, carry)

@@ -13,6 +13,7 @@ from pe_jax.engines.tiled.bands import Bands
 from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.padding import fill_tokens, fill_vectors, stretch
+from pe_jax.engines.tiled.row_sums import RowSums, limited
 from pe_jax.engines.tiled.tiles import Partition, TileSizes, arrange
 from pe_jax.engines.tiled.views import TileViews
 from pe_jax.engines.tiled.ways import Vectors, Way, add_up, without_state_arrays
@@ -28,8 +29,16 @@ class Setup(NamedTuple):
     grid: Grid
     groups: Groups
     skips: bool  # whether negligible tiles are left out
+    stops: bool  # whether rows are left where sums along them make the rest negligible
+    limited: bool  # whether all sums along rows have limits
     cap: float | None  # what bounds the scores
     masks: bool  # whether terms hide pairs, so that no tile is known to be whole
+
+    @property
+    def sums(self) -> int | None:
+        """Which of the ways sums along rows; None: none does."""
+        places = [n for n, way in enumerate(self.ways) if isinstance(way, RowSums)]
+        return places[0] if places else None
 
     @property
     def cheap(self) -> bool:
@@ -139,8 +148,9 @@ def set_up(
         for way, places in assigned.items()
     )
     views = TileViews(kinds.views(terms))
-    skips, masks = negligible.can_skip(spec, terms), bool(kinds.select(terms, kinds.Mask))
-    return Setup(spec, ways, views, scale, grid, groups, skips, kinds.logit_cap(terms), masks)
+    leaves_out = negligible.can_skip(spec, terms), negligible.can_stop(terms), limited(terms)
+    cap, masks = kinds.logit_cap(terms), bool(kinds.select(terms, kinds.Mask))
+    return Setup(spec, ways, views, scale, grid, groups, *leaves_out, cap, masks)
 
 
 def lay_out(
@@ -167,8 +177,9 @@ def _halve_products(terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
 
     The other half has no gradient, which is known here, before tiles add it up.
     """
+    halved = kinds.TokenProduct | kinds.RowSum
     states = [
-        term.factors(own) if isinstance(term, kinds.TokenProduct) else own
+        kinds.halves(term.state, own) if isinstance(term, halved) and term.state else own
         for term, own in zip(terms, zip(q.states, k.states, strict=True), strict=True)
     ]
     rows, columns = zip(*states, strict=True) if states else ((), ())

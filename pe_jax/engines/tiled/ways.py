@@ -120,6 +120,12 @@ def add_up(parts: Iterable[Any]) -> Any:
     return sum(parts[1:], parts[0]) if parts else None
 
 
+def unbroadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Sums over the axes along which `shape` was broadcast."""
+    axes = tuple(a for a, n in enumerate(shape) if n == 1 and x.shape[a] > 1)
+    return x.sum(axes, keepdims=True) if axes else x
+
+
 def without_state_arrays(term: Any) -> Any:
     """The term without the parameters of its state, which is computed before an engine runs."""
     if term.state is None:

@@ -1,0 +1,70 @@
+"""GRAPE-AP, the path-integral form of additive GRAPE: Zhang et al., arXiv 2512.07805.
+
+    p_t = W_h x_t                                       C numbers of each token and head
+    ψ_il = slope_h·log sigmoid(p_i·R(l) p̂_l / C)        what token l costs on the way to i
+    score_ij = q_i·k_j/sqrt(E) + Σ_{l = j+1 … i} ψ_il
+
+p̂ is p divided by its root mean square, R(l) turns all pairs of channels by l radians, and the
+slopes are ALiBi's. As in the authors' code (model-architectures/GRAPE, model `grape-ap-v1`), which
+normalizes the keys' side alone and whose models normalize q and k too. A row's sum runs from the
+query back, over tokens that the query weighs itself: unlike FoX's it is no difference of two sums.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import alibi, rope
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import RowSum, State
+from pe_jax.validation import is_int, require, require_stddev
+
+EPSILON = float(jnp.finfo(jnp.float32).eps)  # of the mean square, as `torch.nn.functional.rms_norm`
+
+
+def turn(p: jax.Array, positions: jax.Array) -> jax.Array:
+    """R(l) p̂_l: float32 [*B, T, H, C] for p [*B, T, H, C]."""
+    unit = p * jax.lax.rsqrt(jnp.mean(p**2, axis=-1, keepdims=True) + EPSILON)
+    # Their rotation is the inverse of RoPE's.
+    return rope.rotate(unit, -positions, jnp.ones(p.shape[-1] // 2, jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class GRAPEAP(Encoding):
+    """Subtracts what the tokens between cost, by `width` numbers of each token and head."""
+
+    width: int = 8
+    stddev: float = 0.02
+
+    def __post_init__(self):
+        ok = is_int(self.width, 2) and self.width % 2 == 0
+        require(ok, "width", self.width, "pass an even number of at least 2")
+        require_stddev(self.stddev)
+
+    def init_layer(self, key, dims):
+        """W [D, H, C]."""
+        shape = (dims.width, dims.heads, self.width)
+        return {"weight": self.stddev * jax.random.normal(key, shape, jnp.float32)}
+
+    def terms(self, params, dims):
+        state = State(factors, params.layer["weight"], width=2 * self.width, of="both")
+        more = {"numbers": per_head, "arrays": alibi.slopes(dims.heads), "decays": True}
+        return (RowSum(jax.nn.log_sigmoid, multiple, state=state, **more),)
+
+
+def factors(weight: jax.Array, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """[p_t / C ‖ R(t) p̂_t]: float32 [*B, T, H, 2C] for x [*B, T, D]."""
+    exact = jax.lax.Precision.HIGHEST
+    p = jnp.einsum("...td,dhc->...thc", x.astype(jnp.float32), weight, precision=exact)
+    return jnp.concatenate([p / p.shape[-1], turn(p, positions)], axis=-1)
+
+
+def per_head(slopes: jax.Array, _) -> jax.Array:
+    """[1, H, 1, 1] for slopes [H]."""
+    return slopes[None, :, None, None]
+
+
+def multiple(slopes: jax.Array, sums: jax.Array) -> jax.Array:
+    """The sums times their head's slope."""
+    return slopes * sums

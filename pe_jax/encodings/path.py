@@ -1,0 +1,58 @@
+"""PaTH attention: Yang et al., "PaTH Attention", arXiv 2505.16381, §3.
+
+    H_t = I - β_t w_t w_tᵀ                              a reflection-like map of each token
+    score_ij = q_iᵀ H_i H_{i-1} … H_{j+1} k_j/sqrt(E)
+
+w_t is a projection of the layer's input, of length 1, and β_t = 2 sigmoid(u_h·x_t + b_h): a query
+meets a key through what the tokens between say. The maps of one document do not reach into another.
+The paper's short convolution of w and its projection of low rank are left out; its forget gate is
+FoX: `path+fox`. The product of maps needs all tokens of a row, so the dense engine alone has it.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.fox import project
+from pe_jax.encodings.terms import PathProduct, State
+from pe_jax.validation import require_stddev
+
+EPSILON = 1e-6  # of the squared length of w
+
+
+@dataclasses.dataclass(frozen=True)
+class PaTH(Encoding):
+    """Each token between a key and a query maps what the query asks for, by the layer's input."""
+
+    stddev: float = 0.02
+
+    claims = Claims(causal_only=True)
+
+    def __post_init__(self):
+        require_stddev(self.stddev)
+
+    def init_layer(self, key, dims):
+        """Directions [D, H, E]; of the strength a weight [D, H] and a bias [H] of zeros: β ≈ 1."""
+        keys, shape = jax.random.split(key), (dims.width, dims.heads)
+        normal = (
+            self.stddev * jax.random.normal(k, s, jnp.float32)
+            for k, s in zip(keys, ((*shape, dims.head_dim), shape), strict=True)
+        )
+        names = ("directions", "weight", "bias")
+        return dict(zip(names, (*normal, jnp.zeros(dims.heads, jnp.float32)), strict=True))
+
+    def terms(self, params, dims):
+        return (PathProduct(State(maps, params.layer, width=2 * dims.head_dim)),)
+
+
+def maps(arrays: dict, x: jax.Array, _) -> jax.Array:
+    """β_t w_t ‖ w_t: float32 [*B, T, H, 2E] for x [*B, T, D]."""
+    exact = jax.lax.Precision.HIGHEST
+    w = jnp.einsum(
+        "...td,dhe->...the", x.astype(jnp.float32), arrays["directions"], precision=exact
+    )
+    w = w * jax.lax.rsqrt((w**2).sum(-1, keepdims=True) + EPSILON)
+    strength = 2 * jax.nn.sigmoid(project(x, arrays["weight"], arrays["bias"]))
+    return jnp.concatenate([strength[..., None] * w, w], axis=-1)

@@ -1,0 +1,48 @@
+"""Stick-breaking attention: Tan et al., "Scaling Stick-Breaking Attention", arXiv 2410.17980.
+
+    β_ij = sigmoid(q_i·k_j/sqrt(E))                     what key j takes of what is left
+    weight_ij = β_ij Π_{l = j+1 … i-1} (1 - β_il)       the nearest key takes first
+
+No softmax: the weights of a query add up to 1 less what no key has taken. In logarithms,
+
+    log weight_ij = s_ij - Σ_{l = j … i-1} ln(1 + exp s_il),    s = q·k/sqrt(E)
+
+which is a bias of a sum along the row, and weights that are not normalized. As in the paper a query
+does not see itself, so that the first token's output is zero; with `attend_current` it does. Keys
+come in the order of the array, and those that the mask hides take nothing. Other biases of a sum
+multiply the weights, after the stick is broken.
+"""
+
+import dataclasses
+
+import jax
+
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import Mask, RowSum, Unnormalized
+
+
+@dataclasses.dataclass(frozen=True)
+class StickBreaking(Encoding):
+    """Each key takes a part of what nearer keys have left; there is no softmax."""
+
+    attend_current: bool = False
+
+    def terms(self, params, dims):
+        shares = RowSum(log_left, log_stick, own=True, decays=True)
+        others = () if self.attend_current else (Mask(hide_itself),)
+        return (shares, Unnormalized(), *others)
+
+
+def log_left(products: jax.Array) -> jax.Array:
+    """Log(1 - sigmoid(s)), what a key leaves."""
+    return jax.nn.log_sigmoid(-products)
+
+
+def log_stick(_, sums: jax.Array) -> jax.Array:
+    """What is left after a key and all nearer ones; with s it is what the key takes."""
+    return sums
+
+
+def hide_itself(_, q, k) -> jax.Array:
+    """All pairs but those of a token and itself: bool [B or 1, T, S]."""
+    return q.index[:, :, None] != k.index[:, None]

@@ -1,0 +1,103 @@
+"""PaTH attention against arXiv 2505.16381."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import path
+from pe_jax.engines import dispatch
+from tests.encodings.common import (
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    WIDTH,
+    attend,
+    average,
+    check_attention,
+    float64,
+    qkv,
+    random_params,
+)
+
+PATH = pe_jax.make("path")
+X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
+
+
+def test_a_key_is_met_through_the_product_of_all_maps_between():
+    """The matrices themselves, one product after the other."""
+    params = random_params(PATH)
+    state = float64(path.maps(params.layer, jnp.asarray(X), None))
+    u, w = np.split(state, 2, axis=-1)
+    q, k, _ = float64(qkv())
+    scores = np.zeros((HEADS, LENGTH, LENGTH))
+    for h, i in np.ndindex(HEADS, LENGTH):
+        product = np.eye(HEAD_DIM)
+        for j in range(i, -1, -1):
+            scores[h, i, j] = q[i, h] @ product @ k[j, h] / np.sqrt(HEAD_DIM)
+            product = product @ (np.eye(HEAD_DIM) - np.outer(u[j, h], w[j, h]))
+    check_attention(PATH, params, True, average(scores, True), x=X)
+    check_attention(PATH, params, True, x=X)
+
+
+def test_maps_are_symmetric_and_no_longer_than_what_they_map():
+    state = path.maps(random_params(PATH).layer, jnp.asarray(X), None)
+    u, w = np.split(np.asarray(state), 2, axis=-1)
+    np.testing.assert_allclose((w**2).sum(-1), 1, rtol=1e-4)
+    strength = (u * w).sum(-1)
+    assert (strength > 0).all() and (strength < 2).all()
+    np.testing.assert_allclose(u, strength[..., None] * w, atol=1e-5)
+
+
+def test_without_strength_it_is_no_encoding():
+    q, k, v = qkv()
+    params = random_params(PATH)
+    params.layer["bias"] = jnp.full(HEADS, -100.0)
+    got = attend(q, k, v, PATH, params, x=X)
+    np.testing.assert_allclose(got, attend(q, k, v), atol=1e-6)
+
+
+def test_its_forget_gate_is_fox():
+    (both,) = pe_jax.parse("path+fox")
+    params, (q, k, v) = random_params(both), qkv()
+    first, second = (pe_jax.Params({}, layer) for layer in params.layer)
+    scores = [
+        np.log(attend(q, k, np.eye(LENGTH)[:, None].repeat(HEADS, 1), *given, x=X))
+        for given in ((PATH, first), (pe_jax.make("fox"), second), (None, None))
+    ]
+    weights = np.exp(np.where(np.isfinite(scores[2]), scores[0] + scores[1] - scores[2], -np.inf))
+    want = np.einsum("ths,she->the", weights / weights.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(attend(q, k, v, both, params, x=X), want, atol=1e-5)
+
+
+def test_tokens_of_another_document_map_nothing():
+    q, k, v = qkv()
+    params, ids, loud = random_params(PATH), np.asarray([0, 1] * 5 + [0]), X.copy()
+    loud[1::2] = 3 - loud[1::2]
+    for x in (X, loud):
+        got = attend(q, k, v, PATH, params, x=x, q_segments=ids)[::2]
+        alone = attend(q[::2], k[::2], v[::2], PATH, params, x=X[::2])
+        np.testing.assert_allclose(got, alone, atol=1e-5)
+
+
+def test_other_engines_and_later_keys_are_refused(caplog):
+    dispatch._log.cache_clear()
+    q, x = jnp.zeros((1, 300, HEADS, HEAD_DIM)), jnp.zeros((1, 300, WIDTH))
+    given = {"encoding": PATH, "params": random_params(PATH), "x": x}
+    for engine in ("tiled", "fused", "tpu"):
+        with pytest.raises(ValueError, match=f"{engine}.*PaTH needs whole rows of scores.*'dense'"):
+            pe_jax.attention(q, q, q, **given, implementation=engine)
+    with pytest.raises(ValueError, match="PaTH is for causal attention alone"):
+        pe_jax.attention(q, q, q, **given, causal=False)
+    with caplog.at_level(logging.INFO, "pe_jax"):
+        jax.eval_shape(lambda q: pe_jax.attention(q, q, q, **given), q)
+    assert "PaTH: dense, O(L²) memory: it needs whole rows of scores" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("stddev", [-1, float("nan"), "0.1"])
+def test_a_spread_that_cannot_be_is_refused(stddev):
+    with pytest.raises(ValueError, match="stddev"):
+        pe_jax.make("path", stddev=stddev)

@@ -1,0 +1,167 @@
+"""Sums along rows in tiles that are visited from the right: CoPE, GRAPE-AP, stick-breaking."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings.terms import RowSum
+from pe_jax.engines.tiled import Tiled, TileSizes, row_sums
+from tests import util
+from tests.util import DIMS, E, H, K, assert_close, noise
+
+SPECS = ["cope(positions=6)", "grape_ap", "stick_breaking", "stick_breaking(attend_current=True)"]
+SMALL = Tiled(TileSizes(16, 16, group=(1, 2)))
+UNEVEN = Tiled(TileSizes(24, 8, group=(1, 4)))
+
+
+def outcome(spec: str, engine, length: int, *, size: float = 1.0, **options):
+    """Output and gradients by parameters, q, k, v and the layer's input."""
+    (encoding,) = pe_jax.parse(spec)
+    qkv = [size * noise(2, length, n, E, seed=n) for n in (H, K, K)]
+    params, x = util.random_params(encoding), noise(2, length, H * E, seed=7)
+
+    def run(params, x, *qkv):
+        f = functools.partial(pe_jax.attention, encoding=encoding, implementation=engine, **options)
+        out, pull = jax.vjp(lambda p, x, *qkv: f(*qkv, params=p, x=x), params, x, *qkv)
+        return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+
+    return util.jit(run)(params, x, *qkv)
+
+
+@pytest.mark.parametrize("engine", [SMALL, UNEVEN], ids=["square", "uneven"])
+@pytest.mark.parametrize("length", [1, 16, 100])
+@pytest.mark.parametrize("spec", SPECS)
+def test_tiles_from_the_right_are_the_whole_row(spec, length, engine):
+    assert_close(outcome(spec, engine, length), outcome(spec, "dense", length), 2e-5)
+
+
+MASKS = {
+    "window": {"window": 21},
+    "window and sinks": {"window": 21, "sinks": 3},
+    "documents": {"q_segments": np.repeat([0, 1, 2, -1], [30, 25, 20, 5])[None].repeat(2, 0)},
+    "padding first": {"q_segments": np.repeat([-1, 0], [30, 50])[None].repeat(2, 0)},
+    "both ways": {"causal": False},
+    "positions": {"q_positions": np.arange(80)[::-1].copy()},
+    "prefix": {"mask": pe_jax.masks.prefix(np.asarray([9, 40])), "causal": False},
+    "cap": {"logit_cap": 3.0},
+    "dropout": {"dropout_rate": 0.3, "dropout_key": jax.random.key(3)},
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("spec", SPECS[:3])
+def test_what_the_mask_hides_counts_nothing(spec, name):
+    if name == "cap" and spec == "stick_breaking":
+        pytest.skip("weights that no softmax normalizes have no cap")
+    got, want = (outcome(spec, engine, 80, **MASKS[name]) for engine in (SMALL, "dense"))
+    assert_close(got, want, 2e-5)
+
+
+BESIDE = ["alibi", "rope", "t5", "shaw(clip=3)", "transformer_xl", "fire", "fox"]
+
+
+@pytest.mark.parametrize("other", BESIDE)
+@pytest.mark.parametrize("spec", [*SPECS[:3], "cope(positions=6)+grape_ap"])
+def test_sums_stand_beside_every_other_way(spec, other):
+    got, want = (outcome(f"{spec}+{other}", engine, 60) for engine in (SMALL, "dense"))
+    assert_close(got, want, 2e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_half_precision_is_near_full_precision(spec):
+    (encoding,) = pe_jax.parse(spec)
+    params, x = util.random_params(encoding), noise(2, 60, H * E, seed=7)
+    half = [jnp.asarray(noise(2, 60, n, E, seed=n), jnp.bfloat16) for n in (H, K, K)]
+
+    def run(engine, *qkv):
+        f = functools.partial(pe_jax.attention, encoding=encoding, params=params, x=x)
+        return f(*qkv, implementation=engine)
+
+    full = run("dense", *(jnp.asarray(y, jnp.float32) for y in half))
+    assert_close(run(SMALL, *half), full, 0.05)
+
+
+@pytest.mark.parametrize("spec", ["stick_breaking", "grape_ap"])
+def test_rows_are_left_where_nothing_more_can_matter(spec, monkeypatch):
+    """Sharp gates: the stick is used up, or the way back too dear, after a few keys."""
+    visited = []
+    along = row_sums.RowSums.along
+
+    def spy(self, *args):
+        jax.debug.callback(lambda: visited.append(1))
+        return along(self, *args)
+
+    monkeypatch.setattr(row_sums.RowSums, "along", spy)
+    (encoding,) = pe_jax.parse(spec)
+    params, x = util.random_params(encoding), noise(1, 640, H * E, seed=7)
+    qkv = [0.3 * noise(1, 640, n, E, seed=n) for n in (H, K, K)]
+    f = functools.partial(pe_jax.attention, *qkv, encoding=encoding, params=params, x=x)
+    got = f(implementation=Tiled(TileSizes(16, 16, group=(1, 1))))
+    jax.effects_barrier()
+    rows = 40 * H
+    assert len(visited) < rows * 20  # half of what a causal mask shows
+    assert_close(got, f(implementation="dense"), 1e-6)
+
+
+def test_beyond_the_limit_no_gates_are_computed(monkeypatch):
+    counted = []
+    gates = row_sums.RowSums.gates
+
+    def spy(self, *args):
+        jax.debug.callback(lambda: counted.append(1))
+        return gates(self, *args)
+
+    monkeypatch.setattr(row_sums.RowSums, "gates", spy)
+    got = outcome("cope(positions=6)", SMALL, 320)
+    jax.effects_barrier()
+    assert len(counted) <= 2 * (2 * 2) * 20 * 4  # two or three tiles of each row, thrice
+    assert_close(got, outcome("cope(positions=6)", "dense", 320), 2e-5)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("columns", [1, 13, 64, 96])
+def test_suffix_sums(columns, own):
+    x = noise(2, 3, columns)
+    want = np.cumsum(x[..., ::-1].astype(np.float64), -1)[..., ::-1] - (0 if own else x)
+    np.testing.assert_allclose(row_sums.suffix_sums(jnp.asarray(x), own), want, atol=1e-5)
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square():
+    """Of the backward pass, of every scheme; scores of all pairs would take 4 times as much."""
+    for spec in SPECS:
+        (encoding,) = pe_jax.parse(spec)
+        params = util.random_params(encoding)
+
+        def loss(params, x, *qkv, encoding=encoding):
+            how = {"encoding": encoding, "implementation": SMALL, "params": params, "x": x}
+            return (pe_jax.attention(*qkv, **how) ** 2).sum()
+
+        def temporary(length, params=params, loss=loss):
+            shapes = [(1, length, H * E), *((1, length, n, E) for n in (H, K, K))]
+            args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+            program = jax.jit(jax.grad(loss, (0, 1, 2, 3, 4))).lower(params, *args).compile()
+            return program.memory_analysis().temp_size_in_bytes
+
+        assert temporary(2048) < 2.5 * temporary(1024), spec
+
+
+def test_a_sum_needs_one_view_of_each_key():
+    (encoding,) = pe_jax.parse("cope+rerope")
+    q = jnp.zeros((1, 8, H, E))
+    given = {"encoding": encoding, "params": util.random_params(encoding)}
+    with pytest.raises(ValueError, match="'tiled': CoPE.ReRoPE needs whole rows of scores"):
+        pe_jax.attention(q, q, q, **given, implementation="tiled")
+    with pytest.raises(ValueError, match="no RowSum of two views"):
+        pe_jax.attention(q, q, q, **given, implementation=SMALL)
+    assert pe_jax.attention(q, q, q, **given).shape == q.shape
+
+
+def test_a_heads_share_of_a_sum_is_that_of_those_heads():
+    (encoding,) = pe_jax.parse("grape_ap")
+    (term,) = encoding.terms(util.random_params(encoding), DIMS)
+    share = term.for_heads(lambda x, axis: jax.lax.slice_in_dim(x, 1, 3, axis=axis))
+    assert type(share) is RowSum and share.arrays.shape == (2,)
