@@ -38,6 +38,7 @@ DRAWN = {
     "rerope": "rerope(window=32)",
     "self_extend": "self_extend(group=8,window=32)",
     "dape": "alibi+dape",
+    "inkling": "inkling(extent=64)",
 }
 
 

@@ -20,6 +20,8 @@ from pe_jax.encodings.alibi import ALiBi as alibi
 from pe_jax.encodings.fox import FoX as fox
 from pe_jax.encodings.cable import CABLE as cable
 from pe_jax.encodings.wavlm import WavLM as wavlm
+from pe_jax.encodings.inkling import Inkling as inkling
+from pe_jax.encodings.sink import SinkLogit as sink
 from pe_jax.encodings.rerope import ReRoPE as rerope
 from pe_jax.encodings.self_extend import SelfExtend as self_extend
 from pe_jax.encodings.cope import CoPE as cope

@@ -129,12 +129,13 @@ class State(Term):
     the row, also those of other documents: a term may use only differences within one document.
 
     Attributes:
-      fn: the function; `fn(arrays, positions)` where the state is `of` positions.
+      fn: the function; `fn(arrays, positions)` where the state is `of` positions, and
+        `fn(arrays, x, positions)` where it is of both.
       arrays: its parameters.
       width: how many numbers.
       after: for running sums, `after(before, state)`: a state that began at zero, as it is after
         tokens whose last state is `before`. Devices then sum their own tokens side by side.
-      of: "x" or "positions".
+      of: "x", "positions" or "both".
     """
 
     fn: Callable = static()
@@ -144,11 +145,8 @@ class State(Term):
     of: str = static(default="x")
 
     def __call__(self, x, positions, before=None):
-        return (
-            self.fn(self.arrays, positions)
-            if self.of == "positions"
-            else self.fn(self.arrays, x, before)
-        )
+        of = {"x": (x, before), "positions": (positions,), "both": (x, positions)}
+        return self.fn(self.arrays, *of[self.of])
 
 
 # Before the scores.
@@ -524,12 +522,16 @@ class RelativeValues(DistanceTerm):
 
 @kind
 class Sink(Term):
-    """One more logit [H] in the softmax of each row, without a value."""
+    """One more logit [H] in the softmax of each row, without a value.
+
+    With a `state` of one number, that of the query is added to it.
+    """
 
     logit: jax.Array
+    state: State | None = None
 
     def for_heads(self, share):
-        return Sink(share(self.logit, 0))
+        return dataclasses.replace(self, logit=share(self.logit, 0))
 
 
 # Tuples of terms.

@@ -272,7 +272,7 @@ def attend(
     q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
     call = dispatch.Call(spec, terms, q_side, k_side, v)
     out, lse = dispatch.engine(implementation, layout, call, name)(*call)
-    out, lse = leave_to_sinks(terms, out, lse)
+    out, lse = leave_to_sinks(terms, q_states, out, lse)
     out = jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
     if not return_lse:
         return out
@@ -283,16 +283,23 @@ def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple
     """For each term its states of queries and of keys; what both read from `x` is made once."""
     of_queries = tuple(t.state and layout.state(t.state, x, places[0]) for t in terms)
     of_keys = tuple(
-        made if t.state is None or t.state.of == "x" else layout.state(t.state, x, places[1])
+        layout.state(t.state, x, places[1])
+        if inputs.reads_keys(t) and t.state.of != "x"  # pyright: ignore[reportOptionalMemberAccess]
+        else made
         for t, made in zip(terms, of_queries, strict=True)
     )
     return [of_queries, of_keys]
 
 
-def leave_to_sinks(terms: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
-    """The output [B, H, T, F] that is left where sinks take a share, and lse [B, H, T, 1]."""
-    for sink in kinds.select(terms, kinds.Sink):
-        logit = align(sink.logit[:, None, None], out)
+def leave_to_sinks(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
+    """The output [B, H, T, F] that is left where sinks take a share, and lse [B, H, T, 1].
+
+    `states` [B or 1, H, T, 1] are those of the queries, for each term.
+    """
+    for sink, state in zip(terms, states, strict=True):
+        if not isinstance(sink, kinds.Sink):
+            continue
+        logit = align(sink.logit[:, None, None], out) + (0 if state is None else state)
         out, lse = out * jax.nn.sigmoid(lse - logit), jnp.logaddexp(lse, logit)
     return out, lse
 

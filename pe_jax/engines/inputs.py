@@ -492,12 +492,12 @@ def layer_input(terms: tuple, name: str, x, rows: tuple[int, ...], dims: Dims) -
 
 def reads_input(terms: tuple) -> bool:
     """Whether a state is computed from the layer's input."""
-    return any(term.state is not None and term.state.of == "x" for term in terms)
+    return any(term.state is not None and term.state.of != "positions" for term in terms)
 
 
 def absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     """Whether more than the distance counts, so that positions restart in each segment."""
-    of_positions = (t.state is not None and t.state.of == "positions" for t in terms)
+    of_positions = (t.state is not None and t.state.of != "x" for t in terms)
     return absolute_rotation or any(of_positions) or bool(select(terms, kinds.PairBias))
 
 

@@ -19,25 +19,44 @@ import numpy as np
 from pe_jax.naive import absolute, bias, contextual, relative, rotary
 from pe_jax.naive.rows import Array, Row, make_row, products, softmax
 
-__all__ = ["INPUTS", "SCORES", "VALUES", "Row", "attention", "inputs", "make_row", "softmax"]
+__all__ = [
+    "INPUTS",
+    "SCORES",
+    "SINKS",
+    "VALUES",
+    "Row",
+    "attention",
+    "inputs",
+    "make_row",
+    "softmax",
+]
 
 _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
-    contextual: "fox cable wavlm cope dape",
+    contextual: "fox cable wavlm inkling cope dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope rerope self_extend xpos temperature bipe rope_2d rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
-# By name: functions of positions and D, of a row, of a row and its weights.
+# By name: functions of positions and D, of a row, of a row and its weights, of a row.
 INPUTS: dict[str, Callable] = {name: getattr(absolute, name) for name in _ADDED.split()}
 SCORES: dict[str, Callable] = {
-    **dict.fromkeys(("nope", *INPUTS), products),
+    **dict.fromkeys(("nope", "sink", *INPUTS), products),
     **{name: getattr(file, name) for file, names in _FAMILIES.items() for name in names.split()},
 }
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
+SINKS: dict[str, Callable] = {"sink": contextual.sink}
 # Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
-_UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type", "prefix", "method", "antialias"}
+_UNREAD |= {
+    "from_input",
+    "num_buckets",
+    "spatial_buckets",
+    "pos_att_type",
+    "prefix",
+    "method",
+    "antialias",
+}
 
 
 def attention(
@@ -65,7 +84,8 @@ def attention(
         shapes = f"q {np.shape(q)}, k {np.shape(k)}"
         raise ValueError(f"{shapes}: pass those of one row, [T, H, E] and [T, K, E]")
     row, named = make_row(q, k, positions, x, causal), _named(name, params, settings)
-    weights = softmax(_call(SCORES[name], named, row), causal)
+    logit = _call(SINKS[name], named, row) if name in SINKS else None
+    weights = softmax(_call(SCORES[name], named, row), causal, logit)
     v = np.moveaxis(np.asarray(v, np.float64), 1, 0)
     out = weights @ np.repeat(v, len(weights) // len(v), axis=0)
     if name in VALUES:
@@ -84,7 +104,7 @@ def inputs(name, positions, dim: int, params=None, settings=None) -> Array:
 def _named(name: str, params: Mapping | None, settings: Mapping | None) -> dict:
     """Parameters in float64 and settings, by argument name."""
     named = dict(settings or {}) | {n: np.asarray(x, float) for n, x in (params or {}).items()}
-    functions = [table[name] for table in (SCORES, INPUTS, VALUES) if name in table]
+    functions = [table[name] for table in (SCORES, INPUTS, VALUES, SINKS) if name in table]
     known = _UNREAD.union(*(inspect.signature(function).parameters for function in functions))
     if unknown := named.keys() - known:
         raise TypeError(f"naive {name} has no {' and no '.join(sorted(unknown))}")

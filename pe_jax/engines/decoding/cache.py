@@ -261,7 +261,7 @@ def extend(
         out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start)
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
-    return _swap(leave_to_sinks(terms, out, lse)[0]).astype(q.dtype), cache
+    return _swap(leave_to_sinks(terms, call.q.states, out, lse)[0]).astype(q.dtype), cache
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
