@@ -9,9 +9,9 @@ https://github.com/huggingface/transformers/tree/v5.23.0/src/transformers/models
 
 * Inkling: q and k are RMS-normed per head and multiplied by 1/E, not 1/sqrt(E): the model's,
   `qk_norm` and `scale` of `attention`. Sliding layers have extent = window and no `floor`.
-* Inkling 2: no norms; q, k and r are scaled down to at most `clip_qk` = 512^½ and `clip_states` = 8,
-  and each query has a sink: `inkling(clip_qk=…,clip_states=8.0)+sink(from_input=True)`. Its learned
-  scales of q and r are factors of the projections.
+* Inkling 2: no norms; q, k and r are scaled down to at most `clip_qk` = 512^½ and `clip_states` =
+  8, and each query has a sink: `inkling(clip_qk=…,clip_states=8.0)+sink(from_input=True)`. Its
+  learned scales of q and r are factors of the projections.
 """
 
 import dataclasses

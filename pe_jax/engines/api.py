@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params, require_dims
 from pe_jax.encodings.terms import Side, Term, Tokens
+from pe_jax.encodings.windowed import require_window
 from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
@@ -84,7 +85,8 @@ def attention(
       k_index: the same for the keys; None: 0 … S - 1.
       causal: whether later tokens (by index) are hidden. None: they are; a scheme of several axes
         must be told.
-      window: how many tokens back are seen, oneself included.
+      window: how many tokens back are seen, oneself included; left out where the encoding is one
+        with a window, as `pe_jax.parse("rope@window=512")` gives.
       sinks: how many tokens at the start of each segment (a run of equal ids; without segments,
         those of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
         LM-Infinite, arXiv 2308.16137).
@@ -144,7 +146,7 @@ def attention(
     """
     inputs.no_others(others)
     inputs.layout(layout)
-    encoding = inputs.encoding(encoding)
+    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
     inputs.arrays(q, k, v)
     dims = inputs.dims(dims, q, k, x, heads_axis)
     encoding.check(dims)
@@ -238,7 +240,7 @@ def attend(
     or None where it has none (k_states=None: as `q_states`, if T = S). `claims` says what positions
     the terms take, `name` what messages call them.
     """
-    inputs.window(window, sinks)
+    require_window(window, sinks)
     inputs.arrays(q, k, v)
     inputs.terms(terms)
     require_dims(dims)
