@@ -252,9 +252,29 @@ DECODERS = (
     Row(
         "gpt-oss",
         "gpt_oss",
-        "`self_attn.sinks` [H] is no position: `terms=(pe_jax.Sink(sinks),)`. YaRN with"
-        " `truncate: false`",
+        "Every other layer has a window, of 128; all have a sink. YaRN with `truncate: false`",
         "scores",
+    ),
+    Row(
+        "MiMo-V2-Flash",
+        "mimo_v2_flash",
+        "The factor .334 of 192 channels are 64; the window is `sliding_window_size` + 1, and only"
+        " layers that have it have sinks",
+        "scores",
+    ),
+    Row(
+        "Granite SWASH",
+        "granite_swa",
+        "`layer_rope_theta` lists a base for each layer, 0 for no RoPE",
+        "scores",
+        {"attention_multiplier": 0.015625, "layer_rope_theta": [0, 1e4, 1e4, 1e4] * 3},
+    ),
+    Row(
+        "LFM3",
+        "lfm3",
+        "Two of four layers convolve; full layers zero the slow half of the frequencies",
+        "scores",
+        head_dim=128,
     ),
     Row(
         "DeepSeek-V3",

@@ -19,6 +19,26 @@ def every(count: int, key: str = "sliding_window_pattern") -> Callable[[Keys, in
     return kinds
 
 
+def first_of(count: int) -> Callable[[Keys, int], list[str]]:
+    """The first of every `count` layers is full, the others slide."""
+
+    def kinds(keys: Keys, layers: int) -> list[str]:
+        return [SLIDING if i % count else FULL for i in range(layers)]
+
+    return kinds
+
+
+def mimo_layers(keys: Keys, layers: int) -> list[str]:
+    """The first layer is full, and every sixth."""
+    return [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
+
+
+def lfm3_layers(keys: Keys, layers: int) -> list[str]:
+    """Of four layers the third is full, the first slides unless it is the model's, two convolve."""
+    fours = SLIDING, "conv", FULL, "conv"
+    return [fours[i % 4] if i else "conv" for i in range(layers)]
+
+
 def listed_rope(keys: Keys, kinds: list[str]) -> list[bool]:
     """`no_rope_layers`, which lists 1 for layers WITH RoPE, or every n-th without (Llama 4)."""
     interval = keys.integer("no_rope_layer_interval", default=4)

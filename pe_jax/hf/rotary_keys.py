@@ -40,6 +40,9 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         config["use_bidirectional_attention"] = "vision" if images else None
     if family.tempered:
         config |= _temperature(layers)
+    if family.layer_bases:
+        ropes = map(rope_of, layers)
+        config["layer_rope_theta"] = [0 if rope is None else rope.base for rope in ropes]
     return config | _parameters(family, dict(zip(kinds, layers, strict=True)), kinds, layers)
 
 
