@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pe_jax.validation import ConfigError, nearest, require, shown
+from pe_jax.validation import ConfigError, is_int, nearest, require, shown
 
 LONGEST = 10_000  # layers of a pattern
 
@@ -103,10 +103,12 @@ def _number(name: str, value: ast.expr, known: tuple[str, ...]) -> int:
     if name not in known:
         hint = _suggestion(name, dict.fromkeys(known))
         raise ConfigError(f"a layer has no setting {shown(name, 80)}; {hint}")
-    fix = "write an integer of at least 0"
-    given = value.value if isinstance(value, ast.Constant) else ast.unparse(value)
-    require(type(given) is int and given >= 0, f"@{name}", given, fix)
-    return given  # pyright: ignore[reportReturnType]
+    try:
+        given = ast.literal_eval(value)
+    except ValueError:
+        given = ast.unparse(value)
+    require(is_int(given, 0), f"@{name}", given, "write an integer of at least 0")
+    return given
 
 
 def _merged(settings: dict[str, int], layer: Layer) -> dict[str, int]:

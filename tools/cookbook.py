@@ -27,7 +27,8 @@ out = pe_jax.attention(q, k, v, encoding=layers[3].encoding, params=params)
 ```
 
 - **config string**: encodings and windows, layer by layer, for `pe_jax.parse`; of two stacks, the
-  encoder's first. **besides**: what else the scores need, by the names of `pe_jax.hf.LayerEncoding`.
+  encoder's first. **besides**: what else the scores need, by the names of
+  `pe_jax.hf.LayerEncoding`.
 - **position weights**: names in a state dict → entry of `Params`, and what `pe_jax.hf.params` does
   to them; `*` is the layer's number, or anything. Rotations, ALiBi and sinusoids have none.
 - **checked**: what a live test compares with the model's own code, at 1e-5 (of each row the spec is

@@ -16,6 +16,7 @@ from pe_jax.hf.biases import (
     XLNet,
 )
 from pe_jax.hf.conformers import Conformer
+from pe_jax.hf.deepseek_v4 import DeepSeekV4
 from pe_jax.hf.inkling import InklingFamily
 from pe_jax.hf.kinds import (
     conv_layers,
@@ -247,6 +248,7 @@ FAMILIES: dict[str, Any] = {
     # latent attention
     "deepseek_v2": MLA(),
     "deepseek_v3": MLA(interleave=("rope_interleave", True)),
+    "deepseek_v4": DeepSeekV4(layout="interleaved"),
 }
 FAMILIES |= {"inkling_text": InklingFamily(), "inkling2_text": InklingFamily(second=True)}
 FAMILIES |= {f"qwen{n}_vl": FAMILIES[f"qwen{n}_vl_text"] for n in ("2", "2_5")}  # flat, in v4
@@ -350,7 +352,6 @@ FAMILIES |= {
 NEAREST = {
     "mistral_large4": "learned frequencies and a learned log-length temperature are not among our"
     " schemes; the nearest are rope(scaling=yarn(…))+temperature",
-    "deepseek_v4": "rotated values are not among our schemes; the nearest is rope",
     "funnel": "its factorised relative attention is not read here; the nearest is transformer_xl",
     "reformer": "axial tables of positions that follow each other are not among our schemes; the"
     " nearest is learned_2d",

@@ -29,8 +29,22 @@ def first_of(count: int) -> Callable[[Keys, int], list[str]]:
 
 
 def mimo_layers(keys: Keys, layers: int) -> list[str]:
-    """The first layer is full, and every sixth."""
-    return [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
+    """The first layer is full, and every sixth; or those that the Hub's config lists as 0."""
+    flags = {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False}
+    for key, known in flags.items():
+        given = keys.flag(key, default=known)
+        require(given == known, key, given, f"only {known} is known here")
+    width, narrow = (keys.get(name, default=192) for name in ("head_dim", "swa_head_dim"))
+    require(narrow == width, "swa_head_dim", narrow, f"only head_dim={width} is known here")
+    keys.get("attention_chunk_size")  # nobody reads it
+    given = keys.get("hybrid_layer_pattern")
+    if given is None:
+        return [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
+    ok = isinstance(given, list | tuple) and len(given) == layers
+    ok = ok and all(x in (0, 1) for x in given)
+    fix = f"pass 1 (a window) or 0 for each of {layers} layers"
+    require(ok, "hybrid_layer_pattern", given, fix)
+    return [SLIDING if x else FULL for x in given]
 
 
 def lfm3_layers(keys: Keys, layers: int) -> list[str]:

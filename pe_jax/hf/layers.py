@@ -39,8 +39,9 @@ class LayerEncoding:
         "bidirectional_images" (Gemma 4), "segment_bias" (XLNet), "conv_positions" (WavLM),
         "learned_positions" and "learned_boxes" (LayoutLMv3), "share_att_key" and "norm_rel_ebd"
         (DeBERTa), "short_convolutions" (of keys and values, Inkling), "value_norm" and
-        "output_gate" (Inkling 2), "rotated_values" and "compressed_keys" (DeepSeek-V4: values are
-        rotated as keys are, the output back; keys of many tokens at once besides).
+        "output_gate" (Inkling 2), "rotated_values" (DeepSeek-V4: as the keys are, the output back),
+        "compressed_sparse_attention" and "heavily_compressed_attention" (keys of 4 and of 128
+        tokens at once besides).
     """
 
     encoding: Encoding | None

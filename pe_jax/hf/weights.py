@@ -241,6 +241,7 @@ WEIGHTS: dict[str, tuple[Weight, ...]] = {
     "gpt_oss": (SINK,),
     "granite_swa": (SINK,),
     "mimo_v2_flash": (SINK,),
+    "deepseek_v4": (SINK,),
     "inkling_text": (
         _weight("layer.weight", f"{SELF}.r_proj.weight", how=profile_states),
         PROFILES,

@@ -35,7 +35,8 @@ def test_the_bias_grows_with_the_query_as_the_products_do():
     scaled = pe_jax.make("inkling", extent=5, width=3, floor=2, attn_scale=1.0)
     params, (q, k, _) = random_params(plain), qkv()
     values = np.broadcast_to(np.eye(LENGTH, dtype=np.float32)[:, None], (LENGTH, 2, LENGTH))
-    logs = [np.log(attend(q, k, values, encoding=e, params=params, x=X)) for e in (plain, scaled)]
+    weights = [attend(q, k, values, encoding=e, params=params, x=X) for e in (plain, scaled)]
+    logs = [np.log(np.maximum(x, 1e-30)) for x in weights]
     seen = np.tri(LENGTH, dtype=bool)
     gaps = [np.moveaxis(x, 1, 0) - np.diagonal(x, axis1=0, axis2=2)[..., None] for x in logs]
     tau = np.asarray(inkling.log_scale(jnp.arange(LENGTH), 2, 1.0))

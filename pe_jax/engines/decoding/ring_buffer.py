@@ -31,7 +31,7 @@ class RingBuffer:
         return jnp.where(token < self.sinks, token, turned)
 
     def tokens(self, length: jax.Array, later: jax.Array) -> jax.Array:
-        """The token in each row after `length` tokens, int32 [rows]; `later` where there is none."""
+        """The token in each row after `length` tokens: int32 [rows]; `later` where none is."""
         row = jnp.arange(self.rows, dtype=jnp.int32)
         token = length - 1 - (length - 1 - row) % self.window
         token = jnp.where(row < self.sinks, row, token)
