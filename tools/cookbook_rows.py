@@ -253,7 +253,7 @@ DECODERS = (
         "gpt-oss",
         "gpt_oss",
         "Every other layer has a window, of 128; all have a sink. YaRN with `truncate: false`",
-        "scores",
+        "weights",
     ),
     Row(
         "MiMo-V2-Flash",
@@ -270,13 +270,6 @@ DECODERS = (
         {"attention_multiplier": 0.015625, "layer_rope_theta": [0, 1e4, 1e4, 1e4] * 3},
     ),
     Row(
-        "LFM3",
-        "lfm3",
-        "Two of four layers convolve; full layers zero the slow half of the frequencies",
-        "scores",
-        head_dim=128,
-    ),
-    Row(
         "DeepSeek-V3",
         "deepseek_v3",
         "`q_b_proj` puts the rotated channels of a head last: move them first. Those of the key are"
@@ -291,6 +284,27 @@ DECODERS = (
         " scores, other cached keys",
         "scores",
         {"rope_parameters": {**DEEPSEEK, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    Row(
+        "DeepSeek-V4",
+        "deepseek_v4",
+        "Values are rotated as keys are, and the output back; `rope_parameters` has the labels main"
+        " (layers with a window alone) and compress, which are no layer types",
+        "scores",
+        {"layer_types": ["sliding_attention"] * 12},
+    ),
+    Row(
+        "Inkling",
+        "inkling_text",
+        "q and k are normalised and multiplied by 1/E; keys and values pass a short convolution"
+        " before",
+        "weights",
+    ),
+    Row(
+        "Inkling 2",
+        "inkling2_text",
+        "No norms, but clips of q, k and r; the sink of each query is a projection of its input",
+        "weights",
     ),
     Row(
         "MiniMax-M2",

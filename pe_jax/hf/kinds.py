@@ -34,8 +34,8 @@ def mimo_layers(keys: Keys, layers: int) -> list[str]:
     for key, known in flags.items():
         given = keys.flag(key, default=known)
         require(given == known, key, given, f"only {known} is known here")
-    width, narrow = (keys.get(name, default=192) for name in ("head_dim", "swa_head_dim"))
-    require(narrow == width, "swa_head_dim", narrow, f"only head_dim={width} is known here")
+    width, narrow = keys.head_dim(192), keys.get("swa_head_dim")
+    require(narrow in (None, width), "swa_head_dim", narrow, f"only head_dim={width} is known here")
     keys.get("attention_chunk_size")  # nobody reads it
     given = keys.get("hybrid_layer_pattern")
     if given is None:

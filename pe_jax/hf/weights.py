@@ -239,9 +239,6 @@ WEIGHTS: dict[str, tuple[Weight, ...]] = {
         _weight("layer.w2", f"{SWIN_MLP}.2.weight", how=transposed),
     ),
     "gpt_oss": (SINK,),
-    "granite_swa": (SINK,),
-    "mimo_v2_flash": (SINK,),
-    "deepseek_v4": (SINK,),
     "inkling_text": (
         _weight("layer.weight", f"{SELF}.r_proj.weight", how=profile_states),
         PROFILES,
@@ -271,6 +268,7 @@ WEIGHTS: dict[str, tuple[Weight, ...]] = {
 LIKE = {
     "t5": ("mt5", "switch_transformers", "longt5"),
     "gpt2": ("gpt_bigcode", "gpt_neo"),
+    "gpt_oss": ("granite_swa", "mimo_v2_flash", "deepseek_v4"),
     "whisper": ("bart", "mbart"),
     "vit": ("deit", "dinov2", "dinov2_with_registers"),
     "siglip_vision_model": ("siglip2_vision_model",),
