@@ -1,12 +1,14 @@
 """A layer's own window: read, written, trained, decoded with a cache of the window alone."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 
 import pe_jax
 from pe_jax.encodings.terms import DistanceTerm, RowRescore
@@ -16,6 +18,8 @@ from pe_jax.engines.decoding.ring_buffer import RingBuffer
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate
 from pe_jax.models.transformer import Transformer
+from pe_jax.training import sharding
+from pe_jax.training.utilization import flops_per_token
 from tests import util
 from tests.util import DIMS, B, E, H, K, T, assert_close
 
@@ -141,6 +145,33 @@ def test_a_scheme_that_depends_on_the_length_keeps_its_window():
     spec = "rope(scaling=dynamic_ntk(factor=8,original_length=4))@window=3,nope"
     longer = model(spec).at_length(64)
     assert [block.attention.window for block in longer.blocks] == [(3, 0), (None, 0)]
+
+
+@pytest.mark.parametrize("spec", ["rope@window=5,nope", "(rope+sink)@window=5,t5@window=9"])
+def test_devices_that_share_rows_give_each_layer_its_window(spec):
+    built, tokens = model(spec), jnp.arange(2 * 32).reshape(2, 32) % 31
+    axes = ("data", "seq", "model")
+    shape, kinds = (1, 4, 1), (AxisType.Auto,) * 3
+    mesh = jax.make_mesh(shape, axes, kinds, devices=jax.devices()[:4])
+    rows: Any = sharding.layout(built.config, mesh)
+    assert rows.balanced == (spec[-4:] == "nope")  # some layer sees all
+    graph, state = nnx.split(built)
+
+    @jax.jit
+    def shared(state, tokens):
+        return nnx.merge(graph, state)(rows.spread(tokens), layout=rows)
+
+    assert_close(shared(state, tokens), rows.spread(built(tokens)), 1e-4)
+
+
+def test_operations_are_counted_layer_by_layer():
+    def count(spec, **fields):
+        config = dataclasses.replace(SIZES, encoding=spec, **fields)
+        shapes = jax.eval_shape(lambda: nnx.state(Transformer(config, rngs=nnx.Rngs(0)), nnx.Param))
+        return flops_per_token(config, shapes, 64)
+
+    whole, short = count("nope"), count("nope", window=8)
+    assert count("nope@window=8,nope") == (whole + short) / 2 and short < whole
 
 
 # Decoding.
