@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
 
 import pe_jax
 from pe_jax.encodings.terms import DistanceTerm, RowRescore
@@ -19,6 +18,7 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.models.generate import generate
 from pe_jax.models.transformer import Transformer
 from pe_jax.training import sharding
+from pe_jax.training.config import MeshConfig
 from pe_jax.training.utilization import flops_per_token
 from tests import util
 from tests.util import DIMS, B, E, H, K, T, assert_close
@@ -150,9 +150,7 @@ def test_a_scheme_that_depends_on_the_length_keeps_its_window():
 @pytest.mark.parametrize("spec", ["rope@window=5,nope", "(rope+sink)@window=5,t5@window=9"])
 def test_devices_that_share_rows_give_each_layer_its_window(spec):
     built, tokens = model(spec), jnp.arange(2 * 32).reshape(2, 32) % 31
-    axes = ("data", "seq", "model")
-    shape, kinds = (1, 4, 1), (AxisType.Auto,) * 3
-    mesh = jax.make_mesh(shape, axes, kinds, devices=jax.devices()[:4])
+    mesh = sharding.make_mesh(MeshConfig(data=1, seq=4), jax.devices()[:4])
     rows: Any = sharding.layout(built.config, mesh)
     assert rows.balanced == (spec[-4:] == "nope")  # some layer sees all
     graph, state = nnx.split(built)
