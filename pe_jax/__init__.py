@@ -15,7 +15,7 @@ except for CoPE and DAPE, which need whole rows of scores.
 
 from typing import TYPE_CHECKING, Any
 
-from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
+from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, Windowed, make, parse
 from pe_jax.encodings.registry import format_encoding as spec
 from pe_jax.encodings.terms import (
     DistanceBias,
@@ -75,6 +75,7 @@ __all__ = [
     "Sum",
     "TokenBias",
     "TokenProduct",
+    "Windowed",
     "adapters",
     "attend",
     "attention",

@@ -11,7 +11,6 @@ from flax import nnx
 
 import pe_jax
 from pe_jax.encodings.terms import DistanceTerm, RowRescore
-from pe_jax.encodings.windowed import Windowed
 from pe_jax.engines.decoding import cache
 from pe_jax.engines.decoding.ring_buffer import RingBuffer
 from pe_jax.models.config import ModelConfig
@@ -39,11 +38,11 @@ def model(encoding: str, **fields) -> Transformer:
 @pytest.mark.parametrize(
     "spec, want",
     [
-        ("rope@window=5*2,nope", [Windowed(ROPE, 5)] * 2 + [NOPE]),
-        ("rope@window=5@sinks=2", [Windowed(ROPE, 5, 2)]),
-        ("(rope,nope)@window=5", [Windowed(ROPE, 5), Windowed(NOPE, 5)]),
-        ("rope@window=0,nope", [Windowed(ROPE), NOPE]),
-        ("t5+rope@window=5", [Windowed(pe_jax.parse("t5+rope")[0], 5)]),
+        ("rope@window=5*2,nope", [pe_jax.Windowed(ROPE, 5)] * 2 + [NOPE]),
+        ("rope@window=5@sinks=2", [pe_jax.Windowed(ROPE, 5, 2)]),
+        ("(rope,nope)@window=5", [pe_jax.Windowed(ROPE, 5), pe_jax.Windowed(NOPE, 5)]),
+        ("rope@window=0,nope", [pe_jax.Windowed(ROPE), NOPE]),
+        ("t5+rope@window=5", [pe_jax.Windowed(pe_jax.parse("t5+rope")[0], 5)]),
     ],
 )
 def test_a_pattern_gives_each_layer_its_window(spec, want):
@@ -81,7 +80,7 @@ def test_layers_without_a_window_have_the_models():
 
 def test_a_windowed_encoding_is_its_encoding_but_for_the_window():
     inner = pe_jax.parse("learned(length=40)+t5")[0]
-    outer = Windowed(inner, 4)
+    outer = pe_jax.Windowed(inner, 4)
     assert outer.claims == inner.claims and outer.limit() == 40 and outer.valid_length() is None
     params, x = inner.init(jax.random.key(0), DIMS), util.flat(util.inputs()[0])
     assert jax.tree.all(jax.tree.map(jnp.array_equal, params, outer.init(jax.random.key(0), DIMS)))
@@ -89,11 +88,11 @@ def test_a_windowed_encoding_is_its_encoding_but_for_the_window():
         *(e.embed(params, x, util.contiguous(B, T)) for e in (inner, outer))
     )
     scaled = pe_jax.parse("rope(scaling=dynamic_ntk(factor=8,original_length=4))")[0]
-    assert Windowed(scaled, 4).at_length(9) == Windowed(scaled.at_length(9), 4)
+    assert pe_jax.Windowed(scaled, 4).at_length(9) == pe_jax.Windowed(scaled.at_length(9), 4)
     with pytest.raises(TypeError, match="without a window"):
-        Windowed(outer, 5)
+        pe_jax.Windowed(outer, 5)
     with pytest.raises(ValueError, match="window=0: pass an integer of at least 1"):
-        Windowed(inner, 0)
+        pe_jax.Windowed(inner, 0)
 
 
 # Attention.

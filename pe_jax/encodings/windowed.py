@@ -56,6 +56,9 @@ class Windowed(Encoding):
     def inputs(self, shared):
         return self.encoding.inputs(shared)
 
+    def embed(self, params, x, positions):
+        return self.encoding.embed(params, x, positions)
+
     def terms(self, params, dims):
         return self.encoding.terms(params, dims)
 

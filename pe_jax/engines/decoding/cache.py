@@ -275,7 +275,7 @@ def extend(
     own, more = encoding.terms(params, dims), inputs.terms(terms, dims)
     kinds.check(own + more)
     for term in more:
-        ok = isinstance(term, kinds.Sink | kinds.LogitCap | kinds.Scale)
+        ok = isinstance(term, kinds.Sink | kinds.LogitCap | kinds.Scale) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
     inputs.layer_input(own, name, x, q.shape[:2], dims)
 
