@@ -199,6 +199,20 @@ def test_a_cache_of_the_window_gives_what_the_whole_row_gives(case, window, sink
     assert past.capacity == (T if whole_rows else window + sinks)
 
 
+@pytest.mark.parametrize("spec", ["rope", "alibi", "fox", "t5(num_buckets=6,max_distance=9)+rope"])
+def test_tiles_take_the_rows_of_a_ring_in_any_order(spec):
+    (encoding,), qkv = pe_jax.parse(spec), util.inputs()
+    params, mask = util.random_params(encoding), {"window": 5, "implementation": util.TILED}
+    options = {"encoding": encoding, "params": params, "dims": DIMS, **mask}
+    whole = pe_jax.attention(*qkv, x=util.flat(qkv[0]), **options)
+    past, at = cache.empty(encoding, B, T, DIMS, window=5), 0
+    for size in (6, 1, 4, 2):
+        part = [x[:, at : at + size] for x in qkv]
+        out, past = cache.extend(past, *part, x=util.flat(part[0]), **options)
+        assert_close(out, whole[:, at : at + size])
+        at += size
+
+
 def test_a_ring_holds_the_sinks_and_the_last_tokens():
     ring, held = RingBuffer(4, 2), np.full(6, -1)
     for length in range(15):

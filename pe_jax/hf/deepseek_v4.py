@@ -10,7 +10,7 @@ from pe_jax.hf.keys import Keys
 from pe_jax.hf.kinds import SLIDING
 from pe_jax.hf.layers import LayerEncoding
 from pe_jax.hf.rotary import Rotary, with_sink
-from pe_jax.validation import require
+from pe_jax.validation import is_int, require
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS = {0: SLIDING, 4: SPARSE, 128: HEAVY}  # of its first configs
@@ -51,7 +51,9 @@ class DeepSeekV4(Rotary):
         layers, given = keys.layers(), keys.get("layer_types")
         ratios = keys.get("compress_ratios")
         if given is None and ratios is not None:
-            ok = isinstance(ratios, list | tuple) and all(ratio in RATIOS for ratio in ratios)
+            ok = isinstance(ratios, list | tuple) and all(
+                is_int(x, 0) and x in RATIOS for x in ratios
+            )
             require(ok, "compress_ratios", ratios, "pass 0, 4 or 128 for each layer")
             given = [RATIOS[ratio] for ratio in ratios]
         if given is None:

@@ -159,11 +159,11 @@ class Rotary:
         bases = keys.get("layer_rope_theta") if self.layer_bases else None
         if bases is None:
             return [None] * layers
-        ok = isinstance(bases, list | tuple) and len(bases) == layers
-        ok = ok and all(x == 0 or (is_real(x) and x > 1) for x in bases)
+        ok = isinstance(bases, list | tuple) and len(bases) >= layers
+        ok = ok and all(is_real(x) and (x == 0 or x > 1) for x in bases)
         fix = f"pass a base above 1, or 0 for none, for each of {layers} layers"
         require(ok, "layer_rope_theta", bases, fix)
-        return list(bases)
+        return list(bases[:layers])
 
     def _kinds(self, keys: Keys, layers: int) -> list[str]:
         given = keys.get("layer_types") if self.typed else None

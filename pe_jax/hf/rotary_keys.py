@@ -107,6 +107,8 @@ def _parameters(
         if family.original is not None and isinstance(scaling, rope_scaling.LongRoPE):
             config["original_max_position_embeddings"] = scaling.original_length
         settings[kind] = _settings(turned[0].encoding, rope, head_dim)
+    if family.layer_bases:
+        settings = dict(list(settings.items())[:1])  # the base of each layer is in a list
     same = all(own == next(iter(settings.values())) for own in settings.values())
     if settings and same and family.nested is None:
         settings = next(iter(settings.values()))

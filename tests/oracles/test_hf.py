@@ -24,7 +24,7 @@ from tools.cookbook_rows import ROWS
 
 pytestmark = pytest.mark.oracles
 LENGTH, TOLERANCE = 23, 1e-5
-NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm")
+NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm", "q_b_norm")
 TINY = {
     "vocab_size": 32,
     "hidden_size": 64,
@@ -105,6 +105,10 @@ CASES = {
     "qwen3_moe window": {"use_sliding_window": True},
     "mistral no window": {"sliding_window": None},
     "exaone4 no window": {"sliding_window": None, "layer_types": ["full_attention"] * 6},
+    "deepseek_v4": {"layer_types": ["sliding_attention"] * 6},
+    "granite_swa bases": {"layer_rope_theta": [0, 1e4, 5e5, 1e4, 0, 0]},
+    "lfm3 flat": {"layer_types": ["full_attention", "sliding_attention", "conv"] * 2},
+    "mimo_v2_flash": {"partial_rotary_factor": 0.334},
     "smollm3 window": {"use_sliding_window": True},
     "smollm3 listed": {"no_rope_layers": [0, 1, 1, 0, 0, 1]},
     "llama4_text no tuning": {"attn_temperature_tuning": False, "use_qk_norm": False},
@@ -166,7 +170,7 @@ def build(name: str):
     default = AutoConfig.for_model(kind)
     known = set(default.to_dict()) | set(default.attribute_map)
     settings = {k: v for k, v in TINY.items() if k in known}
-    if kind.startswith("deepseek"):
+    if kind in ("deepseek_v2", "deepseek_v3"):
         del settings["head_dim"]  # it is qk_rope_head_dim
     given = dict(CASES[name])
     if kind in SECTIONS and "rope_parameters" not in given:
