@@ -15,7 +15,7 @@ except for DAPE and PaTH, which need whole rows of scores.
 
 from typing import TYPE_CHECKING, Any
 
-from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, make, parse
+from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, Windowed, make, parse
 from pe_jax.encodings.registry import format_encoding as spec
 from pe_jax.encodings.terms import (
     DistanceBias,
@@ -85,6 +85,7 @@ __all__ = [
     "Unnormalized",
     "ValueRotation",
     "Views",
+    "Windowed",
     "adapters",
     "attend",
     "attention",

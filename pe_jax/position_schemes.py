@@ -19,6 +19,7 @@ import jax
 from pe_jax import positions as pos
 from pe_jax import spec_strings as specs
 from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.windowed import without_window
 from pe_jax.validation import ConfigError, is_int, require
 
 
@@ -163,6 +164,7 @@ def choose(spec: str, pattern: tuple[Encoding, ...]) -> Contiguous:
       ConfigError: as `parse`; an encoding with another number of axes, or that takes only integers.
     """
     scheme = parse(spec)
+    pattern = tuple(map(without_window, pattern))
     if all(type(encoding) is Encoding for encoding in pattern):
         return Contiguous()
     for encoding in pattern:

@@ -1,17 +1,20 @@
 """Config strings, read and written: `rope(base=5e5)`, a sum `t5+rope`, a pattern `rope*3,nope`.
 
+A layer of a pattern has settings besides: `rope@window=512*3,nope`.
+
 Reading gives a syntax tree of `Call`s; `build` makes an object of one, with a table of classes. The
 classes are frozen dataclasses, whose fields are the settings; `format_spec` writes one back.
 """
 
 import ast
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pe_jax.validation import ConfigError, nearest, require, shown
+from pe_jax.validation import ConfigError, is_int, nearest, require, shown
 
 LONGEST = 10_000  # layers of a pattern
 
@@ -23,7 +26,14 @@ class Call(NamedTuple):
     fields: dict[str, Any]
 
 
-Pattern = tuple[tuple[Call, ...], ...]  # for each layer, the summands
+class Layer(NamedTuple):
+    """The summands of one layer, and its settings: numbers by name."""
+
+    summands: tuple[Call, ...]
+    settings: dict[str, int]
+
+
+Pattern = tuple[Layer, ...]
 
 
 def parse_call(spec: str) -> Call:
@@ -38,41 +48,75 @@ def parse_call(spec: str) -> Call:
         raise ConfigError("write name, or name(field=value)") from None
 
 
-def parse_pattern(spec: str, example: str, nested: str) -> Pattern:
+def parse_pattern(spec: str, example: str, nested: str, settings: tuple[str, ...] = ()) -> Pattern:
     """Reads names, `name(field=value, …)`, sums `a+b`, repetitions `a*3` and sequences `a,b`.
 
-    For error messages, `example` is a valid spec and `nested` says what a field may hold besides a
-    literal.
+    `a@setting=3` gives the layer, or each layer of a pattern in parentheses, one of the `settings`,
+    a number of at least 0; in a sum it is the sum's. For error messages, `example` is a valid spec
+    and `nested` says what a field may hold besides a literal.
 
     Raises:
       ConfigError: what cannot be read, with the piece at fault.
     """
     try:
-        tree = ast.parse(spec.strip(), mode="eval").body
-        layers = _pattern(tree, nested)
+        # Python has no `a@b=3`; `a@b(3)` binds as it should: as `*` does, before `+`
+        calls = re.sub(r"@\s*(\w+)\s*=\s*(-?[\w.]+)", r"@\1(\2)", spec.strip())
+        layers = _pattern(ast.parse(calls, mode="eval").body, nested, settings)
     except (SyntaxError, RecursionError, MemoryError):
         raise ConfigError(f"not a valid expression, such as {example!r}") from None
     require(len(layers) > 0, "layers", 0, f"write at least one, such as {example!r}")
     return layers
 
 
-def _pattern(node: ast.expr, nested: str) -> Pattern:
+def _pattern(node: ast.expr, nested: str, known: tuple[str, ...]) -> Pattern:
     match node:
         case ast.Name() | ast.Call(func=ast.Name(), args=[]):
-            return ((_call(node, nested=nested),),)
+            return (Layer((_call(node, nested=nested),), {}),)
         case ast.Tuple(elts=parts):
-            return tuple(layer for part in parts for layer in _pattern(part, nested))
+            return tuple(layer for part in parts for layer in _pattern(part, nested, known))
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
-            layers = _pattern(left, nested)
+            layers = _pattern(left, nested, known)
             count = len(layers) * times
             require(count <= LONGEST, "layers", count, f"repeat to at most {LONGEST} layers")
             return layers * times
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            a, b = _pattern(left, nested), _pattern(right, nested)
+            a, b = _pattern(left, nested, known), _pattern(right, nested, known)
             if len(a) == len(b) == 1:
-                return (a[0] + b[0],)
-    forms = "name, name(field=value), a+b, a*3, or a,b"
-    raise ConfigError(f"cannot read {shown(ast.unparse(node), 80)}; write {forms}")
+                return (Layer(a[0].summands + b[0].summands, _merged(a[0].settings, b[0])),)
+        case ast.BinOp(
+            left=left, op=ast.MatMult(), right=ast.Call(func=ast.Name(id=name), args=[value])
+        ) if known:
+            new = {name: _number(name, value, known)}
+            layers = _pattern(left, nested, known)
+            return tuple(Layer(layer.summands, _merged(new, layer)) for layer in layers)
+    forms = "name, name(field=value), a+b, a*3, or a,b" + f" or a@{known[0]}=3" * bool(known)
+    raise ConfigError(f"cannot read {shown(_unparsed(node), 80)}; write {forms}")
+
+
+def _unparsed(node: ast.expr) -> str:
+    """The node as it was written."""
+    return re.sub(r" @ (\w+)\(([^()]*)\)", r"@\1=\2", ast.unparse(node))
+
+
+def _number(name: str, value: ast.expr, known: tuple[str, ...]) -> int:
+    """A setting of a layer, which is an integer of at least 0."""
+    if name not in known:
+        hint = _suggestion(name, dict.fromkeys(known))
+        raise ConfigError(f"a layer has no setting {shown(name, 80)}; {hint}")
+    try:
+        given = ast.literal_eval(value)
+    except ValueError:
+        given = ast.unparse(value)
+    require(is_int(given, 0), f"@{name}", given, "write an integer of at least 0")
+    return given
+
+
+def _merged(settings: dict[str, int], layer: Layer) -> dict[str, int]:
+    """The settings of a layer with more of them; each may be given once."""
+    for name in settings.keys() & layer.settings.keys():
+        both = f"@{name}={layer.settings[name]} and @{name}={settings[name]}"
+        raise ConfigError(f"{both} are of one layer; keep one of them")
+    return {**layer.settings, **settings}
 
 
 def _call(node: ast.expr, nested: str | None) -> Call:

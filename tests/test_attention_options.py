@@ -86,6 +86,25 @@ def test_masks_and_biases_that_are_arrays_are_those_of_jax_nn():
     np.testing.assert_allclose(causal, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(B, H, T, T), (1, H, T, T), (B, 1, T, T)])
+def test_the_gradient_of_a_bias_that_is_an_array_is_right_at_any_batch(shape):
+    """cuDNN has none above a batch of one (jax #30593): an array is never given to a kernel."""
+    bias, cotangent = noise(*shape, seed=3), noise(*QKV[0].shape, seed=4)
+
+    def ours(bias):
+        return (pe_jax.attention(*QKV, bias=bias) * cotangent).sum()
+
+    def theirs(bias):
+        out = jax.nn.dot_product_attention(*QKV, bias=bias, is_causal=True, implementation="xla")
+        return (out * cotangent).sum()
+
+    found, want = (jax.grad(f)(jnp.asarray(bias)) for f in (ours, theirs))
+    assert found.shape == shape and B > 1
+    np.testing.assert_allclose(found, want, atol=1e-5)
+    with pytest.raises(ValueError, match="implementation='fused'"):
+        pe_jax.attention(*QKV, bias=bias, implementation="fused")
+
+
 @pytest.mark.parametrize(
     "mask, seen",
     [

@@ -52,7 +52,10 @@ EXEMPT: dict[str, dict[str, str]] = {
         "rope_mixed": "it has parameters for each key head; test_rope_mixed repeats these as well",
         "selective_rope": "as rope_mixed; test_selective_rope repeats them",
     },
-    "one token": {"stick_breaking": "weights do not add up to 1; test_stick_breaking has its law"},
+    "alone": {
+        "sink": "its logit takes a share where a token sees itself alone; test_sink has it",
+        "stick_breaking": "weights do not add up to 1; test_stick_breaking has its law",
+    },
 }
 
 ENGINES = ("dense", "tiled")
@@ -472,7 +475,7 @@ def test_jit_grad_scan_remat_and_vmap_compose(case):
     assert_close(two_layers(case)(params, q, k, v, places, ids, cotangent), want, 3e-5)
 
 
-@each(FIRST, "one token")
+@each(FIRST, "alone")
 def test_one_token_sees_itself_and_none_gives_none(case):
     params, many = util.random_params(case.encoding), case.encoding.claims.axes > 1
 

@@ -10,6 +10,7 @@ import pytest
 
 import pe_jax
 from pe_jax import hf
+from pe_jax.encodings.windowed import without_window
 from pe_jax.hf import weights
 from tests.faults.test_encoding_faults import refused
 from tools import cookbook
@@ -43,7 +44,9 @@ def test_its_config_strings_are_parsed_to_what_the_config_says():
             own = [layer for layer in layers if layer.stack == stack]
             parsed = pe_jax.parse(hf.pattern(own))
             for index, layer in enumerate(own):
-                assert parsed[index % len(parsed)] == layer.encoding, row.name
+                read = parsed[index % len(parsed)]
+                assert without_window(read) == layer.encoding, row.name
+                assert getattr(read, "window", None) == layer.window, row.name
 
 
 def test_weights_have_a_row_that_a_live_test_compares():

@@ -5,6 +5,8 @@
 Every other test runs on CPU devices, where the kernels are interpreted or only lowered.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,3 +52,31 @@ def test_what_a_gpu_runs_equals_the_dense_reference(spec):
     with jax.default_matmul_precision("highest"):
         want = output_and_gradients(encoding, params, arrays, jnp.float32, "dense")
     assert_close(output_and_gradients(encoding, params, arrays, jnp.bfloat16, None), want, 3e-2)
+
+
+@pytest.mark.parametrize("spec", ["nope", "rope", "rope@window=100", "rope+sink"])
+def test_documents_of_a_row_do_not_see_each_other(spec):
+    """MaxText #4478: its causal call of cuDNN left segment ids out, without a word."""
+    (encoding,) = pe_jax.parse(spec)
+    params, ends = random_params(encoding, DIMS), (0, 200, 640)
+    q, k, v = (jnp.asarray(noise(2, 640, n, 64, seed=n), jnp.bfloat16) for n in (4, 2, 2))
+    ids = np.repeat(np.arange(2), np.diff(ends))[None].repeat(2, 0)
+    run = jax.jit(functools.partial(pe_jax.attention, encoding=encoding))
+    packed = run(q, k, v, params=params, q_segments=ids)
+    for start, end in zip(ends, ends[1:], strict=False):
+        alone = run(*(x[:, start:end] for x in (q, k, v)), params=params)
+        assert_close(packed[:, start:end], alone, 3e-2)
+
+
+def test_the_gradient_of_a_learned_bias_is_right_at_any_batch():
+    """cuDNN gives that of a bias at a batch of one alone (jax #30593)."""
+    q, k, v = (jnp.asarray(noise(3, 320, 4, 64, seed=s), jnp.bfloat16) for s in range(3))
+    bias = jnp.asarray(noise(1, 4, 320, 320, seed=5))
+
+    def loss(bias, dtype, **options):
+        arrays = (x.astype(dtype) for x in (q, k, v))
+        return jnp.square(pe_jax.attention(*arrays, bias=bias, **options)).astype(jnp.float32).sum()
+
+    half, want = (jax.grad(loss)(bias, dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    assert np.isfinite(half).all()
+    assert_close(half, want, 3e-2)

@@ -9,6 +9,7 @@ import pytest
 import pe_jax
 from pe_jax import hf
 from pe_jax.encodings.rope_scaling import Llama3, LongRoPE, Proportional, YaRN
+from pe_jax.encodings.windowed import without_window
 from pe_jax.hf import families
 from pe_jax.hf.keys import Keys
 from tests.faults.test_encoding_faults import refused
@@ -217,18 +218,18 @@ E = 0.1 * 3.6888794541139363 + 1  # 0.1·ln 40 + 1
 READ = [  # config, pattern of one stack's layers with attention, what the first of them has besides
     (PYTHIA, "rope(fraction=0.25)", {"head_dim": 64}),
     (LLAMA31, "rope(base=500000.0,scaling=llama3(factor=8.0))", {"head_dim": 128}),
-    (MISTRAL, "rope", {"window": 4096}),
+    (MISTRAL, "rope@window=4096", {"window": 4096}),
     ({**MISTRAL, "sliding_window": None}, "rope", {"window": None}),
-    (GEMMA2, "rope", {"window": 4096, "scale": 144**-0.5, "logit_cap": 50.0}),
-    ({**GEMMA2, "attn_logit_softcapping": None}, "rope", {"logit_cap": None}),
+    (GEMMA2, "rope@window=4096,rope", {"window": 4096, "scale": 144**-0.5, "logit_cap": 50.0}),
+    ({**GEMMA2, "attn_logit_softcapping": None}, "rope@window=4096,rope", {"logit_cap": None}),
     (
         GEMMA3["text_config"] | {"num_hidden_layers": 6},
-        "rope*5,rope(base=1000000.0,scaling=linear(factor=8.0))",
+        "rope@window=1024*5,rope(base=1000000.0,scaling=linear(factor=8.0))",
         {"window": 1024, "also": ("qk_norm",), "head_dim": 256},
     ),
     (
         GEMMA4,
-        "rope*5,rope(base=1000000.0,scaling=proportional(fraction=0.25))",
+        "rope@window=512*5,rope(base=1000000.0,scaling=proportional(fraction=0.25))",
         {"window": 512, "scale": 1.0, "head_dim": 256},
     ),
     (QWEN2_VL, "mrope(sections=(16, 24, 24))", {"window": None}),
@@ -252,7 +253,11 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
         {"first_row": 0},
     ),
     ({**SIZES, "model_type": "smollm3"}, "rope(base=2000000.0)*3,nope", {}),
-    ({**SIZES, "model_type": "cohere2"}, "rope(layout='interleaved')*3,nope", {"window": 4096}),
+    (
+        {**SIZES, "model_type": "cohere2"},
+        "rope(layout='interleaved')@window=4096*3,nope",
+        {"window": 4096},
+    ),
     (
         {**SIZES, "model_type": "roberta", "max_position_embeddings": 514},
         "learned",
@@ -269,7 +274,7 @@ READ = [  # config, pattern of one stack's layers with attention, what the first
     ),
     (
         {**SIZES, "model_type": "modernbert", "local_rope_theta": 1e4, "local_attention": 128},
-        "rope(base=160000.0),rope*2,rope(base=160000.0)",
+        "rope(base=160000.0),rope@window=65*2,rope(base=160000.0)",
         {"window": None, "causal": False},
     ),
     ({**SIZES, "model_type": "pixtral", "rope_theta": 1e4}, "rope_2d(spectrum='alternating')", {}),
@@ -303,13 +308,13 @@ READ += [  # keys that older configs have on the Hub, and that transformers leav
             "position_embedding_type": "rope_gptj",
             "rotary_pct": 1.0,
         },
-        "rope(layout='interleaved')*3,nope",
+        "rope(layout='interleaved')@window=4096*3,nope",
         {},
     ),
-    ({**GEMMA2, "sliding_window_size": 4096}, "rope", {"window": 4096}),
+    ({**GEMMA2, "sliding_window_size": 4096}, "rope@window=4096,rope", {"window": 4096}),
     (
         {**SIZES, "model_type": "exaone4", "sliding_window": 64, "sliding_window_pattern": "LG"},
-        "rope,nope",
+        "rope@window=64,nope",
         {"window": 64},
     ),
     (
@@ -367,7 +372,7 @@ def test_a_config_is_read(config, pattern, first):
     attending = [x for x in layers if x.stack == layers[0].stack and x.encoding is not None]
     if pattern is not None:
         assert hf.pattern(attending) == pattern
-        assert pe_jax.parse(pattern)[0] == attending[0].encoding
+        assert without_window(pe_jax.parse(pattern)[0]) == attending[0].encoding
     assert {name: getattr(attending[0], name) for name in first} == first
     for layer in attending:
         dims = pe_jax.Dims(8 * layer.head_dim, 8, 8, layer.head_dim)
@@ -412,8 +417,91 @@ def test_llama_4_rotates_three_layers_in_chunks_and_tempers_the_fourth():
 
 def test_gpt_oss_has_sinks_and_yarn_between_channels():
     layers = hf.encodings(GPT_OSS)
-    assert all(layer.sinks for layer in layers) and [x.window for x in layers] == [128, None] * 2
-    assert layers[0].encoding.scaling == YaRN(32.0, 4096, truncate=False)
+    assert [x.window for x in layers] == [128, None] * 2
+    rope, sink = layers[0].encoding.parts
+    assert sink == pe_jax.make("sink") and rope.scaling == YaRN(32.0, 4096, truncate=False)
+    windowed, full = pe_jax.parse(hf.pattern(layers))
+    assert windowed.encoding == full == layers[0].encoding and windowed.window == 128
+
+
+def test_mimos_own_config_is_read():
+    """The Hub's has keys that transformers turns into its own, or leaves unread."""
+    config = {**SIZES, "model_type": "mimo_v2_flash", "head_dim": 192, "swa_head_dim": 192}
+    config |= {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334}
+    config |= {"sliding_window": 128, "sliding_window_size": 128, "attention_chunk_size": 128}
+    config |= {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False}
+    layers = hf.encodings(config | {"hybrid_layer_pattern": [0, 1, 1, 0]})
+    full, windowed = layers[0], layers[1]
+    assert [x.window for x in layers] == [None, 129, 129, None]
+    assert full.encoding.rotary_dim(192) == 64 and full.encoding.base == 5e6
+    rope, sink = windowed.encoding.parts
+    assert (rope.rotary_dim(192), rope.base, sink) == (64, 1e4, pe_jax.make("sink"))
+    assert [x.window for x in hf.encodings(config)] == [None, 129, 129, 129]
+    refused(
+        lambda: hf.encodings(config | {"add_full_attention_sink_bias": True}),
+        "add_full_attention_sink_bias=True",
+        "only False is known here",
+    )
+    refused(lambda: hf.encodings(config | {"swa_head_dim": 64}), "swa_head_dim=64", "head_dim=192")
+
+
+def test_granite_has_a_base_for_each_layer_and_none_where_it_is_0():
+    config = {**SIZES, "model_type": "granite_swa", "layer_rope_theta": [0, 1e4, 5e5, 0]}
+    layers = hf.encodings(config)
+    assert hf.pattern(layers) == (
+        "sink,(rope+sink)@window=128,(rope(base=500000.0)+sink)@window=128,sink@window=128"
+    )
+    assert hf.to_hf(layers, "granite_swa")["layer_rope_theta"] == [0, 1e4, 5e5, 0]
+    for wrong in ([1e4], [1e4] * 3 + [-1], 5):
+        refused(
+            lambda wrong=wrong: hf.encodings(config | {"layer_rope_theta": wrong}),
+            f"layer_rope_theta={wrong}",
+            "for each of 4 layers",
+        )
+
+
+def test_lfm3s_labels_are_of_the_layers_that_attend():
+    layers = hf.encodings({**SIZES, "model_type": "lfm3", "num_hidden_layers": 8})
+    kinds = [layer.encoding and (layer.encoding.base, layer.window) for layer in layers]
+    assert kinds == [None, None, (1e6, None), None, (1e4, 256), None, (1e6, None), None]
+    assert layers[2].encoding.scaling == Proportional(0.5)
+
+
+def test_deepseek_v4s_labels_are_no_layer_types():
+    config = {**SIZES, "model_type": "deepseek_v4", "head_dim": 512, "compress_ratios": [0, 4, 128]}
+    config |= {"num_hidden_layers": 3, "qk_rope_head_dim": 64, "compress_rope_theta": 160000.0}
+    config |= {"rope_theta": 1e4, "rope_scaling": {**YARN, "factor": 16.0}}
+    main, *others = layers = hf.encodings(config)
+    assert main.also == ("qk_norm", "rotated_values") and main.encoding.parts[0].base == 1e4
+    assert [x.also[2] for x in others] == [
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ]
+    for layer in layers:
+        rope, sink = layer.encoding.parts
+        assert rope.rotary_dim(512) == 64 and layer.rotary_last and layer.window == 128
+        assert rope.layout == "interleaved" and sink == pe_jax.make("sink")
+        assert (rope.scaling is None) == (layer is main)
+    assert others[0].encoding.parts[0].scaling.attention_factor == 1.0
+    assert hf.encodings({**SIZES, **hf.to_hf(layers, "deepseek_v4")}) == layers
+
+
+def test_inkling_slides_on_five_layers_of_six_and_grows_on_the_sixth():
+    first = hf.encodings({**SIZES, "num_hidden_layers": 6, "model_type": "inkling_text"})
+    assert hf.pattern(first) == "inkling(extent=512)@window=512*5,inkling"
+    assert {x.scale for x in first} == {1 / 128} and "qk_norm" in first[0].also
+    given = {**SIZES, "num_hidden_layers": 6, "log_scaling_n_floor": 7, "local_layer_ids": [0, 3]}
+    some = hf.encodings({"text_config": {**given, "model_type": "inkling_text"}})
+    assert [x.window for x in some] == [512, None, None, 512, None, None]
+    assert some[1].encoding.floor == 7 and some[0].encoding.floor is None
+    second = hf.encodings({**SIZES, "model_type": "inkling2_text", "num_hidden_layers": 6})
+    full, sink = second[-1].encoding.parts
+    assert full.floor == 128_000 and full.clip_states == 8.0 and sink.from_input
+    assert second[0].scale is None and second[0].window == second[0].encoding.parts[0].extent
+    for kind, layers in (("inkling_text", some), ("inkling2_text", second)):
+        assert hf.encodings({**SIZES, **hf.to_hf(layers, kind)}) == layers
+    wrong = {**given, "model_type": "inkling_text", "local_layer_ids": [6]}
+    refused(lambda: hf.encodings(wrong), "local_layer_ids=[6]", "numbers below 6")
 
 
 def test_layers_without_attention_have_no_encoding():
@@ -467,7 +555,7 @@ def test_a_nested_truncate_is_read_and_said():
 
 def test_a_type_without_settings_of_its_own_is_not_rotated():
     config = {**GEMMA4, "rope_parameters": {**GEMMA4["rope_parameters"], "full_attention": None}}
-    assert hf.pattern(hf.encodings(config)) == "rope*5,nope"
+    assert hf.pattern(hf.encodings(config)) == "rope@window=512*5,nope"
 
 
 @pytest.mark.parametrize("config", [config for config, *_ in READ] + [GPT_OSS, DEEPSEEK3, PHI3])

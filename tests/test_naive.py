@@ -41,7 +41,7 @@ def test_the_dense_engine_equals_the_naive_form(case, order):
 
 def test_every_scheme_has_a_naive_form():
     assert naive.SCORES.keys() == pe_jax.ENCODINGS.keys()
-    others = naive.INPUTS.keys() | naive.VALUES.keys() | naive.AVERAGES.keys()
+    others = naive.INPUTS.keys() | naive.VALUES.keys() | naive.AVERAGES.keys() | naive.SINKS.keys()
     assert others < naive.SCORES.keys()
 
 

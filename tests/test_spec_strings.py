@@ -1,5 +1,8 @@
 """Config strings: what is written is read back as an equal object, whatever the fields are."""
 
+import functools
+import re
+
 import pytest
 
 import pe_jax
@@ -35,8 +38,37 @@ def test_a_position_scheme_is_read_as_it_was_written(text):
 def test_a_pattern_is_a_tree_of_calls():
     a, b = spec.Call("a", {}), spec.Call("b", {"x": (1, 2), "y": spec.Call("c", {"z": None})})
     tree = spec.parse_pattern("a*2,(b(x=(1, 2), y=c(z=None))+a,a)", "a", "c(…)")
-    assert tree == ((a,), (a,), (b, a), (a,))
+    assert tree == tuple(spec.Layer(x, {}) for x in ((a,), (a,), (b, a), (a,)))
     assert spec.parse_call("b(x=-1)") == spec.Call("b", {"x": -1})
+
+
+def test_a_setting_is_of_a_layer_or_of_each_in_parentheses():
+    a, b = spec.Call("a", {}), spec.Call("b", {})
+    read = functools.partial(spec.parse_pattern, example="a", nested="c(…)", settings=("n", "m"))
+    assert read("a@n=3*2,b") == (spec.Layer((a,), {"n": 3}),) * 2 + (spec.Layer((b,), {}),)
+    assert read("(a,b)@n=0") == (spec.Layer((a,), {"n": 0}), spec.Layer((b,), {"n": 0}))
+    both = (spec.Layer((a, b), {"n": 3, "m": 4}),)
+    assert read("a+b@n=3@m=4") == both == read("(a + b) @ m = 4 @ n = 3") == read("a@m=4+b@n=3")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("a@k=3", "a layer has no setting 'k'; known: n, m"),
+        ("a@n=-1", "@n=-1: write an integer of at least 0"),
+        ("a@n=1.5", "@n=1.5: write an integer of at least 0"),
+        ("a@n=b", "@n='b': write an integer of at least 0"),
+        ("a@n=True", "@n=True: write an integer of at least 0"),
+        ("a@n=3@n=4", "@n=3 and @n=4 are of one layer; keep one of them"),
+        ("a@n=3+b@n=3", "are of one layer"),
+        ("(a@n=3,b)@n=4", "are of one layer"),
+        ("a@n", "cannot read 'a @ n'; write"),
+        ("3@n=4", "cannot read '3'; write name, name(field=value), a+b, a*3, or a,b or a@n=3"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_an_error(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        spec.parse_pattern(text, "a", "c(…)", ("n", "m"))
 
 
 @pytest.mark.parametrize(

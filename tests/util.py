@@ -65,6 +65,11 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "self_extend": [{"group": 2, "window": 4}],
     "dual_chunk": [{"chunk_size": 4, "local_size": 1}, {"chunk_size": 5, "local_size": 1}],
     "wavlm": [{"num_buckets": 8, "max_distance": 6}],
+    "inkling": [
+        {"extent": 4, "width": 3},
+        {"extent": 6, "width": 5, "floor": 4, "attn_scale": 0.5, "clip_states": 1.5},
+    ],
+    "sink": [{}, {"from_input": True}],
     "learned_2d": [{"height": 40, "width": 41}],
     "learned_grid": [{"height": 40, "width": 41}],
     "rope_2d": [{"channels": (2, 6), "causal": False}],

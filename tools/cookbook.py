@@ -26,8 +26,9 @@ params = pe_jax.hf.params(config, state, layer=3)   # position weights of a stat
 out = pe_jax.attention(q, k, v, encoding=layers[3].encoding, params=params)
 ```
 
-- **config string**: the encodings, layer by layer, for `pe_jax.parse`; of two stacks, the encoder's
-  first. **besides**: what else the scores need, by the names of `pe_jax.hf.LayerEncoding`.
+- **config string**: encodings and windows, layer by layer, for `pe_jax.parse`; of two stacks, the
+  encoder's first. **besides**: what else the scores need, by the names of
+  `pe_jax.hf.LayerEncoding`.
 - **position weights**: names in a state dict → entry of `Params`, and what `pe_jax.hf.params` does
   to them; `*` is the layer's number, or anything. Rotations, ALiBi and sinusoids have none.
 - **checked**: what a live test compares with the model's own code, at 1e-5 (of each row the spec is
@@ -58,12 +59,11 @@ def besides(layers: Sequence[LayerEncoding]) -> str:
     """What else the scores need, and in how many layers."""
     found: collections.Counter[str] = collections.Counter()
     for layer in layers:
-        numbers = {"window": layer.window, "chunk": layer.chunk, "scale": layer.scale}
+        numbers = {"chunk": layer.chunk, "scale": layer.scale}
         numbers |= {"logit_cap": layer.logit_cap, "prefix": layer.prefix or None}
         numbers |= {"first_row": layer.first_row or None}
         found.update(f"{name} {x:.6g}" for name, x in numbers.items() if x is not None)
-        flags = {"sinks": layer.sinks, "rotary_last": layer.rotary_last}
-        found.update([name for name, on in flags.items() if on])
+        found.update(["rotary_last"] * layer.rotary_last)
         found.update(layer.also)
     every = len(layers)
     counted = (f"{x} ({n} of {every} layers)" if n < every else x for x, n in found.items())

@@ -252,9 +252,22 @@ DECODERS = (
     Row(
         "gpt-oss",
         "gpt_oss",
-        "`self_attn.sinks` [H] is no position: `terms=(pe_jax.Sink(sinks),)`. YaRN with"
-        " `truncate: false`",
+        "Every other layer has a window, of 128; all have a sink. YaRN with `truncate: false`",
+        "weights",
+    ),
+    Row(
+        "MiMo-V2-Flash",
+        "mimo_v2_flash",
+        "The factor .334 of 192 channels are 64; the window is `sliding_window_size` + 1, and only"
+        " layers that have it have sinks",
         "scores",
+    ),
+    Row(
+        "Granite SWASH",
+        "granite_swa",
+        "`layer_rope_theta` lists a base for each layer, 0 for no RoPE",
+        "scores",
+        {"attention_multiplier": 0.015625, "layer_rope_theta": [0, 1e4, 1e4, 1e4] * 3},
     ),
     Row(
         "DeepSeek-V3",
@@ -271,6 +284,27 @@ DECODERS = (
         " scores, other cached keys",
         "scores",
         {"rope_parameters": {**DEEPSEEK, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    Row(
+        "DeepSeek-V4",
+        "deepseek_v4",
+        "Values are rotated as keys are, and the output back; `rope_parameters` has the labels main"
+        " (layers with a window alone) and compress, which are no layer types",
+        "scores",
+        {"layer_types": ["sliding_attention"] * 12},
+    ),
+    Row(
+        "Inkling",
+        "inkling_text",
+        "q and k are normalised and multiplied by 1/E; keys and values pass a short convolution"
+        " before",
+        "weights",
+    ),
+    Row(
+        "Inkling 2",
+        "inkling2_text",
+        "No norms, but clips of q, k and r; the sink of each query is a projection of its input",
+        "weights",
     ),
     Row(
         "MiniMax-M2",

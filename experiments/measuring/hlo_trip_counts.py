@@ -38,8 +38,9 @@ def tiles(
 
     Tiles that a decaying bias skips depend on the data: they are counted.
     """
-    tiled = [e for e in model.pattern if not sums_rows(abstract_terms(e, model.dims))]
-    counts = [_turns(encoding, model, batch, length, layout, devices) for encoding in tiled]
+    layers = zip(model.pattern, model.windows, strict=True)
+    tiled = [x for x in layers if not sums_rows(abstract_terms(x[0], model.dims))]
+    counts = [_turns(*layer, model, batch, length, layout, devices) for layer in tiled]
     if not counts:
         return Tiles()
     whole, partial, columns = (sum(x) / len(counts) for x in zip(*counts, strict=True))
@@ -48,6 +49,7 @@ def tiles(
 
 def _turns(
     encoding: Encoding,
+    window: tuple[int | None, int],
     model: ModelConfig,
     batch: int,
     length: int,
@@ -59,7 +61,7 @@ def _turns(
     On a ring the mean is over its hops too, as every device gets the keys of all others.
     """
     dims = model.dims
-    spec = AttentionSpec(dims, model.causal, model.window or None, model.sinks, True, True)
+    spec = AttentionSpec(dims, model.causal, *window, aligned=True, contiguous=True)
     q: Any
     k: Any
     q, k = (

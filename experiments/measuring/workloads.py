@@ -237,8 +237,10 @@ def _attention(
         program = compiled(gradient(f), params, *operands)[1]
     else:
         program = compiled(f, params, *operands[:3])[1]
-    if engine == NAIVE and kinds.select(abstract_terms(encoding, sizes.dims), kinds.RelativeValues):
-        return program._replace(note="does less: jax.nn takes no vectors at the values")
+    less = {kinds.RelativeValues: "vectors at the values", kinds.Sink: "sink logits"}
+    for term in abstract_terms(encoding, sizes.dims) if engine == NAIVE else ():
+        if type(term) in less:
+            return program._replace(note=f"does less: jax.nn takes no {less[type(term)]}")
     return program
 
 

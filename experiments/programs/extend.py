@@ -41,6 +41,7 @@ from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.encodings.terms import Rotation
+from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.training import data, manifest, passkeys, sharding
 from pe_jax.training.checkpoint import BINDING, check_same
 from pe_jax.training.config import Config
@@ -210,15 +211,16 @@ def extended(
     spec: str, config: ExtendConfig, base: Config, searched: tuple[float, ...] | None = None
 ) -> str:
     """The run's encodings, all layers, with the method instead of each RoPE."""
-    layers = [
-        replacement(
-            spec, encoding, Placeholders.of(encoding, config, base, searched), base.model.dims
-        )
-        if isinstance(encoding, RoPE)
-        else encoding
-        for encoding in base.model.pattern
-    ]
-    return ",".join(map(format_encoding, layers))
+
+    def extend(layer: Encoding) -> Encoding:
+        rope = without_window(layer)
+        if not isinstance(rope, RoPE):
+            return layer
+        values = Placeholders.of(rope, config, base, searched)
+        new = replacement(spec, rope, values, base.model.dims)
+        return dataclasses.replace(layer, encoding=new) if isinstance(layer, Windowed) else new
+
+    return ",".join(format_encoding(extend(layer)) for layer in parse(base.model.encoding))
 
 
 def names(config: ExtendConfig) -> dict[str, str]:

@@ -40,6 +40,7 @@ DRAWN = {
     "self_extend": "self_extend(group=8,window=32)",
     "dual_chunk": "dual_chunk(chunk_size=40,local_size=8)",
     "dape": "alibi+dape",
+    "inkling": "inkling(extent=64)",
 }
 
 

@@ -32,6 +32,7 @@ KNOWN = (
     *("bipe", "rope_2d", "swin", "alibi_2d", "sinusoidal_2d"),
     *("learned_2d", "cpb", "mrope", "layoutlmv3", "proportional"),
     *("pope", "lerope", "log_length", "selective_rope", "wall", "clipped_rope"),
+    *("inkling", "sink"),
 )
 
 

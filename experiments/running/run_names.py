@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pe_jax import spec_strings
+from pe_jax.encodings.registry import SETTINGS
 from pe_jax.validation import ConfigError, nearest
 
 HASH = 8  # hexadecimal digits
@@ -60,11 +61,13 @@ def _variant(spec: str) -> Variant | None:
     """The variant that a spec is; None if it is a sum, a pattern, or cannot be read."""
     filled = re.sub(r"\{(\w+)\}", r"'{\1}'", spec)  # placeholders stand for values
     try:
-        ((call,),) = spec_strings.parse_pattern(filled, example="rope", nested="a scaling")
+        (layer,) = spec_strings.parse_pattern(filled, "rope", "a scaling", SETTINGS)
+        (call,) = layer.summands
     except ValueError:
         return None
     fields: dict[str, str] = {}
-    return Variant(_flatten(call, fields), fields)
+    name = _flatten(call, fields)
+    return Variant(name, fields | {f"@{key}": str(n) for key, n in layer.settings.items()})
 
 
 def _flatten(call: spec_strings.Call, fields: dict[str, str]) -> str:
@@ -88,7 +91,7 @@ def _shown(value: Any) -> str:
 
 
 def _field(field: str, value: str) -> str:
-    return f"×{value}" if field == "factor" else f"{field} {value}"
+    return f"×{value}" if field == "factor" else f"{field.removeprefix('@')} {value}"
 
 
 def find(field: str, value: str, specs: Sequence[str]) -> str:

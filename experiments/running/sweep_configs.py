@@ -1,6 +1,7 @@
 """The configurations of programs that train many models, checked before anything compiles."""
 
 import dataclasses
+import re
 
 import jax
 
@@ -248,8 +249,10 @@ class ImagesConfig(TrialsConfig):
     def entries(self) -> list[tuple[str, str]]:
         """(encoding, convention of its positions), with the training size filled in."""
         side = str(self.sides[0] // self.patch)
-        split = [entry.replace("{side}", side).partition("@") for entry in self.encodings]
-        return [(spec, convention or "index") for spec, _, convention in split]
+        filled = (entry.replace("{side}", side) for entry in self.encodings)
+        # the last word, where it is no setting of a layer, as `@window=49`
+        split = [re.fullmatch(r"(.*?)(?:@(\w+))?", entry, re.DOTALL) for entry in filled]
+        return [(match[1], match[2] or "index") for match in split if match]
 
 
 @dataclasses.dataclass(frozen=True)

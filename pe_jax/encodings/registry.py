@@ -7,8 +7,10 @@ from pe_jax.encodings import schemes
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.windowed import Windowed
 from pe_jax.validation import ConfigError, require, shown
 
+SETTINGS = ("window", "sinks")  # of a layer
 ENCODINGS: dict[str, type[Encoding]] = {
     name: kind for name, kind in vars(schemes).items() if isinstance(kind, type)
 }
@@ -32,6 +34,9 @@ def make(name: str, **fields: Any) -> Encoding:
 def parse(spec: str) -> tuple[Encoding, ...]:
     """Reads `rope(base=5e5)`, a sum `t5+rope`, or a pattern over layers `rope*3,nope`.
 
+    A layer may have a sliding window of its own, and sinks: `rope@window=512@sinks=4*3,nope`; it is
+    then `Windowed`. `@window=0` is none, also where the model has one.
+
     A scaling of RoPE is written the same way: `rope(scaling=yarn(factor=4, original_length=2048))`;
     the names are those of `rope_scaling.SCALINGS`.
 
@@ -46,18 +51,24 @@ def parse(spec: str) -> tuple[Encoding, ...]:
         raise TypeError(f"encoding={shown(spec)}: pass a string, such as 'rope(base=5e5)'")
     scaling = "a scaling as yarn(factor=4, original_length=2048)"
     try:
-        pattern = specs.parse_pattern(spec, example="rope(base=5e5)", nested=scaling)
-    except ValueError as error:
-        raise ConfigError(f"encoding {shown(spec)}: {error}") from error
-    return tuple(_encoding(summands, spec) for summands in pattern)
+        pattern = specs.parse_pattern(spec, "rope(base=5e5)", scaling, SETTINGS)
+        return tuple(_layer(layer, spec) for layer in pattern)
+    except ConfigError as error:
+        named = str(error).startswith("encoding ")
+        raise ConfigError(str(error) if named else f"encoding {shown(spec)}: {error}") from error
 
 
-def _encoding(summands: tuple[specs.Call, ...], spec: str) -> Encoding:
+def _layer(layer: specs.Layer, spec: str) -> Encoding:
     parts = tuple(
         make(name, **{field: _value(value, spec) for field, value in fields.items()})
-        for name, fields in summands
+        for name, fields in layer.summands
     )
-    return parts[0] if len(parts) == 1 else Sum(parts)
+    encoding = parts[0] if len(parts) == 1 else Sum(parts)
+    if not layer.settings:
+        return encoding
+    window, sinks = (layer.settings.get(name, 0) for name in SETTINGS)
+    require(window > 0 or not sinks, "@sinks", sinks, "write @window=… too, for the same layer")
+    return Windowed(encoding, window or None, sinks)
 
 
 def _value(value: Any, spec: str) -> Any:
@@ -78,6 +89,11 @@ def format_encoding(encoding: Encoding) -> str:
       TypeError: not an encoding.
       ValueError: an encoding that is not in `ENCODINGS`.
     """
+    if isinstance(encoding, Windowed):
+        spec = format_encoding(encoding.encoding)
+        spec = f"({spec})" if isinstance(encoding.encoding, Sum) else spec
+        sinks = f"@sinks={encoding.sinks}" if encoding.sinks else ""
+        return f"{spec}@window={encoding.window or 0}{sinks}"
     if isinstance(encoding, Sum):
         return "+".join(map(format_encoding, encoding.parts))
     if not isinstance(encoding, Encoding):

@@ -28,6 +28,8 @@ from pe_jax.encodings.selective_rope import SelectiveRoPE as selective_rope
 from pe_jax.encodings.grape_ap import GRAPEAP as grape_ap
 from pe_jax.encodings.path import PaTH as path
 from pe_jax.encodings.wavlm import WavLM as wavlm
+from pe_jax.encodings.inkling import Inkling as inkling
+from pe_jax.encodings.sink import SinkLogit as sink
 from pe_jax.encodings.rerope import ReRoPE as rerope
 from pe_jax.encodings.self_extend import SelfExtend as self_extend
 from pe_jax.encodings.dual_chunk import DualChunk as dual_chunk

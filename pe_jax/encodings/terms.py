@@ -132,7 +132,8 @@ class State(Term):
     the row, also those of other documents: a term may use only differences within one document.
 
     Attributes:
-      fn: the function; `fn(arrays, positions)` where the state is `of` positions.
+      fn: the function; `fn(arrays, positions)` where the state is `of` positions, and
+        `fn(arrays, x, positions)` where it is of both.
       arrays: its parameters.
       width: how many numbers.
       after: for running sums, `after(before, state)`: a state that began at zero, as it is after
@@ -741,12 +742,16 @@ class RelativeValues(DistanceTerm):
 
 @kind
 class Sink(Term):
-    """One more logit [H] in the softmax of each row, without a value."""
+    """One more logit [H] in the softmax of each row, without a value.
+
+    With a `state` of one number, that of the query is added to it.
+    """
 
     logit: jax.Array
+    state: State | None = None
 
     def for_heads(self, share):
-        return Sink(share(self.logit, 0))
+        return dataclasses.replace(self, logit=share(self.logit, 0))
 
 
 @kind

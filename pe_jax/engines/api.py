@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params, require_dims
 from pe_jax.encodings.terms import Side, Term, Tokens
+from pe_jax.encodings.windowed import require_window
 from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
@@ -84,7 +85,8 @@ def attention(
       k_index: the same for the keys; None: 0 … S - 1.
       causal: whether later tokens (by index) are hidden. None: they are; a scheme of several axes
         must be told.
-      window: how many tokens back are seen, oneself included.
+      window: how many tokens back are seen, oneself included; left out where the encoding is one
+        with a window, as `pe_jax.parse("rope@window=512")` gives.
       sinks: how many tokens at the start of each segment (a run of equal ids; without segments,
         those of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
         LM-Infinite, arXiv 2308.16137).
@@ -144,7 +146,7 @@ def attention(
     """
     inputs.no_others(others)
     inputs.layout(layout)
-    encoding = inputs.encoding(encoding)
+    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
     inputs.arrays(q, k, v)
     dims = inputs.dims(dims, q, k, x, heads_axis)
     encoding.check(dims)
@@ -243,7 +245,7 @@ def attend(
     or None where it has none (k_states=None: as `q_states`, if T = S). `claims` says what positions
     the terms take, `name` what messages call them.
     """
-    inputs.window(window, sinks)
+    require_window(window, sinks)
     inputs.terms(terms)
     inputs.arrays(q, k, v, terms)
     require_dims(dims)
@@ -277,7 +279,7 @@ def attend(
     q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
     call = dispatch.Call(spec, terms, q_side, k_side, v)
     out, lse = dispatch.engine(implementation, layout, call, name)(*call)
-    out, lse = rescale(terms, out, lse)
+    out, lse = rescale(terms, q_states, out, lse)
     out = jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
     if not return_lse:
         return out
@@ -288,18 +290,25 @@ def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple
     """For each term its states of queries and of keys; what both read from `x` is made once."""
     of_queries = tuple(t.state and layout.state(t.state, x, places[0]) for t in terms)
     of_keys = tuple(
-        made if t.state is None or t.state.of == "x" else layout.state(t.state, x, places[1])
+        layout.state(t.state, x, places[1])
+        if inputs.reads_keys(t) and t.state.of != "x"  # pyright: ignore[reportOptionalMemberAccess]
+        else made
         for t, made in zip(terms, of_queries, strict=True)
     )
     return [of_queries, of_keys]
 
 
-def rescale(terms: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
-    """The output [B, H, T, F] with what sinks leave, or unnormalized, and lse [B, H, T, 1]."""
+def rescale(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
+    """The output [B, H, T, F] with what sinks leave, or unnormalized, and lse [B, H, T, 1].
+
+    `states` [B or 1, H, T, 1] are those of the queries, for each term.
+    """
     if kinds.select(terms, kinds.Unnormalized):
         out = out * jnp.exp(lse)
-    for sink in kinds.select(terms, kinds.Sink):
-        logit = align(sink.logit[:, None, None], out)
+    for sink, state in zip(terms, states, strict=True):
+        if not isinstance(sink, kinds.Sink):
+            continue
+        logit = align(sink.logit[:, None, None], out) + (0 if state is None else state)
         out, lse = out * jax.nn.sigmoid(lse - logit), jnp.logaddexp(lse, logit)
     return out, lse
 

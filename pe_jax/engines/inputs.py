@@ -15,11 +15,12 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input, require_dims
 from pe_jax.encodings.terms import Term, select
+from pe_jax.encodings.windowed import Windowed, require_window
 from pe_jax.engines import reference
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import align, require_array, require_key
-from pe_jax.validation import is_int, is_real, require, require_bool, shown
+from pe_jax.validation import is_real, require, require_bool, shown
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 DRAW = "pass encoding.init(key, dims)"
@@ -54,12 +55,18 @@ def some_heads(terms: tuple, heads_axis: str | None) -> tuple[Term, ...]:
     return tuple(term.for_heads(HeadsOfDevice(heads_axis)) for term in terms)
 
 
-def window(window: int | None, sinks: int) -> None:
-    """Raises ValueError where the window or the sinks cannot be."""
-    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
-    require(is_int(sinks, 0), "sinks", sinks, "pass an integer of at least 0")
-    fix = "pass a window too: without one every token is in sight"
-    require(window is not None or not sinks, "sinks", sinks, fix)
+def window(encoding: Encoding, window: int | None, sinks: int) -> tuple[Encoding, int | None, int]:
+    """The encoding alone, and the window and sinks of the call, which may be the encoding's own.
+
+    Raises:
+      ValueError: a window or sinks that cannot be; a window of the call and one of the encoding.
+    """
+    if isinstance(encoding, Windowed):
+        fix = f"the encoding has its own, {encoding.window or 0}; leave one of them out"
+        require(window is None and not sinks, "window", window, fix)
+        return encoding.encoding, encoding.window, encoding.sinks
+    require_window(window, sinks)
+    return encoding, window, sinks
 
 
 def causal(encoding: Encoding, causal: bool | None, masked: bool = False) -> bool:

@@ -16,15 +16,20 @@ from pe_jax.hf.biases import (
     XLNet,
 )
 from pe_jax.hf.conformers import Conformer
+from pe_jax.hf.deepseek_v4 import DeepSeekV4
+from pe_jax.hf.inkling import InklingFamily
 from pe_jax.hf.kinds import (
     conv_layers,
     every,
     exaone4_layers,
+    first_of,
     gemma4_layers,
+    lfm3_layers,
     linear_but,
     listed_attention,
     listed_rope,
     llama4_layers,
+    mimo_layers,
     minimax_layers,
     modernbert_layers,
     only_sliding,
@@ -43,6 +48,10 @@ GEMMA3 = {FULL: Base(1e6), SLIDING: Base(1e4, ("rope_local_base_freq",), scaled=
 GEMMA4 = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+LFM3 = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
 }
 OLMO3 = {FULL: Base(5e5), SLIDING: Base(5e5, scaled=False)}
 MODERNBERT = {
@@ -108,7 +117,7 @@ FAMILIES: dict[str, Any] = {
         typed=True,
         window=128,
         parameters=GPT_OSS,
-        sinks=True,
+        sinks=(FULL, SLIDING),
     ),
     # partial
     "gpt_neox": Rotary(partial=0.25),
@@ -132,6 +141,24 @@ FAMILIES: dict[str, Any] = {
     ),
     "exaone4": Rotary(
         kinds=exaone4_layers, typed=True, window=4096, rotates=sliding_if_any, qk_norm=True
+    ),
+    "granite_swa": Rotary(
+        kinds=first_of(4),
+        typed=True,
+        window=128,
+        scale=("attention_multiplier", 1.0),
+        layer_bases=True,
+        sinks=(FULL, SLIDING),
+    ),
+    "mimo_v2_flash": Rotary(
+        head_dim=192,
+        partial=0.334,
+        kinds=mimo_layers,
+        typed=True,
+        window=129,
+        besides_self=True,
+        nested={FULL: Base(5e6), SLIDING: Base(1e4, ("swa_rope_theta",))},
+        sinks=(SLIDING,),
     ),
     "smollm3": Rotary(
         base=2e6,
@@ -193,6 +220,15 @@ FAMILIES: dict[str, Any] = {
     ),
     "qwen3_next": Rotary(partial=0.25, head_dim=256, kinds=linear_but(4), typed=True, qk_norm=True),
     "minimax": Rotary(base=1e6, kinds=minimax_layers, typed=True, window=None, window_on_full=True),
+    "lfm3": Rotary(
+        head_dim=128,
+        kinds=lfm3_layers,
+        typed=True,
+        window=256,
+        nested={FULL: Base(1e6), SLIDING: Base(1e4)},
+        parameters=LFM3,
+        qk_norm=True,
+    ),
     "lfm2": Rotary(base=1e6, kinds=conv_layers, typed=True, qk_norm=True),
     # M-RoPE
     "qwen2_vl_text": Rotary(base=1e6, sections=(16, 24, 24), **QWEN),
@@ -212,7 +248,9 @@ FAMILIES: dict[str, Any] = {
     # latent attention
     "deepseek_v2": MLA(),
     "deepseek_v3": MLA(interleave=("rope_interleave", True)),
+    "deepseek_v4": DeepSeekV4(layout="interleaved"),
 }
+FAMILIES |= {"inkling_text": InklingFamily(), "inkling2_text": InklingFamily(second=True)}
 FAMILIES |= {f"qwen{n}_vl": FAMILIES[f"qwen{n}_vl_text"] for n in ("2", "2_5")}  # flat, in v4
 FAMILIES["minimax_text_01"] = FAMILIES["minimax"]
 FAMILIES |= {"llama4": FAMILIES["llama4_text"], "gemma3": FAMILIES["gemma3_text"]}
@@ -314,8 +352,6 @@ FAMILIES |= {
 NEAREST = {
     "mistral_large4": "the keys that its indexer selects are not read here; its positions are"
     " (lerope(fraction=0.5,scaling=yarn(…))+log_length)*3,log_length",
-    "inkling": "relative logits from the input are not among our schemes; the nearest is wavlm",
-    "deepseek_v4": "compressed keys are not among our schemes; the nearest is rope+rotated_values",
     "funnel": "its factorised relative attention is not read here; the nearest is transformer_xl",
     "reformer": "axial tables of positions that follow each other are not among our schemes; the"
     " nearest is learned_2d",

@@ -19,6 +19,40 @@ def every(count: int, key: str = "sliding_window_pattern") -> Callable[[Keys, in
     return kinds
 
 
+def first_of(count: int) -> Callable[[Keys, int], list[str]]:
+    """The first of every `count` layers is full, the others slide."""
+
+    def kinds(keys: Keys, layers: int) -> list[str]:
+        return [SLIDING if i % count else FULL for i in range(layers)]
+
+    return kinds
+
+
+def mimo_layers(keys: Keys, layers: int) -> list[str]:
+    """The first layer is full, and every sixth; or those that the Hub's config lists as 0."""
+    flags = {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False}
+    for key, known in flags.items():
+        given = keys.flag(key, default=known)
+        require(given == known, key, given, f"only {known} is known here")
+    width, narrow = keys.head_dim(192), keys.get("swa_head_dim")
+    require(narrow in (None, width), "swa_head_dim", narrow, f"only head_dim={width} is known here")
+    keys.get("attention_chunk_size")  # nobody reads it
+    given = keys.get("hybrid_layer_pattern")
+    if given is None:
+        return [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
+    ok = isinstance(given, list | tuple) and len(given) == layers
+    ok = ok and all(x in (0, 1) for x in given)
+    fix = f"pass 1 (a window) or 0 for each of {layers} layers"
+    require(ok, "hybrid_layer_pattern", given, fix)
+    return [SLIDING if x else FULL for x in given]
+
+
+def lfm3_layers(keys: Keys, layers: int) -> list[str]:
+    """Of four layers the third is full, the first slides unless it is the model's, two convolve."""
+    fours = SLIDING, "conv", FULL, "conv"
+    return [fours[i % 4] if i else "conv" for i in range(layers)]
+
+
 def listed_rope(keys: Keys, kinds: list[str]) -> list[bool]:
     """`no_rope_layers`, which lists 1 for layers WITH RoPE, or every n-th without (Llama 4)."""
     interval = keys.integer("no_rope_layer_interval", default=4)

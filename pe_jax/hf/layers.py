@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.sums import Sum
+from pe_jax.encodings.windowed import Windowed
 from pe_jax.validation import shown
 
 
@@ -25,7 +26,6 @@ class LayerEncoding:
       scale: what q·k is multiplied by; None: 1/sqrt(E), or the encoding's own (T5, DeBERTa). To
         `attention`, `terms=(pe_jax.Scale(scale),)`.
       logit_cap: c in c·tanh(score/c), before the mask (Gemma 2).
-      sinks: a learned logit per head in the denominator (gpt-oss): `pe_jax.Sink`.
       causal: whether later tokens are hidden.
       stack: "decoder" or "encoder"; a model with both has its encoder's layers first.
       prefix: tokens before the others that have no position (CLS and registers of DINOv3; registers
@@ -38,7 +38,10 @@ class LayerEncoding:
         "cosine_scores" (and a learned scale), "windows" and "shifted_windows" of an image (Swin),
         "bidirectional_images" (Gemma 4), "segment_bias" (XLNet), "conv_positions" (WavLM),
         "learned_positions" and "learned_boxes" (LayoutLMv3), "share_att_key" and "norm_rel_ebd"
-        (DeBERTa).
+        (DeBERTa), "short_convolutions" (of keys and values, Inkling), "value_norm" and
+        "output_gate" (Inkling 2), "rotated_values" (DeepSeek-V4: as the keys are, the output back),
+        "compressed_sparse_attention" and "heavily_compressed_attention" (keys of 4 and of 128
+        tokens at once besides).
     """
 
     encoding: Encoding | None
@@ -47,7 +50,6 @@ class LayerEncoding:
     chunk: int | None = None
     scale: float | None = None
     logit_cap: float | None = None
-    sinks: bool = False
     causal: bool = True
     stack: str = "decoder"
     prefix: int = 0
@@ -62,10 +64,10 @@ def parts(encoding: Encoding) -> tuple[Encoding, ...]:
 
 
 def pattern(layers: Sequence[LayerEncoding]) -> str:
-    """The encodings of the layers as a config string: `rope*3,nope`.
+    """The encodings and windows of the layers as a config string: `rope@window=4096*3,nope`.
 
-    The shortest pattern that, repeated over the depth, gives them all. It has no place for windows,
-    scales and the rest of `LayerEncoding`.
+    The shortest pattern that, repeated over the depth, gives them all. It has no place for scales
+    and the rest of `LayerEncoding`.
 
     Args:
       layers: of one stack.
@@ -82,8 +84,9 @@ def pattern(layers: Sequence[LayerEncoding]) -> str:
     for index, layer in enumerate(layers):
         if layer.encoding is None:
             raise ValueError(f"layers: layer {index} has no attention and so no spec; leave it out")
-        spec = format_encoding(layer.encoding)
-        specs.append((spec, isinstance(layer.encoding, Sum)))
+        windowed = layer.window is not None
+        own = Windowed(layer.encoding, layer.window) if windowed else layer.encoding
+        specs.append((format_encoding(own), isinstance(own, Sum)))
     count = len(specs)
     lengths = (n for n in range(1, count + 1) if count % n == 0)
     length = next(n for n in lengths if specs == specs[:n] * (count // n))

@@ -10,15 +10,22 @@ from pe_jax.encodings.base import Dims, Encoding
 from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
+from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
 from pe_jax.hf import rotary_keys
 from pe_jax.hf.keys import Keys
 from pe_jax.hf.kinds import CHUNKED, FULL, OTHERS, SLIDING
 from pe_jax.hf.layers import LayerEncoding
-from pe_jax.validation import is_int, require, shown
+from pe_jax.validation import is_int, is_real, require, shown
 
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
+
+
+def with_sink(encoding: Encoding) -> Encoding:
+    """The encoding and a sink logit per head."""
+    bare = type(encoding) is Encoding
+    return SinkLogit() if bare else Sum((encoding, SinkLogit()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +50,7 @@ class Rotary:
       typed: whether `layer_types` is read.
       window: the default of `sliding_window`; 0: there is no such key.
       window_key: what it is called.
+      besides_self: whether `sliding_window_size` counts the tokens besides the query's own (MiMo).
       use_window: whether the window waits for `use_sliding_window`.
       rotates: which layers rotate, from keys and types; None: all.
       nested: bases of layer types, where each has its own.
@@ -53,7 +61,8 @@ class Rotary:
       cap: the key of the cap of logits.
       fixed_scale: the scale, where it is no setting.
       qk_norm: whether q and k are normalised, or the key that says so, with its default.
-      sinks: whether each head has a sink logit.
+      sinks: types of the layers whose heads have a sink logit.
+      layer_bases: whether each layer has a base in `layer_rope_theta`, 0 where it does not rotate.
       causal: whether later tokens are hidden.
       stack: "decoder" or "encoder".
       rotary_dim: default of the key of that name, where it takes the place of fractions.
@@ -74,6 +83,7 @@ class Rotary:
     typed: bool = False
     window: int | None = 0
     window_key: str = "sliding_window"
+    besides_self: bool = False
     use_window: bool = False
     rotates: Callable[[Keys, list[str]], list[bool]] | None = None
     nested: Mapping[str, Base] | None = None
@@ -84,7 +94,8 @@ class Rotary:
     cap: tuple[str, float | None] | None = None
     fixed_scale: float | None = None
     qk_norm: bool | tuple[str, bool] = False
-    sinks: bool = False
+    sinks: tuple[str, ...] = ()
+    layer_bases: bool = False
     causal: bool = True
     stack: str = "decoder"
     rotary_dim: int | None = None
@@ -107,6 +118,7 @@ class Rotary:
         widths = {kind: self._head_dim(keys, kind, kinds) for kind in kinds}
         causal, window = self._mask(keys, kinds)
         encodings = self._encodings(keys, widths)
+        bases = self._layer_bases(keys, layers)
         turns = self.rotates(keys, kinds) if self.rotates else [True] * layers
         rest = self._unrotated(keys)
         norm = self._qk_norm(keys)
@@ -119,26 +131,39 @@ class Rotary:
         windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
         images = self._bidirectional_images(keys)
         entries = []
-        for kind, turned in zip(kinds, turns, strict=True):
+        for kind, turned, base in zip(kinds, turns, bases, strict=True):
             if kind in OTHERS:
                 entries.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
                 continue
             both = ("qk_norm",) if norm and (turned or not self.tempered) else ()
+            encoding = encodings[kind] if turned and base != 0 else rest
+            if base and isinstance(encoding, RoPE):
+                encoding = dataclasses.replace(encoding, base=base)
             entries.append(
                 LayerEncoding(
-                    encodings[kind] if turned else rest,
+                    with_sink(encoding) if kind in self.sinks else encoding,
                     widths[kind],
                     window=window if kind in windowed else None,
                     chunk=chunk if kind == CHUNKED else None,
                     scale=scales[kind],
                     logit_cap=cap,
-                    sinks=self.sinks,
                     causal=causal,
                     stack=self.stack,
                     also=both + images,
                 )
             )
         return entries
+
+    def _layer_bases(self, keys: Keys, layers: int) -> list[Any]:
+        """The base of each layer, 0 where it has no RoPE; None: that of its type."""
+        bases = keys.get("layer_rope_theta") if self.layer_bases else None
+        if bases is None:
+            return [None] * layers
+        ok = isinstance(bases, list | tuple) and len(bases) >= layers
+        ok = ok and all(is_real(x) and (x == 0 or x > 1) for x in bases)
+        fix = f"pass a base above 1, or 0 for none, for each of {layers} layers"
+        require(ok, "layer_rope_theta", bases, fix)
+        return list(bases[:layers])
 
     def _kinds(self, keys: Keys, layers: int) -> list[str]:
         given = keys.get("layer_types") if self.typed else None
@@ -164,6 +189,9 @@ class Rotary:
         if self.window == 0:
             return None
         on = keys.flag("use_sliding_window") if self.use_window else True
+        if self.besides_self and keys.get("sliding_window_size") is not None:
+            keys.get(self.window_key)  # the other goes before it
+            return 1 + keys.integer("sliding_window_size")
         if keys.has_none(self.window_key):
             return None
         names = (self.window_key, "sliding_window_size")  # Gemma 2's first configs have both

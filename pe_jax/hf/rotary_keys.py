@@ -40,6 +40,9 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         config["use_bidirectional_attention"] = "vision" if images else None
     if family.tempered:
         config |= _temperature(layers)
+    if family.layer_bases:
+        ropes = map(rope_of, layers)
+        config["layer_rope_theta"] = [0 if rope is None else rope.base for rope in ropes]
     return config | _parameters(family, dict(zip(kinds, layers, strict=True)), kinds, layers)
 
 
@@ -104,6 +107,8 @@ def _parameters(
         if family.original is not None and isinstance(scaling, rope_scaling.LongRoPE):
             config["original_max_position_embeddings"] = scaling.original_length
         settings[kind] = _settings(turned[0].encoding, rope, head_dim)
+    if family.layer_bases:
+        settings = dict(list(settings.items())[:1])  # the base of each layer is in a list
     same = all(own == next(iter(settings.values())) for own in settings.values())
     if settings and same and family.nested is None:
         settings = next(iter(settings.values()))

@@ -19,8 +19,10 @@ import numpy as np
 from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.buckets import Buckets
 from pe_jax.encodings.deberta import DeBERTa
+from pe_jax.encodings.inkling import Inkling
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.learned_grid import LearnedGrid
+from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
 from pe_jax.hf.layers import LayerEncoding, parts
@@ -84,6 +86,17 @@ def sines_first(weight, *, head_dim: int):
     """By head, [H, D, E], the inputs 0, 2, 4, … (sines) before 1, 3, 5, … (cosines)."""
     apart = jnp.concatenate([weight[:, 0::2], weight[:, 1::2]], axis=1)
     return apart.reshape(-1, head_dim, apart.shape[1]).transpose(0, 2, 1)
+
+
+def profile_states(weight, scale=None, *, width: int):
+    """By head, [D, H, C], times a scale [H, C] where there is one."""
+    rows = weight.reshape(-1, width, weight.shape[1])
+    return (rows if scale is None else scale[..., None] * rows).transpose(2, 0, 1)
+
+
+def no_bias(weight):
+    """Zeros: [H]."""
+    return jnp.zeros(len(weight))
 
 
 def mirrored(table, *, left: int = 64, right: int = 8):
@@ -168,6 +181,9 @@ TERMS = (
     _weight("layer.v", "layers.{layer}.self_attn.pos_bias_v"),
     _weight("layer.w_r", "layers.{layer}.self_attn.linear_pos.weight", how=sines_first),
 )
+SELF = "layers.{layer}.self_attn"
+SINK = _weight("layer.logit", f"{SELF}.sinks", part=SinkLogit)
+PROFILES = _weight("layer.profiles", f"{SELF}.rel_logits_proj.proj", part=Inkling)
 WEIGHTS: dict[str, tuple[Weight, ...]] = {
     "t5": (_weight("shared.table", f"{{stack}}.block.0.{T5_TABLE}", how=transposed),),
     "umt5": (_weight("layer.table", f"{{stack}}.block.{{layer}}.{T5_TABLE}", how=transposed),),
@@ -222,6 +238,22 @@ WEIGHTS: dict[str, tuple[Weight, ...]] = {
         _weight("layer.b1", f"{SWIN_MLP}.0.bias"),
         _weight("layer.w2", f"{SWIN_MLP}.2.weight", how=transposed),
     ),
+    "gpt_oss": (SINK,),
+    "inkling_text": (
+        _weight("layer.weight", f"{SELF}.r_proj.weight", how=profile_states),
+        PROFILES,
+    ),
+    "inkling2_text": (
+        _weight(
+            "layer.weight",
+            *(f"{SELF}.{name}" for name in ("r_proj.weight", "rel_l2_clip.scale")),
+            how=profile_states,
+            part=Inkling,
+        ),
+        PROFILES,
+        _weight("layer.weight", f"{SELF}.sink_proj.weight", how=transposed, part=SinkLogit),
+        _weight("layer.logit", f"{SELF}.sink_proj.weight", how=no_bias, part=SinkLogit),
+    ),
     "gpt2": (_learned("wpe.weight"),),
     "openai-gpt": (_learned("positions_embed.weight"),),
     "opt": (_learned("decoder.embed_positions.weight"),),
@@ -236,6 +268,7 @@ WEIGHTS: dict[str, tuple[Weight, ...]] = {
 LIKE = {
     "t5": ("mt5", "switch_transformers", "longt5"),
     "gpt2": ("gpt_bigcode", "gpt_neo"),
+    "gpt_oss": ("granite_swa", "mimo_v2_flash", "deepseek_v4"),
     "whisper": ("bart", "mbart"),
     "vit": ("deit", "dinov2", "dinov2_with_registers"),
     "siglip_vision_model": ("siglip2_vision_model",),

@@ -92,11 +92,10 @@ def attention_fn(
         reads the layer's input; a scheme of several axes without `positions`.
       TypeError: `encoding` is not an Encoding, `params` not a Params.
     """
-    encoding = inputs.encoding(encoding)
+    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
     causal = inputs.causal(encoding, causal, masked=True)
-    inputs.window(window, sinks)
     if dims is not None:
         require_dims(dims)
     sizes = dims or SIZES

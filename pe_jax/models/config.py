@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pe_jax.config_fields import bool_field, check_fields, choice_field, int_field, ranged
 from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding
+from pe_jax.encodings.windowed import Windowed, without_window
 from pe_jax.engines import inputs
 from pe_jax.validation import ConfigError, is_real, require
 
@@ -22,8 +23,9 @@ class ModelConfig:
     """The Transformer's sizes and choices.
 
     Attributes:
-      encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`
-        (Gemma 3: `rope(base=1e4)*5,rope(base=1e6)`).
+      encoding: one string: `rope(base=5e5)`, a sum `t5+rope`, a pattern over layers `rope*3,nope`,
+        of which each may have a window: `rope@window=512*3,nope` (Gemma 3:
+        `rope(base=1e4)@window=1024*5,rope(base=1e6)`).
       vocab: number of token ids; 0 takes the tokenizer's.
       width: D, of the residual stream.
       layers: number of blocks, N, a multiple of the pattern's length.
@@ -39,7 +41,7 @@ class ModelConfig:
       tied: whether the output projection is the embedding table.
       dropout: rate on the outputs of attention and MLP, in training.
       causal: whether tokens attend only to earlier ones (a decoder) or to all (an encoder).
-      window: sliding window of attention; 0 disables it.
+      window: sliding window of the layers that `encoding` gives none; 0 disables it.
       sinks: first tokens of each document that stay visible outside the window.
       dtype: of the activations.
       remat: whether blocks are recomputed in the backward pass, which saves memory.
@@ -76,8 +78,15 @@ class ModelConfig:
 
     @property
     def pattern(self) -> tuple[Encoding, ...]:
-        """The encodings of layers 0 … P - 1, repeated over the depth."""
-        return parse(self.encoding)
+        """The encodings of layers 0 … P - 1, repeated over the depth, without windows."""
+        return tuple(map(without_window, parse(self.encoding)))
+
+    @property
+    def windows(self) -> tuple[tuple[int | None, int], ...]:
+        """The window, or None, and the sinks of layers 0 … P - 1."""
+        rest = Windowed(Encoding(), self.window or None, self.sinks)
+        layers = (x if isinstance(x, Windowed) else rest for x in parse(self.encoding))
+        return tuple((layer.window, layer.sinks) for layer in layers)
 
     @property
     def limit(self) -> int | None:

@@ -21,6 +21,7 @@ from pe_jax.models.config import DTYPES, ModelConfig
 # what the names in a config are
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
+Window = tuple[int | None, int]  # of a layer: how many tokens back are seen, and the sinks
 
 
 class Linear(nnx.Linear):
@@ -57,9 +58,10 @@ def norm(config: ModelConfig, width: int, rngs):
 class Attention(nnx.Module):
     """Self-attention: projections, the encoding of this layer, and an engine."""
 
-    def __init__(self, config: ModelConfig, encoding: Encoding, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, encoding: Encoding, window: Window, rngs: nnx.Rngs):
         dims, width = config.dims, config.width
         self.config, self.encoding, self.dims = config, encoding, dims
+        self.window = window
         inner, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
         # Queries are scaled down where a scheme does not scale scores. T5 (1910.10683) has that in
         # its initial weights, but then a step of AdamW moves its scores sqrt(E) times as far as
@@ -92,8 +94,8 @@ class Attention(nnx.Module):
             encoding=self.encoding,
             params=Params(shared, nnx.as_pure(self.params)),
             dims=self.dims,
-            window=self.config.window or None,
-            sinks=self.config.sinks,
+            window=self.window[0],
+            sinks=self.window[1],
             embedded=True,  # by the model, before the first layer
             implementation=None if self.config.attention == "auto" else self.config.attention,
         )
@@ -133,9 +135,9 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One layer: attention and MLP, each after a norm and added to the stream."""
 
-    def __init__(self, config: ModelConfig, encoding: Encoding, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, encoding: Encoding, window: Window, rngs: nnx.Rngs):
         self.attention_norm = norm(config, config.width, rngs)
-        self.attention = Attention(config, encoding, rngs)
+        self.attention = Attention(config, encoding, window, rngs)
         self.mlp_norm = norm(config, config.width, rngs)
         self.mlp = MLP(config, rngs)
         self.dropout = config.dropout

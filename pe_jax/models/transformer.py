@@ -58,7 +58,8 @@ class Stack(nnx.Module):
 
             @nnx.vmap
             def make(weight_key, encoding_key):
-                return Block(config, pattern[place], nnx.Rngs(weight_key, encoding=encoding_key))
+                rngs = nnx.Rngs(weight_key, encoding=encoding_key)
+                return Block(config, pattern[place], config.windows[place], rngs)
 
             fold = jax.vmap(jax.random.fold_in, (None, 0))
             return make(fold(weights, layers + 2), fold(encodings, layers + 1000))
@@ -261,6 +262,8 @@ class Transformer(Stack):
             own = jax.tree.map(lambda a: a[layer // period], own)
             params = Params(nnx.as_pure(self.shared[self.which[place]]), own)
             encoding, dims = self.encodings[place], self.config.dims
-            return caches.empty(encoding, batch, capacity, dims, dtype, params)
+            window, sinks = self.config.windows[place]
+            options = {"window": window, "sinks": sinks}
+            return caches.empty(encoding, batch, capacity, dims, dtype, params, **options)
 
         return [layer_cache(layer) for layer in range(self.config.layers)]

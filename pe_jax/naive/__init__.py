@@ -19,30 +19,42 @@ import numpy as np
 from pe_jax.naive import absolute, bias, contextual, relative, rotary
 from pe_jax.naive.rows import Array, Row, exponentials, make_row, products, softmax
 
-__all__ = ["INPUTS", "SCORES", "VALUES", "Row", "attention", "inputs", "make_row", "softmax"]
+__all__ = [
+    "INPUTS",
+    "SCORES",
+    "SINKS",
+    "VALUES",
+    "Row",
+    "attention",
+    "inputs",
+    "make_row",
+    "softmax",
+]
 
 _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
-    contextual: "fox cable grape_ap wall selective_rope path wavlm cope stick_breaking dape",
+    contextual: "fox cable grape_ap wall selective_rope path wavlm inkling cope stick_breaking"
+    " dape",
     relative: "shaw transformer_xl deberta tupe",
     rotary: "rope lerope pope rerope self_extend dual_chunk xpos temperature log_length bipe"
     " rope_2d rope_mixed rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
-# By name: functions of positions and D, of a row, of a row and its weights.
+# By name: functions of positions and D, of a row, of a row and its weights, of a row.
 INPUTS: dict[str, Callable] = {name: getattr(absolute, name) for name in _ADDED.split()}
 SCORES: dict[str, Callable] = {
-    **dict.fromkeys(("nope", "rotated_values", *INPUTS), products),
+    **dict.fromkeys(("nope", "sink", "rotated_values", *INPUTS), products),
     **{name: getattr(file, name) for file, names in _FAMILIES.items() for name in names.split()},
 }
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
+SINKS: dict[str, Callable] = {"sink": contextual.sink}
 # In the place of Σ weights·v: functions of a row, its weights and v [H, T, F].
 AVERAGES: dict[str, Callable] = {"rotated_values": rotary.rotated_values}
 UNNORMALIZED = {"stick_breaking"}  # no softmax: the weights are exp(score)
 # Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
 _UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type", "prefix", "method", "antialias"}
-_UNREAD |= {"rank"}
+_UNREAD |= {"rank", "from_input"}
 
 
 def attention(
@@ -71,7 +83,9 @@ def attention(
         raise ValueError(f"{shapes}: pass those of one row, [T, H, E] and [T, K, E]")
     row, named = make_row(q, k, positions, x, causal), _named(name, params, settings)
     scores = _call(SCORES[name], named, row)
-    weights = exponentials(scores, causal) if name in UNNORMALIZED else softmax(scores, causal)
+    logit = _call(SINKS[name], named, row) if name in SINKS else None
+    unnormalized = name in UNNORMALIZED
+    weights = exponentials(scores, causal) if unnormalized else softmax(scores, causal, logit)
     v = np.moveaxis(np.asarray(v, np.float64), 1, 0)
     v = np.repeat(v, len(weights) // len(v), axis=0)
     out = _call(AVERAGES[name], named, row, weights, v) if name in AVERAGES else weights @ v
@@ -91,7 +105,8 @@ def inputs(name, positions, dim: int, params=None, settings=None) -> Array:
 def _named(name: str, params: Mapping | None, settings: Mapping | None) -> dict:
     """Parameters in float64 and settings, by argument name."""
     named = dict(settings or {}) | {n: np.asarray(x, float) for n, x in (params or {}).items()}
-    functions = [table[name] for table in (SCORES, INPUTS, VALUES, AVERAGES) if name in table]
+    tables = SCORES, INPUTS, VALUES, AVERAGES, SINKS
+    functions = [table[name] for table in tables if name in table]
     known = _UNREAD.union(*(inspect.signature(function).parameters for function in functions))
     if unknown := named.keys() - known:
         raise TypeError(f"naive {name} has no {' and no '.join(sorted(unknown))}")

@@ -72,6 +72,36 @@ def wavlm(row, table, weight, bias, scale, *, max_distance=800, bidirectional=Tr
     return products(row) + gate[..., None] * of_distance
 
 
+def inkling(
+    row, weight, profiles, *, extent, floor=None, attn_scale=0.1, clip_states=None, clip_qk=None
+) -> Array:
+    """Inkling and Inkling 2, as released: τ_i·(q_i·k_j/sqrt(E) + r_i·P[:, d]), 0 ≤ d < extent.
+
+    r = W x is [T, H, C] for weight [D, H, C], P are the profiles [C, extent]; τ_i is
+    1 + a·ln(max((i + 1)/floor, 1)). Norms of q, k and r above a clip are brought down to it.
+    """
+
+    def clip(x: Array, most) -> Array:
+        norm = np.linalg.norm(x, axis=-1, keepdims=True)
+        return x if most is None else x * np.minimum(most / (norm + 1e-6), 1)
+
+    r = clip(np.einsum("td,dhc->htc", row.x, weight), clip_states)
+    of_distance = np.einsum("htc,cd->htd", r, profiles)
+    scores = products(row._replace(q=clip(row.q, clip_qk), k=clip(row.k, clip_qk)))
+    for i, j in np.ndindex(row.distance.shape):
+        if 0 <= (d := row.distance[i, j]) < extent:
+            scores[:, i, j] += of_distance[:, i, d]
+    if floor is None:
+        return scores
+    steps = np.maximum((row.positions + 1) / floor, 1)
+    return scores * (1 + attn_scale * np.log(steps))[:, None]
+
+
+def sink(row: Row, logit: Array, weight: Array | float = 0.0) -> Array:
+    """gpt-oss' sink logit, arXiv 2508.10925: [H, 1]; from the input (Inkling 2) [H, T]."""
+    return logit[:, None] + (row.x @ weight).T if np.ndim(weight) else logit[:, None]
+
+
 def cope_counts(row: Row) -> Array:
     """CoPE's p_ij = Σ_l sigmoid(q_i·k_l/sqrt(E)) for l from j to the last key that i sees."""
     gates = sigmoid(products(row))

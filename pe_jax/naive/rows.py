@@ -52,12 +52,16 @@ def exponentials(scores: Array, causal: bool) -> Array:
     return np.exp(scores) * (np.tri(*scores.shape[-2:]) if causal else 1)
 
 
-def softmax(scores: Array, causal: bool) -> Array:
-    """The weights of scores [..., T, T]; if `causal`, keys after the query get none."""
+def softmax(scores: Array, causal: bool, sink: Array | None = None) -> Array:
+    """The weights of scores [..., T, T]; if `causal`, keys after the query get none.
+
+    A `sink` [..., T or 1] is one more logit of each row, whose weight is left out.
+    """
     if causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    top = scores.max(-1, keepdims=True)
+    e = np.exp(scores - top)
+    return e / (e.sum(-1, keepdims=True) + (0 if sink is None else np.exp(sink[..., None] - top)))
 
 
 def inside(index: Array, length: int) -> Array:

@@ -36,7 +36,7 @@ def flops_per_token(model: ModelConfig, shapes: Any, length: int) -> float:
     """Operations of a training step per token, for rows of `length` tokens.
 
     Args:
-      model: its layers, heads and window.
+      model: its layers, heads and windows.
       shapes: of its parameters; matrices of products are named `kernel`, and a tied embedding is
         the last of them.
       length: T; with a window, the tokens that a query sees.
@@ -45,7 +45,8 @@ def flops_per_token(model: ModelConfig, shapes: Any, length: int) -> float:
     named = {path_name(path): leaf.size for path, leaf in leaves}
     weights = sum(size for name, size in named.items() if name.endswith("/kernel"))
     weights += named["embed/embedding"] if model.tied else 0
-    dims, seen = model.dims, min(length, model.window or length)
+    dims, windows = model.dims, [window or length for window, _ in model.windows]
+    seen = sum(min(length, window) for window in windows) / len(windows)
     return 6.0 * weights + 12.0 * model.layers * dims.heads * dims.head_dim * seen
 
 

@@ -391,6 +391,26 @@ CASES |= {
         },
     ),
 }
+HEADS = {"heads": st.just(4), "kv_heads": st.sampled_from([1, 2, 4])}
+INKLING = {
+    **HEADS,
+    "extent": st.sampled_from([3, 16, 200]),
+    "states": st.sampled_from([1, 16]),
+    "floor": st.sampled_from([4, 50]),
+}
+INKLING_STORED = {"heads": 4, "kv_heads": 2, "extent": 5, "states": 3, "floor": 4}
+CASES |= {
+    "inkling_attention": (
+        [INKLING_STORED, INKLING_STORED | {"floor": None}],
+        INKLING | {"floor": INKLING["floor"] | st.none()},
+    ),
+    "inkling_2": (
+        [INKLING_STORED | {"clip_states": 1.0, "clip_qk": 2.0}],
+        INKLING
+        | {"clip_states": st.sampled_from([1.0, 8.0]), "clip_qk": st.sampled_from([2.0, 22.6])},
+    ),
+    "sink_gpt_oss": ([{"heads": 4, "kv_heads": 2}], HEADS),
+}
 # The ending of a case, and the package beside transformers that it runs.
 PACKAGES = {"_fla": "fla-core", "_x_transformers": "x-transformers", "_timm": "timm"}
 PACKAGES |= {"pope_pytorch": "PoPE-pytorch"}

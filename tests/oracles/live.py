@@ -31,8 +31,11 @@ from transformers.models.dinov3_vit import modeling_dinov3_vit
 from transformers.models.fsmt import modeling_fsmt
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.gptj import modeling_gptj
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense
+from transformers.models.inkling import configuration_inkling, modeling_inkling
+from transformers.models.inkling2 import configuration_inkling2, modeling_inkling2
 from transformers.models.layoutlmv3 import modeling_layoutlmv3
 from transformers.models.llama import modeling_llama
 from transformers.models.llama4 import modeling_llama4
@@ -626,6 +629,84 @@ def wavlm_attention(rng, length, heads, num_buckets, max_distance):
     return inputs, {"bias": bias[:heads], "output": _split(out, heads)}
 
 
+def _inkling(kind, heads, kv_heads, extent, states, floor):
+    """A config of one full layer of either version."""
+    return kind(
+        hidden_size=heads * HEAD_DIM,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        d_rel=states,
+        rel_extent=extent,
+        log_scaling_n_floor=floor,
+        layer_types=["hybrid"],
+        attn_implementation="eager",
+    )
+
+
+def _ahead(length):
+    """The causal mask as added to scores."""
+    return torch.full((1, 1, length, length), -torch.inf).triu(1)
+
+
+def inkling_attention(rng, length, heads, kv_heads, extent, states, floor):
+    """With its short convolutions of keys and values, which are the model's."""
+    kind = configuration_inkling.InklingTextConfig
+    config = _inkling(kind, heads, kv_heads, extent, states, floor)
+    module = _fill(modeling_inkling.InklingAttention(config, layer_idx=0), rng, heads * HEAD_DIM)
+    _identity(module.o_proj)
+    x = _normal(rng, BATCH, length, heads * HEAD_DIM)
+    out, weights = module(x, _ahead(length))
+    v = module.v_sconv(module.v_proj(x))
+    inputs = {
+        "q": module.q_norm(_split(module.q_proj(x), heads)),
+        "k": module.k_norm(_split(module.k_sconv(module.k_proj(x)), kv_heads)),
+        "v": _split(v, kv_heads),
+        "x": x,
+        "weight": module.r_proj.weight,
+        "profiles": module.rel_logits_proj.proj,
+    }
+    return inputs, {"weights": weights, "output": _split(out, heads)}
+
+
+def inkling_2(rng, length, heads, kv_heads, extent, states, floor, clip_states, clip_qk):
+    """Scales of q and r are put into their projections; the gate of the output is one half."""
+    kind = configuration_inkling2.Inkling2TextConfig
+    config = _inkling(kind, heads, kv_heads, extent, states, floor)
+    config.rel_l2_clip_threshold, config.qk_l2_clip_threshold = clip_states, clip_qk
+    module = modeling_inkling2.Inkling2FullAttention(config, layer_idx=0)
+    _fill(module, rng, heads * HEAD_DIM)
+    _identity(module.o_proj)
+    module.gate_proj.weight.zero_()
+    x = _normal(rng, BATCH, length, heads * HEAD_DIM)
+    places = torch.arange(length)[None]
+    out, weights = module(x, x, x, _ahead(length), position_ids=places)
+    v = _split(module.v_sconv(module.v_proj(x), x), kv_heads)
+    inputs = {
+        "q": _split(module.q_proj(x), heads) * module.q_l2_clip.scale,
+        "k": _split(module.k_sconv(module.k_proj(x), x), kv_heads),
+        "v": module.v_norm(v),
+        "x": x,
+        "weight": module.rel_l2_clip.scale.flatten()[:, None] * module.r_proj.weight,
+        "profiles": module.rel_logits_proj.proj,
+        "sink": module.sink_proj.weight,
+    }
+    return inputs, {"weights": weights, "output": 2 * _split(out, heads)}
+
+
+def sink_gpt_oss(rng, length, heads, kv_heads):
+    q = _normal(rng, BATCH, heads, length, HEAD_DIM)
+    k, v = (_normal(rng, BATCH, kv_heads, length, HEAD_DIM) for _ in range(2))
+    module = types.SimpleNamespace(
+        sinks=_normal(rng, heads), num_key_value_groups=heads // kv_heads, training=False
+    )
+    mask, scale = _ahead(length), HEAD_DIM**-0.5
+    out, weights = modeling_gpt_oss.eager_attention_forward(module, q, k, v, mask, scale)
+    inputs = {name: x.transpose(1, 2) for name, x in zip("qkv", (q, k, v), strict=True)}
+    return inputs | {"sinks": module.sinks}, {"weights": weights, "output": out}
+
+
 def sinusoidal_2d_mae(rng, length, height, width, dim):
     table = modeling_vit_mae.build_2d_sinusoidal_position_embedding(height, width, dim)
     return {}, {"table": table}
@@ -945,6 +1026,9 @@ ORACLES = {
     "alibi_bloom": alibi_bloom,
     "alibi_mpt": alibi_mpt,
     "wavlm_attention": wavlm_attention,
+    "inkling_attention": inkling_attention,
+    "inkling_2": inkling_2,
+    "sink_gpt_oss": sink_gpt_oss,
     "sinusoidal_2d_mae": sinusoidal_2d_mae,
     "learned_2d_interpolate": learned_2d_interpolate,
     "learned_grid_interpolate": learned_grid_interpolate,

@@ -365,6 +365,36 @@ def wavlm(settings, inputs, implementation):
     }
 
 
+def _profiles(inputs):
+    """The projection of r by head, and the profiles."""
+    heads, width = inputs["q"].shape[2], inputs["x"].shape[-1]
+    rows = inputs["weight"].reshape(heads, -1, width)
+    return {"weight": rows.transpose(2, 0, 1), "profiles": inputs["profiles"]}
+
+
+def inkling(settings, inputs, implementation):
+    """Its q and k are normalised: the scale is 1/E, of which q has one half."""
+    fields = {"extent": settings["extent"], "width": settings["states"]}
+    encoding = pe_jax.make("inkling", **fields, floor=settings["floor"])
+    inputs = inputs | {"q": inputs["q"] * inputs["q"].shape[-1] ** -0.5}
+    params = ({}, _profiles(inputs))
+    return both(inputs, encoding, implementation, causal=True, params=params)
+
+
+def inkling_2(settings, inputs, implementation):
+    names = ("extent", "floor", "clip_states", "clip_qk")
+    fields = {name: settings[name] for name in names} | {"width": settings["states"]}
+    sink = {"logit": np.zeros(inputs["q"].shape[2], np.float32), "weight": inputs["sink"].T}
+    parts = pe_jax.make("inkling", **fields), pe_jax.make("sink", from_input=True)
+    params = ({}, {}), (_profiles(inputs), sink)
+    return both(inputs, pe_jax.Sum(parts), implementation, causal=True, params=params)
+
+
+def sink(settings, inputs, implementation):
+    params = ({}, {"logit": inputs["sinks"]})
+    return both(inputs, pe_jax.make("sink"), implementation, causal=True, params=params)
+
+
 def axial_sinusoid(settings, inputs, implementation):
     grid = positions.grid(settings["height"], settings["width"])
     return {"table": sinusoidal_2d.sinusoid_2d(grid, settings["dim"])}
@@ -515,6 +545,9 @@ OURS = {
     "alibi_bloom": alibi,
     "alibi_mpt": alibi,
     "wavlm_attention": wavlm,
+    "inkling_attention": inkling,
+    "inkling_2": inkling_2,
+    "sink_gpt_oss": sink,
     "sinusoidal_2d_mae": axial_sinusoid,
     "learned_2d_interpolate": learned_2d,
     "learned_grid_interpolate": resized_grid,

@@ -15,6 +15,7 @@ import pytest
 import pe_jax
 from pe_jax import hf
 from pe_jax.encodings.deberta import DeBERTa
+from pe_jax.encodings.learned import Learned
 from tests.oracles.replay import TOLERANCE
 from tools import cookbook
 from tools.cookbook_rows import ROWS, Row
@@ -35,6 +36,21 @@ TINY = {
     "word_embed_proj_dim": WIDTH,
     "num_conv_pos_embedding_groups": 2,
     "num_conv_pos_embeddings": 4,
+    "num_key_value_heads": HEADS,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 2,
+    "n_shared_experts": 1,
+    "swa_num_attention_heads": HEADS,
+    "swa_num_key_value_heads": HEADS,
+    "swa_head_dim": WIDTH // HEADS,
+    "sliding_window": 5,
+    "sliding_window_size": 5,
+    "rel_extent": 7,
+    "d_rel": 3,
+    "log_scaling_n_floor": 4,
+    "unpadded_vocab_size": 40,
     "coordinate_size": 6,
     "shape_size": 4,
 }
@@ -52,7 +68,9 @@ def build(row: Row):
     import torch
     from transformers import AutoConfig, AutoModel
 
-    small = Row(row.name, row.model_type, "", config=row.config, layers=2, head_dim=WIDTH // HEADS)
+    layers = 6 if "inkling" in row.model_type else 2  # of which the last one is full
+    sizes = {"layers": layers, "head_dim": WIDTH // HEADS}
+    small = Row(row.name, row.model_type, "", config=row.config, **sizes)
     known = {**AutoConfig.for_model(row.model_type).to_dict()}
     given = {**TINY, **small.settings}
     given |= {"d_kv": WIDTH // HEADS} if "d_kv" in known else {}
@@ -117,6 +135,16 @@ def cosines(module, x):
     return q * scale.reshape(heads, 1), k
 
 
+def inklings(module, x, k_x=None):
+    """Norms of the first; of the second, whose clips are the scheme's, a learned scale."""
+    more = () if k_x is None else (k_x,)
+    k = split(module.k_sconv(module.k_proj(x if k_x is None else k_x), *more))
+    q = split(module.q_proj(x))
+    if hasattr(module, "q_norm"):
+        return module.q_norm(q), module.k_norm(k)
+    return q * module.q_l2_clip.scale, k
+
+
 ATTENTION = {  # the modules that attend, and their queries and keys [B, T, H, E]
     "t5": ("SelfAttention", linear("q", "k")),
     "umt5": ("SelfAttention", linear("q", "k")),
@@ -127,6 +155,9 @@ ATTENTION = {  # the modules that attend, and their queries and keys [B, T, H, E
     "wav2vec2-conformer": ("self_attn", linear("linear_q", "linear_k")),
     "wav2vec2-bert": ("self_attn", linear("linear_q", "linear_k")),
     "wavlm": (r"layers\.\d+\.attention", linear("q_proj", "k_proj")),
+    "gpt_oss": ("self_attn", linear("q_proj", "k_proj")),
+    "inkling_text": ("self_attn", inklings),
+    "inkling2_text": ("self_attn", inklings),
     "layoutlmv3": (r"attention\.self", linear("query", "key")),
     "swin": (r"blocks\.\d+\.attention", swins),
     "beit": (r"layers\.\d+\.attention", linear("q_proj", "k_proj")),
@@ -161,7 +192,8 @@ def run(model, kind: str):
 def attend(layer, params, q, k, x, places):
     """Our attention weights [B, H, T, T]: values are unit vectors."""
     encoding = layer.encoding
-    if isinstance(encoding, pe_jax.Sum):  # its first part is added to the input
+    if isinstance(encoding, pe_jax.Sum) and isinstance(encoding.parts[0], Learned):
+        # added to the input
         encoding, params = encoding.parts[-1], pe_jax.Params(*(own[-1] for own in params))
     width = x.shape[-1]
     if isinstance(encoding, DeBERTa):
@@ -179,6 +211,8 @@ def attend(layer, params, q, k, x, places):
         q_index=np.arange(length),
         k_index=np.arange(length),
         causal=layer.causal,
+        window=layer.window,
+        scale=layer.scale,
         implementation="dense",
     )
     return np.asarray(out).transpose(0, 2, 1, 3)
@@ -201,7 +235,8 @@ def test_mapped_weights_give_the_models_attention(live, row):
     def record(module, args, options, out):
         x = args[0] if args else options["hidden_states"]
         x = x.transpose(0, 1) if row.model_type == "xlnet" else x
-        calls.append((x, *project(module, x), probabilities(row.model_type, out)))
+        keys = [options[name] for name in ("key_hidden_states",) if name in options]
+        calls.append((x, *project(module, x, *keys), probabilities(row.model_type, out)))
 
     for name, module in model.named_modules():
         if re.search(rf"(?:^|\.){pattern}$", name):

@@ -16,13 +16,15 @@ import pytest
 
 import pe_jax
 from pe_jax import hf
+from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.terms import Rotation
 from pe_jax.engines.mask import allowed
+from pe_jax.hf.layers import parts
 from tools.cookbook_rows import ROWS
 
 pytestmark = pytest.mark.oracles
 LENGTH, TOLERANCE = 23, 1e-5
-NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm")
+NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm", "q_b_norm")
 TINY = {
     "vocab_size": 32,
     "hidden_size": 64,
@@ -103,6 +105,9 @@ CASES = {
     "qwen3_moe window": {"use_sliding_window": True},
     "mistral no window": {"sliding_window": None},
     "exaone4 no window": {"sliding_window": None, "layer_types": ["full_attention"] * 6},
+    "deepseek_v4": {"layer_types": ["sliding_attention"] * 6},
+    "granite_swa bases": {"layer_rope_theta": [0, 1e4, 5e5, 1e4, 0, 0]},
+    "lfm3 types": {"layer_types": ["full_attention", "sliding_attention", "conv"] * 2},
     "smollm3 window": {"use_sliding_window": True},
     "smollm3 listed": {"no_rope_layers": [0, 1, 1, 0, 0, 1]},
     "llama4_text no tuning": {"attn_temperature_tuning": False, "use_qk_norm": False},
@@ -164,7 +169,7 @@ def build(name: str):
     default = AutoConfig.for_model(kind)
     known = set(default.to_dict()) | set(default.attribute_map)
     settings = {k: v for k, v in TINY.items() if k in known}
-    if kind.startswith("deepseek"):
+    if kind in ("deepseek_v2", "deepseek_v3"):
         del settings["head_dim"]  # it is qk_rope_head_dim
     given = dict(CASES[name])
     if kind in SECTIONS and "rope_parameters" not in given:
@@ -299,7 +304,8 @@ def test_what_is_read_is_what_reaches_the_models_softmax(recorded, name):
         size = max(np.abs(want).max(), 1.0)
         np.testing.assert_allclose(ours_scale * ours / size, theirs_scale * want / size, atol=1e-5)
         assert (options.get("softcap") or None) == layer.logit_cap
-        assert (options.get("s_aux") is not None) == layer.sinks
+        sunk = any(isinstance(part, SinkLogit) for part in parts(layer.encoding))
+        assert (options.get("s_aux") is not None) == sunk
         assert options["normed"] == ("qk_norm" in layer.also)
         hidden = np.zeros((LENGTH, LENGTH), bool)
         if mask is not None:

@@ -1,15 +1,15 @@
 """The past of one attention layer: what decoding a token at a time needs of it.
 
 Keys are rotated when they are written, never when they are read. What else is kept follows from
-what the scheme declares (see `empty`). Tokens come at contiguous positions (`positions=None`: the
-token at row i stands at position i) or at any others; a single contiguous one takes the short way
-of `one_token`.
+what the scheme declares (see `empty`); of a layer with a window, the last tokens alone. Tokens come
+at contiguous positions (`positions=None`: the i-th token stands at position i) or at any others; a
+single contiguous one takes the short way of `one_token`.
 B batch, S capacity, K key heads, H query heads, E width of keys, F width of values.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from pe_jax.engines import dispatch, inputs
 from pe_jax.engines.api import rescale
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
+from pe_jax.engines.decoding.ring_buffer import RingBuffer, ring_buffer
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.numerics.arrays import require_array
 from pe_jax.validation import is_int, require
@@ -33,8 +34,9 @@ from pe_jax.validation import is_int, require
 class Cache:
     """k [B, K, S, E] and v [B, K, S, F] as rotated, positions [B, S], length []; see `empty`.
 
-    The first `length` rows are filled; the token at row i is the i-th of its sequence. Heads lead:
-    a row of scores then reads each head's keys in one piece (9 times as fast on CPU).
+    The first `length` rows are filled; the token at row i is the i-th of its sequence, unless a
+    `ring` says which it is. Heads lead: a row of scores then reads each head's keys in one piece
+    (9 times as fast on CPU).
     """
 
     k: jax.Array
@@ -45,11 +47,23 @@ class Cache:
     tables: Any
     positions: jax.Array
     length: jax.Array
+    ring: RingBuffer | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def capacity(self) -> int:
-        """How many tokens fit."""
+        """How many tokens it holds: those that fit, or the last ones that a ring keeps."""
         return self.k.shape[-2]
+
+
+class Rows(NamedTuple):
+    """What is kept of some tokens, heads first as in a cache; `states` of terms that read keys'."""
+
+    k: Any
+    v: Any
+    k_raw: Any
+    far: Any
+    states: tuple[Any, ...]
+    positions: Any
 
 
 def empty(
@@ -59,8 +73,15 @@ def empty(
     dims: Dims,
     dtype=jnp.float32,
     params: Params | None = None,
+    *,
+    window: int | None = None,
+    sinks: int = 0,
 ) -> Cache:
     """A cache without tokens, laid out as the encoding's terms need it.
+
+    With a `window`, and `sinks`, as `extend` is then given, it holds window + sinks tokens if that
+    is less than the capacity, and any number may follow each other. All are kept where a scheme
+    reads whole rows of scores (CoPE), or has tables of distances and there are sinks.
 
     * k_raw [B, K, S, E], keys before rotations: if keys are rotated and meet relative queries;
     * far [B, H, S] float32, each key's relative-query term past the horizon: if there are relative
@@ -77,7 +98,7 @@ def empty(
       ValueError: `capacity` is not a positive integer; sizes or parameters that do not fit.
       TypeError: no encoding, no `Dims`.
     """
-    encoding = inputs.encoding(encoding)
+    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
     require_dims(dims)
     encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
@@ -86,6 +107,8 @@ def empty(
     floating = named in [jnp.dtype(known).name for known in inputs.DTYPES]
     require(floating, "dtype", dtype, "pass jnp.float32, jnp.bfloat16 or jnp.float16")
     claims, terms = encoding.claims, abstract_terms(encoding, dims)
+    turns = ring_buffer(terms, capacity, window, sinks)
+    capacity = capacity if turns is None else turns.rows
     places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
     relative = bool(select(terms, kinds.RelativeQueries))
     rotated = any(rotation.k is not None for rotation in select(terms, kinds.Rotation))
@@ -118,6 +141,7 @@ def empty(
         tables=tables,
         positions=jnp.zeros(places, jnp.float32 if claims.real_positions else jnp.int32),
         length=jnp.zeros((), jnp.int32),
+        ring=turns,
     )
 
 
@@ -133,37 +157,48 @@ def _key_width(terms: tuple, places: tuple[int, ...], dims: Dims) -> int:
     return jax.eval_shape(rotate, terms, x, k, jax.ShapeDtypeStruct(places, jnp.int32)).shape[-1]
 
 
-def append(cache: Cache, k: jax.Array, v: jax.Array, k_raw: jax.Array, positions) -> Cache:
-    """Writes T more tokens: k [B, T, K, E] as rotated, v and k_raw too, positions [B or 1, T].
+def append(cache: Cache, new: Rows) -> Cache:
+    """Writes T more tokens.
 
     Raises:
       ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
         see to it (`generate` does); what does not fit becomes NaN, never an overwrite.
     """
-    count, length = k.shape[1], pos.concrete(cache.length)
-    if length is not None and length + count > cache.capacity:
+    count, length = new.k.shape[2], pos.concrete(cache.length)
+    if cache.ring is None and length is not None and length + count > cache.capacity:
         raise ValueError(
             f"cache holds {length} of {cache.capacity} tokens and {count} more do not fit;"
             f" make it with capacity >= {length + count}"
         )
-    if count > cache.capacity:
+    if cache.ring is None and count > cache.capacity:
         raise ValueError(f"{count} tokens do not fit a cache with capacity {cache.capacity}")
 
-    for name, new, old in (("k", k, cache.k), ("v", v, cache.v)):
-        want = (old.shape[0], count, old.shape[1], old.shape[3])
-        if new.shape != want:
-            raise ValueError(f"{name} has shape {new.shape}; this cache takes {want}")
+    for name, rows, old in (("k", new.k, cache.k), ("v", new.v, cache.v)):
+        want = (*old.shape[:2], count, old.shape[3])
+        if rows.shape != want:
+            shown, takes = ((b, t, h, e) for b, h, t, e in (rows.shape, want))
+            raise ValueError(f"{name} has shape {shown}; this cache takes {takes}")
 
-    def write(old, new):
-        return _write(old, _swap(new), cache.length, 2)
+    def write(old, new, axis=2):
+        if old is None or new is None:
+            return old
+        if cache.ring is None:
+            return _write(old, new, cache.length, axis)
+        if count == 1:
+            return _write(old, new, cache.ring.row(cache.length), axis)
+        return cache.ring.write(old, new, cache.length, axis)
 
-    fits = cache.length + count <= cache.capacity
+    if cache.ring is None:
+        fits = cache.length + count <= cache.capacity
+        new = new._replace(k=jnp.where(fits, new.k, jnp.nan), v=jnp.where(fits, new.v, jnp.nan))
     return dataclasses.replace(
         cache,
-        k=write(cache.k, jnp.where(fits, k, jnp.nan)),
-        v=write(cache.v, jnp.where(fits, v, jnp.nan)),
-        k_raw=None if cache.k_raw is None else write(cache.k_raw, k_raw),
-        positions=_write(cache.positions, positions, cache.length, 1),
+        k=write(cache.k, new.k),
+        v=write(cache.v, new.v),
+        k_raw=write(cache.k_raw, new.k_raw),
+        far=write(cache.far, new.far),
+        states=tuple(map(write, cache.states, new.states)),
+        positions=write(cache.positions, new.positions, 1),
         length=cache.length + count,
     )
 
@@ -216,11 +251,15 @@ def extend(
       ValueError: tokens that do not fit the cache or each other; what `attention` refuses of
         positions, parameters, x, a scheme that adds to the input, or one that needs a length.
     """
-    encoding = inputs.encoding(encoding)
+    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
     require_dims(dims)
     for name, rows in (("q", q), ("k", k), ("v", v)):
         require_array(name, rows, 4)
     _check_layout(cache, encoding, dims)
+    if cache.ring is not None:
+        own = cache.ring.window, cache.ring.sinks
+        fix = f"the cache keeps what {own[0]} and {own[1]} need; pass what it was made with"
+        require((window, sinks) == own, "window, sinks", (window, sinks), fix)
     if q.shape != (*k.shape[:2], dims.heads, dims.head_dim):
         raise ValueError(
             f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
@@ -228,7 +267,6 @@ def extend(
         )
     if not q.size:
         return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
-    inputs.window(window, sinks)
     inputs.embedded(encoding, dims, embedded)
     params = inputs.params(encoding, params, dims)
     name = inputs.title(encoding)
@@ -238,34 +276,76 @@ def extend(
     own, more = encoding.terms(params, dims), inputs.terms(terms, dims)
     kinds.check(own + more)
     for term in more:
-        ok = isinstance(term, kinds.Sink | kinds.LogitCap | kinds.Scale)
+        ok = isinstance(term, kinds.Sink | kinds.LogitCap | kinds.Scale) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
     inputs.layer_input(own, name, x, q.shape[:2], dims)
 
-    states, cache = _remember(cache, own, x, positions)
+    states = _states(cache, own, x, positions)
     rotated = inputs.rotate(own, "q", q, positions, states)
-    rotated_v = inputs.rotate_values(own, v, positions)
-    cache = append(cache, inputs.rotate(own, "k", k, positions, states), rotated_v, k, positions)
     terms, nothing = own + more, (None,) * len(more)
     others = kinds.PathProduct, kinds.RowRescore, kinds.Dropout
     short = short and not select(terms, *others)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(own, cache.capacity)
-    if cache.far is not None:
-        far = one_token.far(own, tables, _swap(k), dims.heads)
-        cache = dataclasses.replace(cache, far=_write(cache.far, far, start, 2))
+    keys = inputs.rotate(own, "k", k, positions, states)
+    rotated_v = inputs.rotate_values(own, v, positions)
+    new = _rows(cache, own, tables, keys, k, rotated_v, states, positions, dims)
+    before, cache = cache, append(_go_on(cache, own, states), new)
 
     inputs.arrays(q, k, v)
     spec = AttentionSpec(dims, True, window, sinks, lse=kinds.reads_lse(terms))
-    call = _call(spec, terms, cache, q, rotated, states + nothing, positions)
+    rows, tokens = _in_sight(before, cache, new)
+    call = _call(spec, terms, rows, tokens, q, rotated, states + nothing, positions, start)
     if short:
         held = one_token.tables(own, cache.capacity) if tables is None else tables
-        out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start)
+        turns = cache.ring is not None
+        out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start, turns)
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
-    out = _swap(rescale(terms, out, lse)[0]).astype(q.dtype)
+    out = _swap(rescale(terms, call.q.states, out, lse)[0]).astype(q.dtype)
     return inputs.rotate_output(own, out, positions), cache
+
+
+def _in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
+    """What is kept of all tokens that the new ones may see, and their numbers int32 [S].
+
+    Rows that are not written yet are later than every query, so the causal mask hides them. Several
+    tokens on a ring take the rows of each other: they see what was there before, and themselves.
+    """
+    if after.ring is None:
+        return _kept(after), pos.contiguous(after.capacity)
+    if new.k.shape[2] == 1:
+        return _kept(after), after.ring.tokens(after.length, after.length)
+    old = before.ring.tokens(before.length, after.length)  # pyright: ignore[reportOptionalMemberAccess]
+
+    def join(old, new, axis=2):
+        if old is None or new is None:
+            return None
+        new = jnp.broadcast_to(new, (len(old), *new.shape[1:]))
+        return jnp.concatenate([old, new.astype(old.dtype)], axis)
+
+    held = _kept(before)
+    rows = jax.tree.map(join, held[:-1], new[:-1], is_leaf=lambda x: x is None)
+    tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.length)])
+    return Rows(*rows, join(held.positions, new.positions, 1)), tokens
+
+
+def _kept(cache: Cache) -> Rows:
+    """Of all tokens of a cache."""
+    return Rows(cache.k, cache.v, cache.k_raw, cache.far, cache.states, cache.positions)
+
+
+def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
+    """What is kept of new tokens: `keys` as rotated, and what else the cache has."""
+    kept = [
+        _swap(state)[..., -old.shape[-1] :] if inputs.reads_keys(term) else None
+        for term, state, old in zip(terms, states, cache.states, strict=True)
+    ]
+    far = None
+    if cache.far is not None:
+        far = one_token.far(terms, tables, _swap(k), dims.heads)
+    return Rows(_swap(keys), _swap(v), _swap(k), far, tuple(kept), positions)
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
@@ -290,25 +370,21 @@ def _layout(encoding: Encoding, batch: int, capacity: int, dims: Dims) -> dict[s
 
 
 def _call(
-    spec: AttentionSpec, terms: tuple, cache: Cache, q, rotated, states, positions
+    spec: AttentionSpec, terms: tuple, rows: Rows, tokens, q, rotated, states, positions, start
 ) -> dispatch.Call:
-    """The last tokens of a cache against all its rows, as engines take them.
-
-    Rows that are not written yet are later than every query, so the causal mask hides them.
-    """
-    kept = cache.states + (None,) * (len(terms) - len(cache.states))
+    """The last tokens, from number `start` on, against `rows`, as engines take them."""
+    kept = rows.states + (None,) * (len(terms) - len(rows.states))
     of_keys = zip(terms, kept, strict=True)
     k_states = tuple(state if inputs.reads_keys(term) else None for term, state in of_keys)
-    k_raw = (cache.k if cache.k_raw is None else cache.k_raw).astype(q.dtype)
+    k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
     q_raw, k_raw = inputs.read_raw(terms, _swap(q), k_raw)
     positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
-    index = pos.contiguous(q.shape[1], cache.length - q.shape[1])[None]
-    q_tokens = Tokens(positions.astype(cache.positions.dtype), index)
-    k_positions = jax.lax.stop_gradient(cache.positions)
-    k_tokens = Tokens(k_positions, pos.contiguous(cache.capacity)[None])
+    index = pos.contiguous(q.shape[1], start)[None]
+    q_tokens = Tokens(positions.astype(rows.positions.dtype), index)
+    k_tokens = Tokens(jax.lax.stop_gradient(rows.positions), tokens[None])
     q_side = Side(_swap(rotated), q_raw, jax.tree.map(_swap, states), q_tokens)
-    k_side = Side(cache.k.astype(q.dtype), k_raw, k_states, k_tokens)
-    return dispatch.Call(spec, terms, q_side, k_side, cache.v.astype(q.dtype))
+    k_side = Side(rows.k.astype(q.dtype), k_raw, k_states, k_tokens)
+    return dispatch.Call(spec, terms, q_side, k_side, rows.v.astype(q.dtype))
 
 
 def _swap(x: jax.Array) -> jax.Array:
@@ -316,25 +392,32 @@ def _swap(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, 1, 2)
 
 
-def _remember(cache: Cache, terms: tuple, x, positions) -> tuple[tuple, Cache]:
-    """The states [B or 1, T, H, C] of new tokens for each term, and the cache that keeps them."""
-    states, kept = [], list(cache.states)
-    for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
+def _states(cache: Cache, terms: tuple, x, positions) -> tuple:
+    """The states [B or 1, T, H, C] of new tokens for each term; a running sum goes on."""
+    states = []
+    for term, old in zip(terms, cache.states, strict=True):
         if term.state is None:
             states.append(None)
             continue
         before = None
         if term.state.after is not None:
-            last = jnp.clip(cache.length - 1, 0, old.shape[2] - 1)
+            last = cache.length - 1
+            if cache.ring is not None and inputs.reads_keys(term):
+                last = cache.ring.row(last)
+            last = jnp.clip(last, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
             before = jnp.where(cache.length > 0, before, 0)
         states.append(term.state(x, positions, before))
-        new = _swap(states[-1])
-        if inputs.reads_keys(term):
-            kept[i] = _write(old, new[..., -old.shape[-1] :], cache.length, 2)
-        elif old is not None:  # a running sum goes on from its last
-            kept[i] = _write(old, new[:, :, -1:], 0, 2)
-    return tuple(states), dataclasses.replace(cache, states=tuple(kept))
+    return tuple(states)
+
+
+def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
+    """The cache with the last value of each running sum that no key is asked for."""
+    kept = list(cache.states)
+    for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
+        if old is not None and not inputs.reads_keys(term):
+            kept[i] = _write(old, _swap(states[i])[:, :, -1:], 0, 2)
+    return dataclasses.replace(cache, states=tuple(kept))
 
 
 def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax.Array:
@@ -350,6 +433,9 @@ def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax
         raise ValueError(f"{name} has {encoding.claims.axes} axes: pass positions {[1, *tail]}")
     known, length = pos.concrete(cache.positions), pos.concrete(cache.length)
     if known is not None and length is not None:
-        if (known[:, :length] != np.arange(int(length))).any():
+        tokens = np.arange(known.shape[1])
+        if cache.ring is not None:
+            tokens = np.asarray(cache.ring.tokens(length, length))
+        if (known != tokens)[:, tokens < length].any():
             raise ValueError("the cache's positions are not 0, 1, 2, …: pass positions as before")
     return pos.contiguous(q.shape[1], cache.length)[None]

@@ -1,4 +1,4 @@
-"""One new token against a cache whose row j holds position j: what a term costs beside NoPE.
+"""One new token against a cache whose row j holds token j: what a term costs beside NoPE.
 
 Row j is at distance t - j from the token at row t, so what depends on the distance alone lies along
 the rows in order. Each such term is evaluated for the n distances that differ (`tables`): up to the
@@ -10,7 +10,8 @@ widest horizon, or as many as there are rows. Past the horizon
 
 Every other term of scores is evaluated by its own formula, for one row of pairs.
 B batch, S rows, K key heads, H query heads, E and F widths of keys and values.
-Distances descend along tables, as they do along rows: from n - 1 to 0.
+Distances descend along tables, as they do along rows: from n - 1 to 0. In a ring the newest row is
+anywhere, and what lies along the rows is turned.
 """
 
 import functools
@@ -35,9 +36,12 @@ class View(NamedTuple):
     places: jax.Array  # of each row in the cache: int32 [S]
     at: jax.Array  # which row is the new token's: int32 []
     n: int  # how many distances differ
+    turns: bool = False  # whether the rows are a ring, whose oldest one follows the token's
 
     def by_distance(self, x: jax.Array) -> jax.Array:
         """The n rows up to the token's of x [B, H, S, …], zeros before the first: [B, H, n, …]."""
+        if self.turns:
+            return jnp.roll(x, -self.at - 1, 2)[:, :, -self.n :]
         begin = jnp.maximum(self.at - self.n + 1, 0)
         rows = jax.lax.dynamic_slice_in_dim(x, begin, self.n, 2)
         rows = jnp.pad(rows, [(self.n - 1 if axis == 2 else 0, 0) for axis in range(x.ndim)])
@@ -45,6 +49,9 @@ class View(NamedTuple):
 
     def by_row(self, near: jax.Array, past: jax.Array) -> jax.Array:
         """[B, H, n] by distance → [B, H, S] by row, `past` [B, H, 1] in the rows farther away."""
+        if self.turns:
+            wide = jnp.broadcast_to(past, (*near.shape[:2], len(self.places) - self.n))
+            return jnp.roll(jnp.concatenate([wide, near], -1), self.at + 1, -1)
         wide = jnp.broadcast_to(past, (*near.shape[:2], len(self.places) + self.n - 1))
         return jax.lax.dynamic_update_slice_in_dim(wide, near, self.at, 2)[..., self.n - 1 :]
 
@@ -74,14 +81,22 @@ def far(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
 
 
 def attend(
-    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, far: Any, held: Any, at: Any
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    far: Any,
+    held: Any,
+    at: Any,
+    turns: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `reference.attend`, for the token at row `at`, which sees its own row and those before it.
+    """As `reference.attend`, for token number `at`, which sees itself and those before it.
 
     `far` [B, H, S] is what `far` gave for each key, or None, and `held` what `tables` gives for S
-    rows.
+    rows. Token j lies in row j, or where the rows take `turns`, as the indices of the keys say.
     """
-    view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at)
+    view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at, turns)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
     scale = kinds.scale(terms, spec.dims.head_dim)
     seen = view.places <= at
@@ -135,12 +150,19 @@ def _products(
     return scores
 
 
-def _view(spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array) -> View:
+def _view(
+    spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array, turns: bool
+) -> View:
     """The rows that may count, where n distances differ.
 
     A window costs its width and the sinks theirs. Sinks come first; while the window still holds
     them, their rows are doubles, which a place past every token hides.
     """
+    if turns:
+        places = k.tokens.index[0]
+        k = k._replace(tokens=Tokens(places[None], places[None]))
+        newest = jnp.argmax(places == at).astype(jnp.int32)
+        return View(k, v, far, places, newest, n, turns)
     count, sinks, rows = v.shape[2], spec.sinks, (k.x, k.raw, k.states, v, far)
     size = count if spec.window is None else max(spec.window, n)
     places = jnp.arange(count, dtype=jnp.int32)

@@ -1,0 +1,49 @@
+"""Sink logits: gpt-oss (arXiv 2508.10925), MiMo-V2-Flash, Inkling 2; after arXiv 2309.17453.
+
+    weights_ij = exp(score_ij) / (exp(s_h) + Σ_l exp(score_il))
+
+One learned logit per head joins the denominator, so that a row may attend to nothing. It is no
+position, and goes along with one: `rope+sink`. Where it comes `from_input` (Inkling 2), s is
+w_h·x_i + b_h of the layer's input.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.terms import Sink, State
+from pe_jax.validation import require_bool
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkLogit(Encoding):
+    """One more key of a learned score, without a value.
+
+    Attributes:
+      from_input: whether each token has its own, a projection of the layer's input.
+    """
+
+    from_input: bool = False
+
+    def __post_init__(self):
+        require_bool("from_input", self.from_input)
+
+    def init_layer(self, key, dims):
+        """b [H], at first the score of a key that nothing is known of; w [D, H] from the input."""
+        logit = {"logit": jnp.zeros(dims.heads, jnp.float32)}
+        if not self.from_input:
+            return logit
+        shape = (dims.width, dims.heads)
+        return logit | {"weight": dims.width**-0.5 * jax.random.normal(key, shape, jnp.float32)}
+
+    def terms(self, params, dims):
+        state = State(project, params.layer["weight"], width=1) if self.from_input else None
+        return (Sink(params.layer["logit"], state),)
+
+
+def project(weight, x, before):
+    """w·x as a state of one number: [*B, T, H, 1]."""
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.einsum("...td,dh->...th", x.astype(jnp.float32), weight, precision=exact)[..., None]

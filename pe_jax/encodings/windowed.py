@@ -1,0 +1,76 @@
+"""A layer's own sliding window, as `rope@window=512*3,nope` in a config: what it sees, not where.
+
+Gemma 3, Cohere 2 and gpt-oss have windows on most layers and none on the others; RoPE on the layers
+with a window alone is RNoPE-SWA (Yang et al., "RoPE to NoPE and back again", arXiv 2501.18795) and
+SWAN (Puvvada et al., arXiv 2504.08719).
+"""
+
+import dataclasses
+
+from pe_jax.encodings.base import Encoding
+from pe_jax.validation import is_int, require
+
+
+@dataclasses.dataclass(frozen=True)
+class Windowed(Encoding):
+    """An encoding and the window of its layer; parameters and terms are those of the encoding.
+
+    Attributes:
+      encoding: what is encoded.
+      window: how many tokens back are seen, oneself included; None: all, whatever the model has.
+      sinks: first tokens of each document that stay in sight beyond the window.
+    """
+
+    encoding: Encoding = Encoding()
+    window: int | None = None
+    sinks: int = 0
+
+    def __post_init__(self):
+        if not isinstance(self.encoding, Encoding) or isinstance(self.encoding, Windowed):
+            raise TypeError(f"encoding={self.encoding!r}: pass an encoding without a window")
+        require_window(self.window, self.sinks)
+
+    @property
+    def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Those of the encoding."""
+        return self.encoding.claims
+
+    def check(self, dims):
+        self.encoding.check(dims)
+
+    def at_length(self, length):
+        return dataclasses.replace(self, encoding=self.encoding.at_length(length))
+
+    def valid_length(self):
+        return self.encoding.valid_length()
+
+    def limit(self):
+        return self.encoding.limit()
+
+    def init_shared(self, key, dims):
+        return self.encoding.init_shared(key, dims)
+
+    def init_layer(self, key, dims):
+        return self.encoding.init_layer(key, dims)
+
+    def inputs(self, shared):
+        return self.encoding.inputs(shared)
+
+    def embed(self, params, x, positions):
+        return self.encoding.embed(params, x, positions)
+
+    def terms(self, params, dims):
+        return self.encoding.terms(params, dims)
+
+
+def require_window(window: int | None, sinks: int) -> None:
+    """Raises ValueError where the window or the sinks cannot be."""
+    require(window is None or is_int(window, 1), "window", window, "pass an integer of at least 1")
+    require(is_int(sinks, 0), "sinks", sinks, "pass an integer of at least 0")
+    fix = "pass a window too: without one every token is in sight"
+    require(window is not None or not sinks, "sinks", sinks, fix)
+
+
+def without_window(encoding: Encoding) -> Encoding:
+    """The encoding alone."""
+    return encoding.encoding if isinstance(encoding, Windowed) else encoding

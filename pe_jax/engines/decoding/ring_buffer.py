@@ -1,0 +1,60 @@
+"""A cache of a layer with a window: the sinks' rows, then as many as the window, written in turn.
+
+Row j < sinks holds token j. The others hold the last `window` tokens, each in the place of the one
+that is out of sight of all queries to come.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import select
+
+
+@dataclasses.dataclass(frozen=True)
+class RingBuffer:
+    """Which token lies in which row."""
+
+    window: int
+    sinks: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.sinks + self.window
+
+    def row(self, token: jax.Array) -> jax.Array:
+        """The row of each token."""
+        turned = self.sinks + (token - self.sinks) % self.window
+        return jnp.where(token < self.sinks, token, turned)
+
+    def tokens(self, length: jax.Array, later: jax.Array) -> jax.Array:
+        """The token in each row after `length` tokens: int32 [rows]; `later` where none is."""
+        row = jnp.arange(self.rows, dtype=jnp.int32)
+        token = length - 1 - (length - 1 - row) % self.window
+        token = jnp.where(row < self.sinks, row, token)
+        held = (token < length) & (token >= jnp.minimum(row, self.sinks))
+        return jnp.where(held, token, later)
+
+    def write(self, old: jax.Array, new: jax.Array, start: jax.Array, axis: int) -> jax.Array:
+        """Puts tokens from number `start` on into their rows; of those of one row the last."""
+        token = start + jnp.arange(new.shape[axis], dtype=jnp.int32)
+        kept = (token >= start + new.shape[axis] - self.window) | (token < self.sinks)
+        rows = jnp.where(kept, self.row(token), self.rows)  # past the end: dropped
+        at = (*(slice(None),) * axis, rows)
+        return old.at[at].set(new.astype(old.dtype), mode="drop")
+
+
+def ring_buffer(terms: tuple, capacity: int, window: int | None, sinks: int) -> RingBuffer | None:
+    """What serves these terms; None where all of `capacity` tokens are kept in order.
+
+    Sums along rows want their tokens in order, and sinks may be at any distance, which tables of
+    distances for the window's rows do not have.
+    """
+    if window is None or sinks + window >= capacity or kinds.sums_rows(terms):
+        return None
+    if sinks and select(terms, kinds.DistanceTerm):
+        return None
+    return RingBuffer(window, sinks)

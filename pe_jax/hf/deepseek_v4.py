@@ -1,0 +1,95 @@
+"""DeepSeek-V4: sliding windows with RoPE of two settings, by labels that are no layer types."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pe_jax.encodings import rope_scaling
+from pe_jax.hf import rotary_keys
+from pe_jax.hf.keys import Keys
+from pe_jax.hf.kinds import SLIDING
+from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.rotary import Rotary, with_sink
+from pe_jax.validation import is_int, require
+
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+RATIOS = {0: SLIDING, 4: SPARSE, 128: HEAVY}  # of its first configs
+BASES = {"main": 1e4, "compress": 160_000.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class DeepSeekV4(Rotary):
+    """A window in every layer; most see keys of 4 or of 128 tokens at once besides.
+
+    Those are not among our terms, nor are values that are rotated as the keys, which they are here:
+    `LayerEncoding.also` has both. The label "main" is that of layers that see a window alone.
+    """
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """One entry per layer."""
+        kinds = self._types(keys)
+        head_dim = keys.head_dim(512)
+        turned = keys.integer("qk_rope_head_dim", default=None)
+        partial = 0.125 if turned is None else turned / head_dim
+        partial = keys.get("partial_rotary_factor", default=partial)
+        window = keys.integer("sliding_window", default=128)
+        settings, ropes = self._labels(keys), {}
+        for label, own in settings.items():
+            ropes[label] = self._encoding(keys, dict(own), head_dim, BASES[label], partial)
+        return [
+            LayerEncoding(
+                with_sink(ropes["main" if kind == SLIDING else "compress"]),
+                head_dim,
+                window=window,
+                rotary_last=True,
+                also=("qk_norm", "rotated_values", *([] if kind == SLIDING else [kind])),
+            )
+            for kind in kinds
+        ]
+
+    def _types(self, keys: Keys) -> list[str]:
+        layers, given = keys.layers(), keys.get("layer_types")
+        ratios = keys.get("compress_ratios")
+        if given is None and ratios is not None:
+            ok = isinstance(ratios, list | tuple) and all(
+                is_int(x, 0) and x in RATIOS for x in ratios
+            )
+            require(ok, "compress_ratios", ratios, "pass 0, 4 or 128 for each layer")
+            given = [RATIOS[ratio] for ratio in ratios]
+        if given is None:
+            given = [HEAVY] * 2 + [SPARSE if i % 2 else HEAVY for i in range(layers - 2)]
+        ok = isinstance(given, list | tuple) and len(given) >= layers
+        ok = ok and all(kind in RATIOS.values() for kind in given)
+        fix = f"pass one of {', '.join(RATIOS.values())} for each of {layers} layers"
+        require(ok, "layer_types", given, fix)
+        return list(given[:layers])
+
+    def _labels(self, keys: Keys) -> dict[str, Mapping[str, Any]]:
+        """The settings of both labels; flat ones are of "compress", but for the bases."""
+        given, nested = self._parameters(keys)
+        main = keys.get("rope_theta", default=BASES["main"])
+        compress = keys.get("compress_rope_theta", default=BASES["compress"])
+        if nested:
+            require(
+                given.keys() >= BASES.keys(), "rope_parameters", given, "pass main and compress"
+            )
+            return {label: given[label] or {} for label in BASES}
+        flat = {"rope_type": "default", **given, "rope_theta": compress}
+        if flat["rope_type"] == "yarn" or flat.get("type") == "yarn":
+            flat.setdefault("attention_factor", 1.0)  # they leave cos and sin as they are
+        return {"main": {"rope_type": "default", "rope_theta": main}, "compress": flat}
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """Sizes, types, and the settings of each label that has layers."""
+        kinds = [next((x for x in layer.also if x in RATIOS.values()), SLIDING) for layer in layers]
+        head_dim = layers[0].head_dim
+        settings = {label: {"rope_theta": base} for label, base in BASES.items()}
+        config = {"num_hidden_layers": len(layers), "layer_types": kinds, "head_dim": head_dim}
+        for kind, layer in zip(kinds, layers, strict=True):
+            rope = rotary_keys.rope_of(layer)
+            require(rope is not None, "encoding", layer.encoding, "these models have RoPE")
+            label = "main" if kind == SLIDING else "compress"
+            settings[label] = rope_scaling.to_hf(rope, head_dim=head_dim)
+            config |= {"sliding_window": layer.window}
+            config["partial_rotary_factor"] = rope.rotary_dim(head_dim) / head_dim
+        return config | {"rope_parameters": settings}

@@ -1,0 +1,89 @@
+"""Inkling and Inkling 2: relative logits from the input, on sliding and on full layers."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pe_jax.encodings.inkling import Inkling
+from pe_jax.encodings.sink import SinkLogit
+from pe_jax.encodings.sums import Sum
+from pe_jax.hf.keys import Keys
+from pe_jax.hf.layers import LayerEncoding, parts
+from pe_jax.validation import is_int, require
+
+SLIDING, FULL = "hybrid_sliding", "hybrid"
+
+
+@dataclasses.dataclass(frozen=True)
+class InklingFamily:
+    """A window and as many profiles on most layers; on the others a floor of the logarithm.
+
+    Attributes:
+      second: whether it is Inkling 2, which clips norms and has sinks.
+    """
+
+    second: bool = False
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        """One entry per layer."""
+        layers = keys.layers()
+        window = keys.integer("sliding_window_size", default=1024 if self.second else 512)
+        extent, width = keys.integer("rel_extent", default=1024), keys.integer("d_rel", default=16)
+        floor = keys.integer("log_scaling_n_floor", default=128_000 if self.second else None)
+        attn_scale = keys.real("log_scaling_alpha", default=0.1)
+        wide = keys.integer("head_dim", default=128)
+        narrow = keys.integer("swa_head_dim", default=128)
+        clips = {}
+        if self.second:
+            clips["clip_states"] = keys.real("rel_l2_clip_threshold", default=8.0)
+            clips["clip_qk"] = keys.real("qk_l2_clip_threshold", default=512**0.5)
+        entries = []
+        for kind in self._kinds(keys, layers):
+            if kind == SLIDING:
+                encoding, head_dim = Inkling(window, width, **clips), narrow
+            else:
+                encoding, head_dim = Inkling(extent, width, floor, attn_scale, **clips), wide
+            also = ("value_norm", "output_gate") if self.second else ("qk_norm",)
+            entries.append(
+                LayerEncoding(
+                    Sum((encoding, SinkLogit(from_input=True))) if self.second else encoding,
+                    head_dim,
+                    window=window if kind == SLIDING else None,
+                    scale=None if self.second else 1 / head_dim,
+                    also=("short_convolutions", *also),
+                )
+            )
+        return entries
+
+    def _kinds(self, keys: Keys, layers: int) -> list[str]:
+        given, local = keys.get("layer_types"), keys.get("local_layer_ids")
+        if given is not None:
+            ok = isinstance(given, list | tuple) and len(given) == layers
+            ok = ok and all(kind in (FULL, SLIDING) for kind in given)
+            fix = f"pass {FULL!r} or {SLIDING!r} for each of {layers} layers"
+            require(ok, "layer_types", given, fix)
+            return list(given)
+        if local is None:
+            return [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
+        ok = isinstance(local, list | tuple) and all(is_int(i, 0) and i < layers for i in local)
+        require(ok, "local_layer_ids", local, f"pass numbers below {layers}")
+        return [SLIDING if i in local else FULL for i in range(layers)]
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The keys from which `read` reads these layers."""
+        config: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        config["layer_types"] = [FULL if x.window is None else SLIDING for x in layers]
+        for layer in layers:
+            own = parts(layer.encoding)[0] if layer.encoding is not None else None
+            require(isinstance(own, Inkling), "encoding", layer.encoding, "pass Inkling's")
+            assert isinstance(own, Inkling)
+            config["d_rel"] = own.width
+            if layer.window is not None:
+                config |= {"sliding_window_size": own.extent, "swa_head_dim": layer.head_dim}
+            else:
+                config |= {"rel_extent": own.extent, "head_dim": layer.head_dim}
+                config |= {"log_scaling_n_floor": own.floor, "log_scaling_alpha": own.attn_scale}
+            if self.second:
+                config["rel_l2_clip_threshold"] = own.clip_states
+                config["qk_l2_clip_threshold"] = own.clip_qk
+        return config
