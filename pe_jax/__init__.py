@@ -37,6 +37,8 @@ from pe_jax.encodings.terms import (
     State,
     TokenBias,
     TokenProduct,
+    ValueRotation,
+    Views,
 )
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ __all__ = [
     "Sum",
     "TokenBias",
     "TokenProduct",
+    "ValueRotation",
+    "Views",
     "adapters",
     "attend",
     "attention",

@@ -3,7 +3,7 @@
 Positions say where a token is; what it may attend to is decided by token indices and segments
 (`pe_jax.engines.mask`), never by positions, which may repeat or run backwards. Schemes that change
 the positions themselves are therefore functions here, and combine with every encoding:
-`randomized`, `shifted`, `cape` draw from a key, `bilevel` counts in the text
+`randomized`, `shifted`, `cape`, `augmented` draw from a key, `bilevel` counts in the text
 (`pe_jax.position_schemes` has them under the names that configs use).
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
 """
@@ -135,6 +135,44 @@ def check_cape(global_shift: float, local_shift: float, scaling: float) -> None:
     ):
         ok = is_real(value) and value >= low
         require(ok, name, value, f"pass a finite number of at least {low}")
+
+
+def augmented(
+    key: jax.Array, positions, shift: float = 0.0, jitter: float = 1.0, rescale: float = 1.0
+) -> jax.Array:
+    """(p + s)·j·r of positions on several axes [..., A], as DINOv3 trains: float32, the same shape.
+
+    Siméoni et al., "DINOv3", arXiv 2508.10104 (released code): one s ~ U(-shift, shift) and one
+    ln j ~ U(-ln jitter, ln jitter) for each axis, and one ln r ~ U(-ln rescale, ln rescale) for
+    all. The released models were trained with rescale=2 on `grid(…, normalized=True)`, and tested
+    without. A shift moves tokens in front of the grid too: augment the grid, then put them there.
+
+    Args:
+      key: PRNG key of what shares a draw; `jax.vmap` over keys augments each image its own way.
+      positions: [..., A]; `shift` is in their unit, the other two have none.
+      shift: at least 0; 0 disables it.
+      jitter: at least 1; 1 disables it.
+      rescale: at least 1; 1 disables it.
+
+    Raises:
+      ValueError: a negative shift, `jitter` or `rescale` below 1, or a value that is not finite;
+        positions without an axis.
+    """
+    for name, value, low in (("shift", shift, 0), ("jitter", jitter, 1), ("rescale", rescale, 1)):
+        ok = is_real(value) and value >= low
+        require(ok, name, value, f"pass a finite number of at least {low}")
+    require_key("key", key)
+    positions = as_positions(positions, real=True).astype(jnp.float32)
+    require(positions.ndim > 0, "positions", positions.shape, "pass axes last, [..., A]")
+    keys, axes = jax.random.split(key, 3), positions.shape[-1:]
+
+    def uniform(key, limit, shape=axes):
+        drawn = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
+        return jax.lax.broadcast_to_rank(drawn, positions.ndim)
+
+    factors = uniform(keys[1], float(np.log(jitter)))
+    factors += uniform(keys[2], float(np.log(rescale)), (1,))
+    return (positions + uniform(keys[0], shift)) * jnp.exp(factors)
 
 
 def bilevel(tokens, separators, segments=None, longest: int | None = None) -> jax.Array:

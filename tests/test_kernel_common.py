@@ -23,7 +23,7 @@ from tests.util import DIMS, H, noise
         ("wavlm+rope", {}, "it has no RelativeState"),
         ("tupe+fire", {}, "it has no TokenProduct or PairBias"),
         ("cope", {}, "it has no RowRescore"),
-        ("alibi+rerope", {}, "it has no Rotation with two views of each key"),
+        ("alibi+rerope", {}, "it has no Rotation with several views of each token"),
         ("nope", {"window": 4, "sinks": 1}, "it has no attention sinks of a window"),
     ],
 )

@@ -19,6 +19,7 @@ from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceFormula,
     DistanceTerm,
+    Rotation,
     RowRescore,
     Term,
     select,
@@ -50,13 +51,16 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"buckets": 4, "max_distance": 7, "causal": False},
     ],
     "rope": [{}, {"fraction": 0.5, "layout": "interleaved"}],
+    "lerope": [{"layout": "interleaved"}],
     "xpos": [{"scale_base": 8}],
+    "selective_rope": [{"rank": 3}],
     "temperature": [{"floor_scale": 4, "attn_scale": 0.5}],
     "alibi": [{}, {"causal": False}],
     "cope": [{"positions": 4}],
     "dape": [{"hidden": 5}],
     "rerope": [{"window": 3}],
     "self_extend": [{"group": 2, "window": 4}],
+    "dual_chunk": [{"chunk_size": 4, "local_size": 1}, {"chunk_size": 5, "local_size": 1}],
     "wavlm": [{"num_buckets": 8, "max_distance": 6}],
     "learned_2d": [{"height": 40, "width": 41}],
     "learned_grid": [{"height": 40, "width": 41}],
@@ -109,10 +113,14 @@ def horizon(encoding: Encoding) -> tuple[int, int] | None:
 
 
 def rotate(encoding: Encoding, side: str, params: Params, x, positions) -> jax.Array:
-    """Queries (`side` "q") or keys ("k") as the terms rotate them."""
+    """Queries (`side` "q") or keys ("k") as the terms rotate them; x is the layer's input too."""
     dims = Dims(x.shape[-2] * x.shape[-1], x.shape[-2], x.shape[-2], x.shape[-1])
-    found = encoding.terms(params, dims)
-    return inputs_.rotate(found, side, jnp.asarray(x), positions, (None,) * len(found))
+    found, flat_x = encoding.terms(params, dims), jnp.reshape(x, (*x.shape[:-2], dims.width))
+    states = tuple(
+        t.state(flat_x, positions) if isinstance(t, Rotation) and t.state is not None else None
+        for t in found
+    )
+    return inputs_.rotate(found, side, jnp.asarray(x), positions, states)
 
 
 def distance_bias(encoding: Encoding, params: Params, distance, dims: Dims = DIMS) -> jax.Array:

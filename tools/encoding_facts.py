@@ -28,6 +28,7 @@ DIMS = Dims(width=512, heads=8, kv_heads=8, head_dim=64)
 TOKENS = 4096  # of the abstract call
 ENTERS = {  # kind of term → where positions come in
     kinds.QueryBias: "queries",
+    kinds.ChannelDecay: "channels of q · k",
     kinds.DistanceFormula: "bias",
     kinds.DistanceBias: "bias",
     kinds.PairBias: "bias",
@@ -35,6 +36,7 @@ ENTERS = {  # kind of term → where positions come in
     kinds.RelativeKeys: "q · position",
     kinds.RelativeQueries: "k · position",
     kinds.RelativeValues: "values",
+    kinds.ValueRotation: "values",
     kinds.RelativeState: "bias, gated by the input",
     kinds.TokenBias: "bias from the input",
     kinds.RowRescore: "whole rows of scores",
@@ -84,8 +86,9 @@ def beyond(scheme: Encoding) -> str:
     horizons = [term.horizon for term in kinds.select(terms, kinds.DistanceTerm)]
     if horizons and None not in horizons:
         return f"constant from {max(high for _, high in horizons):,}"
-    if (limit := kinds.split(terms)) is not None:
-        return f"second view from {limit:,}"
+    if (views := kinds.views(terms)) is not None:
+        blocks = views.unit > 1
+        return f"chunks of {views.unit:,}" if blocks else f"second view from {views.edges[0]:,}"
     decays = any(term.decays for term in kinds.select(terms, kinds.DistanceFormula))
     return "decays" if decays else "defined"
 

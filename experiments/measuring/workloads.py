@@ -194,14 +194,15 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
 
         sides = side(rotated_q, q), side(rotated_k, k)
         bias = full_bias(terms, sides, sizes.dims, bool(jax.tree.leaves(params)))
-        return jax.nn.dot_product_attention(
+        out = jax.nn.dot_product_attention(
             rotated_q,
             rotated_k,
-            v,
+            inputs.rotate_values(terms, v, places),
             None if bias is None else bias.astype(q.dtype),
             scale=kinds.scale(terms, sizes.head_dim),
             is_causal=sizes.causal,
         )
+        return inputs.rotate_output(terms, out, places)
 
     def ours(params, q, k, v):
         implementation = None if engine == OURS else engine
@@ -427,7 +428,7 @@ def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
 def _is_additive(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scores are one product and a bias: what jax.nn can express."""
     terms = abstract_terms(encoding, dims)
-    return kinds.split(terms) is None and not kinds.select(terms, kinds.RowRescore)
+    return kinds.views(terms) is None and not kinds.select(terms, kinds.RowRescore)
 
 
 def _too_long(engine: str, limit: int) -> Program:

@@ -8,8 +8,9 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh
@@ -33,14 +34,18 @@ from experiments.running.training_loop import (
     prepare,
     train,
 )
-from pe_jax.encodings import Encoding, parse
+from pe_jax.encodings import Encoding, Sum, parse
+from pe_jax.encodings.base import Dims, abstract_terms, adds_to_input
+from pe_jax.encodings.lerope import LeRoPE
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
+from pe_jax.encodings.terms import Rotation
 from pe_jax.training import data, manifest, passkeys, sharding
 from pe_jax.training.checkpoint import BINDING, check_same
 from pe_jax.training.config import Config
 from pe_jax.training.evaluate import Evaluator
+from pe_jax.training.step import State, Trainer
 from pe_jax.validation import ConfigError
 
 SHARED = (*(field for field in BINDING if field != "seed"), "steps")  # the same in all runs
@@ -125,6 +130,8 @@ class Placeholders(NamedTuple):
       length: the trained length.
       window: half of the trained length.
       group: the least group with which Self-Extend, with that window, reaches the target.
+      chunk: three quarters of the trained length, dual chunk attention's chunk size.
+      local: a sixteenth of it, at least 1, its local size.
       ones: one 1.0 per frequency.
       searched: the factors of LongRoPE's search; ones before it.
     """
@@ -133,6 +140,8 @@ class Placeholders(NamedTuple):
     length: int
     window: int
     group: int
+    chunk: int
+    local: int
     ones: tuple[float, ...]
     searched: tuple[float, ...]
 
@@ -145,7 +154,9 @@ class Placeholders(NamedTuple):
         beyond_window = config.factor * base.length - window
         group = math.ceil(beyond_window / max(base.length - window, 1))
         ones = (1.0,) * rope.frequencies(base.model.dims.head_dim).size
-        return cls(config.factor, base.length, window, group, ones, searched or ones)
+        chunk, local = max(base.length * 3 // 4, 2), max(base.length // 16, 1)
+        sizes = config.factor, base.length, window, group, chunk, local
+        return cls(*sizes, ones, searched or ones)
 
     def fill(self, spec: str) -> str:
         """The spec with the values filled in."""
@@ -154,19 +165,45 @@ class Placeholders(NamedTuple):
         return spec
 
 
-def replacement(spec: str, rope: RoPE, placeholders: Placeholders) -> RoPE:
+def replacement(spec: str, rope: RoPE, placeholders: Placeholders, dims: Dims) -> Encoding:
     """What replaces `rope`: fields that the spec leaves at their defaults are copied from it.
 
     Raises:
-      ConfigError: the spec cannot be read, or is not of RoPE's family.
+      ConfigError: the spec cannot be read, or adds something else than rotations.
     """
     spec = placeholders.fill(spec)
     encoding, *others = parse(spec)
-    if others or not isinstance(encoding, RoPE):
-        raise ConfigError(f"encodings: {spec!r} is not rope(…), rerope(…) or self_extend(…)")
+    rotates = all(isinstance(term, Rotation) for term in abstract_terms(encoding, dims))
+    if others or not rotates or adds_to_input(encoding, dims):
+        fix = "pass nope or what rotates, as rope(…), dual_chunk(…) or rope+temperature"
+        raise ConfigError(f"encodings: {spec!r} is not for a trained RoPE; {fix}")
+    keeps = any(isinstance(part, LeRoPE) for part in parts_of(encoding))
+    if isinstance(rope, LeRoPE) and not keeps:
+        fix = "the run's frequencies are learned; pass lerope(…)"
+        raise ConfigError(f"encodings: {spec!r} drops parameters: {fix}")
+    parts = [
+        _with_fields_of(rope, part) if isinstance(part, RoPE) else part
+        for part in parts_of(encoding)
+    ]
+    return parts[0] if len(parts) == 1 else Sum(tuple(parts))
+
+
+def _with_fields_of(rope: RoPE, part: RoPE) -> RoPE:
+    """The part with RoPE's fields, where it has their defaults, from `rope`."""
     fields = dataclasses.fields(RoPE)
-    unset = [f.name for f in fields if getattr(encoding, f.name) == f.default]
-    return dataclasses.replace(encoding, **{name: getattr(rope, name) for name in unset})
+    unset = [f.name for f in fields if getattr(part, f.name) == f.default]
+    return dataclasses.replace(part, **{name: getattr(rope, name) for name in unset})
+
+
+def parts_of(encoding: Encoding) -> tuple[Encoding, ...]:
+    """Those of a sum, or the encoding alone."""
+    return encoding.parts if isinstance(encoding, Sum) else (encoding,)
+
+
+def drops_rope(pattern: str) -> bool:
+    """Whether no layer has RoPE any more: DroPE (Gelberg et al., arXiv 2512.12167)."""
+    every = [part for encoding in parse(pattern) for part in parts_of(encoding)]
+    return not any(isinstance(part, RoPE) for part in every)
 
 
 def extended(
@@ -174,7 +211,9 @@ def extended(
 ) -> str:
     """The run's encodings, all layers, with the method instead of each RoPE."""
     layers = [
-        replacement(spec, encoding, Placeholders.of(encoding, config, base, searched))
+        replacement(
+            spec, encoding, Placeholders.of(encoding, config, base, searched), base.model.dims
+        )
         if isinstance(encoding, RoPE)
         else encoding
         for encoding in base.model.pattern
@@ -189,13 +228,20 @@ def names(config: ExtendConfig) -> dict[str, str]:
 
 
 def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Config:
-    """The run that continues a trained one at the target length."""
+    """The run that continues a trained one at the target length.
+
+    Where RoPE is dropped it goes on at the trained length, as in DroPE, with more rows: each method
+    reads as many tokens.
+    """
+    length, batch = target(config, base.config.length), config.batch
+    if drops_rope(encoding):
+        length, batch = base.config.length, batch * length // base.config.length
     return dataclasses.replace(
         base.config,
         workdir=str(folder),
         seed=(base.config.seed + OTHER_DATA) % 2**31,
-        length=target(config, base.config.length),
-        batch=config.batch,
+        length=length,
+        batch=batch,
         microbatches=1,
         steps=max(config.steps, 1),  # 0 disables training
         log_every=config.log_every,
@@ -329,7 +375,7 @@ class Methods:
         table: RunTable,
     ) -> None:
         """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
-        state = trained_run.restore(base.folder, evaluator.trainer)
+        state = self._restored(base, run, evaluator.trainer)
         for part, path in paths.items():
             if self.stop.signal is not None or path.exists():
                 continue
@@ -347,6 +393,21 @@ class Methods:
                 result |= {"status": "diverged", "reason": str(error)}
             save_json(path, result | {"seconds": time.monotonic() - begin, **environment()})
             logging.info("%s: %s after %.0f s", label, part, time.monotonic() - begin)
+
+    def _restored(self, base: Base, run: Config, trainer: Trainer) -> State:
+        """The last state of a trained run; what a method adds to it has its initial values."""
+        plain = dataclasses.replace(run, model=base.config.model)
+        own = prepare(plain, trainer.mesh)
+        if jax.tree.structure(own.shapes) == jax.tree.structure(trainer.shapes):
+            return trained_run.restore(base.folder, trainer)
+        fresh, trained = trainer.init(run.seed), trained_run.restore(base.folder, own)
+        return fresh._replace(params=with_trained(fresh.params, trained.params))
+
+
+def with_trained(fresh: Any, trained: Any) -> Any:
+    """Parameters of a model, from a trained one that has some of them."""
+    known = dict(jax.tree.leaves_with_path(trained))
+    return jax.tree.map_with_path(lambda path, x: known.get(path, x), fresh)
 
 
 def _read_parts(name: str, encoding: str, paths: dict[str, Path]) -> dict[str, dict]:
@@ -384,10 +445,10 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
                 f"{field}={digest!r}: {base.folder} was trained with {base.saved.get(field)!r};"
                 f" restore data={base.config.data!r}"
             )
-    run = runs[0]
     lengths = {f"eval.lengths: {n}": n for n in config.eval.lengths}
-    sharding.check_fits(run.model, run.batch, mesh, lengths)
-    batches(run, source, mesh)  # raises any data error
+    for run in {run.batch: run for run in runs}.values():
+        sharding.check_fits(run.model, run.batch, mesh, lengths)
+        batches(run, source, mesh)  # raises any data error
     return source
 
 

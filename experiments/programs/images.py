@@ -23,18 +23,21 @@ from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
 from pe_jax.training import images
-from pe_jax.training.step import Trainer
+from pe_jax.training.step import POSITION_FOLD, Trainer
 from pe_jax.validation import ConfigError
 
 BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
 ROWS = 256  # images per forward pass in tests
+RESCALE = 2.0  # DINOv3's, of augmented positions
 
 
 class Classifier(Trainer):
     """Trains a ViT on images of one size; `logits` takes any size."""
 
-    def __init__(self, config: ImagesConfig, spec: str, places: np.ndarray, mesh):
-        self.patch, self.places = config.patch, places
+    def __init__(
+        self, config: ImagesConfig, spec: str, places: np.ndarray, mesh, augment: bool = False
+    ):
+        self.patch, self.places, self.augment = config.patch, places, augment
         model = dataclasses.replace(config.model, encoding=spec)
         super().__init__(model, config.optimizer, config.steps, mesh, positions=None)
         self.logits = jax.jit(lambda params, x, places: self.model(params)(x, positions=places))
@@ -45,8 +48,11 @@ class Classifier(Trainer):
 
     def loss(self, model, batch, key):
         """Mean cross entropy."""
-        drop = key if self.dropout else None
-        logits = model(batch["images"], positions=self.places, key=drop)
+        drop, places = key if self.dropout else None, self.places
+        if self.augment:
+            own = jax.random.fold_in(key, POSITION_FOLD)
+            places = pos.augmented(own, places, rescale=RESCALE)
+        logits = model(batch["images"], positions=places, key=drop)
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
 
@@ -56,7 +62,7 @@ def places(trainer_axes: int, convention: str, side: int, trained: int) -> np.nd
         return np.arange(side * side, dtype=np.int32)
     if convention == "resized":
         return np.asarray(pos.resized(side, side, (trained, trained)))
-    return np.asarray(pos.grid(side, side, normalized=convention == "normalized"))
+    return np.asarray(pos.grid(side, side, normalized=convention in ("normalized", "augmented")))
 
 
 def accuracies(
@@ -107,23 +113,28 @@ def train_once(
     return {"status": "ok", "loss": loss, "accuracy": accuracy, "seconds": seconds}
 
 
-def grouped(config: ImagesConfig) -> dict[tuple[str, bool], list[str]]:
-    """(spec, normalized) of each training → the conventions of positions it is tested with."""
-    groups: dict[tuple[str, bool], list[str]] = {}
+def trained_with(convention: str) -> str:
+    """The convention of positions in training; tables are resized in tests alone."""
+    return "index" if convention == "resized" else convention
+
+
+def grouped(config: ImagesConfig) -> dict[tuple[str, str], list[str]]:
+    """(spec, convention of positions) of each training → the conventions it is tested with."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for spec, convention in config.entries():
-        groups.setdefault((spec, convention == "normalized"), []).append(convention)
+        groups.setdefault((spec, trained_with(convention)), []).append(convention)
     return groups
 
 
 def run(
-    config: ImagesConfig, test: Callable[[], dict], item: tuple[str, bool], trials: Trials
+    config: ImagesConfig, test: Callable[[], dict], item: tuple[str, str], trials: Trials
 ) -> dict:
     """Every seed of an item of `grouped`: seed → its result."""
-    (spec, normalized), conventions = item, grouped(config)[item]
+    (spec, convention), conventions = item, grouped(config)[item]
     trained = config.sides[0] // config.patch
     axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
-    at = places(axes, "normalized" if normalized else "index", trained, trained)
-    trainer = functools.cache(lambda: Classifier(config, spec, at, trials.mesh))
+    at, augment = places(axes, convention, trained, trained), convention == "augmented"
+    trainer = functools.cache(lambda: Classifier(config, spec, at, trials.mesh, augment))
     return {
         seed: trials.result(
             f"seed{seed}",
@@ -148,7 +159,7 @@ def collect(config: ImagesConfig, runs: dict) -> list[dict]:
     """One entry per encoding and convention: accuracies by view and seed."""
     encodings, entries = [], config.entries()
     for spec, convention in entries:
-        by_seed = runs[spec, convention == "normalized"]
+        by_seed = runs[spec, trained_with(convention)]
         accuracy = {
             view.name: {
                 seed: run["accuracy"][convention][view.name] if run["status"] == "ok" else None

@@ -180,7 +180,7 @@ class TrialsConfig(Sweep):
         self.optimizer.check(self.steps)
 
 
-CONVENTIONS = ("index", "normalized", "resized")
+CONVENTIONS = ("index", "normalized", "augmented", "resized")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,9 +189,10 @@ class ImagesConfig(TrialsConfig):
 
     Attributes:
       encodings: as `model.encoding` takes them; `{side}` stands for the patches along a side of a
-        training image. A suffix `@normalized` or `@resized` selects other positions than the
-        patches' indices (`positions.grid`, `positions.resized`); an encoding of one axis gets the
-        patches row by row.
+        training image. A suffix `@normalized`, `@augmented` or `@resized` selects other positions
+        than the patches' indices (`positions.grid`; the same, rescaled in training as DINOv3's are,
+        `positions.augmented`; `positions.resized`); an encoding of one axis gets the patches row by
+        row.
       sides: of the images in pixels, ascending: trained at the first, tested at all.
       patch: side of a patch in pixels.
     """
@@ -359,13 +360,15 @@ class ExtendConfig(Sweep):
       runs: workdirs of `experiments.train`, which differ only in their seed.
       encodings: what replaces the run's `rope`; a field of RoPE left at its default is the run's.
         `{factor}` stands for the factor, `{length}` for the trained length, `{window}` for half of
-        it, `{group}` for the least group with which Self-Extend then reaches the target, `{ones}`
-        for one 1.0 per frequency and `{searched}` for the factors of LongRoPE's search
-        (`experiments.running.longrope_search`).
+        it, `{group}` for the least group with which Self-Extend then reaches the target, `{chunk}`
+        for three quarters and `{local}` for a sixteenth of the trained length, `{ones}` for one 1.0
+        per frequency and `{searched}` for the factors of LongRoPE's search
+        (`experiments.running.longrope_search`). `nope` drops RoPE (DroPE, arXiv 2512.12167): its
+        fine-tune is at the trained length, with rows for as many tokens.
       reference: the method that the others are compared with, on the loss at the target under a
         sliding window. Its spec or its short name; empty: the first.
       factor: the target length over the length trained on.
-      steps: of the fine-tune at the target length; 0: none.
+      steps: of the fine-tune at the target length (`nope`: at the trained one); 0: none.
       batch: rows per step of the fine-tune, and in the search.
       log_every: steps between lines of metrics.
       save_every: steps between checkpoints; 0 saves at the end and when stopped.
@@ -393,6 +396,8 @@ class ExtendConfig(Sweep):
             "original_length={length},factor={factor}))",
             "rerope(window={window})",
             "self_extend(window={window},group={group})",
+            "dual_chunk(chunk_size={chunk},local_size={local})",
+            "nope",
         ),
         "at least one encoding",
         lambda v: len(v) > 0,

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.rope import RoPE, rotate
-from pe_jax.encodings.terms import Rotation
+from pe_jax.encodings.terms import Rotation, Views
 from pe_jax.validation import is_int, require
 
 
@@ -60,7 +60,7 @@ class ReRoPE(RoPE):
         require(is_int(self.window, 1), "window", self.window, "pass an integer of at least 1")
 
     def terms(self, params, dims):
-        return (Rotation(self.rotate_q, self.rotate_k, split=self.window),)
+        return (Rotation(self.rotate_q, self.rotate_k, views=Views((self.window,))),)
 
     def rotate_q(self, _, q, positions):
         """R_m q, and R_w q."""

@@ -99,6 +99,17 @@ def rotate(
     ok = ok and all(n in (1, m) for n, m in zip(at[::-1], tokens[::-1], strict=False))
     if not ok:
         raise ValueError(f"positions of shape {at} do not fit x {x.shape}; pass [T] or [..., T]")
+    return turn(x, angle, layout, attention_factor)
+
+
+def turn(
+    x: jax.Array, angle: jax.Array, layout: str = "half", attention_factor: float = 1.0
+) -> jax.Array:
+    """Turns the first 2F channels of x [..., T, H, E] by angles [..., T, H or 1, F], as `rotate`.
+
+    Angles may have fewer leading axes than x.
+    """
+    turned = 2 * angle.shape[-1]
     # the barrier keeps XLA from computing every sine again for each head
     waves = (attention_factor * jnp.cos(angle), attention_factor * jnp.sin(angle))
     cos, sin = (align(wave, x) for wave in jax.lax.optimization_barrier(waves))

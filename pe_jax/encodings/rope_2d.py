@@ -4,7 +4,8 @@
 
 Two conventions of positions: the patch's index (Qwen2-VL, arXiv 2409.12191; Pixtral, arXiv
 2410.07073), or its centre on an image from -1 to 1, times 2π (DINOv3, arXiv 2508.10104, base 100).
-`positions.grid` gives both.
+`positions.grid` gives both; `positions.augmented` shifts, stretches and rescales them, as DINOv3
+does in training.
 
 Two of the frequencies: "shared", a series from 1 down for each axis (Qwen2-VL, DINOv3); or
 "alternating", one series over all channels dealt to rows and columns in turn (Pixtral).

@@ -7,6 +7,7 @@
     Llama3        as YaRN, with other bounds     the released code of Llama 3.1
     LongRoPE      θ_i / factor_i, searched       `longrope`
     Proportional  slow θ = 0                     p-RoPE, arXiv 2410.06205
+    ClippedRoPE   slow θ tapered to 0            `clipped`
 
 L₀ is `original_length`, the context trained on, and L the current one. All is float64 on the host.
 What the papers leave open (bounds, lengths that decide) is as in Hugging Face transformers.
@@ -23,6 +24,7 @@ import numpy as np
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.scaling.base import Scaling, require_positive, require_tokens
+from pe_jax.encodings.scaling.clipped import ClippedRoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
 from pe_jax.encodings.scaling.yarn import YaRN
 from pe_jax.validation import is_int, is_real, require, shown
@@ -153,7 +155,9 @@ SCALINGS: dict[str, type[Scaling]] = {
     "llama3": Llama3,
     "longrope": LongRoPE,
     "proportional": Proportional,
+    "clipped_rope": ClippedRoPE,
 }
+NOT_IN_CONFIGS = (ClippedRoPE,)  # Hugging Face's rope_types have nothing like these
 
 
 def from_hf(
@@ -213,13 +217,13 @@ def to_hf(rope: RoPE, *, head_dim: int) -> dict[str, Any]:
       head_dim: E.
 
     Raises:
-      ValueError: a scaling that is none of `SCALINGS`.
+      ValueError: a scaling that is none of `SCALINGS`, or that configs have no name for.
     """
     if not isinstance(rope, RoPE):
         raise TypeError(f"rope={shown(rope)}: pass a RoPE, what pe_jax.make('rope') gives")
     require(is_int(head_dim, 1), "head_dim", head_dim, "pass the width of a head")
-    names = {kind: name for name, kind in SCALINGS.items()}
+    names = {kind: name for name, kind in SCALINGS.items() if kind not in NOT_IN_CONFIGS}
     known = rope.scaling is None or type(rope.scaling) in names
-    require(known, "scaling", rope.scaling, f"configs have {', '.join(SCALINGS)}")
+    require(known, "scaling", rope.scaling, f"configs have {', '.join(names.values())}")
     name = None if rope.scaling is None else names[type(rope.scaling)]
     return hugging_face.write(rope.base, rope.fraction, name, rope.scaling, head_dim)

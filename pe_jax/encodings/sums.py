@@ -14,7 +14,8 @@ class Sum(Encoding):
 
     Parameters are tuples, one entry per part. At most one part may change the scale, which then
     multiplies every term that has the factor 1/sqrt(E) in its paper: `transformer_xl+t5` scales
-    none of Transformer-XL's four. A scheme with two views of each key comes after other rotations.
+    none of Transformer-XL's four. A scheme with several views of each token comes after other
+    rotations.
     """
 
     parts: tuple[Encoding, ...] = ()
@@ -53,10 +54,10 @@ class Sum(Encoding):
         if len(scaled) > 1:
             raise ValueError(f"Sum: {' and '.join(scaled)} each set a scale; keep at most one")
         rotations = [(name, t) for name, terms in each for t in kinds.select(terms, kinds.Rotation)]
-        for (first, two_views), (then, _) in zip(rotations, rotations[1:], strict=False):
-            if two_views.split is not None:
+        for (first, rotation), (then, _) in zip(rotations, rotations[1:], strict=False):
+            if rotation.views is not None:
                 raise ValueError(
-                    f"Sum: {then} cannot rotate two views; put {first} after it, or leave one"
+                    f"Sum: {then} cannot rotate several views; put {first} after it, or leave one"
                 )
 
     def at_length(self, length):

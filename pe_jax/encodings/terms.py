@@ -1,13 +1,14 @@
 """Where a position can enter attention: the kinds of terms, each defined by its formula for a pair.
 
     x      + Input                                                    (once, before the first layer)
-    q', k' = Rotation(q + QueryBias), Rotation(k)
-    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
+    q', k' = Rotation(q + QueryBias), Rotation(k);    v' = ValueRotation(v)
+    score  = scale·(q'·k' or ChannelDecay(q', k') + (q + u)·RelativeKeys + k·RelativeQueries)
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowRescore                                             (from whole rows of scores)
     score  = LogitCap(score), where every Mask shows the pair
-    out    = Dropout(weights)·v + Σ weights·RelativeValues, times σ(lse - Sink)
+    out    = Dropout(weights)·v' + Σ weights·RelativeValues, times σ(lse - Sink)
+    out    = ValueRotation(out), by the query's position
 
 `encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
 tuple, a sum of encodings is concatenation, and the order does not matter except among rotations. A
@@ -30,7 +31,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, varying_like
+from pe_jax.numerics.running_sums import difference
 from pe_jax.validation import is_real, require, shown
 
 
@@ -172,6 +174,40 @@ class QueryBias(Term):
         return QueryBias(share(self.u, 0))
 
 
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """Which of several views of the tokens scores a pair.
+
+    View n scores the pairs whose tokens are n of `edges` apart, or more but not n + 1, counted in
+    blocks of `unit` positions: (512,) has one view below a distance of 512 and one from there on;
+    (1, 2) in blocks of 64 one for pairs in a block, one for neighbouring blocks, one for others.
+
+    Attributes:
+      edges: rising numbers of blocks, at which the next view begins. The first scores the future
+        too.
+      unit: positions in a block.
+      shared_keys: keys have one view, which all views of queries meet.
+    """
+
+    edges: tuple[int, ...]
+    unit: int = 1
+    shared_keys: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many views queries have."""
+        return len(self.edges) + 1
+
+    def block(self, positions: jax.Array) -> jax.Array:
+        """In which block positions [*n] are."""
+        return positions if self.unit == 1 else jnp.floor_divide(positions, self.unit)
+
+    def of(self, q_positions: jax.Array, k_positions: jax.Array) -> jax.Array:
+        """The view that scores each pair, int32: of positions whose shapes broadcast."""
+        apart = self.block(q_positions) - self.block(k_positions)
+        return sum(((apart >= edge).astype(jnp.int32) for edge in self.edges), jnp.int32(0))
+
+
 @kind
 class Rotation(Term):
     """Maps each query and each key by its position: `q(arrays, x, positions)`, `k(…)`.
@@ -183,16 +219,24 @@ class Rotation(Term):
       q: the function of queries; None leaves them unchanged.
       k: the function of keys.
       arrays: their parameters.
-      split: q and k give two views of each token side by side, [*B, T, H, 2E]; the first scores
-        pairs below this distance (the future too), the second the others.
+      views: q gives several views of each token side by side, [*B, T, H, n·E], and so does k, or
+        one for all; each pair is scored by one of them.
       state: a state of the tokens, [*B, T, H, C], passed to the functions as the last argument.
+      heads: the axis of the arrays that counts heads; None: they are the same for all.
     """
 
     q: Callable | None = static()
     k: Callable | None = static()
     arrays: Any = None
-    split: int | None = static(default=None)
+    views: Views | None = static(default=None)
     state: State | None = None
+    heads: int | None = static(default=None)
+
+    def for_heads(self, share):
+        if self.heads is None:
+            return self
+        arrays = jax.tree.map(lambda x: share(x, self.heads), self.arrays)
+        return dataclasses.replace(self, arrays=arrays)
 
     def rotate(self, side: str, x: jax.Array, positions: jax.Array, state: Any = None) -> jax.Array:
         """Queries (`side` "q") or keys ("k")."""
@@ -201,7 +245,69 @@ class Rotation(Term):
         return x if function is None else function(self.arrays, x, positions, *more)
 
 
+@kind
+class ValueRotation(Term):
+    """Maps each value by its position, and each output by the query's, which undoes the former.
+
+    Of what a value adds to an output only the distance is left. Both functions are
+    `(arrays, x, positions)` of x [*B, T, K or H, F] and give its shape and dtype; values are mapped
+    once and kept so in a cache. In a sum outputs are mapped in the opposite order.
+
+    Attributes:
+      v: the function of values.
+      out: the function of outputs.
+      arrays: their parameters.
+    """
+
+    v: Callable = static()
+    out: Callable = static()
+    arrays: Any = None
+
+
 # Terms of scores.
+
+
+@kind
+class ChannelDecay(Term):
+    """Takes the place of q·k: Σ_n q_n k_n exp(-|P_n - P'_n|), of q and k after rotations.
+
+    P and P' are the sums of E channels at the query and at the key. The state has them as
+    `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers. At most
+    one, and none beside several views.
+    """
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Of all pairs: float32 [B, H, T, S], in O(T·S) memory.
+
+        Raises:
+          ValueError: q and k are not of E channels.
+        """
+        width = self.state.width // 2
+        fix = f"{width} fade: leave out the rotation that makes others of them"
+        require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
+        rows = [q.x.astype(jnp.float32), *jnp.split(states[0], 2, axis=-1)]
+        keys = repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
+        columns = [keys, *jnp.split(states[1], 2, axis=-1)]
+        if q.x.shape[2] == 1:
+            return fade(*rows, *columns).sum(-1)[:, :, None]
+
+        @jax.checkpoint
+        def add(total, channel):
+            return total + fade(*channel), None
+
+        channels = (
+            *(jnp.moveaxis(x, -1, 0)[..., :, None] for x in rows),
+            *(jnp.moveaxis(x, -1, 0)[..., None, :] for x in columns),
+        )
+        start = jnp.zeros((*q.x.shape[:3], k.x.shape[2]), jnp.float32)
+        return jax.lax.scan(add, varying_like(start, channels), channels)[0]
+
+
+def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
+    """A product of channels times exp(-|P - P'|), of shapes that broadcast."""
+    return q * k * jnp.exp(-jnp.abs(difference([q_sum, q_rest], [k_sum, k_rest])))
 
 
 @kind
@@ -534,7 +640,8 @@ class Sink(Term):
 
 # Tuples of terms.
 
-OUTSIDE = (Input, QueryBias, Rotation, Scale, Sink)  # applied before or after an engine, or by all
+# applied before or after an engine, or by all
+OUTSIDE = (Input, QueryBias, Rotation, ValueRotation, Scale, Sink)
 
 
 def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
@@ -559,6 +666,12 @@ def select(terms: tuple, *kinds: type) -> list:
     return [term for term in terms if isinstance(term, kinds)]
 
 
+def decay(terms: tuple) -> int | None:
+    """The place of the term that stands for q·k; None: q·k itself."""
+    places = (i for i, term in enumerate(terms) if isinstance(term, ChannelDecay))
+    return next(places, None)
+
+
 def scale(terms: tuple, head_dim: int) -> float:
     """What dot products are multiplied by."""
     return next((term.value for term in select(terms, Scale)), head_dim**-0.5)
@@ -574,15 +687,24 @@ def require_positive(name: str, value: Any) -> None:
     require(is_real(value) and value > 0, name, value, "pass a positive number")
 
 
-def split(terms: tuple) -> int | None:
-    """The distance from which the second view of q and k scores a pair; None: there is one view."""
-    return next((t.split for t in select(terms, Rotation) if t.split is not None), None)
+def views(terms: tuple) -> Views | None:
+    """The views of queries and keys; None: there is one."""
+    return next((t.views for t in select(terms, Rotation) if t.views is not None), None)
+
+
+def reads_places(terms: tuple) -> bool:
+    """Whether an engine reads where two tokens stand, beyond how far apart they are."""
+    several = views(terms)
+    return bool(select(terms, PairBias)) or (several is not None and several.unit > 1)
 
 
 def check(terms: tuple) -> None:
     """Raises ValueError where terms cannot be combined."""
-    for kind, what in ((Scale, "set a scale"), (LogitCap, "cap scores"), (Dropout, "drop weights")):
+    single = (Scale, "set a scale"), (LogitCap, "cap scores"), (Dropout, "drop weights")
+    for kind, what in (*single, (ChannelDecay, "fade channels")):
         if (count := len(select(terms, kind))) > 1:
             raise ValueError(f"{count} terms {what}; keep at most one")
-    if any(rotation.split is not None for rotation in select(terms, Rotation)[:-1]):
-        raise ValueError("a rotation cannot follow one of two views; put that last")
+    if any(rotation.views is not None for rotation in select(terms, Rotation)[:-1]):
+        raise ValueError("a rotation cannot follow one of several views; put that last")
+    if views(terms) is not None and select(terms, ChannelDecay):
+        raise ValueError("channels of several views cannot fade; leave one of the two out")

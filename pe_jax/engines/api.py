@@ -175,10 +175,10 @@ def attention(
         share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
         q_states, k_states = jax.tree.map(share, (q_states, k_states))
         all_terms = inputs.some_heads(all_terms, heads_axis)
-    return attend(
+    found = attend(
         inputs.rotate(all_terms, "q", q, places[0], q_states),
         inputs.rotate(all_terms, "k", k, places[1], k_states),
-        v,
+        inputs.rotate_values(all_terms, v, places[1]),
         terms=all_terms,
         dims=dims,
         q_raw=q,
@@ -200,6 +200,10 @@ def attention(
         claims=encoding.claims,
         name=name,
     )
+    if not return_lse:
+        return inputs.rotate_output(all_terms, found, places[0])
+    out, lse = found
+    return inputs.rotate_output(all_terms, out, places[0]), lse
 
 
 @under_auto_axes
@@ -229,9 +233,10 @@ def attend(
     claims: Claims = Encoding.claims,
     name: str = "attention",
 ) -> Any:
-    """Attention on q and k that are already rotated, as a cache holds them.
+    """Attention on q, k and v that are already rotated, as a cache holds them.
 
-    What comes before is the caller's: the input, `at_length` and the rotations. Takes what
+    What comes before is the caller's: the input, `at_length` and the rotations; and, where values
+    are rotated, what turns the output back (`ValueRotation`). Takes what
     `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were before the
     rotation (read only by relative keys and queries). Instead of x it takes `q_states` and
     `k_states`: for each term what its `State` gives for the tokens of either side, [*B, T, H, C],
@@ -258,7 +263,7 @@ def attend(
 
     if contiguous:
         positions = [layout.order(queries)] * 2
-        if q_seg is not None and kinds.select(terms, kinds.PairBias):
+        if q_seg is not None and kinds.reads_places(terms):
             positions, contiguous = [layout.per_segment(q_seg)] * 2, False
     q_pos, k_pos = (_flat(x, 1 + (claims.axes > 1)) for x in positions)
     rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None

@@ -34,6 +34,8 @@ SHORTEST = 32
 # pass a layer keeps 80 MiB more than with tiles.
 BARE_SHORT, BARE_SCORES = 512, 2**23
 VECTORS = (kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeValues, kinds.RelativeState)
+# added to q·k, or in its place
+ADDED = (kinds.ScoreTerm, kinds.RelativeValues, kinds.ChannelDecay, RowRescore)
 
 
 class Call(NamedTuple):
@@ -119,8 +121,7 @@ def _is_small(call: Call) -> bool:
     short, most = SHORTER if vectors else SHORT, TILE
     if any(term.horizon is None for term in vectors):
         short = SHORTEST
-    added = select(call.terms, kinds.ScoreTerm, kinds.RelativeValues, RowRescore)
-    if jax.default_backend() not in KERNELS and not added:
+    if jax.default_backend() not in KERNELS and not select(call.terms, *ADDED):
         short, most = BARE_SHORT, BARE_SCORES
     fits = batch * heads * queries * keys <= most
     return queries == 1 or (max(queries, keys) <= short and fits)

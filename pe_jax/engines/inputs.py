@@ -513,6 +513,20 @@ def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> j
     return x
 
 
+def rotate_values(terms: tuple, v: jax.Array, positions) -> jax.Array:
+    """Values [*B, S, K, F] as engines take them and a cache keeps them."""
+    for term in select(terms, kinds.ValueRotation):
+        v = term.v(term.arrays, v, positions)
+    return v
+
+
+def rotate_output(terms: tuple, out: jax.Array, positions) -> jax.Array:
+    """Outputs [*B, T, H, F] of rotated values, turned by the queries' positions."""
+    for term in reversed(select(terms, kinds.ValueRotation)):
+        out = term.out(term.arrays, out, positions)
+    return out
+
+
 def read_raw(terms: tuple, q_raw: jax.Array, k_raw: jax.Array) -> tuple[Any, Any]:
     """Queries and keys before rotations where terms read them, else None."""
     of_queries = select(terms, kinds.RelativeKeys, kinds.RowRescore)
@@ -557,7 +571,7 @@ def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> ja
 
 def reads_keys(term: Any) -> bool:
     """Whether a term reads the states of keys, and not of queries alone."""
-    return isinstance(term, kinds.TokenBias | kinds.TokenProduct)
+    return isinstance(term, kinds.TokenBias | kinds.TokenProduct | kinds.ChannelDecay)
 
 
 def check_values(terms: tuple, width: int, axes: int = 1) -> None:

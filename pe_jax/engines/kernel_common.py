@@ -30,8 +30,8 @@ def unsupported(
     others = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + taken]
     if others:
         return f"it has no {' or '.join(dict.fromkeys(others))}"
-    if kinds.split(terms) is not None:
-        return "it has no Rotation with two views of each key"
+    if kinds.views(terms) is not None:
+        return "it has no Rotation with several views of each token"
     if spec.sinks:
         return "it has no attention sinks of a window"
     given = {str(x.dtype) for x in (q.x, k.x, v)}

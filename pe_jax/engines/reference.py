@@ -18,7 +18,6 @@ from pe_jax.encodings.terms import (
     RowRescore,
     ScoreTerm,
     Side,
-    pair_distance,
     repeat_heads,
     select,
 )
@@ -26,17 +25,25 @@ from pe_jax.engines.attention_spec import AttentionSpec
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 # base classes and kinds that this engine takes
-TERMS = (ScoreTerm, RelativeValues, RowRescore, kinds.LogitCap, kinds.Mask, kinds.Dropout)
+TERMS = (ScoreTerm, RelativeValues, RowRescore, kinds.ChannelDecay)
+TERMS += (kinds.LogitCap, kinds.Mask, kinds.Dropout)
 
 
 def products(terms: tuple, q: Side, k: Side) -> jax.Array:
-    """q·k after rotations, in the view that the distance of a pair asks for: [B, H, T, S]."""
-    limit = kinds.split(terms)
-    if limit is None:
+    """q·k after rotations, in the view that scores each pair, or faded: [B, H, T, S]."""
+    place = kinds.decay(terms)
+    if place is not None:
+        return terms[place].products(q, k, (q.states[place], k.states[place]))
+    views = kinds.views(terms)
+    if views is None:
         return multiply(q.x, k.x)
-    views = (jnp.split(x, 2, axis=-1) for x in (q.x, k.x))
-    near, far = (multiply(*view) for view in zip(*views, strict=True))
-    return jnp.where(pair_distance(q, k)[:, None] < limit, near, far)
+    of_queries = jnp.split(q.x, views.count, axis=-1)
+    of_keys = [k.x] * views.count if views.shared_keys else jnp.split(k.x, views.count, axis=-1)
+    view = views.of(q.tokens.positions[:, :, None], k.tokens.positions[:, None])[:, None]
+    scores = multiply(of_queries[0], of_keys[0])
+    for n in range(1, views.count):
+        scores = jnp.where(view == n, multiply(of_queries[n], of_keys[n]), scores)
+    return scores
 
 
 def multiply(q: jax.Array, k: jax.Array) -> jax.Array:

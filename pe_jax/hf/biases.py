@@ -317,7 +317,7 @@ class RoFormer:
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The same for each layer."""
-        keys.refuse("rotary_value", "rotated values are not among our schemes")
+        keys.refuse("rotary_value", "values that are never turned back are not among our schemes")
         causal = keys.flag("is_decoder")
         more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
         layer = LayerEncoding(RoPE(layout="interleaved"), keys.head_dim(), **more)

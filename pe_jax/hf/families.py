@@ -315,7 +315,7 @@ NEAREST = {
     "mistral_large4": "learned frequencies and a learned log-length temperature are not among our"
     " schemes; the nearest are rope(scaling=yarn(…))+temperature",
     "inkling": "relative logits from the input are not among our schemes; the nearest is wavlm",
-    "deepseek_v4": "rotated values are not among our schemes; the nearest is rope",
+    "deepseek_v4": "compressed keys are not among our schemes; the nearest is rope+rotated_values",
     "funnel": "its factorised relative attention is not read here; the nearest is transformer_xl",
     "reformer": "axial tables of positions that follow each other are not among our schemes; the"
     " nearest is learned_2d",

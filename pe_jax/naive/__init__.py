@@ -23,21 +23,25 @@ __all__ = ["INPUTS", "SCORES", "VALUES", "Row", "attention", "inputs", "make_row
 
 _FAMILIES = {
     bias: "alibi alibi_2d t5 layoutlmv3 buckets clipped kerple sandwich fire swin cpb",
-    contextual: "fox cable wavlm cope dape",
+    contextual: "fox cable wall selective_rope wavlm cope dape",
     relative: "shaw transformer_xl deberta tupe",
-    rotary: "rope rerope self_extend xpos temperature bipe rope_2d rope_nd mrope",
+    rotary: "rope lerope pope rerope self_extend dual_chunk xpos temperature log_length bipe"
+    " rope_2d rope_mixed rope_nd mrope",
 }
 _ADDED = "sinusoidal learned sinusoidal_2d learned_2d learned_grid bipe"
 # By name: functions of positions and D, of a row, of a row and its weights.
 INPUTS: dict[str, Callable] = {name: getattr(absolute, name) for name in _ADDED.split()}
 SCORES: dict[str, Callable] = {
-    **dict.fromkeys(("nope", *INPUTS), products),
+    **dict.fromkeys(("nope", "rotated_values", *INPUTS), products),
     **{name: getattr(file, name) for file, names in _FAMILIES.items() for name in names.split()},
 }
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
+# In the place of Σ weights·v: functions of a row, its weights and v [H, T, F].
+AVERAGES: dict[str, Callable] = {"rotated_values": rotary.rotated_values}
 # Settings that only give the sizes and initial values of parameters.
 _UNREAD = {"stddev", "length", "height", "width", "hidden", "c", "shared", "reset", "positions"}
 _UNREAD |= {"num_buckets", "spatial_buckets", "pos_att_type", "prefix", "method", "antialias"}
+_UNREAD |= {"rank"}
 
 
 def attention(
@@ -67,7 +71,8 @@ def attention(
     row, named = make_row(q, k, positions, x, causal), _named(name, params, settings)
     weights = softmax(_call(SCORES[name], named, row), causal)
     v = np.moveaxis(np.asarray(v, np.float64), 1, 0)
-    out = weights @ np.repeat(v, len(weights) // len(v), axis=0)
+    v = np.repeat(v, len(weights) // len(v), axis=0)
+    out = _call(AVERAGES[name], named, row, weights, v) if name in AVERAGES else weights @ v
     if name in VALUES:
         out = out + _call(VALUES[name], named, row, weights)
     return np.moveaxis(out, 0, 1)
@@ -84,7 +89,7 @@ def inputs(name, positions, dim: int, params=None, settings=None) -> Array:
 def _named(name: str, params: Mapping | None, settings: Mapping | None) -> dict:
     """Parameters in float64 and settings, by argument name."""
     named = dict(settings or {}) | {n: np.asarray(x, float) for n, x in (params or {}).items()}
-    functions = [table[name] for table in (SCORES, INPUTS, VALUES) if name in table]
+    functions = [table[name] for table in (SCORES, INPUTS, VALUES, AVERAGES) if name in table]
     known = _UNREAD.union(*(inspect.signature(function).parameters for function in functions))
     if unknown := named.keys() - known:
         raise TypeError(f"naive {name} has no {' and no '.join(sorted(unknown))}")

@@ -3,6 +3,7 @@
 import numpy as np
 
 from pe_jax.naive.bias import t5_bias
+from pe_jax.naive.rotary import frequencies, rotate
 from pe_jax.naive.rows import Array, Row, products, sigmoid
 
 
@@ -29,6 +30,33 @@ def fox(row: Row, weight: Array, bias: Array) -> Array:
 def cable(row: Row, weight: Array, bias: Array) -> Array:
     """Veisi et al., "CABLE", arXiv 2503.08067: minus the slopes softplus(w·x + b) between."""
     return products(row) - between(np.log1p(np.exp(row.x @ weight + bias)))
+
+
+def wall(row: Row, weight: Array, bias: Array) -> Array:
+    """Pai et al., "Wall Attention" (2026): Σ_n q_n k_n exp(Σ g_n)/sqrt(E) over the tokens between.
+
+    g = log sigmoid(x·W + b) of each token, for weight [D, H, E] and bias [H, E].
+    """
+    steps = np.log(sigmoid(np.einsum("td,dhe->the", row.x, weight) + bias))
+    faded = [np.exp(between(steps[..., n])) for n in range(steps.shape[-1])]
+    return np.einsum("hte,hse,ehts->hts", row.q, row.k, faded) / row.q.shape[-1] ** 0.5
+
+
+def selective_angles(x, down, up, bias, gate, gate_bias, base: float) -> Array:
+    """Selective RoPE's φ, the angles of every token and key head: [T, K, P] for x [T, D]."""
+    slices = x.reshape(len(x), len(bias), -1)
+    unit = (slices / np.sqrt((slices**2).sum(-1, keepdims=True) + 1e-6)).reshape(x.shape)
+    opening = sigmoid(unit @ gate + gate_bias)[..., None]
+    turns = np.einsum("tr,rkp->tkp", unit @ down, up) + np.exp(bias)
+    return np.cumsum(frequencies(2 * bias.shape[1], base) * opening * turns, axis=0)
+
+
+def selective_rope(row: Row, down, up, bias, gate, gate_bias, *, base=5e5) -> Array:
+    """Movahedi et al., "Selective RoPE", arXiv 2511.17388, without its convolution."""
+    angles = selective_angles(row.x, down, up, bias, gate, gate_bias, base)
+    angles = np.repeat(np.moveaxis(angles, 1, 0), len(row.q) // len(bias), axis=0)
+    q, k = (rotate(x, angles) for x in (row.q, row.k))
+    return np.einsum("hte,hse->hts", q, k) / q.shape[-1] ** 0.5
 
 
 def wavlm(row, table, weight, bias, scale, *, max_distance=800, bidirectional=True) -> Array:

@@ -44,6 +44,26 @@ def rope(row: Row, *, base=1e4, fraction=1.0, layout="half", scaling=None, dista
     return rotated(row, distance[..., None] * theta, layout, factor**2)
 
 
+def lerope(row, alpha, *, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
+    """LeRoPE (Mistral Large 4, released code): the frequencies of `rope` times exp(α), α [P]."""
+    theta, factor = frequencies(2 * len(alpha), base), 1.0
+    if scaling is not None:
+        theta, factor = scaling(theta, base), scaling.attention_factor
+    return rotated(row, row.distance[..., None] * (theta * np.exp(alpha)), layout, factor**2)
+
+
+def pope(row: Row, phase: Array, *, base=1e4) -> Array:
+    """Gopalakrishnan et al., "PoPE", arXiv 2509.10534: Σ μ(q_c) μ(k_c) cos(dθ_c - δ_c)/sqrt(E).
+
+    μ(x) = ln(1 + e^x), θ_c = base^(-c/E), and δ is `phase` [H, E] within [-2π, 0].
+    """
+    dim = row.q.shape[-1]
+    angle = row.distance[..., None] * base ** (-np.arange(dim) / dim)
+    waves = np.cos(angle - np.clip(phase, -2 * np.pi, 0)[:, None, None])
+    sizes = (np.logaddexp(0, x) for x in (row.q, row.k))
+    return np.einsum("hte,hse,htse->hts", *sizes, waves) / dim**0.5
+
+
 def rerope(row, *, window=512, base=1e4, fraction=1.0, layout="half", scaling=None) -> Array:
     """Su, "Rectified RoPE", https://kexue.fm/archives/9708: distances stop at the window."""
     distance = np.minimum(row.distance, window)
@@ -67,6 +87,45 @@ def self_extend(
     return rope(
         row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
     )
+
+
+def dual_chunk(
+    row,
+    *,
+    chunk_size=3072,
+    local_size=256,
+    base=1e4,
+    fraction=1.0,
+    layout="half",
+    scaling=None,
+) -> Array:
+    """An et al., arXiv 2402.17463 (released code): no position exceeds `chunk_size`.
+
+    Keys stand at j mod c, c = chunk_size - local_size; queries at i mod c for keys of their chunk,
+    c farther for those of the chunk before, and as far as possible for others.
+    """
+    c = chunk_size - local_size
+    chunks, inside = row.positions // c, row.positions % c
+    apart = chunks[:, None] - chunks
+    of_query = np.where(apart == 1, np.minimum(inside + c, chunk_size)[:, None], inside[:, None])
+    of_query = np.where(apart > 1, min(2 * c - 1, chunk_size), of_query)
+    distance = of_query - inside
+    return rope(
+        row, base=base, fraction=fraction, layout=layout, scaling=scaling, distance=distance
+    )
+
+
+def rotated_values(
+    row: Row, weights: Array, v: Array, *, base=1e4, fraction=1.0, layout="half", scaling=None
+) -> Array:
+    """Values turned by their distance, Σ_n a_mn R_(n-m) v_n: [H, T, F] for v [H, T, F].
+
+    As in DeepSeek-V4's released code; GTA is arXiv 2310.10375.
+    """
+    theta = frequencies(round(fraction * v.shape[-1]), base)
+    theta = theta if scaling is None else scaling(theta, base)
+    turned = rotate(v[:, None], -row.distance[..., None] * theta, layout)
+    return np.einsum("hts,htsf->htf", weights, turned)
 
 
 def zeta(dim: int) -> Array:
@@ -94,6 +153,12 @@ def sharpness(positions, attn_scale: float, floor_scale: int, offset: int) -> Ar
     return 1 + attn_scale * np.log(np.maximum((positions + offset) // floor_scale, 0) + 1.0)
 
 
+def log_length(row: Row, scale: Array, bias: Array) -> Array:
+    """Nakanishi, "SSMax", arXiv 2501.19399, and a bias b_h: q·(s_h·ln(n + 1) + b_h)."""
+    length = np.log(np.maximum(row.positions, 0) + 1.0)
+    return products(row) * (scale[:, None] * length + bias[:, None])[..., None]
+
+
 def bipe(row: Row, *, relative="rope", base=1e4) -> Array:
     """He et al., "BiPE", arXiv 2401.16421: RoPE or ALiBi of the pieces, (piece, place)[0]."""
     pieces = row._replace(positions=row.positions[:, 0])
@@ -115,6 +180,15 @@ def rope_2d(
     unit = 2 * np.pi if normalized else 1
     angles = [unit * row.distance[..., axis, None] * series[axis] for axis in (0, 1)]
     return rotated(row, np.concatenate(angles, axis=-1), layout)
+
+
+def rope_mixed(row: Row, frequencies: Array, *, base=10.0, layout="interleaved") -> Array:
+    """Heo et al., arXiv 2403.13298: each head's pairs turn by mixtures of row and column.
+
+    Frequencies [2, K, E/2] are those of rows and of columns; `base` gave their initial values.
+    """
+    frequencies = np.repeat(frequencies, len(row.q) // frequencies.shape[1], axis=1)
+    return rotated(row, np.einsum("tsa,ahp->htsp", row.distance, frequencies), layout)
 
 
 def rope_nd(

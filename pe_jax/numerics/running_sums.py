@@ -81,3 +81,35 @@ def after(before: jax.Array, sums: jax.Array) -> jax.Array:
 def difference(q_state: list, k_state: list) -> jax.Array:
     """The sum at the query minus that at the key: the steps of the tokens between them."""
     return (q_state[0] - k_state[0]) + (q_state[1] - k_state[1])
+
+
+# Several sums per head: the state of a token has all rounded sums, then all that they rounded off.
+
+
+def totals(steps: jax.Array, before: jax.Array | None = None) -> jax.Array:
+    """As `total`, of C sums per head: [*B, T, H, 2C] for steps [*B, T, H, C], `before` [*B, H, 2C].
+
+    The first C numbers are the rounded sums, the others what they rounded off.
+    """
+    flat = steps.reshape(*steps.shape[:-2], steps.shape[-2] * steps.shape[-1])
+    sums = total(flat, None if before is None else _paired(before))
+    return _unpaired(sums, steps.shape[-1])
+
+
+def after_totals(before: jax.Array, sums: jax.Array) -> jax.Array:
+    """As `after`, for what `totals` gives: `before` [*B, H, 2C], sums [*B, T, H, 2C]."""
+    return _unpaired(after(_paired(before), _paired(sums)), sums.shape[-1] // WIDTH)
+
+
+def _paired(sums: jax.Array) -> jax.Array:
+    """[*n, H, 2C] → [*n, H·C, 2]."""
+    *lead, heads, width = sums.shape
+    pairs = sums.reshape(*lead, heads, WIDTH, width // WIDTH)
+    return jnp.swapaxes(pairs, -1, -2).reshape(*lead, heads * width // WIDTH, WIDTH)
+
+
+def _unpaired(sums: jax.Array, count: int) -> jax.Array:
+    """[*n, H·C, 2] → [*n, H, 2C] for C = `count`."""
+    *lead, all_sums, _ = sums.shape
+    pairs = sums.reshape(*lead, all_sums // count, count, WIDTH)
+    return jnp.swapaxes(pairs, -1, -2).reshape(*lead, all_sums // count, WIDTH * count)

@@ -136,9 +136,45 @@ def test_cape_scales_what_it_has_shifted_once_and_each_token_apart():
     np.testing.assert_array_equal(pos.cape(KEYS[0], places, 0, 0, 1), places.astype(np.float32))
 
 
+def test_augmented_positions_are_moved_and_stretched_on_each_axis_and_rescaled_on_all():
+    """Whoever draws: (p + s)·j·r, with s and j of each axis and r of both, log-uniform."""
+    places = np.asarray(pos.grid(3, 4, normalized=True))
+    fields = {"shift": 0.3, "jitter": 1.5, "rescale": 2.0}
+    drawn = np.asarray(jax.vmap(lambda k: pos.augmented(k, places, **fields))(KEYS), np.float64)
+    found = recovered(places, drawn)
+    for values, reach in ((found["shift"].T, 0.3), (found["difference"], 2 * np.log(1.5))):
+        assert np.abs(values).max() <= reach + 1e-5
+    assert np.abs(found["mean"]).max() <= np.log(1.5) + np.log(2.0) + 1e-5
+    for values in found["shift"].T:
+        even = 0.3 * (2 * (np.arange(len(KEYS)) + 0.5) / len(KEYS) - 1)
+        np.testing.assert_allclose(np.sort(values), even, atol=0.02)
+    assert np.abs(np.corrcoef(found["shift"].T)[0, 1]) < 0.1
+    alone = jax.vmap(lambda k: pos.augmented(k, places, rescale=2.0))(KEYS)
+    factor = recovered(places, np.asarray(alone, np.float64))
+    assert np.abs(factor["shift"]).max() < 1e-6 and np.abs(factor["difference"]).max() < 1e-6
+    even = np.log(2.0) * (2 * (np.arange(len(KEYS)) + 0.5) / len(KEYS) - 1)
+    np.testing.assert_allclose(np.sort(factor["mean"]), even, atol=0.05)
+    same = pos.augmented(KEYS[0], places)
+    assert same.dtype == np.float32
+    np.testing.assert_array_equal(same, places)
+
+
+def recovered(places: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
+    """What [N, T, 2] were drawn with: shifts, mean and difference of the logarithms of scales."""
+    spread = np.ptp(places, axis=0)
+    scale = np.ptp(drawn, axis=1) / spread
+    shift = drawn[:, 0] / scale - places[0]
+    first, second = np.log(scale).T
+    return {"shift": shift, "mean": (first + second) / 2, "difference": first - second}
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
+        (lambda k: pos.augmented(k, [[0, 0]], shift=-1), ("shift=-1", "at least 0")),
+        (lambda k: pos.augmented(k, [[0, 0]], jitter=0.5), ("jitter=0.5", "at least 1")),
+        (lambda k: pos.augmented(k, [[0, 0]], rescale=np.inf), ("rescale=inf", "at least 1")),
+        (lambda k: pos.augmented(k, 0), ("positions=", "axes last")),
         (lambda k: pos.randomized(k, 8, 7), ("maximum=7", "at least the length 8")),
         (lambda k: pos.randomized(k, 8, 9.0), ("maximum=9.0", "at least the length 8")),
         (lambda k: pos.randomized(k, -1, 9), ("length=-1", "at least 0")),

@@ -7,7 +7,7 @@ import pe_jax
 from pe_jax import naive
 from pe_jax.encodings import rerope
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.encodings.terms import split
+from pe_jax.encodings.terms import Views, views
 from pe_jax.engines.decoding import cache
 from tests import util
 from tests.encodings.common import (
@@ -66,8 +66,9 @@ def test_each_token_is_rotated_twice_and_a_cache_holds_both():
 
 
 def test_what_rotates_one_view_comes_before_it_or_not_at_all():
-    assert split(abstract_terms(pe_jax.parse("rope+rerope")[0], util.DIMS)) == 512
-    with pytest.raises(ValueError, match="RoPE cannot rotate two views; put ReRoPE after it"):
+    terms = abstract_terms(pe_jax.parse("rope+rerope")[0], util.DIMS)
+    assert views(terms) == Views((512,))
+    with pytest.raises(ValueError, match="RoPE cannot rotate several views; put ReRoPE after it"):
         pe_jax.parse("rerope+rope")[0].check(util.DIMS)
 
 

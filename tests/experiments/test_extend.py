@@ -129,6 +129,7 @@ def test_a_spec_is_filled_from_the_run_and_read_back(base, found):
     specs = {name: entry["encoding"] for name, entry in found[1].items()}
     assert specs["rope"] == "rope" and specs["rerope"] == f"rerope(window={L // 2})"
     assert specs["self_extend"] == f"self_extend(window={L // 2},group=3)"  # 52 + 3·52 = 208
+    assert specs["dual_chunk"] == f"dual_chunk(chunk_size={L * 3 // 4},local_size={L // 16})"
     model = ModelConfig(encoding="rope(base=500.0)*2,nope", layers=3)
     other = dataclasses.replace(base, model=model)
     spec = "rope(scaling=yarn(factor={factor},original_length={length}))"
@@ -138,6 +139,37 @@ def test_a_spec_is_filled_from_the_run_and_read_back(base, found):
     assert format_encoding(last) == "nope"
     for name, encoding in specs.items():
         assert format_encoding(parse(encoding)[0]) == encoding, name
+
+
+def test_a_rotation_more_is_added_to_the_rope_of_the_run(base):
+    model = ModelConfig(encoding="rope(base=500.0),nope", layers=2)
+    other, config = dataclasses.replace(base, model=model), settings(base, "unused")
+    first, last = parse(program.extended("rope+temperature(floor_scale=64)", config, other))
+    rope, temperature = first.parts
+    assert rope.base == 500.0 and temperature.floor_scale == 64
+    assert format_encoding(last) == "nope"
+
+
+def test_what_a_method_adds_to_the_parameters_keeps_its_initial_values():
+    trained = {"w": np.ones(2), "layers": [{"a": np.full(3, 2.0)}]}
+    fresh = {"w": np.zeros(2), "layers": [{"a": np.zeros(3), "more": np.full(1, 7.0)}]}
+    got = program.with_trained(fresh, trained)
+    want = {"w": np.ones(2), "layers": [{"a": np.full(3, 2.0), "more": np.full(1, 7.0)}]}
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_a_model_that_drops_rope_is_tuned_at_the_trained_length_on_as_many_tokens(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(extension_report.Page, "drawings", lambda _: [])
+    owner = program.read_base(pathlib.Path(base.workdir))
+    config = settings(base, tmp_path, encodings=("nope", "rope(base=5e5)"), steps=2)
+    runs = [program.longer(config, owner, e, tmp_path) for e in ("nope", "rope", "rope,nope")]
+    assert [(x.length, x.batch) for x in runs] == [(L, 4), (TARGET, 2), (TARGET, 2)]
+    assert [program.drops_rope(x) for x in ("nope", "nope*2", "rope+temperature")] == [1, 1, 0]
+    by_part = run(config)["nope"]["seeds"]["0"]
+    losses = [by_part[part]["losses"]["sliding"][str(TARGET)] for part in ("plain", "tuned")]
+    assert losses[0] != losses[1] and np.isfinite(losses).all()
 
 
 def test_a_fine_tune_changes_the_model_is_stopped_and_goes_on_where_it_was(
@@ -186,7 +218,9 @@ def refused(config, capsys, *words):
         ({"runs": ("nowhere",)}, "nowhere' holds no config.json; train a model there first"),
         ({"factor": 1.3}, "factor=1.3: times the run's length=104 must be whole"),
         ({"factor": 4.0}, "eval.lengths=(104, 208): add 416"),
-        ({"encodings": ("alibi",)}, "'alibi' is not rope(…), rerope(…) or self_extend(…)"),
+        ({"encodings": ("alibi",)}, "'alibi' is not for a trained RoPE; pass nope or what rotates"),
+        ({"encodings": ("rope+learned",)}, "'rope+learned' is not for a trained RoPE"),
+        ({"encodings": ("rope,nope",)}, "'rope,nope' is not for a trained RoPE"),
         ({"encodings": ("rope", "rope(base=10000.0)")}, "rope(base=10000.0) are the same here"),
         ({"encodings": ("rope(scaling=linear(factor={fator}))",)}, "fator"),
         ({"eval": EvalConfig(lengths=(L, TARGET), windows=99, stride=L)}, "eval.windows=99"),

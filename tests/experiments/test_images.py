@@ -16,7 +16,7 @@ from experiments.running.sweep_configs import ImagesConfig
 from pe_jax import positions as pos
 from pe_jax.models import vit
 from pe_jax.models.config import ModelConfig
-from pe_jax.training import images
+from pe_jax.training import images, sharding
 from pe_jax.training.config import MeshConfig, OptimizerConfig
 from tests.trainers import TRIALS, interrupt
 
@@ -187,11 +187,28 @@ def test_a_run_that_diverged_is_words_not_a_number(compared):
     bad = {0: {"status": "diverged", "step": 2}}
     good = {0: {"status": "ok", "accuracy": {"index": dict.fromkeys(map(str, range(3)), 0.5)}}}
     good[0]["accuracy"]["index"] = {view.name: 0.5 for view in program.views(config)}
-    learned = (config.entries()[1][0], False)
+    learned = (config.entries()[1][0], "index")
     good[0]["accuracy"]["resized"] = good[0]["accuracy"]["index"]
-    entries = program.collect(config, {("nope", False): bad, learned: good})
+    entries = program.collect(config, {("nope", "index"): bad, learned: good})
     cells = [[images_report.cell(e, view) for view in program.views(config)] for e in entries]
     assert cells == [["diverged"] * 3, ["0.500"] * 3, ["0.500"] * 3]
+
+
+def test_augmented_positions_are_drawn_in_training_and_plain_in_tests(tmp_path):
+    spec = "rope_2d(base=100.0,normalized=True)"
+    config = settings(tmp_path, encodings=(f"{spec}@augmented", f"{spec}@normalized"))
+    assert program.grouped(config) == {(spec, c): [c] for c in ("augmented", "normalized")}
+    at = program.places(2, "augmented", 3, 3)
+    np.testing.assert_array_equal(at, program.places(2, "normalized", 3, 3))
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
+    batch = dict(zip(("images", "labels"), images.draw(jax.random.key(0), 4, 24), strict=True))
+    losses = []
+    for augment in (False, True):
+        trainer = program.Classifier(config, spec, at, mesh, augment)
+        params = trainer.init(0).params
+        run = jax.jit(lambda p, key, t=trainer: t.loss(t.model(p), batch, key))
+        losses.append([float(run(params, jax.random.key(n))) for n in (1, 2)])
+    assert len({*losses[0]}) == 1 and len({*losses[1]}) == 2
 
 
 @pytest.mark.parametrize(

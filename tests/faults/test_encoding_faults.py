@@ -135,6 +135,7 @@ FIELDS = [
     ("bipe", "length", [0, 1.5], "at least 1"),
     ("bipe", "base", [1, np.inf], "above 1"),
     ("rope", "scaling", ["yarn", 4.0, len], "rope_scaling"),
+    ("pope", "base", [1, np.inf], "above 1"),
     ("xpos", "base", [1, np.nan], "above 1"),
     ("xpos", "scale_base", [0, 512.0], "at least 1"),
     ("xpos", "layout", ["neox"], "half"),
@@ -148,6 +149,9 @@ FIELDS = [
     ("cpb", "width", [1], "at least 2"),
     ("fox", "stddev", [-1, "0.1"], ">= 0"),
     ("cable", "stddev", [np.nan], ">= 0"),
+    ("wall", "stddev", [-1, np.inf], ">= 0"),
+    ("selective_rope", "base", [1, np.nan], "above 1"),
+    ("selective_rope", "rank", [0, 16.0], "at least 1"),
     ("wavlm", "num_buckets", [7, 2], "even integer"),
     ("wavlm", "max_distance", [80, 800.0], "must exceed the 80 exact buckets"),
     ("wavlm", "bidirectional", ["no"], "True or False"),
@@ -166,7 +170,7 @@ FIELDS = [
     ("self_extend", "group", [0, 1.5], "at least 1"),
 ]
 ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]
-FIELDS += [(name, *row) for name in ("rerope", "self_extend") for row in ROTATED]
+FIELDS += [(name, *row) for name in ("lerope", "rerope", "self_extend") for row in ROTATED]
 
 
 def test_every_field_of_every_scheme_is_tried():

@@ -141,6 +141,45 @@ CASES = {
     ),
     "rope_gptj": ([{"layout": "interleaved"}], {"layout": st.just("interleaved")}),
     "rope_roformer": ([{"layout": "interleaved"}], {"layout": st.just("interleaved")}),
+    "rope_mla_deepseek_v3": (
+        [{"content": 4, "interleave": True}, {"content": 10, "interleave": False}],
+        {"content": st.sampled_from([1, 4, 10]), "interleave": st.booleans()},
+    ),
+    "rotated_values_deepseek_v4": (
+        [{"window": 5}, {"window": 128}],
+        {"window": st.sampled_from([1, 5, 128])},
+    ),
+    "lerope_mistral_large4": (
+        [
+            {"parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            {"parameters": {**YARN, "rope_theta": 1e4, "factor": 4.0}},
+        ],
+        {
+            "parameters": st.fixed_dictionaries(
+                {
+                    "rope_type": st.just("yarn"),
+                    "rope_theta": st.sampled_from([100.0, 1e4]),
+                    "factor": st.sampled_from([1.0, 4.0, 2048.0]),
+                    "original_max_position_embeddings": st.sampled_from([512, 2048]),
+                },
+                optional={"attention_factor": st.sampled_from([1.0, 1.3])},
+            )
+        },
+    ),
+    "log_length_mistral_large4": ([{"heads": 3}], {"heads": st.integers(1, 8)}),
+    "pope_x_transformers": (
+        [{"base": 1e4}, {"base": 100.0}],
+        {"base": st.sampled_from([100.0, 1e4])},
+    ),
+    "pope_pytorch": ([{"base": 1e4}], {"base": st.sampled_from([100.0, 1e4])}),
+    "wall_fla": (
+        [{"heads": 4, "kv_heads": 2, "loud": 1.0}, {"heads": 2, "kv_heads": 2, "loud": 4.0}],
+        {
+            "heads": st.just(4),
+            "kv_heads": st.sampled_from([1, 2, 4]),
+            "loud": st.sampled_from([0.1, 1.0, 4.0]),
+        },
+    ),
     "rope_linear": (
         [_stored(rope_type="linear", factor=4.0, partial_rotary_factor=0.5)],
         _scaling("linear", {"factor": FACTORS}, partial_rotary_factor=PARTIAL),
@@ -265,6 +304,14 @@ CASES = {
             "base": st.sampled_from([100.0, 1e4]),
         },
     ),
+    "rope_2d_timm": (
+        [{"height": 3, "width": 4, "base": 100.0}],
+        {"height": WINDOWS, "width": WINDOWS, "base": st.sampled_from([100.0, 1e4])},
+    ),
+    "rope_mixed_timm": (
+        [{"height": 3, "width": 4}],
+        {"height": WINDOWS, "width": WINDOWS},
+    ),
     "rope_nd_minimax_m3": (
         [{"head_dim": 8, "base": 1e4}],
         # As of three sections: their frequencies are powers in float32.
@@ -325,6 +372,20 @@ CASES |= {
         },
     ),
 }
+# The library of a case, by the end of its name, where that is not in the extra `oracles`.
+LIBRARIES = {
+    "_timm": "timm",
+    "_x_transformers": "x-transformers",
+    "pope_pytorch": "PoPE-pytorch",
+    "_fla": "fla-core",
+}
+
+
+def library(case: str) -> set[str]:
+    """The distribution that a case needs besides torch and transformers, or none."""
+    return {name for end, name in LIBRARIES.items() if case.endswith(end)}
+
+
 GOLDEN = [
     (f"{case}-{number}", case, settings)
     for case, (stored, _) in CASES.items()

@@ -7,11 +7,18 @@ B batch, T queries, S keys, H heads, E head width, D = H·E.
 """
 
 import functools
+import importlib.metadata
+import importlib.util
 import inspect
+import math
+import pathlib
+import sys
 import types
 from math import prod
+from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -19,6 +26,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.beit import modeling_beit
 from transformers.models.bloom import modeling_bloom
 from transformers.models.deberta_v2 import modeling_deberta_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.deepseek_v4 import modeling_deepseek_v4
 from transformers.models.dinov3_vit import modeling_dinov3_vit
 from transformers.models.fsmt import modeling_fsmt
 from transformers.models.gemma3 import modeling_gemma3
@@ -31,6 +40,7 @@ from transformers.models.llama4 import modeling_llama4
 from transformers.models.marian import modeling_marian
 from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl
 from transformers.models.ministral3 import modeling_ministral3
+from transformers.models.mistral_large4 import modeling_mistral_large4
 from transformers.models.mpt import modeling_mpt
 from transformers.models.pixtral import modeling_pixtral
 from transformers.models.qwen2_vl import modeling_qwen2_vl
@@ -46,6 +56,7 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
 from transformers.models.wavlm import modeling_wavlm
 from transformers.models.xlnet import modeling_xlnet
 
+from tests.oracles.cases import library
 from tests.oracles.replay import Record
 
 BATCH, HEAD_DIM = 1, 8
@@ -57,6 +68,7 @@ def run(case: str, settings: dict, length: int = 12, seed: int = 0) -> Record:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     with torch.no_grad():
         inputs, outputs = ORACLES[case](rng, length, **settings)
+    versions |= {name: importlib.metadata.version(name) for name in library(case)}
     pure = ({name: x.detach().numpy() for name, x in group.items()} for group in (inputs, outputs))
     return Record(case, settings, *pure, versions)
 
@@ -285,6 +297,158 @@ def rope_roformer(rng, length, layout):
     turn = modeling_roformer.RoFormerSelfAttention.apply_rotary_position_embeddings
     q, k = turn(table, *first)
     return inputs, {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
+
+
+def rope_mla_deepseek_v3(rng, length, content, interleave):
+    """Latent attention: what reaches its softmax comes from parts of its own projections."""
+    config = transformers.DeepseekV3Config(
+        hidden_size=2 * HEAD_DIM,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        q_lora_rank=None,
+        kv_lora_rank=5,
+        qk_nope_head_dim=content,
+        qk_rope_head_dim=6,
+        v_head_dim=HEAD_DIM,
+        rope_interleave=interleave,
+        attn_implementation="eager",
+    )
+    module = _fill(modeling_deepseek_v3.DeepseekV3Attention(config, 0), rng, 2 * HEAD_DIM)
+    _identity(module.o_proj)
+    x, places = _normal(rng, BATCH, length, 2 * HEAD_DIM), _places(rng, length)[None]
+    table = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)(x, places)
+    ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+    mask = torch.zeros(1, 1, length, length).masked_fill(ahead, torch.finfo(torch.float32).min)
+    out, probabilities = module(x, table, mask)
+    q = _split(module.q_proj(x), 2)
+    latent, k_rotary = module.kv_a_proj_with_mqa(x).split([5, 6], -1)
+    k_content, v = _split(module.kv_b_proj(module.kv_a_layernorm(latent)), 2).split(
+        [content, HEAD_DIM], -1
+    )
+    inputs = {"q_content": q[..., :content], "q_rotary": q[..., content:], "positions": places[0]}
+    inputs |= {"k_content": k_content, "k_rotary": k_rotary, "v": v}
+    return inputs, {"weights": probabilities, "output": _split(out, 2)}
+
+
+def rotated_values_deepseek_v4(rng, length, window):
+    """A layer without compressed keys: one key head, which is the value too, window and sinks."""
+    config = transformers.DeepseekV4Config(
+        hidden_size=2 * HEAD_DIM,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        head_dim=HEAD_DIM,
+        q_lora_rank=5,
+        layer_types=["sliding_attention"],
+        mlp_layer_types=["moe"],
+        sliding_window=window,
+        partial_rotary_factor=0.5,
+        o_groups=1,
+        o_lora_rank=2 * HEAD_DIM,
+        attn_implementation="eager",
+    )
+    module = _fill(modeling_deepseek_v4.DeepseekV4Attention(config, 0), rng, 2 * HEAD_DIM)
+    _identity(module.o_a_proj)
+    _identity(module.o_b_proj)
+    x, places = _normal(rng, BATCH, length, 2 * HEAD_DIM), torch.arange(length)[None]
+    rotary = modeling_deepseek_v4.DeepseekV4RotaryEmbedding(config)
+    tables = {"main": rotary(x, places, layer_type="main")}
+    away = places[0][:, None] - places[0]
+    hidden = (away < 0) | (away >= window)
+    mask = torch.zeros(1, 1, length, length).masked_fill(hidden, torch.finfo(torch.float32).min)
+    out, probabilities = module(x, tables, places, mask)
+    q = module.q_b_norm(_split(module.q_b_proj(module.q_a_norm(module.q_a_proj(x))), 2))
+    k = module.kv_norm(module.kv_proj(x))[:, :, None]
+    inputs = {"q": q, "k": k, "sinks": module.sinks}
+    return inputs, {"weights": probabilities, "output": _split(out, 2)}
+
+
+def lerope_mistral_large4(rng, length, parameters):
+    """What its rotation gives, even channels before odd ones, and its positions below 32."""
+    inputs = _rotary(rng, length)
+    inputs["positions"] = inputs["positions"] % 32
+    config = transformers.models.mistral_large4.MistralLarge4TextConfig(
+        qk_rope_head_dim=HEAD_DIM, num_hidden_layers=1, rope_parameters=dict(parameters)
+    )
+    module = modeling_mistral_large4.MistralLarge4TextRotaryEmbedding(config)
+    module.alpha.copy_(_normal(rng, HEAD_DIM // 2, scale=0.3))
+    inputs["alpha"] = module.alpha
+    table = module(inputs["q"], inputs["positions"][None])
+    turn = modeling_mistral_large4.apply_rotary_pos_emb_interleave
+    q, k = turn(inputs["q"], inputs["k"], *table, unsqueeze_dim=2)
+    return inputs, {"q": q, "k": k}
+
+
+def log_length_mistral_large4(rng, length, heads):
+    module = modeling_mistral_large4.MistralLarge4TextSoftmaxScaling(heads)
+    module.scale.copy_(_normal(rng, heads))
+    module.bias.copy_(_normal(rng, heads))
+    q = torch.from_numpy(rng.uniform(-1, 1, (BATCH, length, heads, HEAD_DIM)).astype("f"))
+    places = _places(rng, length)
+    inputs = {"q": q, "positions": places, "scale": module.scale, "bias": module.bias}
+    return inputs, {"q": module(q, places[None], head_dim_first=False)}
+
+
+def _scores(q, k):
+    """Products of rotated queries and keys [B, H, T, E]."""
+    return {"scores": torch.einsum("bhte,bhse->bhts", q, k)}
+
+
+def pope_x_transformers(rng, length, base):
+    modeling_x_transformers = pytest.importorskip("x_transformers.x_transformers")
+    inputs, heads = _rotary(rng, length), 2
+    inputs["positions"] = inputs["positions"] % 32
+    module = modeling_x_transformers.PolarEmbedding(HEAD_DIM, heads, base=base)
+    module.learned_bias.copy_(_normal(rng, heads, 1, HEAD_DIM, scale=4.0))
+    angles, phase = module(inputs["positions"])
+    q, k = (inputs[name].transpose(1, 2) for name in "qk")
+    turn = modeling_x_transformers.apply_polar_pos_emb
+    inputs["phase"] = module.learned_bias[:, 0]
+    return inputs, _scores(turn(q, angles), turn(k, angles + phase))
+
+
+def pope_pytorch(rng, length, base):
+    modeling_pope_pytorch = pytest.importorskip("PoPE_pytorch.pope")
+    inputs, heads = _rotary(rng, length), 2
+    inputs["positions"] = inputs["positions"] % 32
+    module = modeling_pope_pytorch.PoPE(HEAD_DIM, heads=heads, theta=base)
+    module.bias.copy_(_normal(rng, heads, HEAD_DIM, scale=4.0))
+    q, k = (inputs[name].transpose(1, 2) for name in "qk")
+    inputs["phase"] = module.bias
+    return inputs, _scores(*module.apply_pope_to_qk(module(inputs["positions"]), q, k))
+
+
+def wall_fla(rng, length, heads, kv_heads, loud):
+    """Its gates are given; ours are computed, so that x has the logits in its place."""
+    modeling_fla = _fla_file("ops/wall_attn/naive.py")
+    q = _normal(rng, BATCH, length, heads, HEAD_DIM)
+    k, v = _normal(rng, 2, BATCH, length, kv_heads, HEAD_DIM)
+    x = _normal(rng, BATCH, length, heads * HEAD_DIM, scale=loud)
+    gates = nn.functional.logsigmoid(_split(x, heads))
+    out = modeling_fla.naive_wall_attn(q, k, v, gates, scale=HEAD_DIM**-0.5)
+    return {"q": q, "k": k, "v": v, "x": x}, {"output": out}
+
+
+def _fla_file(path: str):
+    """A file of flash-linear-attention, without its package, which needs Triton and a GPU.
+
+    Of what the file imports, the running sum is PyTorch's.
+    """
+    spec = importlib.util.find_spec("fla")
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("flash-linear-attention is missing: pip install --no-deps fla-core")
+    folder = pathlib.Path(spec.submodule_search_locations[0])
+
+    def cumsum(x, cu_seqlens=None, scale=1.0):
+        assert cu_seqlens is None
+        return scale * x.cumsum(1)
+
+    constant, sums = (types.ModuleType(f"fla.ops.utils.{n}") for n in ("constant", "cumsum"))
+    constant.RCP_LN2, sums.chunk_global_cumsum = 1 / math.log(2), cumsum
+    parents = {name: types.ModuleType(name) for name in ("fla", "fla.ops", "fla.ops.utils")}
+    module = types.ModuleType(path)
+    with mock.patch.dict(sys.modules, parents | {m.__name__: m for m in (constant, sums)}):
+        exec((folder / path).read_text(encoding="utf-8"), vars(module))
+    return module
 
 
 def _log(theta: torch.Tensor) -> torch.Tensor:
@@ -525,6 +689,36 @@ def rope_2d_dinov3(rng, length, height, width, prefix, base):
     return inputs, {"q": q.transpose(1, 2), "k": k.transpose(1, 2)}
 
 
+def rope_2d_timm(rng, length, height, width, base):
+    """DINOv3's positions as timm has them."""
+    modeling_timm = _timm()
+    inputs = _rotary(rng, height * width)
+    del inputs["positions"]
+    module = modeling_timm.RotaryEmbeddingDinoV3(HEAD_DIM, temperature=base).eval()
+    return inputs, _turned_by_timm(modeling_timm, inputs, module.get_embed([height, width]), True)
+
+
+def rope_mixed_timm(rng, length, height, width):
+    modeling_timm = _timm()
+    inputs = _rotary(rng, height * width)
+    del inputs["positions"]
+    module = modeling_timm.RotaryEmbeddingMixed(2 * HEAD_DIM, depth=1, num_heads=2)
+    module.freqs.copy_(_normal(rng, *module.freqs.shape, scale=0.5))
+    table = module.get_embed([height, width])[0]
+    inputs["frequencies"] = module.freqs[:, 0]
+    return inputs, _turned_by_timm(modeling_timm, inputs, table, False)
+
+
+def _timm():
+    """The file of timm that rotates; the test is skipped where timm is not installed."""
+    return pytest.importorskip("timm.layers.pos_embed_sincos", exc_type=ImportError)
+
+
+def _turned_by_timm(modeling_timm, inputs, table, half: bool):
+    turn = functools.partial(modeling_timm.apply_rot_embed_cat, emb=table, half=half)
+    return {n: turn(inputs[n].transpose(1, 2)).transpose(1, 2) for n in ("q", "k")}
+
+
 def rope_nd_minimax_m3(rng, length, head_dim, base):
     inputs = _rotary_axes(rng, length, head_dim, 3)
     config = transformers.MiniMaxM3VLConfig().vision_config
@@ -652,6 +846,13 @@ ORACLES = {
     "rope_gpt_neox_partial": rope_gpt_neox_partial,
     "rope_gptj": rope_gptj,
     "rope_roformer": rope_roformer,
+    "rope_mla_deepseek_v3": rope_mla_deepseek_v3,
+    "rotated_values_deepseek_v4": rotated_values_deepseek_v4,
+    "lerope_mistral_large4": lerope_mistral_large4,
+    "log_length_mistral_large4": log_length_mistral_large4,
+    "pope_x_transformers": pope_x_transformers,
+    "pope_pytorch": pope_pytorch,
+    "wall_fla": wall_fla,
     "rope_linear": rope_scaled,
     "rope_dynamic": rope_scaled,
     "rope_yarn": rope_scaled,
@@ -672,6 +873,8 @@ ORACLES = {
     "rope_2d_qwen2_vl": rope_2d_qwen2_vl,
     "rope_2d_pixtral": rope_2d_pixtral,
     "rope_2d_dinov3": rope_2d_dinov3,
+    "rope_2d_timm": rope_2d_timm,
+    "rope_mixed_timm": rope_mixed_timm,
     "rope_nd_minimax_m3": rope_nd_minimax_m3,
     "mrope_qwen2_vl": mrope_qwen2_vl,
     "mrope_qwen3_vl": mrope_qwen3_vl,

@@ -20,7 +20,9 @@ from pe_jax.encodings import (
     deberta,
     learned,
     learned_grid,
+    mla,
     rope,
+    rope_mixed,
     rope_scaling,
     sinusoidal,
     sinusoidal_2d,
@@ -218,6 +220,79 @@ def rotary_function(settings, inputs, implementation):
     return {name: turn(jnp.asarray(inputs[name]), places) for name in ("q", "k")}
 
 
+@functools.partial(jax.jit, static_argnames=("settings", "implementation"))
+def _latent(inputs, settings, implementation):
+    """Attention weights and output of latent attention."""
+    content, interleave = settings
+    parts = (inputs[f"{side}_{part}"] for side in "qk" for part in ("content", "rotary"))
+    q, k = mla.join(*parts)
+    encoding = mla.scheme(content, 6, layout="interleaved" if interleave else "half")
+    places, index = inputs["positions"], np.arange(q.shape[1])
+    unit = jnp.eye(q.shape[1])[None, :, None] * jnp.ones((len(q), 1, q.shape[2], 1))
+    given = {"encoding": encoding, "q_positions": places, "q_index": index, "k_index": index}
+    run = functools.partial(pe_jax.attention, q, k, implementation=implementation, **given)
+    return {"weights": run(unit).transpose(0, 2, 1, 3), "output": run(inputs["v"])}
+
+
+def latent(settings, inputs, implementation):
+    inputs = jax.tree.map(jnp.asarray, inputs)
+    return _latent(inputs, (settings["content"], settings["interleave"]), implementation)
+
+
+@functools.partial(jax.jit, static_argnames=("window", "implementation"))
+def _rotated_values(q, k, sinks, window, implementation):
+    """Theirs rotates the last channels of a head, ours the first."""
+    fields = "fraction=0.5,layout='interleaved'"
+    encoding = pe_jax.parse(f"rope({fields})+rotated_values({fields})")[0]
+    turned = q.shape[-1] // 2
+    q, k = (jnp.roll(x, turned, axis=-1) for x in (q, k))
+    options = {"terms": (pe_jax.Sink(sinks),), "window": window, "implementation": implementation}
+    out = pe_jax.attention(q, k, k, encoding=encoding, **options)
+    unit = jnp.eye(q.shape[1])[None, :, None] * jnp.ones((len(q), 1, 1, 1))
+    weights = pe_jax.attention(q, k, unit, encoding=encoding.parts[0], **options)
+    return {"weights": weights.transpose(0, 2, 1, 3), "output": jnp.roll(out, -turned, axis=-1)}
+
+
+def rotated_values(settings, inputs, implementation):
+    arrays = (jnp.asarray(inputs[name]) for name in ("q", "k", "sinks"))
+    return _rotated_values(*arrays, settings["window"], implementation)
+
+
+def learned_frequencies(settings, inputs, implementation):
+    """Theirs puts the first channels of all pairs before the second ones."""
+    found = rope_scaling.from_hf(settings["parameters"], head_dim=inputs["q"].shape[-1])
+    fields = {"base": found.base, "scaling": found.scaling, "layout": "interleaved"}
+    encoding = pe_jax.make("lerope", **fields)
+    params = pe_jax.Params({"alpha": jnp.asarray(inputs["alpha"])}, {})
+    turned = (
+        util.rotate(encoding, name, params, inputs[name], inputs["positions"]) for name in "qk"
+    )
+    apart = (jnp.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1) for x in turned)
+    return dict(zip("qk", apart, strict=True))
+
+
+def log_length(settings, inputs, implementation):
+    layer = {name: jnp.asarray(inputs[name]) for name in ("scale", "bias")}
+    params, encoding = pe_jax.Params({}, layer), pe_jax.make("log_length")
+    return {"q": util.rotate(encoding, "q", params, inputs["q"], inputs["positions"])}
+
+
+def polar(settings, inputs, implementation):
+    encoding = pe_jax.make("pope", **settings)
+    params = pe_jax.Params({}, {"phase": jnp.asarray(inputs["phase"])})
+    q, k = (util.rotate(encoding, n, params, inputs[n], inputs["positions"]) for n in "qk")
+    return {"scores": jnp.einsum("bthe,bshe->bhts", q, k)}
+
+
+def wall(settings, inputs, implementation):
+    """The weight copies x, the logits of all gates, into their places."""
+    heads, width = inputs["q"].shape[2:]
+    weight = np.eye(heads * width, dtype=np.float32).reshape(-1, heads, width)
+    layer = {"weight": weight, "bias": np.zeros((heads, width), np.float32)}
+    options = {"params": ({}, layer), "causal": True}
+    return {"output": attend(inputs, pe_jax.make("wall"), implementation, **options)}
+
+
 def _log(theta) -> np.ndarray:
     return np.log(np.asarray(theta, np.float64) + 1e-30)
 
@@ -314,10 +389,17 @@ def rotary_2d(settings, inputs, implementation):
 
 
 def rotary_pixels(settings, inputs, implementation):
-    size, prefix = (settings["height"], settings["width"]), settings["prefix"]
+    size, prefix = (settings["height"], settings["width"]), settings.get("prefix", 0)
     grid = positions.grid(*size, normalized=True, prefix=prefix)
     encoding = pe_jax.make("rope_2d", base=settings["base"], normalized=True)
     return _rotated(encoding, inputs, grid)
+
+
+def rotary_mixed(settings, inputs, implementation):
+    """Theirs has the column's frequencies first, then the row's."""
+    grid = positions.grid(settings["height"], settings["width"])
+    frequencies = jnp.asarray(inputs["frequencies"][::-1])
+    return {n: rope_mixed.rotate(jnp.asarray(inputs[n]), grid, frequencies) for n in ("q", "k")}
 
 
 def rotary_nd(settings, inputs, implementation):
@@ -384,6 +466,13 @@ OURS = {
     "rope_gpt_neox_partial": rotary,
     "rope_gptj": rotary_function,
     "rope_roformer": rotary_function,
+    "rope_mla_deepseek_v3": latent,
+    "rotated_values_deepseek_v4": rotated_values,
+    "lerope_mistral_large4": learned_frequencies,
+    "log_length_mistral_large4": log_length,
+    "pope_x_transformers": polar,
+    "pope_pytorch": polar,
+    "wall_fla": wall,
     "rope_linear": rope_scaled,
     "rope_dynamic": rope_scaled,
     "rope_yarn": rope_scaled,
@@ -404,6 +493,8 @@ OURS = {
     "rope_2d_qwen2_vl": rotary_2d,
     "rope_2d_pixtral": rotary_2d,
     "rope_2d_dinov3": rotary_pixels,
+    "rope_2d_timm": rotary_pixels,
+    "rope_mixed_timm": rotary_mixed,
     "rope_nd_minimax_m3": rotary_nd,
     "mrope_qwen2_vl": rotary_3d,
     "mrope_qwen3_vl": rotary_3d,

@@ -5,7 +5,7 @@ import pytest
 
 from pe_jax import ENCODINGS
 from tests.oracles import replay
-from tests.oracles.cases import GOLDEN
+from tests.oracles.cases import GOLDEN, library
 
 # np.digitize and the paper's clip (tests/encodings/test_buckets), math.dist (test_alibi_2d), the
 # paper (test_xpos)
@@ -22,7 +22,7 @@ def test_the_golden_files_are_those_that_the_cases_name():
     for name, case, settings in GOLDEN:
         record = replay.load(replay.GOLDEN / f"{name}.npz")
         assert (record.case, record.settings) == (case, settings)
-        assert set(record.versions) == {"torch", "transformers"}
+        assert set(record.versions) == {"torch", "transformers"} | library(case)
 
 
 def test_every_scheme_of_tier_1_has_an_oracle():

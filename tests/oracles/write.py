@@ -1,15 +1,18 @@
-"""Rewrites the golden files: `python -m tests.oracles.write` (needs the extra `oracles`)."""
+"""Rewrites the golden files: `python -m tests.oracles.write`.
+
+Needs the extra `oracles` and the libraries of `cases.LIBRARIES`.
+"""
 
 from tests.oracles import live, replay
 from tests.oracles.cases import GOLDEN
 
 
 def main() -> None:
+    records = {name: live.run(case, settings) for name, case, settings in GOLDEN}
     for old in replay.GOLDEN.glob("*.npz"):
         old.unlink()
     replay.GOLDEN.mkdir(exist_ok=True)
-    for name, case, settings in GOLDEN:
-        record = live.run(case, settings)
+    for name, record in records.items():
         replay.save(record, replay.GOLDEN / f"{name}.npz")
         errors = {output: f"{error:.1e}" for output, error in replay.compare(record).items()}
         print(f"{name:28} {record.settings}  largest error {errors}")

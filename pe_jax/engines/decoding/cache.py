@@ -31,7 +31,7 @@ from pe_jax.validation import is_int, require
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """k [B, K, S, E] as rotated, v [B, K, S, F], positions [B, S], length []; see `empty`.
+    """k [B, K, S, E] and v [B, K, S, F] as rotated, positions [B, S], length []; see `empty`.
 
     The first `length` rows are filled; the token at row i is the i-th of its sequence. Heads lead:
     a row of scores then reads each head's keys in one piece (9 times as fast on CPU).
@@ -243,7 +243,8 @@ def extend(
 
     states, cache = _remember(cache, own, x, positions)
     rotated = inputs.rotate(own, "q", q, positions, states)
-    cache = append(cache, inputs.rotate(own, "k", k, positions, states), v, k, positions)
+    rotated_v = inputs.rotate_values(own, v, positions)
+    cache = append(cache, inputs.rotate(own, "k", k, positions, states), rotated_v, k, positions)
     terms, nothing = own + more, (None,) * len(more)
     short = short and not select(terms, kinds.RowRescore, kinds.Mask, kinds.Dropout)
     tables: Any = cache.tables
@@ -261,7 +262,8 @@ def extend(
         out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start)
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
-    return _swap(leave_to_sinks(terms, out, lse)[0]).astype(q.dtype), cache
+    out = _swap(leave_to_sinks(terms, out, lse)[0]).astype(q.dtype)
+    return inputs.rotate_output(own, out, positions), cache
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:

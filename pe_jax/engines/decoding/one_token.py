@@ -83,7 +83,10 @@ def attend(
     view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
     scale = kinds.scale(terms, spec.dims.head_dim)
-    s = _products(kinds.split(terms), q.x[:, :, 0], view.k.x, at - view.places)
+    if (place := kinds.decay(terms)) is None:
+        s = _products(kinds.views(terms), q.x[:, :, 0], view.k.x, at, view.places)
+    else:
+        s = terms[place].products(q, view.k, (q.states[place], view.k.states[place]))[:, :, 0]
     s = _scores(scale, terms, s, q, view, held) + _pairwise(scale, terms, q, view.k)
     cap = kinds.logit_cap(terms)
     s = s if cap is None else cap * jnp.tanh(s / cap)
@@ -99,17 +102,30 @@ def attend(
     return (out / total)[:, :, None], lse[:, :, None]
 
 
-def _products(limit: int | None, q: jax.Array, k: jax.Array, away: jax.Array) -> jax.Array:
-    """Rotated q [B, H, E] · k [B, K, S, E]: float32 [B, H, S], in the view of each distance [S]."""
-    if limit is None:
-        views = q[:, :, None]
+def _products(
+    views: kinds.Views | None, q: jax.Array, k: jax.Array, at: jax.Array, places: jax.Array
+) -> jax.Array:
+    """Rotated q [B, H, E] · k [B, K, S, E], in the view that scores each pair: float32 [B, H, S].
+
+    The token stands at `at` [], the keys at `places` [S].
+    """
+    if views is None:
+        of_queries = q[:, :, None]
     else:  # the keys are read once, whole, by a query for each view
-        near = align(jnp.arange(q.shape[-1]) < q.shape[-1] // 2, q)
-        views = jnp.stack([jnp.where(near, q, 0), jnp.where(near, 0, q)], axis=2)
-    rows = views.reshape(len(q), k.shape[1], -1, q.shape[-1])
+        of_queries = q.reshape(*q.shape[:2], views.count, -1)
+        if not views.shared_keys:  # in its place among zeros
+            own = jnp.eye(views.count, dtype=q.dtype)
+            of_queries = jnp.einsum("bhne,nm->bhnme", of_queries, own)
+            of_queries = of_queries.reshape(*of_queries.shape[:3], -1)
+    rows = of_queries.reshape(len(q), k.shape[1], -1, k.shape[-1])
     s = jnp.einsum("bkge,bkse->bkgs", rows, k, preferred_element_type=jnp.float32)
-    s = s.reshape(*views.shape[:3], -1)
-    return s[:, :, 0] if limit is None else jnp.where(away < limit, s[:, :, 0], s[:, :, 1])
+    s = s.reshape(*of_queries.shape[:3], -1)
+    if views is None:
+        return s[:, :, 0]
+    view, scores = views.of(at, places), s[:, :, 0]
+    for n in range(1, views.count):
+        scores = jnp.where(align(view == n, scores), s[:, :, n], scores)
+    return scores
 
 
 def _view(spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array) -> View:

@@ -3,12 +3,13 @@
 from pe_jax.encodings import terms as kinds
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled.bands import Bands
+from pe_jax.engines.tiled.channels import Channels
 from pe_jax.engines.tiled.in_place import InPlace
 from pe_jax.engines.tiled.pairwise import Pairwise
 from pe_jax.engines.tiled.ways import Way
 from pe_jax.engines.tiled.windows import Windows
 
-WAYS = (Bands, Windows, Pairwise, InPlace)
+WAYS = (Bands, Windows, Pairwise, InPlace, Channels)
 OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
 IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
 BY_DISTANCE = (
@@ -46,6 +47,8 @@ def _way(spec: AttentionSpec, term: kinds.Term, bands: bool) -> type[Way] | None
     """The way for one term; None: it acts before or after an engine."""
     if isinstance(term, OF_ALL_WAYS):
         return None
+    if isinstance(term, kinds.ChannelDecay):
+        return Channels
     if type(term) in IN_PLACE:
         return InPlace
     if type(term) in BY_DISTANCE and spec.contiguous:

@@ -18,7 +18,7 @@ class Tile(NamedTuple):
       j: block column.
       q: what is known of its queries.
       k: what is known of its keys.
-      view: which view of queries and keys scores it, see `two_views`.
+      view: which view of queries and keys scores it, see `views`.
       gap: the distance of its first row and its first column, where positions are contiguous.
     """
 

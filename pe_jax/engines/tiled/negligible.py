@@ -24,7 +24,7 @@ def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
     """Whether negligible tiles can be told."""
     biases = select(terms, ScoreTerm, kinds.RelativeValues, kinds.LogitCap, kinds.Mask)
     decay = bool(biases) and all(type(term) is DistanceFormula and term.decays for term in biases)
-    return decay and spec.aligned and spec.contiguous and kinds.split(terms) is None
+    return decay and spec.aligned and spec.contiguous and kinds.views(terms) is None
 
 
 def own_scores(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:

@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
     setup: Setup  # what is static
     q: jax.Array  # queries [b, h, T, E], in full precision times the scale
-    k: jax.Array  # keys [b, k, S, E], in the order of `Views.keys`
+    k: jax.Array  # keys [b, k, S, E], in the order of `TileViews.keys`
     fixed: Fixed  # the tokens
     skip: Any  # bool [q_blocks, k_blocks], negligible tiles; or None
 
@@ -52,6 +52,10 @@ class Group(NamedTuple):
         view, j = self.setup.views.place(n, grid.k_blocks)
         return grid.tile(self.fixed.q, self.fixed.k, i, j, view, self.setup.spec.contiguous)
 
+    def key_block(self, n):
+        """Which block of `k` the tile of n meets."""
+        return self.setup.views.key_block(n, self.setup.grid.k_blocks)
+
     def visit(self, i, f, carry):
         """Carry = f(plain, n, carry) for each tile of block row i that counts."""
         order = schedule.order(self.setup, self.fixed.q, self.fixed.k, i, self.skip)
@@ -61,8 +65,10 @@ class Group(NamedTuple):
         """What a tile takes of the leaves of each way."""
         return tuple(way.cuts(tile) for way in self.setup.ways)
 
-    def products(self, q: jax.Array, turned: jax.Array, tile: Tile) -> jax.Array:
-        """Scaled q·k of a tile: [b, h, r, c] for rows of `q` and keys [b, k, E, c]."""
+    def products(self, q: jax.Array, turned: jax.Array, tile: Tile) -> Any:
+        """Scaled q·k of a tile: [b, h, r, c] for rows of `q` and keys [b, k, E, c]; or None."""
+        if not self.setup.has_products:
+            return None
         return self.gain * multiply(self.setup.views.queries(q, tile.view), turned)
 
     def cap(self, scores: jax.Array) -> tuple[jax.Array, Any]:
@@ -74,7 +80,7 @@ class Group(NamedTuple):
         return cap * bounded, 1 - bounded**2
 
     def mask(self, scores: jax.Array, tile: Tile) -> jax.Array:
-        """Scores, `LOWEST` where a pair is not seen or is scored by the other view."""
+        """Scores, `LOWEST` where a pair is not seen or is scored by another view."""
         seen = self.setup.spec.mask(tile.q, tile.k)
         for term in self.fixed.masks:
             seen = seen & term.shows(tile.q, tile.k)
@@ -128,7 +134,7 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
         def visit(plain, n, running):
             tile = group.tile(i, n)
             cut = cut_leaves(leaves, group.cuts(tile))
-            s = group.products(q, cut_block(turned, n, columns, 3), tile)
+            s = group.products(q, cut_block(turned, group.key_block(n), columns, 3), tile)
             s, _ = group.cap(add_up([s, _scores(setup.ways, cut, tile, plain)]))
             s = s if plain else group.mask(s, tile)
             top = jnp.maximum(running.top, s.max(-1, keepdims=True))
@@ -200,17 +206,17 @@ def backward(
 
         def visit(plain, n, carry):
             dq, totals = carry
-            tile = group.tile(i, n)
+            tile, block = group.tile(i, n), group.key_block(n)
             cuts = group.cuts(tile)
             keys = ColumnOperands(
-                cut_block(group.k, n, columns),
-                cut_block(k_turned, n, columns, 3),
+                cut_block(group.k, block, columns),
+                cut_block(k_turned, block, columns, 3),
                 cut_block(v_turned, tile.j, columns, 3),
             )
             cut = cut_leaves(leaves, cuts)
             dq_tile, part = _tile_gradients(group, rows, keys, cut, tile, plain)
             totals = Gradients(
-                add_at(Cut(3, n * columns, columns), totals.k, part.k),
+                add_at(Cut(3, block * columns, columns), totals.k, part.k),
                 add_at(Cut(3, tile.j * columns, columns), totals.v, part.v),
                 tuple(map(add_leaves, totals.leaves, part.leaves, cuts)),
             )
@@ -266,9 +272,12 @@ def _tile_gradients(
     d_leaves = tuple(
         own._replace(values=values) for own, values in zip(pull_added(ds), d_values, strict=True)
     )
+    dv = _sum_rows(weights, rows.d_low, kv_heads)
+    if not group.setup.has_products:
+        dq, dk = (jnp.zeros(x.shape, jnp.float32) for x in (rows.q, keys.k_turned))
+        return dq, Gradients(dk, dv, d_leaves)
     q = views.queries(rows.q, tile.view)
     dk = group.gain * _sum_rows(ds, q, kv_heads)
-    dv = _sum_rows(weights, rows.d_low, kv_heads)
     dq = group.gain * average(ds, keys.k)
     return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves)
 

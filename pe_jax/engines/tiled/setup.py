@@ -14,7 +14,7 @@ from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.padding import fill_tokens, fill_vectors, stretch
 from pe_jax.engines.tiled.tiles import Partition, TileSizes, arrange
-from pe_jax.engines.tiled.two_views import Views
+from pe_jax.engines.tiled.views import TileViews
 from pe_jax.engines.tiled.ways import Vectors, Way, add_up, without_state_arrays
 
 
@@ -23,7 +23,7 @@ class Setup(NamedTuple):
 
     spec: AttentionSpec
     ways: tuple[Way, ...]
-    views: Views
+    views: TileViews
     scale: float  # what dot products are multiplied by
     grid: Grid
     groups: Groups
@@ -35,6 +35,11 @@ class Setup(NamedTuple):
     def cheap(self) -> bool:
         """Whether plain tiles have a loop of their own."""
         return all(way.cheap for way in self.ways)
+
+    @property
+    def has_products(self) -> bool:
+        """Whether scores begin with q·k, and no way stands for it."""
+        return not any(way.for_products for way in self.ways)
 
     def own_terms(self, terms: tuple) -> tuple:
         """The terms that the engine evaluates, at their places; None for the others."""
@@ -133,7 +138,7 @@ def set_up(
         way.of(tuple(terms[i] for i in places), places, spec, grid, scale, sizes)
         for way, places in assigned.items()
     )
-    views = Views(kinds.split(terms))
+    views = TileViews(kinds.views(terms))
     skips, masks = negligible.can_skip(spec, terms), bool(kinds.select(terms, kinds.Mask))
     return Setup(spec, ways, views, scale, grid, groups, skips, kinds.logit_cap(terms), masks)
 

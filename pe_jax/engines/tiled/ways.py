@@ -6,6 +6,7 @@
   the distances that occur in it from tables over all of them.
 * `Pairwise`: any kind at any positions, evaluated pair by pair.
 * `InPlace`: arithmetic on distances or on the states of two tokens.
+* `Channels`: what stands for q·k itself.
 
 A way makes `tables` once per call and `prepare`s, for a group of heads, the `Leaves` of which a
 tile cuts what it needs (`cuts`). Both are differentiable: the gradient of a tile is added to that
@@ -45,6 +46,7 @@ class Way:
     sizes: TileSizes  # of tiles
 
     heads_apart: ClassVar[bool] = True  # a tile may hold some of the heads
+    for_products: ClassVar[bool] = False  # its scores take the place of q·k
     cheap: ClassVar[bool] = True  # worth a second copy in the program, for plain tiles
 
     @classmethod

@@ -1,0 +1,38 @@
+"""LeRoPE, RoPE with learned frequencies: Mistral Large 4, as released in transformers (no paper).
+
+    θ'_i = θ_i · exp(α_i),      R_m turns pair i by m·θ'_i
+
+α, one number per frequency, is shared by all layers and begins at 0, which is RoPE
+(arXiv 2104.09864). It multiplies the frequencies that a scaling leaves: Mistral Large 4 has learned
+them over a YaRN from 512 tokens, in three layers of four, the fourth without a rotation:
+
+    lerope(layout='interleaved',scaling=yarn(factor=2048,original_length=512,attention_factor=1.0))
+
+A step of α stretches an angle by the position: a rate that suits other parameters turns far pairs
+by many times 2π.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from pe_jax.encodings import rope
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.terms import Rotation
+
+
+@dataclasses.dataclass(frozen=True)
+class LeRoPE(RoPE):
+    """Rotates q and k by frequencies that are learned, one factor each for the whole model."""
+
+    def init_shared(self, key, dims):
+        """α [F] for F frequencies, zeros."""
+        return {"alpha": jnp.zeros(self.rotary_dim(dims.head_dim) // 2, jnp.float32)}
+
+    def terms(self, params, dims):
+        return (Rotation(self.rotate, self.rotate, params.shared["alpha"]),)
+
+    def rotate(self, alpha, x, positions):
+        """R_m x with θ·exp(α): [..., T, H, E]."""
+        theta = self.frequencies(x.shape[-1]) * jnp.exp(alpha)
+        return rope.rotate(x, positions, theta, self.layout, self.attention_factor)

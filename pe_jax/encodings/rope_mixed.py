@@ -1,0 +1,101 @@
+"""RoPE with learned 2-D frequencies: Heo et al., "RoPE-Mixed" of RoPE-ViT, arXiv 2403.13298.
+
+    angle_i = row · θ_i^row + column · θ_i^column,    both learned for each layer, head and pair i
+
+A pair of channels turns along any direction of the image, diagonals too; axial RoPE (`rope_2d`)
+turns a pair along one axis only. Positions are indices of patches (`positions.grid`).
+
+Frequencies begin with lengths base^(-4i/E), i < E/4, base 10, in two orthogonal directions, which
+each head draws. The paper's code and timm have the column's frequencies first, the row's second:
+`frequencies=theirs[::-1]`. With fewer key heads than query heads, the queries of a key head share
+its frequencies, or their products would depend on more than the distance.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import rope
+from pe_jax.encodings.base import Claims, Encoding
+from pe_jax.encodings.terms import Rotation
+from pe_jax.numerics import angles
+from pe_jax.numerics.arrays import require_array
+from pe_jax.validation import is_real, require
+
+
+def initial(key: jax.Array, heads: int, head_dim: int, base: float = 10.0) -> jax.Array:
+    """Frequencies before training: float32 [2, heads, head_dim/2], of rows and of columns.
+
+    Raises:
+      ValueError: `head_dim` is no multiple of 4; `base` ≤ 1.
+    """
+    fix = "pass a multiple of 4: pairs in two directions"
+    require(head_dim % 4 == 0, "head_dim", head_dim, fix)
+    lengths = jnp.asarray(angles.geometric(head_dim // 2, base), jnp.float32)
+    direction = jax.random.uniform(key, (heads, 1), maxval=2 * jnp.pi)
+    direction = jnp.concatenate([direction, direction + jnp.pi / 2], axis=1)  # [heads, 2]
+    axes = jnp.stack([jnp.sin(direction), jnp.cos(direction)])[..., None]  # row, column
+    return (axes * lengths[None, None, None]).reshape(2, heads, head_dim // 2)
+
+
+def rotate(
+    x: jax.Array, positions, frequencies: jax.Array, layout: str = "interleaved"
+) -> jax.Array:
+    """Turns pair i of head h by the sum over axes of position × frequencies[axis, h, i].
+
+    Args:
+      x: [..., T, H, E].
+      positions: integers or float32 [T, A] or [..., T, A], any sign.
+      frequencies: [A, K, F], 2F ≤ E and K a divisor of H: heads in a row share.
+      layout: "half" or "interleaved".
+
+    Returns:
+      The shape and dtype of x (the angles and the rotation are float32).
+
+    Raises:
+      ValueError: heads that K does not divide, more frequencies than pairs, an unknown layout, what
+        `rope.rotate` refuses of positions.
+      TypeError: half-precision positions; x or frequencies that are no arrays of floats.
+    """
+    require_array("x", x, 3)
+    require_array("frequencies", frequencies, 3)
+    count, heads, pairs = frequencies.shape
+    fix = f"x has {x.shape[-2]} heads of {x.shape[-1]} channels"
+    ok = x.shape[-2] % heads == 0 and 2 * pairs <= x.shape[-1]
+    require(ok, "frequencies", frequencies.shape, fix)
+    require(layout in rope.LAYOUTS, "layout", layout, f"choose one of {', '.join(rope.LAYOUTS)}")
+    angle = angles.angles(positions, frequencies.reshape(count, heads * pairs))
+    angle = angle.reshape(*angle.shape[:-1], heads, pairs)
+    return rope.turn(x, jnp.repeat(angle, x.shape[-2] // heads, axis=-2), layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoPEMixed(Encoding):
+    """Rotates q and k by learned mixtures of row and column; `base` gives initial values only."""
+
+    base: float = 10.0
+    layout: str = "interleaved"
+
+    claims = Claims(axes=2, real_positions=True)
+
+    def __post_init__(self):
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        require(self.layout in rope.LAYOUTS, "layout", self.layout, f"choose one of {rope.LAYOUTS}")
+
+    def check(self, dims):
+        """Pairs in two directions need a multiple of 4 channels."""
+        fix = "pairs in two directions: use a multiple of 4"
+        require(dims.head_dim % 4 == 0, "head_dim", dims.head_dim, fix)
+
+    def init_layer(self, key, dims):
+        """Frequencies [2, K, E/2], of rows and of columns, for each key head."""
+        return {"frequencies": initial(key, dims.kv_heads, dims.head_dim, self.base)}
+
+    def terms(self, params, dims):
+        frequencies = params.layer["frequencies"]
+        return (Rotation(self.rotate, self.rotate, frequencies, heads=1),)
+
+    def rotate(self, frequencies, x, positions):
+        """R_position x: [..., T, H, E]."""
+        return rotate(x, positions, frequencies, self.layout)

@@ -1,0 +1,129 @@
+"""Selective RoPE: Movahedi et al., "Selective Rotary Position Embedding", arXiv 2511.17388.
+
+    ω_t,i = τ_i · g_t · (w_i·x̂_t + exp(β_i)),     φ_t,i = Σ_{l ≤ t} ω_l,i
+    score_mn = (R(φ_m) q_m)·(R(φ_n) k_n) / sqrt(E)
+
+RoPE whose angles the input chooses: pair i of channels turns from one token to the next by what the
+later token says. τ_i = base^(-2i/E) is the temperature, g_t = sigmoid(u·x̂_t + c) a gate that each
+token sets for a head, w has a low rank, β is a bias for each channel, and x̂ is the layer's input,
+each head's slice of it divided by its norm. With w = 0, β = 0 and the gate open it is RoPE.
+
+As in the authors' code (timurcarstensen/selective-rope), layout "half", except that their causal
+convolution over four tokens of w·x̂ is left out: it would let the first tokens of a packed document
+see the one before, which a state cannot tell apart. A convolution of the layer's input, which knows
+documents, belongs to the model. Their bias and gate are options, both on here; β = -∞ is none.
+Heads that share keys, which that code has not, share the angles too: those of the key's head.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.rope import turn
+from pe_jax.encodings.terms import Rotation, State
+from pe_jax.numerics import angles, running_sums
+from pe_jax.numerics.arrays import align
+from pe_jax.validation import is_int, is_real, require
+
+
+def steps(
+    x: jax.Array,
+    temperature: jax.Array,
+    down: jax.Array,
+    up: jax.Array,
+    bias: jax.Array,
+    gate: jax.Array,
+    gate_bias: jax.Array,
+) -> jax.Array:
+    """ω_t, how far each pair turns at each token: float32 [*B, T, K, P] for P = E/2 pairs.
+
+    Args:
+      x: the layer's input [*B, T, D].
+      temperature: τ, float32 [P].
+      down: the first factor of w, [D, R].
+      up: the second, [R, K, P].
+      bias: β, [K, P].
+      gate: u, [D, K].
+      gate_bias: c, [K].
+    """
+    exact = jax.lax.Precision.HIGHEST
+    slices = x.astype(jnp.float32).reshape(*x.shape[:-1], len(bias), x.shape[-1] // len(bias))
+    size = (slices**2).sum(-1, keepdims=True)
+    unit = (slices * jax.lax.rsqrt(size + 1e-6)).reshape(x.shape)
+    low = jnp.matmul(unit, down, precision=exact)
+    turns = jnp.einsum("...tr,rkp->...tkp", low, up, precision=exact)
+    turns = turns + align(jnp.exp(bias), turns)
+    opening = jnp.matmul(unit, gate, precision=exact)
+    opening = jax.nn.sigmoid(opening + align(gate_bias, opening))[..., None]
+    return align(temperature, turns) * opening * turns
+
+
+@dataclasses.dataclass(frozen=True)
+class Angles:
+    """The state of a token: φ for each of `heads` query heads, [*B, T, H, 2P]."""
+
+    heads: int
+    base: float
+
+    def __call__(self, arrays, x, before):
+        bias = arrays["bias"]
+        share = self.heads // len(bias)
+        temperature = jnp.asarray(angles.geometric(2 * bias.shape[1], self.base), jnp.float32)
+        before = None if before is None else before[..., ::share, :]
+        sums = running_sums.totals(steps(x, temperature, **arrays), before)
+        return jnp.repeat(sums, share, axis=-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveRoPE(Encoding):
+    """Rotates q and k by angles that the layer's input adds up, token by token."""
+
+    base: float = 5e5
+    rank: int = 16
+
+    def __post_init__(self):
+        require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
+        require(is_int(self.rank, 1), "rank", self.rank, "pass an integer of at least 1")
+
+    def check(self, dims):
+        """Heads are even, and each key head has a slice of the input."""
+        fix = "it rotates pairs: use an even head width"
+        require(dims.head_dim % 2 == 0, "head_dim", dims.head_dim, fix)
+        fix = f"each of {dims.kv_heads} key heads has a slice of it: pass a multiple"
+        require(dims.width % dims.kv_heads == 0, "width", dims.width, fix)
+
+    def init_layer(self, key, dims):
+        """Factors [D, R] and [R, K, E/2] of w, β and c zeros, u [D, K]."""
+        keys, pairs = jax.random.split(key, 3), dims.head_dim // 2
+        shapes = {
+            "down": (dims.width, self.rank),
+            "up": (self.rank, dims.kv_heads, pairs),
+            "gate": (dims.width, dims.kv_heads),
+        }
+        drawn = {
+            name: jax.random.normal(own, shape, jnp.float32) * shape[0] ** -0.5
+            for own, (name, shape) in zip(keys, shapes.items(), strict=True)
+        }
+        return drawn | {
+            "bias": jnp.zeros((dims.kv_heads, pairs), jnp.float32),
+            "gate_bias": jnp.zeros(dims.kv_heads, jnp.float32),
+        }
+
+    def terms(self, params, dims):
+        state = State(
+            Angles(dims.heads, self.base),
+            params.layer,
+            width=2 * (dims.head_dim // 2),
+            after=running_sums.after_totals,
+        )
+        return (Rotation(rotate, rotate, state=state),)
+
+
+def rotate(_, x, positions, state):
+    """R(φ) x: [..., T, H or K, E] for a state [..., T, H, E]."""
+    share = state.shape[-2] // x.shape[-2]
+    state = align(state[..., ::share, :], x)
+    whole, rest = jnp.split(state, 2, axis=-1)
+    return turn(turn(x.astype(jnp.float32), whole), rest).astype(x.dtype)

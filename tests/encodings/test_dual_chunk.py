@@ -1,0 +1,134 @@
+"""Dual chunk attention: its distances, and three attentions merged as its authors compute it."""
+
+import jax
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings.base import abstract_terms
+from pe_jax.encodings.terms import views
+from pe_jax.engines.decoding import cache
+from pe_jax.naive import rotary
+from tests import util
+from tests.encodings.common import DIMS, HEAD_DIM, LENGTH, NONE, attend, check_attention, qkv
+
+CHUNK_SIZE, LOCAL = 5, 2
+SMALL = pe_jax.make("dual_chunk", chunk_size=CHUNK_SIZE, local_size=LOCAL)
+CHUNK = CHUNK_SIZE - LOCAL
+
+
+def distances(length: int) -> np.ndarray:
+    """What our views give each pair: the angle of one pair of channels of frequency 1."""
+    unit = np.zeros((length, 1, 2), np.float32)
+    unit[..., 0] = 1
+    places = np.arange(length)
+    q, k = (util.rotate(SMALL, side, NONE, unit, places) for side in "qk")
+    q = q[:, 0, 0::2] + 1j * q[:, 0, 1::2]  # [T, 3], one view each
+    k = k[:, 0, 0] + 1j * k[:, 0, 1]
+    apart = np.clip(places[:, None] // CHUNK - places // CHUNK, 0, 2)
+    return np.angle(np.take_along_axis(q, apart, axis=1) / k)
+
+
+@pytest.mark.parametrize("fields", [{}, {"fraction": 1 / 3, "layout": "interleaved"}])
+def test_keys_of_the_chunk_the_one_before_and_all_others(fields):
+    fields |= {"chunk_size": CHUNK_SIZE, "local_size": LOCAL}
+    check_attention(pe_jax.make("dual_chunk", **fields), NONE, causal=True)
+
+
+def test_the_nearest_keep_their_distance_and_none_exceeds_that_of_training():
+    near = distances(4 * CHUNK)
+    away = np.arange(4 * CHUNK)[:, None] - np.arange(4 * CHUNK)
+    close = (away >= 0) & (away <= LOCAL)  # angles below π
+    np.testing.assert_allclose(near[close], away[close], atol=1e-5)
+    wide = pe_jax.make("dual_chunk", chunk_size=8, local_size=2)
+    row = pe_jax.naive.make_row(*qkv(length=40)[:2])
+    found = {}
+
+    def record(row, *, distance, **_):
+        found["distance"] = distance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotary, "rope", record)
+        rotary.dual_chunk(row, chunk_size=wide.chunk_size, local_size=wide.local_size)
+    seen = found["distance"][np.tri(40, dtype=bool)]
+    assert seen.min() == 0 and seen.max() == 8
+
+
+def test_a_chunk_as_long_as_the_row_is_rope():
+    q, k, v = qkv()
+    wide = pe_jax.make("dual_chunk", chunk_size=LENGTH + 2, local_size=2)
+    rope = pe_jax.make("rope")
+    np.testing.assert_allclose(attend(q, k, v, wide, NONE), attend(q, k, v, rope, NONE), atol=1e-6)
+    assert np.abs(attend(q, k, v, SMALL, NONE) - attend(q, k, v, rope, NONE)).max() > 0.01
+
+
+@pytest.mark.parametrize("implementation", ["dense", "tiled"])
+def test_three_attentions_merged_by_their_sums_are_the_same(implementation):
+    """As the authors compute a prompt: chunk by chunk, each part with a rotation of its own."""
+    q, k, v = (np.float64(x) for x in qkv())
+    theta, outs = rotary.frequencies(HEAD_DIM, 1e4), []
+    places = np.arange(LENGTH)
+    keys = rotary.rotate(k, (places % CHUNK)[:, None, None] * theta)
+    for begin in range(0, LENGTH, CHUNK):
+        rows = np.arange(begin, min(begin + CHUNK, LENGTH))
+        inside = rows - begin
+        parts = (  # keys from, to; positions of the queries
+            (begin, begin + len(rows), inside),
+            (max(begin - CHUNK, 0), begin, np.minimum(inside + CHUNK, CHUNK_SIZE)),
+            (0, max(begin - CHUNK, 0), np.full(len(rows), min(2 * CHUNK - 1, CHUNK_SIZE))),
+        )
+        merged, total = 0.0, 0.0
+        for start, stop, at in parts:
+            queries = rotary.rotate(q[rows], at[:, None, None] * theta)
+            scores = np.einsum("the,she->hts", queries, keys[start:stop]) / HEAD_DIM**0.5
+            e = np.exp(scores) * (np.arange(start, stop) <= rows[:, None])
+            merged = merged + np.einsum("hts,she->the", e, v[start:stop])
+            total = total + e.sum(-1).T[..., None]
+        outs.append(merged / total)
+    got = pe_jax.attention(*qkv(), encoding=SMALL, implementation=implementation)
+    np.testing.assert_allclose(got, np.concatenate(outs), atol=1e-5)
+
+
+def test_a_shift_by_whole_chunks_changes_nothing():
+    q, k, v = qkv()
+    places = np.arange(LENGTH)
+    here = attend(q, k, v, SMALL, NONE, q_positions=places)
+    there = attend(q, k, v, SMALL, NONE, q_positions=places + 7 * CHUNK)
+    np.testing.assert_allclose(there, here, atol=1e-6)
+    other = attend(q, k, v, SMALL, NONE, q_positions=places + 1)
+    assert np.abs(other - here).max() > 1e-3
+
+
+def test_queries_are_rotated_three_times_and_a_cache_holds_keys_once():
+    (found,) = (views(abstract_terms(SMALL, DIMS)),)
+    assert (found.count, found.unit, found.shared_keys) == (3, CHUNK, True)
+    q, _, _ = qkv()
+    assert util.rotate(SMALL, "q", NONE, q, np.arange(LENGTH)).shape[-1] == 3 * HEAD_DIM
+    assert cache.empty(SMALL, 1, 8, DIMS).k.shape[-1] == HEAD_DIM
+
+
+def test_a_cache_serves_a_window_with_sinks():
+    """Rows that the window leaves out are cut from the cache, and the sinks' doubles hidden."""
+    q, k, v = (x[None] for x in qkv())
+    options = {"window": 4, "sinks": 2}
+    want = pe_jax.attention(q, k, v, encoding=SMALL, **options)
+    past, outs = cache.empty(SMALL, 1, LENGTH, DIMS), []
+    shared = {"encoding": SMALL, "params": SMALL.init(jax.random.key(0), DIMS), "dims": DIMS}
+    for t in range(LENGTH):
+        token = (x[:, t : t + 1] for x in (q, k, v))
+        out, past = cache.extend(past, *token, **shared, **options)
+        outs.append(out)
+    util.assert_close(np.concatenate(outs, axis=1), want)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"chunk_size": 1}, {"chunk_size": 8, "local_size": 8}, {"local_size": -1}]
+)
+def test_sizes_that_cannot_be_are_refused(fields):
+    with pytest.raises(ValueError, match="chunk_size|local_size"):
+        pe_jax.make("dual_chunk", **fields)
+
+
+def test_later_keys_are_refused():
+    with pytest.raises(ValueError, match="DualChunk is for causal attention alone"):
+        pe_jax.attention(*qkv(), encoding=SMALL, causal=False)

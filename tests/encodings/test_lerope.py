@@ -1,0 +1,81 @@
+"""LeRoPE against the released formula of Mistral Large 4; tests/oracles runs its code."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pe_jax
+from pe_jax import hf
+from tests import util
+from tests.encodings.common import HEAD_DIM, LENGTH, attend, check_attention, qkv
+
+YARN = "scaling=yarn(factor=4.0,original_length=8,attention_factor=1.5)"
+SPECS = ["lerope", f"lerope({YARN})", "lerope(layout='interleaved',base=100.0)"]
+
+
+def learned(alpha):
+    return pe_jax.Params({"alpha": jnp.asarray(alpha, jnp.float32)}, {})
+
+
+ALPHA = learned([0.7, -0.4, 0.2])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", SPECS)
+def test_frequencies_are_multiplied_after_the_scaling(spec, causal):
+    check_attention(pe_jax.parse(spec)[0], ALPHA, causal)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_begins_as_rope_bit_for_bit(spec):
+    (encoding,) = pe_jax.parse(spec)
+    (plain,) = pe_jax.parse(spec.replace("lerope", "rope"))
+    dims = pe_jax.Dims(12, 2, 2, HEAD_DIM)
+    first = attend(*qkv(), encoding=encoding, params=encoding.init(jax.random.key(0), dims))
+    np.testing.assert_array_equal(first, attend(*qkv(), encoding=plain))
+
+
+def test_a_fraction_has_as_many_factors_as_pairs_that_turn():
+    encoding = pe_jax.make("lerope", fraction=1 / 3)
+    x = qkv()[0]
+    turned = util.rotate(encoding, "q", learned([9.0]), x, np.arange(LENGTH))
+    np.testing.assert_array_equal(turned[..., 2:], x[..., 2:])
+    with pytest.raises(ValueError, match=r"params\.shared\.alpha has shape \[3\]"):
+        attend(*qkv(), encoding=encoding, params=ALPHA)
+
+
+def test_the_factors_are_of_the_whole_model_and_learned():
+    encoding, (q, k, v) = pe_jax.make("lerope"), qkv()
+    assert not encoding.init_layer(jax.random.key(0), util.DIMS)
+    grad = jax.grad(lambda p: (attend(q, k, v, encoding, p) ** 2).sum())(ALPHA)
+    assert (np.abs(grad.shared["alpha"]) > 1e-4).all()
+
+
+@given(st.data())
+def test_dense_equals_tiled_at_any_positions(data):
+    """The gradient of α is a sum of positions times what cancels: known to 2⁻²³ of the positions.
+
+    Else it is the law of tests/test_contract.py.
+    """
+    (case,) = (c for c in util.SINGLE if c.name.startswith("lerope"))
+    at = {"positions": data.draw(util.positions(case)), "segments": data.draw(util.segments())}
+    (tiled, (of_tiled, *tiled_rest)), (dense, (of_dense, *dense_rest)) = (
+        util.run(case, engine, **at) for engine in ("tiled", "dense")
+    )
+    util.assert_close([tiled, *tiled_rest], [dense, *dense_rest])
+    reach = max(1, np.abs(at["positions"]).max())
+    np.testing.assert_allclose(
+        *(p.shared["alpha"] for p in (of_tiled, of_dense)), atol=1e-5 * reach
+    )
+
+
+def test_a_config_has_no_place_for_learned_factors():
+    layers = hf.encodings({"model_type": "llama", "num_hidden_layers": 2, "head_dim": 8})
+    other = [dataclasses.replace(layer, encoding=pe_jax.make("lerope")) for layer in layers]
+    with pytest.raises(ValueError, match="would be read as"):
+        hf.to_hf(other, "llama")

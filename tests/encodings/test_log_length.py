@@ -1,0 +1,68 @@
+"""The learned temperature, from its formula; tests/oracles runs Mistral Large 4 itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import log_length
+from tests import util
+from tests.encodings.common import DIMS, HEADS, LENGTH, attend, check_attention, qkv, random_params
+
+ENCODING = pe_jax.make("log_length")
+PARAMS = random_params(ENCODING)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_queries_are_sharpened_head_by_head(causal):
+    check_attention(ENCODING, PARAMS, causal)
+
+
+def test_keys_stay_and_before_position_0_the_bias_alone_is_left():
+    _, k, _ = qkv()
+    np.testing.assert_array_equal(util.rotate(ENCODING, "k", PARAMS, k, np.arange(LENGTH)), k)
+    far = np.array([-(2**31), -1, 0, 1, 2**31 - 1])
+    got = log_length.temperature(jnp.float32([0.5]), jnp.float32([0.25]), far)[:, 0]
+    want = [0.25, 0.25, 0.25, 0.25 + np.log(2) / 2, 0.25 + 31 * np.log(2) / 2]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_it_begins_without_an_effect():
+    first = ENCODING.init(jax.random.key(0), DIMS)
+    np.testing.assert_array_equal(attend(*qkv(), ENCODING, first), attend(*qkv()))
+
+
+def test_a_softmax_whose_scores_grow_with_the_logarithm_does_not_flatten():
+    """SSMax: one key is 1 closer than n others, whose share stays what it was."""
+    shares = []
+    for n in (10, 1000):
+        k = np.zeros((n, 1, 1), np.float32)
+        k[0] = 1
+        params = pe_jax.Params({}, {"scale": jnp.ones(1), "bias": jnp.zeros(1)})
+        given = {"q_positions": np.array([n - 1]), "k_positions": np.arange(n), "causal": False}
+        one = np.ones((1, 1, 1), np.float32)
+        out = pe_jax.attention(one, k, k, encoding=ENCODING, params=params, **given)
+        shares.append(float(out.squeeze()))
+    np.testing.assert_allclose(shares, [10 / 19, 1000 / 1999], rtol=1e-4)  # n/(n + n - 1)
+
+
+def test_packed_documents_count_from_their_own_beginning():
+    q, k, v = qkv()
+    ids, cut = (np.arange(LENGTH) >= 5).astype(np.int32), slice(5, None)
+    (encoding,) = pe_jax.parse("rope+log_length")
+    params = random_params(encoding)
+    for engine in ("dense", "tiled"):
+        how = {"encoding": encoding, "params": params, "implementation": engine}
+        packed = pe_jax.attention(q, k, v, q_segments=ids, **how)
+        alone = pe_jax.attention(q[cut], k[cut], v[cut], **how)
+        np.testing.assert_allclose(packed[cut], alone, atol=1e-6)
+
+
+def test_devices_that_share_heads_have_the_numbers_of_theirs():
+    (term,) = ENCODING.terms(PARAMS, DIMS)
+    second = term.for_heads(lambda x, axis: jax.lax.slice_in_dim(x, 1, 2, axis=axis))
+    x = qkv()[0]
+    both, one = (t.rotate("q", y, np.arange(LENGTH)) for t, y in ((term, x), (second, x[:, 1:])))
+    assert HEADS == 2
+    np.testing.assert_array_equal(both[:, 1:], one)

@@ -1,0 +1,77 @@
+"""PoPE against arXiv 2509.10534; tests/oracles runs the implementations of others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import cache
+from pe_jax.encodings import pope
+from tests import util
+from tests.encodings.common import DIMS, HEAD_DIM, HEADS, LENGTH, check_attention, qkv
+from tests.encodings.common import random_params as draw
+
+POPE = pe_jax.make("pope")
+PHASE = np.random.default_rng(3).uniform(-7, 1, (HEADS, HEAD_DIM)).astype(np.float32)
+PARAMS = pe_jax.Params({}, {"phase": jnp.asarray(PHASE)})
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_magnitudes_meet_at_the_angle_of_the_distance_less_the_phase(causal):
+    check_attention(POPE, PARAMS, causal)
+    check_attention(pe_jax.make("pope", base=20.0), PARAMS, causal)
+
+
+def test_a_score_is_that_of_complex_numbers():
+    """Re Σ μ(q) e^{imθ} · conj(μ(k) e^{i(nθ + δ)}): the phase is the key's in the paper."""
+    q, k, _ = (np.asarray(x, np.float64) for x in qkv())
+    place, theta = np.arange(LENGTH) * 7, pope.frequencies(HEAD_DIM)
+    delta = np.clip(PHASE, -2 * np.pi, 0)
+    z_q = np.log1p(np.exp(q)) * np.exp(1j * place[:, None, None] * theta)
+    z_k = np.log1p(np.exp(k)) * np.exp(1j * (place[:, None, None] * theta + delta))
+    want = np.einsum("the,she->hts", z_q, z_k.conj()).real
+    turned = [
+        util.rotate(POPE, side, PARAMS, jnp.asarray(x, jnp.float32), place)
+        for side, x in (("q", q), ("k", k))
+    ]
+    assert [x.shape[-1] for x in turned] == [2 * HEAD_DIM] * 2
+    np.testing.assert_allclose(np.einsum("the,she->hts", *turned), want, atol=1e-4)
+
+
+def test_it_has_as_many_frequencies_as_channels_an_odd_number_too():
+    np.testing.assert_allclose(pope.frequencies(5, 1e3), 1e3 ** (-np.arange(5) / 5))
+    x = np.ones((2, 1, 5), np.float32)
+    assert pope.polar(x, np.arange(2)).shape == (2, 1, 10)
+
+
+def test_only_differences_of_positions_count_and_magnitudes_do_not_change():
+    q, k, _ = qkv()
+    place = np.arange(LENGTH)
+
+    @jax.jit
+    def products(at):
+        turned = [util.rotate(POPE, side, PARAMS, x, at) for side, x in (("q", q), ("k", k))]
+        return jnp.einsum("the,she->hts", *turned), turned
+
+    (here, sides), (there, _) = products(place), products(place + 500)
+    np.testing.assert_allclose(there, here, atol=1e-3)  # float32 angles of 500
+    for x, turned in zip((q, k), sides, strict=True):
+        size = np.hypot(*np.split(np.asarray(turned), 2, axis=-1))
+        np.testing.assert_allclose(size, np.logaddexp(0, x), rtol=1e-5)
+
+
+def test_a_phase_is_kept_within_a_turn_with_a_whole_gradient_at_its_ends():
+    phase = jnp.float32([-8, -2 * np.pi, -1, 0, 1])
+    kept, pull = jax.vjp(pope.bounded, phase)
+    np.testing.assert_allclose(kept, np.clip(phase, -2 * np.pi, 0))
+    np.testing.assert_array_equal(pull(jnp.ones(5))[0], [0, 1, 1, 1, 0])
+
+
+def test_a_cache_has_keys_of_both_parts_and_no_phase():
+    held = cache.empty(POPE, 1, 4, DIMS)
+    assert held.k.shape == (1, HEADS, 4, 2 * HEAD_DIM) and held.v.shape[-1] == HEAD_DIM
+    _, k, _ = qkv()
+    other = draw(POPE)
+    turned = [util.rotate(POPE, "k", p, k, np.arange(LENGTH)) for p in (PARAMS, other)]
+    np.testing.assert_array_equal(*turned)

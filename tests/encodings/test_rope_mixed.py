@@ -1,0 +1,84 @@
+"""Learned 2-D frequencies: each head's pairs turn by mixtures of row and column, in float64."""
+
+import jax
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import positions as pos
+from pe_jax.encodings import rope_2d, rope_mixed
+from tests import util
+from tests.util import DIMS, B, H, K, T, assert_close
+
+PLACES = np.asarray(pos.grid(3, 5))[:T]
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_each_head_turns_its_pairs_by_row_and_column(causal, layout):
+    encoding = pe_jax.make("rope_mixed", layout=layout)
+    params, (q, k, v) = util.random_params(encoding), (x[0] for x in util.inputs())
+    given = {"q_positions": PLACES, "causal": causal}
+    ours = pe_jax.attention(q, k, v, encoding=encoding, params=params, **given)
+    want = util.naive_attention(encoding, params, q, k, v, positions=PLACES, causal=causal)
+    assert_close(ours, want)
+
+
+def test_with_frequencies_on_the_axes_it_is_axial():
+    """One series for rows and one for columns, the same in all heads."""
+    theta = np.asarray(rope_2d.frequencies((4, 4), 100.0))
+    x = util.noise(6, 2, 8)
+    frequencies = np.repeat(theta[:, None], 2, axis=1)
+    mixed = rope_mixed.rotate(x, pos.grid(2, 3), frequencies, layout="half")
+    axial = pe_jax.make("rope_2d", base=100.0)
+    none = pe_jax.Params({}, {})
+    assert_close(mixed, util.rotate(axial, "q", none, x, pos.grid(2, 3)), 1e-6)
+
+
+def test_frequencies_begin_in_two_orthogonal_directions_that_each_head_draws():
+    found = np.asarray(rope_mixed.initial(jax.random.key(0), 5, 16, 10.0))
+    assert found.shape == (2, 5, 8)
+    lengths = 10.0 ** (-np.arange(0, 16, 4) / 16)
+    first, second = found[..., :4], found[..., 4:]
+    for half in (first, second):
+        np.testing.assert_allclose(np.linalg.norm(half, axis=0), [lengths] * 5, rtol=1e-6)
+    np.testing.assert_allclose((first * second).sum(0), 0, atol=1e-6)
+    angle = np.arctan2(first[0], first[1])
+    np.testing.assert_allclose(angle, angle[:, :1] * np.ones(4), atol=1e-6)
+    assert len(np.unique(angle[:, 0].round(3))) == 5
+
+
+def test_frequencies_are_learned():
+    encoding = pe_jax.make("rope_mixed")
+    params, qkv = util.random_params(encoding), util.inputs()
+
+    def loss(params):
+        places = np.broadcast_to(PLACES, (B, T, 2))
+        given = {"encoding": encoding, "params": params, "q_positions": places, "causal": False}
+        return (pe_jax.attention(*qkv, **given) ** 2).sum()
+
+    grad = jax.grad(loss)(params).layer["frequencies"]
+    assert grad.shape == (2, K, DIMS.head_dim // 2) and (np.abs(grad) > 1e-6).all()
+
+
+def test_queries_share_the_frequencies_of_their_key_head():
+    encoding = pe_jax.make("rope_mixed")
+    params, (q, k, v) = util.random_params(encoding), util.inputs()
+    given = {"encoding": encoding, "q_positions": PLACES, "causal": False}
+    wide, many = (np.repeat(x, H // K, axis=2) for x in (k, v)), params.layer["frequencies"]
+    repeated = pe_jax.Params({}, {"frequencies": np.repeat(many, H // K, axis=1)})
+    want = pe_jax.attention(q, *wide, params=repeated, **given)
+    assert_close(pe_jax.attention(q, k, v, params=params, **given), want)
+
+
+def test_what_does_not_fit_is_refused():
+    x, places = util.noise(6, 3, 8), pos.grid(2, 3)
+    for shape in ((2, 2, 4), (2, 3, 5)):
+        with pytest.raises(ValueError, match="x has 3 heads of 8 channels"):
+            rope_mixed.rotate(x, places, np.zeros(shape, np.float32))
+    with pytest.raises(ValueError, match="pass 3 axes last"):
+        rope_mixed.rotate(x, places, np.zeros((3, 3, 4), np.float32))
+    with pytest.raises(ValueError, match="choose one of half"):
+        rope_mixed.rotate(x, places, np.zeros((2, 3, 4), np.float32), "neox")
+    with pytest.raises(ValueError, match="head_dim=6"):
+        rope_mixed.initial(jax.random.key(0), 2, 6)

@@ -1,0 +1,107 @@
+"""Wall attention against its formula in float64; tests/oracles runs flash-linear-attention's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import wall
+from pe_jax.engines.tiled import Tiled, TileSizes
+from tests import util
+from tests.encodings.common import (
+    DIMS,
+    LENGTH,
+    WIDTH,
+    attend,
+    check_attention,
+    qkv,
+    random_params,
+)
+from tests.util import assert_close
+
+WALL = pe_jax.make("wall")
+X = np.random.default_rng(5).standard_normal((LENGTH, WIDTH), np.float32)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_each_channel_fades_by_the_gates_between(causal):
+    check_attention(WALL, random_params(WALL), causal, x=X)
+
+
+def test_the_gate_of_the_querys_own_token_counts_and_the_keys_does_not():
+    """Products of gates, never a logarithm: channel n of key j keeps Π f_l,n, l = j + 1 … i."""
+    params, (q, k, _) = random_params(WALL), qkv()
+    f = np.exp(np.asarray(wall.log_gates(X, **params.layer), np.float64))
+    (term,) = WALL.terms(params, DIMS)
+    sides, states = _row(term, q, k, X)
+    found = term.products(*sides, (states, states))[0]
+    for i, j in ((6, 2), (3, 3), (10, 9)):
+        kept = np.prod(f[j + 1 : i + 1], axis=0)
+        np.testing.assert_allclose(found[:, i, j], (q[i] * k[j] * kept).sum(-1), atol=1e-5)
+
+
+def _row(term, q, k, x):
+    """Both sides of one row, and the states [1, H, T, 2E]."""
+    sides = [
+        pe_jax.encodings.terms.Side(jnp.swapaxes(y, 0, 1)[None], None, (), None) for y in (q, k)
+    ]
+    return sides, jnp.swapaxes(term.state(x, None), 0, 1)[None]
+
+
+def test_gates_that_are_open_change_nothing_and_it_begins_near_that():
+    first = WALL.init(jax.random.key(0), DIMS)
+    plain = attend(*qkv())
+    open_ = pe_jax.Params(
+        {}, {"weight": first.layer["weight"] * 0, "bias": first.layer["bias"] + 99}
+    )
+    np.testing.assert_allclose(attend(*qkv(), WALL, open_, x=X), plain, atol=1e-6)
+    np.testing.assert_allclose(attend(*qkv(), WALL, first, x=X), plain, atol=0.02)
+
+
+def test_gates_that_agree_are_foxs_fade_of_the_product():
+    """One gate for all channels multiplies q·k, where FoX adds the logarithm to the score."""
+    params, (q, k, _) = random_params(WALL), qkv()
+    same = jax.tree.map(lambda x: jnp.broadcast_to(x[..., :1], x.shape), params)
+    (term,) = WALL.terms(same, DIMS)
+    sides, states = _row(term, q, k, X)
+    found = term.products(*sides, (states, states))[0]
+    log = np.cumsum(wall.log_gates(X, **same.layer)[..., 0], axis=0).T
+    fade = np.exp(-np.abs(log[:, :, None] - log[:, None]))
+    np.testing.assert_allclose(found, fade * np.einsum("the,she->hts", q, k), atol=1e-5)
+
+
+@pytest.mark.parametrize("loud", [1.0, 300.0])
+def test_long_rows_are_the_same_in_tiles_and_dense_however_fast_they_fade(loud):
+    """The sum of gates passes 10⁵: exponentials of it alone would vanish or overflow."""
+    length, dims = 200, util.DIMS
+    params = util.random_params(WALL, dims)
+    params = pe_jax.Params({}, params.layer | {"bias": params.layer["bias"] * loud - loud})
+    qkv_ = [util.noise(1, length, n, util.E, seed=n) for n in (4, 2, 2)]
+    x, ids = util.flat(qkv_[0]), np.repeat(np.int32([[0, 1]]), [70, 130], axis=1)
+
+    def grads(engine):
+        def loss(params, q, k, v, x):
+            how = {"encoding": WALL, "params": params, "x": x, "implementation": engine}
+            out = pe_jax.attention(q, k, v, q_segments=ids, **how)
+            return jnp.sin(3 * out).sum(), out
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4), has_aux=True))(params, *qkv_, x)
+
+    dense, tiled = grads("dense"), grads(Tiled(TileSizes(16, 16)))
+    assert all(np.isfinite(y).all() for y in jax.tree.leaves(dense))
+    assert_close(tiled, dense, 2e-5)
+
+
+def test_it_joins_a_rotation_that_keeps_the_width_and_no_other():
+    (both,) = pe_jax.parse("wall+rope")
+    params = random_params(both)
+    q, k, v = qkv()
+    turned = [util.rotate(pe_jax.make("rope"), "q", params, y, np.arange(LENGTH)) for y in (q, k)]
+    alone = pe_jax.Params({}, params.layer[0])
+    want = attend(*turned, v, WALL, alone, x=X)
+    np.testing.assert_allclose(attend(q, k, v, both, params, x=X), want, atol=1e-6)
+    for spec, words in (("wall+pope", "channels=12: 6 fade"), ("wall+rerope", "several views")):
+        (other,) = pe_jax.parse(spec)
+        with pytest.raises(ValueError, match=words):
+            attend(q, k, v, other, random_params(other), x=X)
