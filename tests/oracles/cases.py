@@ -372,12 +372,40 @@ CASES |= {
         },
     ),
 }
+CASES |= {
+    "fox_x_transformers": (
+        [{"heads": 2, "causal": True}, {"heads": 3, "causal": False}],
+        {"heads": st.integers(1, 4), "causal": st.booleans()},
+    ),
+    "xpos_x_transformers": (
+        [{"base": 1e4, "scale_base": 16}],
+        {"base": st.sampled_from([100.0, 1e4]), "scale_base": st.sampled_from([16, 64, 512])},
+    ),
+    "sandwich_attn_gym": (
+        [{"heads": 4, "width": 128, "causal": True}, {"heads": 3, "width": 10, "causal": False}],
+        {
+            "heads": st.integers(1, 8),
+            "width": st.sampled_from([2, 10, 128]),
+            "causal": st.booleans(),
+        },
+    ),
+    "cpb_timm": CASES["cpb_swinv2"],
+    "cpb_x_transformers": (
+        [{"heads": 2, "window": [1, 7], "trained": [9, 9]}],
+        {
+            "heads": st.integers(1, 4),
+            "window": st.integers(1, 60).map(lambda tokens: [1, tokens]),
+            "trained": st.just([9, 9]),
+        },
+    ),
+}
 # The library of a case, by the end of its name, where that is not in the extra `oracles`.
 LIBRARIES = {
     "_timm": "timm",
     "_x_transformers": "x-transformers",
     "pope_pytorch": "PoPE-pytorch",
     "_fla": "fla-core",
+    "_attn_gym": "attn-gym",
 }
 
 

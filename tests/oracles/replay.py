@@ -365,6 +365,21 @@ def wavlm(settings, inputs, implementation):
     }
 
 
+def forgetting(settings, inputs, implementation):
+    layer = {name: inputs[name] for name in ("weight", "bias")}
+    options = {"params": ({}, layer), "causal": settings["causal"]}
+    return both(inputs, pe_jax.make("fox"), implementation, **options)
+
+
+def xpos(settings, inputs, implementation):
+    return both(inputs, pe_jax.make("xpos", **settings), implementation, causal=True)
+
+
+def sandwich(settings, inputs, implementation):
+    encoding = pe_jax.make("sandwich", width=settings["width"])
+    return both(inputs, encoding, implementation, causal=settings["causal"])
+
+
 def axial_sinusoid(settings, inputs, implementation):
     grid = positions.grid(settings["height"], settings["width"])
     return {"table": sinusoidal_2d.sinusoid_2d(grid, settings["dim"])}
@@ -487,6 +502,9 @@ OURS = {
     "alibi_bloom": alibi,
     "alibi_mpt": alibi,
     "wavlm_attention": wavlm,
+    "fox_x_transformers": forgetting,
+    "xpos_x_transformers": xpos,
+    "sandwich_attn_gym": sandwich,
     "sinusoidal_2d_mae": axial_sinusoid,
     "learned_2d_interpolate": learned_2d,
     "learned_grid_interpolate": resized_grid,
@@ -502,5 +520,7 @@ OURS = {
     "swin_bias": swin_bias,
     "swin_beit": swin_class,
     "cpb_swinv2": cpb,
+    "cpb_timm": cpb,
+    "cpb_x_transformers": cpb,
     "layoutlmv3_attention": layoutlmv3,
 }
