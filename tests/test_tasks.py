@@ -105,6 +105,27 @@ def passkey(question):
     return question[mark + 1 : mark + 5]
 
 
+def index_place(question):
+    *letters, shift = question
+    assert len({*letters}) == len(letters) and max(letters) < 39 and -5 <= shift - 44 < 0
+    return [letters[shift - 44]]
+
+
+def index_content(question):
+    *letters, name = question
+    found = {letter for letter in letters if letter // 4 == name - 40}
+    assert max(letters) < 40 <= name and len({s // 4 for s in letters}) == len({*letters})
+    return [*found]
+
+
+def index_both(question):
+    *letters, source, shift = question
+    place = letters.index(source) + shift - 44
+    assert len({*letters}) == len(letters) and max(letters) < 39 and abs(shift - 44) <= 5
+    assert place >= 0  # else Python would count from the end
+    return [letters[place]]
+
+
 def expression(question):
     return [eval(spell(question)) % 5]
 
@@ -154,6 +175,9 @@ SOLVERS = {
     "lego": lego,
     "recall": recall,
     "passkey": passkey,
+    "index_place": index_place,
+    "index_content": index_content,
+    "index_both": index_both,
 }
 SHORTER = {  # how many symbols a question may have less than was asked for
     **dict.fromkeys(("modular_arithmetic", "missing_duplicate", "polynomial", "recall"), 1),
@@ -162,7 +186,7 @@ SHORTER = {  # how many symbols a question may have less than was asked for
 # Tasks of one answer whose classes are equally likely, whatever the length
 BALANCED = (
     *("parity_check", "summation", "solve_equation", "missing_duplicate", "recall", "lego"),
-    *("cycle_navigation", "even_pairs"),
+    *("cycle_navigation", "even_pairs", "index_place", "index_content", "index_both"),
 )
 ALL = pytest.mark.parametrize("name", tasks.TASKS)
 

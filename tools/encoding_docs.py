@@ -22,7 +22,7 @@ BEGIN, END = "<!-- schemes: begin -->", "<!-- schemes: end -->"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
 # Oracles that are no model of transformers.
 PACKAGES = {"torch": "PyTorch", "fla": "fla-core", "x_transformers": "x-transformers"}
-PACKAGES |= {"pope_pytorch": "PoPE-pytorch", "timm": "timm"}
+PACKAGES |= {"pope_pytorch": "PoPE-pytorch", "timm": "timm", "attn_gym": "attn-gym"}
 
 INTRO = """\
 # The encodings, one by one
@@ -47,9 +47,6 @@ patches in a row). Parameters have their initial values, or random ones if those
 scheme is noise before training, and its picture shows where that noise is shared. What is added to
 values (Shaw), or turns them, does not show in scores.
 """
-
-# Oracles that are no model of transformers.
-PACKAGES = {"torch": "PyTorch", "fla": "fla-core", "x_transformers": "x-transformers"}
 
 
 # README

@@ -390,6 +390,31 @@ CASES |= {
             "attend_current": st.booleans(),
         },
     ),
+    "fox_x_transformers": (
+        [{"heads": 2, "causal": True}, {"heads": 3, "causal": False}],
+        {"heads": st.integers(1, 4), "causal": st.booleans()},
+    ),
+    "xpos_x_transformers": (
+        [{"base": 1e4, "scale_base": 16}],
+        {"base": st.sampled_from([100.0, 1e4]), "scale_base": st.sampled_from([16, 64, 512])},
+    ),
+    "sandwich_attn_gym": (
+        [{"heads": 4, "width": 128, "causal": True}, {"heads": 3, "width": 10, "causal": False}],
+        {
+            "heads": st.integers(1, 8),
+            "width": st.sampled_from([2, 10, 128]),
+            "causal": st.booleans(),
+        },
+    ),
+    "cpb_timm": CASES["cpb_swinv2"],
+    "cpb_x_transformers": (
+        [{"heads": 2, "window": [1, 7], "trained": [9, 9]}],
+        {
+            "heads": st.integers(1, 4),
+            "window": st.integers(1, 60).map(lambda tokens: [1, tokens]),
+            "trained": st.just([9, 9]),
+        },
+    ),
 }
 HEADS = {"heads": st.just(4), "kv_heads": st.sampled_from([1, 2, 4])}
 INKLING = {
@@ -413,7 +438,7 @@ CASES |= {
 }
 # The ending of a case, and the package beside transformers that it runs.
 PACKAGES = {"_fla": "fla-core", "_x_transformers": "x-transformers", "_timm": "timm"}
-PACKAGES |= {"pope_pytorch": "PoPE-pytorch"}
+PACKAGES |= {"pope_pytorch": "PoPE-pytorch", "_attn_gym": "attn-gym"}
 GOLDEN = [
     (f"{case}-{number}", case, settings)
     for case, (stored, _) in CASES.items()

@@ -398,9 +398,7 @@ def _scores(q, k):
 
 
 def pope_x_transformers(rng, length, base):
-    modeling_x_transformers = pytest.importorskip(
-        "x_transformers.x_transformers", exc_type=ImportError
-    )
+    modeling_x_transformers = _x_transformers()
     inputs, heads = _rotary(rng, length), 2
     inputs["positions"] = inputs["positions"] % 32
     module = modeling_x_transformers.PolarEmbedding(HEAD_DIM, heads, base=base)
@@ -462,6 +460,65 @@ def _imports_of_wall() -> dict[str, types.ModuleType]:
     constant.RCP_LN2, sums.chunk_global_cumsum = 1 / math.log(2), cumsum
     parents = [types.ModuleType(name) for name in ("fla", "fla.ops", "fla.ops.utils")]
     return {module.__name__: module for module in (*parents, constant, sums)}
+
+
+def _x_transformers():
+    """x-transformers' one file of models; the test is skipped where it is missing."""
+    return pytest.importorskip("x_transformers.x_transformers", exc_type=ImportError)
+
+
+def _qkv(rng, length, heads, kv_heads) -> dict[str, torch.Tensor]:
+    shapes = {"q": heads, "k": kv_heads, "v": kv_heads}
+    return {n: _normal(rng, BATCH, length, count, HEAD_DIM) for n, count in shapes.items()}
+
+
+def _attended(scores: torch.Tensor, v: torch.Tensor, causal: bool) -> dict[str, torch.Tensor]:
+    """Weights and output for scores [B, H, T, T] and values [B, T, H, E]."""
+    if causal:
+        scores = scores + _causal(scores.shape[-1])
+    probabilities = scores.softmax(-1)
+    output = torch.einsum("bhts,bshe->bthe", probabilities, v)
+    return {"weights": probabilities, "output": output}
+
+
+def _products(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.einsum("bthe,bshe->bhts", inputs["q"], inputs["k"]) / HEAD_DIM**0.5
+
+
+def fox_x_transformers(rng, length, heads, causal):
+    """Its gates of the other direction are others: given the same, it is ours."""
+    modeling_x_transformers, width = _x_transformers(), heads * HEAD_DIM
+    module = modeling_x_transformers.DataDependentAlibi(width, heads, causal=causal)
+    inputs = _qkv(rng, length, heads, heads) | {"x": _normal(rng, BATCH, length, width)}
+    inputs |= {"weight": _normal(rng, width, heads, scale=width**-0.5), "bias": _normal(rng, heads)}
+    gates, directions = module.to_forget_gates[0], 1 if causal else 2
+    gates.weight.copy_(inputs["weight"].T.repeat(directions, 1))
+    gates.bias.copy_(inputs["bias"].repeat(directions))
+    scores = _products(inputs) + module(inputs["x"])
+    return inputs, _attended(scores, inputs["v"], causal)
+
+
+def xpos_x_transformers(rng, length, base, scale_base):
+    """Its decay has its origin amid the sequence: the products are the same."""
+    modeling_x_transformers, inputs = _x_transformers(), _qkv(rng, length, 2, 2)
+    kind, turn = (
+        modeling_x_transformers.RotaryEmbedding,
+        modeling_x_transformers.apply_rotary_pos_emb,
+    )
+    module = kind(HEAD_DIM, use_xpos=True, scale_base=scale_base, base=base)
+    angles, scale = module.forward_from_seq_len(length)
+    q, k = (inputs[name].transpose(1, 2) for name in "qk")
+    scores = turn(q, angles, scale) @ turn(k, angles, scale**-1).mT / HEAD_DIM**0.5
+    return inputs, _attended(scores, inputs["v"], True)
+
+
+def sandwich_attn_gym(rng, length, heads, width, causal):
+    modeling_attn_gym = pytest.importorskip("attn_gym.mods", exc_type=ImportError)
+    modify = modeling_attn_gym.generate_sandwich_bias(heads, length, width)
+    inputs, place = _qkv(rng, length, heads, heads), torch.arange(length)
+    head, query = torch.arange(heads)[:, None, None], place[:, None]
+    scores = modify(_products(inputs), torch.zeros(1, dtype=torch.int64), head, query, place)
+    return inputs, _attended(scores, inputs["v"], causal)
 
 
 def _log(theta: torch.Tensor) -> torch.Tensor:
@@ -782,7 +839,7 @@ def rope_2d_dinov3(rng, length, height, width, prefix, base):
 
 def rope_2d_timm(rng, length, height, width, base):
     """DINOv3's positions as timm has them."""
-    modeling_timm = _timm()
+    modeling_timm = _timm("pos_embed_sincos")
     inputs = _rotary(rng, height * width)
     del inputs["positions"]
     module = modeling_timm.RotaryEmbeddingDinoV3(HEAD_DIM, temperature=base).eval()
@@ -790,7 +847,7 @@ def rope_2d_timm(rng, length, height, width, base):
 
 
 def rope_mixed_timm(rng, length, height, width):
-    modeling_timm = _timm()
+    modeling_timm = _timm("pos_embed_sincos")
     inputs = _rotary(rng, height * width)
     del inputs["positions"]
     module = modeling_timm.RotaryEmbeddingMixed(2 * HEAD_DIM, depth=1, num_heads=2)
@@ -800,9 +857,16 @@ def rope_mixed_timm(rng, length, height, width):
     return inputs, _turned_by_timm(modeling_timm, inputs, table, False)
 
 
-def _timm():
-    """The file of timm that rotates; the test is skipped where timm is not installed."""
-    return pytest.importorskip("timm.layers.pos_embed_sincos", exc_type=ImportError)
+def _timm(file: str):
+    """A file of timm's layers, without timm's models, which need torchvision.
+
+    The test is skipped where timm is missing.
+    """
+    spec = importlib.util.find_spec("timm")
+    if spec is None:
+        pytest.skip("timm is missing: install the extra `oracles`")
+    sys.modules.setdefault("timm", importlib.util.module_from_spec(spec))
+    return pytest.importorskip(f"timm.layers.{file}", exc_type=ImportError)
 
 
 def _turned_by_timm(modeling_timm, inputs, table, half: bool):
@@ -893,6 +957,45 @@ def cpb_swinv2(rng, length, heads, window, trained):
     inputs = {"w1": first.weight.T, "b1": first.bias, "w2": second.weight.T}
     zero, k = torch.zeros_like(x), module.key(x)
     return inputs | {"q": _split(zero, heads), "k": _split(k, heads)}, {"weights": probabilities}
+
+
+def _bias_alone(rng, bias: torch.Tensor) -> tuple[dict, dict]:
+    """Queries of zero, so that the weights are those of the bias [H, T, T] alone."""
+    heads, tokens, _ = bias.shape
+    q, k = torch.zeros(BATCH, tokens, heads, HEAD_DIM), _normal(rng, BATCH, tokens, heads, HEAD_DIM)
+    return {"q": q, "k": k}, {"weights": bias.softmax(-1)[None]}
+
+
+def cpb_timm(rng, length, heads, window, trained):
+    modeling_timm = _timm("pos_embed_rel")
+    module = modeling_timm.RelPosMlp(window, heads, 16, 0, "swin", trained)
+    _fill(module, rng, 0)
+    first, second = module.mlp.fc1, module.mlp.fc2
+    second.weight.mul_(0.1)  # away from the sigmoid's flat ends
+    inputs, outputs = _bias_alone(rng, module.get_bias()[0])
+    return inputs | {"w1": first.weight.T, "b1": first.bias, "w2": second.weight.T}, outputs
+
+
+def cpb_x_transformers(rng, length, heads, window, trained):
+    """Its coordinate of one axis is ours for a window of 9, times ln 8; it has no sigmoid.
+
+    Its activation, SiLU, is a ReLU where what it is given is large: here a million times too large,
+    which the second layer takes back.
+    """
+    modeling_x_transformers, units, large = _x_transformers(), 16, 1e6
+    module = modeling_x_transformers.DynamicPositionBias(
+        units, heads=heads, depth=1, log_distance=True
+    )
+    inputs = {"w1": _normal(rng, 2, units, scale=0.5), "b1": _normal(rng, units, scale=0.5)}
+    inputs["w2"] = _normal(rng, units, heads, scale=0.05)
+    (first, *_), second = module.mlp
+    first.weight.copy_(large / math.log(8) * inputs["w1"][1:].T)
+    first.bias.copy_(large * inputs["b1"])
+    second.weight.copy_(inputs["w2"].T / large)
+    second.bias.zero_()
+    tokens = window[1]
+    given, outputs = _bias_alone(rng, 16 * torch.sigmoid(module(tokens, tokens)))
+    return inputs | given, outputs
 
 
 def layoutlmv3_attention(rng, length, num_buckets, max_distance, spatial_buckets, spatial_distance):
@@ -1029,6 +1132,9 @@ ORACLES = {
     "inkling_attention": inkling_attention,
     "inkling_2": inkling_2,
     "sink_gpt_oss": sink_gpt_oss,
+    "fox_x_transformers": fox_x_transformers,
+    "xpos_x_transformers": xpos_x_transformers,
+    "sandwich_attn_gym": sandwich_attn_gym,
     "sinusoidal_2d_mae": sinusoidal_2d_mae,
     "learned_2d_interpolate": learned_2d_interpolate,
     "learned_grid_interpolate": learned_grid_interpolate,
@@ -1044,6 +1150,8 @@ ORACLES = {
     "swin_bias": swin_bias,
     "swin_beit": swin_beit,
     "cpb_swinv2": cpb_swinv2,
+    "cpb_timm": cpb_timm,
+    "cpb_x_transformers": cpb_x_transformers,
     "layoutlmv3_attention": layoutlmv3_attention,
     "fox_fla": fox_fla,
     "cope_x_transformers": cope_x_transformers,

@@ -395,6 +395,21 @@ def sink(settings, inputs, implementation):
     return both(inputs, pe_jax.make("sink"), implementation, causal=True, params=params)
 
 
+def forgetting(settings, inputs, implementation):
+    layer = {name: inputs[name] for name in ("weight", "bias")}
+    options = {"params": ({}, layer), "causal": settings["causal"]}
+    return both(inputs, pe_jax.make("fox"), implementation, **options)
+
+
+def xpos(settings, inputs, implementation):
+    return both(inputs, pe_jax.make("xpos", **settings), implementation, causal=True)
+
+
+def sandwich(settings, inputs, implementation):
+    encoding = pe_jax.make("sandwich", width=settings["width"])
+    return both(inputs, encoding, implementation, causal=settings["causal"])
+
+
 def axial_sinusoid(settings, inputs, implementation):
     grid = positions.grid(settings["height"], settings["width"])
     return {"table": sinusoidal_2d.sinusoid_2d(grid, settings["dim"])}
@@ -548,6 +563,9 @@ OURS = {
     "inkling_attention": inkling,
     "inkling_2": inkling_2,
     "sink_gpt_oss": sink,
+    "fox_x_transformers": forgetting,
+    "xpos_x_transformers": xpos,
+    "sandwich_attn_gym": sandwich,
     "sinusoidal_2d_mae": axial_sinusoid,
     "learned_2d_interpolate": learned_2d,
     "learned_grid_interpolate": resized_grid,
@@ -563,6 +581,8 @@ OURS = {
     "swin_bias": swin_bias,
     "swin_beit": swin_class,
     "cpb_swinv2": cpb,
+    "cpb_timm": cpb,
+    "cpb_x_transformers": cpb,
     "layoutlmv3_attention": layoutlmv3,
     "fox_fla": fox,
     "cope_x_transformers": cope,

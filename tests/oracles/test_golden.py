@@ -7,9 +7,8 @@ from pe_jax import ENCODINGS
 from tests.oracles import replay
 from tests.oracles.cases import GOLDEN, PACKAGES
 
-# np.digitize and the paper's clip (tests/encodings/test_buckets), math.dist (test_alibi_2d), the
-# paper (test_xpos)
-NO_ORACLE = {"buckets", "clipped", "alibi_2d", "xpos"}
+# np.digitize and the paper's clip (tests/encodings/test_buckets), math.dist (test_alibi_2d)
+NO_ORACLE = {"buckets", "clipped", "alibi_2d"}
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in GOLDEN])

@@ -3,10 +3,11 @@
     batch = tasks.batch(tasks.TASKS["reverse_string"], key, 64, low=1, high=40)
 
 One line per task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
-those of Kazemnejad et al. (2305.19466), associative recall and a passkey. Kazemnejad's parity is
-parity_check; left out are SCAN, a fixed set of some 20,000 commands without a generator, sorting
-numbers of several digits, copies with each symbol doubled, and LEGO's clauses in any order. The
-alphabet of strings has 16 symbols, theirs 100, and numbers to add have no leading 0.
+those of Kazemnejad et al. (2305.19466), associative recall, a passkey, and indexing by place, by
+content or by both (2509.10534). Kazemnejad's parity is parity_check; left out are SCAN, a fixed set
+of some 20,000 commands without a generator, sorting numbers of several digits, copies with each
+symbol doubled, and LEGO's clauses in any order. The alphabet of strings has 16 symbols, theirs 100,
+and numbers to add have no leading 0.
 `synthetic:NAME` trains a decoder on any of them (`experiments.train`, `compare`);
 `experiments.tasks` compares encodings on them.
 """
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pe_jax.training.tasks import arithmetic, automata, lookup, numbers, strings
+from pe_jax.training.tasks import arithmetic, automata, indexing, lookup, numbers, strings
 from pe_jax.training.tasks.base import (
     BOS,
     EOS,
@@ -49,6 +50,7 @@ def _number(short: str, draw: Any, base: int, lowest_first: bool) -> Task:
     return Task(short, draw, base + 1, lambda n: n, stops=True, shortest=3)
 
 
+_LETTERS = indexing.LETTERS + 2 * indexing.REACH + 1
 _FORWARD, _BACKWARD, _MOD = strings.forward, strings.backward, arithmetic.MODULUS
 _ALL = (
     # regular
@@ -85,6 +87,12 @@ _ALL = (
     # retrieval
     Task("recall", lookup.recall, 2 * lookup.KEYS, shortest=3),
     Task("passkey", lookup.passkey, lookup.MARK + 1, lambda n: lookup.PASSKEY, shortest=5),
+    # what against where
+    Task("index_place", indexing.index_place, _LETTERS, shortest=2, longest=indexing.LETTERS + 1),
+    Task(
+        "index_content", indexing.index_content, indexing.NAMES * (indexing.FORMS + 1), shortest=2
+    ),
+    Task("index_both", indexing.index_both, _LETTERS, shortest=3, longest=indexing.LETTERS + 2),
 )
 TASKS = {task.short: task for task in _ALL}
 VOCAB = max(task.vocab for task in _ALL)  # the same for all, so that they can share a program

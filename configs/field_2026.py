@@ -1,0 +1,48 @@
+"""Encodings of 2024–2026 beside RoPE, T5 and NoPE: five seeds, every scheme with its own rates.
+
+    python -m experiments.compare --config=configs/field_2026.py
+    python -m experiments.compare --config=configs/field_2026.py --config.data=text:DIR
+
+The model and the data are those of configs/compare.py: 2 layers of width 64 that read the embedded
+source code as bytes, trained at 64 and tested to 512. For each scheme three learning rates are
+tried in runs of full length, for the eight with parameters each with five multiples of it for
+these; the best on validation text at 64 is kept, and its run is the first seed's. 129 checks, of
+which 11 go on, and 44 more runs.
+
+At 64 expect all but NoPE and ALiBi within some tenths of a nat of RoPE: positions that are computed
+from the input should do no worse than distances. At 512 expect RoPE, PoPE and RoPE with sinks to
+fail, as no distance beyond 64 was trained; and ALiBi, FoX, GRAPE-AP and Wall, which forget, to stay
+flat. Inkling's bias is 0 beyond the distances that it was trained on. The seed is the unit: five
+show differences of some hundredths of a nat at 64, and less at 512, where RoPE's seeds lie apart.
+"""
+
+from experiments.running.sweep_configs import CompareConfig
+from pe_jax.training.config import EvalConfig
+
+
+def get_config() -> CompareConfig:
+    return CompareConfig(
+        workdir="runs/field_2026",
+        encodings=(
+            "nope",
+            "t5",
+            "rope",
+            "alibi",
+            "rope+sink",
+            "pope",
+            "selective_rope",
+            "inkling(extent={length})",
+            "fox",
+            "grape_ap",
+            "wall",
+        ),
+        baseline="nope",
+        reference="rope",
+        seeds=5,
+        batch=16,
+        steps=500,
+        rates=(3e-3, 1e-2, 3e-2),
+        encoding_rates=(0.3, 1.0, 3.0, 10.0, 30.0),
+        rate_steps=500,
+        eval=EvalConfig(windows=12, split="test", every=50),
+    )
