@@ -70,6 +70,18 @@ class Model(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def product(a: np.ndarray, b: np.ndarray) -> Callable[[], None]:
+    """The matrix product of two float32 arrays, without arguments."""
+    x, y = (torch.tensor(array, device=device()) for array in (a, b))
+
+    def multiply():
+        torch.mm(x, y)
+        if x.is_cuda:
+            torch.cuda.synchronize()
+
+    return multiply
+
+
 def program(
     config: ModelConfig,
     optimizer: OptimizerConfig,

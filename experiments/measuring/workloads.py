@@ -318,10 +318,14 @@ def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
     return compiled(jax.value_and_grad(loss), params, tokens)[1]
 
 
-def _product(shape: tuple[int, int, int]) -> Program:
-    """A float32 matrix product [m, k] × [k, n]."""
+def _product(shape: tuple[int, int, int], in_torch: bool = False) -> Program:
+    """A float32 matrix product [m, k] × [k, n], of XLA or of PyTorch."""
     m, k, n = shape
-    program = compiled(jnp.matmul, jnp.asarray(normal(m, k)), jnp.asarray(normal(k, n)))[1]
+    factors = normal(m, k), normal(k, n)
+    if in_torch:
+        program = Program(training_steps.torch_product(*factors), None, 0.0)
+    else:
+        program = compiled(jnp.matmul, *map(jnp.asarray, factors))[1]
     return program._replace(note=f"{m} × {k} × {n}", operations=2.0 * m * k * n)
 
 
@@ -374,11 +378,14 @@ def _plan_ours(compile_scheme: Callable[[str], Program], schemes, engines) -> It
 
 
 def _plan_training(mode: str, engines) -> Iterator[Planned]:
-    """Two matrix products, then a step by every library that is asked for, with RoPE."""
+    """Two matrix products, then a step with RoPE by every library that is asked for."""
     sizes = {training_steps.title(name): size for name, size in training_steps.SIZES.items()}
     size = sizes[mode]
     for engine, shape in zip((LARGE, OWN), size.products, strict=True):
         yield Planned("matmuls", engine, functools.partial(_product, shape))
+        if "torch" in engines:
+            in_torch = functools.partial(_product, shape, in_torch=True)
+            yield Planned("matmuls", f"{engine}, torch", in_torch)
     for engine in training_steps.LIBRARIES:
         if engine in engines:
             yield Planned("rope", engine, functools.partial(_training_step, size, engine))

@@ -64,9 +64,13 @@ def checks(config: CompareConfig, spec: str) -> list[tuple[float, float]]:
 
 def check_evaluation(config: CompareConfig) -> EvalConfig:
     """Of learning rates: validation text at the training length, with as many targets as a run."""
-    count = max(1, config.eval.windows * config.eval.lengths[-1] // config.length)
-    lengths, tokens = (config.length,), config.eval.batch_tokens
-    return EvalConfig(lengths, count, config.length, "validation", tokens, config.eval.every)
+    return dataclasses.replace(
+        config.eval,
+        lengths=(config.length,),
+        windows=max(1, config.eval.windows * config.eval.lengths[-1] // config.length),
+        stride=config.length,
+        split="validation",
+    )
 
 
 def seeds(config: CompareConfig) -> list[int]:

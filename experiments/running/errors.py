@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-from pe_jax.validation import ConfigError
+import jax
 
-NO_DEVICE = "Unable to initialize backend"  # how JAX begins that message
+from pe_jax.validation import ConfigError
 
 
 @contextlib.contextmanager
@@ -17,11 +17,21 @@ def one_line_errors() -> Iterator[None]:
         yield
     except (ConfigError, OSError) as error:
         exit_with(str(error))
-    except RuntimeError as error:
-        if not str(error).startswith(NO_DEVICE):
+    except (RuntimeError, AssertionError):
+        reason = _missing_device()
+        if reason is None:
             raise
-        asked, reason = os.environ.get("JAX_PLATFORMS", ""), str(error).partition(": ")[2]
+        asked = os.environ.get("JAX_PLATFORMS", "")
         exit_with(f"JAX_PLATFORMS={asked!r}: no such device works here ({reason[:300]})")
+
+
+def _missing_device() -> str | None:
+    """Why JAX finds no device, in its words if it has any; None if it finds one."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).partition(": ")[2] or "it is not installed"
+    return None
 
 
 def exit_with(message: str) -> None:

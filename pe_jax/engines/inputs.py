@@ -103,7 +103,8 @@ def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
 
 def title(encoding: Encoding) -> str:
     """T5+RoPE of a sum."""
-    return "+".join(type(part).__name__ for part in getattr(encoding, "parts", (encoding,)))
+    kinds = map(type, getattr(encoding, "parts", (encoding,)))
+    return "+".join("NoPE" if kind is Encoding else kind.__name__ for kind in kinds)
 
 
 def arrays(q, k, v, terms: tuple = ()) -> None:

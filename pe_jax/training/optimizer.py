@@ -14,8 +14,10 @@ from pe_jax.training.config import OptimizerConfig
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """The learning rate of each update, relative to its peak: linear warm-up, then cosine decay."""
+    if not config.warmup:  # optax would log that a warm-up of no steps is constant
+        return optax.cosine_decay_schedule(1.0, max(steps, 1), config.final)
     return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if config.warmup else 1.0,
+        init_value=0.0,
         peak_value=1.0,
         warmup_steps=config.warmup,
         decay_steps=max(steps, config.warmup + 1),

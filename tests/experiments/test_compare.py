@@ -50,7 +50,7 @@ def settings(folder) -> CompareConfig:
         log_every=1,
         model=tiny.config(vocab=0),
         optimizer=OPTIMIZER,
-        eval=EvalConfig(lengths=(tiny.L, 2 * tiny.L), windows=6, stride=tiny.L),
+        eval=EvalConfig(lengths=(tiny.L, 2 * tiny.L), windows=6, stride=tiny.L, every=2),
         timing_repeats=5,
     )
 
@@ -92,6 +92,9 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(compared, monkeypatch)
     for run in (folder / "runs").glob("*/*"):
         rows = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == [1, 2, 3], run
+        evaluated = [row["step"] for row in rows if "eval_loss" in row]
+        stopped = run == folder / "runs" / "nope" / "seed6"  # a stop at a step does not evaluate
+        assert evaluated == ([3] if stopped else [2, 3]), run
     monkeypatch.setattr(compare, "train", None)
     monkeypatch.setattr(compare.model_speed, "measure", None)
     monkeypatch.setattr(comparison_report, "build", lambda _: "here")

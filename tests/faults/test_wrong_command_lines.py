@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
 from experiments.measuring import benchmark_settings
@@ -114,23 +116,28 @@ REAL = {
 }
 
 
+def process(line: str, **variables: str) -> subprocess.Popen:
+    """A process with this command line, started."""
+    command = [sys.executable, "-m", *f"experiments.{line}".split()]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes)
+
+
 def test_a_real_process_says_so_too():
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = {
-        line: subprocess.Popen(
-            [sys.executable, "-m", *f"experiments.{line}".split()],
-            cwd=ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for line in REAL
-    }
-    for line, process in running.items():
-        _, error = process.communicate(timeout=120)
-        assert process.returncode == 2 and error.count("\n") == 1, (line, error)
+    running = {line: process(line) for line in REAL}
+    for line, started in running.items():
+        _, error = started.communicate(timeout=120)
+        assert started.returncode == 2 and error.count("\n") == 1, (line, error)
         assert error.startswith("error: ") and REAL[line] in error, (line, error)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the device that is not there is a GPU")
+def test_a_device_that_is_not_there_is_named(tmp_path):
+    line = f"train --config.workdir={tmp_path}"
+    _, error = (running := process(line, JAX_PLATFORMS="cuda")).communicate(timeout=120)
+    assert running.returncode == 2 and error.count("\n") == 1, error
+    assert error.startswith("error: JAX_PLATFORMS='cuda': no such device works here")
 
 
 def test_there_are_enough_of_them():
