@@ -271,11 +271,12 @@ def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
     assert np.isfinite(slope) and np.isfinite(second).all()
 
 
+OF_HEADS = "t5 alibi+rope shaw(clip=4) fox transformer_xl cope grape_ap".split()
+OF_HEADS += ["rope_mixed", "rotated_values"]
+
+
 @pytest.mark.parametrize("engine", ["dense", TILED])
-@pytest.mark.parametrize(
-    "scheme",
-    [*"t5 alibi+rope shaw(clip=4) fox transformer_xl rope_mixed rotated_values".split(), *OWN],
-)
+@pytest.mark.parametrize("scheme", [*OF_HEADS, *OWN])
 def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
     devices, auto = jax.devices()[:2], (AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("model",), auto, devices=devices)

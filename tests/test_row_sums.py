@@ -122,6 +122,24 @@ def test_beyond_the_limit_no_gates_are_computed(monkeypatch):
     assert_close(got, outcome("cope(positions=6)", "dense", 320), 2e-5)
 
 
+def test_long_rows_are_the_whole_row():
+    """Vectors on a line and no last one in reach: between others CoPE's gradient has jumps."""
+    encoding, length = pe_jax.make("cope", positions=700), 700
+    line = np.linspace(-1, 1, 700, dtype=np.float32)[:, None] * noise(E, seed=3)
+    qkv = [noise(1, length, n, E, seed=n) for n in (H, K, K)]
+
+    def run(engine, vectors, *qkv):
+        params = pe_jax.Params({}, {"vectors": vectors})
+        out = pe_jax.attention(*qkv, encoding=encoding, params=params, implementation=engine)
+        return (out * jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)).sum()
+
+    grads = [
+        util.jit(jax.grad(functools.partial(run, engine), (0, 1, 2, 3)))(jnp.asarray(line), *qkv)
+        for engine in (Tiled(TileSizes(128, 64, group=(1, 2))), "dense")
+    ]
+    assert_close(*grads, 1e-5)
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("columns", [1, 13, 64, 96])
 def test_suffix_sums(columns, own):

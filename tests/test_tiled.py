@@ -353,7 +353,10 @@ def test_a_kernel_is_for_one_device_of_many(monkeypatch, caplog):
         assert picked(caplog, monkeypatch, "alibi", 2048, "gpu")[0] == "tiled"
 
 
-@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl", "fox", "rerope"])
+SHARED = ["rope", "alibi", "t5", "shaw", "transformer_xl", "fox", "rerope", "cope(positions=6)"]
+
+
+@pytest.mark.parametrize("spec", SHARED)
 @pytest.mark.parametrize("axis", [0, 2], ids=["rows", "heads"])
 def test_devices_that_share_a_call_by_the_compiler_are_one(spec, axis):
     """Under jit, on arrays that lie on a mesh: all heads in a tile, nothing cut up by hand."""
@@ -374,7 +377,10 @@ def test_devices_that_share_a_call_by_the_compiler_are_one(spec, axis):
     assert_close(found, grads("dense")(params, *qkv), 2e-5)
 
 
-@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl"])
+SUMMED = ["cope(positions=6)", "stick_breaking"]
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl", *SUMMED])
 def test_a_batch_divided_by_shard_map_is_the_whole_batch(spec):
     (encoding,) = pe_jax.parse(spec)
     params = util.random_params(encoding, DIMS)

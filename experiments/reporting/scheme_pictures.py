@@ -22,6 +22,7 @@ from experiments.reporting.plotting import SHADES
 from pe_jax import Dims, Encoding, Params, Sum, ValueRotation, positions
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import abstract_terms
+from pe_jax.encodings.terms import Mask, select
 from pe_jax.engines import reference
 
 DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
@@ -70,10 +71,13 @@ class _OfScores(Sum):
         return tuple(t for t in super().terms(params, dims) if not isinstance(t, ValueRotation))
 
 
-def _scores(spec, terms, q, k, v) -> tuple[jax.Array, None]:
-    """An engine that returns the scores [B, H, T, S] as its output."""
+def _scores(spec, terms, q, k, v) -> tuple[jax.Array, jax.Array]:
+    """An engine that returns the scores [B, H, T, S] as its output, of rows that add up to 1."""
     seen = spec.mask(q.tokens, k.tokens)
-    return jnp.where(seen, reference.scores(spec, terms, q, k, seen), jnp.nan), None
+    for term in select(terms, Mask):
+        seen = seen & term.shows(q.tokens, k.tokens)
+    scores = jnp.where(seen, reference.scores(spec, terms, q, k, seen), jnp.nan)
+    return scores, jnp.zeros((1, 1, 1, 1))
 
 
 def _look(encoding: Encoding, dims: Dims, causal: bool, params: Params, x, places) -> jax.Array:

@@ -1,13 +1,13 @@
-"""GRAPE-AP, the path-integral form of additive GRAPE: Zhang et al., arXiv 2512.07805.
+"""GRAPE-AP, path-integral additive GRAPE: Zhang et al., arXiv 2512.07805, §5, eq. 5.1 to 5.3.
 
     p_t = W_h x_t                                       C numbers of each token and head
     ψ_il = slope_h·log sigmoid(p_i·R(l) p̂_l / C)        what token l costs on the way to i
     score_ij = q_i·k_j/sqrt(E) + Σ_{l = j+1 … i} ψ_il
 
 p̂ is p divided by its root mean square, R(l) turns all pairs of channels by l radians, and the
-slopes are ALiBi's. As in the authors' code (model-architectures/GRAPE, model `grape-ap-v1`), which
-normalizes the keys' side alone and whose models normalize q and k too. A row's sum runs from the
-query back, over tokens that the query weighs itself: unlike FoX's it is no difference of two sums.
+slopes are ALiBi's. As in the authors' code (model-architectures/GRAPE, model `grape-ap-v1`): the
+paper divides p_i too. A row's sum runs from the query back, over tokens that the query weighs
+itself: unlike FoX's it is no difference of two sums. Without a causal mask it runs from the end.
 """
 
 import dataclasses

@@ -19,6 +19,7 @@ import jax
 
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import Mask, RowSum, Unnormalized
+from pe_jax.validation import require_bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,9 @@ class StickBreaking(Encoding):
     """Each key takes a part of what nearer keys have left; there is no softmax."""
 
     attend_current: bool = False
+
+    def __post_init__(self):
+        require_bool("attend_current", self.attend_current)
 
     def terms(self, params, dims):
         shares = RowSum(log_left, log_stick, own=True, decays=True)

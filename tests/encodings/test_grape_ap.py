@@ -46,9 +46,3 @@ def test_keys_are_of_unit_size_and_turn_with_their_position():
     np.testing.assert_allclose(turned[0], unit[0], atol=1e-5)
     products = (turned[1:] * unit[1:]).sum(-1) / 6  # a turn by n radians of every pair
     np.testing.assert_allclose(products, np.cos(np.arange(1, 5))[:, None] * np.ones(2), atol=1e-5)
-
-
-@pytest.mark.parametrize("width", [0, 3, 4.0])
-def test_a_width_that_cannot_be_is_refused(width):
-    with pytest.raises(ValueError, match="width"):
-        pe_jax.make("grape_ap", width=width)

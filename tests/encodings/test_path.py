@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax import naive
 from pe_jax.encodings import path
 from pe_jax.engines import dispatch
+from pe_jax.naive import contextual
 from tests.encodings.common import (
     HEAD_DIM,
     HEADS,
@@ -21,6 +23,7 @@ from tests.encodings.common import (
     float64,
     qkv,
     random_params,
+    row,
 )
 
 PATH = pe_jax.make("path")
@@ -63,14 +66,11 @@ def test_without_strength_it_is_no_encoding():
 def test_its_forget_gate_is_fox():
     (both,) = pe_jax.parse("path+fox")
     params, (q, k, v) = random_params(both), qkv()
-    first, second = (pe_jax.Params({}, layer) for layer in params.layer)
-    scores = [
-        np.log(attend(q, k, np.eye(LENGTH)[:, None].repeat(HEADS, 1), *given, x=X))
-        for given in ((PATH, first), (pe_jax.make("fox"), second), (None, None))
-    ]
-    weights = np.exp(np.where(np.isfinite(scores[2]), scores[0] + scores[1] - scores[2], -np.inf))
-    want = np.einsum("ths,she->the", weights / weights.sum(-1, keepdims=True), v)
-    np.testing.assert_allclose(attend(q, k, v, both, params, x=X), want, atol=1e-5)
+    first, second = map(float64, params.layer)
+    scores = contextual.path(row(x=X), **first)
+    forgotten = contextual.fox(row(x=X), **second) - naive.rows.products(row())
+    got = attend(q, k, v, both, params, x=X)
+    np.testing.assert_allclose(got, average(scores + forgotten, True), atol=1e-5)
 
 
 def test_tokens_of_another_document_map_nothing():
@@ -95,9 +95,3 @@ def test_other_engines_and_later_keys_are_refused(caplog):
     with caplog.at_level(logging.INFO, "pe_jax"):
         jax.eval_shape(lambda q: pe_jax.attention(q, q, q, **given), q)
     assert "PaTH: dense, O(L²) memory: it needs whole rows of scores" in caplog.messages[-1]
-
-
-@pytest.mark.parametrize("stddev", [-1, float("nan"), "0.1"])
-def test_a_spread_that_cannot_be_is_refused(stddev):
-    with pytest.raises(ValueError, match="stddev"):
-        pe_jax.make("path", stddev=stddev)
