@@ -322,9 +322,16 @@ def _in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
         return jnp.concatenate([old, new.astype(old.dtype)], axis)
 
     held = _kept(before)
-    rows = jax.tree.map(join, held[:-1], new[:-1], is_leaf=lambda x: x is None)
+    rows = Rows(
+        k=join(held.k, new.k),
+        v=join(held.v, new.v),
+        k_raw=join(held.k_raw, new.k_raw),
+        far=join(held.far, new.far),
+        states=tuple(map(join, held.states, new.states)),
+        positions=join(held.positions, new.positions, 1),
+    )
     tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.length)])
-    return Rows(*rows, join(held.positions, new.positions, 1)), tokens
+    return rows, tokens
 
 
 def _kept(cache: Cache) -> Rows:
