@@ -438,7 +438,8 @@ def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax
     if known is not None and length is not None:
         tokens = np.arange(known.shape[1])
         if cache.ring is not None:
-            tokens = np.asarray(cache.ring.tokens(length, length))
+            with jax.ensure_compile_time_eval():  # known, also where jit closes over the cache
+                tokens = np.asarray(cache.ring.tokens(jnp.asarray(length), jnp.asarray(length)))
         if (known != tokens)[:, tokens < length].any():
             raise ValueError("the cache's positions are not 0, 1, 2, …: pass positions as before")
     return pos.contiguous(q.shape[1], cache.length)[None]
