@@ -108,7 +108,7 @@ def _number(name: str, value: ast.expr, known: tuple[str, ...]) -> int:
     except ValueError:
         given = ast.unparse(value)
     require(is_int(given, 0), f"@{name}", given, "write an integer of at least 0")
-    return given
+    return int(given)
 
 
 def _merged(settings: dict[str, int], layer: Layer) -> dict[str, int]:

@@ -33,8 +33,8 @@ class DeepSeekV4(Rotary):
         partial = 0.125 if turned is None else turned / head_dim
         partial = keys.get("partial_rotary_factor", default=partial)
         window = keys.integer("sliding_window", default=128)
-        settings, ropes = self._labels(keys), {}
-        for label, own in settings.items():
+        ropes = {}
+        for label, own in self._labels(keys).items():
             ropes[label] = self._encoding(keys, dict(own), head_dim, BASES[label], partial)
         return [
             LayerEncoding(
@@ -83,13 +83,14 @@ class DeepSeekV4(Rotary):
         """Sizes, types, and the settings of each label that has layers."""
         kinds = [next((x for x in layer.also if x in RATIOS.values()), SLIDING) for layer in layers]
         head_dim = layers[0].head_dim
-        settings = {label: {"rope_theta": base} for label, base in BASES.items()}
-        config = {"num_hidden_layers": len(layers), "layer_types": kinds, "head_dim": head_dim}
+        settings: dict[str, Any] = {label: {"rope_theta": base} for label, base in BASES.items()}
+        config: dict[str, Any] = {"num_hidden_layers": len(layers), "layer_types": kinds}
+        config["head_dim"] = head_dim
         for kind, layer in zip(kinds, layers, strict=True):
             rope = rotary_keys.rope_of(layer)
             require(rope is not None, "encoding", layer.encoding, "these models have RoPE")
             label = "main" if kind == SLIDING else "compress"
             settings[label] = rope_scaling.to_hf(rope, head_dim=head_dim)
-            config |= {"sliding_window": layer.window}
+            config["sliding_window"] = layer.window
             config["partial_rotary_factor"] = rope.rotary_dim(head_dim) / head_dim
         return config | {"rope_parameters": settings}

@@ -33,7 +33,7 @@ class InklingFamily:
         attn_scale = keys.real("log_scaling_alpha", default=0.1)
         wide = keys.integer("head_dim", default=128)
         narrow = keys.integer("swa_head_dim", default=128)
-        clips = {}
+        clips: dict[str, Any] = {}
         if self.second:
             clips["clip_states"] = keys.real("rel_l2_clip_threshold", default=8.0)
             clips["clip_qk"] = keys.real("qk_l2_clip_threshold", default=512**0.5)

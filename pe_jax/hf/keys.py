@@ -20,6 +20,8 @@ SUSPECT = re.compile(
 HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
 HARMLESS |= {"original_max_position_embeddings", "max_trained_positions"}
 HARMLESS |= {"final_logit_softcapping"}  # of the vocabulary
+HARMLESS |= {"mlp_layer_types", "mlp_gate_softcap", "mlp_up_softcap", "shared_expert_sink"}
+HARMLESS |= {"hc_sinkhorn_iters"}  # of the residual stream
 PLAIN = {  # values that say what is so without them
     "position_embedding_type": ("absolute",),
     "scale_attn_weights": (True,),

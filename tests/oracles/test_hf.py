@@ -171,6 +171,8 @@ def build(name: str):
     settings = {k: v for k, v in TINY.items() if k in known}
     if kind in ("deepseek_v2", "deepseek_v3"):
         del settings["head_dim"]  # it is qk_rope_head_dim
+    if kind == "mimo_v2_flash":
+        settings["num_key_value_heads"] = 1  # twice as many in layers with a window
     given = dict(CASES[name])
     if kind in SECTIONS and "rope_parameters" not in given:
         given |= flat(**default.rope_parameters, mrope_section=SECTIONS[kind])
@@ -255,9 +257,10 @@ def rotated(layer, x, side, positions, sorted_pairs=False):
     params = encoding.init(jax.random.key(0), dims)
     x = jnp.asarray(x.transpose(0, 2, 1, 3))
     if layer.rotary_last:
-        turned = encoding.rotary_dim(x.shape[-1])
+        rope = parts(encoding)[0]  # the second may be a sink
+        turned = rope.rotary_dim(x.shape[-1])
         first, rest = x[..., -turned:], x[..., :-turned]
-        if sorted_pairs and encoding.layout == "interleaved":
+        if sorted_pairs and rope.layout == "interleaved":
             first = jnp.stack(jnp.split(first, 2, axis=-1), axis=-1).reshape(first.shape)
         x = jnp.concatenate([first, rest], axis=-1)
     for term in encoding.terms(params, dims):

@@ -326,9 +326,16 @@ def _in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
         return jnp.concatenate([old, new.astype(old.dtype)], axis)
 
     held = _kept(before)
-    rows = jax.tree.map(join, held[:-1], new[:-1], is_leaf=lambda x: x is None)
+    rows = Rows(
+        k=join(held.k, new.k),
+        v=join(held.v, new.v),
+        k_raw=join(held.k_raw, new.k_raw),
+        far=join(held.far, new.far),
+        states=tuple(map(join, held.states, new.states)),
+        positions=join(held.positions, new.positions, 1),
+    )
     tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.length)])
-    return Rows(*rows, join(held.positions, new.positions, 1)), tokens
+    return rows, tokens
 
 
 def _kept(cache: Cache) -> Rows:
@@ -435,7 +442,8 @@ def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax
     if known is not None and length is not None:
         tokens = np.arange(known.shape[1])
         if cache.ring is not None:
-            tokens = np.asarray(cache.ring.tokens(length, length))
+            with jax.ensure_compile_time_eval():  # known, also where jit closes over the cache
+                tokens = np.asarray(cache.ring.tokens(jnp.asarray(length), jnp.asarray(length)))
         if (known != tokens)[:, tokens < length].any():
             raise ValueError("the cache's positions are not 0, 1, 2, …: pass positions as before")
     return pos.contiguous(q.shape[1], cache.length)[None]
