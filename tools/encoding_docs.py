@@ -44,6 +44,16 @@ scheme is noise before training, and its picture shows where that noise is share
 values (Shaw) does not show in scores.
 """
 
+# Oracles that are no model of transformers.
+PACKAGES = {
+    "torch": "PyTorch",
+    "attn_gym": "attention-gym",
+    "fla": "fla-core",
+    "pope_pytorch": "PoPE-pytorch",
+    "timm": "timm",
+    "x_transformers": "x-transformers",
+}
+
 
 # README
 
@@ -53,9 +63,10 @@ def _oracle(name: str) -> str:
     libraries = list(
         dict.fromkeys(library for library, _ in encoding_facts.oracles().get(name, []))
     )
-    return (
-        (libraries[0] + f" +{len(libraries) - 1}" * (len(libraries) > 1)) if libraries else "NumPy"
-    )
+    if not libraries:
+        return "NumPy"
+    first = PACKAGES.get(libraries[0], libraries[0])
+    return first + f" +{len(libraries) - 1}" * (len(libraries) > 1)
 
 
 def _arxiv(number: str) -> str:
@@ -154,7 +165,7 @@ def _tested(name: str) -> str:
     file = path.relative_to(encoding_facts.ROOT).as_posix()
     claims = encoding_facts.claims(path)
     oracles = [
-        f"`{what}` ({'PyTorch' if library == 'torch' else f'transformers, {library}'})"
+        f"`{what}` ({PACKAGES.get(library, f'transformers, {library}')})"
         for library, what in encoding_facts.oracles().get(name, [])
     ]
     others = f", and {', '.join(oracles)}" if oracles else ""

@@ -399,7 +399,7 @@ CASES |= {
         },
     ),
 }
-# The library of a case, by the end of its name, where that is not in the extra `oracles`.
+# The library of a case, by the end of its name, where that is neither torch nor transformers.
 LIBRARIES = {
     "_timm": "timm",
     "_x_transformers": "x-transformers",

@@ -1,8 +1,9 @@
-"""The oracles themselves: Hugging Face's and PyTorch's code on random weights and inputs.
+"""The oracles themselves: other people's code on random weights and inputs.
 
 Each function builds the oracle, fills its weights with random numbers, runs it, and returns
-(inputs, outputs) for `replay.compare`. Needs the extra `oracles` (torch, transformers). Output
-projections are set to the identity, so that what comes out is the attention itself.
+(inputs, outputs) for `replay.compare`. Needs the extra `oracles`; a case of a library besides torch
+and transformers is skipped where that is missing. Output projections are set to the identity, so
+that what comes out is the attention itself.
 B batch, T queries, S keys, H heads, E head width, D = H·E.
 """
 
@@ -435,7 +436,7 @@ def _fla_file(path: str):
     """
     spec = importlib.util.find_spec("fla")
     if spec is None or spec.submodule_search_locations is None:
-        pytest.skip("flash-linear-attention is missing: pip install --no-deps fla-core")
+        pytest.skip("fla-core is missing: install the extra `oracles`")
     folder = pathlib.Path(spec.submodule_search_locations[0])
 
     def cumsum(x, cu_seqlens=None, scale=1.0):
@@ -750,7 +751,7 @@ def rope_2d_dinov3(rng, length, height, width, prefix, base):
 
 def rope_2d_timm(rng, length, height, width, base):
     """DINOv3's positions as timm has them."""
-    modeling_timm = _timm("pos_embed_sincos")
+    modeling_timm = timm_layers("pos_embed_sincos")
     inputs = _rotary(rng, height * width)
     del inputs["positions"]
     module = modeling_timm.RotaryEmbeddingDinoV3(HEAD_DIM, temperature=base).eval()
@@ -758,7 +759,7 @@ def rope_2d_timm(rng, length, height, width, base):
 
 
 def rope_mixed_timm(rng, length, height, width):
-    modeling_timm = _timm("pos_embed_sincos")
+    modeling_timm = timm_layers("pos_embed_sincos")
     inputs = _rotary(rng, height * width)
     del inputs["positions"]
     module = modeling_timm.RotaryEmbeddingMixed(2 * HEAD_DIM, depth=1, num_heads=2)
@@ -768,15 +769,18 @@ def rope_mixed_timm(rng, length, height, width):
     return inputs, _turned_by_timm(modeling_timm, inputs, table, False)
 
 
-def _timm(file: str):
-    """A file of timm's layers, without timm's models, which need torchvision.
+def timm_layers(file: str):
+    """A file of timm's layers, without its packages, whose imports need torchvision.
 
     The test is skipped where timm is missing.
     """
     spec = importlib.util.find_spec("timm")
-    if spec is None:
-        pytest.skip("timm is missing: install the extra `oracles`")
-    sys.modules.setdefault("timm", importlib.util.module_from_spec(spec))
+    if spec is None or spec.origin is None:
+        pytest.skip("timm is missing: pip install --no-deps timm")
+    layers = str(pathlib.Path(spec.origin).parent / "layers")
+    for name in {"timm", "timm.layers"} - sys.modules.keys():
+        package = sys.modules[name] = types.ModuleType(name)
+        package.__spec__, package.__path__ = spec, [layers]
     return pytest.importorskip(f"timm.layers.{file}", exc_type=ImportError)
 
 
@@ -878,7 +882,7 @@ def _bias_alone(rng, bias: torch.Tensor) -> tuple[dict, dict]:
 
 
 def cpb_timm(rng, length, heads, window, trained):
-    modeling_timm = _timm("pos_embed_rel")
+    modeling_timm = timm_layers("pos_embed_rel")
     module = modeling_timm.RelPosMlp(window, heads, 16, 0, "swin", trained)
     _fill(module, rng, 0)
     first, second = module.mlp.fc1, module.mlp.fc2

@@ -1,7 +1,4 @@
-"""Rewrites the golden files: `python -m tests.oracles.write`.
-
-Needs the extra `oracles` and the libraries of `cases.LIBRARIES`.
-"""
+"""Rewrites the golden files: `python -m tests.oracles.write` (needs the extra `oracles`)."""
 
 from tests.oracles import live, replay
 from tests.oracles.cases import GOLDEN
