@@ -48,6 +48,16 @@ scheme is noise before training, and its picture shows where that noise is share
 values (Shaw), or turns them, does not show in scores.
 """
 
+# Oracles that are no model of transformers.
+PACKAGES = {
+    "torch": "PyTorch",
+    "attn_gym": "attention-gym",
+    "fla": "fla-core",
+    "pope_pytorch": "PoPE-pytorch",
+    "timm": "timm",
+    "x_transformers": "x-transformers",
+}
+
 
 # README
 
@@ -57,9 +67,10 @@ def _oracle(name: str) -> str:
     libraries = list(
         dict.fromkeys(library for library, _ in encoding_facts.oracles().get(name, []))
     )
-    return (
-        (libraries[0] + f" +{len(libraries) - 1}" * (len(libraries) > 1)) if libraries else "NumPy"
-    )
+    if not libraries:
+        return "NumPy"
+    first = PACKAGES.get(libraries[0], libraries[0])
+    return first + f" +{len(libraries) - 1}" * (len(libraries) > 1)
 
 
 def _arxiv(number: str) -> str:

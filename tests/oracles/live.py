@@ -1,8 +1,9 @@
-"""The oracles themselves: Hugging Face's and PyTorch's code on random weights and inputs.
+"""The oracles themselves: other people's code on random weights and inputs.
 
 Each function builds the oracle, fills its weights with random numbers, runs it, and returns
-(inputs, outputs) for `replay.compare`. Needs the extra `oracles` (torch, transformers). Output
-projections are set to the identity, so that what comes out is the attention itself.
+(inputs, outputs) for `replay.compare`. Needs the extra `oracles`; a case of a library besides torch
+and transformers is skipped where that is missing. Output projections are set to the identity, so
+that what comes out is the attention itself.
 B batch, T queries, S keys, H heads, E head width, D = H·E.
 """
 
@@ -490,7 +491,8 @@ def fox_x_transformers(rng, length, heads, causal):
     modeling_x_transformers, width = _x_transformers(), heads * HEAD_DIM
     module = modeling_x_transformers.DataDependentAlibi(width, heads, causal=causal)
     inputs = _qkv(rng, length, heads, heads) | {"x": _normal(rng, BATCH, length, width)}
-    inputs |= {"weight": _normal(rng, width, heads, scale=width**-0.5), "bias": _normal(rng, heads)}
+    inputs["weight"] = _normal(rng, width, heads, scale=width**-0.5)
+    inputs["bias"] = 2 + _normal(rng, heads)  # its plain sums keep their digits if they stay small
     gates, directions = module.to_forget_gates[0], 1 if causal else 2
     gates.weight.copy_(inputs["weight"].T.repeat(directions, 1))
     gates.bias.copy_(inputs["bias"].repeat(directions))
@@ -839,7 +841,7 @@ def rope_2d_dinov3(rng, length, height, width, prefix, base):
 
 def rope_2d_timm(rng, length, height, width, base):
     """DINOv3's positions as timm has them."""
-    modeling_timm = _timm("pos_embed_sincos")
+    modeling_timm = timm_layers("pos_embed_sincos")
     inputs = _rotary(rng, height * width)
     del inputs["positions"]
     module = modeling_timm.RotaryEmbeddingDinoV3(HEAD_DIM, temperature=base).eval()
@@ -847,7 +849,7 @@ def rope_2d_timm(rng, length, height, width, base):
 
 
 def rope_mixed_timm(rng, length, height, width):
-    modeling_timm = _timm("pos_embed_sincos")
+    modeling_timm = timm_layers("pos_embed_sincos")
     inputs = _rotary(rng, height * width)
     del inputs["positions"]
     module = modeling_timm.RotaryEmbeddingMixed(2 * HEAD_DIM, depth=1, num_heads=2)
@@ -857,15 +859,18 @@ def rope_mixed_timm(rng, length, height, width):
     return inputs, _turned_by_timm(modeling_timm, inputs, table, False)
 
 
-def _timm(file: str):
-    """A file of timm's layers, without timm's models, which need torchvision.
+def timm_layers(file: str):
+    """A file of timm's layers, without its packages, whose imports need torchvision.
 
     The test is skipped where timm is missing.
     """
     spec = importlib.util.find_spec("timm")
-    if spec is None:
-        pytest.skip("timm is missing: install the extra `oracles`")
-    sys.modules.setdefault("timm", importlib.util.module_from_spec(spec))
+    if spec is None or spec.origin is None:
+        pytest.skip("timm is missing: pip install --no-deps timm")
+    layers = str(pathlib.Path(spec.origin).parent / "layers")
+    for name in {"timm", "timm.layers"} - sys.modules.keys():
+        package = sys.modules[name] = types.ModuleType(name)
+        package.__spec__, package.__path__ = spec, [layers]
     return pytest.importorskip(f"timm.layers.{file}", exc_type=ImportError)
 
 
@@ -967,7 +972,7 @@ def _bias_alone(rng, bias: torch.Tensor) -> tuple[dict, dict]:
 
 
 def cpb_timm(rng, length, heads, window, trained):
-    modeling_timm = _timm("pos_embed_rel")
+    modeling_timm = timm_layers("pos_embed_rel")
     module = modeling_timm.RelPosMlp(window, heads, 16, 0, "swin", trained)
     _fill(module, rng, 0)
     first, second = module.mlp.fc1, module.mlp.fc2
@@ -1024,27 +1029,6 @@ def layoutlmv3_attention(rng, length, num_buckets, max_distance, spatial_buckets
     return inputs, {"weights": probabilities, "output": _split(out, 2)}
 
 
-def _fla(name: str) -> types.ModuleType:
-    """One plain file of fla-core, `ops/<name>/naive.py`: the package itself imports triton.
-
-    The test is skipped where fla-core is not installed.
-    """
-    try:
-        path = importlib.metadata.distribution("fla-core").locate_file(f"fla/ops/{name}/naive.py")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("fla-core is not installed")
-    spec = importlib.util.spec_from_file_location(f"naive_{name}", str(path))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _qkv(rng, length, heads, kv_heads) -> dict[str, torch.Tensor]:
-    shapes = {"q": heads, "k": kv_heads, "v": kv_heads}
-    return {n: _normal(rng, BATCH, length, count, HEAD_DIM) for n, count in shapes.items()}
-
-
 def fox_fla(rng, length, heads, kv_heads):
     modeling_fla, inputs = _fla("forgetting_attn"), _qkv(rng, length, heads, kv_heads)
     width, run = heads * HEAD_DIM, modeling_fla.naive_forgetting_attn
@@ -1077,9 +1061,7 @@ def stick_breaking_fla(rng, length, heads, kv_heads, attend_current):
 
 def cope_x_transformers(rng, length, heads, positions):
     """It is given scores that are masked already, and queries that are scaled."""
-    modeling_x_transformers = pytest.importorskip(
-        "x_transformers.x_transformers", exc_type=ImportError
-    )
+    modeling_x_transformers = _x_transformers()
     inputs = _qkv(rng, length, heads, heads)
     module = modeling_x_transformers.CoPE(HEAD_DIM, heads, positions)
     module.pos_emb.copy_(_normal(rng, positions, HEAD_DIM))

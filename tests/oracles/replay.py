@@ -483,7 +483,7 @@ def swin_class(settings, inputs, implementation):
 
 def cpb(settings, inputs, implementation):
     height, width = settings["trained"]
-    encoding = pe_jax.make("cpb", height=height, width=width)
+    encoding = pe_jax.make("cpb", height=height, width=width, hidden=len(inputs["b1"]))
     layer = {name: inputs[name] for name in ("w1", "b1", "w2")}
     options = {"params": ({}, layer), "at": positions.grid(*settings["window"])}
     return {"weights": weights(inputs, encoding, implementation, **options)}

@@ -1,7 +1,4 @@
-"""Rewrites the golden files: `python -m tests.oracles.write`.
-
-It needs the extra `oracles` and the packages of `cases.PACKAGES` (these with --no-deps).
-"""
+"""Rewrites the golden files: `python -m tests.oracles.write` (needs the extra `oracles`)."""
 
 from tests.oracles import live, replay
 from tests.oracles.cases import GOLDEN
