@@ -253,7 +253,10 @@ def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
 
 
 @pytest.mark.parametrize("engine", ["dense", TILED])
-@pytest.mark.parametrize("scheme", [*"t5 alibi+rope shaw(clip=4) fox transformer_xl".split(), *OWN])
+@pytest.mark.parametrize(
+    "scheme",
+    [*"t5 alibi+rope shaw(clip=4) fox transformer_xl rope_mixed rotated_values".split(), *OWN],
+)
 def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
     devices, auto = jax.devices()[:2], (AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("model",), auto, devices=devices)
@@ -261,8 +264,12 @@ def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
     params = random_params(encoding, DIMS)
     terms, x = (pe_jax.Sink(noise(H)),), noise(B, T, DIMS.width, seed=5)
 
+    axes = encoding.claims.axes
+    places = None if axes == 1 else np.stack(np.divmod(np.arange(T), 5), axis=-1)
+
     def run(params, x, q, k, v, **more):
         own = {"encoding": encoding, "params": params, "terms": terms, "implementation": engine}
+        own |= {"q_positions": places, "causal": True}
         return pe_jax.attention(q, k, v, x=x, dims=DIMS, **own, **more)
 
     heads = PartitionSpec(None, None, "model")

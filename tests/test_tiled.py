@@ -196,6 +196,17 @@ def test_a_tile_is_visited_in_the_views_that_score_any_of_its_pairs():
     assert sorted(plain) == [8, *range(10, 17)] and sorted(partial) == [7, 9, 17]
 
 
+def test_chunks_are_visited_once_and_their_keys_are_shared_by_all_views():
+    spec = "dual_chunk(chunk_size=10,local_size=2)"
+    setup = setup_of(spec, sizes=TileSizes(4, 4), length=40)
+    index = np.arange(40, dtype=np.int32)[None]
+    tokens = Tokens(index, index)
+    order = schedule.order(setup, tokens, tokens, 9)  # the last half of the last chunk
+    plain, partial = np.split(order.columns[: order.plain + order.partial], [order.plain])
+    assert sorted(plain) == [8, 16, 17, *range(20, 26)] and sorted(partial) == [9]
+    assert [setup.views.key_block(n, 10) for n in (8, 17, 20)] == [8, 7, 0]
+
+
 def test_negligible_tiles_are_left_out_and_nothing_changes(monkeypatch):
     skipped = []
     negligible_tiles = negligible.negligible_tiles

@@ -46,10 +46,12 @@ def join(
     return q, jnp.concatenate([shared, k_content], axis=-1)
 
 
-def scheme(content: int = 128, rotary: int = 64, **fields: Any) -> RoPE:
+def scheme(
+    content: int = 128, rotary: int = 64, layout: str = "interleaved", **fields: Any
+) -> RoPE:
     """RoPE of the first `rotary` of `rotary + content` channels, interleaved as DeepSeek's.
 
-    `fields` are RoPE's other fields: base, scaling, layout.
+    `fields` are RoPE's other fields: base and scaling.
 
     Raises:
       ValueError: `content` is not a positive integer, `rotary` not a positive even one.
@@ -57,4 +59,4 @@ def scheme(content: int = 128, rotary: int = 64, **fields: Any) -> RoPE:
     require(is_int(content, 1), "content", content, "pass an integer of at least 1")
     ok = is_int(rotary, 2) and rotary % 2 == 0
     require(ok, "rotary", rotary, "pass an even number of channels")
-    return RoPE(fraction=rotary / (rotary + content), **{"layout": "interleaved", **fields})
+    return RoPE(fraction=rotary / (rotary + content), layout=layout, **fields)

@@ -33,7 +33,7 @@ def initial(key: jax.Array, heads: int, head_dim: int, base: float = 10.0) -> ja
     fix = "pass a multiple of 4: pairs in two directions"
     require(head_dim % 4 == 0, "head_dim", head_dim, fix)
     lengths = jnp.asarray(angles.geometric(head_dim // 2, base), jnp.float32)
-    direction = jax.random.uniform(key, (heads, 1), maxval=2 * jnp.pi)
+    direction = jax.random.uniform(key, (heads, 1), jnp.float32, maxval=2 * jnp.pi)
     direction = jnp.concatenate([direction, direction + jnp.pi / 2], axis=1)  # [heads, 2]
     axes = jnp.stack([jnp.sin(direction), jnp.cos(direction)])[..., None]  # row, column
     return (axes * lengths[None, None, None]).reshape(2, heads, head_dim // 2)

@@ -176,15 +176,15 @@ class QueryBias(Term):
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-    """Which of several views of the tokens scores a pair.
+    """Which of several views of the tokens scores a pair, by how many blocks it is apart.
 
-    View n scores the pairs whose tokens are n of `edges` apart, or more but not n + 1, counted in
-    blocks of `unit` positions: (512,) has one view below a distance of 512 and one from there on;
-    (1, 2) in blocks of 64 one for pairs in a block, one for neighbouring blocks, one for others.
+    View n scores what is at least `edges[n - 1]` and below `edges[n]`, the first one the future
+    too, the last one all the rest. With edges (512,) and blocks of one position there is a view
+    below a distance of 512 and one from there on; with (1, 2) and blocks of 64 one for pairs in a
+    block, one for neighbouring blocks and one for others.
 
     Attributes:
-      edges: rising numbers of blocks, at which the next view begins. The first scores the future
-        too.
+      edges: rising numbers of blocks.
       unit: positions in a block.
       shared_keys: keys have one view, which all views of queries meet.
     """
@@ -233,9 +233,10 @@ class Rotation(Term):
     heads: int | None = static(default=None)
 
     def for_heads(self, share):
-        if self.heads is None:
+        axis = self.heads
+        if axis is None:
             return self
-        arrays = jax.tree.map(lambda x: share(x, self.heads), self.arrays)
+        arrays = jax.tree.map(lambda x: share(x, axis), self.arrays)
         return dataclasses.replace(self, arrays=arrays)
 
     def rotate(self, side: str, x: jax.Array, positions: jax.Array, state: Any = None) -> jax.Array:

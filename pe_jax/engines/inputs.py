@@ -130,8 +130,8 @@ def arrays(q, k, v, terms: tuple = ()) -> None:
             f"{shapes} do not fit: q and k share batch axes, k and v all but the width"
         )
     views = kinds.views(terms)
-    shared = views is not None and views.shared_keys
-    if q.shape[-1] != k.shape[-1] * (views.count if shared else 1):
+    count = views.count if views is not None and views.shared_keys else 1
+    if q.shape[-1] != count * k.shape[-1]:
         raise ValueError(f"{shapes} do not fit: q and k need the same width")
     if kv_heads == 0 or heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
@@ -503,7 +503,7 @@ def reads_input(terms: tuple) -> bool:
 def absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     """Whether more than the distance counts, so that positions restart in each segment."""
     of_positions = (t.state is not None and t.state.of == "positions" for t in terms)
-    return absolute_rotation or any(of_positions) or bool(select(terms, kinds.PairBias))
+    return absolute_rotation or any(of_positions) or kinds.reads_places(terms)
 
 
 def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> jax.Array:

@@ -114,9 +114,9 @@ def _products(
     else:  # the keys are read once, whole, by a query for each view
         of_queries = q.reshape(*q.shape[:2], views.count, -1)
         if not views.shared_keys:  # in its place among zeros
-            own = jnp.eye(views.count, dtype=q.dtype)
-            of_queries = jnp.einsum("bhne,nm->bhnme", of_queries, own)
-            of_queries = of_queries.reshape(*of_queries.shape[:3], -1)
+            own = jnp.eye(views.count, dtype=bool)[None, None, :, :, None]
+            placed = jnp.where(own, of_queries[:, :, :, None], 0)
+            of_queries = placed.reshape(*of_queries.shape[:3], -1)
     rows = of_queries.reshape(len(q), k.shape[1], -1, k.shape[-1])
     s = jnp.einsum("bkge,bkse->bkgs", rows, k, preferred_element_type=jnp.float32)
     s = s.reshape(*of_queries.shape[:3], -1)
