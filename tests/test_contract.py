@@ -44,8 +44,8 @@ EXEMPT: dict[str, dict[str, str]] = {
         "pope": "it takes magnitudes of channels: norms change, once; test_pope has the distances",
     },
     "parameters' gradients anywhere": {
-        "rope_mixed": "a sum over tokens, each times its position, in which only distances are"
-        " left: its rounding grows with positions; test_rope_mixed compares it on images",
+        "rope_mixed": "a sum over tokens, each times its position: its rounding grows with them;"
+        " test_rope_mixed compares it on images",
         "lerope": "as rope_mixed; test_lerope bounds it by the positions",
     },
     "groups": {

@@ -32,9 +32,9 @@ class LeRoPE(RoPE):
         return {"alpha": jnp.zeros(self.rotary_dim(dims.head_dim) // 2, jnp.float32)}
 
     def terms(self, params, dims):
-        return (Rotation(self.rotate, self.rotate, params.shared["alpha"]),)
+        return (Rotation(self.turn, self.turn, params.shared["alpha"]),)
 
-    def rotate(self, alpha, x, positions):
+    def turn(self, alpha, x, positions):
         """R_m x with θ·exp(α): [..., T, H, E]."""
         theta = self.frequencies(x.shape[-1]) * jnp.exp(alpha)
         return rope.rotate(x, positions, theta, self.layout, self.attention_factor)

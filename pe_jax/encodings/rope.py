@@ -21,7 +21,7 @@ import numpy as np
 
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.scaling.base import Scaling
-from pe_jax.encodings.terms import Rotation
+from pe_jax.encodings.terms import Rotation, Term
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align, require_array
 from pe_jax.validation import is_real, require
@@ -189,7 +189,7 @@ class RoPE(Encoding):
         """That of the scaling."""
         return None if self.scaling is None else self.scaling.valid_length()
 
-    def terms(self, params, dims):
+    def terms(self, params, dims) -> tuple[Term, ...]:
         return (Rotation(self.rotate, self.rotate),)
 
     def rotate(self, _, x, positions):

@@ -232,9 +232,10 @@ class Rotation(Term):
     heads: int | None = static(default=None)
 
     def for_heads(self, share):
-        if self.heads is None:
+        axis = self.heads
+        if axis is None:
             return self
-        arrays = jax.tree.map(lambda x: share(x, self.heads), self.arrays)
+        arrays = jax.tree.map(lambda x: share(x, axis), self.arrays)
         return dataclasses.replace(self, arrays=arrays)
 
     def rotate(self, side: str, x: jax.Array, positions: jax.Array, state: Any = None) -> jax.Array:

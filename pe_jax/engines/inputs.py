@@ -137,8 +137,8 @@ def arrays(q, k, v, terms: tuple = ()) -> None:
             f"{shapes} do not fit: q and k share batch axes, k and v all but the width"
         )
     views = kinds.views(terms)
-    shared = views is not None and views.shared_keys
-    if q.shape[-1] != k.shape[-1] * (views.count if shared else 1):
+    count = views.count if views is not None and views.shared_keys else 1
+    if q.shape[-1] != count * k.shape[-1]:
         raise ValueError(f"{shapes} do not fit: q and k need the same width")
     if kv_heads == 0 or heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]

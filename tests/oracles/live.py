@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import math
+import pathlib
 import sys
 import types
 from math import prod

@@ -43,10 +43,10 @@ class ClippedRoPE(Scaling):
     def __call__(self, theta, base=None):
         """θ · ½(1 + cos) of the slowest n, or 0."""
         theta = np.array(theta, np.float64)
-        count = self.slowest
-        if count is None:
+        if self.original_length is None:
+            count = min(self.slowest or 0, theta.size)
+        else:
             count = int((2 * math.pi / theta > self.original_length).sum())
-        count = min(count, theta.size)
         taper = 0.5 * (1 + np.cos(np.linspace(0, math.pi, count)))
         theta[theta.size - count :] *= np.zeros(count) if self.hard else taper
         return theta

@@ -28,7 +28,8 @@ class Channels(Way):
     cheap = False
 
     def prepare(self, tables, q, k):
-        return Leaves(always=ChannelLeaves(*tables, q.x, k.x, *q.states, *k.states))
+        (term,), (rows,), (columns,) = tables, q.states, k.states
+        return Leaves(always=ChannelLeaves(term, q.x, k.x, rows, columns))
 
     def cuts(self, tile):
         rows, columns = self.row_cut(tile), self.column_cut(tile)
