@@ -623,16 +623,16 @@ class PathProduct(Term):
         """
         u, w = jnp.split(states[1], 2, axis=-1)
         x, keys = q.x.astype(jnp.float32), repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
-        exact = {"precision": jax.lax.Precision.HIGHEST}
+        einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
         later = _order(k.tokens, k.tokens, 1)
-        u_w = jnp.where(later, jnp.einsum("bhse,bhte->bhst", u, w, **exact), 0)
-        u_k = jnp.where(later, jnp.einsum("bhte,bhje->bhtj", u, keys, **exact), 0)
-        q_w = jnp.einsum("bhie,bhse->bhis", x, w, **exact)
+        u_w = jnp.where(later, einsum("bhse,bhte->bhst", u, w), 0)
+        u_k = jnp.where(later, einsum("bhte,bhje->bhtj", u, keys), 0)
+        q_w = einsum("bhie,bhse->bhis", x, w)
         q_w = jnp.where(_order(q.tokens, k.tokens, 0), q_w, 0)
         u_w = jnp.broadcast_to(u_w + jnp.eye(u_w.shape[-1], dtype=u_w.dtype)[None, None], u_k.shape)
         solved = jax.scipy.linalg.solve_triangular(u_w, u_k, lower=True, unit_diagonal=True)
-        lost = jnp.einsum("bhis,bhsj->bhij", q_w, solved, **exact)
-        return jnp.einsum("bhie,bhje->bhij", x, keys, **exact) - lost
+        lost = einsum("bhis,bhsj->bhij", q_w, solved)
+        return einsum("bhie,bhje->bhij", x, keys) - lost
 
 
 def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:

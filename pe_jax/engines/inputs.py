@@ -572,7 +572,7 @@ def _check_state(name: str, term: Term, state: Any, rows: tuple[int, ...]) -> ja
     """The state of a term [*B, T, H, C] for `rows` (*B, T, H), or for one row of them."""
     widths = {term.state.width}  # pyright: ignore[reportOptionalMemberAccess]
     if isinstance(term, kinds.TokenProduct | kinds.RowSum) and name[0] == "k":
-        widths.add(term.state.width // 2)  # what a cache keeps
+        widths.add(term.state.width // 2)  # pyright: ignore[reportOptionalMemberAccess] a cache keeps it
     leads = {rows, rows[-2:], (1, *rows[-2:])}
     if state is None or state.shape[:-1] not in leads or state.shape[-1] not in widths:
         shown = None if state is None else list(state.shape)

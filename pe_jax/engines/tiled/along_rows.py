@@ -176,7 +176,7 @@ def _unsettled(group: Group, leaves: tuple[Leaves, ...], i, carried: tuple, weig
 
 
 def _way(group: Group) -> RowSums:
-    way: Any = group.setup.ways[group.setup.sums]  # pyright: ignore[reportArgumentType]
+    way: Any = group.setup.ways[group.setup.sums]  # pyright: ignore
     return way
 
 

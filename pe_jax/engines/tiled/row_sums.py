@@ -90,7 +90,7 @@ class RowSums(Way):
         biases = []
         for term, numbers in zip(leaves.terms, leaves.numbers, strict=True):
             shape = (1, 1, 1, 1) if numbers is None else (*numbers.shape[:-1], 1)
-            biases.append(term.fn(numbers, jnp.full(shape, term.limit, jnp.float32)))
+            biases.append(term.fn(numbers, jnp.full(shape, term.limit, jnp.float32)))  # pyright: ignore[reportArgumentType]
         return add_up(biases)
 
     def bound(self, leaves: SumLeaves, carried: tuple) -> jax.Array:
