@@ -13,7 +13,7 @@ import pe_jax
 from pe_jax import masks
 from pe_jax.engines.sharded.layout import BlockPermuted, RowSharded
 from pe_jax.engines.tiled import Tiled, TileSizes
-from tests.util import assert_close, noise
+from tests.util import assert_close, noise, random_params
 
 B, T, H, K, E = 2, 40, 4, 2, 8
 DIMS = pe_jax.Dims(H * E, H, K, E)
@@ -49,6 +49,7 @@ def options() -> dict[str, dict]:
     }
 
 
+OWN = ("pope+log_length", "wall+selective_rope")  # rotations and states of each head
 CASES = [("shaw(clip=4)", name) for name in options()]
 CASES += [(scheme, name) for scheme in SCHEMES for name in ("prefix, packed", "cap", "dropout")]
 
@@ -252,12 +253,12 @@ def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
 
 
 @pytest.mark.parametrize("engine", ["dense", TILED])
-@pytest.mark.parametrize("scheme", ["t5", "alibi+rope", "shaw(clip=4)", "fox", "transformer_xl"])
+@pytest.mark.parametrize("scheme", [*"t5 alibi+rope shaw(clip=4) fox transformer_xl".split(), *OWN])
 def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
     devices, auto = jax.devices()[:2], (AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("model",), auto, devices=devices)
     encoding = pe_jax.parse(scheme)[0]
-    params = encoding.init(jax.random.key(0), DIMS)
+    params = random_params(encoding, DIMS)
     terms, x = (pe_jax.Sink(noise(H)),), noise(B, T, DIMS.width, seed=5)
 
     def run(params, x, q, k, v, **more):

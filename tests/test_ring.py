@@ -26,7 +26,8 @@ from tests.util import DIMS, SINGLE, SUMS, B, Case, E, H, K, assert_close, flat,
 T = 48  # on four devices: twelve tokens each, in four tiles of three
 IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
 CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, RowRescore)]
-KINDS = "learned shaw transformer_xl t5 deberta alibi tupe fox wavlm rerope".split()
+KINDS = "learned shaw transformer_xl t5 deberta alibi tupe fox wavlm rerope wall".split()
+KINDS += ["selective_rope"]
 SLOW = pytest.mark.slow
 SMALL = Tiled(TileSizes(3, 3, group=(1, 2), sub_blocks=(1,)))  # few tokens are many tiles
 T5 = "t5(num_buckets=6,max_distance=9)"
@@ -93,7 +94,14 @@ def check(case: Case, rows: Contiguous, engine=SMALL, **given) -> None:
 
 SHARED = [  # by each way to evaluate a scheme
     pytest.param(spec, marks=SLOW)
-    for spec in ("alibi", "transformer_xl", "tupe(length=40)+rope", "wavlm+fox", "self_extend")
+    for spec in (
+        "alibi",
+        "transformer_xl",
+        "tupe(length=40)+rope",
+        "wavlm+fox",
+        "self_extend",
+        "wall+selective_rope+log_length",
+    )
 ]
 
 # Every scheme.
@@ -203,7 +211,7 @@ def test_balanced_devices_see_equally_many_pairs():
         assert (np.ptp(pairs) == 0) == equal
 
 
-@pytest.mark.parametrize("spec", ["fox", "wavlm+cable"])
+@pytest.mark.parametrize("spec", ["fox", "wavlm+cable", "wall", "selective_rope"])
 def test_sums_over_tokens_are_those_of_the_row_in_order(spec):
     (encoding,) = pe_jax.parse(spec)
     layout, x = BlockPermuted(mesh(seq=4)), noise(B, 48, DIMS.width)

@@ -20,6 +20,16 @@ README, PAGE = encoding_facts.ROOT / "README.md", encoding_facts.ROOT / "docs" /
 FIGURES = encoding_facts.ROOT / "docs" / "figures" / "encodings"
 BEGIN, END = "<!-- schemes: begin -->", "<!-- schemes: end -->"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
+# Oracles that are no model of transformers.
+PACKAGES = {
+    "torch": "PyTorch",
+    "attn_gym": "attention-gym",
+    "fla": "fla-core",
+    "pope_pytorch": "PoPE-pytorch",
+    "timm": "timm",
+    "x_transformers": "x-transformers",
+}
+
 INTRO = """\
 # The encodings, one by one
 
@@ -41,19 +51,8 @@ scores of the patch in the middle of an image with all others, mean of the heads
 random: what is added to the score of each query and key, mean of the heads (for images, 7 × 7
 patches in a row). Parameters have their initial values, or random ones if those are zero: a learned
 scheme is noise before training, and its picture shows where that noise is shared. What is added to
-values (Shaw) does not show in scores.
+values (Shaw), or turns them, does not show in scores.
 """
-
-# Oracles that are no model of transformers.
-PACKAGES = {
-    "torch": "PyTorch",
-    "attn_gym": "attention-gym",
-    "fla": "fla-core",
-    "pope_pytorch": "PoPE-pytorch",
-    "timm": "timm",
-    "x_transformers": "x-transformers",
-}
-
 
 # README
 

@@ -428,7 +428,8 @@ def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
 def _is_additive(encoding: Encoding, dims: Dims) -> bool:
     """Whether the scores are one product and a bias: what jax.nn can express."""
     terms = abstract_terms(encoding, dims)
-    return kinds.views(terms) is None and not kinds.select(terms, kinds.RowRescore)
+    others = kinds.select(terms, kinds.RowRescore, kinds.ChannelDecay)
+    return kinds.views(terms) is None and not others
 
 
 def _too_long(engine: str, limit: int) -> Program:

@@ -5,6 +5,7 @@ of the same tokens without any encoding are subtracted. No scheme gets special c
 layer's input are the tokens' vectors themselves, after `embed`.
 """
 
+import dataclasses
 import functools
 import io
 from pathlib import Path
@@ -18,7 +19,7 @@ from PIL import Image, ImageColor
 import pe_jax
 from experiments.reporting import plotting
 from experiments.reporting.plotting import SHADES
-from pe_jax import Dims, Encoding, Params, positions
+from pe_jax import Dims, Encoding, Params, Sum, ValueRotation, positions
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.engines import reference
@@ -37,6 +38,7 @@ DRAWN = {
     "temperature": "temperature(floor_scale=16)",
     "rerope": "rerope(window=32)",
     "self_extend": "self_extend(group=8,window=32)",
+    "dual_chunk": "dual_chunk(chunk_size=40,local_size=8)",
     "dape": "alibi+dape",
 }
 
@@ -59,6 +61,14 @@ def _params(encoding: Encoding) -> Params:
     return jax.tree.unflatten(tree, [fill(n, leaf) for n, leaf in enumerate(leaves)])
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfScores(Sum):
+    """A sum without what acts on values: here an engine's output is no average of them."""
+
+    def terms(self, params, dims):
+        return tuple(t for t in super().terms(params, dims) if not isinstance(t, ValueRotation))
+
+
 def _scores(spec, terms, q, k, v) -> tuple[jax.Array, None]:
     """An engine that returns the scores [B, H, T, S] as its output."""
     seen = spec.mask(q.tokens, k.tokens)
@@ -72,6 +82,9 @@ def _look(encoding: Encoding, dims: Dims, causal: bool, params: Params, x, place
     q = x[..., channels].reshape(*x.shape[:-1], dims.heads, dims.head_dim)
     k = q[..., :: dims.heads // dims.kv_heads, :]
     call = functools.partial(pe_jax.attention, q, k, k, x=x, causal=causal)
+    if not isinstance(encoding, Sum):
+        encoding, params = Sum((encoding,)), Params((params.shared,), (params.layer,))
+    encoding = _OfScores(encoding.parts)
     options = {"encoding": encoding, "params": params, "q_positions": places, "dims": dims}
     scores = call(**options, embedded=True, implementation=_scores)
     return jnp.swapaxes(scores, 1, 2)  # undo attention's transpose of its output

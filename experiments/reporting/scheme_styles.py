@@ -31,6 +31,7 @@ KNOWN = (
     *("llama3", "longrope", "rerope", "self_extend", "cable"),
     *("bipe", "rope_2d", "swin", "alibi_2d", "sinusoidal_2d"),
     *("learned_2d", "cpb", "mrope", "layoutlmv3", "proportional"),
+    *("pope", "lerope", "log_length", "selective_rope", "wall", "clipped_rope"),
 )
 
 

@@ -4,12 +4,14 @@
 
 α, one number per frequency, is shared by all layers and begins at 0, which is RoPE
 (arXiv 2104.09864). It multiplies the frequencies that a scaling leaves: Mistral Large 4 has learned
-them over a YaRN from 512 tokens, in three layers of four, the fourth without a rotation:
+them over a YaRN, for half of each head's channels (the last ones, here the first), in three layers
+of four, the fourth without a rotation:
 
-    lerope(layout='interleaved',scaling=yarn(factor=2048,original_length=512,attention_factor=1.0))
+    lerope(fraction=0.5, layout='interleaved',
+           scaling=yarn(factor=2048, original_length=512, attention_factor=1.0))
 
-A step of α stretches an angle by the position: a rate that suits other parameters turns far pairs
-by many times 2π.
+A step of α turns a pair by as much more as its token is far along: the gradient of α is a sum of
+positions times what cancels, known to 2⁻²³ of the largest position.
 """
 
 import dataclasses

@@ -4,9 +4,10 @@
     score_mn = (R(φ_m) q_m)·(R(φ_n) k_n) / sqrt(E)
 
 RoPE whose angles the input chooses: pair i of channels turns from one token to the next by what the
-later token says. τ_i = base^(-2i/E) is the temperature, g_t = sigmoid(u·x̂_t + c) a gate that each
-token sets for a head, w has a low rank, β is a bias for each channel, and x̂ is the layer's input,
-each head's slice of it divided by its norm. With w = 0, β = 0 and the gate open it is RoPE.
+later token says. τ_i = base^(-2i/E) is the temperature, which is not learned, g_t = sigmoid(u·x̂_t
++ c) a gate that each token sets for a head, w has a low rank, β is a bias for each pair, and x̂ is
+the layer's input, each head's slice of it divided by its norm. With w = 0, β = 0 and the gate open
+it is RoPE. φ is held in two numbers, so that late tokens turn as exactly as early ones.
 
 As in the authors' code (timurcarstensen/selective-rope), layout "half", except that their causal
 convolution over four tokens of w·x̂ is left out: it would let the first tokens of a packed document

@@ -244,8 +244,8 @@ def attend(
     the terms take, `name` what messages call them.
     """
     inputs.window(window, sinks)
-    inputs.arrays(q, k, v)
     inputs.terms(terms)
+    inputs.arrays(q, k, v, terms)
     require_dims(dims)
     require_bool("causal", causal)
     require_bool("return_lse", return_lse)

@@ -107,8 +107,10 @@ def title(encoding: Encoding) -> str:
     return "+".join("NoPE" if kind is Encoding else kind.__name__ for kind in kinds)
 
 
-def arrays(q, k, v) -> None:
+def arrays(q, k, v, terms: tuple = ()) -> None:
     """Raises TypeError unless q, k and v are float arrays, ValueError where shapes do not match.
+
+    With `terms` q and k are rotated: queries may have several views that meet one of keys.
 
     The engines compute in float32: a float64 result would not be one. (Without `jax_enable_x64`
     JAX makes float32 of what NumPy has in float64.)
@@ -127,7 +129,9 @@ def arrays(q, k, v) -> None:
         raise ValueError(
             f"{shapes} do not fit: q and k share batch axes, k and v all but the width"
         )
-    if q.shape[-1] != k.shape[-1]:
+    views = kinds.views(terms)
+    shared = views is not None and views.shared_keys
+    if q.shape[-1] != k.shape[-1] * (views.count if shared else 1):
         raise ValueError(f"{shapes} do not fit: q and k need the same width")
     if kv_heads == 0 or heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]

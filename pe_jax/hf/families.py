@@ -312,8 +312,8 @@ FAMILIES |= {
 
 # What is known not to be among our schemes, and the nearest that is.
 NEAREST = {
-    "mistral_large4": "learned frequencies and a learned log-length temperature are not among our"
-    " schemes; the nearest are rope(scaling=yarn(…))+temperature",
+    "mistral_large4": "the keys that its indexer selects are not read here; its positions are"
+    " (lerope(fraction=0.5,scaling=yarn(…))+log_length)*3,log_length",
     "inkling": "relative logits from the input are not among our schemes; the nearest is wavlm",
     "deepseek_v4": "compressed keys are not among our schemes; the nearest is rope+rotated_values",
     "funnel": "its factorised relative attention is not read here; the nearest is transformer_xl",

@@ -57,21 +57,13 @@ def test_the_factors_are_of_the_whole_model_and_learned():
 
 
 @given(st.data())
-def test_dense_equals_tiled_at_any_positions(data):
-    """The gradient of α is a sum of positions times what cancels: known to 2⁻²³ of the positions.
-
-    Else it is the law of tests/test_contract.py.
-    """
+def test_engines_agree_on_the_gradient_of_a_factor_as_far_as_positions_allow(data):
+    """A sum of positions times what cancels is known to about 2⁻²³ of the positions."""
     (case,) = (c for c in util.SINGLE if c.name.startswith("lerope"))
     at = {"positions": data.draw(util.positions(case)), "segments": data.draw(util.segments())}
-    (tiled, (of_tiled, *tiled_rest)), (dense, (of_dense, *dense_rest)) = (
-        util.run(case, engine, **at) for engine in ("tiled", "dense")
-    )
-    util.assert_close([tiled, *tiled_rest], [dense, *dense_rest])
+    grads = [util.run(case, engine, **at)[1][0].shared["alpha"] for engine in ("tiled", "dense")]
     reach = max(1, np.abs(at["positions"]).max())
-    np.testing.assert_allclose(
-        *(p.shared["alpha"] for p in (of_tiled, of_dense)), atol=1e-5 * reach
-    )
+    np.testing.assert_allclose(*grads, atol=1e-5 * reach)
 
 
 def test_a_config_has_no_place_for_learned_factors():

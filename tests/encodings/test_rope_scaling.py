@@ -12,6 +12,7 @@ import pe_jax
 from pe_jax.encodings import rope, rope_scaling
 from pe_jax.encodings.rope_scaling import (
     NTK,
+    ClippedRoPE,
     DynamicNTK,
     Linear,
     Llama3,
@@ -143,6 +144,101 @@ def test_p_rope_keeps_fast_frequencies_where_a_fraction_spreads_them():
     assert not Proportional(0)(THETA).any()
 
 
+def test_clipped_frequencies_fall_by_half_a_cosine_to_a_stop():
+    """As in arXiv 2602.05258 and its code, in plain float64; the fast ones stay as they are."""
+    for count in (0, 1, 2, 20, 32, 99):
+        slow = min(count, 32)
+        want = np.ones(32)
+        for j in range(slow if slow > 1 else 0):
+            want[32 - slow + j] = (1 + math.cos(math.pi * j / (slow - 1))) / 2
+        np.testing.assert_allclose(ClippedRoPE(count)(THETA), want * THETA, atol=1e-16)
+        hard = np.where(np.arange(32) < 32 - slow, THETA, 0)
+        np.testing.assert_array_equal(ClippedRoPE(count, hard=True)(THETA), hard)
+    assert ClippedRoPE(20)(THETA)[-1] == 0 and (np.diff(ClippedRoPE(20)(THETA)) < 0).all()
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5])
+def test_those_are_clipped_whose_period_the_training_never_saw(base):
+    theta = angles.geometric(128, base)
+    often = turns(theta, 8192)
+    hard = ClippedRoPE(original_length=8192, hard=True)(theta)
+    np.testing.assert_array_equal(hard, np.where(often >= 1, theta, 0))
+    slow = int((often < 1).sum())
+    soft = ClippedRoPE(original_length=8192)(theta)
+    np.testing.assert_array_equal(soft, ClippedRoPE(slow)(theta))
+    critical = 2 * math.ceil(64 * math.log(8192 / (2 * math.pi)) / math.log(base))
+    assert 64 - slow == critical // 2  # the critical dimension of arXiv 2310.05209
+    np.testing.assert_array_equal(ClippedRoPE(original_length=2**40)(theta), theta)
+    assert base != 5e5 or slow == 29  # of Llama 3
+
+
+def test_beyond_the_training_a_pair_that_is_clipped_hard_sees_no_position():
+    """What it is for: no angle that was not seen, in any rotation that takes scalings."""
+    scaling = ClippedRoPE(original_length=64, hard=True)
+    x = np.random.default_rng(0).standard_normal((2, 1, DIM), np.float32)
+    for name in ("rope", "rerope", "lerope"):
+        encoding = pe_jax.make(name, scaling=scaling)
+        params = random_params(encoding, pe_jax.Dims(DIM, 1, 1, DIM))
+        near, far = (util.rotate(encoding, "k", params, x, np.array([0, n])) for n in (1, 100_000))
+        slow = np.tile(turns(THETA, 64) < 1, 2)
+        np.testing.assert_array_equal(near[1, 0, :DIM][slow], far[1, 0, :DIM][slow])
+        assert (near[1, 0, :DIM] != far[1, 0, :DIM])[~slow].any()
+
+
+def turned_channels(encoding, dim: int) -> list[set[int]]:
+    """For each channel those that a rotation mixes it with."""
+    unit = np.eye(dim, dtype=np.float32)[:, None]
+    out = np.asarray(util.rotate(encoding, "q", NONE, unit, np.full(dim, 1)))[:, 0]
+    return [set(np.flatnonzero(np.abs(row) > 1e-9)) for row in out]
+
+
+def test_partial_and_proportional_rotary_pair_different_channels():
+    """Both turn a quarter; mixing them up is silent (apple/coreai-models, issue 66).
+
+    A fraction is a narrower head: channel i meets i + 4 of the first 16. A proportional one has the
+    whole head's pairs, of which the fast ones turn: i meets i + 32.
+    """
+    narrow = turned_channels(pe_jax.make("rope", fraction=0.25), 64)
+    wide = turned_channels(pe_jax.make("rope", scaling=Proportional(0.25)), 64)
+    for i in range(64):
+        fast = i % 32 < 8
+        assert wide[i] == ({i % 32, i % 32 + 32} if fast else {i})
+        assert narrow[i] == ({i % 8, i % 8 + 8} if i < 16 else {i})
+    theta = pe_jax.make("rope", fraction=0.25).frequencies(64)
+    assert theta[1] == pytest.approx(1e4 ** (-2 / 16)) and Proportional(0.25)(THETA)[1] == THETA[1]
+    read = rope_scaling.from_hf(
+        {"rope_type": "proportional", "partial_rotary_factor": 0.25}, head_dim=64
+    )
+    assert turned_channels(read, 64) == wide
+    for partial in ({"partial_rotary_factor": 0.25}, {"type": "linear", "factor": 1.0}):
+        read = rope_scaling.from_hf(partial, head_dim=64, partial_rotary_factor=0.25)
+        assert turned_channels(read, 64) == narrow
+
+
+@pytest.mark.parametrize("layout", rope.LAYOUTS)
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_yarn_is_applied_once_and_pairs_as_the_layout_says(layout, fraction):
+    """Frequencies scaled twice, or pairs of the other layout, look sane (TensorRT-LLM, #16378)."""
+    yarn = YaRN(4.0, LENGTH)
+    encoding = pe_jax.make("rope", fraction=fraction, layout=layout, scaling=yarn)
+    turned = int(DIM * fraction)
+    theta = yarn(angles.geometric(turned, BASE), BASE)
+    often = turns(angles.geometric(turned, BASE))
+    np.testing.assert_allclose(theta[often < 1] * 4, angles.geometric(turned, BASE)[often < 1])
+    for again in (encoding, encoding.at_length(9000), encoding.at_length(9).at_length(9000)):
+        np.testing.assert_allclose(again.frequencies(DIM), theta, rtol=1e-6)
+    x, places = np.random.default_rng(0).standard_normal((5, 2, DIM), np.float32), np.arange(5) * 99
+    pairs = np.arange(turned).reshape((2, -1) if layout == "half" else (-1, 2))
+    first, second = pairs if layout == "half" else pairs.T
+    z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * places[:, None, None] * theta)
+    want = x.astype(np.float64)
+    factor = 0.1 * math.log(4) + 1  # once in q and once in k
+    want[..., first], want[..., second] = factor * z.real, factor * z.imag
+    for side in "qk":
+        got = util.rotate(encoding, side, NONE, x, places)
+        np.testing.assert_allclose(got, want, atol=2e-4)  # float32 angles of 400
+
+
 @pytest.mark.parametrize("layout", rope.LAYOUTS)
 def test_the_attention_factor_multiplies_what_is_rotated_of_q_and_of_k(layout):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 16)), jnp.float32)
@@ -174,6 +270,8 @@ SPECS = {
         (1, 2), (2, 3), 8, factor=4
     ),
     "proportional(fraction=0.25)": Proportional(0.25),
+    "clipped_rope(slowest=20)": ClippedRoPE(20),
+    "clipped_rope(original_length=8192,hard=True)": ClippedRoPE(original_length=8192, hard=True),
 }
 
 
@@ -215,6 +313,12 @@ BAD = [
     (LongRoPE, {**LISTS, "original_length": 8, "long_factor": [0.0]}, "long_factor=[0.0]"),
     (LongRoPE, {**LISTS, "original_length": 1, "factor": 2}, "original_length=1"),
     (Proportional, {"fraction": 1.5}, "fraction=1.5"),
+    (ClippedRoPE, {}, "slowest=None: pass this or original_length (it is None)"),
+    (ClippedRoPE, {"slowest": 2, "original_length": 8}, "original_length (it is 8), not both"),
+    (ClippedRoPE, {"slowest": -1}, "slowest=-1: pass a number of frequencies"),
+    (ClippedRoPE, {"slowest": 2.5}, "slowest=2.5"),
+    (ClippedRoPE, {"original_length": 0}, "original_length=0"),
+    (ClippedRoPE, {"slowest": 2, "hard": "no"}, "hard='no'"),
 ]
 
 
@@ -349,8 +453,9 @@ def test_a_function_that_is_no_scaling_of_ours_is_not_written():
     class Own(Linear):
         pass
 
-    with pytest.raises(ValueError, match=r"scaling=.*Own\(factor=2\): configs have linear"):
-        rope_scaling.to_hf(pe_jax.make("rope", scaling=Own(2)), head_dim=8)
+    for scaling, shown in ((Own(2), r"Own\(factor=2\)"), (ClippedRoPE(2), r"ClippedRoPE\(.*\)")):
+        with pytest.raises(ValueError, match=rf"scaling=.*{shown}: configs have linear.*tional$"):
+            rope_scaling.to_hf(pe_jax.make("rope", scaling=scaling), head_dim=8)
 
 
 @pytest.mark.parametrize(

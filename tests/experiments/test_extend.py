@@ -18,8 +18,9 @@ from experiments.reporting import extension_report
 from experiments.running import longrope_search, run_names, trained_run
 from experiments.running import training_loop as base_program
 from experiments.running.sweep_configs import ExtendConfig
-from pe_jax.encodings import parse
+from pe_jax.encodings import make, parse
 from pe_jax.encodings.registry import format_encoding
+from pe_jax.encodings.rope_scaling import Linear
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import data, passkeys, sharding, tokenizer
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
@@ -148,6 +149,15 @@ def test_a_rotation_more_is_added_to_the_rope_of_the_run(base):
     rope, temperature = first.parts
     assert rope.base == 500.0 and temperature.floor_scale == 64
     assert format_encoding(last) == "nope"
+
+
+def test_learned_frequencies_are_kept_by_a_method_or_it_is_refused(base):
+    other = dataclasses.replace(base, model=ModelConfig(encoding="lerope(base=500.0)", layers=1))
+    config, linear = settings(base, "unused"), "scaling=linear(factor={factor})"
+    (kept,) = parse(program.extended(f"lerope({linear})", config, other))
+    assert kept == make("lerope", base=500.0, scaling=Linear(2.0))
+    with pytest.raises(ValueError, match="drops parameters: the run's frequencies are learned"):
+        program.extended(f"rope({linear})", config, other)
 
 
 def test_what_a_method_adds_to_the_parameters_keeps_its_initial_values():

@@ -168,9 +168,14 @@ FIELDS = [
     ("mrope", "fraction", [0, 1.5, np.nan], "(0, 1]"),
     ("mrope", "scaling", ["yarn", 4.0], "rope_scaling"),
     ("self_extend", "group", [0, 1.5], "at least 1"),
+    ("dual_chunk", "chunk_size", [1, 3072.0], "at least 2"),
+    ("dual_chunk", "local_size", [-1, 3072, 0.5], "below chunk_size"),
+    ("rope_mixed", "base", [1, np.inf], "above 1"),
+    ("rope_mixed", "layout", ["neox"], "half"),
 ]
 ROTATED = [row[1:] for row in FIELDS if row[0] == "rope"]
-FIELDS += [(name, *row) for name in ("lerope", "rerope", "self_extend") for row in ROTATED]
+OF_ROPE = ("lerope", "rerope", "self_extend", "dual_chunk", "rotated_values")
+FIELDS += [(name, *row) for name in OF_ROPE for row in ROTATED]
 
 
 def test_every_field_of_every_scheme_is_tried():
@@ -270,6 +275,7 @@ def test_rope_refuses_widths_that_leave_an_odd_channel(fraction, head_dim):
     [
         ("rope_2d", {}, (12, 2, 2, 6), ("head_dim=6", "multiple of 4")),
         ("rope_2d", {"channels": (4, 6)}, (16, 2, 2, 8), ("channels=(4, 6)", "the head's 8")),
+        ("rope_mixed", {}, (12, 2, 2, 6), ("head_dim=6", "multiple of 4")),
         ("rope_nd", {}, (8, 2, 2, 4), ("head_dim=4", "at least 6")),
         ("rope_nd", {"channels": (4, 4, 2)}, (16, 2, 2, 8), ("channels=(4, 4, 2)", "head's 8")),
         ("mrope", {}, (8, 2, 2, 4), ("head_dim=4", "at least 6")),

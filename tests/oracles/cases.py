@@ -399,21 +399,9 @@ CASES |= {
         },
     ),
 }
-# The library of a case, by the end of its name, where that is neither torch nor transformers.
-LIBRARIES = {
-    "_timm": "timm",
-    "_x_transformers": "x-transformers",
-    "pope_pytorch": "PoPE-pytorch",
-    "_fla": "fla-core",
-    "_attn_gym": "attn-gym",
-}
-
-
-def library(case: str) -> set[str]:
-    """The distribution that a case needs besides torch and transformers, or none."""
-    return {name for end, name in LIBRARIES.items() if case.endswith(end)}
-
-
+# The ending of a case, and the package beside transformers that it runs.
+PACKAGES = {"_fla": "fla-core", "_x_transformers": "x-transformers", "_timm": "timm"}
+PACKAGES |= {"pope_pytorch": "PoPE-pytorch", "_attn_gym": "attn-gym"}
 GOLDEN = [
     (f"{case}-{number}", case, settings)
     for case, (stored, _) in CASES.items()

@@ -8,11 +8,11 @@ B batch, T queries, S keys, H heads, E head width, D = H·E.
 """
 
 import functools
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
 import math
-import pathlib
 import sys
 import types
 from math import prod
@@ -57,7 +57,7 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
 from transformers.models.wavlm import modeling_wavlm
 from transformers.models.xlnet import modeling_xlnet
 
-from tests.oracles.cases import library
+from tests.oracles.cases import PACKAGES
 from tests.oracles.replay import Record
 
 BATCH, HEAD_DIM = 1, 8
@@ -69,7 +69,9 @@ def run(case: str, settings: dict, length: int = 12, seed: int = 0) -> Record:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     with torch.no_grad():
         inputs, outputs = ORACLES[case](rng, length, **settings)
-    versions |= {name: importlib.metadata.version(name) for name in library(case)}
+    for ending, package in PACKAGES.items():
+        if case.endswith(ending):
+            versions[package] = importlib.metadata.version(package)
     pure = ({name: x.detach().numpy() for name, x in group.items()} for group in (inputs, outputs))
     return Record(case, settings, *pure, versions)
 
@@ -408,7 +410,7 @@ def pope_x_transformers(rng, length, base):
 
 
 def pope_pytorch(rng, length, base):
-    modeling_pope_pytorch = pytest.importorskip("PoPE_pytorch.pope")
+    modeling_pope_pytorch = pytest.importorskip("PoPE_pytorch.pope", exc_type=ImportError)
     inputs, heads = _rotary(rng, length), 2
     inputs["positions"] = inputs["positions"] % 32
     module = modeling_pope_pytorch.PoPE(HEAD_DIM, heads=heads, theta=base)
@@ -420,36 +422,43 @@ def pope_pytorch(rng, length, base):
 
 def wall_fla(rng, length, heads, kv_heads, loud):
     """Its gates are given; ours are computed, so that x has the logits in its place."""
-    modeling_fla = _fla_file("ops/wall_attn/naive.py")
+    with mock.patch.dict(sys.modules, _imports_of_wall()):
+        modeling_fla = _fla("wall_attn")
+    run = modeling_fla.naive_wall_attn
     q = _normal(rng, BATCH, length, heads, HEAD_DIM)
     k, v = _normal(rng, 2, BATCH, length, kv_heads, HEAD_DIM)
     x = _normal(rng, BATCH, length, heads * HEAD_DIM, scale=loud)
     gates = nn.functional.logsigmoid(_split(x, heads))
-    out = modeling_fla.naive_wall_attn(q, k, v, gates, scale=HEAD_DIM**-0.5)
-    return {"q": q, "k": k, "v": v, "x": x}, {"output": out}
+    output = run(q, k, v, gates, scale=HEAD_DIM**-0.5)
+    return {"q": q, "k": k, "v": v, "x": x}, {"output": output}
 
 
-def _fla_file(path: str):
-    """A file of flash-linear-attention, without its package, which needs Triton and a GPU.
+def _fla(name: str) -> types.ModuleType:
+    """One plain file of fla-core, `ops/<name>/naive.py`: the package itself imports triton.
 
-    Of what the file imports, the running sum is PyTorch's.
+    The test is skipped where fla-core is not installed.
     """
-    spec = importlib.util.find_spec("fla")
-    if spec is None or spec.submodule_search_locations is None:
+    try:
+        path = importlib.metadata.distribution("fla-core").locate_file(f"fla/ops/{name}/naive.py")
+    except importlib.metadata.PackageNotFoundError:
         pytest.skip("fla-core is missing: install the extra `oracles`")
-    folder = pathlib.Path(spec.submodule_search_locations[0])
+    spec = importlib.util.spec_from_file_location(f"naive_{name}", str(path))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _imports_of_wall() -> dict[str, types.ModuleType]:
+    """What its plain file imports: a constant, and a running sum, whose own needs a GPU."""
 
     def cumsum(x, cu_seqlens=None, scale=1.0):
-        assert cu_seqlens is None
         return scale * x.cumsum(1)
 
     constant, sums = (types.ModuleType(f"fla.ops.utils.{n}") for n in ("constant", "cumsum"))
     constant.RCP_LN2, sums.chunk_global_cumsum = 1 / math.log(2), cumsum
-    parents = {name: types.ModuleType(name) for name in ("fla", "fla.ops", "fla.ops.utils")}
-    module = types.ModuleType(path)
-    with mock.patch.dict(sys.modules, parents | {m.__name__: m for m in (constant, sums)}):
-        exec((folder / path).read_text(encoding="utf-8"), vars(module))
-    return module
+    parents = [types.ModuleType(name) for name in ("fla", "fla.ops", "fla.ops.utils")]
+    return {module.__name__: module for module in (*parents, constant, sums)}
 
 
 def _x_transformers():
@@ -775,13 +784,14 @@ def timm_layers(file: str):
 
     The test is skipped where timm is missing.
     """
-    spec = importlib.util.find_spec("timm")
-    if spec is None or spec.origin is None:
+    try:
+        layers = importlib.metadata.distribution("timm").locate_file("timm/layers")
+    except importlib.metadata.PackageNotFoundError:
         pytest.skip("timm is missing: pip install --no-deps timm")
-    layers = str(pathlib.Path(spec.origin).parent / "layers")
     for name in {"timm", "timm.layers"} - sys.modules.keys():
-        package = sys.modules[name] = types.ModuleType(name)
-        package.__spec__, package.__path__ = spec, [layers]
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(layers)]
+        sys.modules[name] = importlib.util.module_from_spec(spec)
     return pytest.importorskip(f"timm.layers.{file}", exc_type=ImportError)
 
 

@@ -1,4 +1,4 @@
-"""Clipped RoPE: Li et al., arXiv 2602.05258, §3, who call it CoPE (here `cope` is Golovneva's).
+"""Clipped RoPE: Li et al., arXiv 2602.05258, who call it CoPE (here `cope` is Golovneva's).
 
     θ'_i = θ_i · ½·(1 + cos(π·j/(n - 1))),      j = 0 … n - 1 for the n slowest θ_i, in order
 
@@ -20,9 +20,9 @@ from pe_jax.validation import is_int, require, require_bool
 class ClippedRoPE(Scaling):
     """The `slowest` n frequencies are tapered to 0, the others stay; with `hard`, all n are 0.
 
-    `slowest` None: those whose period 2π/θ exceeds `original_length`. The paper found three
-    quarters of these best; its code has 20 of 64 for a Llama 3 trained at 8,192 tokens. Of a single
-    one nothing is taken, as in that code.
+    `slowest` None: those whose period 2π/θ exceeds `original_length`. The authors' code
+    (hrlics/CoPE) has 20 of 64 for Llama 3 8B, trained at 8,192 tokens, where 29 do. Of a single one
+    nothing is taken, as there.
     """
 
     slowest: int | None = None
