@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import pe_jax
-from pe_jax.encodings.terms import DistanceTerm, RowRescore
+from pe_jax.encodings.terms import DistanceTerm, sums_rows
 from pe_jax.engines.decoding import cache
 from pe_jax.engines.decoding.ring_buffer import RingBuffer
 from pe_jax.models.config import ModelConfig

@@ -21,8 +21,14 @@ FIGURES = encoding_facts.ROOT / "docs" / "figures" / "encodings"
 BEGIN, END = "<!-- schemes: begin -->", "<!-- schemes: end -->"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
 # Oracles that are no model of transformers.
-PACKAGES = {"torch": "PyTorch", "fla": "fla-core", "x_transformers": "x-transformers"}
-PACKAGES |= {"pope_pytorch": "PoPE-pytorch", "timm": "timm", "attn_gym": "attn-gym"}
+PACKAGES = {
+    "torch": "PyTorch",
+    "attn_gym": "attention-gym",
+    "fla": "fla-core",
+    "pope_pytorch": "PoPE-pytorch",
+    "timm": "timm",
+    "x_transformers": "x-transformers",
+}
 
 INTRO = """\
 # The encodings, one by one
@@ -47,17 +53,6 @@ patches in a row). Parameters have their initial values, or random ones if those
 scheme is noise before training, and its picture shows where that noise is shared. What is added to
 values (Shaw), or turns them, does not show in scores.
 """
-
-# Oracles that are no model of transformers.
-PACKAGES = {
-    "torch": "PyTorch",
-    "attn_gym": "attention-gym",
-    "fla": "fla-core",
-    "pope_pytorch": "PoPE-pytorch",
-    "timm": "timm",
-    "x_transformers": "x-transformers",
-}
-
 
 # README
 

@@ -8,6 +8,7 @@ B batch, T queries, S keys, H heads, E head width, D = H·E.
 """
 
 import functools
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
@@ -444,7 +445,7 @@ def _fla(name: str) -> types.ModuleType:
     try:
         path = importlib.metadata.distribution("fla-core").locate_file(f"fla/ops/{name}/naive.py")
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("fla-core is not installed")
+        pytest.skip("fla-core is missing: install the extra `oracles`")
     spec = importlib.util.spec_from_file_location(f"naive_{name}", str(path))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -865,13 +866,14 @@ def timm_layers(file: str):
 
     The test is skipped where timm is missing.
     """
-    spec = importlib.util.find_spec("timm")
-    if spec is None or spec.origin is None:
+    try:
+        layers = importlib.metadata.distribution("timm").locate_file("timm/layers")
+    except importlib.metadata.PackageNotFoundError:
         pytest.skip("timm is missing: pip install --no-deps timm")
-    layers = str(pathlib.Path(spec.origin).parent / "layers")
     for name in {"timm", "timm.layers"} - sys.modules.keys():
-        package = sys.modules[name] = types.ModuleType(name)
-        package.__spec__, package.__path__ = spec, [layers]
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(layers)]
+        sys.modules[name] = importlib.util.module_from_spec(spec)
     return pytest.importorskip(f"timm.layers.{file}", exc_type=ImportError)
 
 

@@ -1,4 +1,7 @@
-"""Rewrites the golden files: `python -m tests.oracles.write` (needs the extra `oracles`)."""
+"""Rewrites the golden files: `python -m tests.oracles.write`.
+
+It needs the extra `oracles`, and timm, installed with --no-deps.
+"""
 
 from tests.oracles import live, replay
 from tests.oracles.cases import GOLDEN
