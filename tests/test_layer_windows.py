@@ -195,7 +195,7 @@ def test_a_cache_of_the_window_gives_what_the_whole_row_gives(case, window, sink
 
     out, past = decode(qkv)
     assert_close(out, whole)
-    whole_rows = bool(util.terms(case.encoding, RowRescore))
+    whole_rows = sums_rows(tuple(util.terms(case.encoding)))
     whole_rows |= sinks > 0 and bool(util.terms(case.encoding, DistanceTerm))
     assert past.capacity == (T if whole_rows else window + sinks)
 
