@@ -9,10 +9,12 @@ tried in runs of full length, for the eight with parameters each with five multi
 these; the best on validation text at 64 is kept, and its run is the first seed's. 129 checks, of
 which 11 go on, and 44 more runs.
 
-Expected, not yet measured. At 64 all but NoPE and ALiBi lie within some tenths of a nat of RoPE: positions
-computed from the input should do no worse than distances. At 512 RoPE, PoPE and RoPE with sinks
-fail, as no distance beyond 64 was trained; ALiBi, FoX, GRAPE-AP and Wall, which forget, stay flat. Inkling's bias is 0 beyond the distances that it was trained on. The seed is the unit: five
-show differences of some hundredths of a nat at 64, and less at 512, where RoPE's seeds lie apart.
+Expected, not yet measured: at 64 all but NoPE and ALiBi lie within some tenths of a nat of RoPE, as
+positions computed from the input should do no worse than distances. At 512 RoPE, PoPE and RoPE with
+sinks fail, as no distance beyond 64 was trained; ALiBi, FoX, GRAPE-AP and Wall, which forget, stay
+flat. Inkling's bias is 0 beyond the distances that it was trained on. The seed is the unit: five
+should show differences of some hundredths of a nat at 64, larger ones alone at 512, where RoPE's
+seeds lie apart.
 """
 
 from experiments.running.sweep_configs import CompareConfig
