@@ -241,13 +241,15 @@ def oracles() -> dict[str, list[tuple[str, str]]]:
     For each case the first name that its function takes from a library; a case without one compares
     with PyTorch's indexing.
     """
-    tree = _tree(ROOT / "tests" / "oracles" / "live.py")
-    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
-    sources = {a.asname or a.name: n.module or "" for n in imports for a in n.names}
-    functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
+    folder = ROOT / "tests" / "oracles" / "live"
+    body = [n for path in sorted(folder.glob("*.py")) for n in _tree(path).body]
+    imports = [n for n in body if isinstance(n, ast.ImportFrom) and n.module]
+    others = [n for n in imports if not n.module.startswith("tests.")]
+    sources = {a.asname or a.name: n.module for n in others for a in n.names}
+    functions = {f.name: f for f in body if isinstance(f, ast.FunctionDef)}
     cases: Any = next(
         n.value
-        for n in tree.body
+        for n in body
         if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "ORACLES"
     )
     by_scheme: dict[str, list[tuple[str, str]]] = {name: [] for name in ENCODINGS}

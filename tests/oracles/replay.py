@@ -1,6 +1,6 @@
 """Our side of every comparison, and the one function that compares; needs no torch.
 
-A `Record` holds what an oracle was given and what it answered. `live.py` makes records by running
+A `Record` holds what an oracle was given and what it answered. `live` makes records by running
 the oracle, `load` reads one from a golden file; `compare` treats both alike.
 B batch, T queries, S keys, H heads, E head width, D model width.
 """

@@ -23,7 +23,7 @@ def test_draws_are_distributed_as_theirs(live, library):
 
         draw, fields = modeling_dinov3_vit.augment_patches_center_coordinates, FIELDS
     else:
-        draw = live.timm_layers("pos_embed_sincos")._apply_coord_augs
+        draw = live.vision.timm_layers("pos_embed_sincos")._apply_coord_augs
         fields = {f"{name}_coords": value for name, value in FIELDS.items()}
     theirs = np.stack([draw(places, **fields).double().numpy() for _ in range(DRAWS)])
     keys = jax.random.split(jax.random.key(0), DRAWS)

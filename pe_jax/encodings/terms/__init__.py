@@ -1,0 +1,130 @@
+"""Where a position can enter attention: the kinds of terms, each defined by its formula for a pair.
+
+    x      + Input                                                    (once, before the first layer)
+    q', k' = Rotation(q + QueryBias), Rotation(k);    v' = ValueRotation(v)
+    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
+             + DistanceFormula + DistanceBias + PairBias                      (from positions)
+             + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
+             + RowSum                                    (from sums of gates along the row)
+             + RowRescore                                             (from whole rows of scores)
+    score  = LogitCap(score), where every Mask shows the pair
+    out    = Dropout(weights)·v' + Σ weights·RelativeValues, times σ(lse - Sink) or Unnormalized
+    out    = ValueRotation(out), by the query's position
+
+`encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
+tuple, a sum of encodings is concatenation, and the order does not matter except among rotations. A
+term is a pytree. Its leaves are float arrays, gathered from the parameters and not computed; all
+else is static and compares by value: functions are module functions or methods of frozen
+dataclasses, so that jit does not trace them again. Costly maps belong in the function: engines
+evaluate it once for the distances that occur (`tabled`). Scores, biases and states are float32.
+`scale` is 1/sqrt(E) unless a `Scale` says otherwise; engines apply it to q·k and the scaled kinds.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
+"""
+
+from pe_jax.encodings.terms.distances import (
+    DistanceBias,
+    DistanceTerm,
+    RelativeKeys,
+    RelativeQueries,
+    RelativeState,
+    RelativeValues,
+)
+from pe_jax.encodings.terms.rows import PathProduct, RowRescore, RowSum
+from pe_jax.encodings.terms.scores import (
+    ChannelDecay,
+    DistanceFormula,
+    PairBias,
+    TokenBias,
+    TokenProduct,
+    fade,
+)
+from pe_jax.encodings.terms.softmax import Dropout, LogitCap, Mask, Sink, Unnormalized, mix_bits
+from pe_jax.encodings.terms.term import (
+    Method,
+    OfSomeHeads,
+    Rows,
+    ScoreTerm,
+    Side,
+    State,
+    Term,
+    Tokens,
+    halves,
+    kind,
+    pair_distance,
+    repeat_heads,
+    require_positive,
+    select,
+    state_product,
+    static,
+)
+from pe_jax.encodings.terms.tuples import (
+    OUTSIDE,
+    check,
+    check_known,
+    decay,
+    logit_cap,
+    reads_lse,
+    reads_places,
+    scale,
+    sums_rows,
+    views,
+)
+from pe_jax.encodings.terms.vectors import Input, QueryBias, Rotation, Scale, ValueRotation, Views
+
+__all__ = [
+    "ChannelDecay",
+    "DistanceBias",
+    "DistanceFormula",
+    "DistanceTerm",
+    "Dropout",
+    "Input",
+    "LogitCap",
+    "Mask",
+    "Method",
+    "OUTSIDE",
+    "OfSomeHeads",
+    "PairBias",
+    "PathProduct",
+    "QueryBias",
+    "RelativeKeys",
+    "RelativeQueries",
+    "RelativeState",
+    "RelativeValues",
+    "Rotation",
+    "RowRescore",
+    "RowSum",
+    "Rows",
+    "Scale",
+    "ScoreTerm",
+    "Side",
+    "Sink",
+    "State",
+    "Term",
+    "TokenBias",
+    "TokenProduct",
+    "Tokens",
+    "Unnormalized",
+    "ValueRotation",
+    "Views",
+    "check",
+    "check_known",
+    "decay",
+    "fade",
+    "halves",
+    "kind",
+    "logit_cap",
+    "mix_bits",
+    "pair_distance",
+    "reads_lse",
+    "reads_places",
+    "repeat_heads",
+    "require_positive",
+    "scale",
+    "select",
+    "state_product",
+    "static",
+    "sums_rows",
+    "views",
+]

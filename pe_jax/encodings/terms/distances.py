@@ -1,0 +1,127 @@
+"""Kinds that depend on the distance alone: biases, and vectors that something is dotted with.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms.term import (
+    OfSomeHeads,
+    Rows,
+    ScoreTerm,
+    Side,
+    State,
+    Term,
+    kind,
+    pair_distance,
+    repeat_heads,
+    static,
+)
+from pe_jax.numerics.arrays import align
+
+
+@kind
+class DistanceTerm(Term):
+    """A kind whose `fn(arrays, distance)` depends on the distance alone: [H or 1, *n, …].
+
+    Attributes:
+      fn: the function, of integer distances [*n] ([*n, A] of several axes).
+      arrays: its parameters.
+      horizon: (low, high): constant for distances ≤ low and for distances ≥ high, or None. Only
+        tiles near the diagonal then pay for it.
+    """
+
+    fn: Callable = static()
+    arrays: Any = None
+    horizon: tuple[int, int] | None = static(default=None, kw_only=True)
+
+    def at(self, distance: jax.Array) -> jax.Array:
+        """Of distances [*n]: float32 [H or 1, *n, …]."""
+        return self.fn(self.arrays, distance).astype(jnp.float32)
+
+    def tabled(self, low: int, high: int) -> "DistanceTerm":
+        """The same term for distances low … high, read from a table: its function runs once."""
+        first, last = self.horizon or (low, high)
+        last = max(min(last, high), low)
+        first = min(max(first, low), last)
+        table = self.at(jnp.arange(first, last + 1, dtype=jnp.int32))
+        horizon = None if self.horizon is None else (first, last)
+        return dataclasses.replace(self, fn=Rows(first, last), arrays=table, horizon=horizon)
+
+    def contract(self, form: str, x: jax.Array, q: Side, k: Side) -> jax.Array:
+        """Sums x times the vectors [H or 1, B or 1, T, S, E] of all pairs as `form` says.
+
+        `*` in the form stands for the axes of heads and batch, left out where they are 1.
+        """
+        vectors = self.at(pair_distance(q, k))
+        shared = tuple(axis for axis in (0, 1) if vectors.shape[axis] == 1)
+        axes = "".join(name for axis, name in enumerate("hb") if axis not in shared)
+        return jnp.einsum(form.replace("*", axes), x.astype(jnp.float32), vectors.squeeze(shared))
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, 0))
+
+
+@kind
+class DistanceBias(DistanceTerm, ScoreTerm):
+    """A bias: `fn` gives [H, *n]. With `scaled` it is multiplied by the scale, as q·k is."""
+
+    scaled: bool = static(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def scores(self, q, k, states):
+        return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
+
+
+@kind
+class RelativeKeys(DistanceTerm, ScoreTerm):
+    """Vectors [H or 1, *n, E] dotted with q as it was before rotations (plus `u` [H, E])."""
+
+    scaled = True
+    u: jax.Array | None = dataclasses.field(default=None, kw_only=True)
+
+    def queries(self, raw: jax.Array) -> jax.Array:
+        """What is dotted with the vectors: float32 [B, H, T, E] for queries before rotations."""
+        raw = raw.astype(jnp.float32)
+        return raw if self.u is None else raw + align(self.u[:, None], raw)
+
+    def scores(self, q, k, states):
+        return self.contract("bhte,*tse->bhts", self.queries(q.raw), q, k)
+
+    def for_heads(self, share):
+        term = super().for_heads(share)
+        return term if self.u is None else dataclasses.replace(term, u=share(self.u, 0))
+
+
+@kind
+class RelativeQueries(DistanceTerm, ScoreTerm):
+    """Vectors [H or 1, *n, E] dotted with k as it was before rotations."""
+
+    scaled = True
+
+    def scores(self, q, k, states):
+        return self.contract("bhse,*tse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
+
+
+@kind
+class RelativeState(DistanceTerm, ScoreTerm):
+    """Vectors [H or 1, *n, C] dotted with the query's state."""
+
+    state: State = dataclasses.field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+
+    def scores(self, q, k, states):
+        return self.contract("bhte,*tse->bhts", states[0], q, k)
+
+
+@kind
+class RelativeValues(DistanceTerm):
+    """Vectors [H or 1, *n, F] averaged with the attention weights, as the values are."""
+
+    def values(self, weights: jax.Array, q: Side, k: Side) -> jax.Array:
+        """Float32 [B, H, T, F] for weights [B, H, T, S]."""
+        return self.contract("bhts,*tse->bhte", weights, q, k)

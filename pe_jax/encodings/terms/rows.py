@@ -1,0 +1,133 @@
+"""Kinds whose score of a pair depends on other tokens of the row.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms.term import (
+    Side,
+    State,
+    Term,
+    Tokens,
+    kind,
+    repeat_heads,
+    state_product,
+    static,
+)
+
+
+@kind
+class RowSum(Term):
+    """A bias of how much a row's gates add up to, from the end of the row to each key.
+
+        p_ij    = Σ_l gate(product_il)      over the keys l > j that the mask shows (l ≥ j: `own`)
+        bias_ij = fn(numbers_i, p_ij)
+
+    The product is q·k after rotations times the scale, without any other term, or that of two
+    halves of a state, as for `TokenProduct`. Keys lie in the order of the array.
+
+    Attributes:
+      gate: the function of products, elementwise.
+      fn: the function of numbers [B or 1, H, T, C] (None: there are none) and sums [B, H, T, S].
+      numbers: of each query, `numbers(arrays, q)`: float32 [B or 1, H, T, C], from the queries
+        before rotations times the scale, float32 [B, H, T, E]; or None.
+      arrays: parameters, which lead with an axis of heads, H or 1.
+      own: whether the sum at a key counts the key itself.
+      limit: gates are never negative and `fn` is constant for sums from here on; None: it is not.
+        Only tiles in which a sum is below it then pay for the gates.
+      decays: gates are never positive, and the bias is 0 for a sum of 0 and never rises as the sum
+        falls. Engines then leave a row where all further keys are negligible.
+      state: 2C numbers of each token; None: the product is q·k.
+    """
+
+    gate: Callable = static()
+    fn: Callable = static()
+    numbers: Callable | None = static(default=None)
+    arrays: Any = None
+    own: bool = static(default=False)
+    limit: float | None = static(default=None)
+    decays: bool = static(default=False)
+    state: State | None = None
+
+    def of_queries(self, q: jax.Array | None) -> jax.Array | None:
+        """The numbers [B or 1, H, T, C] of queries [B, H, T, E] before rotations, scaled."""
+        return None if self.numbers is None else self.numbers(self.arrays, q)
+
+    def sums(self, products: jax.Array, seen: jax.Array) -> jax.Array:
+        """p for all keys, of products [B, H, T, S] and the mask [B or 1, H or 1, T, S]."""
+        gates = jnp.where(seen, self.gate(products), 0)
+        sums = jax.lax.cumsum(gates, axis=gates.ndim - 1, reverse=True)
+        after = [(0, 0)] * (gates.ndim - 1) + [(0, 1)]
+        return sums if self.own else jnp.pad(sums[..., 1:], after)
+
+    def bias(self, scores: jax.Array, q: Side, scale: float, states: Any, seen: Any) -> jax.Array:
+        """The bias of all pairs: float32 [B, H, T, S] for scaled products [B, H, T, S]."""
+        numbers = None
+        if self.numbers is not None:
+            numbers = self.of_queries(scale * q.raw.astype(jnp.float32))
+        if self.state is not None:
+            scores = jnp.broadcast_to(state_product(self.state, states), scores.shape)
+        return self.fn(numbers, self.sums(scores, seen))
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, arrays=jax.tree.map(lambda x: share(x, 0), self.arrays))
+
+
+@kind
+class PathProduct(Term):
+    """Instead of q·k, what is left of q after the maps of all tokens between, times k: dense alone.
+
+        q_i·k_j  →  q_iᵀ H_i H_{i-1} … H_{j+1} k_j,    H_t = I - u_t w_tᵀ
+
+    For causal attention; maps of other documents are left out. The state has u ‖ w, 2E numbers.
+    """
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Of all pairs whose key is not later: float32 [B, H, T, S] for k.x [B, K, S, E].
+
+        With T the inverse of I + the part of u_s·w_t below the diagonal (the UT transform; Joffrain
+        et al., 2006), q_i·k_j loses Σ_{s ≤ i} Σ_{t > j} (q_i·w_s) T_st (u_t·k_j).
+        """
+        u, w = jnp.split(states[1], 2, axis=-1)
+        x, keys = q.x.astype(jnp.float32), repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
+        einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+        later = _order(k.tokens, k.tokens, 1)
+        u_w = jnp.where(later, einsum("bhse,bhte->bhst", u, w), 0)
+        u_k = jnp.where(later, einsum("bhte,bhje->bhtj", u, keys), 0)
+        q_w = einsum("bhie,bhse->bhis", x, w)
+        q_w = jnp.where(_order(q.tokens, k.tokens, 0), q_w, 0)
+        u_w = jnp.broadcast_to(u_w + jnp.eye(u_w.shape[-1], dtype=u_w.dtype)[None, None], u_k.shape)
+        solved = jax.scipy.linalg.solve_triangular(u_w, u_k, lower=True, unit_diagonal=True)
+        lost = einsum("bhis,bhsj->bhij", q_w, solved)
+        return einsum("bhie,bhje->bhij", x, keys) - lost
+
+
+def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:
+    """Pairs of one document whose row is `least` tokens later or more: bool [B or 1, 1, T, S]."""
+    pairs = rows.index[:, :, None] - columns.index[:, None] >= least
+    if rows.segments is not None and columns.segments is not None:
+        pairs = pairs & (rows.segments[:, :, None] == columns.segments[:, None])
+    return pairs[:, None]
+
+
+@kind
+class RowRescore(Term):
+    """Added to scores, computed from whole rows of them: O(T·S) memory, dense engine only.
+
+    `fn(arrays, scores, bias, q, seen)` gives float32 [B, H, T, S] from the scaled products without
+    biases, the sum of all biases (which is added too), the queries before rotations times the scale
+    [B, H, T, E], and what the mask shows (bool [B or 1, H or 1, T, S]).
+    """
+
+    fn: Callable = static()
+    arrays: Any = None

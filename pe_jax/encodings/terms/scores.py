@@ -1,0 +1,158 @@
+"""Kinds with a formula for every pair, from positions or from two tokens' states.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms.term import (
+    OfSomeHeads,
+    ScoreTerm,
+    Side,
+    State,
+    Term,
+    halves,
+    kind,
+    pair_distance,
+    repeat_heads,
+    state_product,
+    static,
+)
+from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.running_sums import difference
+from pe_jax.validation import require
+
+
+@kind
+class ChannelDecay(Term):
+    """Takes the place of q·k: Σ_n q_n k_n exp(-|P_n - P'_n|), of q and k after rotations.
+
+    P and P' are the sums of E channels at the query and at the key. The state has them as
+    `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers. At most
+    one, and none beside several views.
+    """
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Of all pairs: float32 [B, H, T, S], in O(T·S) memory.
+
+        Raises:
+          ValueError: q and k are not of E channels.
+        """
+        width = self.state.width // 2
+        fix = f"{width} fade: leave out the rotation that makes others of them"
+        require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
+        rows = [q.x.astype(jnp.float32), *jnp.split(states[0], 2, axis=-1)]
+        keys = repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
+        columns = [keys, *jnp.split(states[1], 2, axis=-1)]
+        if q.x.shape[2] == 1:
+            return fade(*rows, *columns).sum(-1)[:, :, None]
+
+        @jax.checkpoint
+        def add(total, channel):
+            return total + fade(*channel), None
+
+        channels = (
+            *(jnp.moveaxis(x, -1, 0)[..., :, None] for x in rows),
+            *(jnp.moveaxis(x, -1, 0)[..., None, :] for x in columns),
+        )
+        start = jnp.zeros((*q.x.shape[:3], k.x.shape[2]), jnp.float32)
+        return jax.lax.scan(add, varying_like(start, channels), channels)[0]
+
+
+def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
+    """A product of channels times exp(-|P - P'|), of shapes that broadcast."""
+    return q * k * jnp.exp(-jnp.abs(difference([q_sum, q_rest], [k_sum, k_rest])))
+
+
+@kind
+class DistanceFormula(ScoreTerm):
+    """A bias that is plain arithmetic on the distance: `fn([C arrays], distance)`.
+
+    Engines compute it in place, at any positions, and hold no table. The arrays are the columns of
+    `numbers` [H, C], of any shapes that broadcast with distances.
+
+    Attributes:
+      fn: the function.
+      numbers: C numbers for each head, float32 [H, C].
+      decays: whether the bias never rises with |distance|. Engines then skip tiles in which it
+        makes every key negligible.
+    """
+
+    fn: Callable = static()
+    numbers: jax.Array
+    decays: bool = static(default=False)
+
+    def at(self, distance: jax.Array) -> jax.Array:
+        """Of distances [*n]: float32 [H, *n]."""
+        columns = jnp.moveaxis(self.numbers, 1, 0)
+        columns = columns.reshape(*columns.shape, *(1,) * distance.ndim)
+        return self.fn(list(columns), distance[None])
+
+    def scores(self, q, k, states):
+        return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, numbers=share(self.numbers, 0))
+
+
+@kind
+class PairBias(ScoreTerm):
+    """A bias of two positions: `fn(arrays, q_pos, k_pos)`, float32 [*B, H, T, S].
+
+    The last resort: it is evaluated pair by pair in every tile.
+    """
+
+    fn: Callable = static()
+    arrays: Any = None
+
+    def scores(self, q, k, states):
+        return self.fn(self.arrays, q.tokens.positions, k.tokens.positions)
+
+    def for_heads(self, share):
+        return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, -3))
+
+
+@kind
+class TokenBias(ScoreTerm):
+    """A bias that is arithmetic on two tokens' states: `fn([C of the query], [C of the key])`.
+
+    The entries have shapes that broadcast. Every pair that is seen must be finite.
+
+    Attributes:
+      fn: the function.
+      state: of each token.
+      decays: whether the bias is 0 for a token and itself and never rises as more tokens of the row
+        come between. Engines then skip tiles in which it makes every key negligible.
+    """
+
+    fn: Callable = static()
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+    decays: bool = static(default=False)
+
+    def scores(self, q, k, states):
+        numbers, (rows, columns) = range(self.state.width), states
+        return self.fn(
+            [rows[..., :, None, n] for n in numbers], [columns[..., None, :, n] for n in numbers]
+        )
+
+
+@kind
+class TokenProduct(ScoreTerm):
+    """A bias that is a dot product: half the query's state · the other half of the key's."""
+
+    state: State  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def factors(self, states: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """[B or 1, H, T, C/2] of queries and [B or 1, H, S, C/2] of keys."""
+        return halves(self.state, states)
+
+    def scores(self, q, k, states):
+        return state_product(self.state, states)

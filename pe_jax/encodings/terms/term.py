@@ -1,0 +1,200 @@
+"""What every kind of term is, and what it reads: tokens, vectors, states.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.validation import is_real, require, shown
+
+
+def static(**options: Any) -> Any:
+    """A field that is not an array: part of a term's structure."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+T = TypeVar("T")
+
+
+class Tokens(NamedTuple):
+    """Positions and mask of queries or keys; nothing here has a gradient.
+
+    Attributes:
+      positions: [B or 1, T], with a trailing axis A if a position has several.
+      index: the place in the row, for the mask: [B or 1, T].
+      segments: ids of documents [B or 1, T]; a token with a negative id sees nothing; or None.
+      rank: the place within the segment, by which attention sinks are counted; None: `index`.
+    """
+
+    positions: jax.Array
+    index: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    segments: jax.Array | None = None
+    rank: jax.Array | None = None
+
+
+class Side(NamedTuple):
+    """Queries or keys, heads first.
+
+    Attributes:
+      x: the vectors after rotations: [B, H or K, T, E].
+      raw: the same before rotations, or None if no term reads them.
+      states: one per term, float32 [B or 1, H, T, C], or None for a term without a state.
+      tokens: positions, and what the mask is made of.
+    """
+
+    x: jax.Array
+    raw: Any
+    states: tuple[Any, ...]
+    tokens: Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A bound method that compares by value; Python's own compare their owners by identity."""
+
+    function: Callable
+    owner: Any
+
+    def __call__(self, *args):
+        return self.function(self.owner, *args)
+
+
+class Term:
+    """One thing that an encoding adds to attention."""
+
+    state: "State | None" = None  # of the kinds that read each token's state
+
+    def for_heads(self, share: Callable[[jax.Array, int], jax.Array]) -> Any:
+        """The term for some of the heads: `share(x, axis)` selects them in arrays of all heads."""
+        return self
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            function = getattr(self, field.name)
+            if field.name == "fn" and not callable(function):
+                name = f"{type(self).__name__}.fn"
+                raise TypeError(f"{name}={shown(function, 80)}: pass a function")
+            if not field.metadata.get("static") or not callable(function):
+                continue
+            if inspect.ismethod(function):
+                method = Method(function.__func__, function.__self__)
+                object.__setattr__(self, field.name, method)
+            elif isinstance(function, functools.partial) or "<" in getattr(
+                function, "__qualname__", ""
+            ):
+                raise TypeError(
+                    f"{type(self).__name__}.{field.name}={function!r}: jit would trace it in every"
+                    " call; pass a function of a module or a method of a frozen dataclass"
+                )
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def kind(cls: type[T]) -> type[T]:
+    """A frozen dataclass, as a pytree: static fields are structure, the others children."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@kind
+class State(Term):
+    """Numbers of each token: `fn(arrays, x, before)`, float32 [*B, T, H, width].
+
+    x is the layer's input [*B, T, D] and `before` the state [*B, H, width] of the token before the
+    first, or None at the beginning of a row. A state depends on its token and on those before it in
+    the row, also those of other documents: a term may use only differences within one document.
+
+    Attributes:
+      fn: the function; `fn(arrays, positions)` where the state is `of` positions, and
+        `fn(arrays, x, positions)` where it is of both.
+      arrays: its parameters.
+      width: how many numbers.
+      after: for running sums, `after(before, state)`: a state that began at zero, as it is after
+        tokens whose last state is `before`. Devices then sum their own tokens side by side.
+      of: "x", "positions", or "both" where the function is `fn(arrays, x, positions)`.
+    """
+
+    fn: Callable = static()
+    arrays: Any
+    width: int = static()
+    after: Callable | None = static(default=None)
+    of: str = static(default="x")
+
+    def __call__(self, x, positions, before=None):
+        given = {"x": (x, before), "positions": (positions,), "both": (x, positions)}
+        return self.fn(self.arrays, *given[self.of])
+
+
+class ScoreTerm(Term):
+    """A kind with a formula for every pair. Engines that work pair by pair accept all of these."""
+
+    scaled: ClassVar[bool] = False  # multiplied by the scale, as q·k is
+
+    def scores(self, q: Side, k: Side, states: Any) -> jax.Array:
+        """Float32 [B or 1, H or 1, T, S]; `states` are the term's states of queries and keys."""
+        raise NotImplementedError
+
+
+def halves(state: State, states: Any) -> tuple[jax.Array, jax.Array]:
+    """The queries' half of a state, [B or 1, H, T, C/2], and the keys', [B or 1, H, S, C/2]."""
+    half = state.width // 2
+    return states[0][..., :half], states[1][..., -half:]  # a cache holds only that half
+
+
+def state_product(state: State, states: Any) -> jax.Array:
+    """The dot products of the halves of all pairs: float32 [B or 1, H, T, S]."""
+    rows, columns = halves(state, states)
+    batch = max(len(rows), len(columns))
+    rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
+    columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.einsum("bhtc,bhsc->bhts", rows, columns, precision=exact)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Reads a table [H or 1, high - low + 1, …] of the distances low … high."""
+
+    low: int
+    high: int
+
+    def __call__(self, table: jax.Array, distance: jax.Array) -> jax.Array:
+        return jnp.take(table, jnp.clip(distance, self.low, self.high) - self.low, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfSomeHeads:
+    """`fn` for some of the heads: those that `share` selects along `axis`."""
+
+    fn: Callable
+    share: Callable
+    axis: int
+
+    def __call__(self, *args):
+        return self.share(self.fn(*args), self.axis)
+
+
+def pair_distance(q: Side, k: Side) -> jax.Array:
+    """`q_pos - k_pos` of all pairs: [B or 1, T, S], with a trailing A if positions have it."""
+    return q.tokens.positions[:, :, None] - k.tokens.positions[:, None]
+
+
+def repeat_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[B, K, S, E] → [B, H, S, E]."""
+    return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
+
+
+def select(terms: tuple, *kinds: type) -> list:
+    """The terms of these kinds."""
+    return [term for term in terms if isinstance(term, kinds)]
+
+
+def require_positive(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a number above 0."""
+    require(is_real(value) and value > 0, name, value, "pass a positive number")

@@ -1,0 +1,79 @@
+"""What engines ask of a tuple of terms.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
+"""
+
+from pe_jax.encodings.terms.rows import PathProduct, RowRescore, RowSum
+from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
+from pe_jax.encodings.terms.softmax import Dropout, LogitCap, Sink, Unnormalized
+from pe_jax.encodings.terms.term import select
+from pe_jax.encodings.terms.vectors import Input, QueryBias, Rotation, Scale, ValueRotation, Views
+
+# applied before or after an engine, or by all
+OUTSIDE = (Input, QueryBias, Rotation, ValueRotation, Scale, Sink, Unnormalized)
+
+
+def reads_lse(terms: tuple) -> bool:
+    """Whether the logarithms of rows' sums change the output."""
+    return bool(select(terms, Sink, Unnormalized))
+
+
+def sums_rows(terms: tuple) -> bool:
+    """Whether a score depends on other keys of its row: devices cannot share rows."""
+    return bool(select(terms, RowSum, RowRescore, PathProduct))
+
+
+def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
+    """Raises ValueError for a term of another kind, which the engine would ignore."""
+    for term in terms:
+        if not isinstance(term, OUTSIDE + known):
+            raise ValueError(f"{engine} has no {type(term).__name__}")
+
+
+def decay(terms: tuple) -> int | None:
+    """The place of the term that stands for q·k; None: q·k itself."""
+    places = (i for i, term in enumerate(terms) if isinstance(term, ChannelDecay))
+    return next(places, None)
+
+
+def scale(terms: tuple, head_dim: int) -> float:
+    """What dot products are multiplied by."""
+    return next((term.value for term in select(terms, Scale)), head_dim**-0.5)
+
+
+def logit_cap(terms: tuple) -> float | None:
+    """What bounds the scores; None: nothing does."""
+    return next((term.value for term in select(terms, LogitCap)), None)
+
+
+def views(terms: tuple) -> Views | None:
+    """The views of queries and keys; None: there is one."""
+    return next((t.views for t in select(terms, Rotation) if t.views is not None), None)
+
+
+def reads_places(terms: tuple) -> bool:
+    """Whether an engine reads where two tokens stand, beyond how far apart they are."""
+    several = views(terms)
+    return bool(select(terms, PairBias)) or (several is not None and several.unit > 1)
+
+
+def check(terms: tuple) -> None:
+    """Raises ValueError where terms cannot be combined."""
+    for kind, what in (
+        (Scale, "set a scale"),
+        (LogitCap, "cap scores"),
+        (Dropout, "drop weights"),
+        (Unnormalized, "leave weights unnormalized"),
+        (ChannelDecay, "fade channels"),
+        (PathProduct, "take products along paths"),
+    ):
+        if (count := len(select(terms, kind))) > 1:
+            raise ValueError(f"{count} terms {what}; keep at most one")
+    if any(rotation.views is not None for rotation in select(terms, Rotation)[:-1]):
+        raise ValueError("a rotation cannot follow one of several views; put that last")
+    if views(terms) is not None and select(terms, ChannelDecay):
+        raise ValueError("channels of several views cannot fade; leave one of the two out")
+    if select(terms, Unnormalized) and (others := select(terms, Sink, LogitCap)):
+        name = type(others[0]).__name__
+        raise ValueError(f"weights that no softmax normalizes have no {name}; leave one out")

@@ -1,0 +1,133 @@
+"""Kinds that act on the input, on queries, keys and values, and the factor of their products.
+
+B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
+A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms.term import State, Term, kind, require_positive, static
+
+
+@kind
+class Input(Term):
+    """Adds `fn(arrays, positions, width)` [*B, T, D] to the input of the first layer, D = width."""
+
+    fn: Callable = static()
+    arrays: Any = None
+
+
+@kind
+class QueryBias(Term):
+    """Adds u [H, E] to every query, before any rotation."""
+
+    u: jax.Array
+
+    def for_heads(self, share):
+        return QueryBias(share(self.u, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """Which of several views of the tokens scores a pair, by how many blocks it is apart.
+
+    View n scores what is at least `edges[n - 1]` and below `edges[n]`, the first one the future
+    too, the last one all the rest. With edges (512,) and blocks of one position there is a view
+    below a distance of 512 and one from there on; with (1, 2) and blocks of 64 one for pairs in a
+    block, one for neighbouring blocks and one for others.
+
+    Attributes:
+      edges: rising numbers of blocks.
+      unit: positions in a block.
+      shared_keys: keys have one view, which all views of queries meet.
+    """
+
+    edges: tuple[int, ...]
+    unit: int = 1
+    shared_keys: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many views queries have."""
+        return len(self.edges) + 1
+
+    def block(self, positions: jax.Array) -> jax.Array:
+        """In which block positions [*n] are."""
+        return positions if self.unit == 1 else jnp.floor_divide(positions, self.unit)
+
+    def of(self, q_positions: jax.Array, k_positions: jax.Array) -> jax.Array:
+        """The view that scores each pair, int32: of positions whose shapes broadcast."""
+        apart = self.block(q_positions) - self.block(k_positions)
+        return sum(((apart >= edge).astype(jnp.int32) for edge in self.edges), jnp.int32(0))
+
+
+@kind
+class Rotation(Term):
+    """Maps each query and each key by its position: `q(arrays, x, positions)`, `k(…)`.
+
+    x is [*B, T, H or K, E]; the result keeps its dtype and may be wider. Keys are mapped once and
+    kept so in a cache. In a sum rotations act in order.
+
+    Attributes:
+      q: the function of queries; None leaves them unchanged.
+      k: the function of keys.
+      arrays: their parameters.
+      views: q gives several views of each token side by side, [*B, T, H, n·E], and so does k, or
+        one for all; each pair is scored by one of them.
+      state: a state of the tokens, [*B, T, H, C], passed to the functions as the last argument.
+      heads: the axis of the arrays that counts heads; None: they are the same for all.
+    """
+
+    q: Callable | None = static()
+    k: Callable | None = static()
+    arrays: Any = None
+    views: Views | None = static(default=None)
+    state: State | None = None
+    heads: int | None = static(default=None)
+
+    def for_heads(self, share):
+        axis = self.heads
+        if axis is None:
+            return self
+        arrays = jax.tree.map(lambda x: share(x, axis), self.arrays)
+        return dataclasses.replace(self, arrays=arrays)
+
+    def rotate(self, side: str, x: jax.Array, positions: jax.Array, state: Any = None) -> jax.Array:
+        """Queries (`side` "q") or keys ("k")."""
+        function = self.q if side == "q" else self.k
+        more = () if self.state is None else (state,)
+        return x if function is None else function(self.arrays, x, positions, *more)
+
+
+@kind
+class ValueRotation(Term):
+    """Maps each value by its position, and each output by the query's, which undoes the former.
+
+    Of what a value adds to an output only the distance is left. Both functions are
+    `(arrays, x, positions)` of x [*B, T, K or H, F] and give its shape and dtype; values are mapped
+    once and kept so in a cache. In a sum outputs are mapped in the opposite order.
+
+    Attributes:
+      v: the function of values.
+      out: the function of outputs.
+      arrays: their parameters.
+    """
+
+    v: Callable = static()
+    out: Callable = static()
+    arrays: Any = None
+
+
+@kind
+class Scale(Term):
+    """The factor of q·k and the scaled kinds, instead of 1/sqrt(E); at most one."""
+
+    value: float = static()
+
+    def __post_init__(self):
+        require_positive("scale", self.value)
