@@ -65,10 +65,11 @@ def _params(encoding: Encoding) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class _OfScores(Sum):
-    """A sum without what acts on values: here an engine's output is no average of them."""
+    """A sum without what acts on outputs: here an engine's output are the scores."""
 
     def terms(self, params, dims):
-        return tuple(t for t in super().terms(params, dims) if not isinstance(t, ValueRotation))
+        outside = ValueRotation, terms.Sink
+        return tuple(t for t in super().terms(params, dims) if not isinstance(t, outside))
 
 
 def _scores(spec, terms, q, k, v) -> tuple[jax.Array, jax.Array]:

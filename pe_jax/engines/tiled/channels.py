@@ -10,6 +10,10 @@ from pe_jax.engines.tiled.leaves import Leaves
 from pe_jax.engines.tiled.ways import Way
 from pe_jax.numerics.running_sums import difference
 
+# Of tiles. A pair on the diagonal takes an exponential for each channel: a gradient at 1,024 tokens
+# took 0.29 s with tiles of 64 and 2.4 s with tiles of 512.
+SIDE = 64
+
 
 class ChannelLeaves(NamedTuple):
     """What tiles read."""

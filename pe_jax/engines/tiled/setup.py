@@ -1,5 +1,6 @@
 """What is known of a call before its tiles are visited: what is static, and the operands."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled import negligible
 from pe_jax.engines.tiled.assignment import assign
 from pe_jax.engines.tiled.bands import Bands
+from pe_jax.engines.tiled.channels import SIDE, Channels
 from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.padding import fill_tokens, fill_vectors, stretch
@@ -138,6 +140,9 @@ def set_up(
       sizes: of tiles.
     """
     assigned = assign(spec, terms)
+    if Channels in assigned:
+        sides = {"rows": sizes.rows or SIDE, "columns": sizes.columns or SIDE}
+        sizes = dataclasses.replace(sizes, **sides)
     grid, groups = arrange(q, k, partition, sizes, all(way.heads_apart for way in assigned))
     runs = partition.runs_per_row
     if Bands in assigned and runs > 1 and grid.lengths[0] * runs != q.shape[2]:
