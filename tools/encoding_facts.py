@@ -101,7 +101,7 @@ def source(kind: type[Encoding]) -> str:
     """The first source in its docstrings: the arXiv number of a paper, or an address; or ""."""
     lines = (kind.__doc__ or "") + (inspect.getdoc(inspect.getmodule(kind)) or "")
     first = re.search(r"https://[^\s),]+|\b\d{4}\.\d{5}\b", lines)
-    return first[0] if first else ""
+    return first[0].rstrip(".") if first else ""
 
 
 # Engines.
