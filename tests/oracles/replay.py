@@ -397,7 +397,7 @@ def sink(settings, inputs, implementation):
 
 def forgetting(settings, inputs, implementation):
     layer = {name: inputs[name] for name in ("weight", "bias")}
-    options = {"params": ({}, layer), "causal": settings["causal"]}
+    options = {"params": ({}, layer), "causal": settings.get("causal", True)}
     return both(inputs, pe_jax.make("fox"), implementation, **options)
 
 
@@ -495,12 +495,6 @@ def layoutlmv3(settings, inputs, implementation):
     return both(inputs, pe_jax.make("layoutlmv3", **settings), implementation, **options)
 
 
-def fox(settings, inputs, implementation):
-    layer = {name: inputs[name] for name in ("weight", "bias")}
-    options = {"params": ({}, layer), "causal": True}
-    return {"output": attend(inputs, pe_jax.make("fox"), implementation, **options)}
-
-
 def path(settings, inputs, implementation):
     """Dense alone."""
     layer = {name: inputs[name] for name in ("directions", "weight", "bias")}
@@ -584,7 +578,7 @@ OURS = {
     "cpb_timm": cpb,
     "cpb_x_transformers": cpb,
     "layoutlmv3_attention": layoutlmv3,
-    "fox_fla": fox,
+    "fox_fla": forgetting,
     "cope_x_transformers": cope,
     "path_fla": path,
     "stick_breaking_fla": stick_breaking,
