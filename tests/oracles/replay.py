@@ -398,7 +398,8 @@ def sink(settings, inputs, implementation):
 def forgetting(settings, inputs, implementation):
     layer = {name: inputs[name] for name in ("weight", "bias")}
     options = {"params": ({}, layer), "causal": settings.get("causal", True)}
-    return both(inputs, pe_jax.make("fox"), implementation, **options)
+    found = both(inputs, pe_jax.make("fox"), implementation, **options)
+    return found if "causal" in settings else {"output": found["output"]}
 
 
 def xpos(settings, inputs, implementation):
