@@ -17,6 +17,7 @@ import numpy as np
 from pe_jax.validation import ConfigError, is_int, nearest, require, shown
 
 LONGEST = 10_000  # layers of a pattern
+MANY = 30  # names in a message
 
 
 class Call(NamedTuple):
@@ -176,7 +177,8 @@ def build(kind: str, table: Mapping[str, type], name: str, fields: Mapping[str, 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:
     if close := nearest(name.lower(), known, cutoff=0.65):
         return f"did you mean {close!r}?"
-    return f"known: {', '.join(known)}" if known else "it has none"
+    shortened = ", ".join([*known][:MANY]) + ", …" * (len(known) > MANY)
+    return f"known: {shortened}" if known else "it has none"
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 import pe_jax
 from pe_jax.encodings.base import Claims, Encoding, abstract_terms
 from pe_jax.encodings.terms import (
+    ChannelDecay,
     DistanceBias,
     DistanceTerm,
     PairBias,
@@ -96,14 +97,16 @@ def test_a_cache_holds_what_the_terms_need(case):
     queries, n = bool(terms(case, RelativeQueries)), near(case)
     rotations = terms(case, Rotation)
     assert empty.v.shape == (B, K, S, E)
-    views = 2 if any(rotation.split for rotation in rotations) else 1
-    assert empty.k.shape == (B, K, S, views * E)
+    twice = any(name in str(case) for name in ("pope", "rerope", "self_extend"))
+    assert empty.k.shape == (B, K, S, (1 + twice) * E)
     assert (empty.k_raw is not None) == (queries and any(r.k for r in rotations))
     assert (empty.far is not None) == (queries and n < S)
     assert empty.far is None or empty.far.shape == (B, H, S)
     for term, state, table in zip(terms(case, Term), empty.states, empty.tables, strict=True):
-        if isinstance(term, TokenBias | PathProduct):
+        if isinstance(term, TokenBias | PathProduct | ChannelDecay):
             assert state.shape == (B, H, S, term.state.width) and state.dtype == jnp.float32
+        elif isinstance(term, Rotation) and term.state:  # of the last token, whose sum goes on
+            assert state.shape == (B, H, 1, term.state.width) and state.dtype == jnp.float32
         elif isinstance(term, TokenProduct | RowSum) and term.state:  # the half for queries
             assert state.shape == (B, H, S, term.state.width // 2) and state.dtype == jnp.float32
         else:
@@ -118,11 +121,8 @@ def test_a_cache_holds_what_the_terms_need(case):
     assert cache.empty(enc, B, S, DIMS).tables is None
 
 
-WHOLE = (
-    PathProduct,
-    RowRescore,
-    PairBias,
-)  # need whole rows of scores, or a bias of each row's own position
+# need whole rows of scores, a bias of each row's own position, or a factor for each channel
+WHOLE = (PathProduct, RowRescore, PairBias, ChannelDecay)
 
 
 @pytest.mark.parametrize("case", [c for c in CAUSAL if not terms(c, *WHOLE)], ids=str)

@@ -94,8 +94,13 @@ def test_terms_trace_under_explicit_axes(case, mesh):
             return enc.terms(params, util.DIMS)[i]
 
         if isinstance(term, Rotation):
-            data(lambda p, q, at, own=own: own(p).rotate("q", q, at), q, at)
-            data(lambda p, q, at, own=own: own(p).rotate("k", q, at), q, at)
+            for side in "qk":
+
+                def rotated(params, x, q, at, own=own, side=side):
+                    state = own(params).state
+                    return own(params).rotate(side, q, at, state and state(x, at))
+
+                data(rotated, x, q, at)
         elif isinstance(term, DistanceTerm | DistanceFormula):
             data(lambda p, away, own=own: own(p).at(away), away, axis=1)
         elif isinstance(term, PairBias):

@@ -32,7 +32,8 @@ KNOWN = (
     *("bipe", "rope_2d", "swin", "alibi_2d", "sinusoidal_2d"),
     *("learned_2d", "cpb", "mrope", "layoutlmv3", "proportional"),
     *("pope", "lerope", "log_length", "selective_rope", "wall", "clipped_rope"),
-    *("inkling", "sink"),
+    *("inkling", "sink", "grape_ap", "path", "stick_breaking", "dual_chunk"),
+    *("rope_mixed", "rotated_values"),
 )
 
 

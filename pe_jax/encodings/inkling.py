@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import RelativeState, Rotation, State
-from pe_jax.numerics.arrays import align
+from pe_jax.numerics.arrays import align, take
 from pe_jax.validation import is_int, is_real, require
 
 
@@ -44,7 +44,7 @@ def clip_norm(x: jax.Array, most: float | None) -> jax.Array:
 def profile(profiles: jax.Array, distance: jax.Array) -> jax.Array:
     """The profiles [C, extent] at distances [*n], zeros outside of them: float32 [1, *n, C]."""
     extent = profiles.shape[1]
-    rows = jnp.moveaxis(jnp.take(profiles, jnp.clip(distance, 0, extent - 1), axis=1), 0, -1)
+    rows = jnp.moveaxis(take(profiles, jnp.clip(distance, 0, extent - 1), 1), 0, -1)
     inside = (distance >= 0) & (distance < extent)
     return jnp.where(inside[..., None], rows, 0)[None]
 

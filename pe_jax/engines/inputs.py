@@ -92,10 +92,10 @@ def causal(encoding: Encoding, causal: bool | None, masked: bool = False) -> boo
 
 def alike(encoding: Encoding) -> str:
     """What is wrong, and the fix, where a one-sided scheme sees later tokens."""
-    return (
-        f"all later tokens look alike to {title(encoding)}; make it with bidirectional=True, or"
-        " pass causal=True"
-    )
+    fix = "pass causal=True"
+    if any(hasattr(part, "bidirectional") for part in getattr(encoding, "parts", (encoding,))):
+        fix = f"make it with bidirectional=True, or {fix}"
+    return f"all later tokens look alike to {title(encoding)}; {fix}"
 
 
 def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:

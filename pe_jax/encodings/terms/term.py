@@ -150,11 +150,8 @@ def halves(state: State, states: Any) -> tuple[jax.Array, jax.Array]:
 def state_product(state: State, states: Any) -> jax.Array:
     """The dot products of the halves of all pairs: float32 [B or 1, H, T, S]."""
     rows, columns = halves(state, states)
-    batch = max(len(rows), len(columns))
-    rows = jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
-    columns = jnp.broadcast_to(columns, (batch, *columns.shape[1:]))
     exact = jax.lax.Precision.HIGHEST
-    return jnp.einsum("bhtc,bhsc->bhts", rows, columns, precision=exact)
+    return jnp.einsum("...tc,...sc->...ts", rows, columns, precision=exact)
 
 
 @dataclasses.dataclass(frozen=True)
