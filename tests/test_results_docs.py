@@ -1,5 +1,6 @@
 """The figures of docs/results.md are drawn from the tables beside them, and say what these say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ def test_the_figure_of_differences_has_the_numbers_of_the_verdicts(stem):
     means = {(name, length): mean for name, _, length, mean, *_ in drawn.rows}
     decided = results_docs.rows_of(FIGURES / f"{stem}_verdicts.csv")
     compared = [row for row in decided if row["difference"]]
-    assert len(compared) == 10
+    assert len(compared) == (20 if stem == "field_2026" else 10)
     for row in compared:
         assert means[row["encoding"], int(row["length"])] == pytest.approx(float(row["difference"]))
-    assert "rope loses its lead over alibi by 256" in drawn.alt
+    assert re.search(r"rope loses its lead over alibi( and grape_ap)? by 256", drawn.alt)
 
 
 def test_differences_of_verdicts_alone_make_the_same_figure():

@@ -26,7 +26,7 @@ from pe_jax.training.config import PROTOCOLS, EvalConfig, OptimizerConfig
 from pe_jax.training.optimizer import schedule
 
 REFERENCE = "rope"
-TRAINED = {"novels": 128, "extrapolation": 64}
+TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64}
 EXTENDED = 256  # what configs/extend.py trains at
 COMPARED = CompareConfig(steps=500, optimizer=OptimizerConfig(learning_rate=0.01))  # `make compare`
 
