@@ -178,9 +178,10 @@ def sink_gpt_oss(rng, length, heads, kv_heads):
 
 
 def fox_fla(rng, length, heads, kv_heads):
+    """Gates near 1: its running sum is one float32 number, and rounds what is large."""
     modeling_fla, inputs = _fla("forgetting_attn"), random_qkv(rng, length, heads, kv_heads)
     width, run = heads * HEAD_DIM, modeling_fla.naive_forgetting_attn
-    gates = {"x": normal(rng, BATCH, length, width), "bias": normal(rng, heads)}
+    gates = {"x": normal(rng, BATCH, length, width), "bias": 4 + normal(rng, heads)}
     gates["weight"] = normal(rng, width, heads, scale=width**-0.5)
     logs = nn.functional.logsigmoid(gates["x"] @ gates["weight"] + gates["bias"])
     return inputs | gates, {"output": run(*inputs.values(), logs)}
