@@ -167,13 +167,15 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
         assert temporary(2048) < 2.5 * temporary(1024), spec
 
 
-def test_a_sum_needs_one_view_of_each_key():
-    (encoding,) = pe_jax.parse("cope+rerope")
+@pytest.mark.parametrize("spec", ["cope+rerope", "cope+wall"])
+def test_a_sum_needs_one_view_of_each_key(spec):
+    (encoding,) = pe_jax.parse(spec)
     q = jnp.zeros((1, 8, H, E))
     given = {"encoding": encoding, "params": util.random_params(encoding)}
-    with pytest.raises(ValueError, match="'tiled': CoPE.ReRoPE needs whole rows of scores"):
+    given["x"] = util.flat(q)
+    with pytest.raises(ValueError, match="'tiled': CoPE.(ReRoPE|Wall) needs whole rows of scores"):
         pe_jax.attention(q, q, q, **given, implementation="tiled")
-    with pytest.raises(ValueError, match="no RowSum of two views"):
+    with pytest.raises(ValueError, match="no RowSum of several views or fading channels"):
         pe_jax.attention(q, q, q, **given, implementation=SMALL)
     assert pe_jax.attention(q, q, q, **given).shape == q.shape
 

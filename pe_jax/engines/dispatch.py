@@ -114,8 +114,7 @@ def _choose(call: Call) -> tuple[str, int, str]:
 
 def _is_dense(terms: tuple) -> bool:
     """Whether only the dense engine has all products of a row: tiles have one view, or fade."""
-    one_view = kinds.views(terms) is None and kinds.decay(terms) is None
-    summed = select(terms, RowSum) and not one_view
+    summed = select(terms, RowSum) and not kinds.has_plain_products(terms)
     return bool(summed or select(terms, RowRescore, kinds.PathProduct))
 
 

@@ -2,7 +2,8 @@
 
     x      + Input                                                    (once, before the first layer)
     q', k' = Rotation(q + QueryBias), Rotation(k);    v' = ValueRotation(v)
-    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)
+    score  = scale·(q'·k' + (q + u)·RelativeKeys + k·RelativeQueries)     (q'·k' or ChannelDecay
+                                                                            or PathProduct)
              + DistanceFormula + DistanceBias + PairBias                      (from positions)
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowSum                                    (from sums of gates along the row)
@@ -64,6 +65,7 @@ from pe_jax.encodings.terms.tuples import (
     check,
     check_known,
     decay,
+    has_plain_products,
     logit_cap,
     reads_lse,
     reads_places,
@@ -113,6 +115,7 @@ __all__ = [
     "decay",
     "fade",
     "halves",
+    "has_plain_products",
     "kind",
     "logit_cap",
     "mix_bits",

@@ -24,6 +24,11 @@ def sums_rows(terms: tuple) -> bool:
     return bool(select(terms, RowSum, RowRescore, PathProduct))
 
 
+def has_plain_products(terms: tuple) -> bool:
+    """Whether q·k of every pair is one product of matrices: one view, and no channel fades."""
+    return views(terms) is None and decay(terms) is None
+
+
 def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
     """Raises ValueError for a term of another kind, which the engine would ignore."""
     for term in terms:

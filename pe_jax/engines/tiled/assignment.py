@@ -33,11 +33,11 @@ def assign(
       bands: whether tiles lie so that bands can serve them; else windows do.
 
     Raises:
-      ValueError: no way knows a kind; sums along rows that two views share.
+      ValueError: no way knows a kind; sums along rows of products with several views or that fade.
     """
-    one_view = kinds.views(terms) is None and kinds.decay(terms) is None
-    if kinds.select(terms, kinds.RowSum) and not one_view:
-        raise ValueError("the tiled engine has no RowSum of two views; pass 'dense'")
+    if kinds.select(terms, kinds.RowSum) and not kinds.has_plain_products(terms):
+        what = "RowSum of several views or fading channels"
+        raise ValueError(f"the tiled engine has no {what}; pass 'dense'")
     # Bands leave a constant out of each row's scores, which a cap would not.
     bands &= kinds.logit_cap(terms) is None
     # Beside windows no tile is plain, and they take what has a horizon for next to nothing.
