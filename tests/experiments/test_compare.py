@@ -18,11 +18,11 @@ import pytest
 
 from experiments.programs import compare
 from experiments.reporting import comparison_report
-from experiments.running import parallel_runs, signals
+from experiments.running import parallel_runs, rate_search, signals
 from experiments.running import training_loop as program
 from experiments.running.run_names import find, short_names
 from experiments.running.run_names import folder as folder_of
-from experiments.running.sweep_configs import CompareConfig, rate_pairs
+from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training import corpus, sharding
 from pe_jax.training.config import PROTOCOLS, EvalConfig
 from pe_jax.validation import ConfigError
@@ -149,7 +149,7 @@ def test_encoding_rates_are_a_choice_for_schemes_with_parameters_alone(tmp_path,
     rates = given.get("rates", (OPTIMIZER.learning_rate,))
     plain = [(rate, 1.0) for rate in rates]
     own = [(rate, float(x)) for rate in rates for x in given.get("encoding_rates", (10,))]
-    assert rate_pairs(config, "nope") == plain and rate_pairs(config, "t5+rope") == own
+    assert rate_search.grid(config, "nope") == plain and rate_search.grid(config, "t5+rope") == own
     tried = [pairs if len(pairs) > 1 else [] for pairs in (plain, own)]
     assert [compare.checks(config, spec) for spec in ("rope", "rope,kerple")] == tried
 
