@@ -14,7 +14,7 @@ from tests.reporting.comparisons import SEEDS, Page, printed, table
 pytestmark = pytest.mark.xdist_group("report")
 
 
-def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fake):
+def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fake, no_pictures):
     grid = {"rope": (2.5, 2.1, 2.3), "alibi": (None, 2.6, 2.2), "nope": (None, None, None)}
     used = {"rope": 0.01, "alibi": 0.1, "nope": 0.001}
     folder = fake([*grid], speed=False, rates=[0.001, 0.01, 0.1], rate_steps=50)
@@ -48,7 +48,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     assert shown["rope", "0.01"]["used"] == "True" and shown["alibi", "0.001"]["loss"] == ""
 
 
-def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
+def test_rates_of_encodings_are_part_of_the_grid(fake, no_pictures):
     losses = {
         "rope": {(0.01, 1.0): 2.1, (0.03, 1.0): 2.2, (0.1, 1.0): 2.3},
         "t5": {(0.01, 1.0): 2.9, (0.01, 30.0): 2.5, (0.03, 1.0): 2.8, (0.03, 30.0): 2.4},
