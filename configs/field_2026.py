@@ -8,7 +8,7 @@
 The model and the data are those of configs/compare.py: 2 layers of width 64 that read the embedded
 source code as bytes, trained at 64 and tested to 512. For each scheme three learning rates are
 tried in runs of full length, for the eight with parameters each with three multiples of it for
-these, and where the best has a neighbour that the grid lacks, up to three rounds beyond it. The
+these, and where the best has a neighbour that the grid lacks, up to five rounds beyond it. The
 best on validation text at 64 is kept, and its run is the first seed's.
 
 Two results of the first contradict papers, and the other two ask why. `bases`: RoPE and PoPE with
@@ -56,7 +56,7 @@ def get_config(part: str = "field") -> CompareConfig:
         steps=500,
         rates=(5e-3, 1e-2, 2e-2),
         encoding_rates=(1.0, 5.0, 25.0),
-        rate_rounds=3,
+        rate_rounds=5,
         rate_steps=500,
         model=ModelConfig(qk_norm=part == "qk_norm"),
         eval=EvalConfig(windows=12, split="test", every=50),
