@@ -25,7 +25,6 @@ from tests.util import DIMS, B, E, H, K, T, assert_close
 ROPE, NOPE = pe_jax.make("rope"), pe_jax.make("nope")
 SIZES = ModelConfig(vocab=31, width=32, heads=2, kv_heads=1)
 CAUSAL = [c for c in util.CASES if c.causal and c.encoding.claims.axes == 1]
-FIRST = [*{c.name.split("(")[0]: c for c in reversed(CAUSAL)}.values()][::-1]  # one a scheme
 
 
 def model(encoding: str, **fields) -> Transformer:
@@ -208,15 +207,12 @@ def in_a_cache(case, window: int, sinks: int, first: int):
     assert past.capacity == (T if whole_rows else window + sinks)
 
 
-@pytest.mark.parametrize("case", FIRST, ids=str)
+@util.of_each_kind(CAUSAL)
 def test_a_cache_of_the_window_gives_what_the_whole_row_gives(case):
     in_a_cache(case, 4, 0, first=0)
 
 
-WITH_SINKS = "rope alibi t5 shaw transformer_xl fox cope sink inkling selective_rope tupe".split()
-
-
-@pytest.mark.parametrize("case", [c for c in FIRST if c.name.split("(")[0] in WITH_SINKS], ids=str)
+@util.of_each_kind(CAUSAL)
 def test_a_cache_of_window_and_sinks_after_a_prompt_gives_what_the_whole_row_gives(case):
     in_a_cache(case, 5, 2, first=6)
 
