@@ -21,7 +21,7 @@ from pe_jax.training import data, tokenizer
 
 
 def logits_of(model, length: int, skip: bool, note=None):
-    """A compiled forward pass; `note` gets the share of visible tiles that each group leaves out."""
+    """A compiled forward pass; `note` gets the share of visible tiles that a group leaves out."""
     can_skip, tiles = negligible.can_skip, negligible.negligible_tiles
 
     def counted(*args):
