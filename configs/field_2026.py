@@ -2,12 +2,19 @@
 
     python -m experiments.compare --config=configs/field_2026.py
     python -m experiments.compare --config=configs/field_2026.py --config.data=text:DIR
+    python -m experiments.compare --config=configs/field_2026.py:bases
+    python -m experiments.compare --config=configs/field_2026.py:qk_norm
 
 The model and the data are those of configs/compare.py: 2 layers of width 64 that read the embedded
 source code as bytes, trained at 64 and tested to 512. For each scheme three learning rates are
 tried in runs of full length, for the eight with parameters each with three multiples of it for
-these; the best on validation text at 64 is kept, and its run is the first seed's: 81 checks, of
-which 11 go on, and 44 more runs.
+these, and where the best has a neighbour that the grid lacks, up to five rounds beyond it. The
+best on validation text at 64 is kept, and its run is the first seed's.
+
+Two results of the first contradict papers, and the other two ask why. `bases`: RoPE and PoPE with
+base 100 as well, where half of the channels turn fully within 64 tokens; it is a quarter with
+10,000, which gives 0.55 at the 1,024 tokens of PoPE's paper. `qk_norm`: GRAPE-AP, ALiBi, FoX and
+RoPE with normalized queries and keys, as in the code of GRAPE's authors.
 
 Expect (docs/results.md) T5 and Inkling ahead of RoPE at 64, GRAPE-AP, ALiBi and NoPE behind; at 512
 RoPE, PoPE, Selective RoPE and RoPE with sinks fail, as no distance beyond 64 was trained, and FoX,
@@ -15,32 +22,42 @@ Wall, GRAPE-AP and ALiBi, which forget, stay flat.
 """
 
 from experiments.running.sweep_configs import CompareConfig
+from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig
 
+FIELD = (
+    "nope",
+    "t5",
+    "rope",
+    "alibi",
+    "rope+sink",
+    "pope",
+    "selective_rope",
+    "inkling(extent={length})",
+    "fox",
+    "grape_ap",
+    "wall",
+)
+ENCODINGS = {
+    "field": FIELD,
+    "bases": ("rope", "pope", "rope(base=100.0)", "pope(base=100.0)"),
+    "qk_norm": ("rope", "alibi", "fox", "grape_ap"),
+}
 
-def get_config() -> CompareConfig:
+
+def get_config(part: str = "field") -> CompareConfig:
     return CompareConfig(
-        workdir="runs/field_2026",
-        encodings=(
-            "nope",
-            "t5",
-            "rope",
-            "alibi",
-            "rope+sink",
-            "pope",
-            "selective_rope",
-            "inkling(extent={length})",
-            "fox",
-            "grape_ap",
-            "wall",
-        ),
-        baseline="nope",
+        workdir="runs/field_2026" + f"_{part}" * (part != "field"),
+        encodings=ENCODINGS[part],
+        baseline=ENCODINGS[part][0],
         reference="rope",
         seeds=5,
         batch=16,
         steps=500,
         rates=(5e-3, 1e-2, 2e-2),
         encoding_rates=(1.0, 5.0, 25.0),
+        rate_rounds=5,
         rate_steps=500,
+        model=ModelConfig(qk_norm=part == "qk_norm"),
         eval=EvalConfig(windows=12, split="test", every=50),
     )

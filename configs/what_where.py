@@ -5,9 +5,10 @@
 An encoder of three layers reads a string and what is asked for, and writes one letter: whole
 answers right are the accuracy. It is trained on questions of up to 16 symbols and tested at 24 and
 36. Each of two learning rates is tried with the first seed, for schemes with parameters each with
-two multiples of it for these: 126 runs. Expected, not yet measured: `index_content` is solved by
-all, NoPE included, `index_place` by all that know order, and `index_both`, which needs both at
-once, separates them; where no scheme solves it, it needs more steps than these.
+two multiples of it for these, and up to two rounds of neighbours of the best. Expected, not yet
+measured: `index_content` is solved by all, NoPE included, `index_place` by all that know order, and
+`index_both`, which needs both at once, separates them; where no scheme solves it, it needs more
+steps than these.
 """
 
 from experiments.running.sweep_configs import TasksConfig
@@ -35,5 +36,6 @@ def get_config() -> TasksConfig:
         steps=1_500,
         rates=(1e-3, 3e-3),
         encoding_rates=(1.0, 10.0),
+        rate_rounds=2,
         model=ModelConfig(causal=False, layers=3),
     )

@@ -13,7 +13,7 @@ import pe_jax
 from pe_jax import masks
 from pe_jax.engines.sharded.layout import BlockPermuted, RowSharded
 from pe_jax.engines.tiled import Tiled, TileSizes
-from tests.util import assert_close, noise, random_params
+from tests.util import assert_close, jit, noise, random_params
 
 B, T, H, K, E = 2, 40, 4, 2, 8
 DIMS = pe_jax.Dims(H * E, H, K, E)
@@ -68,7 +68,7 @@ def test_tiles_give_what_dense_gives_with_every_option(scheme, name):
         return (out * noise(*out.shape)).sum() + (jnp.maximum(lse, -9) * noise(*lse.shape)).sum()
 
     results = [
-        jax.value_and_grad(functools.partial(run, engine), argnums=(0, 1, 2, 3))(params, *QKV)
+        jit(jax.value_and_grad(functools.partial(run, engine), argnums=(0, 1, 2, 3)))(params, *QKV)
         for engine in ("dense", TILED)
     ]
     jax.tree.map(functools.partial(assert_close, tol=1e-4), *results)
@@ -159,8 +159,10 @@ def test_a_cache_decodes_with_sinks_and_caps(scheme):
     x = noise(B, T, DIMS.width, seed=4)
     whole = pe_jax.attention(*QKV, encoding=encoding, params=params, terms=terms, x=x)
     cache = pe_jax.cache.empty(encoding, B, T, DIMS, params=params)
-    extend = functools.partial(
-        pe_jax.cache.extend, encoding=encoding, params=params, dims=DIMS, terms=terms
+    extend = jit(
+        functools.partial(
+            pe_jax.cache.extend, encoding=encoding, params=params, dims=DIMS, terms=terms
+        )
     )
     out, cache = extend(cache, *(a[:, :30] for a in QKV), x=x[:, :30])
     parts = [out]
@@ -275,8 +277,11 @@ OF_HEADS = "t5 alibi+rope shaw(clip=4) fox transformer_xl cope grape_ap".split()
 OF_HEADS += ["rope_mixed", "rotated_values"]
 
 
-@pytest.mark.parametrize("engine", ["dense", TILED])
-@pytest.mark.parametrize("scheme", [*OF_HEADS, *OWN])
+@pytest.mark.parametrize(
+    "scheme, engine",
+    [(scheme, TILED) for scheme in [*OF_HEADS, *OWN]]
+    + [(scheme, "dense") for scheme in ("t5", "fox", "cope", *OWN)],
+)
 def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
     devices, auto = jax.devices()[:2], (AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("model",), auto, devices=devices)
@@ -304,7 +309,7 @@ def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
         return (f(params, x, *qkv) * noise(B, T, H, E)).sum()
 
     got, want = (
-        jax.jit(jax.value_and_grad(functools.partial(total, f), argnums=(0, 1, 2, 3)))(params, *QKV)
+        jit(jax.value_and_grad(functools.partial(total, f), argnums=(0, 1, 2, 3)))(params, *QKV)
         for f in (shared, run)
     )
     assert_close(got, want, tol=1e-4)

@@ -147,7 +147,7 @@ def test_a_step_copies_no_cache(case):
     assert not [line for line in text.splitlines() if " copy(" in line and shape in line]
 
 
-@each
+@util.of_each_kind(CAUSAL + MIXED)
 def test_decoding_equals_attention_far_beyond_the_horizon(case):
     qkv = util.inputs(N)
     assert_close(decode(case, qkv, past(case)), whole(case, qkv))

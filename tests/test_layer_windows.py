@@ -175,29 +175,46 @@ def test_operations_are_counted_layer_by_layer():
 # Decoding.
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
-@pytest.mark.parametrize("window, sinks, sizes", [(4, 0, (1,) * T), (5, 2, (6, 1, 1, 3, 2))])
-def test_a_cache_of_the_window_gives_what_the_whole_row_gives(case, window, sinks, sizes):
+def in_a_cache(case, window: int, sinks: int, first: int):
+    """Asserts that `first` tokens, then one at a time, give what the whole row gives."""
     params, qkv = util.random_params(case.encoding), util.inputs()
     options = {"encoding": case.encoding, "params": params, "dims": DIMS, "embedded": True}
     mask = {"window": window, "sinks": sinks}
-    whole = pe_jax.attention(*qkv, x=util.flat(qkv[0]), implementation="dense", **options, **mask)
+
+    def extend(past, part):
+        return cache.extend(past, *part, x=util.flat(part[0]), **options, **mask)
+
+    def step(past, token):
+        out, past = extend(past, [x[:, None] for x in token])
+        return past, out[:, 0]
 
     @util.jit
-    def decode(qkv):
-        past, at, outs = cache.empty(case.encoding, B, T, DIMS, params=params, **mask), 0, []
-        for size in sizes:
-            part = [x[:, at : at + size] for x in qkv]
-            out, past = cache.extend(past, *part, x=util.flat(part[0]), **options, **mask)
+    def both(qkv):
+        past, outs = cache.empty(case.encoding, B, T, DIMS, params=params, **mask), []
+        if first:
+            out, past = extend(past, [x[:, :first] for x in qkv])
             outs.append(out)
-            at += size
-        return jnp.concatenate(outs, axis=1), past
+        past, rest = jax.lax.scan(step, past, [jnp.moveaxis(x[:, first:], 1, 0) for x in qkv])
+        whole = pe_jax.attention(
+            *qkv, x=util.flat(qkv[0]), implementation="dense", **options, **mask
+        )
+        return jnp.concatenate([*outs, jnp.moveaxis(rest, 0, 1)], axis=1), whole, past
 
-    out, past = decode(qkv)
+    out, whole, past = both(tuple(map(jnp.asarray, qkv)))
     assert_close(out, whole)
     whole_rows = sums_rows(tuple(util.terms(case.encoding)))
     whole_rows |= sinks > 0 and bool(util.terms(case.encoding, DistanceTerm))
     assert past.capacity == (T if whole_rows else window + sinks)
+
+
+@util.of_each_kind(CAUSAL)
+def test_a_cache_of_the_window_gives_what_the_whole_row_gives(case):
+    in_a_cache(case, 4, 0, first=0)
+
+
+@util.of_each_kind(CAUSAL)
+def test_a_cache_of_window_and_sinks_after_a_prompt_gives_what_the_whole_row_gives(case):
+    in_a_cache(case, 5, 2, first=6)
 
 
 @pytest.mark.parametrize("spec", ["rope", "alibi", "fox", "t5(num_buckets=6,max_distance=9)+rope"])
@@ -205,13 +222,19 @@ def test_tiles_take_the_rows_of_a_ring_in_any_order(spec):
     (encoding,), qkv = pe_jax.parse(spec), util.inputs()
     params, mask = util.random_params(encoding), {"window": 5, "implementation": util.TILED}
     options = {"encoding": encoding, "params": params, "dims": DIMS, **mask}
-    whole = pe_jax.attention(*qkv, x=util.flat(qkv[0]), **options)
-    past, at = cache.empty(encoding, B, T, DIMS, window=5), 0
-    for size in (6, 1, 4, 2):
-        part = [x[:, at : at + size] for x in qkv]
-        out, past = cache.extend(past, *part, x=util.flat(part[0]), **options)
-        assert_close(out, whole[:, at : at + size])
-        at += size
+
+    @util.jit
+    def both(qkv):
+        past, at, outs = cache.empty(encoding, B, T, DIMS, window=5), 0, []
+        for size in (6, 1, 4, 2):
+            part = [x[:, at : at + size] for x in qkv]
+            out, past = cache.extend(past, *part, x=util.flat(part[0]), **options)
+            outs.append(out)
+            at += size
+        whole = pe_jax.attention(*qkv, x=util.flat(qkv[0]), **options)
+        return jnp.concatenate(outs, axis=1), whole
+
+    assert_close(*both(tuple(map(jnp.asarray, qkv))))
 
 
 def test_a_ring_holds_the_sinks_and_the_last_tokens():
@@ -252,9 +275,10 @@ def test_positions_of_ones_own_go_through_a_ring():
     options = {"encoding": ROPE, "params": pe_jax.Params({}, {}), "dims": DIMS}
     whole = pe_jax.attention(*qkv, q_positions=places, implementation="dense", **options, **mask)
     past = cache.empty(ROPE, B, T, DIMS, **mask)
+    extend = util.jit(lambda past, part, here: cache.extend(past, *part, here, **options, **mask))
     for at in range(T):
         part, here = [x[:, at : at + 1] for x in qkv], places[:, at : at + 1]
-        out, past = cache.extend(past, *part, here, **options, **mask)
+        out, past = extend(past, part, here)
         assert_close(out, whole[:, at : at + 1])
     with pytest.raises(ValueError, match="the cache's positions are not 0, 1, 2"):
         jax.jit(lambda part: cache.extend(past, *part, **options, **mask))(part)

@@ -26,8 +26,6 @@ from tests.util import DIMS, SINGLE, SUMS, B, Case, E, H, K, assert_close, flat,
 T = 48  # on four devices: twelve tokens each, in four tiles of three
 IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
 CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, PathProduct, RowRescore, RowSum)]
-KINDS = "learned shaw transformer_xl t5 deberta alibi tupe fox wavlm inkling sink rerope".split()
-KINDS += ["wall", "selective_rope"]
 SLOW = pytest.mark.slow
 SMALL = Tiled(TileSizes(3, 3, group=(1, 2), sub_blocks=(1,)))  # few tokens are many tiles
 T5 = "t5(num_buckets=6,max_distance=9)"
@@ -107,13 +105,7 @@ SHARED = [  # by each way to evaluate a scheme
 # Every scheme.
 
 
-def marked(case: Case):
-    first = next(c for c in CASES if type(c.encoding) is type(case.encoding))
-    fast = case == first and case.name.partition("(")[0] in KINDS
-    return pytest.param(case, id=case.name, marks=() if fast else SLOW)
-
-
-@pytest.mark.parametrize("case", [marked(case) for case in CASES])
+@util.of_each_kind(CASES)
 def test_a_ring_is_one_device_forward_and_backward(case):
     """Packed rows, grouped heads, padding: the last device sees nothing of any."""
     check(case, BlockPermuted(mesh(seq=4), balanced=case.causal), ids=IDS)

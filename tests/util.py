@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pe_jax
 from pe_jax import Encoding, Params, Sum
@@ -162,6 +163,20 @@ SUMS = [_sum(*names) for names in (("shaw", "t5"), ("t5", "alibi"), ("fire", "t5
     _sum(name, "rope") for name in "sinusoidal shaw transformer_xl t5 deberta alibi".split()
 ]
 CASES = SINGLE + SUMS
+
+# A scheme of each kind of term and state. What follows from these alone is tested for them; that it
+# holds for every scheme takes minutes, and is left to `pytest -m slow`.
+KINDS = "learned rope pope selective_rope alibi t5 shaw deberta transformer_xl fire tupe fox wavlm"
+KINDS += " wall inkling sink rerope cope rotated_values"
+
+
+def of_each_kind(cases: list[Case]):
+    """Parametrises `case` over all; but for the first of each of `KINDS`, they are slow."""
+    first = {c.name.partition("(")[0]: c for c in reversed(cases)}
+    quick = {first[name] for name in KINDS.split() if name in first}
+    marks = [() if case in quick else pytest.mark.slow for case in cases]
+    params = [pytest.param(c, id=c.name, marks=mark) for c, mark in zip(cases, marks, strict=True)]
+    return pytest.mark.parametrize("case", params)
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

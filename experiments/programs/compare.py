@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from experiments.measuring import flops, model_speed
 from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
-from experiments.running import launch, signals
+from experiments.running import launch, rate_search, signals
 from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
 from experiments.running.parallel_runs import run_in_parallel, run_meshes
@@ -27,7 +27,7 @@ from experiments.running.provenance import command, environment, save_json
 from experiments.running.references import with_references
 from experiments.running.run_names import folder, short_names
 from experiments.running.run_table import RunTable
-from experiments.running.sweep_configs import CompareConfig, rate_pairs
+from experiments.running.sweep_configs import CompareConfig
 from experiments.running.training_loop import (
     Diverged,
     Source,
@@ -56,9 +56,9 @@ def names(config: CompareConfig) -> dict[str, str]:
     return {name: spec for spec, name in short_names(config.specs()).items()}
 
 
-def checks(config: CompareConfig, spec: str) -> list[tuple[float, float]]:
+def checks(config: CompareConfig, spec: str) -> list[rate_search.Pair]:
     """The (learning rate, encoding rate) pairs to try for a scheme; empty if there is only one."""
-    pairs = rate_pairs(config, spec)
+    pairs = rate_search.grid(config, spec)
     return pairs if len(pairs) > 1 else []
 
 
@@ -83,7 +83,7 @@ def with_encoding(config: CompareConfig, spec: str) -> CompareConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, encoding=spec))
 
 
-def with_rates(optimizer: OptimizerConfig, pair: results.Pair) -> OptimizerConfig:
+def with_rates(optimizer: OptimizerConfig, pair: rate_search.Pair) -> OptimizerConfig:
     """The optimizer with a learning rate, and a multiple of it for parameters of encodings."""
     learning_rate, encoding_rate = pair
     return dataclasses.replace(optimizer, learning_rate=learning_rate, encoding_rate=encoding_rate)
@@ -135,6 +135,7 @@ def manifest(config: CompareConfig, source: Source, encodings: dict[str, str]) -
         "rates": [float(rate) for rate in config.rates],
         "encoding_rates": [float(multiple) for multiple in config.encoding_rates],
         "rate_steps": config.rate_steps,
+        "rate_rounds": config.rate_rounds,
         "note": note,
     }
 
@@ -263,20 +264,26 @@ class MissingRuns:
         if self.stop.signal is None:
             self._remove_checkpoints(name)
 
-    def _best_rates(self, name: str, mesh: Mesh) -> results.Pair:
+    def _best_rates(self, name: str, mesh: Mesh) -> rate_search.Pair:
         """Tries all rates of an encoding; returns the best (learning rate, encoding rate)."""
         config, pairs = self.config, self.checks[name]
         if not pairs:
-            return rate_pairs(config, self.evaluators[name].trainer.config.encoding)[0]
+            return rate_search.grid(config, self.evaluators[name].trainer.config.encoding)[0]
         fields: Any = {"steps": config.rate_steps, "eval": check_evaluation(config)}
-        for pair in pairs:
+
+        def loss(pair: rate_search.Pair) -> float:
             path = results.rate_folder(self._folder(name), *pair)
             run = self._run(name, path, pair, **fields)
             label = f"{name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
+            if pair not in pairs:
+                self.table.add(name, config.rate_steps)
             self._finish(name, run, label, self.validation, mesh)
-        place = Path(config.workdir), self._folder(name)
-        runs = results.read_checks(*place, pairs, config.seed)
-        return results.best_rate(results.rate_losses(runs, config.length))
+            place = Path(config.workdir), self._folder(name)
+            return results.rate_loss(results.read_check(*place, pair, config.seed), config.length)
+
+        losses = rate_search.search(pairs, loss, config.rate_rounds)
+        self.checks[name] = [*losses]
+        return rate_search.best(losses)
 
     def _is_checked(self, name: str, seed: int) -> bool:
         """Whether the check of the best rates is this seed's run: same steps, data, weights."""
@@ -284,7 +291,7 @@ class MissingRuns:
         same_run = seed == config.seed and config.rate_steps == config.steps
         return bool(self.checks[name]) and same_run
 
-    def _continue_check(self, name: str, pair: results.Pair, run: Config) -> None:
+    def _continue_check(self, name: str, pair: rate_search.Pair, run: Config) -> None:
         """Lets a run begin where the check at its rates ended, so that only evaluation is left.
 
         A run that was interrupted, or whose check has no checkpoint, trains as any other.
@@ -322,7 +329,7 @@ class MissingRuns:
         if self.stop.signal is None:
             self.table.finish(label)
 
-    def _run(self, name: str, path: Path, pair: results.Pair, **fields: Any) -> Config:
+    def _run(self, name: str, path: Path, pair: rate_search.Pair, **fields: Any) -> Config:
         config = self.config
         common = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
         common |= {

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.reporting import plotting, tasks_report
-from experiments.reporting.results import Pair, rates_name
-from experiments.running import launch, signals
+from experiments.reporting.results import rates_name
+from experiments.running import launch, rate_search, signals
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
+from experiments.running.rate_search import Pair
 from experiments.running.references import with_references
 from experiments.running.run_table import Reporter
 from experiments.running.short_runs import Trials, completed
-from experiments.running.sweep_configs import TasksConfig, rate_pairs
+from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses
@@ -231,8 +233,22 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
         return {**result, **dict(zip(RATES, pair, strict=True))}
 
     first, *others = range(config.seed, config.seed + config.seeds)
-    pairs = rate_pairs(config, entry[0])
-    by_task = {name: {first: best([trial(name, p, first) for p in pairs])} for name in config.tasks}
+    pairs = rate_search.grid(config, entry[0])
+
+    def with_best_rates(name: str) -> dict:
+        """The first seed's result."""
+        found = {}
+
+        def loss(pair: Pair) -> float:
+            if pair not in pairs:
+                trials.table.add(trials.folder, config.steps)
+            found[pair] = trial(name, pair, first)
+            loss = found[pair].get("validation_loss")
+            return math.inf if loss is None else loss
+
+        return found[rate_search.best(rate_search.search(pairs, loss, config.rate_rounds))]
+
+    by_task = {name: {first: with_best_rates(name)} for name in config.tasks}
     for seed in others:
         for name, runs in by_task.items():
             pair = runs[first]["learning_rate"], runs[first]["encoding_rate"]
@@ -242,13 +258,7 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
 
 def count_runs(config: TasksConfig, entry: tuple[str, str]) -> int:
     """The number of runs of an encoding with its positions."""
-    return len(config.tasks) * (len(rate_pairs(config, entry[0])) + config.seeds - 1)
-
-
-def best(runs: list[dict]) -> dict:
-    """The run with the least loss on validation questions; the first if none has one."""
-    losses = [run.get("validation_loss") for run in runs]
-    return runs[int(np.argmin([np.inf if loss is None else loss for loss in losses]))]
+    return len(config.tasks) * (len(rate_search.grid(config, entry[0])) + config.seeds - 1)
 
 
 def digests(config: TasksConfig, saved: dict) -> dict:

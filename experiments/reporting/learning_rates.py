@@ -3,7 +3,8 @@
 import dataclasses
 import math
 
-from experiments.reporting.results import Pair, Results, Scheme, rate_losses
+from experiments.reporting.results import Results, Scheme, rate_loss
+from experiments.running.rate_search import Pair, neighbours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ def rates(results: Results) -> list[Rates]:
     """The rates that were tried and used, scheme by scheme."""
     length, rows = results.manifest["train_length"], []
     for scheme in results.schemes:
-        losses = rate_losses(scheme.checks, length)
+        losses = {pair: rate_loss(run, length) for pair, run in scheme.checks.items()}
         statuses = {pair: run.status for pair, run in scheme.checks.items()}
         used = _used(results, scheme)
         rows.append(Rates(scheme.name, losses, statuses, used, _remark(losses, used)))
@@ -51,20 +52,10 @@ def _remark(losses: dict[Pair, float], used: Pair | None) -> str:
         return "none of them gave a loss: the least was used"
     if used not in losses:
         return "not one of the grid"
-    rates, multiples = (sorted({pair[k] for pair in losses}) for k in (0, 1))
-    edges = [
-        _edge(rates, used[0], "of the grid"),
-        _edge(multiples, used[1], "multiple for the encoding"),
-    ]
-    return "; ".join(filter(None, edges))
-
-
-def _edge(grid: list[float], used: float, what: str) -> str:
-    """A remark if the best value is the first or the last of several that were tried."""
-    if len(grid) == 1 or used not in (grid[0], grid[-1]):
+    missing = [pair for pair in neighbours(losses, used) if pair not in losses]
+    if not missing:
         return ""
-    which, further = ("least", "smaller") if used == grid[0] else ("greatest", "greater")
-    return f"the {which} {what}: a {further} one may be better"
+    return f"an edge of what was tried: {' or '.join(map(pair_words, missing))} may be better"
 
 
 def pair_words(pair: Pair | None) -> str:
@@ -98,6 +89,8 @@ def rate_words(results: Results) -> str:
         of = f"the best of {multiples} times that {checked}"
         return f"one learning rate for all ({grid}), for parameters of encodings {of}"
     several = f", × {multiples} for parameters of encodings," if multiples != "1" else ""
+    if m.get("rate_rounds"):
+        several += " the outer ones only where the best was at an edge,"
     return f"the learning rate of each the best of {grid}{several} {checked}"
 
 

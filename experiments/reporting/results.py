@@ -7,13 +7,14 @@ results as such, and a cell that needs it says so, instead of a mean over the ot
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.reporting import statistics
+from experiments.running import rate_search
+from experiments.running.rate_search import Pair
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.checkpoint import BINDING
 from pe_jax.training.config import PROTOCOLS, from_json
@@ -26,12 +27,10 @@ REQUIRED = (
 )
 
 
-Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings
-
 REPORTED = "reported.json"  # the subjects of all reports so far
 
 # All runs of a comparison share these; the questions and the reference are declared before them.
-SAME = (*BINDING, "steps", "eval", "rates", "encoding_rates", "rate_steps")
+SAME = (*BINDING, "steps", "eval", "rates", "encoding_rates", "rate_rounds", "rate_steps")
 SAME += ("protocol", "reference", "smallest_effect")
 
 
@@ -295,34 +294,42 @@ def rates_name(rate: float, encoding_rate: float) -> str:
 
 def check_folder(workdir: Path, folder: str, pair: Pair) -> Path:
     """`rate_folder`, or its name in comparisons made before encoding rates existed."""
-    path, before = rate_folder(folder, *pair), Path("rates", folder, repr(float(pair[0])))
-    old = pair[1] == 1 and not (workdir / path).exists() and (workdir / before).exists()
-    return before if old else path
+    path = workdir / rate_folder(folder, *pair)
+    before = workdir / "rates" / folder / repr(float(pair[0]))
+    return before if pair[1] == 1 and not path.exists() and before.exists() else path
 
 
-def pairs(manifest: dict[str, Any], entry: dict[str, Any]) -> list[Pair]:
-    """The (rate, multiple) pairs to try for a scheme of the manifest."""
+def grid(manifest: dict[str, Any], entry: dict[str, Any]) -> list[Pair]:
+    """The (rate, multiple) pairs that a scheme of the manifest begins with."""
     checks = entry.get("checks")
     if checks is None:
         checks = [(rate, 1.0) for rate in manifest.get("rates", ())]
     return [(float(rate), float(multiple)) for rate, multiple in checks]
 
 
-def read_checks(workdir: Path, folder: str, pairs: Iterable[Pair], seed: int) -> dict[Pair, Run]:
-    """The short runs of an encoding, by (rate, multiple)."""
-    as_floats = [(float(rate), float(multiple)) for rate, multiple in pairs]
-    return {pair: _run(workdir / check_folder(workdir, folder, pair), seed) for pair in as_floats}
+def read_check(workdir: Path, folder: str, pair: Pair, seed: int) -> Run:
+    """The short run of an encoding with a (rate, multiple)."""
+    return _run(check_folder(workdir, folder, pair), seed)
 
 
-def rate_losses(checks: dict[Pair, Run], length: int) -> dict[Pair, float]:
-    """Loss at the training length by (rate, multiple); infinite if the run gave none."""
-    windows = {pair: run.windows(PROTOCOLS[0], length) for pair, run in checks.items()}
-    return {r: math.inf if isinstance(w, str) else float(w.mean()) for r, w in windows.items()}
+def rate_loss(check: Run, length: int) -> float:
+    """Loss at the training length; infinite if the run gave none."""
+    windows = check.windows(PROTOCOLS[0], length)
+    return math.inf if isinstance(windows, str) else float(windows.mean())
 
 
-def best_rate(losses: dict[Pair, float]) -> Pair:
-    """The pair with the least loss; ties, or all diverged: the least rate, then multiple."""
-    return min(losses, key=lambda pair: (losses[pair], *pair))
+def _read_checks(workdir: Path, folder: str, manifest: dict, entry: dict) -> dict[Pair, Run]:
+    """The short runs of an encoding, by (rate, multiple): its grid's, and those tried after it."""
+    checks = {}
+
+    def loss(pair: Pair) -> float:
+        checks[pair] = read_check(workdir, folder, pair, manifest["seeds"][0])
+        return rate_loss(checks[pair], manifest["train_length"])
+
+    pairs = grid(manifest, entry)
+    if pairs:
+        rate_search.search(pairs, loss, manifest.get("rate_rounds", 0))
+    return checks
 
 
 def read(workdir: Path) -> Results:
@@ -347,7 +354,7 @@ def read(workdir: Path) -> Results:
         if "\0" in folder or path.resolve().parent != (workdir / "runs").resolve():
             raise ConfigError(f"encoding {name!r}: its folder {folder!r} would be outside runs/")
         runs = {seed: _run(path / f"seed{seed}", seed) for seed in manifest["seeds"]}
-        checks = read_checks(workdir, folder, pairs(manifest, entry), manifest["seeds"][0])
+        checks = _read_checks(workdir, folder, manifest, entry)
         schemes.append(Scheme(name, str(entry["spec"]), index, runs, checks, folder))
     paths = workdir / "speed.json", workdir / REPORTED
     speed, reported = (_json(path) if path.is_file() else None for path in paths)

@@ -95,6 +95,12 @@ class RunTable(contextlib.AbstractContextManager):
     def _log_to_standard_error(self) -> None:
         logging.get_absl_handler().python_handler.setStream(sys.stderr)
 
+    def add(self, job: Hashable, steps: int) -> None:
+        """Plans one more run of a job, its next."""
+        with self.lock:
+            self.planned[job].insert(0, steps)
+            self.count += 1
+
     def skip(self, job: Hashable, label: str) -> None:
         """Counts the next run of a job, which was finished before this program started."""
         with self.lock:

@@ -3,8 +3,6 @@
 import dataclasses
 import re
 
-import jax
-
 from experiments.running.references import with_references
 from pe_jax import position_schemes
 from pe_jax.config_fields import (
@@ -48,22 +46,6 @@ def choices_field(high: float) -> tuple[float, ...]:
     )
 
 
-def rate_pairs(config: "CompareConfig | TasksConfig", spec: str) -> list[tuple[float, float]]:
-    """The (learning rate, encoding rate) pairs to choose from for a scheme.
-
-    Several encoding rates are listed only for a scheme that has parameters.
-    """
-    pattern = dataclasses.replace(config.model, encoding=spec).pattern
-    dims = config.model.dims
-    shapes = [jax.eval_shape(lambda e=e: e.init(jax.random.key(0), dims)) for e in pattern]
-    optimizer = config.optimizer
-    multiples = (
-        (config.encoding_rates or (optimizer.encoding_rate,)) if jax.tree.leaves(shapes) else (1.0,)
-    )
-    rates = config.rates or (optimizer.learning_rate,)
-    return [(float(rate), float(multiple)) for rate in rates for multiple in multiples]
-
-
 @dataclasses.dataclass(frozen=True)
 class CompareConfig(Config, Sweep):
     """A comparison: every encoding with every seed, and one report.
@@ -82,6 +64,8 @@ class CompareConfig(Config, Sweep):
         training length; the best is used. Empty: `optimizer.learning_rate` for all.
       encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
         each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
+      rate_rounds: how often the neighbours of the best rate are tried that the grid lacks, so that
+        it lies at no edge.
       rate_steps: steps of such a run. If they equal `steps`, the first seed's run is the short run
         with the best rates, evaluated like the others.
       timing_repeats: interleaved rounds of the speed measurement.
@@ -113,6 +97,7 @@ class CompareConfig(Config, Sweep):
     smallest_effect: float = real_field(0.01, 0, 10)
     rates: tuple[float, ...] = choices_field(10)
     encoding_rates: tuple[float, ...] = choices_field(1e4)
+    rate_rounds: int = int_field(0, 0)
     rate_steps: int = int_field(200, 1)
     timing_repeats: int = int_field(7, 5)
     timing_lengths: tuple[int, ...] = ranged(
@@ -274,6 +259,8 @@ class TasksConfig(TrialsConfig):
         Empty: `optimizer.learning_rate` for all.
       encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
         each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
+      rate_rounds: how often the neighbours of the best rate are tried that the grid lacks, so that
+        it lies at no edge.
       model: with `causal` a decoder, else an encoder, which writes its whole answer at once.
     """
 
@@ -311,6 +298,7 @@ class TasksConfig(TrialsConfig):
     )
     rates: tuple[float, ...] = choices_field(10)
     encoding_rates: tuple[float, ...] = choices_field(1e4)
+    rate_rounds: int = int_field(0, 0)
     log_every: int = int_field(250, 1)
 
     def check(self) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments.programs import compare
+from experiments.running import rate_search
 from experiments.running import training_loop as program
-from experiments.running.sweep_configs import rate_pairs
 from pe_jax.training import corpus
 from tests.experiments.tiny_comparison import settings
 from tests.trainers import OPTIMIZER, change
@@ -19,7 +19,7 @@ def test_encoding_rates_are_a_choice_for_schemes_with_parameters_alone(tmp_path,
     rates = given.get("rates", (OPTIMIZER.learning_rate,))
     plain = [(rate, 1.0) for rate in rates]
     own = [(rate, float(x)) for rate in rates for x in given.get("encoding_rates", (10,))]
-    assert rate_pairs(config, "nope") == plain and rate_pairs(config, "t5+rope") == own
+    assert rate_search.grid(config, "nope") == plain and rate_search.grid(config, "t5+rope") == own
     tried = [pairs if len(pairs) > 1 else [] for pairs in (plain, own)]
     assert [compare.checks(config, spec) for spec in ("rope", "rope,kerple")] == tried
 

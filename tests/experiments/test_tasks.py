@@ -131,14 +131,6 @@ def test_each_task_has_the_rate_that_learns_it_and_other_seeds_run_at_that_alone
     assert "best learning rate of each encoding and task (1e-06 in 0, 0.03 in 1)" in shown
 
 
-def test_the_best_rate_is_that_of_the_least_loss_and_never_of_a_run_without_one():
-    diverged, lost = {"status": "diverged", "step": 2}, {"validation_loss": None}
-    less, more = {"validation_loss": 0.1}, {"validation_loss": 0.2}
-    assert program.best([diverged, lost, more, less]) is less
-    assert program.best([diverged, lost]) is diverged
-    assert program.best([more]) is more
-
-
 def test_validation_asks_no_question_of_the_test_and_all_lengths_of_training(tmp_path):
     config, task = settings(tmp_path, test=240, length=12), tasks.TASKS["copy"]
     stream = program.VALIDATION

@@ -429,10 +429,9 @@ def test_float_positions_that_are_whole_give_what_integers_give(name):
     np.testing.assert_allclose(attend(encoding, q_positions=np.float32(PLACES)), whole, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", util.KINDS.split())
 def test_small_integer_positions_are_widened_before_they_are_subtracted(name):
-    window = {"height": 128, "width": 128} if name == "swin" else {}
-    encoding, places = pe_jax.make(name, **window), PLACES * 12
+    encoding, places = pe_jax.make(name), PLACES * 12
     want = attend(encoding, q_positions=places)
     for dtype in (np.int8, np.uint8):
         np.testing.assert_array_equal(attend(encoding, q_positions=places.astype(dtype)), want)

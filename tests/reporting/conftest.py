@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.reporting import comparison_report, trained_scheme_pictures
+from experiments.reporting import comparison_report, plotting, trained_scheme_pictures
 from tests.reporting.comparisons import (
     DRAWN,
     GROWTH,
@@ -66,3 +66,10 @@ def no_portraits(monkeypatch):
         raise ValueError("left out")
 
     monkeypatch.setattr(trained_scheme_pictures, "draw", skipped)
+
+
+@pytest.fixture
+def no_pictures(no_portraits, monkeypatch):
+    """Reports whose figures are drawn, and neither laid out nor saved as images."""
+    monkeypatch.setattr(plotting, "picture", lambda drawing, path: path.write_bytes(b""))
+    monkeypatch.setattr(plotting, "vector", lambda *_: "<svg></svg>")

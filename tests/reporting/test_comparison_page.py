@@ -99,7 +99,7 @@ def test_every_figure_says_which_lines_are_of_which_scheme(whole, page):
         assert ("a", f"#scheme-{i}") in [(tag, a.get("href")) for tag, a in page.tags]
 
 
-def test_the_first_screen_has_the_finding_and_both_losses(fake, no_portraits):
+def test_the_first_screen_has_the_finding_and_both_losses(fake, no_pictures):
     effects = {"rope": 0.3, "alibi": -0.1, "t5": 0.02}
     secondary = {"protocol": "non-overlapping", "length": TRAIN}
     folder = fake([*effects], effects=effects, speed=False, secondary=secondary)

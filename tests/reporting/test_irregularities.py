@@ -26,7 +26,7 @@ def test_a_name_that_leaves_the_runs_is_refused(fake):
             results.read(folder)
 
 
-def test_what_was_added_or_left_out_after_a_report_is_noted(fake, no_portraits):
+def test_what_was_added_or_left_out_after_a_report_is_noted(fake, no_pictures):
     folder = fake(["nope", "rope", "alibi"], speed=False)
 
     def notes(**fields):
@@ -44,7 +44,7 @@ def test_what_was_added_or_left_out_after_a_report_is_noted(fake, no_portraits):
     assert "There was a report before" in (folder / "report.html").read_text()
 
 
-def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_portraits):
+def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_pictures):
     folder = fake(["nope", "rope", "alibi"])
     path = folder / "speed.json"
     speed = json.loads(path.read_text())
@@ -71,7 +71,7 @@ def test_a_scheme_that_ran_out_of_memory_in_timing_is_told(fake, no_portraits):
     assert "No ratios: nope was not timed." in page and "Not measured." not in page
 
 
-def test_a_corpus_that_is_not_the_published_one_is_noted(fake, no_portraits):
+def test_a_corpus_that_is_not_the_published_one_is_noted(fake, no_pictures):
     corpus = {"name": "embedded", "digest": "0123", "describe": "five wheels"}
     plain = irregularities(results.read(fake(["nope", "rope"], corpus=corpus)))
     corpus["warning"] = "the embedded corpus (sha256 0123) is not that of the published numbers"

@@ -51,7 +51,7 @@ def test_a_joined_report_has_the_commands_that_make_it_in_their_order(
     parts,
     tmp_path,
     monkeypatch,
-    no_portraits,
+    no_pictures,
 ):
     monkeypatch.setattr("sys.argv", ["compare", "--join=a,b"])
     target, other = tmp_path / "joined", copied(parts[1], tmp_path / "other", commit="89abcde")
@@ -78,7 +78,7 @@ def test_what_the_parts_had_reports_of_before_is_still_noted(parts, tmp_path):
 def test_seeds_that_are_joined_after_a_report_are_exploratory(
     parts,
     tmp_path,
-    no_portraits,
+    no_pictures,
 ):
     first, later = (shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 2))
     comparison_report.build(first)  # of seeds 0, 1 and 2
@@ -93,7 +93,7 @@ def test_seeds_that_are_joined_after_a_report_are_exploratory(
 def test_encodings_of_several_hosts_are_one_declaration_and_a_join_that_grows_is_not(
     parts,
     tmp_path,
-    no_portraits,
+    no_pictures,
 ):
     hosts = [shutil.copytree(parts[k], tmp_path / str(k)) for k in (0, 1)]
     for folder in hosts:

@@ -8,12 +8,13 @@ import pytest
 
 from experiments.reporting import comparison_report, learning_rates, results
 from experiments.reporting.summary import summary
+from experiments.running import rate_search
 from tests.reporting.comparisons import SEEDS, Page, printed, table
 
 pytestmark = pytest.mark.xdist_group("report")
 
 
-def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fake):
+def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fake, no_pictures):
     grid = {"rope": (2.5, 2.1, 2.3), "alibi": (None, 2.6, 2.2), "nope": (None, None, None)}
     used = {"rope": 0.01, "alibi": 0.1, "nope": 0.001}
     folder = fake([*grid], speed=False, rates=[0.001, 0.01, 0.1], rate_steps=50)
@@ -32,9 +33,9 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     read = results.read(folder)
     rows = {row.name: row for row in learning_rates.rates(read)}
     for name, row in rows.items():
-        assert results.best_rate(row.losses) == row.used == (used[name], 1.0)
+        assert rate_search.best(row.losses) == row.used == (used[name], 1.0)
     assert rows["rope"].remark == ""
-    assert rows["alibi"].remark == "the greatest of the grid: a greater one may be better"
+    assert rows["alibi"].remark == "an edge of what was tried: 1 may be better"
     assert rows["nope"].remark == "none of them gave a loss: the least was used"
     words = summary(read)
     assert "best of 0.001, 0.01, 0.1 in 50 steps" in words.questions[0]
@@ -47,7 +48,7 @@ def test_learning_rates_are_shown_with_what_diverged_and_the_edge_of_the_grid(fa
     assert shown["rope", "0.01"]["used"] == "True" and shown["alibi", "0.001"]["loss"] == ""
 
 
-def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
+def test_rates_of_encodings_are_part_of_the_grid(fake, no_pictures):
     losses = {
         "rope": {(0.01, 1.0): 2.1, (0.03, 1.0): 2.2, (0.1, 1.0): 2.3},
         "t5": {(0.01, 1.0): 2.9, (0.01, 30.0): 2.5, (0.03, 1.0): 2.8, (0.03, 30.0): 2.4},
@@ -76,11 +77,9 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
     read = results.read(folder)
     rows = {row.name: row for row in learning_rates.rates(read)}
     for name, row in rows.items():
-        assert results.best_rate(row.losses) == row.used == used[name]
-    assert (
-        rows["t5"].remark == "the greatest multiple for the encoding: a greater one may be better"
-    )
-    assert rows["rope"].remark == "the least of the grid: a smaller one may be better"
+        assert rate_search.best(row.losses) == row.used == used[name]
+    assert rows["t5"].remark == "an edge of what was tried: 0.03 (× 900) may be better"
+    assert rows["rope"].remark == "an edge of what was tried: 0.00333333 may be better"
     assert rows["alibi"].remark == ""  # it has one multiple, and no edge there
     shown = {s.name: learning_rates.rate_used(read, s) for s in read.schemes}
     assert shown == {"rope": "0.01", "t5": "0.03 (× 30)", "alibi": "0.03"}
@@ -103,11 +102,11 @@ def test_rates_of_encodings_are_part_of_the_grid(fake, no_portraits):
 def test_one_stated_rate_is_no_grid_that_could_have_an_edge():
     losses = {(0.01, multiple): abs(multiple - 10) for multiple in (1.0, 10.0, 30.0)}
     assert learning_rates._remark(losses, (0.01, 10.0)) == ""
-    assert learning_rates._remark(losses, (0.01, 30.0)).startswith("the greatest multiple for")
+    assert "0.01 (× 90) may be better" in learning_rates._remark(losses, (0.01, 30.0))
 
 
 def test_ties_of_a_check_go_to_the_least_rate_and_then_the_least_multiple():
-    best = results.best_rate
+    best = rate_search.best
     assert best({(0.1, 1.0): 2.0, (0.01, 30.0): 2.0, (0.01, 10.0): 2.0}) == (0.01, 10.0)
     assert best({(0.1, 1.0): 1.9, (0.01, 30.0): 2.0}) == (0.1, 1.0)
     assert best({(0.1, 1.0): np.inf, (0.01, 30.0): np.inf}) == (0.01, 30.0)
@@ -129,8 +128,8 @@ def test_one_stated_rate_of_encodings_is_told_and_older_checks_are_found(fake):
     older.parent.mkdir(parents=True)
     losses = {"non-overlapping": {"64": [2.5]}}
     older.write_text(json.dumps({"status": "ok", "losses": losses}))
-    checks = results.read_checks(folder, "rope", [(0.01, 1), (0.01, 30)], 0)
-    assert results.rate_losses(checks, 64) == {(0.01, 1.0): 2.5, (0.01, 30.0): np.inf}
+    checks = [results.read_check(folder, "rope", pair, 0) for pair in ((0.01, 1), (0.01, 30))]
+    assert [results.rate_loss(check, 64) for check in checks] == [2.5, np.inf]
 
 
 def test_a_rate_that_no_run_used_is_not_shown(fake):

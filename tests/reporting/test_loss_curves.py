@@ -41,7 +41,7 @@ def falling(rate, bottom=2.0, settles=0.0):
     return loss
 
 
-def test_a_scheme_that_is_late_is_told_from_one_that_is_worse(fake, no_portraits):
+def test_a_scheme_that_is_late_is_told_from_one_that_is_worse(fake, no_pictures):
     # As fast as rope at that loss (alibi: half as far; nope: half as fast); t5 and shaw have ended.
     names = ["rope", "alibi", "nope", "t5", "shaw"]
     curves = {"rope": falling(0.02, 2.0, 0.1), "alibi": lambda step, decay: half(step // 2, decay)}

@@ -44,7 +44,7 @@ def test_a_planted_difference_is_found_and_one_seed_shows_none(fake):
     assert alone["alibi"] == alone["sinusoidal"] == "inconclusive (one seed)"
 
 
-def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_portraits):
+def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_pictures):
     effects = {"rope": 0.1, "alibi": -0.1, "t5": 0.1}
     secondary = {"protocol": "non-overlapping", "length": TRAIN}
     folder = fake(["nope", "rope", "alibi", "t5"], effects=effects, secondary=secondary)
@@ -78,7 +78,7 @@ def test_both_questions_are_answered_and_the_secondary_is_called_so(fake, no_por
     assert only.role == "primary"
 
 
-def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_portraits):
+def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_pictures):
     names = ["rope", "alibi", "t5", "nope", "shaw", "sinusoidal", "learned"]
     folder = fake(names, effects=dict.fromkeys(names, 0.1))
     offset = {0: 0.02, 1: 0.03, 2: 0.045}  # p is 0.05 by itself, and 0.3 in the family of six
@@ -122,7 +122,7 @@ def test_a_zero_that_only_holm_excludes_is_where_the_interval_ends():
     ],
 )
 def test_what_comes_after_a_report_is_exploratory_wherever_it_is_told(
-    fake, no_portraits, fields, words
+    fake, no_pictures, fields, words
 ):
     names, effects = ["rope", "alibi", "nope", "t5"], {"rope": 0.3, "alibi": -0.03, "nope": 0.3}
     folder = fake(names, seeds=(0, 1, 2, 3), effects=effects, speed=False)

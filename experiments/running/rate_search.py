@@ -1,0 +1,69 @@
+"""Which learning rates to try: a grid, then the neighbours of the best one that it lacks.
+
+The least loss of a grid may lie at its edge, where a rate beyond it may be better still. Such rates
+are tried next: for as many rounds as asked, or until the best one is better than its neighbours.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import jax
+
+from experiments.running.sweep_configs import CompareConfig, TasksConfig
+
+Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings
+
+
+def grid(config: CompareConfig | TasksConfig, spec: str) -> list[Pair]:
+    """The pairs to try for a scheme: several multiples only for one that has parameters."""
+    pattern = dataclasses.replace(config.model, encoding=spec).pattern
+    dims = config.model.dims
+    shapes = [jax.eval_shape(lambda e=e: e.init(jax.random.key(0), dims)) for e in pattern]
+    optimizer = config.optimizer
+    multiples = (
+        (config.encoding_rates or (optimizer.encoding_rate,)) if jax.tree.leaves(shapes) else (1.0,)
+    )
+    rates = config.rates or (optimizer.learning_rate,)
+    return [(float(rate), float(multiple)) for rate in rates for multiple in multiples]
+
+
+def best(losses: dict[Pair, float]) -> Pair:
+    """The pair with the least loss; ties, or all diverged: the least rate, then multiple."""
+    return min(losses, key=lambda pair: (losses[pair], *pair))
+
+
+def neighbours(tried: Iterable[Pair], pair: Pair) -> list[Pair]:
+    """The pairs next to `pair`, in each direction in which several values were tried."""
+    rates, multiples = (sorted({p[k] for p in tried}) for k in (0, 1))
+    return [(rate, pair[1]) for rate in _beside(rates, pair[0])] + [
+        (pair[0], multiple) for multiple in _beside(multiples, pair[1])
+    ]
+
+
+def _beside(values: list[float], value: float) -> list[float]:
+    """The values below and above one of ascending `values`; past an end, by the ratio there."""
+    if len(values) == 1:
+        return []
+    first, last = values[0] ** 2 / values[1], values[-1] ** 2 / values[-2]
+    ends = [float(f"{x:.12g}") for x in (first, last)]  # 0.04, not 0.04000000000000001
+    longer = [ends[0], *values, ends[1]]
+    place = bisect.bisect_left(longer, value)
+    return [longer[place - 1], longer[place + 1]]
+
+
+def search(pairs: list[Pair], loss: Callable[[Pair], float], rounds: int) -> dict[Pair, float]:
+    """Losses of `pairs`, and in up to `rounds` rounds of the neighbours of the best so far.
+
+    Args:
+      pairs: the grid.
+      loss: trains with a pair; infinite if it gives none.
+      rounds: after the grid.
+    """
+    losses = {pair: loss(pair) for pair in pairs}
+    for _ in range(rounds):
+        missing = [pair for pair in neighbours(losses, best(losses)) if pair not in losses]
+        if not missing:
+            break
+        losses |= {pair: loss(pair) for pair in missing}
+    return losses
