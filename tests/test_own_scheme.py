@@ -14,7 +14,8 @@ import pe_jax
 from experiments.programs import compare
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.encodings.base import Encoding
-from pe_jax.encodings.terms import DistanceBias
+from pe_jax.encodings.terms import DistanceBias, PairBias
+from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.models.generate import generate
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, pieces
@@ -23,6 +24,18 @@ from tests import test_contract as contract
 from tests import test_training as training
 from tests import test_transformer as transformer
 from tests import tiny, trainers, util
+from tests.faults.attention_calls import (
+    K_,
+    NO_PARAMS,
+    ROPE,
+    Q,
+    T,
+    V,
+    attention,
+    extend,
+    refuses,
+)
+from tests.util import E, H, K
 
 NAME = "newcomer"
 
@@ -117,3 +130,46 @@ def test_it_generates():
     built, _ = tiny.build(tiny.config(NAME))
     found = generate(built, [[1, 2]], 3, key=jax.random.key(0))
     assert found.shape == (1, 5)
+
+
+@pytest.mark.parametrize("engine", ("dense", Tiled(TileSizes(2, 3))), ids=("dense", "tiled"))
+def test_an_encoding_from_outside_works_everywhere(monkeypatch, engine):
+    """One class, one line in ENCODINGS: a bias of absolute positions and one of distances."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Mine(pe_jax.Encoding):
+        rate: float = 0.1
+
+        def init_layer(self, key, dims):
+            return {"gain": jnp.ones(dims.heads)}
+
+        def terms(self, params, dims):
+            gain = params.layer["gain"]
+            return DistanceBias(self.wave, gain), PairBias(self.pairs, gain)
+
+        def wave(self, gain, distance):
+            return gain.reshape(-1, *(1,) * distance.ndim) * jnp.sin(distance)
+
+        def pairs(self, gain, q_pos, k_pos):
+            far = jnp.cos(self.rate * (q_pos[..., :, None] + 2 * k_pos[..., None, :]))
+            return gain[:, None, None] * far[..., None, :, :]
+
+    monkeypatch.setitem(pe_jax.ENCODINGS, "mine", Mine)
+    assert pe_jax.make("mine", rate=0.2) == Mine(0.2)
+    refuses(ValueError, "'rat' … 'rate'", pe_jax.make, "mine", rat=1)
+    for spec in ("mine(rate=0.2)", "mine+rope"):
+        (encoding,) = pe_jax.parse(spec)
+        out = np.asarray(attention(encoding=encoding, implementation=engine))
+        q, k = (np.repeat(x, n, axis=2) for x, n in ((Q, 1), (K_, H // K)))
+        if spec == "mine+rope":
+            q, k = (util.rotate(ROPE, "q", NO_PARAMS, x, np.arange(T)) for x in (q, k))
+        gain = util.random_params(encoding).layer
+        gain = (gain[0] if spec == "mine+rope" else gain)["gain"]
+        i, j = np.arange(T)[:, None], np.arange(T)[None]
+        rate = 0.2 if spec != "mine+rope" else 0.1
+        s = np.einsum("bthe,bshe->bhts", q, k) * E**-0.5
+        s = s + np.asarray(gain)[:, None, None] * (np.sin(i - j) + np.cos(rate * (i + 2 * j)))
+        p = np.exp(s) * (i >= j)
+        want = np.einsum("bhts,bshe->bthe", p / p.sum(-1, keepdims=True), np.repeat(V, H // K, 2))
+        util.assert_close(out, want)
+        util.assert_close(extend(encoding=encoding), want)

@@ -3,13 +3,8 @@
 import csv
 import functools
 import json
-import os
-import re
-import runpy
 import shutil
 import signal
-import threading
-import time
 from pathlib import Path
 
 import jax
@@ -18,41 +13,16 @@ import pytest
 
 from experiments.programs import compare
 from experiments.reporting import comparison_report
-from experiments.running import parallel_runs, rate_search, signals
 from experiments.running import training_loop as program
-from experiments.running.run_names import find, short_names
 from experiments.running.run_names import folder as folder_of
 from experiments.running.sweep_configs import CompareConfig
-from pe_jax.training import corpus, sharding
 from pe_jax.training.config import PROTOCOLS, EvalConfig
-from pe_jax.validation import ConfigError
 from tests import tiny
-from tests.trainers import OPTIMIZER, at_step, change, interrupt, shared_programs  # noqa: F401
+from tests.experiments.tiny_comparison import NAMES, RATES, SEEDS, STEPS, settings
+from tests.trainers import at_step, change, interrupt, shared_programs  # noqa: F401
 
-MAKE_MESH = sharding.make_mesh
-NAMES, SEEDS, STEPS, RATES = ("nope", "learned"), (5, 6), 3, (0.02, 0.1)
 FOLDERS = {"nope": "nope", "learned": folder_of(f"learned(length={tiny.L})")}
 pytestmark = pytest.mark.xdist_group("compare")
-
-
-def settings(folder) -> CompareConfig:
-    return CompareConfig(
-        workdir=str(folder),
-        data="synthetic:copy",
-        encodings=("nope", "learned(length={length})"),
-        reference="learned",
-        seeds=2,
-        seed=5,
-        workers=1,
-        length=tiny.L,
-        batch=tiny.R,
-        steps=STEPS,
-        log_every=1,
-        model=tiny.config(vocab=0),
-        optimizer=OPTIMIZER,
-        eval=EvalConfig(lengths=(tiny.L, 2 * tiny.L), windows=6, stride=tiny.L, every=2),
-        timing_repeats=5,
-    )
 
 
 def chosen(folder) -> CompareConfig:
@@ -143,17 +113,6 @@ def test_the_first_seed_is_the_check_of_its_rate_or_trains_to_the_same_bits(
     assert {**anew, "seconds": 0} == {**best, "seconds": 0}
 
 
-@pytest.mark.parametrize("given", [{}, {"rates": (0.01, 0.1)}, {"encoding_rates": (1, 30)}])
-def test_encoding_rates_are_a_choice_for_schemes_with_parameters_alone(tmp_path, given):
-    config = change(settings(tmp_path), optimizer={"encoding_rate": 10.0}, **given)
-    rates = given.get("rates", (OPTIMIZER.learning_rate,))
-    plain = [(rate, 1.0) for rate in rates]
-    own = [(rate, float(x)) for rate in rates for x in given.get("encoding_rates", (10,))]
-    assert rate_search.grid(config, "nope") == plain and rate_search.grid(config, "t5+rope") == own
-    tried = [pairs if len(pairs) > 1 else [] for pairs in (plain, own)]
-    assert [compare.checks(config, spec) for spec in ("rope", "rope,kerple")] == tried
-
-
 def test_every_run_has_its_numbers(compared):
     folder, _ = compared
     for name in NAMES:
@@ -236,34 +195,6 @@ def test_a_scheme_that_runs_out_of_memory_in_timing_is_words(tmp_path, monkeypat
     assert len(found["nope"]["train_ms"]) == 5
 
 
-def test_a_corpus_that_is_not_the_published_one_is_named(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(corpus, "PACKAGES", corpus.PACKAGES[:2])
-    config = change(settings(tmp_path), data="embedded")
-    source = program.open_source(config)
-    about = compare.manifest(config, source, compare.names(config))["corpus"]
-    assert about["digest"] == source.corpus.digest and about["warning"] == source.corpus.warning
-    assert "not that of the published numbers" in about["warning"]
-    assert [x.levelname for x in caplog.records if about["warning"] in x.message] == ["WARNING"]
-
-
-def test_variants_of_a_scheme_have_folders_of_their_own_whatever_else_is_compared(tmp_path):
-    def folders(*specs):
-        config = change(settings(tmp_path), encodings=specs, reference="")
-        about = compare.manifest(config, program.open_source(config), compare.names(config))
-        return {entry["spec"]: entry["folder"] for entry in about["encodings"]}
-
-    several = folders("t5(num_buckets=8)", "t5", "t5+rope", "t5,rope")
-    assert several["t5"] == "t5" and len({*several.values()}) == 4
-    assert folders("t5(num_buckets=8)")["t5(num_buckets=8)"] == several["t5(num_buckets=8)"]
-
-
-def test_the_first_encoding_is_the_baseline_and_the_reference_by_default(tmp_path):
-    config = change(settings(tmp_path), encodings=("rope(base=5e5)", "rope"), reference="")
-    about = compare.manifest(config, program.open_source(config), compare.names(config))
-    assert about["baseline"] == about["reference"] == "rope base 5e5"
-    assert about["config"]["reference"] == "rope(base=5e5)"
-
-
 def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared):
     folder, _ = compared
     there = json.loads((folder / "speed.json").read_text())["lengths"]["32"]
@@ -282,22 +213,6 @@ def test_inference_is_timed_at_other_lengths_where_a_scheme_is_defined(compared)
         "Decoding one token, by length: microseconds per token"
         in (folder / "report.html").read_text()
     )
-
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [("minutes", ()), ("novels", ()), ("field", ("25M",)), ("field", ("247M",))],
-)
-def test_the_extrapolation_family_is_sound_before_anything_compiles(name, size):
-    config = runpy.run_path(str(CONFIGS / f"extrapolation_{name}.py"))["get_config"](*size)
-    config.check()
-    assert len(compare.names(config)) >= 5 and len(config.rates) >= 3
-    assert config.eval.split == "test" and compare.check_evaluation(config).split == "validation"
-    assert config.eval.lengths[0] == config.length and config.eval.lengths[-1] >= 8 * config.length
-    assert config.eval.stride <= config.length // 2  # or both protocols are one at that length
 
 
 def test_the_manifest_says_what_was_compared(compared):
@@ -332,26 +247,6 @@ def test_an_encoding_that_comes_later_is_timed_with_the_others(compared, monkeyp
     monkeypatch.setattr(comparison_report, "summary", lambda _: "")
     compare.main(change(chosen(more), encodings=("nope", "learned(length={length})", "alibi")))
     assert timed == [*NAMES, "alibi"]
-
-
-def test_after_the_first_error_no_job_begins():
-    begun, failed = [], threading.Event()
-
-    def run(job, mesh):
-        begun.append(job)
-        if job == 0:
-            failed.wait(30)
-            time.sleep(0.1)  # the other lane is free
-        if job == 1:
-            failed.set()
-            raise ValueError("job 1")
-        if job > 1:
-            time.sleep(0.05)  # one may have begun before the error was seen
-
-    with pytest.raises(ValueError, match="job 1"):
-        parallel_runs.run_in_parallel(run, range(50), ["a", "b"], stop := signals.Stop())
-    assert {0, 1} <= {*begun} and len(begun) < 10
-    assert stop.signal == signal.SIGTERM  # which those under way look at
 
 
 @pytest.mark.parametrize(
@@ -402,100 +297,3 @@ def test_a_diverged_run_is_noted_and_the_others_go_on(tmp_path, monkeypatch, sha
     compare.main(config)
     found = [json.loads(x) for _, x in sorted(files(tmp_path).items())]
     assert [x["status"] for x in found] == ["diverged", "ok"] and "layer 1" in found[0]["reason"]
-
-
-def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
-    """Which devices each encoding's runs took, without training anything."""
-    found = {}
-
-    def train_run(config, source, validation, evaluator, label, stop, report):
-        found.setdefault(label.split()[0], []).append(
-            evaluator.trainer.mesh.devices.ravel().tolist()
-        )
-        barrier.wait(timeout=30)  # all lanes are busy at the same time
-        compare.save_json(Path(config.workdir) / "evaluation.json", {})
-
-    names = ("nope", "rope", "alibi", "t5")
-    given = {"encodings": names, "reference": "rope", "seeds": 1, "workers": 0, **fields}
-    config = change(settings(tmp_path), **given)
-    barrier = threading.Barrier(min(len(names), len(parallel_runs.run_meshes(config))))
-    monkeypatch.setattr(compare, "train_run", train_run)
-    monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
-    monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
-    monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
-    compare.main(config)
-    return found
-
-
-def test_runs_take_one_device_each_side_by_side_or_all_in_turn(tmp_path, monkeypatch, caplog):
-    devices = jax.devices()[:4]
-    monkeypatch.setattr(jax, "devices", lambda: devices)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(sharding, "make_mesh", MAKE_MESH)  # for `shared_programs` has one device
-    with caplog.at_level("INFO", logger="absl"):
-        each = shared(monkeypatch, tmp_path / "one")
-    assert sorted(sum(sum(each.values(), []), []), key=lambda d: d.id) == devices
-    assert "4 runs side by side, each on one of 4 × cpu" in caplog.text
-    with caplog.at_level("INFO", logger="absl"):
-        turns = shared(monkeypatch, tmp_path / "all", devices="all", mesh={"model": 2})
-    assert set(map(tuple, sum(turns.values(), []))) == {tuple(devices)} and len(turns) == 4
-    assert "Each run takes all of 4 × cpu, one run after the other" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "fields, processes, words",
-    [
-        ({"mesh": {"model": 2}}, 1, ("mesh.model=2", "pass --config.devices=all")),
-        ({"devices": "all", "workers": 2}, 1, ("workers=2", "pass --config.devices=one")),
-        ({}, 2, ("2 processes", "its own workdir")),
-    ],
-)
-def test_a_comparison_that_cannot_share_the_devices_is_refused(
-    tmp_path, monkeypatch, capsys, fields, processes, words
-):
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    with pytest.raises(SystemExit) as end:
-        compare.main(change(settings(tmp_path), **fields))
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1 and all(w in error for w in words), error
-    assert not (tmp_path / "manifest.json").exists()
-
-
-# 75
-@pytest.mark.parametrize(
-    "names",
-    [
-        {"rope": "rope", "t5(num_buckets=8)": "t5", "alibi": "alibi"},
-        {"t5(num_buckets=8)": "t5 num_buckets 8", "t5(num_buckets=4)": "t5 num_buckets 4"},
-        {"t5": "t5", "t5(num_buckets=8)": "t5 num_buckets 8"},
-        {"rope": "rope", "t5+rope": "t5+rope", "t5,rope": "t5,rope", "rope*3,nope": "rope*3,nope"},
-        {
-            "rope": "rope",
-            "rope(scaling=yarn(factor=4,original_length=64))": "yarn ×4",
-            "rope(scaling=yarn(factor=8,original_length=64))": "yarn ×8",
-            "rope(scaling=linear(factor={factor}))": "linear",
-        },
-        {"rope(base=1e4)*3,rope(base=1e6)": "rope(base=1e4)*3,rope(base=1e6)", "rope": "rope"},
-        {"rope(base=5e5)": "rope base 5e5", "rope(base=0.5)": "rope base 0.5"},
-        {"rope@window=64": "rope window 64", "rope": "rope", "nope@window=64": "nope"},
-        {"rope@window=64*3,nope": "rope@window=64*3,nope", "rope*3,nope": "rope*3,nope"},
-        {"rope(base=5e5)": "rope(base=5e5)", "rope(base=500000.0)": "rope(base=500000.0)"},
-    ],
-)
-def test_short_names_tell_variants_apart(names):
-    assert short_names([*names]) == names
-    assert len({folder_of(spec) for spec in names}) == len(names)
-
-
-def test_a_reference_is_a_spec_or_a_short_name():
-    specs = "rope(scaling=yarn(factor=4))", "rope(scaling=yarn(factor=8))"
-    assert find("reference", "", specs) == find("reference", "yarn ×4", specs) == specs[0]
-    assert find("reference", specs[1], specs) == specs[1]
-    with pytest.raises(ConfigError, match="reference='yarn': pass one of the encodings: yarn ×4"):
-        find("reference", "yarn", specs)
-
-
-# 59
-@pytest.mark.parametrize("spec", ["<script>", r"$\frac{", "../x", "/etc", "...", "", "a" * 99, "é"])
-def test_a_folder_is_never_named_by_anything_harmful(spec):
-    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", folder_of(spec))

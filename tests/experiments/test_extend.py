@@ -15,8 +15,9 @@ import pytest
 
 from experiments.programs import extend as program
 from experiments.reporting import extension_report
-from experiments.running import longrope_search, run_names, trained_run
+from experiments.running import run_names, trained_run
 from experiments.running import training_loop as base_program
+from experiments.running.extension import bases, longrope_search, methods, passkey_answers, runs
 from experiments.running.sweep_configs import ExtendConfig
 from pe_jax.encodings import make, parse
 from pe_jax.encodings.registry import format_encoding
@@ -135,7 +136,7 @@ def test_a_spec_is_filled_from_the_run_and_read_back(base, found):
     other = dataclasses.replace(base, model=model)
     spec = "rope(scaling=yarn(factor={factor},original_length={length}))"
     config = settings(base, "unused")
-    near, _, last = parse(program.extended(spec, config, other))
+    near, _, last = parse(methods.extended(spec, config, other))
     assert near.base == 500.0 and near.scaling.factor == 2.0 and near.scaling.original_length == L
     assert format_encoding(last) == "nope"
     for name, encoding in specs.items():
@@ -145,7 +146,7 @@ def test_a_spec_is_filled_from_the_run_and_read_back(base, found):
 def test_a_rotation_more_is_added_to_the_rope_of_the_run(base):
     model = ModelConfig(encoding="rope(base=500.0),nope", layers=2)
     other, config = dataclasses.replace(base, model=model), settings(base, "unused")
-    first, last = parse(program.extended("rope+temperature(floor_scale=64)", config, other))
+    first, last = parse(methods.extended("rope+temperature(floor_scale=64)", config, other))
     rope, temperature = first.parts
     assert rope.base == 500.0 and temperature.floor_scale == 64
     assert format_encoding(last) == "nope"
@@ -154,16 +155,16 @@ def test_a_rotation_more_is_added_to_the_rope_of_the_run(base):
 def test_learned_frequencies_are_kept_by_a_method_or_it_is_refused(base):
     other = dataclasses.replace(base, model=ModelConfig(encoding="lerope(base=500.0)", layers=1))
     config, linear = settings(base, "unused"), "scaling=linear(factor={factor})"
-    (kept,) = parse(program.extended(f"lerope({linear})", config, other))
+    (kept,) = parse(methods.extended(f"lerope({linear})", config, other))
     assert kept == make("lerope", base=500.0, scaling=Linear(2.0))
     with pytest.raises(ValueError, match="drops parameters: the run's frequencies are learned"):
-        program.extended(f"rope({linear})", config, other)
+        methods.extended(f"rope({linear})", config, other)
 
 
 def test_what_a_method_adds_to_the_parameters_keeps_its_initial_values():
     trained = {"w": np.ones(2), "layers": [{"a": np.full(3, 2.0)}]}
     fresh = {"w": np.zeros(2), "layers": [{"a": np.zeros(3), "more": np.full(1, 7.0)}]}
-    got = program.with_trained(fresh, trained)
+    got = runs.with_trained(fresh, trained)
     want = {"w": np.ones(2), "layers": [{"a": np.full(3, 2.0), "more": np.full(1, 7.0)}]}
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
@@ -172,11 +173,11 @@ def test_a_model_that_drops_rope_is_tuned_at_the_trained_length_on_as_many_token
     base, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(extension_report.Page, "drawings", lambda _: [])
-    owner = program.read_base(pathlib.Path(base.workdir))
+    owner = bases.read_base(pathlib.Path(base.workdir))
     config = settings(base, tmp_path, encodings=("nope", "rope(base=5e5)"), steps=2)
-    runs = [program.longer(config, owner, e, tmp_path) for e in ("nope", "rope", "rope,nope")]
-    assert [(x.length, x.batch) for x in runs] == [(L, 4), (TARGET, 2), (TARGET, 2)]
-    assert [program.drops_rope(x) for x in ("nope", "nope*2", "rope+temperature")] == [1, 1, 0]
+    tuned = [runs.longer(config, owner, e, tmp_path) for e in ("nope", "rope", "rope,nope")]
+    assert [(x.length, x.batch) for x in tuned] == [(L, 4), (TARGET, 2), (TARGET, 2)]
+    assert [methods.drops_rope(x) for x in ("nope", "nope*2", "rope+temperature")] == [1, 1, 0]
     by_part = run(config)["nope"]["seeds"]["0"]
     losses = [by_part[part]["losses"]["sliding"][str(TARGET)] for part in ("plain", "tuned")]
     assert losses[0] != losses[1] and np.isfinite(losses).all()
@@ -260,10 +261,10 @@ def test_a_configuration_that_cannot_be_names_the_field(base, tmp_path, fields, 
 def test_only_the_model_as_it_is_has_the_name_rope(base, tmp_path):
     given = ("rope(base=5e5)", "rope(scaling=linear(factor=2.0))", "rerope(window=52)")
     config = settings(base, tmp_path, encodings=given)
-    assert program.names(config) == dict(
+    assert methods.names(config) == dict(
         zip(("rope base 5e5", "linear", "rerope"), given, strict=True)
     )
-    assert program.names(settings(base, tmp_path, encodings=("rope",))) == {"rope": "rope"}
+    assert methods.names(settings(base, tmp_path, encodings=("rope",))) == {"rope": "rope"}
 
 
 def test_rows_that_the_mesh_cannot_share_are_refused_before_anything_is_written(
@@ -372,7 +373,8 @@ def test_an_answer_counts_where_all_of_its_tokens_are_the_likeliest(base):
             return None, right
 
     config = change(settings(base, "unused"), depths=2)
-    found = program.answers(config, Fake(), None, {6: (rows, where), 3: None})  # pyright: ignore
+    asked = {6: (rows, where), 3: None}
+    found = passkey_answers.answers(config, Fake(), None, asked)  # pyright: ignore
     assert found == {"6": {"exact": [1.0, 0.0], "tokens": [1.0, 0.25]}, "3": None}
 
 
@@ -400,13 +402,13 @@ def test_the_first_factors_are_as_many_as_the_frequencies_that_rotate():
 
 def test_factors_as_parameters_are_the_scaling_that_has_them(base):
     config = change(settings(base, "unused"))
-    owner = program.read_base(pathlib.Path(base.workdir))
+    owner = bases.read_base(pathlib.Path(base.workdir))
     source = base_program.open_source(owner.config)
     plain, scaled = (
-        base_program.prepare(program.longer(config, owner, spec, owner.folder))
+        base_program.prepare(runs.longer(config, owner, spec, owner.folder))
         for spec in ("rope", "rope(scaling=linear(factor=2.0))")
     )
-    run = program.longer(config, owner, "rope", owner.folder)
+    run = runs.longer(config, owner, "rope", owner.folder)
     batch = next(base_program.batches(run, source, plain.mesh))
     params = trained_run.restore(owner.folder, plain).params
     theirs = jax.jit(lambda p, b: scaled.loss(scaled.model(p), b, jax.random.key(0)))
@@ -420,7 +422,7 @@ def test_factors_as_parameters_are_the_scaling_that_has_them(base):
 
 def test_a_workdir_keeps_the_checkpoints_of_runs_that_are_left_out_for_a_while(base, tmp_path):
     config = settings(base, tmp_path)
-    owner = program.read_base(pathlib.Path(base.workdir))
+    owner = bases.read_base(pathlib.Path(base.workdir))
     now = program.described(config, [owner])
     assert program.check_resumable(config, now) == {}
     both = {**now, "checkpoints": {**now["checkpoints"], "7": "of seed 7"}}

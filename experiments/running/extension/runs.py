@@ -1,0 +1,208 @@
+"""Every method on every run: factors that are searched, the fine-tune, results on either side."""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+from jax.sharding import Mesh
+
+from experiments.running import signals, trained_run
+from experiments.running.extension import longrope_search
+from experiments.running.extension.bases import Base
+from experiments.running.extension.methods import drops_rope, names
+from experiments.running.extension.passkey_answers import answers
+from experiments.running.provenance import environment, save_json
+from experiments.running.run_names import folder
+from experiments.running.run_table import RunTable
+from experiments.running.sweep_configs import ExtendConfig
+from experiments.running.training_loop import Diverged, Source, batches, evaluate, prepare, train
+from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.scaling.longrope import LongRoPE
+from pe_jax.training.config import Config
+from pe_jax.training.evaluate import Evaluator
+from pe_jax.training.step import State, Trainer
+from pe_jax.validation import ConfigError
+
+OTHER_DATA = 2**30  # added to a run's seed, so that the fine-tune gets other rows
+
+
+def target(config: ExtendConfig, length: int) -> int:
+    """The target length.
+
+    Raises:
+      ConfigError: it is not an integer, or it or the trained length is not evaluated.
+    """
+    target_length = config.factor * length
+    if target_length != int(target_length):
+        raise ConfigError(f"factor={config.factor}: times the run's length={length} must be whole")
+    for needed in (length, int(target_length)):
+        if needed not in config.eval.lengths:
+            raise ConfigError(
+                f"eval.lengths={config.eval.lengths}: add {needed}; the run's length is {length},"
+                f" the target {int(target_length)}"
+            )
+    return int(target_length)
+
+
+def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Config:
+    """The run that continues a trained one at the target length.
+
+    Where RoPE is dropped it goes on at the trained length, as in DroPE, with more rows: each method
+    reads as many tokens.
+    """
+    length, batch = target(config, base.config.length), config.batch
+    if drops_rope(encoding):
+        length, batch = base.config.length, batch * length // base.config.length
+    return dataclasses.replace(
+        base.config,
+        workdir=str(folder),
+        seed=(base.config.seed + OTHER_DATA) % 2**31,
+        length=length,
+        batch=batch,
+        microbatches=1,
+        steps=max(config.steps, 1),  # 0 disables training
+        log_every=config.log_every,
+        save_every=config.save_every,
+        model=dataclasses.replace(base.config.model, encoding=encoding),
+        optimizer=config.optimizer,
+        mesh=config.mesh,
+        eval=config.eval,
+    )
+
+
+class Methods:
+    """Applies every method to every run: methods in parallel, runs one after another.
+
+    Attributes:
+      parts: "plain", and "tuned" if there is a fine-tune.
+    """
+
+    def __init__(
+        self,
+        config: ExtendConfig,
+        bases: list[Base],
+        source: Source,
+        passkeys: dict,
+        stop: signals.Stop,
+    ):
+        self.config, self.bases, self.source, self.stop = config, bases, source, stop
+        self.passkeys = passkeys
+        self.parts = ("plain", "tuned") if config.steps else ("plain",)
+
+    def searched_factors(self, mesh: Mesh) -> tuple[float, ...] | None:
+        """LongRoPE's factors, searched once on the first run; None if a signal came.
+
+        All results in a workdir share them, also after runs are added.
+        """
+        path = Path(self.config.workdir) / "factors.json"
+        if not path.exists():
+            tried = self._search(mesh, path.parent)
+            if self.stop.signal is not None:
+                return None
+            loss, best = tried[0]
+            save_json(path, {"factors": best, "loss": loss, "tried": tried})
+        return tuple(json.loads(path.read_text())["factors"])
+
+    def _search(self, mesh: Mesh, folder: Path) -> list[tuple[float, list[float]]]:
+        """(loss, factors) of all lists that were tried on the first run, the best first."""
+        logging.info("Searching LongRoPE's factors: about %d lists", self.config.search)
+        base, factor = self.bases[0], self.config.factor
+        model, length = base.config.model, base.config.length
+        rope = next(e for e in model.pattern if isinstance(e, RoPE))
+        run = longer(self.config, base, model.encoding, folder)
+        trainer = prepare(run, mesh)
+        batch = trainer.put(next(batches(run, self.source, mesh)))
+        params = trained_run.restore(base.folder, trainer).params
+        gain = LongRoPE((1.0,), (1.0,), length, factor=factor).attention_factor
+        loss = longrope_search.losses(trainer, gain)
+        return longrope_search.search(
+            lambda factors: loss(params, jnp.asarray(factors, jnp.float32), batch),
+            longrope_search.first(rope, model.dims.head_dim, factor, length),
+            factor,
+            self.config.search,
+            lambda: self.stop.signal is None,
+        )
+
+    def run(self, table: RunTable, method: tuple[str, str], mesh: Mesh) -> dict[int, dict]:
+        """A method, (name, encoding), on every run: seed → "plain" and "tuned" → its results."""
+        (name, encoding), by_seed, evaluator = method, {}, None
+        for base in self.bases:
+            if self.stop.signal is not None:
+                break
+            spec = names(self.config)[name]
+            path = Path(self.config.workdir, "runs", folder(spec), f"seed{base.config.seed}")
+            paths = {part: path / f"{part}.json" for part in self.parts}
+            label = f"{name} seed {base.config.seed}"
+            if all(path.exists() for path in paths.values()):
+                table.skip(name, label)
+            else:
+                table.start(name, label)
+                run = longer(self.config, base, encoding, path)
+                evaluator = evaluator or Evaluator(prepare(run, mesh), self.config.eval)
+                self._run_parts(label, base, run, evaluator, paths, table)
+                if self.stop.signal is not None:
+                    break
+                table.finish(label)
+            by_seed[base.config.seed] = _read_parts(name, encoding, paths)
+        return by_seed
+
+    def _run_parts(
+        self,
+        label: str,
+        base: Base,
+        run: Config,
+        evaluator: Evaluator,
+        paths: dict[str, Path],
+        table: RunTable,
+    ) -> None:
+        """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
+        state = self._restored(base, run, evaluator.trainer)
+        for part, path in paths.items():
+            if self.stop.signal is not None or path.exists():
+                continue
+            begin = time.monotonic()
+            result: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
+            try:
+                if part == "tuned":
+                    given = self.source, evaluator, label, self.stop, state.params
+                    state = train(run, *given, report=table.report)
+                    if self.stop.signal is not None:
+                        return
+                result |= evaluate(evaluator, self.source, state)
+                result["passkeys"] = answers(self.config, evaluator, state.params, self.passkeys)
+            except Diverged as error:
+                result |= {"status": "diverged", "reason": str(error)}
+            save_json(path, result | {"seconds": time.monotonic() - begin, **environment()})
+            logging.info("%s: %s after %.0f s", label, part, time.monotonic() - begin)
+
+    def _restored(self, base: Base, run: Config, trainer: Trainer) -> State:
+        """The last state of a trained run; what a method adds to it has its initial values."""
+        plain = dataclasses.replace(run, model=base.config.model)
+        own = prepare(plain, trainer.mesh)
+        if jax.tree.structure(own.shapes) == jax.tree.structure(trainer.shapes):
+            return trained_run.restore(base.folder, trainer)
+        fresh, trained = trainer.init(run.seed), trained_run.restore(base.folder, own)
+        return fresh._replace(params=with_trained(fresh.params, trained.params))
+
+
+def with_trained(fresh: Any, trained: Any) -> Any:
+    """Parameters of a model, from a trained one that has some of them."""
+    known = dict(jax.tree.leaves_with_path(trained))
+    return jax.tree.map_with_path(lambda path, x: known.get(path, x), fresh)
+
+
+def _read_parts(name: str, encoding: str, paths: dict[str, Path]) -> dict[str, dict]:
+    """The results of a run with a method; ConfigError if they are another encoding's."""
+    results = {part: json.loads(path.read_text()) for part, path in paths.items()}
+    for part, result in results.items():
+        if result["encoding"] != encoding:
+            raise ConfigError(
+                f"encodings: {name!r} is {encoding!r} here, {result['encoding']!r} in"
+                f" {paths[part]}; use a new --config.workdir"
+            )
+    return results

@@ -1,0 +1,96 @@
+"""How runs share the devices: side by side, in turn, or not at all."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from experiments.programs import compare
+from experiments.running import parallel_runs, signals
+from pe_jax.training import sharding
+from tests.experiments.tiny_comparison import settings
+from tests.trainers import change, shared_programs  # noqa: F401
+
+MAKE_MESH = sharding.make_mesh
+pytestmark = pytest.mark.xdist_group("compare")
+
+
+def test_after_the_first_error_no_job_begins():
+    begun, failed = [], threading.Event()
+
+    def run(job, mesh):
+        begun.append(job)
+        if job == 0:
+            failed.wait(30)
+            time.sleep(0.1)  # the other lane is free
+        if job == 1:
+            failed.set()
+            raise ValueError("job 1")
+        if job > 1:
+            time.sleep(0.05)  # one may have begun before the error was seen
+
+    with pytest.raises(ValueError, match="job 1"):
+        parallel_runs.run_in_parallel(run, range(50), ["a", "b"], stop := signals.Stop())
+    assert {0, 1} <= {*begun} and len(begun) < 10
+    assert stop.signal == signal.SIGTERM  # which those under way look at
+
+
+def shared(monkeypatch, tmp_path, **fields) -> dict[str, list]:
+    """Which devices each encoding's runs took, without training anything."""
+    found = {}
+
+    def train_run(config, source, validation, evaluator, label, stop, report):
+        found.setdefault(label.split()[0], []).append(
+            evaluator.trainer.mesh.devices.ravel().tolist()
+        )
+        barrier.wait(timeout=30)  # all lanes are busy at the same time
+        compare.save_json(Path(config.workdir) / "evaluation.json", {})
+
+    names = ("nope", "rope", "alibi", "t5")
+    given = {"encodings": names, "reference": "rope", "seeds": 1, "workers": 0, **fields}
+    config = change(settings(tmp_path), **given)
+    barrier = threading.Barrier(min(len(names), len(parallel_runs.run_meshes(config))))
+    monkeypatch.setattr(compare, "train_run", train_run)
+    monkeypatch.setattr(compare.model_speed, "measure", lambda *_: {})
+    monkeypatch.setattr(compare.comparison_report, "build", lambda _: "here")
+    monkeypatch.setattr(compare.comparison_report, "summary", lambda _: "")
+    compare.main(config)
+    return found
+
+
+def test_runs_take_one_device_each_side_by_side_or_all_in_turn(tmp_path, monkeypatch, caplog):
+    devices = jax.devices()[:4]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(sharding, "make_mesh", MAKE_MESH)  # for `shared_programs` has one device
+    with caplog.at_level("INFO", logger="absl"):
+        each = shared(monkeypatch, tmp_path / "one")
+    assert sorted(sum(sum(each.values(), []), []), key=lambda d: d.id) == devices
+    assert "4 runs side by side, each on one of 4 × cpu" in caplog.text
+    with caplog.at_level("INFO", logger="absl"):
+        turns = shared(monkeypatch, tmp_path / "all", devices="all", mesh={"model": 2})
+    assert set(map(tuple, sum(turns.values(), []))) == {tuple(devices)} and len(turns) == 4
+    assert "Each run takes all of 4 × cpu, one run after the other" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields, processes, words",
+    [
+        ({"mesh": {"model": 2}}, 1, ("mesh.model=2", "pass --config.devices=all")),
+        ({"devices": "all", "workers": 2}, 1, ("workers=2", "pass --config.devices=one")),
+        ({}, 2, ("2 processes", "its own workdir")),
+    ],
+)
+def test_a_comparison_that_cannot_share_the_devices_is_refused(
+    tmp_path, monkeypatch, capsys, fields, processes, words
+):
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with pytest.raises(SystemExit) as end:
+        compare.main(change(settings(tmp_path), **fields))
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.count("\n") == 1 and all(w in error for w in words), error
+    assert not (tmp_path / "manifest.json").exists()

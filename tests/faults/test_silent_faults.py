@@ -1,0 +1,114 @@
+"""What would silently be another model is asked for, or set."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import rope
+from pe_jax.encodings.rope_scaling import DynamicNTK
+from pe_jax.encodings.scaling.longrope import LongRoPE
+from tests import util
+from tests.faults.attention_calls import (
+    K_,
+    NO_PARAMS,
+    NTK,
+    ROPE,
+    Q,
+    T,
+    V,
+    attention,
+    extend,
+    refuses,
+)
+from tests.util import DIMS, B, E
+
+INPUTS = "sinusoidal learned bipe sinusoidal_2d learned_2d learned_grid".split()
+INPUTS += ["sinusoidal+rope", "rope+learned"]
+
+
+@pytest.mark.parametrize("spec", INPUTS)
+def test_a_scheme_that_adds_to_the_input_wants_to_be_told_that_it_was_added(spec):
+    """Left out, it would be NoPE, or the rest of the sum alone."""
+    (encoding,) = pe_jax.parse(spec)
+    places = np.zeros((T, encoding.claims.axes), int) if encoding.claims.axes > 1 else None
+    given = {"encoding": encoding, "q_positions": places, "causal": True}
+    said = "embedded=False: … x = encoding.embed(params, x, positions) … embedded=True"
+    refuses(ValueError, said, attention, **given)
+    refuses(ValueError, "embedded='yes': pass True or False", attention, **given, embedded="yes")
+    out = attention(**given, embedded=True)
+    turned = {"sinusoidal+rope": ROPE, "rope+learned": ROPE}.get(spec, pe_jax.Encoding())
+    if encoding.claims.axes == 1:
+        np.testing.assert_array_equal(out, attention(encoding=turned))
+
+
+@pytest.mark.parametrize("causal", (True, False))
+def test_several_axes_are_told_whether_later_tokens_are_hidden(causal):
+    places = np.stack([np.arange(T) // 2, np.arange(T) % 2], axis=-1)
+    given = {"encoding": pe_jax.make("rope_2d"), "q_positions": places, "causal": causal}
+    moved = attention(**given) - attention(v=V + (np.arange(T) > 2)[:, None, None], **given)
+    assert np.asarray(moved)[:, :3].any() == (not causal)
+
+
+def test_one_axis_is_causal_unless_told():
+    np.testing.assert_array_equal(attention(encoding=ROPE), attention(encoding=ROPE, causal=True))
+
+
+LONG = LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 2, factor=4.0)
+SCALED = {"dynamic_ntk": NTK, "longrope": pe_jax.make("rope", scaling=LONG)}
+
+
+@pytest.mark.parametrize("engine", ("dense", "tiled"))
+@pytest.mark.parametrize("encoding", SCALED.values(), ids=list(SCALED))
+def test_a_scaling_that_depends_on_the_length_has_that_of_the_call(encoding, engine):
+    """Packed or not, as the Transformer sets it; what was set before stays as it is."""
+    given = {"implementation": engine}
+    for segments in (None, np.zeros((B, T), int)):
+        got = attention(encoding=encoding, q_segments=segments, **given)
+        want = attention(encoding=encoding.at_length(T), q_segments=segments, **given)
+        np.testing.assert_array_equal(got, want)
+
+    def by_hand(encoding):
+        turned = [util.rotate(encoding, "q", NO_PARAMS, x, np.arange(T)) for x in (Q, K_)]
+        raw = {"q_raw": Q, "k_raw": K_, "dims": DIMS}
+        terms = encoding.terms(NO_PARAMS, DIMS)
+        return pe_jax.attend(*turned, V, terms=terms, **raw, **given)
+
+    assert np.abs(got - by_hand(encoding)).max() > 0.01  # as it stands, it is for short sequences
+    longer = encoding.at_length(4 * T)
+    for places in (None, np.arange(T)):
+        got = attention(encoding=longer, q_positions=places, **given)
+        np.testing.assert_allclose(got, by_hand(longer), atol=1e-6)
+
+
+def test_a_scaling_within_its_original_length_is_right_at_any_position():
+    """A length below the original one is none that is scaled; beyond it LongRoPE knows one more."""
+    short, long = (pe_jax.make("rope", scaling=LONG).at_length(n) for n in (1, 3))
+    assert np.isfinite(attention(encoding=long, q_positions=10 * np.arange(T))).all()
+    said = "q_positions goes to position 40, RoPE is set for 2 tokens"
+    refuses(ValueError, said, attention, encoding=short, q_positions=10 * np.arange(T))
+    wide = dataclasses.replace(NTK, scaling=DynamicNTK(8.0, T)).at_length(1)
+    np.testing.assert_array_equal(attention(encoding=wide), attention(encoding=ROPE))
+
+
+@pytest.mark.parametrize("spec", ("rope", "alibi", "fire+rope", "rope_2d"))
+@pytest.mark.parametrize("engine", ("dense", "tiled", "a cache"))
+def test_no_gradient_goes_to_positions(engine, spec):
+    """A constant in every engine: else it would depend on which of them runs."""
+    (encoding,) = pe_jax.parse(spec)
+
+    @jax.grad
+    def grad(places):
+        if engine == "a cache":
+            return (extend(positions=places[None], encoding=encoding) ** 2).sum()
+        out = attention(encoding=encoding, q_positions=places, causal=True, implementation=engine)
+        return (out**2).sum()
+
+    shape = (T, encoding.claims.axes) if encoding.claims.axes > 1 else (T,)
+    places = jnp.asarray(np.arange(T * encoding.claims.axes).reshape(shape) * 0.7, jnp.float32)
+    assert not np.asarray(grad(places)).any()
+    alone = jax.grad(lambda p: (rope.rotate(Q, p, rope.frequencies(E)) * Q).sum())
+    assert np.asarray(alone(jnp.arange(T, dtype=jnp.float32))).any()  # the functions have one

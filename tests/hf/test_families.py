@@ -1,0 +1,193 @@
+"""Families whose layers differ, or whose keys mean something else than they say."""
+
+import pytest
+
+import pe_jax
+from pe_jax import hf
+from pe_jax.encodings.rope_scaling import Llama3, LongRoPE, Proportional, YaRN
+from pe_jax.hf import families
+from tests.faults.test_encoding_faults import refused
+from tests.hf.configs import (
+    DEEPSEEK3,
+    GEMMA3,
+    GEMMA4,
+    GPT_OSS,
+    LLAMA4,
+    MINIMAX,
+    PHI3,
+    SIZES,
+    T5,
+    YARN,
+)
+
+E = 0.1 * 3.6888794541139363 + 1  # 0.1·ln 40 + 1
+
+
+def test_gemma_3_has_two_bases_and_windows_between_full_layers():
+    layers = hf.encodings(GEMMA3)
+    assert len(layers) == 34
+    for index, layer in enumerate(layers):
+        full = (index + 1) % 6 == 0
+        assert layer.encoding.base == (1e6 if full else 1e4)
+        assert layer.window == (None if full else 1024)
+        assert (layer.encoding.scaling is None) != full
+
+
+def test_gemma_4_has_wider_heads_in_full_layers():
+    layers = hf.encodings(GEMMA4)
+    assert [layer.head_dim for layer in layers] == [256] * 5 + [512]
+    assert layers[-1].encoding.scaling == Proportional(0.25) and layers[-1].window is None
+    by_layer = {k: v for k, v in GEMMA4.items() if k != "global_head_dim"}
+    assert hf.encodings({**by_layer, "per_layer_config": {"05": {"head_dim": 512}}}) == layers
+
+
+def test_deepseek_rotates_a_part_of_wider_heads_and_scales_with_mscale():
+    (layer,) = set(hf.encodings(DEEPSEEK3))
+    assert (layer.head_dim, layer.encoding.rotary_dim(192), layer.rotary_last) == (192, 64, True)
+    assert layer.encoding.layout == "interleaved" and layer.encoding.attention_factor == 1
+    assert layer.scale == pytest.approx(E * E * 192**-0.5)
+    assert layer.encoding.scaling == YaRN(40, 4096, 32, 1, 1.0, 1.0)
+    half = hf.encodings({**DEEPSEEK3, "rope_interleave": False})[0]
+    assert half.encoding.layout == "half"
+
+
+def test_llama_4_rotates_three_layers_in_chunks_and_tempers_the_fourth():
+    layers = hf.encodings(LLAMA4)
+    rope, plain = layers[0], layers[3]
+    assert rope.encoding.layout == "interleaved" and rope.encoding.scaling == Llama3(16.0, 1.0, 1.0)
+    assert plain.encoding == pe_jax.make("temperature") and plain.chunk is None and not plain.also
+    assert hf.pattern(layers).endswith("*3,temperature") and len(layers) == 48
+
+
+def test_gpt_oss_has_sinks_and_yarn_between_channels():
+    layers = hf.encodings(GPT_OSS)
+    assert [x.window for x in layers] == [128, None] * 2
+    rope, sink = layers[0].encoding.parts
+    assert sink == pe_jax.make("sink") and rope.scaling == YaRN(32.0, 4096, truncate=False)
+    windowed, full = pe_jax.parse(hf.pattern(layers))
+    assert windowed.encoding == full == layers[0].encoding and windowed.window == 128
+
+
+def test_mimos_own_config_is_read():
+    """The Hub's has keys that transformers turns into its own, or leaves unread."""
+    config = {**SIZES, "model_type": "mimo_v2_flash", "head_dim": 192, "swa_head_dim": 192}
+    config |= {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334}
+    config |= {"sliding_window": 128, "sliding_window_size": 128, "attention_chunk_size": 128}
+    config |= {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False}
+    layers = hf.encodings(config | {"hybrid_layer_pattern": [0, 1, 1, 0]})
+    full, windowed = layers[0], layers[1]
+    assert [x.window for x in layers] == [None, 129, 129, None]
+    assert full.encoding.rotary_dim(192) == 64 and full.encoding.base == 5e6
+    rope, sink = windowed.encoding.parts
+    assert (rope.rotary_dim(192), rope.base, sink) == (64, 1e4, pe_jax.make("sink"))
+    assert [x.window for x in hf.encodings(config)] == [None, 129, 129, 129]
+    refused(
+        lambda: hf.encodings(config | {"add_full_attention_sink_bias": True}),
+        "add_full_attention_sink_bias=True",
+        "only False is known here",
+    )
+    refused(lambda: hf.encodings(config | {"swa_head_dim": 64}), "swa_head_dim=64", "head_dim=192")
+
+
+def test_granite_has_a_base_for_each_layer_and_none_where_it_is_0():
+    config = {**SIZES, "model_type": "granite_swa", "layer_rope_theta": [0, 1e4, 5e5, 0]}
+    layers = hf.encodings(config)
+    assert hf.pattern(layers) == (
+        "sink,(rope+sink)@window=128,(rope(base=500000.0)+sink)@window=128,sink@window=128"
+    )
+    assert hf.to_hf(layers, "granite_swa")["layer_rope_theta"] == [0, 1e4, 5e5, 0]
+    for wrong in ([1e4], [1e4] * 3 + [-1], 5):
+        refused(
+            lambda wrong=wrong: hf.encodings(config | {"layer_rope_theta": wrong}),
+            f"layer_rope_theta={wrong}",
+            "for each of 4 layers",
+        )
+
+
+def test_lfm3s_labels_are_of_the_layers_that_attend():
+    layers = hf.encodings({**SIZES, "model_type": "lfm3", "num_hidden_layers": 8})
+    kinds = [layer.encoding and (layer.encoding.base, layer.window) for layer in layers]
+    assert kinds == [None, None, (1e6, None), None, (1e4, 256), None, (1e6, None), None]
+    assert layers[2].encoding.scaling == Proportional(0.5)
+
+
+def test_deepseek_v4s_labels_are_no_layer_types():
+    config = {**SIZES, "model_type": "deepseek_v4", "head_dim": 512, "compress_ratios": [0, 4, 128]}
+    config |= {"num_hidden_layers": 3, "qk_rope_head_dim": 64, "compress_rope_theta": 160000.0}
+    config |= {"rope_theta": 1e4, "rope_scaling": {**YARN, "factor": 16.0}}
+    main, *others = layers = hf.encodings(config)
+    assert main.also == ("qk_norm", "rotated_values") and main.encoding.parts[0].base == 1e4
+    assert [x.also[2] for x in others] == [
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ]
+    for layer in layers:
+        rope, sink = layer.encoding.parts
+        assert rope.rotary_dim(512) == 64 and layer.rotary_last and layer.window == 128
+        assert rope.layout == "interleaved" and sink == pe_jax.make("sink")
+        assert (rope.scaling is None) == (layer is main)
+    assert others[0].encoding.parts[0].scaling.attention_factor == 1.0
+    assert hf.encodings({**SIZES, **hf.to_hf(layers, "deepseek_v4")}) == layers
+
+
+def test_inkling_slides_on_five_layers_of_six_and_grows_on_the_sixth():
+    first = hf.encodings({**SIZES, "num_hidden_layers": 6, "model_type": "inkling_text"})
+    assert hf.pattern(first) == "inkling(extent=512)@window=512*5,inkling"
+    assert {x.scale for x in first} == {1 / 128} and "qk_norm" in first[0].also
+    given = {**SIZES, "num_hidden_layers": 6, "log_scaling_n_floor": 7, "local_layer_ids": [0, 3]}
+    some = hf.encodings({"text_config": {**given, "model_type": "inkling_text"}})
+    assert [x.window for x in some] == [512, None, None, 512, None, None]
+    assert some[1].encoding.floor == 7 and some[0].encoding.floor is None
+    second = hf.encodings({**SIZES, "model_type": "inkling2_text", "num_hidden_layers": 6})
+    full, sink = second[-1].encoding.parts
+    assert full.floor == 128_000 and full.clip_states == 8.0 and sink.from_input
+    assert second[0].scale is None and second[0].window == second[0].encoding.parts[0].extent
+    for kind, layers in (("inkling_text", some), ("inkling2_text", second)):
+        assert hf.encodings({**SIZES, **hf.to_hf(layers, kind)}) == layers
+    wrong = {**given, "model_type": "inkling_text", "local_layer_ids": [6]}
+    refused(lambda: hf.encodings(wrong), "local_layer_ids=[6]", "numbers below 6")
+
+
+def test_layers_without_attention_have_no_encoding():
+    layers = hf.encodings(MINIMAX)
+    assert [layer.encoding is None for layer in layers] == ([True] * 7 + [False]) * 2
+    assert layers[7].encoding.rotary_dim(128) == 64  # not the whole head
+    refused(lambda: hf.pattern(layers), "layer 0", "no attention")
+
+
+def test_phi_3_is_short_up_to_its_original_length():
+    scaling = hf.encodings(PHI3)[0].encoding.scaling
+    assert scaling == LongRoPE((1.05,) * 48, (1.5,) * 48, 4096, factor=32.0)
+
+
+def test_encoders_come_before_decoders():
+    layers = hf.encodings({**T5, "num_decoder_layers": 2})
+    assert [x.stack for x in layers] == ["encoder"] * 6 + ["decoder"] * 2
+    assert [x.encoding.bidirectional for x in layers] == [True] * 6 + [False] * 2
+    refused(lambda: hf.pattern(layers), "2 stacks")
+    own = hf.encodings({**T5, "model_type": "umt5"})[0].encoding
+    assert not own.shared
+
+
+def test_mpnets_buckets_are_t5s():
+    (layer,) = set(hf.encodings({**SIZES, "model_type": "mpnet"}))
+    learned, buckets = layer.encoding.parts
+    assert learned.length == 510 and layer.first_row == 2
+    distance = list(range(-300, 301))
+    theirs = pe_jax.encodings.t5.bucket(distance, bidirectional=True)
+    ours = pe_jax.encodings.buckets.bucket(distance, buckets.edges, directional=True)
+    assert theirs.tolist() == ours.tolist()
+
+
+def test_the_families_are_there():
+    rotary = "llama llama4_text qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen2_vl_text mistral"
+    rotary += " qwen3_vl_text ministral3 mixtral phi phi3 gpt_neox gptj codegen glm glm4 cohere"
+    rotary += (
+        " cohere2 gemma gemma2 gemma3_text gemma4_text granite deepseek_v2 deepseek_v3 minimax"
+    )
+    rotary += " smollm3 olmo2 stablelm persimmon nemotron gpt_oss falcon modernbert roformer esm"
+    others = "mpt bloom t5 umt5 mt5 longt5 deberta deberta-v2 xlnet wavlm swin swinv2 layoutlmv3"
+    others += " vit deit dinov2 dinov2_with_registers siglip_vision_model siglip2_vision_model beit"
+    others += " dinov3_vit pixtral vit_mae marian opt gpt2 mpnet whisper bert roberta electra"
+    assert set(f"{rotary} {others}".split()) <= set(hf.FAMILIES)
+    assert not set(hf.FAMILIES) & set(families.NEAREST)

@@ -1,0 +1,183 @@
+"""`rope_parameters` and `rope_scaling` of configs, in all of their dialects, read and written."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+import pe_jax
+from pe_jax.encodings import rope_scaling
+from pe_jax.encodings.rope_scaling import (
+    NTK,
+    ClippedRoPE,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    YaRN,
+)
+from tests.encodings.test_rope_scaling import DIM, LISTS
+from tests.faults.test_encoding_faults import refused
+
+HF = [
+    (None, {}, pe_jax.make("rope")),
+    ({}, {"rope_theta": 5e5}, pe_jax.make("rope", base=5e5)),
+    (
+        {"rope_type": "default", "rope_theta": 1e6},
+        {"rope_theta": 1e4},
+        pe_jax.make("rope", base=1e6),
+    ),
+    (
+        {"type": "linear", "factor": 2.0},
+        {"partial_rotary_factor": 0.5},
+        pe_jax.make("rope", fraction=0.5, scaling=Linear(2.0)),
+    ),
+    (
+        {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.4},  # 24 of 60
+        {"head_dim": 60},
+        pe_jax.make("rope", fraction=24 / 60, scaling=Linear(2.0)),
+    ),
+    (
+        {"type": "dynamic", "factor": 2.0},
+        {"max_position_embeddings": 2048},
+        pe_jax.make("rope", scaling=DynamicNTK(2.0, 2048)),
+    ),
+    (
+        {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_slow": 1, "mscale": 1.0},
+        {},
+        pe_jax.make("rope", scaling=NTK(1000.0)),
+    ),
+    (  # DeepSeek-V3
+        {
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        {"max_position_embeddings": 163840},
+        pe_jax.make("rope", scaling=YaRN(40, 4096, 32, 1, 1.0, 1.0)),
+    ),
+    (  # the first YaRN models say how their weights were made
+        {"type": "yarn", "factor": 16.0, "finetuned": True},
+        {"original_max_position_embeddings": 4096},
+        pe_jax.make("rope", scaling=YaRN(16.0, 4096)),
+    ),
+    (  # a factor that is the ratio, an original length beside the dict, zeros that mean "default"
+        {"rope_type": "yarn", "factor": None, "beta_fast": 0, "truncate": False},
+        {"max_position_embeddings": 8192, "original_max_position_embeddings": 2048},
+        pe_jax.make("rope", scaling=YaRN(4.0, 2048, truncate=False)),
+    ),
+    (
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {"rope_theta": 5e5},
+        pe_jax.make("rope", base=5e5, scaling=Llama3(8.0)),
+    ),
+    (  # Phi-3: the config's own original length goes before the dict's
+        {"type": "su", **LISTS, "original_max_position_embeddings": 2048},
+        {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096},
+        pe_jax.make("rope", scaling=LongRoPE(**LISTS, original_length=4096, factor=32.0)),
+    ),
+    (
+        {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        {},
+        pe_jax.make("rope", base=1e6, scaling=Proportional(0.25)),
+    ),
+]
+
+
+@pytest.mark.parametrize("parameters, more, want", HF)
+def test_what_a_hugging_face_config_says_is_read(parameters, more, want):
+    before = json.dumps(parameters)
+    found = rope_scaling.from_hf(parameters, **{"head_dim": DIM, **more})
+    assert found == want and json.dumps(parameters) == before
+    assert found.frequencies(more.get("head_dim", DIM)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("parameters, more, want", HF)
+def test_what_was_read_of_a_config_is_written_back(parameters, more, want):
+    head_dim = more.get("head_dim", DIM)
+    written = rope_scaling.to_hf(want, head_dim=head_dim)
+    length = {"max_position_embeddings": 2048} if written["rope_type"] == "dynamic" else {}
+    assert (
+        rope_scaling.from_hf(json.loads(json.dumps(written)), head_dim=head_dim, **length) == want
+    )
+
+
+def test_a_function_that_is_no_scaling_of_ours_is_not_written():
+    class Own(Linear):
+        pass
+
+    for scaling, shown in ((Own(2), r"Own\(factor=2\)"), (ClippedRoPE(2), r"ClippedRoPE\(.*\)")):
+        with pytest.raises(ValueError, match=rf"scaling=.*{shown}: configs have linear.*tional$"):
+            rope_scaling.to_hf(pe_jax.make("rope", scaling=scaling), head_dim=8)
+
+
+@pytest.mark.parametrize(
+    "head_dim, turned", [(n, m) for n in (49, 96, 98, 192) for m in range(2, n, 2)]
+)
+def test_a_written_fraction_leaves_the_channels_that_it_had(head_dim, turned):
+    written = rope_scaling.to_hf(pe_jax.make("rope", fraction=turned / head_dim), head_dim=head_dim)
+    assert int(written["partial_rotary_factor"] * head_dim) == turned
+
+
+@pytest.mark.parametrize("value", ["x" * 900, list(range(900)), {"a" * 900: 1}])
+@pytest.mark.parametrize("key", ["rope_type", "short_factor", "long_factor", "unknown", "factor"])
+def test_an_error_stays_one_short_line_whatever_the_value(key, value):
+    key = 100 * key if key == "unknown" else key
+    parameters = {"rope_type": "longrope", **LISTS, key: value}
+    refused(lambda: rope_scaling.from_hf(parameters, head_dim=DIM, max_position_embeddings=9))
+
+
+GEMMA = {"full_attention": {"rope_type": "default"}, "sliding_attention": None}
+REFUSED = [
+    ({"rope_type": "yarm", "factor": 2.0}, {}, ("rope_type='yarm' is unknown", "'yarn'")),
+    ({"rope_type": "linear", "facter": 2.0}, {}, ("facter=2.0", "did you mean 'factor'")),
+    ({"rope_type": "linear", "factor": 2.0, "beta_fast": 9}, {}, ("'linear' has no such key",)),
+    ({"rope_type": "default", "factor": 2.0}, {}, ("'default' has no such key",)),
+    ({"rope_type": "linear"}, {}, ("factor is missing: 'linear' needs it",)),
+    ({"rope_type": "llama3", "factor": 2.0}, {}, ("low_freq_factor is missing",)),
+    ({"rope_type": "dynamic", "factor": 2.0}, {}, ("max_position_embeddings=None",)),
+    (
+        {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 9},
+        {"max_position_embeddings": 8},
+        ("original_max_position_embeddings=9", "scales from max_position_embeddings=8"),
+    ),
+    ({"rope_type": "yarn", "factor": 2.0}, {}, ("max_position_embeddings=None: pass it",)),
+    (
+        {"rope_type": "yarn", "original_max_position_embeddings": 8},
+        {},
+        ("factor=None: pass a number above 0",),
+    ),
+    ({"type": "mrope", "mrope_section": [16, 24, 24]}, {}, ("mrope", "M-RoPE")),
+    ({"rope_type": "default", "mrope_section": [16, 24, 24]}, {}, ("mrope_section=", "M-RoPE")),
+    (
+        {"rope_type": "default", "llama_4_scaling_beta": 0.1},
+        {},
+        ("llama_4_scaling_beta=0.1", "temperature(attn_scale=beta"),
+    ),
+    (GEMMA, {}, ("settings for full_attention", "rope_parameters['full_attention']")),
+    ({"partial_rotary_factor": 0.8}, {}, ("partial_rotary_factor=0.8", "51 of 64", "even")),
+    ({"partial_rotary_factor": 1.5}, {}, ("partial_rotary_factor=1.5",)),
+    ({}, {"head_dim": 7}, ("head_dim=7", "even")),
+    ({"rope_theta": 1}, {}, ("base=1: pass a number above 1",)),
+    (
+        {"type": "longrope", **LISTS, "original_max_position_embeddings": 9},
+        {"head_dim": 32, "max_position_embeddings": 18},
+        ("len(short_factor)=32", "16 frequencies"),
+    ),
+]
+
+
+@pytest.mark.parametrize("parameters, more, words", REFUSED)
+def test_what_cannot_be_read_of_a_config_is_an_error(parameters, more, words):
+    refused(lambda: rope_scaling.from_hf(parameters, **{"head_dim": DIM, **more}), *words)
