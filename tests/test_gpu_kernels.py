@@ -202,6 +202,19 @@ def test_blocks_may_be_oblong():
     assert_close(run(CASES["shaw"], OBLONG), run(CASES["shaw"], reference.attend))
 
 
+@pytest.mark.parametrize("spec, causal", [("nope", True), ("alibi", True), ("alibi", False)])
+def test_documents_of_a_row_come_out_as_if_each_were_alone(spec, causal):
+    """MaxText #4478: its causal call of cuDNN left segment ids out; here that is not called."""
+    half = Call(spec, causal=causal, segments=PACKED, dtype="bfloat16")
+    assert half.ask(engine.refusal) is None and not half.ask(engine.stock)
+    call = Call(spec, causal=causal, segments=PACKED)
+    (out, _), _ = run(call, SQUARE)
+    for start, end in ((0, 10), (10, 25), (28, 37)):  # of the first row; between them is padding
+        alone = Call(spec, end - start, causal=causal)
+        alone.arrays, alone.params = tuple(x[:1, :, start:end] for x in call.arrays), call.params
+        assert_close(out[:1, :, start:end], run(alone, reference.attend)[0][0])
+
+
 @pytest.mark.parametrize("name", ["t5, packed", "shaw, all, packed"])
 def test_rows_that_see_nothing_are_zero_and_gradients_finite(name):
     results, grads = run(CASES[name], SQUARE)  # where a row sum is LOWEST, there is a zero

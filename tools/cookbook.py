@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pe_jax.hf import LayerEncoding, encodings, pattern, weights
 from tools import encoding_facts
-from tools.cookbook_rows import CHECKS, GROUPS, ROWS, Row
+from tools.cookbook_rows import CHECKS, GROUPS, LOGITS, ROWS, Row
 
 PAGE = encoding_facts.ROOT / "docs" / "cookbook.md"
 HEAD = ("model", "config string", "besides", "position weights", "the trap", "checked")
@@ -36,6 +36,7 @@ out = pe_jax.attention(q, k, v, encoding=layers[3].encoding, params=params)
 """
 ABOUT = {
     "scores": "the products of rotated q and k, scale and mask that reach the model's softmax",
+    "logits": "the logits, at 2e-5 of their spread, with our attention in each layer of the model",
     "pairs": "rotated queries, and channels that stay",
     "rotation": "rotated queries and keys",
     "axes": "rotated queries at rows and columns",
@@ -97,12 +98,17 @@ def _shorter(text: str) -> str:
     return re.sub(r"\((?:[\d.]+, ){8,}[\d.]+\)", "(…)", text)
 
 
+def checks(row: Row) -> list[str]:
+    """What live tests compare with the model's own code."""
+    return [row.check] * bool(row.check) + ["logits"] * (row.model_type in LOGITS)
+
+
 def cells(row: Row) -> list[str]:
     """One row of a table."""
     if not row.model_type:
         return [f"**{row.name}**", "not read", "–", "–", row.trap, "no live test"]
     layers = encodings(row.settings)
-    checked = f"[{row.check}]" if row.check else "config alone"
+    checked = ", ".join(f"[{check}]" for check in checks(row)) or "config alone"
     first = [f"**{row.name}**<br>`{row.model_type}`", f"`{_shorter(spec(layers))}`"]
     return [*first, besides(layers), mapped(row.model_type, layers), row.trap, checked]
 
@@ -117,7 +123,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def page() -> str:
     """docs/cookbook.md."""
-    used = dict.fromkeys(row.check for row in ROWS if row.check)
+    used = dict.fromkeys(check for row in ROWS for check in checks(row))
     about = "\n".join(f"  - {check}: {ABOUT[check]}" for check in used)
     links = "\n".join(f"[{check}]: ../{CHECKS[check][0]} '{CHECKS[check][1]}'" for check in used)
     groups = [f"## {title}\n\n{table(rows)}" for title, rows in GROUPS.items()]

@@ -1,1 +1,1 @@
-"""Whole Hugging Face configs, as on the Hub; tests/oracles/test_hf.py asks transformers."""
+"""Whole Hugging Face configs, as on the Hub; tests/oracles/test_hf_*.py ask transformers."""

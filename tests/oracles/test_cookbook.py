@@ -5,6 +5,7 @@ whole model runs: what `pe_jax.hf.params` makes of its state dict gives its atte
 its own queries and keys, or what it adds to the input.
 """
 
+import dataclasses
 import re
 
 import jax
@@ -17,43 +18,22 @@ from pe_jax import hf
 from pe_jax.encodings.deberta import DeBERTa
 from pe_jax.encodings.learned import Learned
 from tests.oracles.replay import TOLERANCE
+from tests.oracles.tiny_models import (
+    HEADS,
+    WIDTH,
+    attend,
+    configured,
+    drawn,
+    inklings,
+    known,
+    split,
+)
 from tools import cookbook
 from tools.cookbook_rows import ROWS, Row
 
 pytestmark = pytest.mark.oracles
 READ = [row for row in ROWS if row.model_type]
-LENGTH, WIDTH, HEADS = 23, 32, 2
-TINY = {
-    "vocab_size": 40,
-    "pad_token_id": 1,
-    "intermediate_size": 8,
-    "d_ff": 8,
-    "d_inner": 8,
-    "ffn_dim": 8,
-    "encoder_ffn_dim": 8,
-    "decoder_ffn_dim": 8,
-    "conv_dim": [8] * 7,
-    "word_embed_proj_dim": WIDTH,
-    "num_conv_pos_embedding_groups": 2,
-    "num_conv_pos_embeddings": 4,
-    "num_key_value_heads": HEADS,
-    "num_local_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 8,
-    "n_routed_experts": 2,
-    "n_shared_experts": 1,
-    "swa_num_attention_heads": HEADS,
-    "swa_num_key_value_heads": HEADS,
-    "swa_head_dim": WIDTH // HEADS,
-    "sliding_window": 5,
-    "sliding_window_size": 5,
-    "rel_extent": 7,
-    "d_rel": 3,
-    "log_scaling_n_floor": 4,
-    "unpadded_vocab_size": 40,
-    "coordinate_size": 6,
-    "shape_size": 4,
-}
+LENGTH = 23
 SMALL_IMAGES = {"image_size": 32, "patch_size": 2, "depths": [2, 2], "num_heads": [2, 4]}
 PATCHES = {"image_size": 32, "patch_size": 8, "num_patches": 16}
 SMALL_IMAGES |= {"embed_dim": 8, "window_size": 4}
@@ -65,36 +45,25 @@ def named(check: str):
 
 def build(row: Row):
     """A config and a model of two layers, with weights that keep attention far from uniform."""
-    import torch
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
     layers = 6 if "inkling" in row.model_type else 2  # of which the last one is full
     sizes = {"layers": layers, "head_dim": WIDTH // HEADS}
     small = Row(row.name, row.model_type, "", config=row.config, **sizes)
-    known = {**AutoConfig.for_model(row.model_type).to_dict()}
-    given = {**TINY, **small.settings}
-    given |= {"d_kv": WIDTH // HEADS} if "d_kv" in known else {}
+    given = small.settings | {"d_kv": WIDTH // HEADS}
     given |= SMALL_IMAGES if row.model_type.startswith("swin") else {}
     given |= PATCHES if row.check == "patches" or row.model_type == "beit" else {}
     del given["model_type"]
-    names = set(known) | set(AutoConfig.for_model(row.model_type).attribute_map)
-    config = AutoConfig.for_model(row.model_type, **{k: x for k, x in given.items() if k in names})
-    torch.manual_seed(0)
-    model = AutoModel.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            matrix = weight.ndim > 1 and "embed" not in name
-            weight.normal_(std=weight.shape[-1] ** -0.5 if matrix else 0.5)
-    return config, model
+    config = configured(row.model_type, **given)
+    return config, drawn(AutoModel.from_config(config, attn_implementation="eager"))
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in READ])
 def test_transformers_own_config_is_read_as_the_rows(live, row):
     from transformers import AutoConfig
 
-    default = AutoConfig.for_model(row.model_type)
-    names = set(default.to_dict()) | set(default.attribute_map) | set(row.config)
-    given = {k: x for k, x in row.settings.items() if k in names and k != "model_type"}
+    names = (known(row.model_type) | set(row.config)) - {"model_type"}
+    given = {k: x for k, x in row.settings.items() if k in names}
     config = AutoConfig.for_model(row.model_type, **given)
     found, want = hf.encodings(config), hf.encodings(row.settings)
     assert cookbook.spec(found) == cookbook.spec(want)
@@ -102,17 +71,13 @@ def test_transformers_own_config_is_read_as_the_rows(live, row):
     assert cookbook.mapped(row.model_type, found) == cookbook.mapped(row.model_type, want)
 
 
-def split(x, heads: int = HEADS):
-    return x.unflatten(-1, (heads, -1))
-
-
 def linear(q: str, k: str):
-    return lambda module, x: tuple(split(getattr(module, name)(x)) for name in (q, k))
+    return lambda module, x: tuple(split(getattr(module, name)(x), HEADS) for name in (q, k))
 
 
 def debertas(module, x):
     q, k, _ = module.in_proj(x).unflatten(-1, (HEADS, -1)).chunk(3, dim=-1)
-    return q + split(module.q_bias), k
+    return q + split(module.q_bias, HEADS), k
 
 
 def xlnets(module, x):
@@ -133,16 +98,6 @@ def cosines(module, x):
     q, k = (torch.nn.functional.normalize(y, dim=-1) for y in (q, k))
     scale = module.logit_scale.clamp(max=most).exp() * k.shape[-1] ** 0.5
     return q * scale.reshape(heads, 1), k
-
-
-def inklings(module, x, k_x=None):
-    """Norms of the first; of the second, whose clips are the scheme's, a learned scale."""
-    more = () if k_x is None else (k_x,)
-    k = split(module.k_sconv(module.k_proj(x if k_x is None else k_x), *more))
-    q = split(module.q_proj(x))
-    if hasattr(module, "q_norm"):
-        return module.q_norm(q), module.k_norm(k)
-    return q * module.q_l2_clip.scale, k
 
 
 ATTENTION = {  # the modules that attend, and their queries and keys [B, T, H, E]
@@ -189,33 +144,18 @@ def run(model, kind: str):
     return np.arange(LENGTH)
 
 
-def attend(layer, params, q, k, x, places):
+def our_weights(layer, params, q, k, x, places):
     """Our attention weights [B, H, T, T]: values are unit vectors."""
-    encoding = layer.encoding
+    encoding, width = layer.encoding, x.shape[-1]
     if isinstance(encoding, pe_jax.Sum) and isinstance(encoding.parts[0], Learned):
         # added to the input
-        encoding, params = encoding.parts[-1], pe_jax.Params(*(own[-1] for own in params))
-    width = x.shape[-1]
-    if isinstance(encoding, DeBERTa):
+        layer = dataclasses.replace(layer, encoding=encoding.parts[-1])
+        params = pe_jax.Params(*(own[-1] for own in params))
+    if isinstance(layer.encoding, DeBERTa):
         width = params.shared["table"].shape[1]  # one more
-    batch, length, heads, head_dim = k.shape
+    batch, length, heads, _ = k.shape
     unit = np.broadcast_to(np.eye(length, dtype="f")[:, None], (batch, length, heads, length))
-    out = pe_jax.attention(
-        *(q.numpy(), k.numpy(), unit),
-        encoding=encoding,
-        params=params,
-        dims=pe_jax.Dims(width, heads, heads, head_dim),
-        x=x.numpy(),
-        q_positions=places,
-        k_positions=places,
-        q_index=np.arange(length),
-        k_index=np.arange(length),
-        causal=layer.causal,
-        window=layer.window,
-        scale=layer.scale,
-        implementation="dense",
-    )
-    return np.asarray(out).transpose(0, 2, 1, 3)
+    return attend(layer, params, q, k, unit, x, places, width).transpose(0, 2, 1, 3)
 
 
 def probabilities(kind: str, out):
@@ -250,7 +190,7 @@ def test_mapped_weights_give_the_models_attention(live, row):
             continue  # their mask is the image's, not the encoding's
         params = hf.params(config, model.state_dict(), index)
         zeros, theirs = jax.tree.map(jnp.zeros_like, params), theirs.numpy()
-        ours, without = (attend(layer, own, q, k, x, places) for own in (params, zeros))
+        ours, without = (our_weights(layer, own, q, k, x, places) for own in (params, zeros))
         if row.model_type == "wavlm":  # which gives the mean of the heads
             ours, without, theirs = ours.mean(1), without.mean(1), theirs[:, 0]
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)

@@ -8,10 +8,10 @@ from tools.cookbook_rows.decoders import DECODERS
 from tools.cookbook_rows.encoders import ENCODERS
 from tools.cookbook_rows.images import IMAGES
 from tools.cookbook_rows.inputs import INPUT
-from tools.cookbook_rows.row import CHECKS, Row
+from tools.cookbook_rows.row import CHECKS, LOGITS, Row
 from tools.cookbook_rows.scores import SCORES
 
-__all__ = ["CHECKS", "GROUPS", "ROWS", "Row"]
+__all__ = ["CHECKS", "GROUPS", "LOGITS", "ROWS", "Row"]
 
 GROUPS = {
     "Decoders that rotate": DECODERS,

@@ -3,19 +3,35 @@
 import dataclasses
 from typing import Any
 
-HF, OWN = "tests/oracles/test_hf.py", "tests/oracles/test_cookbook.py"
+ROTATIONS, BIASES = (f"tests/oracles/test_hf_{name}.py" for name in ("rotations", "biases"))
+OWN = "tests/oracles/test_cookbook.py"
 CHECKS = {  # what a live test compares with the model's own code, and which test
-    "scores": (HF, "test_what_is_read_is_what_reaches_the_models_softmax"),
-    "pairs": (HF, "test_gptj_and_codegen_rotate_pairs_of_some_channels"),
-    "rotation": (HF, "test_falcon_and_roformer_rotate"),
-    "axes": (HF, "test_images_rotate_as_theirs"),
-    "slopes": (HF, "test_alibi"),
-    "sinusoids": (HF, "test_sinusoids_at_the_input"),
+    "scores": (ROTATIONS, "test_what_is_read_is_what_reaches_the_models_softmax"),
+    "logits": (
+        "tests/oracles/test_model_logits.py",
+        "test_with_our_attention_the_logits_are_theirs",
+    ),
+    "pairs": (ROTATIONS, "test_gptj_and_codegen_rotate_pairs_of_some_channels"),
+    "rotation": (ROTATIONS, "test_falcon_and_roformer_rotate"),
+    "axes": ("tests/oracles/test_hf_vision.py", "test_images_rotate_as_theirs"),
+    "slopes": (BIASES, "test_alibi"),
+    "sinusoids": (BIASES, "test_sinusoids_at_the_input"),
     "weights": (OWN, "test_mapped_weights_give_the_models_attention"),
     "rows": (OWN, "test_mapped_rows_are_what_the_model_adds"),
     "patches": (OWN, "test_mapped_patches_are_what_the_model_adds_at_any_size"),
     "table": (OWN, "test_maes_table_has_its_halves_swapped"),
     "": ("", ""),
+}
+LOGITS = {  # model types whose logits are compared, too
+    "gpt_oss",
+    "mimo_v2_flash",
+    "cohere2",
+    "smollm3",
+    "llama4_text",
+    "deepseek_v3",
+    "qwen3_vl_text",
+    "inkling_text",
+    "inkling2_text",
 }
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")

@@ -1,0 +1,33 @@
+"""Every model type: defaults of its config, and what `pe_jax.hf` writes."""
+
+import pytest
+
+from pe_jax import hf
+from tests.oracles.hf_cases import ELSEWHERE
+
+pytestmark = pytest.mark.oracles
+SIZES = set(
+    "model_type hidden_size n_embd d_model dim embed_dim d_kv depth depths image_size".split()
+)
+SIZES |= set("num_hidden_layers n_layer n_layers num_layers num_decoder_layers patch_size".split())
+SIZES |= set("num_attention_heads n_head n_heads num_heads max_position_embeddings".split())
+SIZES |= {f"{stack}_{n}" for stack in ("encoder", "decoder") for n in ("layers", "attention_heads")}
+
+
+@pytest.mark.parametrize("kind", [k for k in hf.FAMILIES if k not in ELSEWHERE])
+def test_defaults_are_theirs_and_what_is_read_is_written(live, kind):
+    """A config without the keys of positions is read as the full one; what is written, too."""
+    from transformers import AutoConfig
+
+    more = {"head_dim": 128} if kind == "glm4_moe" else {}
+    config = AutoConfig.for_model(kind, **more)
+    layers, full = hf.encodings(config), config.to_dict()
+    written = hf.to_hf(layers, kind)
+    assert hf.encodings({**full, **written}) == layers
+    kept = {k: v for k, v in full.items() if k in SIZES or k in more}
+    assert hf.encodings(kept) == layers
+    if kind not in ("swin", "swinv2"):
+        again = {**kept, **written}
+        del again["model_type"]
+        again = AutoConfig.for_model(kind, **again)
+        assert hf.encodings(again) == layers
