@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
@@ -23,8 +24,11 @@ from pe_jax.engines.tiled.assignment import assign
 from pe_jax.engines.tiled.groups import Groups
 from pe_jax.engines.tiled.pairwise import Pairwise
 from pe_jax.engines.tiled.setup import set_up
+from pe_jax.models.config import ModelConfig
+from pe_jax.models.transformer import Transformer
 from tests import util
 from tests.util import assert_close, noise
+from tools import skipped_tiles
 
 HEADS, WIDTH = 4, 8
 DIMS = pe_jax.Dims(HEADS * WIDTH, HEADS, 2, WIDTH)
@@ -472,3 +476,18 @@ def test_what_is_picked_is_said_once(caplog, monkeypatch, spec, length, device, 
     name, *said = picked(caplog, monkeypatch, spec, length, device)
     assert name == engine
     assert len(said) == 1 and said[0].startswith(words)
+
+
+def test_the_measurement_of_skipped_tiles_counts_what_is_seen():
+    """Sharp gates leave out all but the diagonal and its neighbours; open ones nothing."""
+    config = ModelConfig(encoding="fox", vocab=5, width=16, heads=2, layers=1, attention="tiled")
+    model = Transformer(config, rngs=nnx.Rngs(0))
+    tokens, gates = jnp.zeros((1, 1100), jnp.int32), model.blocks[0].attention.params
+    for bias, most in ((-9.0, 1.0), (30.0, 0.0)):
+        gates["bias"][...] = jnp.full_like(gates["bias"][...], bias)
+        shares = []
+        found = skipped_tiles.logits_of(model, 1100, True, lambda x, s=shares: s.append(float(x)))
+        out = found(tokens)
+        jax.effects_barrier()
+        assert shares and (0.1 < max(shares) < most or max(shares) == most == 0)
+        assert_close(out, skipped_tiles.logits_of(model, 1100, False)(tokens))

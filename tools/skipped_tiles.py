@@ -1,0 +1,95 @@
+"""How many tiles the running sums of a trained model leave out (FoX, CABLE), and the time it saves.
+
+    python -m tools.skipped_tiles --run=runs/field_2026/runs/fox/seed0 --lengths=1024,4096
+
+Text of the model's test split, one row of each length. The model runs as it is, and with every tile
+visited; rounds of both are interleaved. Not in the numbers of a comparison: there the lengths are
+short, and attention is dense.
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from experiments.measuring.timing import interleave
+from experiments.programs.generate import load
+from pe_jax.engines.tiled import negligible
+from pe_jax.training import data, tokenizer
+
+
+def logits_of(model, length: int, skip: bool, note=None):
+    """A compiled forward pass; `note` gets the share of visible tiles that a group leaves out."""
+    can_skip, tiles = negligible.can_skip, negligible.negligible_tiles
+
+    def counted(*args):
+        found = tiles(*args)
+        if note is not None:
+            rows, columns = (-(-length // n) for n in found.shape)
+            last = rows * jnp.arange(1, found.shape[0] + 1)[:, None] - 1
+            seen = columns * jnp.arange(found.shape[1])[None] <= last
+            share = (found & seen).sum() / seen.sum()
+            jax.debug.callback(note, share)
+        return found
+
+    negligible.negligible_tiles = counted
+    negligible.can_skip = can_skip if skip else lambda *_: False
+    jax.clear_caches()  # of what was traced before
+    try:  # while it is traced
+        tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        return jax.jit(model.at_length(length)).lower(tokens).compile()
+    finally:
+        negligible.can_skip, negligible.negligible_tiles = can_skip, tiles
+
+
+def text(config, length: int) -> np.ndarray:
+    """The first tokens of the test split: int32 [1, length]."""
+    corpus, tokens = data.load(config.data), tokenizer.get(config.tokenizer)
+    found: list[int] = []
+    for document in corpus.documents("test"):
+        found += [*tokens.encode(document)]
+        if len(found) >= length:
+            break
+    return np.asarray(found[:length], np.int32)[None]
+
+
+def measure(run: Path, length: int, rounds: int) -> dict:
+    """Shares, seconds and the difference of the logits at a length."""
+    model, config = load(run)
+    tokens, shares = text(config, length), []
+    counted = logits_of(model, length, True, lambda share: shares.append(float(share)))
+    found = counted(tokens)
+    jax.effects_barrier()
+    fast, whole = (logits_of(model, length, skip) for skip in (True, False))
+    gap = float(jnp.abs(found - whole(tokens)).max())
+    times = interleave({"fast": lambda: fast(tokens), "whole": lambda: whole(tokens)}, rounds)
+    ratios = np.divide(times["fast"], times["whole"])
+    return {
+        "length": length,
+        "left out": float(np.mean(shares)),
+        "ms": 1e3 * float(np.median(times["fast"])),
+        "ratio": np.percentile(ratios, [25, 50, 75]).tolist(),
+        "gap": gap,
+    }
+
+
+def main(_) -> None:
+    """Prints a row for each length."""
+    run = Path(flags.FLAGS.run).absolute()
+    for length in map(int, flags.FLAGS.lengths):
+        row = measure(run, length, flags.FLAGS.repeats)
+        low, middle, high = row["ratio"]
+        print(
+            f"{row['length']:6,} tokens: {row['left out']:.0%} of the visible tiles left out,"
+            f" {row['ms']:,.1f} ms, {middle:.2f} [{low:.2f}, {high:.2f}] of the time with all;"
+            f" logits differ by {row['gap']:.1e}"
+        )
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("run", None, "The workdir of a trained run.", required=True)
+    flags.DEFINE_list("lengths", ["1024", "4096"], "Tokens in a row.")
+    flags.DEFINE_integer("repeats", 7, "Interleaved rounds.")
+    app.run(main)
