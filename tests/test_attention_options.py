@@ -13,7 +13,7 @@ import pe_jax
 from pe_jax import masks
 from pe_jax.engines.sharded.layout import BlockPermuted, RowSharded
 from pe_jax.engines.tiled import Tiled, TileSizes
-from tests.util import assert_close, jit, noise, random_params
+from tests.util import KINDS, assert_close, jit, noise, random_params
 
 B, T, H, K, E = 2, 40, 4, 2, 8
 DIMS = pe_jax.Dims(H * E, H, K, E)
@@ -235,9 +235,12 @@ def test_numbers_of_numpy_are_numbers():
     assert hash(buckets) == hash(pe_jax.make("buckets", edges=(0, 1, 4)))
 
 
-def test_every_scheme_of_one_axis_is_exported_for_any_batch_and_length():
+@pytest.mark.parametrize(
+    "names", [KINDS.split(), pytest.param(pe_jax.ENCODINGS, marks=pytest.mark.slow)]
+)
+def test_every_scheme_of_one_axis_is_exported_for_any_batch_and_length(names):
     """All in one program: lowering and loading are most of the time."""
-    schemes = {name: pe_jax.make(name) for name in pe_jax.ENCODINGS}
+    schemes = {name: pe_jax.make(name) for name in names}
     schemes = {name: scheme for name, scheme in schemes.items() if scheme.claims.axes == 1}
     params = {name: scheme.init(jax.random.key(0), DIMS) for name, scheme in schemes.items()}
     given = noise(B, T, DIMS.width), *QKV

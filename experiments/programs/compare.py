@@ -195,10 +195,10 @@ def train_run(
 
 def flops_per_token(config: Config, trainer: Trainer) -> float:
     """Operations of the matrix products in a training step, counted in the traced program."""
-    trainer.compile(config.batch, config.length)
     sizes = config.batch, config.length, trainer.layout, trainer.mesh.size
     masked = tiles(trainer.config, *sizes)
-    return flops.count(trainer.jaxpr, *masked).total / (config.batch * config.length)
+    jaxpr = trainer.trace(config.batch, config.length).jaxpr
+    return flops.count(jaxpr, *masked).total / (config.batch * config.length)
 
 
 def check_resumable(config: CompareConfig, now: dict) -> None:

@@ -116,7 +116,6 @@ class Trainer:
       microbatches: parts of a batch whose gradients are added up. Not `optax.MultiSteps`: it takes
         the mean of means, whatever the number of targets in each, and keeps the sum in the state
         between calls, so that a step, its learning rate and a checkpoint would mean a part.
-      jaxpr: of the step, once it is compiled.
     """
 
     def __init__(
@@ -133,7 +132,8 @@ class Trainer:
         self.layout = sharding.layout(model, mesh)
         self.position_scheme: Any = positions and position_schemes.choose(positions, model.pattern)
         self.dropout = model.dropout > 0
-        self.jaxpr: Any = None
+        self.traced: Any = None
+        self.compiled: Any = None
         self.batch_sharding = sharding.batch_sharding(mesh)
         self.skips = config.skips
 
@@ -197,10 +197,15 @@ class Trainer:
 
     def compile(self, batch: int, length: int) -> Any:
         """Compiles the step for packed batches, once; returns the program (memory and cost)."""
-        if self.jaxpr is None:
-            traced = self.step.trace(*self.arguments(batch, length))
-            self.jaxpr, self.step = traced.jaxpr, traced.lower().compile()
-        return self.step
+        if self.compiled is None:
+            self.compiled = self.step = self.trace(batch, length).lower().compile()
+        return self.compiled
+
+    def trace(self, batch: int, length: int) -> Any:
+        """Traces the step for packed batches, once; its `jaxpr` has the operations."""
+        if self.traced is None:
+            self.traced = self.step.trace(*self.arguments(batch, length))
+        return self.traced
 
     def model(self, params: Any) -> Any:
         """The model with these parameters."""

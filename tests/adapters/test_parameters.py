@@ -113,7 +113,7 @@ def test_a_module_with_parameters_given_is_rematerialized():
     """Lifted transforms of Linen take its attributes apart, as pytrees."""
     fn = adapters.attention_fn(SHAW, util.random_params(SHAW))
     again = nn.remat(nn.MultiHeadDotProductAttention)(num_heads=H, attention_fn=fn)
-    one, two = (module.apply({"params": weights()}, X) for module in (of_linen(fn), again))
+    one, two = (jax.jit(module.apply)({"params": weights()}, X) for module in (of_linen(fn), again))
     assert_close(one, two)
 
 

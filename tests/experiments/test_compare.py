@@ -108,6 +108,7 @@ def test_the_first_seed_is_the_check_of_its_rate_or_trains_to_the_same_bits(
     check = folder / "rates" / FOLDERS["nope"] / f"{best['learning_rate']}x1.0"
     assert (check / "metrics.jsonl").read_text() == (folder / place / "metrics.jsonl").read_text()
     shutil.rmtree(again / place)  # and its check has no checkpoint any more
+    monkeypatch.setattr(compare, "show", lambda workdir: None)
     compare.main(chosen(again))
     anew = json.loads((again / place / "evaluation.json").read_text())
     assert {**anew, "seconds": 0} == {**best, "seconds": 0}

@@ -10,15 +10,17 @@ from tests.faults.attention_calls import FAR, K_, ROPE, T5, Q, T, V, attention
 from tests.util import B, E, H
 
 
-@pytest.mark.parametrize("heads", (1, 3, 6, 12))
+@pytest.mark.parametrize("heads", (3, 12))
 def test_alibi_takes_any_number_of_heads(heads):
     q = util.noise(B, T, heads, E)
     assert np.isfinite(attention(q, q, q, encoding=pe_jax.make("alibi"))).all()
     np.testing.assert_allclose(alibi.slopes(3), [2**-4, 2**-8, 2**-2])
 
 
-@pytest.mark.parametrize("dtype", (np.uint8, np.int8, np.int16, np.uint32, np.int64))
-@pytest.mark.parametrize("encoding", (ROPE, T5))
+@pytest.mark.parametrize(
+    "encoding, dtype",
+    [(T5, np.uint8), (T5, np.int8), (T5, np.int16), (ROPE, np.uint32), (ROPE, np.int64)],
+)
 def test_narrow_positions_are_widened(encoding, dtype):
     places = np.asarray([120, 3, 90, 7, 0])
     want = attention(encoding=encoding, q_positions=places.astype(np.int32))
