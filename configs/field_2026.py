@@ -4,6 +4,7 @@
     python -m experiments.compare --config=configs/field_2026.py --config.data=text:DIR
     python -m experiments.compare --config=configs/field_2026.py:bases
     python -m experiments.compare --config=configs/field_2026.py:qk_norm
+    python -m experiments.compare --config=configs/field_2026.py:slopes
 
 The model and the data are those of configs/compare.py: 2 layers of width 64 that read the embedded
 source code as bytes, trained at 64 and tested to 512. For each scheme three learning rates are
@@ -11,10 +12,11 @@ tried in runs of full length, for the eight with parameters each with three mult
 these, and where the best has a neighbour that the grid lacks, up to five rounds beyond it. The
 best on validation text at 64 is kept, and its run is the first seed's.
 
-Two results of the first contradict papers, and the other two ask why. `bases`: RoPE and PoPE with
+Two results of the first contradict papers, and the others ask why. `bases`: RoPE and PoPE with
 base 100 as well, where half of the channels turn fully within 64 tokens; it is a quarter with
 10,000, which gives 0.55 at the 1,024 tokens of PoPE's paper. `qk_norm`: GRAPE-AP, ALiBi, FoX and
-RoPE with normalized queries and keys, as in the code of GRAPE's authors.
+RoPE with normalized queries and keys, as in the code of GRAPE's authors. `slopes`: ALiBi whose heads
+fall by ¼ to 0.7 a token as well, where its own fall by 1/256 to ¼; FoX begins with ln 2.
 
 Expect (docs/results.md) T5 and Inkling ahead of RoPE at 64, GRAPE-AP, ALiBi and NoPE behind; at 512
 RoPE, PoPE, Selective RoPE and RoPE with sinks fail, as no distance beyond 64 was trained, and FoX,
@@ -42,6 +44,7 @@ ENCODINGS = {
     "field": FIELD,
     "bases": ("rope", "pope", "rope(base=100.0)", "pope(base=100.0)"),
     "qk_norm": ("rope", "alibi", "fox", "grape_ap"),
+    "slopes": ("rope", "alibi", "alibi(bias_max=2.0)"),
 }
 
 
