@@ -27,6 +27,7 @@ from pe_jax.training.optimizer import schedule
 
 REFERENCE = "rope"
 TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64}
+TRAINED_TASKS = {"tasks": 12, "what_where": 16}  # symbols
 EXTENDED = 256  # what configs/extend.py trains at
 COMPARED = CompareConfig(steps=500, optimizer=OptimizerConfig(learning_rate=0.01))  # `make compare`
 
@@ -183,9 +184,12 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     yield "extend_passkeys", extended.map()
     seen = accuracies(folder / "images_accuracy.csv")
     yield "images_accuracy", images_report.figure(ImagesConfig(), seen, [])
-    found = scores(folder / "tasks.csv")
-    config = TasksConfig(tasks=(*found[0]["scores"],))
-    yield "tasks", tasks_report.figure(config, found, [])
+    for stem, length in TRAINED_TASKS.items():
+        found = scores(folder / f"{stem}.csv")
+        names, longer = list(found[0]["scores"]), map(int, [*found[0]["scores"].values()][0])
+        lengths = tuple(n for n in longer if n > length)
+        config = TasksConfig(tasks=tuple(names), length=length, lengths=lengths)
+        yield stem, tasks_report.figure(config, found, [])
 
 
 def main(_: list[str]) -> None:
