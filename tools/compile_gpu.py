@@ -22,8 +22,9 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -49,17 +50,23 @@ HEADS = 8
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 L2 = 24.0  # bytes per cycle and multiprocessor: 5.5 TB/s for 132 of them at 1.75 GHz (H100)
 FEW = 8  # warps that hide little
-CANDIDATES = {  # blocks and warps that are tried, by the bytes of a number and the heads' width
-    (2, 64): ((128, 128, 8), (128, 64, 8), (128, 64, 4), (64, 64, 4), (128, 32, 4)),
-    (2, 128): ((128, 128, 8), (128, 64, 8), (128, 32, 8), (64, 64, 4), (64, 32, 4)),
-    (2, 256): ((128, 64, 8), (64, 64, 8), (128, 32, 8), (64, 32, 8), (64, 32, 4), (32, 32, 4)),
-    (4, 64): ((64, 32, 8), (64, 32, 4), (32, 32, 4)),
-    (4, 128): ((64, 32, 8), (32, 32, 8), (32, 32, 4)),
-    (4, 256): ((32, 32, 8), (32, 16, 8), (32, 16, 4), (16, 16, 4)),
+CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, forward or not
+    (2, 64, True): ((128, 64, 4), (128, 64, 8), (64, 64, 8), (64, 32, 8)),
+    (2, 64, False): ((64, 64, 4), (64, 64, 8), (64, 32, 8), (32, 32, 4)),
+    (2, 128, True): ((128, 64, 8), (64, 64, 8), (64, 32, 8), (32, 32, 4)),
+    (2, 128, False): ((128, 64, 8), (64, 64, 8), (64, 32, 8), (32, 32, 8), (32, 32, 4)),
+    (2, 256, True): ((64, 64, 8), (64, 32, 8), (32, 32, 8), (32, 32, 4)),
+    (2, 256, False): ((64, 32, 8), (32, 32, 8), (32, 16, 8), (16, 16, 4)),
+    (4, 64, True): ((64, 32, 8), (32, 32, 8), (32, 32, 4)),
+    (4, 64, False): ((32, 32, 8), (32, 32, 4), (32, 16, 4)),
+    (4, 128, True): ((32, 32, 8), (32, 32, 4), (32, 16, 4)),
+    (4, 128, False): ((32, 32, 8), (32, 16, 8), (16, 16, 4)),
+    (4, 256, True): ((32, 32, 8), (32, 16, 8), (16, 16, 4)),
+    (4, 256, False): ((32, 16, 8), (16, 16, 8), (16, 16, 4)),
 }
-STAGES = (3, 2, 1)  # the first that fits
+STAGES = (3, 2)  # the fewer where the more do not fit
 STANDING = {  # for all schemes that read as much, where launches are chosen
-    "scores": ("alibi", "kerple"),
+    "scores": ("alibi", "fox"),
     "table": ("t5", "sandwich"),
     "vectors": ("shaw", "deberta"),
 }
@@ -124,12 +131,16 @@ class Case:
         return taken
 
 
-def compiled(cases: Iterable[Case], processes: int) -> list[dict[str, Any]]:
-    """A row for each kernel of each case; kernels that are the same share one."""
+def compiled(
+    cases: Iterable[Case], processes: int, names: Collection[str] = launches.KERNELS
+) -> list[dict[str, Any]]:
+    """A row for each kernel of these names of each case; kernels that are the same share one."""
     rows: dict[tuple[int, Job], dict] = {}
     for case in cases:
         try:
             for name, sizes, kernel in case.kernels():
+                if name not in names:
+                    continue
                 about = {"arch": case.arch, "dtype": case.dtype, "width": case.width}
                 about |= {"kernel": name, **sizes._asdict(), "encodings": []}
                 job = Job(kernel, sizes.warps, sizes.stages, case.arch)
@@ -158,39 +169,52 @@ def cycles(row: dict[str, Any]) -> float:
     return max(issue, read) if hidden else issue + read
 
 
-def choose(archs: list[int], widths: list[int], dtype: str, length: int, processes: int) -> dict:
-    """Launches as launches.json has them: architecture → kernel → what it reads → width → launch.
+def choose(
+    arch: int, reads: str, width: int, dtype: str, length: int, processes: int
+) -> dict[str, Launch]:
+    """The first candidate for each kernel that compiles for all schemes of `STANDING`, unspilled.
 
-    Of the candidates whose kernels compile for all schemes of `STANDING`, those with the fewest
-    bytes of spills; of these the one with the least `cycles`, at its worst scheme.
+    Where none does, the one that spills the least.
     """
-    size, chosen = jnp.dtype(dtype).itemsize, {}
-    for arch, (reads, specs), width in itertools.product(archs, STANDING.items(), widths):
-        tried: dict[str, dict[Launch, tuple]] = {}
-        for own, other, warps in CANDIDATES[size, width]:
-            for stages in STAGES:
-                sizes = Launch(own, other, warps, stages)
-                cases = [Case(spec, width, arch, length, dtype, sizes) for spec in specs]
-                rows = compiled(cases, processes)
-                for name, found in itertools.groupby(sorted(rows, key=by_kernel), by_kernel):
-                    found = list(found)
-                    fits = all(row["status"] == "ok" for row in found)
-                    cost = max(r["spills"] for r in found), max(r["cycles"] for r in found)
-                    one = getattr(launches.alike(*sizes), name)
-                    tried.setdefault(name, {}).setdefault(one, (not fits, *cost))
-                if all(row["status"] == "ok" for row in rows):
-                    break
-        for name, costs in tried.items():
-            best = min(costs, key=costs.__getitem__)
-            logging.info("sm_%d %s %s %d: %s %s", arch, name, reads, width, best, costs[best])
-            place = chosen.setdefault(str(arch), {}).setdefault(name, {}).setdefault(reads, {})
-            place[str(width)] = list(best)
+    size = jnp.dtype(dtype).itemsize
+    tried: dict[tuple[str, Launch], tuple[int, int]] = {}  # how many are refused, and spills
+    chosen: dict[str, Launch] = {}
+    for turn, stages in itertools.product(range(5), STAGES):
+        asked: dict[Launch, list[str]] = {}
+        for name in launches.KERNELS:
+            for candidate in CANDIDATES[size, width, name == "forward"][turn : turn + 1]:
+                more = getattr(launches.alike(*candidate, STAGES[0]), name)
+                again = stages == STAGES[0] or tried[name, more][0]
+                if name not in chosen and again:
+                    asked.setdefault(Launch(*candidate, stages), []).append(name)
+        for sizes, names in asked.items():
+            cases = [Case(spec, width, arch, length, dtype, sizes) for spec in STANDING[reads]]
+            rows = compiled(cases, processes, names)
+            for name in names:
+                own = [row for row in rows if row["kernel"] == name]
+                one = getattr(launches.alike(*sizes), name)
+                bad = sum(row["status"] != "ok" for row in own)
+                spills = max((row["spills"] for row in own), default=0)
+                tried[name, one] = bad, spills
+                if not (bad or spills):
+                    chosen[name] = one
+    for name in launches.KERNELS:
+        options = {one: cost for (kernel, one), cost in tried.items() if kernel == name}
+        chosen.setdefault(name, min(options, key=options.__getitem__))
+        logging.info("sm_%d %s %d %s: %s", arch, reads, width, name, chosen[name])
     return chosen
 
 
-def by_kernel(row: dict[str, Any]) -> str:
-    """The kernel's name."""
-    return row["kernel"]
+def keep(best: dict, arch: int, reads: str, width: int, dtype: str) -> None:
+    """Writes the launches of one choice to launches.json."""
+    path = Path(launches.__file__).with_name("launches.json")
+    known = json.loads(path.read_text())
+    own = known["launches"][str(arch)]["float32" if dtype == "float32" else "half"]
+    for name, one in best.items():
+        own[name][reads][str(width)] = list(one)
+    numbers = r"\[\s+(\d+),\s+(\d+),\s+(\d+),\s+(\d+)\s+\]"
+    text = re.sub(numbers, r"[\1, \2, \3, \4]", json.dumps(known, indent=1))
+    path.write_text(text + "\n")
 
 
 def every_encoding() -> list[str]:
@@ -207,7 +231,8 @@ def table(rows: list[dict[str, Any]]) -> rich.table.Table:
         row = row | {"products": " ".join(kinds)}
         cells = [", ".join(row["encodings"]), row["arch"], row["width"], row["kernel"]]
         cells += [f"{row['own']} × {row['other']}", row["warps"], row["stages"]]
-        cells += [row.get(name, "") for name in COLUMNS] if row["status"] == "ok" else [row["status"]]
+        ok = row["status"] == "ok"
+        cells += [row.get(name, "") for name in COLUMNS] if ok else [row["status"]]
         shown.add_row(*map(str, cells))
     return shown
 
@@ -226,7 +251,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def wrong(rows: list[dict[str, Any]], spills: int) -> list[str]:
-    """What is wrong with kernels that a chip would refuse, or that spill more than `spills` bytes."""
+    """Lines about kernels that a chip would refuse, or that spill more than `spills` bytes."""
     return [
         f"{' '.join(r['encodings'])}, sm_{r['arch']}, width {r['width']}, {r['kernel']}: "
         + (f"{r['spills']} bytes of spills" if r["status"] == "ok" else r["status"])
@@ -245,15 +270,10 @@ def main() -> None:
     if unknown := [a for a in archs if a not in CHIPS]:
         raise ConfigError(f"archs={unknown}: known are {[*CHIPS]}")
     if options.choose:
-        path = Path(launches.__file__).with_name("launches.json")
-        known = json.loads(path.read_text())
-        dtype = "float32" if options.dtype == "float32" else "half"
-        found = choose(archs, widths, options.dtype, options.length, options.processes)
-        for arch, kernels in found.items():
-            for kernel, of_kernel in kernels.items():
-                for reads, by_width in of_kernel.items():
-                    known["launches"][arch][dtype][kernel][reads] |= by_width
-        path.write_text(json.dumps(known, indent=1) + "\n")
+        for arch, width, reads in itertools.product(archs, widths, STANDING):
+            given = options.dtype, options.length, options.processes
+            keep(choose(arch, reads, width, *given), arch, reads, width, options.dtype)
+        launches.table.cache_clear()
     names = every_encoding() if "all" in options.encodings else options.encodings
     cases = [
         Case(spec, width, arch, options.length, options.dtype)

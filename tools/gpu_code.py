@@ -5,7 +5,6 @@ own, for the compiler aborts where it meets what it does not know.
 """
 
 import dataclasses
-import itertools
 import math
 import multiprocessing
 import re
@@ -145,7 +144,8 @@ def _assembly(job: Job) -> tuple[str, int]:
     backend, context = CUDABackend(target), ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    options = backend.parse_options({"num_warps": job.warps, "num_stages": job.stages})
+    launch = {"num_warps": job.warps, "num_stages": job.stages}
+    options = backend.parse_options(launch | triton_call.OPTIONS)
     functions = backend.get_codegen_implementation(options), backend.get_module_map()
     module = triton_call.program(job.kernel).make_ir(target, options, *functions, context)
     known = {"target": target, **options.__dict__}
@@ -191,7 +191,7 @@ def loops(code: str) -> list[int]:
         body = lines[begin : end + 1]
         if any(re.search(r"\b(HGMMA|HMMA|UTCHMMA|FFMA|UTCQMMA)\b", x) for x in body):
             found.append((begin, end))
-    inner = [
-        (a, b) for a, b in found if not any((c, d) != (a, b) and a <= c and d <= b for c, d in found)
-    ]
-    return [b - a + 1 for a, b in itertools.chain(inner)]
+    inner = (
+        (a, b) for a, b in found if not any(a <= c and d <= b for c, d in found if (c, d) != (a, b))
+    )
+    return [b - a + 1 for a, b in inner]

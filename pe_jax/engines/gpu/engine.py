@@ -33,7 +33,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
 from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import kernels, launches, triton_call
+from pe_jax.engines.gpu import kernels, launches
 from pe_jax.engines.gpu.kernels import LOG2E, Arrays, PerToken, Plan
 from pe_jax.engines.reference import LOWEST
 
@@ -67,8 +67,9 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     low, high = _span(spec, terms, q.x.shape[2], k.x.shape[2])
     axes = q.tokens.positions.shape[2:]
     reasons = {
+        "a GPU that is not NVIDIA's": launches.architecture() is None,
         "triton is not installed, and this jax has none of its own": kernels.triton is None
-        and not triton_call.available(),
+        and _triton() is None,
         f"positions of {axes[-1] if axes else 1} axes": bool(axes),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
         "a table of distances at explicit positions": tables and not spec.contiguous,
@@ -178,7 +179,7 @@ def _plan(
 ) -> Plan:
     lengths = q.x.shape[2], k.x.shape[2]
     span = _span(spec, terms, *lengths)
-    arch = launches.architecture() if arch is None else arch
+    arch = arch or launches.architecture() or launches.DEFAULT
     if sizes is None:
         width = max(q.x.shape[-1], v.shape[-1])
         chosen = launches.choose(arch, _reads(terms), str(q.x.dtype), width)
@@ -267,7 +268,7 @@ def _arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
 def _numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
     """What all `TokenBias`es read of one side: float32 [B or 1, H, C, T], or None.
 
-    The padding repeats the last token: nothing comes between the two.
+    The padding repeats the last token, as a constant: nothing comes between the two.
     """
     states = [
         jnp.swapaxes(state, 2, 3)
@@ -278,7 +279,9 @@ def _numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
         return None
     rows = max(len(x) for x in states)
     states = [jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in states]
-    return common.pad(jnp.concatenate(states, axis=2), 3, multiple, mode="edge")
+    numbers = jnp.concatenate(states, axis=2)
+    repeated = common.pad(jax.lax.stop_gradient(numbers), 3, multiple, mode="edge")
+    return repeated.at[..., : numbers.shape[3]].set(numbers)
 
 
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
@@ -495,6 +498,13 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: list, fill: float | None, bl
 
 def _run(plan: Plan, name: str, call: Callable, args: tuple) -> Any:
     """What the call gives: by Triton itself where it is installed, else by JAX's copy of it."""
-    if plan.interpret or not triton_call.available():
+    if plan.interpret or (triton := _triton()) is None:
         return call(*args)
-    return triton_call.run(call, args, name, plan.launch, plan.arch)
+    return triton.run(call, args, name, plan.launch, plan.arch)
+
+
+def _triton() -> Any:
+    """The way through Triton itself; None where it is not installed."""
+    from pe_jax.engines.gpu import triton_call
+
+    return triton_call if triton_call.available() else None

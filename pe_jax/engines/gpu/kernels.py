@@ -268,7 +268,8 @@ def stretches(plan: Plan, bounds: tuple | None, at, keys_own: bool) -> list[Stre
 
     Here e is the place of an owned token less that of a visited one; it falls from block to block.
     """
-    spec, (own, other), n = plan.spec, plan.sizes, pl.cdiv(plan.lengths[not keys_own], plan.sizes[1])
+    spec, (own, other) = plan.spec, plan.sizes
+    n = pl.cdiv(plan.lengths[not keys_own], other)
 
     def whole(e):  # how many blocks have nothing but pairs at e or more
         return (at * own + 1 - e) // other

@@ -1,7 +1,7 @@
 """How kernels are launched, by device: tokens of blocks, warps, stages of the pipeline.
 
-From launches.json, which `python -m tools.compile_gpu --choose` writes: of the launches that compile
-to machine code without spills, the one with the fewest instructions per score. No clock chose them.
+From launches.json, which `python -m tools.compile_gpu --choose` writes: of launches in the order of
+what should be fast, the first that compiles to machine code without spills. No clock chose them.
 """
 
 import functools
@@ -68,11 +68,14 @@ def choose(arch: int, reads: str, dtype: str, width: int) -> Launches:
     return Launches(*(Launch(*own[kernel][reads][str(fits)]) for kernel in KERNELS))
 
 
-def architecture() -> int:
-    """Ten times the compute capability of the first device; 90 where there is no NVIDIA GPU."""
-    capability = getattr(jax.devices()[0], "compute_capability", "")
-    digits = str(capability).replace(".", "")
-    return int(digits) if digits.isdecimal() else DEFAULT
+def architecture() -> int | None:
+    """Ten times the compute capability of the first device: 90 for Hopper.
+
+    That is also the answer where there is no GPU; None for one that is not NVIDIA's.
+    """
+    capability = str(getattr(jax.devices()[0], "compute_capability", DEFAULT / 10))
+    digits = capability.replace(".", "")
+    return int(digits) if digits.isdecimal() else None
 
 
 def nearest(arch: int, known: tuple[int, ...]) -> int:

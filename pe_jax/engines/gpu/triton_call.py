@@ -19,6 +19,7 @@ from pe_jax.engines.gpu.triton_source import Kernel
 
 TARGET = "triton_kernel_call_ffi"
 ALIGNED = 16  # bytes, at the least: XLA aligns arrays to more
+OPTIONS = {"enable_fp_fusion": True}  # no longer Triton's own choice from 3.10 on
 
 
 @functools.cache
@@ -68,7 +69,7 @@ def compiled(kernel: Kernel, warps: int, stages: int, arch: int) -> tuple[str, i
     import triton
     from triton.backends.compiler import GPUTarget
 
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, **OPTIONS}
     target = GPUTarget("cuda", arch, 32)
     result = triton.compile(program(kernel), target=target, options=options)
     return result.asm["ptx"], result.metadata.shared, result.metadata.name

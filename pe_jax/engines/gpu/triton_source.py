@@ -1,4 +1,4 @@
-"""A Pallas kernel as source code in the Triton language, for the compiler that Triton's authors keep.
+"""A Pallas kernel as source code in the Triton language, for the compiler of Triton's authors.
 
 JAX's own way from Pallas to Triton is deprecated (0.11) and will go; Pallas itself stays, and with
 it the kernels, their tests without a GPU, and the functions of terms that are traced into them.
@@ -40,6 +40,7 @@ FORMULAS = {  # operations that are one expression of their operands
     "exp": "tl.exp({0})",
     "exp2": "tl.exp2({0})",
     "log": "tl.log({0})",
+    "log2": "tl.log2({0})",
     # the logarithm of the rounded sum, and what was rounded off
     "log1p": "tl.log(1.0 + {0}) + ({0} - ((1.0 + {0}) - 1.0)) / (1.0 + {0})",
     "sqrt": "tl.sqrt({0})",
@@ -47,6 +48,7 @@ FORMULAS = {  # operations that are one expression of their operands
     "sin": "tl.sin({0})",
     "cos": "tl.cos({0})",
     "tanh": "1.0 - 2.0 / (tl.exp(2.0 * {0}) + 1.0)",
+    "one_minus_square": "1.0 - {0} * {0}",
     "logistic": "1.0 / (1.0 + tl.exp(-{0}))",
     "pow": "tl.exp2({1} * tl.log2({0}))",
     "floor": "tl.floor({0})",
@@ -150,7 +152,7 @@ class Writer:
         """The block of an array that the program reads or writes."""
         shape = block.array_aval.shape
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        places = self.program(block.index_map_jaxpr.jaxpr, self.grid)
+        places = self.program(opened(block.index_map_jaxpr), self.grid)
         offset, kept = [], []
         for size, place, stride in zip(block.block_shape, places, strides, strict=True):
             length = size if isinstance(size, int) else getattr(size, "block_size", None)
@@ -184,8 +186,7 @@ class Writer:
         if name in FORMULAS:
             return [self.let(FORMULAS[name].format(*(x.text for x in given)), out.shape)]
         if name in INNER:
-            inner = params[INNER[name]]
-            return self.program(getattr(inner, "jaxpr", inner), given)
+            return self.program(opened(params[INNER[name]]), given)
         write: Callable | None = getattr(self, f"write_{name}", None)
         if write is None:
             raise NotImplementedError(f"{name} is not written in the Triton language yet")
@@ -327,8 +328,8 @@ class Writer:
         """Only loops over a range, as `fori_loop` traces them."""
         params = equation.params
         constants, (first, last, *carry) = split(args, params["body_nconsts"])
-        body, count = params["body_jaxpr"].jaxpr, params["body_nconsts"]
-        test = [e.primitive.name for e in params["cond_jaxpr"].jaxpr.eqns]
+        body, count = opened(params["body_jaxpr"]), params["body_nconsts"]
+        test = [e.primitive.name for e in opened(params["cond_jaxpr"]).eqns]
         if params["cond_nconsts"] or test != ["lt"] or body.invars[count + 1] != body.outvars[1]:
             raise NotImplementedError("a loop that is no fori_loop")
 
@@ -340,10 +341,14 @@ class Writer:
     def write_scan(self, equation, *args):
         """Only loops over a range whose length is known, as `fori_loop` traces them."""
         params = equation.params
-        constants, carry = split(args, params["num_consts"])
-        if len(carry) != params["num_carry"] or params["reverse"]:
+        if "ft_in" in params:  # jax 0.12
+            count, kept, _ = (len(group) for group in params["ft_in"].unpack())
+        else:
+            count, kept = params["num_consts"], params["num_carry"]
+        constants, carry = split(args, count)
+        if len(carry) != kept or params["reverse"]:
             raise NotImplementedError("a scan over arrays")
-        body, length = params["jaxpr"].jaxpr, Value(str(params["length"]))
+        body, length = opened(params["jaxpr"]), Value(str(params["length"]))
         return self.loop(
             Value("0"), length, carry, lambda _, carry: self.program(body, [*constants, *carry])
         )
@@ -372,7 +377,7 @@ class Writer:
         for test, branch in (("if {} != 0:", on), ("else:", off)):
             self.line(test.format(which.text))
             self.depth += 1
-            for name, x in zip(results, self.program(branch.jaxpr, args), strict=True):
+            for name, x in zip(results, self.program(opened(branch), args), strict=True):
                 self.let(x.text, x.shape, name)
             self.depth -= 1
         return [Value(n, v.aval.shape) for n, v in zip(results, equation.outvars, strict=True)]
@@ -389,6 +394,11 @@ class Whole(NamedTuple):
     """An index that selects all."""
 
     indices: tuple[Span, ...]
+
+
+def opened(jaxpr: Any) -> Any:
+    """The program of a closed one; newer versions of JAX have no other kind."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def split(args: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any]]:
