@@ -13,8 +13,10 @@ from unittest import mock
 
 import jax
 import pytest
+from jaxlib import gpu_triton
 
-from pe_jax.engines.gpu import launches
+import pe_jax
+from pe_jax.engines.gpu import engine, launches, triton_call
 from pe_jax.engines.gpu.launches import Launch, Launches
 from tools import compile_gpu, gpu_code
 from tools.compile_gpu import Case
@@ -117,7 +119,7 @@ def test_the_architecture_is_that_of_the_first_device(capability, arch):
 
 
 def test_blocks_are_no_longer_than_the_row():
-    chosen = launches.alike(64, 32, 8, 3)
+    chosen = launches.alike(Launch(64, 32, 8, 3))
     assert chosen == Launches(*[Launch(64, 32, 8, 3)] * 3, Launch(32, 32, 8, 3))
     assert chosen.longest == 64 and chosen.at_most(16).forward == Launch(16, 16, 8, 3)
 
@@ -131,3 +133,31 @@ def test_a_choice_is_kept_in_the_table(tmp_path):
     assert after["90"]["half"]["forward"]["table"].pop("128") == [16, 32, 2, 1]
     before["90"]["half"]["forward"]["table"].pop("128")
     assert before == after
+
+
+def test_xla_is_given_what_triton_compiled():
+    """With stand-ins for Triton and for JAX's plugin for CUDA, which launches kernels."""
+    rows, arch = jax.ShapeDtypeStruct((1, 64, 2, 16), "bfloat16"), 90
+    made = {name: mock.Mock() for name in ("TritonKernel", "TritonKernelCall")}
+    made["TritonKernelCall"].return_value.to_proto.return_value = b"the call"
+    made["create_array_parameter"] = lambda zeroed, aligned: (zeroed, aligned)
+
+    def attend(*call):
+        return engine.attend(*call, sizes=(32, 16, 8, 3), arch=arch)
+
+    def f(q, k, v):
+        return pe_jax.attention(q, k, v, implementation=attend)
+
+    with (
+        mock.patch.multiple(gpu_triton, create=True, **made),
+        mock.patch.object(triton_call, "available", lambda: True),
+        mock.patch.object(triton_call, "compiled", return_value=("ptx", 512, "k")) as compiled,
+    ):
+        traced = jax.jit(f).trace(rows, rows, rows)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@triton_kernel_call_ffi") == 1
+    kernel, *options = compiled.call_args.args
+    assert kernel.grid == (2, 2, 1) and options == [8, 3, arch]
+    assert made["TritonKernel"].call_args.args == ("k", 8, 1, 512, "ptx", "", arch)
+    _, *grid, pointers = made["TritonKernelCall"].call_args.args
+    assert grid == [2, 2, 1] and pointers == [(0, 16)] * 5

@@ -18,6 +18,7 @@ KERNELS, OBLONG = (
     functools.partial(engine.attend, interpret=True, sizes=sizes) for sizes in ((16, 16), (32, 16))
 )
 PACKED = np.asarray([[0] * 10 + [1] * 15 + [-1] * 3 + [2] * 42, [0] * 70])
+PLANE = np.stack(np.divmod(np.arange(70), 10), axis=-1)
 T5 = "t5(num_buckets=6,max_distance=9)"
 CASES = {
     "fox": ("fox", {}),
@@ -36,6 +37,7 @@ CASES = {
     "cap": ("rope", {"logit_cap": 1.5}),
     "alibi, cap": ("alibi", {"logit_cap": 1.5}),
     "shaw, cap, packed": ("shaw(clip=3)", {"logit_cap": 1.5, "q_segments": PACKED}),
+    "two axes": ("rope_2d", {"causal": False, "q_positions": PLANE}),
     "sinks": ("rope", {"window": 20, "sinks": 3}),
     "sinks, all": ("rope", {"window": 20, "sinks": 3, "causal": False}),
     "many sinks, all": ("nope", {"window": 3, "sinks": 40, "causal": False}),

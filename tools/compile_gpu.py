@@ -181,20 +181,19 @@ def choose(
     chosen: dict[str, Launch] = {}
     for turn, stages in itertools.product(range(5), STAGES):
         asked: dict[Launch, list[str]] = {}
-        for name in launches.KERNELS:
-            for candidate in CANDIDATES[size, width, name == "forward"][turn : turn + 1]:
-                more = getattr(launches.alike(*candidate, STAGES[0]), name)
-                again = stages == STAGES[0] or tried[name, more][0]
-                if name not in chosen and again:
-                    asked.setdefault(Launch(*candidate, stages), []).append(name)
+        for name in launches.KERNELS:  # with fewer stages only what did not fit
+            for own, other, warps in CANDIDATES[size, width, name == "forward"][turn : turn + 1]:
+                more = getattr(launches.alike(Launch(own, other, warps, STAGES[0])), name)
+                if name not in chosen and tried.get((name, more), (1,))[0]:
+                    asked.setdefault(Launch(own, other, warps, stages), []).append(name)
         for sizes, names in asked.items():
             cases = [Case(spec, width, arch, length, dtype, sizes) for spec in STANDING[reads]]
             rows = compiled(cases, processes, names)
             for name in names:
-                own = [row for row in rows if row["kernel"] == name]
-                one = getattr(launches.alike(*sizes), name)
-                bad = sum(row["status"] != "ok" for row in own)
-                spills = max((row["spills"] for row in own), default=0)
+                found = [row for row in rows if row["kernel"] == name]
+                one = getattr(launches.alike(sizes), name)
+                bad = sum(row["status"] != "ok" for row in found)
+                spills = max((row["spills"] for row in found), default=0)
                 tried[name, one] = bad, spills
                 if not (bad or spills):
                     chosen[name] = one

@@ -108,8 +108,8 @@ def compile_kernel(job: Job) -> dict[str, Any]:
       multiprocessor holds at a time and the share of its warps (occupancy), instructions of the
       loops with products, seconds.
     """
-    from triton import knobs
-    from triton.backends.nvidia import compiler
+    from triton import knobs  # pyright: ignore[reportMissingImports]
+    from triton.backends.nvidia import compiler  # pyright: ignore[reportMissingImports]
 
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -136,9 +136,9 @@ def compile_kernel(job: Job) -> dict[str, Any]:
 
 def _assembly(job: Job) -> tuple[str, int]:
     """PTX, and bytes of shared memory."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.compiler import CUDABackend
+    from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
+    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
+    from triton.backends.nvidia.compiler import CUDABackend  # pyright: ignore[reportMissingImports]
 
     target = GPUTarget("cuda", job.arch, 32)
     backend, context = CUDABackend(target), ir.context()

@@ -4,20 +4,25 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
 here is which calls it cannot run (`refusal`) or need not (`stock`), what the kernels read, and what
 becomes of their results:
 
-* a `DistanceFormula` is traced into the kernel;
+* a `DistanceFormula` is traced into the kernel, and so is a `TokenBias`, for which it loads the
+  numbers of the tokens of both sides;
+* a `TokenProduct` is further channels of q and k, rounded as these are;
 * the other terms are tables over the distances within their horizon. XLA evaluates them once, adds
-  up those of one kind, and multiplies vectors with q or k. A tile near the diagonal loads its
+  up those of one kind, and multiplies vectors with q, k or a state. A tile near the diagonal loads its
   entries from there; a tile past the horizon takes one number per head, row or column;
-* where nothing but a bias that decays is added, each block begins where keys cannot matter yet
-  (`matters_below`).
+* where nothing but biases that decay is added, each block begins where keys cannot matter yet
+  (`_matters`).
 
 Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
 program owns. A table without a horizon gets its gradient from one program per block diagonal.
 
 Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
 n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
-and a head axis, either of which may be 1. (jax 0.12 warns that Pallas will drop its Triton backend;
-`refusal` notices.)
+and a head axis, either of which may be 1.
+
+The kernels are written in Pallas and tested as such. Triton itself compiles them where it is
+installed (`triton_call`), from source that `triton_source` writes; else JAX's own copy of it does,
+which JAX has deprecated since 0.11 and still has in 0.12. `launches` has blocks, warps and stages.
 """
 
 import dataclasses
@@ -70,7 +75,8 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         "a GPU that is not NVIDIA's": launches.architecture() is None,
         "triton is not installed, and this jax has none of its own": kernels.triton is None
         and _triton() is None,
-        f"positions of {axes[-1] if axes else 1} axes": bool(axes),
+        f"distances of {axes[-1] if axes else 1} axes": bool(axes)
+        and (tables or bool(select(terms, kinds.DistanceFormula))),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
         "a table of distances at explicit positions": tables and not spec.contiguous,
         "attention sinks of windows in several documents": bool(spec.sinks)
@@ -125,7 +131,10 @@ def _with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple
     rows, columns, batch = [q.x], [k.x], q.x.shape[0]
     for term, *states in zip(terms, q.states, k.states, strict=True):
         if isinstance(term, kinds.TokenProduct):
-            factors = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in term.factors(states))
+            factors = (
+                jnp.broadcast_to(x, (batch, *x.shape[1:]))
+                for x in term.factors((states[0], states[1]))
+            )
             row, column = factors
             rows.append((row / kinds.scale(terms, spec.dims.head_dim)).astype(q.x.dtype))
             columns.append(column.astype(k.x.dtype))
@@ -184,7 +193,7 @@ def _plan(
         width = max(q.x.shape[-1], v.shape[-1])
         chosen = launches.choose(arch, _reads(terms), str(q.x.dtype), width)
     else:
-        chosen = launches.alike(*sizes)
+        chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(_power_of_two(max(lengths)))
     added, falling = select(terms, kinds.ScoreTerm), (kinds.DistanceFormula, kinds.TokenBias)
     decays = bool(added) and all(isinstance(term, falling) and term.decays for term in added)
@@ -401,8 +410,8 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
     d_rows, d_q, d_coefficients, of_rows = _launch(plan, "queries", x, outs, fill)
     shared = x.k.shape[1] < x.q.shape[1]
     dtype = jnp.float32 if shared else x.k.dtype  # to be added up over heads
-    outs = [_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v)]
-    outs.append(_shape(x, *x.k_numbers.shape[2:]) if "k_numbers" in learned else None)
+    numbers = _shape(x, *x.k_numbers.shape[2:]) if "k_numbers" in learned else None
+    outs = [*(_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v)), numbers]
     fill = 0.0 if "columns" in learned else None
     d_columns, d_k, d_v, of_columns = _launch(plan, "keys", x, outs, fill)
     grads = Arrays(q=d_q, k=d_k, v=d_v, columns=d_columns)

@@ -49,9 +49,8 @@ class Launches(NamedTuple):
         )
 
 
-def alike(*sizes: int) -> Launches:
-    """One launch, of these fields, for all; the diagonal has square blocks."""
-    launch = Launch(*sizes)
+def alike(launch: Launch) -> Launches:
+    """One launch for all; the diagonal has square blocks."""
     side = min(launch[:2])
     return Launches(launch, launch, launch, launch._replace(own=side, other=side))
 

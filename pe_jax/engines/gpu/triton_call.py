@@ -66,8 +66,8 @@ def run(call: Callable, args: Any, name: str, launch: Launch, arch: int) -> Any:
 @functools.lru_cache(1024)
 def compiled(kernel: Kernel, warps: int, stages: int, arch: int) -> tuple[str, int, str]:
     """PTX, bytes of shared memory, and the name of the kernel in it."""
-    import triton
-    from triton.backends.compiler import GPUTarget
+    import triton  # pyright: ignore[reportMissingImports]
+    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
 
     options = {"num_warps": warps, "num_stages": stages, **OPTIONS}
     target = GPUTarget("cuda", arch, 32)
@@ -77,7 +77,7 @@ def compiled(kernel: Kernel, warps: int, stages: int, arch: int) -> tuple[str, i
 
 def program(kernel: Kernel) -> Any:
     """The kernel as Triton's compiler takes it."""
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource  # pyright: ignore[reportMissingImports]
 
     signature = {f"p{i}": pointer for i, pointer in enumerate(kernel.pointers)}
     aligned = {(i,): [["tt.divisibility", ALIGNED]] for i in range(len(signature))}

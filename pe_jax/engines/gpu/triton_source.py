@@ -182,16 +182,16 @@ class Writer:
     def operation(self, equation: Any, given: list[Any]) -> list[Any]:
         """Writes one operation; its results."""
         name, params = equation.primitive.name, equation.params
-        out = equation.outvars[0].aval if equation.outvars else None
+        shape = equation.outvars[0].aval.shape if equation.outvars else ()
         if name in FORMULAS:
-            return [self.let(FORMULAS[name].format(*(x.text for x in given)), out.shape)]
+            return [self.let(FORMULAS[name].format(*(x.text for x in given)), shape)]
         if name in INNER:
             return self.program(opened(params[INNER[name]]), given)
         write: Callable | None = getattr(self, f"write_{name}", None)
         if write is None:
             raise NotImplementedError(f"{name} is not written in the Triton language yet")
         result = write(equation, *given)
-        return result if isinstance(result, list) else [self.let(result, out.shape)]
+        return result if isinstance(result, list) else [self.let(result, shape)]
 
     def write_program_id(self, equation):
         return f"tl.program_id({equation.params['axis']})"
