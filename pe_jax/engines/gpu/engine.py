@@ -8,8 +8,8 @@ becomes of their results:
   numbers of the tokens of both sides;
 * a `TokenProduct` is further channels of q and k, rounded as these are;
 * the other terms are tables over the distances within their horizon. XLA evaluates them once, adds
-  up those of one kind, and multiplies vectors with q, k or a state. A tile near the diagonal loads its
-  entries from there; a tile past the horizon takes one number per head, row or column;
+  up those of one kind, and multiplies vectors with q, k or a state. A tile near the diagonal loads
+  its entries from there; a tile past the horizon takes one number per head, row or column;
 * where nothing but biases that decay is added, each block begins where keys cannot matter yet
   (`_matters`).
 

@@ -6,7 +6,9 @@ what Triton has compiled, as it does for jax-triton.
 
 import functools
 import importlib.util
+import inspect
 import linecache
+import types
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -85,9 +87,22 @@ def program(kernel: Kernel) -> Any:
 
 
 def function(kernel: Kernel) -> Any:
-    """The kernel as a function of Triton, which reads its source where Python keeps that."""
+    """The kernel as a function of Triton, which reads its source where Python keeps that.
+
+    Triton parses the source; no Python runs it.
+    """
+    import triton  # pyright: ignore[reportMissingImports]
+    from triton import language  # pyright: ignore[reportMissingImports]
+
     place = f"<kernel {kernel.name} {hash(kernel.text):x}>"
     linecache.cache[place] = len(kernel.text), None, kernel.text.splitlines(True), place
-    names: dict[str, Any] = {"__name__": kernel.name}
-    exec(compile(kernel.text, place, "exec"), names)
-    return names[kernel.name]
+    first = triton_source.HEAD.count("\n") + 1
+    code = function.__code__.replace(
+        co_filename=place, co_firstlineno=first, co_name=kernel.name, co_freevars=()
+    )
+    names = {"__name__": kernel.name, "triton": triton, "tl": language}
+    written = types.FunctionType(code, names, kernel.name)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = (inspect.Parameter(f"p{i}", kind) for i in range(len(kernel.pointers)))
+    written.__signature__ = inspect.Signature(tuple(parameters))  # pyright: ignore[reportFunctionMemberAccess]
+    return triton.jit(written)

@@ -187,40 +187,40 @@ class Writer:
             return [self.let(FORMULAS[name].format(*(x.text for x in given)), shape)]
         if name in INNER:
             return self.program(opened(params[INNER[name]]), given)
-        write: Callable | None = getattr(self, f"write_{name}", None)
+        write: Callable | None = getattr(self, f"_write_{name}", None)
         if write is None:
             raise NotImplementedError(f"{name} is not written in the Triton language yet")
         result = write(equation, *given)
         return result if isinstance(result, list) else [self.let(result, shape)]
 
-    def write_program_id(self, equation):
+    def _write_program_id(self, equation):
         return f"tl.program_id({equation.params['axis']})"
 
-    def write_num_programs(self, equation):
+    def _write_num_programs(self, equation):
         return f"tl.num_programs({equation.params['axis']})"
 
-    def write_div(self, equation, x, y):
+    def _write_div(self, equation, x, y):
         whole = np.issubdtype(equation.outvars[0].aval.dtype, np.integer)
         return f"{x.text} // {y.text}" if whole else f"{x.text} / {y.text}"
 
-    def write_integer_pow(self, equation, x):
+    def _write_integer_pow(self, equation, x):
         power = equation.params["y"]
         text = " * ".join([x.text] * abs(power)) or "1.0"
         return text if power >= 0 else f"1.0 / ({text})"
 
-    def write_convert_element_type(self, equation, x):
+    def _write_convert_element_type(self, equation, x):
         return f"tl.cast({x.text}, {element(equation.params['new_dtype'])})"
 
-    def write_select_n(self, equation, which, off, on):
+    def _write_select_n(self, equation, which, off, on):
         return f"tl.where({which.text}, {on.text}, {off.text})"
 
-    def write_broadcast_in_dim(self, equation, x, *_):
+    def _write_broadcast_in_dim(self, equation, x, *_):
         shape, places = (equation.params[key] for key in ("shape", "broadcast_dimensions"))
         if not x.shape:
             return f"tl.full({list(shape)}, {x.text}, {element(equation.outvars[0].aval.dtype)})"
         return broadcast(along(x, places, len(shape)), shape)
 
-    def write_broadcast_to(self, equation, x, *_):
+    def _write_broadcast_to(self, equation, x, *_):
         shape = tuple(equation.outvars[0].aval.shape)
         if x.shape == shape:
             return x.text
@@ -228,41 +228,41 @@ class Writer:
             return f"tl.full({list(shape)}, {x.text}, {element(equation.outvars[0].aval.dtype)})"
         return broadcast(along(x, range(len(shape) - len(x.shape), len(shape)), len(shape)), shape)
 
-    def write_reshape(self, equation, x):
+    def _write_reshape(self, equation, x):
         return reshaped(x, equation.outvars[0].aval.shape)
 
-    write_squeeze = write_expand_dims = write_reshape
+    _write_squeeze = _write_expand_dims = _write_reshape
 
-    def write_transpose(self, equation, x):
+    def _write_transpose(self, equation, x):
         assert equation.params["permutation"] == (1, 0)
         return f"tl.trans({x.text})"
 
-    def write_iota(self, equation, *_):
+    def _write_iota(self, equation, *_):
         params = equation.params
         shape, axis = params["shape"], params["dimension"]
         line = Value(f"tl.arange(0, {shape[axis]})", (shape[axis],))
         text = broadcast(along(line, (axis,), len(shape)), shape)
         return f"tl.cast({text}, {element(params['dtype'])})"
 
-    def reduce(self, equation, x, function):
+    def _reduce(self, equation, x, function):
         for axis in sorted(equation.params["axes"], reverse=True):
             x = self.let(f"{function}({x.text}, axis={axis})")
         return x.text
 
-    def write_reduce_sum(self, equation, x):
-        return self.reduce(equation, x, "tl.sum")
+    def _write_reduce_sum(self, equation, x):
+        return self._reduce(equation, x, "tl.sum")
 
-    def write_reduce_max(self, equation, x):
-        return self.reduce(equation, x, "tl.max")
+    def _write_reduce_max(self, equation, x):
+        return self._reduce(equation, x, "tl.max")
 
-    def write_reduce_min(self, equation, x):
-        return self.reduce(equation, x, "tl.min")
+    def _write_reduce_min(self, equation, x):
+        return self._reduce(equation, x, "tl.min")
 
-    def write_cumsum(self, equation, x):
+    def _write_cumsum(self, equation, x):
         params = equation.params
         return f"tl.cumsum({x.text}, axis={params['axis']}, reverse={params['reverse']})"
 
-    def write_dot_general(self, equation, a, b):
+    def _write_dot_general(self, equation, a, b):
         ((left,), (right,)), batch = equation.params["dimension_numbers"]
         assert batch == ((), ())
         a = f"tl.trans({a.text})" if left == 0 else a.text
@@ -270,7 +270,7 @@ class Writer:
         exact = equation.invars[0].aval.dtype == np.float32
         return f"tl.dot({a}, {b}" + (', input_precision="ieee")' if exact else ")")
 
-    def place(self, reference: Reference, index: Any) -> Value:
+    def _place(self, reference: Reference, index: Any) -> Value:
         """Pointers to what an index selects."""
         arrays = [x for x in index.indices if isinstance(x, Value) and x.shape]
         lead = max((x.shape for x in arrays), key=len, default=())
@@ -289,42 +289,42 @@ class Writer:
             parts.append(text if stride == 1 else f"{text} * {stride}")
         return Value(" + ".join(parts), shape)
 
-    def write_get(self, equation, reference, *index):
+    def _write_get(self, equation, reference, *index):
         indices = jax.tree.unflatten(equation.params["tree"], index)
-        return self.load(equation, reference, indices, None, None)
+        return self._load(equation, reference, indices, None, None)
 
-    def write_masked_load(self, equation, *args):
+    def _write_masked_load(self, equation, *args):
         reference, indices, mask, other = jax.tree.unflatten(equation.params["args_tree"], args)
-        return self.load(equation, reference, indices, mask, other)
+        return self._load(equation, reference, indices, mask, other)
 
-    def load(self, equation, reference, indices, mask, other):
-        place = self.place(reference, self.only(equation, indices))
+    def _load(self, equation, reference, indices, mask, other):
+        place = self._place(reference, self._only(equation, indices))
         more = "" if mask is None else f", mask={mask.text}"
         more += "" if other is None else f", other={other.text}"
         return f"tl.load({place.text}{more})"
 
-    def write_swap(self, equation, reference, value, *index):
+    def _write_swap(self, equation, reference, value, *index):
         indices = jax.tree.unflatten(equation.params["tree"], index)
-        return self.store(equation, reference, indices, value, None)
+        return self._store(equation, reference, indices, value, None)
 
-    def write_masked_swap(self, equation, *args):
+    def _write_masked_swap(self, equation, *args):
         reference, indices, value, mask = jax.tree.unflatten(equation.params["args_tree"], args)
-        return self.store(equation, reference, indices, value, mask)
+        return self._store(equation, reference, indices, value, mask)
 
-    def store(self, equation, reference, indices, value, mask):
-        place = self.place(reference, self.only(equation, indices))
+    def _store(self, equation, reference, indices, value, mask):
+        place = self._place(reference, self._only(equation, indices))
         more = "" if mask is None else f", mask={mask.text}"
         self.line(f"tl.store({place.text}, {value.text}{more})")
         return [None]  # nobody reads what was there before
 
-    def only(self, equation, indices) -> Any:
+    def _only(self, equation, indices) -> Any:
         """The index, where there is at most one."""
         if len(indices) > 1:
             raise NotImplementedError("an index of an index")
         whole = equation.invars[0].aval.shape
         return indices[0] if indices else Whole(tuple(Span(0, n) for n in whole))
 
-    def write_while(self, equation, *args):
+    def _write_while(self, equation, *args):
         """Only loops over a range, as `fori_loop` traces them."""
         params = equation.params
         constants, (first, last, *carry) = split(args, params["body_nconsts"])
@@ -336,9 +336,9 @@ class Writer:
         def turn(index, carry):
             return self.program(body, [*constants, index, last, *carry])[2:]
 
-        return [last, last, *self.loop(first, last, carry, turn)]
+        return [last, last, *self._loop(first, last, carry, turn)]
 
-    def write_scan(self, equation, *args):
+    def _write_scan(self, equation, *args):
         """Only loops over a range whose length is known, as `fori_loop` traces them."""
         params = equation.params
         if "ft_in" in params:  # jax 0.12
@@ -349,29 +349,29 @@ class Writer:
         if len(carry) != kept or params["reverse"]:
             raise NotImplementedError("a scan over arrays")
         body, length = opened(params["jaxpr"]), Value(str(params["length"]))
-        return self.loop(
+        return self._loop(
             Value("0"), length, carry, lambda _, carry: self.program(body, [*constants, *carry])
         )
 
-    def loop(self, first, last, carry, turn) -> list[Value]:
+    def _loop(self, first, last, carry, turn) -> list[Value]:
         """Turns of a loop from `first` to before `last`, and what they leave."""
         kept = [self.let(x.text, x.shape, f"c{next(self.names)}") for x in carry]
         index = f"i{next(self.names)}"
         self.line(f"for {index} in range({first.text}, {last.text}):")
         self.depth += 1
         results = turn(Value(index), kept)
-        for name, x in zip(kept, [self.settled(x, kept) for x in results], strict=True):
+        for name, x in zip(kept, [self._settled(x, kept) for x in results], strict=True):
             if x.text != name.text:
                 self.let(x.text, x.shape, name.text)
         self.line("pass")
         self.depth -= 1
         return kept
 
-    def settled(self, x: Value, kept: list[Value]) -> Value:
+    def _settled(self, x: Value, kept: list[Value]) -> Value:
         """A value that later assignments to these names leave as it is."""
         return self.let(x.text, x.shape) if x in kept else x
 
-    def write_cond(self, equation, which, *args):
+    def _write_cond(self, equation, which, *args):
         off, on = equation.params["branches"]
         results = [f"b{next(self.names)}" for _ in equation.outvars]
         for test, branch in (("if {} != 0:", on), ("else:", off)):
