@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: venv lock compare smoke images tasks extend soak check quick test browser oracles gpu tpu clean
+.PHONY: venv lock compare smoke images tasks extend soak check quick test browser oracles gpu gpu-compile tpu clean
 
 # The exact versions of requirements.txt, so that published numbers can be made again. uv installs
 # them in seconds; pip, which knows a site's mirrors and proxies, takes over where uv cannot.
@@ -19,7 +19,7 @@ LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-
 	$(PIP) install --no-deps --editable .
 	touch $@
 
-# An extra of pyproject.toml on top of it: test, browser, oracles, tpu, cuda.
+# An extra of pyproject.toml on top of it: test, browser, oracles, tpu, cuda, gpu-compile.
 .venv/ready-%: .venv/ready constraints.txt
 	$(PIP) install --constraint constraints.txt --editable '.[$*]'
 	touch $@
@@ -28,7 +28,7 @@ venv: .venv/ready
 
 lock:  # pins what pyproject.toml has added; UPGRADE=--upgrade takes the newest versions. Needs uv
 	uv pip compile $(LOCK) --extra experiments --output-file requirements.txt pyproject.toml
-	uv pip compile $(LOCK) --extra browser --extra oracles --extra tpu --extra cuda --constraint requirements.txt \
+	uv pip compile $(LOCK) --extra browser --extra oracles --extra tpu --extra cuda --extra gpu-compile --constraint requirements.txt \
 	  --output-file constraints.txt pyproject.toml
 
 compare: .venv/ready
@@ -69,6 +69,9 @@ oracles: .venv/ready-oracles
 
 gpu: .venv/ready-test .venv/ready-cuda  # on a machine with an NVIDIA GPU
 	JAX_PLATFORMS=cuda,cpu $(BIN)/pytest -m gpu tests/test_gpu.py
+
+gpu-compile: .venv/ready-gpu-compile  # every scheme of one axis, to machine code; no GPU is used
+	$(BIN)/python -m tools.compile_gpu --out=runs/gpu
 
 tpu: .venv/ready-tpu  # every scheme of one axis, compiled for a slice that need not be there; no TPU is used
 	$(BIN)/python -m tools.compile_tpu --config=configs/smoke.py --topology=v5e:2x2 \

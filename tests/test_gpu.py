@@ -17,6 +17,7 @@ from tests.util import assert_close, noise, random_params
 
 DIMS = pe_jax.Dims(width=256, heads=4, kv_heads=2, head_dim=64)
 SPECS = ("nope", "rope", "alibi", "t5", "shaw", "deberta", "kerple", "alibi+rope", "fox")
+SPECS += ("cable", "inkling", "wavlm", "tupe(length=640)", "rope@window=100@sinks=4")
 
 pytestmark = pytest.mark.gpu
 

@@ -323,7 +323,7 @@ def test_a_refusal_says_why():
     assert not any(call.ask(engine.refusal) for call in CASES.values())
     mixed = Call("nope", 4)
     mixed.arrays = (*mixed.arrays[:2], mixed.arrays[2].astype(jnp.bfloat16))
-    plane = Call("nope", 4, positions=[np.zeros((1, 4, 2), np.int32)] * 2)
+    plane = Call("alibi", 4, positions=[np.zeros((1, 4, 2), np.int32)] * 2)
     for call, reason in (
         (Call("transformer_xl"), "relative vectors without a horizon"),
         (Call("shaw+wave"), "relative vectors without a horizon"),
@@ -332,7 +332,7 @@ def test_a_refusal_says_why():
         (Call("nope", 4, width=300), "heads of width 300"),
         (mixed, "operands in bfloat16 and float32"),
         (Call("absolute", 4), "it has no PairBias"),
-        (plane, "positions of 2 axes"),
+        (plane, "distances of 2 axes"),
     ):
         assert call.ask(engine.refusal).startswith(reason)
 

@@ -45,6 +45,9 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (("examples",), ()),
 )
 OPTIONAL = {  # compared with where it is, needed nowhere
+    "pe_jax.engines.gpu.triton_call": ("triton", "jaxlib"),
+    "tools.gpu_code": ("triton",),
+    "tools.compile_gpu": (),
     "experiments.measuring.flex_attention": ("torch",),
     "experiments.measuring.torch_model": ("torch",),
     "examples.hf": ("torch",),

@@ -73,7 +73,8 @@ def test_the_wheel_holds_pe_jax_and_nothing_else(wheel):
     version = pe_jax.__version__
     assert {name.partition("/")[0] for name in names} == {"pe_jax", f"pe_jax-{version}.dist-info"}
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("pe_jax/**/*.py")}
-    assert {name for name in names if name.startswith("pe_jax/")} == {*modules, "pe_jax/py.typed"}
+    others = {"pe_jax/py.typed", "pe_jax/engines/gpu/launches.json"}
+    assert {name for name in names if name.startswith("pe_jax/")} == modules | others
 
 
 def test_the_core_runs_where_there_is_only_jax_and_numpy(core, tmp_path):
@@ -157,7 +158,7 @@ def requirements(*extras: str) -> list[Requirement]:
     ("lock", "extras"),
     [
         ("requirements.txt", ("experiments",)),
-        ("constraints.txt", ("browser", "oracles", "tpu", "cuda")),
+        ("constraints.txt", ("browser", "oracles", "tpu", "cuda", "gpu-compile")),
     ],
 )
 def test_a_lock_pins_what_the_extras_ask_within_their_ranges(lock, extras):

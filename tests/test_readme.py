@@ -78,8 +78,8 @@ def test_engines_are_those_that_run_the_scheme():
     assert found == {
         "alibi": everywhere,
         "shaw": ("dense", "tiled", "fused", "decode"),
-        "fox": ("dense", "tiled", "decode"),
-        "rope_2d": ("dense", "tiled", "tpu", "decode"),
+        "fox": ("dense", "tiled", "fused", "decode"),
+        "rope_2d": everywhere,
         "cope": ("dense", "tiled", "decode"),
         "dape": ("dense", "decode"),
     }

@@ -21,18 +21,27 @@ from pe_jax.engines.first_order import call_in_reverse, first_order
 
 
 def unsupported(
-    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, taken: tuple, dtypes: set
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    taken: tuple,
+    dtypes: set,
+    *,
+    sinks: bool = False,
 ) -> str | None:
     """What kernels that take these exact kinds and dtypes lack for a call; None: nothing.
 
-    Subclasses of a kind may mean something else: they are not taken.
+    Subclasses of a kind may mean something else: they are not taken. `sinks`: whether the kernels
+    have windows with attention sinks.
     """
     others = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + taken]
     if others:
         return f"it has no {' or '.join(dict.fromkeys(others))}"
     if kinds.views(terms) is not None:
         return "it has no Rotation with several views of each token"
-    if spec.sinks:
+    if spec.sinks and not sinks:
         return "it has no attention sinks of a window"
     given = {str(x.dtype) for x in (q.x, k.x, v)}
     mixed = len(given) > 1 or not given <= dtypes
@@ -81,6 +90,30 @@ class FormulaSum:
         biases, first = [], 0
         for fn, size in self.parts:
             biases.append(fn(coefficients[first : first + size], distance))
+            first += size
+        return functools.reduce(jnp.add, biases)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenSum:
+    """The sum of biases of two tokens' numbers as one function, static and compared by value."""
+
+    parts: tuple[tuple[Callable, int], ...]  # each function, and how many numbers it takes
+
+    @classmethod
+    def of(cls, terms: tuple) -> "TokenSum":
+        """Of all `TokenBias` among the terms."""
+        return cls(tuple((t.fn, t.state.width) for t in select(terms, kinds.TokenBias)))
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def __call__(self, of_query: list[Any], of_key: list[Any]) -> jax.Array:
+        """The bias of one head from the numbers of either side, of shapes that broadcast."""
+        biases, first = [], 0
+        for fn, size in self.parts:
+            own = slice(first, first + size)
+            biases.append(fn(of_query[own], of_key[own]))
             first += size
         return functools.reduce(jnp.add, biases)
 

@@ -4,24 +4,30 @@ FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what 
 here is which calls it cannot run (`refusal`) or need not (`stock`), what the kernels read, and what
 becomes of their results:
 
-* a `DistanceFormula` is traced into the kernel;
+* a `DistanceFormula` is traced into the kernel, and so is a `TokenBias`, for which it loads the
+  numbers of the tokens of both sides;
+* a `TokenProduct` is further channels of q and k, rounded as these are;
 * the other terms are tables over the distances within their horizon. XLA evaluates them once, adds
-  up those of one kind, and multiplies vectors with q or k. A tile near the diagonal loads its
-  entries from there; a tile past the horizon takes one number per head, row or column;
-* where nothing but a bias that decays is added, each block begins where keys cannot matter yet
-  (`matters_below`).
+  up those of one kind, and multiplies vectors with q, k or a state. A tile near the diagonal loads
+  its entries from there; a tile past the horizon takes one number per head, row or column;
+* where nothing but biases that decay is added, each block begins where keys cannot matter yet
+  (`_matters`).
 
 Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
 program owns. A table without a horizon gets its gradient from one program per block diagonal.
 
 Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
 n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
-and a head axis, either of which may be 1. (jax 0.12 warns that Pallas will drop its Triton backend;
-`refusal` notices.)
+and a head axis, either of which may be 1.
+
+The kernels are written in Pallas and tested as such. Triton itself compiles them where it is
+installed (`triton_call`), from source that `triton_source` writes; else JAX's own copy of it does,
+which JAX has deprecated since 0.11 and still has in 0.12. `launches` has blocks, warps and stages.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,32 +38,49 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
 from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import kernels
+from pe_jax.engines.gpu import kernels, launches
 from pe_jax.engines.gpu.kernels import LOG2E, Arrays, PerToken, Plan
 from pe_jax.engines.reference import LOWEST
 
-RELATIVE = (kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeValues)
-KINDS = (kinds.DistanceFormula, kinds.DistanceBias, *RELATIVE)  # these exact kinds
+RELATIVE = (
+    *(kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeValues),
+    kinds.RelativeState,
+)
+KINDS = (  # these exact kinds
+    *(kinds.DistanceFormula, kinds.DistanceBias, *RELATIVE),
+    *(kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
+)
 MAX_WIDTH = 256  # of a head
 MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
 NEGLIGIBLE = -30.0  # logarithm of a weight that may be left out: below 2^-43
+KERNELS = {  # by their names in `Launches`; each is called with plan, x, blank, entries and *outs
+    "forward": kernels.forward_kernel,
+    "queries": kernels.queries_kernel,
+    "keys": kernels.keys_kernel,
+    "diagonal": kernels.diagonal_kernel,
+}
 HALVES = (jnp.bfloat16, jnp.float16)
 
 
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
     """Why the kernels cannot run this call, or None if they can. Arguments as those of `attend`."""
     dtypes = {"float32", "bfloat16", "float16"}
-    if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes)) is not None:
+    if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes, sinks=True)) is not None:
         return why
     relative, tables = bool(select(terms, *RELATIVE)), bool(select(terms, kinds.DistanceTerm))
-    width = max(q.x.shape[-1], v.shape[-1])
+    width = max(q.x.shape[-1] + _product_width(terms), v.shape[-1])
     low, high = _span(spec, terms, q.x.shape[2], k.x.shape[2])
     axes = q.tokens.positions.shape[2:]
     reasons = {
-        "this jax has no Pallas for Triton": kernels.triton is None,
-        f"positions of {axes[-1] if axes else 1} axes": bool(axes),
+        "a GPU that is not NVIDIA's": launches.architecture() is None,
+        "triton is not installed, and this jax has none of its own": kernels.triton is None
+        and _triton() is None,
+        f"distances of {axes[-1] if axes else 1} axes": bool(axes)
+        and (tables or bool(select(terms, kinds.DistanceFormula))),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
         "a table of distances at explicit positions": tables and not spec.contiguous,
+        "attention sinks of windows in several documents": bool(spec.sinks)
+        and not (spec.aligned and q.tokens.segments is None),
         "relative vectors without a horizon": relative and common.horizon(terms) is None,
         f"relative vectors of {high - low + 1} distances (at most {MAX_DISTANCES})": relative
         and high - low + 1 > MAX_DISTANCES,
@@ -72,24 +95,54 @@ def attend(
     k: Side,
     v: jax.Array,
     *,
-    sizes: tuple[int, int] | None = None,
+    sizes: tuple[int, ...] | None = None,
+    arch: int | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, Any]:
     """As `reference.attend`, for calls without a `refusal`; by cuDNN where that suffices.
 
-    `sizes` are tokens of blocks (owned, visited), powers of two from 16 on; None: chosen here.
-    `interpret` runs the kernels as plain JAX, on any machine. In the place of row sums cuDNN gives
-    None: its own have no gradient, and it runs where nothing reads them.
+    `sizes` make the `Launch` of all kernels; None: the table's, for an architecture `arch` (90 for
+    sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine. In the
+    place of row sums cuDNN gives None: its own have no gradient, and it runs where nothing reads
+    them.
     """
     if not interpret and jax.default_backend() == "gpu" and stock(spec, terms, q, k, v):
         return _cudnn(spec, terms, q, k, v), None
-    plan = _plan(spec, terms, q, k, v, sizes, interpret)
+    q, k = _with_products(spec, terms, q, k)
+    plan = _plan(spec, terms, q, k, v, sizes, interpret, arch)
     out, lse, weights = _attention(plan, _arrays(plan, terms, q, k, v))
     queries, width = plan.lengths[0], v.shape[-1]
     out, distance = out[:, :, :queries, :width], _distances(plan)
     for term in select(terms, kinds.RelativeValues):
         out = out + _multiply(weights[:, :, :queries], term.at(distance), "bhtn,hne->bhte")
     return out, lse[:, :, :queries, None]
+
+
+def _product_width(terms: tuple) -> int:
+    """How many channels of q and k stand for products of states."""
+    return sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
+
+
+def _with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
+    """q and k with further channels, whose products are those of the states of `TokenProduct`s.
+
+    They are rounded as q and k are.
+    """
+    rows, columns, batch = [q.x], [k.x], q.x.shape[0]
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, kinds.TokenProduct):
+            factors = (
+                jnp.broadcast_to(x, (batch, *x.shape[1:]))
+                for x in term.factors((states[0], states[1]))
+            )
+            row, column = factors
+            rows.append((row / kinds.scale(terms, spec.dims.head_dim)).astype(q.x.dtype))
+            columns.append(column.astype(k.x.dtype))
+    if len(rows) == 1:
+        return q, k
+    columns[0] = repeat_heads(k.x, q.x.shape[1])
+    x, y = (jnp.concatenate(parts, axis=-1) for parts in (rows, columns))
+    return q._replace(x=x), k._replace(x=y)
 
 
 def stock(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> bool:
@@ -102,6 +155,8 @@ def stock(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> 
         and not spec.lse
         and spec.aligned
         and (spec.causal or spec.window is None)
+        and not spec.sinks
+        and kinds.logit_cap(terms) is None
         and q.tokens.segments is None
         and q.x.dtype in HALVES
         and q.x.dtype == k.x.dtype == v.dtype
@@ -121,24 +176,40 @@ def _cudnn(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) ->
     return jnp.swapaxes(out, 1, 2).astype(jnp.float32)
 
 
-def _plan(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v, sizes, interpret: bool) -> Plan:
+def _plan(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    sizes: tuple[int, ...] | None,
+    interpret: bool,
+    arch: int | None = None,
+) -> Plan:
     lengths = q.x.shape[2], k.x.shape[2]
     span = _span(spec, terms, *lengths)
-    forward, backward = (sizes, sizes) if sizes else _block_sizes(q.x, v)
-    most = _power_of_two(max(lengths))
-    forward, backward = ((min(own, most), min(other, most)) for own, other in (forward, backward))
-    added = select(terms, kinds.ScoreTerm)
-    decays = bool(added) and all(
-        isinstance(term, kinds.DistanceFormula) and term.decays for term in added
-    )
+    arch = arch or launches.architecture() or launches.DEFAULT
+    if sizes is None:
+        width = max(q.x.shape[-1], v.shape[-1])
+        chosen = launches.choose(arch, _reads(terms), str(q.x.dtype), width)
+    else:
+        chosen = launches.alike(launches.Launch(*sizes))
+    chosen = chosen.at_most(_power_of_two(max(lengths)))
+    added, falling = select(terms, kinds.ScoreTerm), (kinds.DistanceFormula, kinds.TokenBias)
+    decays = bool(added) and all(isinstance(term, falling) and term.decays for term in added)
+    decays = decays and spec.aligned and kinds.logit_cap(terms) is None
+    formula = common.FormulaSum.of(terms)
     return Plan(
         spec=spec,
         scale=kinds.scale(terms, spec.dims.head_dim),
-        formula=common.FormulaSum.of(terms),
-        decays=decays and spec.aligned and spec.contiguous,
+        formula=formula,
+        of_tokens=common.TokenSum.of(terms),
+        decays=decays and (spec.contiguous or not formula),
+        cap=kinds.logit_cap(terms),
         lengths=lengths,
-        sizes=forward,
-        backward_sizes=backward,
+        launches=chosen,
+        launch=chosen.forward,
+        arch=arch,
         span=span,
         far=common.horizon(terms) is not None and span[1] - span[0] < MAX_DISTANCES,
         values=bool(select(terms, kinds.RelativeValues)),
@@ -151,21 +222,18 @@ def _span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tuple[i
     low, high = 1 - keys, queries - 1
     if spec.aligned and spec.contiguous:
         low = 0 if spec.causal else low
-        if spec.window is not None:
+        if spec.window is not None and not spec.sinks:
             low, high = max(low, 1 - spec.window), min(high, spec.window - 1)
     if (limits := common.horizon(terms)) is not None:
         low, high = max(low, limits[0]), min(high, limits[1])
     return low, max(high, low + 1)
 
 
-def _block_sizes(q: jax.Array, v: jax.Array) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Blocks (owned, visited), forward and backward: they fit an H100, but no clock chose them."""
-    width = max(q.shape[-1], v.shape[-1])
-    if q.dtype == jnp.float32:
-        return (64 if width <= 64 else 32, 32), (32, 32)
-    if width > 128:
-        return (64, 64), (64, 32)
-    return (128, 64), (128, 64) if width > 64 else (64, 64)
+def _reads(terms: tuple) -> str:
+    """The most that a tile loads beside q, k and v, of `launches.READS`."""
+    if select(terms, *RELATIVE):
+        return "vectors"
+    return "table" if select(terms, kinds.DistanceTerm) else "scores"
 
 
 def _power_of_two(n: int) -> int:
@@ -174,11 +242,15 @@ def _power_of_two(n: int) -> int:
 
 def _arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
     """What the kernels read, padded."""
-    tokens, distance = max(*plan.sizes, *plan.backward_sizes), _distances(plan)
+    tokens, distance = plan.launches.longest, _distances(plan)
     x, y, v = (
         common.pad(common.pad(x, 2, tokens), 3, _power_of_two(x.shape[3])) for x in (q.x, k.x, v)
     )
     rows, columns = [], []
+    for term, state in zip(terms, q.states, strict=True):
+        if isinstance(term, kinds.RelativeState):
+            state = common.pad(state, 2, tokens)
+            rows.append(_multiply(state, term.at(distance), "bhte,hne->bhtn"))
     for term in select(terms, kinds.RelativeKeys):
         raw = term.queries(common.pad(q.raw, 2, tokens))
         rows.append(_multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
@@ -195,9 +267,30 @@ def _arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
         table=None if table is None else table[None],
         rows=functools.reduce(jnp.add, rows) if rows else None,
         columns=functools.reduce(jnp.add, columns) if columns else None,
+        q_numbers=_numbers(terms, q, tokens),
+        k_numbers=_numbers(terms, k, tokens),
         of_query=_per_token(plan, q.tokens, tokens),
         of_key=_per_token(plan, k.tokens, tokens),
     )
+
+
+def _numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
+    """What all `TokenBias`es read of one side: float32 [B or 1, H, C, T], or None.
+
+    The padding repeats the last token, as a constant: nothing comes between the two.
+    """
+    states = [
+        jnp.swapaxes(state, 2, 3)
+        for term, state in zip(terms, side.states, strict=True)
+        if isinstance(term, kinds.TokenBias)
+    ]
+    if not states:
+        return None
+    rows = max(len(x) for x in states)
+    states = [jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in states]
+    numbers = jnp.concatenate(states, axis=2)
+    repeated = common.pad(jax.lax.stop_gradient(numbers), 3, multiple, mode="edge")
+    return repeated.at[..., : numbers.shape[3]].set(numbers)
 
 
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
@@ -234,11 +327,7 @@ def _bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> tuple | None:
         most, least = _differences(x.of_query.segments, x.of_key.segments, q_size, k_size)
         tests += [most >= 0, least <= 0]
     if plan.decays:
-        below = matters_below(plan, x, q_size)[..., None]
-        q_first = jnp.arange(0, x.q.shape[2], q_size, dtype=jnp.int32)
-        k_first = jnp.arange(0, x.k.shape[2], k_size, dtype=jnp.int32)
-        apart = q_first[:, None] - k_first[None, :]
-        tests += [apart - k_size + 1 < below, -apart - q_size + 1 < below]
+        tests.append(_matters(plan, x, q_size, k_size))
     if not tests:
         return None
     pairs = functools.reduce(jnp.logical_and, tests)
@@ -255,23 +344,39 @@ def _differences(q: jax.Array, k: jax.Array, q_size: int, k_size: int):
     return most, rows.min(-1)[..., :, None] - columns.max(-1)[..., None, :]
 
 
-def matters_below(plan: Plan, x: Arrays, size: int) -> jax.Array:
-    """The distance from which on keys cannot matter to any row of a query block: int32 [B, H, -].
+def _matters(plan: Plan, x: Arrays, q_size: int, k_size: int) -> jax.Array:
+    """Which blocks of keys matter to any row of a block of queries: bool [B, H, -, -].
 
     A row's sum holds its own score. A key whose score is less by -NEGLIGIBLE at the least (by
-    Cauchy and Schwarz, and as the bias decays) is left out, with all that are farther away.
+    Cauchy and Schwarz, and as the bias falls from the nearest pair of two blocks on) is left out.
     """
     q, k = (repeat_heads(side.astype(jnp.float32), x.q.shape[1]) for side in (x.q, x.k))
     norms = [jnp.sqrt((side * side).sum(-1)) for side in (q, k)]
     gap = norms[0] * norms[1].max(-1, keepdims=True) - (q * k).sum(-1)
-    gap = plan.scale * gap.reshape(*gap.shape[:2], -1, size).max(-1)
-    step = min(plan.sizes)
-    far = jnp.arange(0, q.shape[2] + step, step, dtype=jnp.int32)[None]
-    columns = jnp.moveaxis(x.coefficients[0], 1, 0)[..., None]  # [C, H, 1]
-    bias = functools.partial(plan.formula, list(columns))
-    fall = bias(far) if plan.spec.causal else jnp.maximum(bias(far), bias(-far))
-    matters = ~(gap[..., None] + (fall - bias(far[:, :1]))[:, None] < NEGLIGIBLE)  # or is no number
-    return jnp.where(matters, far + step, 0).max(-1)
+    gap = plan.scale * gap.reshape(*gap.shape[:2], -1, q_size).max(-1)
+    q_first = jnp.arange(0, x.q.shape[2], q_size, dtype=jnp.int32)
+    k_first = jnp.arange(0, x.k.shape[2], k_size, dtype=jnp.int32)
+    apart = q_first[:, None] - k_first[None, :]
+    near = jnp.maximum(jnp.maximum(apart - k_size, -apart - q_size) + 1, 0)
+    fall = jnp.zeros((), jnp.float32)
+    if plan.formula:
+        columns = list(jnp.moveaxis(x.coefficients[0], 1, 0)[..., None, None])  # [C, H, 1, 1]
+        distance = jnp.where(apart > 0, near, -near)[None]
+        fall = plan.formula(columns, distance) - plan.formula(columns, jnp.zeros_like(distance))
+    if plan.of_tokens:
+        rows, columns = (
+            numbers.reshape(*numbers.shape[:3], -1, size)
+            for numbers, size in ((x.q_numbers, q_size), (x.k_numbers, k_size))
+        )
+
+        def bias(row, column):  # of those tokens of each block
+            of_query = [rows[:, :, c, :, None, row] for c in range(rows.shape[2])]
+            of_key = [columns[:, :, c, None, :, column] for c in range(rows.shape[2])]
+            return plan.of_tokens(of_query, of_key)
+
+        between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
+        fall = fall + jnp.where(near > 0, between, 0)
+    return ~(gap[..., None] + fall < NEGLIGIBLE)  # or is no number
 
 
 def _forward(plan: Plan, x: Arrays):
@@ -281,7 +386,7 @@ def _forward(plan: Plan, x: Arrays):
     """
     length, width = x.q.shape[2], x.v.shape[3]
     outs, fill = [_shape(x, length, width), _shape(x, length)], -jnp.inf if plan.values else None
-    entries, out, lse = _launch(plan, kernels.forward_kernel, x, outs, fill)
+    entries, out, lse = _launch(plan, "forward", x, outs, fill)
     weights = jnp.exp2(entries - lse[..., None]) if plan.values else None
     # From the kernel's base 2, in which a row that sees nothing has -LOWEST.
     natural = jnp.where(lse >= -LOWEST, LOWEST, lse / LOG2E)
@@ -290,24 +395,27 @@ def _forward(plan: Plan, x: Arrays):
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
     """The tiles again: for the queries, for the keys, and for tables that are nowhere constant."""
-    plan = dataclasses.replace(plan, sizes=plan.backward_sizes)
     (x, out, lse, weights), (d_out, d_lse, d_weights) = saved, cotangents
     delta = (d_out * out).sum(-1)
     if plan.values:
         delta = delta + (d_weights * weights).sum(-1)
     of_query = x.of_query._replace(lse=lse, delta=delta - d_lse)
     x = x._replace(of_query=of_query, d_out=d_out.astype(x.v.dtype), d_weights=d_weights)
-    outs = [_shape(x, *x.q.shape[2:], dtype=x.q.dtype), None]
+    outs = [_shape(x, *x.q.shape[2:], dtype=x.q.dtype), None, None]
     if "coefficients" in learned:
         outs[1] = _shape(x, x.coefficients.shape[2], x.q.shape[2])
+    if "q_numbers" in learned:
+        outs[2] = _shape(x, *x.q_numbers.shape[2:])
     fill = 0.0 if "rows" in learned or ("table" in learned and plan.far) else None
-    d_rows, d_q, d_coefficients = _launch(plan, kernels.queries_kernel, x, outs, fill)
+    d_rows, d_q, d_coefficients, of_rows = _launch(plan, "queries", x, outs, fill)
     shared = x.k.shape[1] < x.q.shape[1]
     dtype = jnp.float32 if shared else x.k.dtype  # to be added up over heads
-    outs = [_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v)]
+    numbers = _shape(x, *x.k_numbers.shape[2:]) if "k_numbers" in learned else None
+    outs = [*(_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v)), numbers]
     fill = 0.0 if "columns" in learned else None
-    d_columns, d_k, d_v = _launch(plan, kernels.keys_kernel, x, outs, fill)
+    d_columns, d_k, d_v, of_columns = _launch(plan, "keys", x, outs, fill)
     grads = Arrays(q=d_q, k=d_k, v=d_v, columns=d_columns)
+    grads = grads._replace(q_numbers=of_rows, k_numbers=of_columns)
     if "coefficients" in learned:
         grads = grads._replace(coefficients=d_coefficients.sum(3))
     if "rows" in learned:
@@ -319,12 +427,11 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
 
 def _of_diagonals(plan: Plan, x: Arrays) -> jax.Array:
     """The gradient of a table from the sums of the block diagonals: [1, H, n]."""
-    size, (low, high) = min(plan.sizes), plan.span
-    plan = dataclasses.replace(plan, sizes=(size, size))
+    size, (low, high) = plan.launches.diagonal.own, plan.span
     queries, keys = x.q.shape[2], x.k.shape[2]
     count = (queries + keys) // size - 1
     outs = [_shape(x, count, size, size)]
-    _, tiles = _launch(plan, kernels.diagonal_kernel, x, outs, None, count)
+    _, tiles = _launch(plan, "diagonal", x, outs, None, count)
     tiles = tiles.sum(0)
     # With its columns flipped and each row begun one later than the last, a tile has one column per
     # distance, the least first; neighbouring diagonals then overlap by half.
@@ -354,16 +461,17 @@ def _shape(x: Arrays, *rest: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStr
 _attention = common.differentiable(_forward, _backward)
 
 
-def _launch(plan: Plan, kernel, x: Arrays, outs: list, fill: float | None, blocks: int = 0):
-    """Entries by distance and `outs`: `kernel(plan, x, blank, entries, *outs)` writes them.
+def _launch(plan: Plan, name: str, x: Arrays, outs: list, fill: float | None, blocks: int = 0):
+    """Entries by distance and `outs`, which a kernel, by its name in `KERNELS`, writes.
 
     One program per block, head and batch row; unless told, the blocks are those of the side that
     owns them. `outs` are given as shapes, None for one that is not wanted; `fill` is what entries
     are stored over, None: there are none.
     """
     batch, heads = x.q.shape[:2]
+    plan = dataclasses.replace(plan, launch=getattr(plan.launches, name))
     if not blocks:
-        keys_own = kernel is kernels.keys_kernel
+        keys_own = name == "keys"
         blocks = (x.k if keys_own else x.q).shape[2] // plan.sizes[0]
         x = x._replace(bounds=_bounds(plan, x, keys_own))
 
@@ -379,17 +487,33 @@ def _launch(plan: Plan, kernel, x: Arrays, outs: list, fill: float | None, block
     if fill is not None:
         entries = _shape(x, blocks * plan.sizes[0], plan.distances)
         blank = jnp.full(entries.shape, fill, jnp.float32)
-    width = max(x.q.shape[-1], x.v.shape[-1])
-    gathers = any(table is not None for table in (x.table, x.rows, x.columns, x.d_weights))
-    crowded = plan.sizes[0] * width > 128 * 64 or (gathers and plan.sizes[0] == 128)
-    warps, stages = 8 if crowded else 4, 3 if x.q.dtype in HALVES and width <= 128 else 2
-    return pl.pallas_call(
-        functools.partial(kernel, plan),
+    backend = None
+    if kernels.triton is not None:
+        backend = kernels.triton.CompilerParams(
+            num_warps=plan.launch.warps, num_stages=plan.launch.stages
+        )
+    call = pl.pallas_call(
+        functools.partial(KERNELS[name], plan),
         grid=(blocks, heads, batch),
         in_specs=jax.tree.map(block_spec, (x, blank)),
         out_specs=jax.tree.map(block_spec, (entries, *outs)),
         out_shape=(entries, *outs),
         input_output_aliases={} if blank is None else {len(jax.tree.leaves(x)): 0},
-        compiler_params=kernels.triton.CompilerParams(num_warps=warps, num_stages=stages),
+        compiler_params=backend,
         interpret=plan.interpret,
-    )(x, blank)
+    )
+    return _run(plan, name, call, (x, blank))
+
+
+def _run(plan: Plan, name: str, call: Callable, args: tuple) -> Any:
+    """What the call gives: by Triton itself where it is installed, else by JAX's copy of it."""
+    if plan.interpret or (triton := _triton()) is None:
+        return call(*args)
+    return triton.run(call, args, name, plan.launch, plan.arch)
+
+
+def _triton() -> Any:
+    """The way through Triton itself; None where it is not installed."""
+    from pe_jax.engines.gpu import triton_call
+
+    return triton_call if triton_call.available() else None

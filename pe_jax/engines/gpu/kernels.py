@@ -23,10 +23,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernel_common import FormulaSum
+from pe_jax.engines.gpu.launches import Launch, Launches
+from pe_jax.engines.kernel_common import FormulaSum, TokenSum
 from pe_jax.engines.reference import LOWEST
 
-try:
+try:  # deprecated since jax 0.11, there in 0.12
     from jax.experimental.pallas import triton
 except ImportError:
     triton: Any = None
@@ -40,15 +41,23 @@ class Plan:
 
     spec: AttentionSpec
     scale: float  # what q·k is multiplied by
-    formula: FormulaSum  # the biases that are computed in place
+    formula: FormulaSum  # the biases that are computed in place from distances
+    of_tokens: TokenSum  # those that are computed from numbers of both tokens
     decays: bool  # whether these fall with the distance, and nothing else is added
+    cap: float | None  # what bounds the scores
     lengths: tuple[int, int]  # T and S before padding
-    sizes: tuple[int, int]  # tokens of an owned block, of a visited one
-    backward_sizes: tuple[int, int]  # the same in the backward pass
+    launches: Launches  # of every kernel
+    launch: Launch  # of the one at hand
+    arch: int  # what they are compiled for: 90 for sm_90
     span: tuple[int, int]  # the least and the largest distance of the tables, if there are any
     far: bool  # whether there are tables that are constant beyond the span
     values: bool  # whether weights by distance are wanted
     interpret: bool  # whether the kernels run as plain JAX
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Tokens of an owned block, of a visited one."""
+        return self.launch[:2]
 
     @property
     def distances(self) -> int:
@@ -93,6 +102,8 @@ class Arrays(NamedTuple):
     table: Any = None  # the sum of the biases by distance, [1, H, n]
     rows: Any = None  # what each query adds to its scores, by distance, [B, H, T, n]
     columns: Any = None  # what each key adds to its scores, by distance, [B, H, S, n]
+    q_numbers: Any = None  # those of the queries that biases of two tokens read, [B or 1, H, C, T]
+    k_numbers: Any = None  # the same of the keys, [B or 1, H, C, S]
     of_query: Any = None  # `PerToken` of the queries
     of_key: Any = None  # `PerToken` of the keys
     bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
@@ -135,8 +146,10 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
         entries[own, plan.distances - 1] = log2(ends[1], -jnp.inf)
 
 
-def queries_kernel(plan: Plan, x: Arrays, _, entries, of_q, of_coefficients) -> None:
-    """Gradients of a block of queries and, row by row, of the coefficients, if they are wanted.
+def queries_kernel(plan: Plan, x: Arrays, _, entries, of_q, of_coefficients, of_numbers) -> None:
+    """Gradients of a block of queries, and what else is wanted, row by row.
+
+    That is, of the coefficients and of the queries' numbers.
 
     `entries` [T, n] get the gradient of the scores by distance, if it is not None.
     """
@@ -145,7 +158,7 @@ def queries_kernel(plan: Plan, x: Arrays, _, entries, of_q, of_coefficients) -> 
     count = 0 if of_coefficients is None else of_coefficients.shape[0]
 
     def visit(tile, carry):
-        d_q, ends, d_c = carry
+        d_q, ends, d_c, d_n = carry
         k, v = x.k[tile.other, :], x.v[tile.other, :]
         _, d_s = gradient(tile, (q, d_out), (k, v))
         d_q += dot(d_s.astype(k.dtype), k, 0)
@@ -154,41 +167,46 @@ def queries_kernel(plan: Plan, x: Arrays, _, entries, of_q, of_coefficients) -> 
         if count:
             more = coefficient_gradients(tile, d_s)
             d_c = [a + b for a, b in zip(d_c, more, strict=True)]
-        return d_q, ends, d_c
+        return d_q, ends, d_c, add_number_gradients(tile, d_n, d_s)
 
     zero, column = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
     start = jnp.zeros(q.shape, jnp.float32), [zero, zero], [column] * count
-    d_q, ends, d_c = walk(visit, start)
+    d_q, ends, d_c, d_n = walk(visit, (*start, number_zeros(of_numbers, rows)))
     of_q[own, :] = (d_q * plan.scale).astype(of_q.dtype)
     if entries is not None:
         entries[own, 0], entries[own, plan.distances - 1] = ends
     if of_coefficients is not None:
         for i, d in enumerate(d_c):
             of_coefficients[i, own] = d.sum(1)
+    store_numbers(of_numbers, own, d_n)
 
 
-def keys_kernel(plan: Plan, x: Arrays, _, entries, of_k, of_v) -> None:
-    """Gradients of a block of keys and values; `entries` [S, n] as in `queries_kernel`."""
+def keys_kernel(plan: Plan, x: Arrays, _, entries, of_k, of_v, of_numbers) -> None:
+    """Gradients of a block of keys and values, and of the keys' numbers, if they are wanted.
+
+    `entries` [S, n] as in `queries_kernel`.
+    """
     walk, rows = Walk(plan, x, keys_own=True), plan.sizes[0]
     k, v, own = x.k[walk.own, :], x.v[walk.own, :], walk.own
 
     def visit(tile, carry):
-        d_k, d_v, ends = carry
+        d_k, d_v, ends, d_n = carry
         q, d_out = x.q[tile.other, :], x.d_out[tile.other, :]
         p, d_s = gradient(tile, (k, v), (q, d_out))
         d_k += dot(d_s.astype(q.dtype), q, 0)
         d_v += dot(p.astype(d_out.dtype), d_out, 0)
         if entries is not None:
             ends = store_by_distance(tile, entries, d_s, d_s, ends)
-        return d_k, d_v, ends
+        return d_k, d_v, ends, add_number_gradients(tile, d_n, d_s)
 
     zero = jnp.zeros((rows,), jnp.float32)
     start = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32), [zero, zero]
-    d_k, d_v, ends = walk(visit, start)
+    d_k, d_v, ends, d_n = walk(visit, (*start, number_zeros(of_numbers, rows)))
     of_k[own, :] = (d_k * plan.scale).astype(of_k.dtype)
     of_v[own, :] = d_v.astype(of_v.dtype)
     if entries is not None:
         entries[own, 0], entries[own, plan.distances - 1] = ends
+    store_numbers(of_numbers, own, d_n)
 
 
 def diagonal_kernel(plan: Plan, x: Arrays, _, __, tiles) -> None:
@@ -223,6 +241,7 @@ class Walk:
         self.own = pl.ds(at * plan.sizes[0], plan.sizes[0])
         numbers = x.of_key if keys_own else x.of_query
         self.held = PerToken(*(None if ref is None else ref[self.own] for ref in numbers))
+        self.held_numbers = read_numbers(x.k_numbers if keys_own else x.q_numbers, self.own)
 
     def __call__(self, visit: Callable, carry):
         """`visit(tile, carry)`, tile after tile."""
@@ -249,7 +268,8 @@ def stretches(plan: Plan, bounds: tuple | None, at, keys_own: bool) -> list[Stre
 
     Here e is the place of an owned token less that of a visited one; it falls from block to block.
     """
-    (own, other), n = plan.sizes, pl.cdiv(plan.lengths[not keys_own], plan.sizes[1])
+    spec, (own, other) = plan.spec, plan.sizes
+    n = pl.cdiv(plan.lengths[not keys_own], other)
 
     def whole(e):  # how many blocks have nothing but pairs at e or more
         return (at * own + 1 - e) // other
@@ -269,20 +289,31 @@ def stretches(plan: Plan, bounds: tuple | None, at, keys_own: bool) -> list[Stre
     if bounds is not None:
         begin = jnp.maximum(begin, bounds[0][at])
         end = clip(bounds[1][at], begin, end)
+    sinks = []  # what windows hide of the first keys
+    if spec.sinks and spec.window is not None and keys_own:
+        seen_by_all = at * own < spec.sinks
+        end = jnp.where(seen_by_all, n if bounds is None else bounds[1][at], end)
+        if not spec.causal:
+            begin = jnp.where(seen_by_all, 0 if bounds is None else bounds[0][at], begin)
+    elif spec.sinks and spec.window is not None:
+        last = jnp.minimum(pl.cdiv(spec.sinks, other), n)
+        end = end if spec.causal else jnp.maximum(end, last)
+        first = jnp.int32(0) if bounds is None else bounds[0][at]
+        sinks = [Stretch(first, jnp.minimum(last, begin), True, None)]
     full = plan.lengths[1] // other if plan.padded and not keys_own else n
     plain = begin if high == math.inf else clip(some(high + 1), begin, end)
     edge = clip(full if low == -math.inf else jnp.minimum(whole(low), full), plain, end)
     left = [Stretch(begin, plain, True, None)] if high < math.inf else []
     right = [Stretch(edge, end, True, None)] if low > -math.inf or full < n else []
     if not plan.far:
-        return [*left, Stretch(plain, edge, False, None), *right]
+        return [*sinks, *left, Stretch(plain, edge, False, None), *right]
     entries = (plan.distances - 1, 0)  # of distances at the upper end, at the lower
     near = clip(whole(hi), plain, edge)
     past = clip(some(lo + 1), near, edge)
     left = [*left, Stretch(plain, near, False, entries[keys_own])] if over else []
     right = [Stretch(past, edge, False, entries[not keys_own]), *right] if under else []
     begin, end = near if over else begin, past if under else end
-    return [*left, Stretch(begin, end, not (over and under), None), *right]
+    return [*sinks, *left, Stretch(begin, end, not (over and under), None), *right]
 
 
 class Tile:
@@ -309,6 +340,14 @@ class Tile:
         numbers = self.x.of_query if side == "q" else self.x.of_key
         return self.along(side, getattr(numbers, name)[self.other])
 
+    def numbers(self, side: str) -> list[jax.Array]:
+        """The numbers of one side that biases of two tokens read, along its axis of the tile."""
+        if side == self.sides[0]:
+            held = self.walk.held_numbers
+        else:
+            held = read_numbers(self.x.q_numbers if side == "q" else self.x.k_numbers, self.other)
+        return [self.along(side, x) for x in held]
+
     def distance(self) -> jax.Array:
         """`q_pos - k_pos`."""
         if self.plan.spec.contiguous:
@@ -324,18 +363,27 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
     if x.coefficients is not None:
         numbers = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
         parts.append(plan.formula(numbers, tile.distance()))
+    if plan.of_tokens:
+        parts.append(plan.of_tokens(tile.numbers("q"), tile.numbers("k")))
     s = product * (plan.scale * LOG2E)
     s = s + functools.reduce(jnp.add, parts) * LOG2E if parts else s
+    if plan.cap is not None:
+        s = jnp.tanh(s * (1 / (plan.cap * LOG2E))) * (plan.cap * LOG2E)
     seen = visible(tile)
     return s if seen is None else jnp.where(seen, s, -jnp.inf)
 
 
 def gradient(tile: Tile, mine: tuple, theirs: tuple) -> tuple[jax.Array, jax.Array]:
     """Weights, and the gradient of the scores; from q, d_out and k, v, or the other way round."""
-    p = jnp.exp2(scores(tile, dot(mine[0], theirs[0], 1)) - tile.token("q", "lse"))
+    s, cap = scores(tile, dot(mine[0], theirs[0], 1)), tile.plan.cap
+    p = jnp.exp2(s - tile.token("q", "lse"))
     d_p = dot(mine[1], theirs[1], 1) - tile.token("q", "delta")
     d_weights = tile.x.d_weights
-    return p, p * (d_p if d_weights is None else d_p + look_up(tile, d_weights, "q"))
+    d_s = p * (d_p if d_weights is None else d_p + look_up(tile, d_weights, "q"))
+    if cap is not None:  # hidden pairs have infinite scores, and no weight
+        flat = jnp.where(p > 0, s * (1 / (cap * LOG2E)), 0)
+        d_s = d_s * (1 - flat * flat)
+    return p, d_s
 
 
 def coefficient_gradients(tile: Tile, d_s: jax.Array) -> list[jax.Array]:
@@ -345,6 +393,36 @@ def coefficient_gradients(tile: Tile, d_s: jax.Array) -> list[jax.Array]:
     return jax.vjp(lambda rows: tile.plan.formula(rows, distance), rows)[1](d_s)[0]
 
 
+def read_numbers(ref, tokens) -> list[jax.Array]:
+    """The C rows [tokens] of an array of numbers [C, T]; none if there is none."""
+    return [] if ref is None else [ref[c, tokens] for c in range(ref.shape[0])]
+
+
+def number_zeros(ref, rows: int) -> list[jax.Array]:
+    """What gradients of the owned tokens' numbers begin with: [owned, 1] each; none if unwanted."""
+    return [] if ref is None else [jnp.zeros((rows, 1), jnp.float32)] * ref.shape[0]
+
+
+def add_number_gradients(tile: Tile, sums: list[jax.Array], d_s: jax.Array) -> list[jax.Array]:
+    """The gradients of the owned tokens' numbers, this tile's added."""
+    if not sums:
+        return sums
+    own, other = tile.numbers(tile.sides[0]), tile.numbers(tile.sides[1])
+
+    def bias(own):
+        pair = (other, own) if tile.walk.keys_own else (own, other)
+        return jnp.broadcast_to(tile.plan.of_tokens(*pair), d_s.shape)
+
+    more = jax.vjp(bias, own)[1](d_s)[0]
+    return [a + b for a, b in zip(sums, more, strict=True)]
+
+
+def store_numbers(ref, own, sums: list[jax.Array]) -> None:
+    """Stores the gradients of the owned tokens' numbers, if they are wanted."""
+    for c, d in enumerate(sums):
+        ref[c, own] = d.sum(1)
+
+
 def visible(tile: Tile) -> jax.Array | None:
     """What the mask shows; None where that is all."""
     plan, spec, parts = tile.plan, tile.plan.spec, []
@@ -352,7 +430,9 @@ def visible(tile: Tile) -> jax.Array | None:
     if (tile.edge or plan.indexed) and (spec.causal or spec.window is not None):
         ahead = q - k if spec.aligned else tile.token("q", "index") - tile.token("k", "index")
         parts += [ahead >= 0] if spec.causal else []
-        parts += [jnp.abs(ahead) < spec.window] if spec.window is not None else []
+        if spec.window is not None:
+            inside = jnp.abs(ahead) < spec.window
+            parts.append(inside | (k < spec.sinks) if spec.sinks else inside)
     if tile.edge and plan.padded and not tile.walk.keys_own:
         parts.append(k < plan.lengths[1])
     if tile.x.of_query.segments is not None:

@@ -1,0 +1,94 @@
+"""How kernels are launched, by device: tokens of blocks, warps, stages of the pipeline.
+
+From launches.json, which `python -m tools.compile_gpu --choose` writes: of launches in the order of
+what should be fast, the first that compiles to machine code without spills. No clock chose them.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+KERNELS = ("forward", "queries", "keys", "diagonal")
+DTYPES = ("half", "float32")
+READS = ("scores", "table", "vectors")  # the most that a tile loads beside q, k and v
+WIDTHS = (64, 128, 256)
+DEFAULT = 90  # what is compiled for where there is no GPU: Hopper
+SMALL = 89  # stands for all whose blocks have 99 KiB of shared memory …
+OTHERS = (86, 87, 120, 121)  # … which these are too
+
+
+class Launch(NamedTuple):
+    """One kernel's launch. Blocks are powers of two from 16 on."""
+
+    own: int  # tokens of a block that a program owns
+    other: int  # of one that it visits
+    warps: int = 4
+    stages: int = 2
+
+
+class Launches(NamedTuple):
+    """Those of the kernels of a call."""
+
+    forward: Launch
+    queries: Launch
+    keys: Launch
+    diagonal: Launch
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest block."""
+        return max(max(launch[:2]) for launch in self)
+
+    def at_most(self, tokens: int) -> "Launches":
+        """The same with blocks of so many tokens at the most."""
+        return Launches(
+            *(x._replace(own=min(x.own, tokens), other=min(x.other, tokens)) for x in self)
+        )
+
+
+def alike(launch: Launch) -> Launches:
+    """One launch for all; the diagonal has square blocks."""
+    side = min(launch[:2])
+    return Launches(launch, launch, launch, launch._replace(own=side, other=side))
+
+
+def choose(arch: int, reads: str, dtype: str, width: int) -> Launches:
+    """The launches for an architecture (90 for sm_90).
+
+    `reads` is of `READS`, `dtype` that of the operands, `width` the wider of theirs.
+    """
+    known = table()
+    arch = nearest(arch, tuple(known))
+    own = known[arch]["float32" if dtype == "float32" else "half"]
+    fits = next(w for w in WIDTHS if width <= w)
+    return Launches(*(Launch(*own[kernel][reads][str(fits)]) for kernel in KERNELS))
+
+
+def architecture() -> int | None:
+    """Ten times the compute capability of the first device: 90 for Hopper.
+
+    That is also the answer where there is no GPU; None for one that is not NVIDIA's.
+    """
+    capability = str(getattr(jax.devices()[0], "compute_capability", DEFAULT / 10))
+    digits = capability.replace(".", "")
+    return int(digits) if digits.isdecimal() else None
+
+
+def nearest(arch: int, known: tuple[int, ...]) -> int:
+    """The architecture of the table that stands for one."""
+    if arch in known:
+        return arch
+    if arch in OTHERS and SMALL in known:
+        return SMALL
+    older = [a for a in known if a <= arch and a != SMALL]
+    return max(older, default=min(known))
+
+
+@functools.cache
+def table() -> dict[int, dict]:
+    """Architecture → dtype → kernel → what it reads → width → launch."""
+    text = Path(__file__).with_name("launches.json").read_text()
+    return {int(arch): rows for arch, rows in json.loads(text)["launches"].items()}

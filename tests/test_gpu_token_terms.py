@@ -1,0 +1,132 @@
+"""The GPU engine on what reads tokens' states, caps scores or keeps sinks: it is the dense one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings.base import adds_to_input
+from pe_jax.engines.gpu import engine
+from tests import util
+from tests.test_gpu_kernels import equations
+from tests.util import DIMS, B, E, H, K, assert_close, noise
+
+KERNELS, OBLONG = (
+    functools.partial(engine.attend, interpret=True, sizes=sizes) for sizes in ((16, 16), (32, 16))
+)
+PACKED = np.asarray([[0] * 10 + [1] * 15 + [-1] * 3 + [2] * 42, [0] * 70])
+PLANE = np.stack(np.divmod(np.arange(70), 10), axis=-1)
+T5 = "t5(num_buckets=6,max_distance=9)"
+CASES = {
+    "fox": ("fox", {}),
+    "fox, far": ("fox", {"length": 200, "sharp": 0.1}),
+    "fox, all": ("fox", {"length": 200, "sharp": 0.1, "causal": False}),
+    "fox, packed": ("fox", {"q_segments": PACKED}),
+    "fox, elsewhere": ("fox", {"q_positions": np.arange(7, 217, 3)}),
+    "cable+rope": ("cable+rope", {"length": 37}),
+    "fox+alibi": ("fox+alibi", {"length": 200, "sharp": 0.1}),
+    "two of tokens, and a table": (f"fox+cable+{T5}", {}),
+    "inkling": ("inkling(extent=5,width=3)", {}),
+    "inkling+shaw, window": ("inkling(extent=5,width=3)+shaw(clip=3)", {"window": 20}),
+    "wavlm": ("wavlm(num_buckets=8,max_distance=9)", {"causal": False}),
+    "tupe": ("tupe(length=80)", {}),
+    "tupe+fox": ("tupe(length=80)+fox", {}),
+    "cap": ("rope", {"logit_cap": 1.5}),
+    "alibi, cap": ("alibi", {"logit_cap": 1.5}),
+    "shaw, cap, packed": ("shaw(clip=3)", {"logit_cap": 1.5, "q_segments": PACKED}),
+    "two axes": ("rope_2d", {"causal": False, "q_positions": PLANE}),
+    "sinks": ("rope", {"window": 20, "sinks": 3}),
+    "sinks, all": ("rope", {"window": 20, "sinks": 3, "causal": False}),
+    "many sinks, all": ("nope", {"window": 3, "sinks": 40, "causal": False}),
+    "t5, sinks": (T5, {"window": 20, "sinks": 3}),
+    "t5, many sinks": (T5, {"window": 5, "sinks": 20}),
+    "shaw, sinks, all": ("shaw(clip=3)", {"window": 20, "sinks": 3, "causal": False}),
+    "alibi, sinks": ("alibi", {"window": 20, "sinks": 3, "length": 200, "sharp": 0.1}),
+    "sink logits": ("sink+rope", {"window": 20, "sinks": 1}),
+}
+
+
+def results_and_gradients(spec, implementation, length=70, sharp=1.0, dtype="float32", **options):
+    """Output and row sums; gradients of parameters, q, k, v and x from both."""
+    (encoding,) = pe_jax.parse(spec)
+    params = util.random_params(encoding)
+    shapes = (B, length, H, E), (B, length, K, E), (B, length, K, E), (B, length, DIMS.width)
+    q, k, v, x = (jnp.asarray(noise(*shape, seed=i), dtype) for i, shape in enumerate(shapes))
+
+    def f(params, *arrays):
+        q, k, v, x = arrays
+        given = {"params": params, "dims": DIMS, "x": x, "return_lse": True}
+        given["embedded"] = adds_to_input(encoding, DIMS)
+        out, lse = pe_jax.attention(
+            q, k, v, encoding=encoding, implementation=implementation, **given, **options
+        )
+        return out, jnp.where(lse > -1e29, lse, 0)
+
+    def step(*arrays):
+        results, pull = jax.vjp(f, *arrays)
+        return results, pull(jax.tree.map(jnp.cos, results))
+
+    return step, (params, sharp * q, k, v, x)
+
+
+def run(*args, **options):
+    step, arrays = results_and_gradients(*args, **options)
+    return util.jit(step)(*arrays)
+
+
+@pytest.mark.parametrize("spec, options", CASES.values(), ids=list(CASES))
+def test_fused_equals_dense_and_so_does_every_gradient(spec, options):
+    assert_close(run(spec, KERNELS, **options), run(spec, "dense", **options))
+
+
+@pytest.mark.parametrize("name", ["fox, far", "t5, many sinks", "shaw, sinks, all"])
+def test_blocks_may_be_oblong(name):
+    spec, options = CASES[name]
+    assert_close(run(spec, OBLONG, **options), run(spec, "dense", **options))
+
+
+@pytest.mark.parametrize("name", ["fox", "tupe", "inkling"])
+def test_half_precision_differs_from_dense_as_rounding_does(name):
+    spec, options = CASES[name]
+    half = {**options, "dtype": "bfloat16"}
+    assert_close(run(spec, KERNELS, **half), run(spec, "dense", **half), 3e-2)
+
+
+def test_keys_that_have_faded_are_not_visited():
+    """FoX's gates are near 1/2: 43 tokens weigh nothing."""
+    seen = []
+
+    def attend(spec, terms, *rest):
+        plan = engine._plan(spec, terms, *rest, (16, 16), True)
+        seen.append(engine._bounds(plan, engine._arrays(plan, terms, *rest)))
+        return engine.attend(spec, terms, *rest, interpret=True, sizes=(16, 16))
+
+    length, encoding = 320, pe_jax.make("fox")
+    q, k, v, x = (0.01 * noise(B, length, n, E) for n in (H, K, K, H))
+    params = encoding.init(jax.random.key(0), DIMS)
+    given = {"encoding": encoding, "params": params, "x": x.reshape(B, length, -1)}
+    pe_jax.attention(q, k, v, **given, implementation=attend)
+    first, last = (np.asarray(x) for x in seen[0])
+    assert (first[:, :, -1] > 12).all() and not first[:, :, 0].any()
+    assert (last > np.arange(20)).all()
+
+
+def test_gradients_of_numbers_that_nobody_learns_are_not_computed():
+    step, (params, q, k, v, x) = results_and_gradients("fox", KERNELS)
+
+    def without_x(q, k, v):
+        def f(q, k, v):
+            given = {"encoding": pe_jax.make("fox"), "params": params, "x": x, "dims": DIMS}
+            return pe_jax.attention(q, k, v, **given, implementation=KERNELS)
+
+        out, pull = jax.vjp(f, q, k, v)
+        return pull(out)
+
+    counts = [
+        [len(e.outvars) for e in equations(jax.make_jaxpr(g)(*a).jaxpr, "pallas_call")]
+        for g, a in ((step, (params, q, k, v, x)), (without_x, (q, k, v)))
+    ]
+    assert counts == [[2, 2, 3], [2, 1, 2]]

@@ -1,0 +1,299 @@
+"""Compiles the kernels for NVIDIA GPUs to machine code, on a machine without one.
+
+    make gpu-compile
+    python -m tools.compile_gpu --encodings=shaw --widths=64 --archs=90
+    python -m tools.compile_gpu --choose    # writes pe_jax/engines/gpu/launches.json
+
+The kernels are those of `attention(implementation="fused")`, forward and backward, with the blocks,
+warps and stages that it would launch on such a device. Triton (the extra `gpu-compile`) takes them
+to machine code. Prints a table and writes kernels.csv: registers per thread, spills, shared memory,
+instructions of tensor cores, blocks per multiprocessor, occupancy. The exit status is 1 where a
+kernel spills more bytes than `--spills`, or needs what the device does not have.
+
+Schemes whose kernels are the same to the letter (NoPE and RoPE) share a row. `cycles` estimates
+what a score costs a multiprocessor: instructions of the shortest loop with matrix products, four
+issued per cycle, or what it reads from the second-level cache, whichever takes longer. It ranks
+launches; no clock was asked.
+"""
+
+import csv
+import dataclasses
+import importlib.util
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import rich
+import rich.table
+from absl import flags, logging
+
+from experiments.running import launch
+from pe_jax import encodings
+from pe_jax.encodings.base import Dims, Encoding, adds_to_input
+from pe_jax.engines.api import attention
+from pe_jax.engines.gpu import engine, launches, triton_call
+from pe_jax.engines.gpu.launches import Launch
+from pe_jax.engines.gpu.triton_source import Kernel
+from pe_jax.validation import ConfigError
+from tools import gpu_code
+from tools.gpu_code import CHIPS, Job
+
+HEADS = 8
+SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
+L2 = 24.0  # bytes per cycle and multiprocessor: 5.5 TB/s for 132 of them at 1.75 GHz (H100)
+FEW = 8  # warps that hide little
+CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, forward or not
+    (2, 64, True): ((128, 64, 4), (128, 64, 8), (64, 64, 8), (64, 32, 8)),
+    (2, 64, False): ((64, 64, 4), (64, 64, 8), (64, 32, 8), (32, 32, 4)),
+    (2, 128, True): ((128, 64, 8), (64, 64, 8), (64, 32, 8), (32, 32, 4)),
+    (2, 128, False): ((128, 64, 8), (64, 64, 8), (64, 32, 8), (32, 32, 8), (32, 32, 4)),
+    (2, 256, True): ((64, 64, 8), (64, 32, 8), (32, 32, 8), (32, 32, 4)),
+    (2, 256, False): ((64, 32, 8), (32, 32, 8), (32, 16, 8), (16, 16, 4)),
+    (4, 64, True): ((64, 32, 8), (32, 32, 8), (32, 32, 4)),
+    (4, 64, False): ((32, 32, 8), (32, 32, 4), (32, 16, 4)),
+    (4, 128, True): ((32, 32, 8), (32, 32, 4), (32, 16, 4)),
+    (4, 128, False): ((32, 32, 8), (32, 16, 8), (16, 16, 4)),
+    (4, 256, True): ((32, 32, 8), (32, 16, 8), (16, 16, 4)),
+    (4, 256, False): ((32, 16, 8), (16, 16, 8), (16, 16, 4)),
+}
+STAGES = (3, 2)  # the fewer where the more do not fit
+STANDING = {  # for all schemes that read as much, where launches are chosen
+    "scores": ("alibi", "fox"),
+    "table": ("t5", "sandwich"),
+    "vectors": ("shaw", "deberta"),
+}
+COLUMNS = ("registers", "spills", "shared", "products", "blocks", "occupancy", "cycles")
+
+
+class Refused(Exception):
+    """Says why the kernels do not run a scheme."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Attention of one scheme for one architecture, and the gradients of all that it reads."""
+
+    spec: str
+    width: int
+    arch: int
+    length: int
+    dtype: str
+    sizes: Launch | None = None
+
+    @property
+    def encoding(self) -> Encoding:
+        """The scheme."""
+        spec = SPECS.get(self.spec, self.spec).format(length=self.length)
+        return encodings.parse(spec)[0]
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes that it sees."""
+        return Dims(HEADS * self.width, HEADS, HEADS, self.width)
+
+    def kernels(self) -> list[tuple[str, Launch, Kernel]]:
+        """Name, launch and source of each kernel.
+
+        Raises:
+          Refused: no kernel runs the scheme.
+        """
+        encoding, dims = self.encoding, self.dims
+        rows = jax.ShapeDtypeStruct((1, self.length, HEADS, self.width), self.dtype)
+        x = jax.ShapeDtypeStruct((1, self.length, dims.width), self.dtype)
+        params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+        taken = []
+
+        def attend(*call):
+            if reason := engine.refusal(*call):
+                raise Refused(reason)
+            return engine.attend(*call, sizes=self.sizes, arch=self.arch)
+
+        def loss(params, q, k, v, x):
+            options: Any = dict(encoding=encoding, params=params, x=x, implementation=attend)
+            out = attention(q, k, v, embedded=adds_to_input(encoding, dims), **options)
+            return jnp.sum(out.astype(jnp.float32) ** 2)
+
+        def record(plan, name, call, args):
+            taken.append((name, plan.launch, triton_call.kernel_of(call, args, name)[0]))
+            shapes = jax.eval_shape(call, *args)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+        with mock.patch.object(engine, "_run", record):
+            jax.eval_shape(jax.grad(loss, (0, 1, 2, 3, 4)), params, rows, rows, rows, x)
+        return taken
+
+
+def compiled(
+    cases: Iterable[Case], processes: int, names: Collection[str] = launches.KERNELS
+) -> list[dict[str, Any]]:
+    """A row for each kernel of these names of each case; kernels that are the same share one."""
+    rows: dict[tuple[int, Job], dict] = {}
+    for case in cases:
+        try:
+            for name, sizes, kernel in case.kernels():
+                if name not in names:
+                    continue
+                about = {"arch": case.arch, "dtype": case.dtype, "width": case.width}
+                about |= {"kernel": name, **sizes._asdict(), "encodings": []}
+                job = Job(kernel, sizes.warps, sizes.stages, case.arch)
+                row = rows.setdefault((case.width, job), about)
+                row["encodings"].append(case.spec)
+        except Refused as reason:
+            logging.info("%s: %s", case.spec, reason)
+    answers = gpu_code.compile_all([job for _, job in rows], processes)
+    for row, answer in zip(rows.values(), answers, strict=True):
+        row |= answer
+        row["spills"] = row.get("spill_stores", 0) + row.get("spill_loads", 0)
+        row["cycles"] = round(cycles(row), 3)
+        where = f"sm_{row['arch']} {row['width']} {row['kernel']}"
+        logging.info("%s, %s: %s", row["encodings"][0], where, row["status"])
+    return list(rows.values())
+
+
+def cycles(row: dict[str, Any]) -> float:
+    """Estimated cycles per score of one multiprocessor; infinite for what does not compile."""
+    if not row.get("loops"):
+        return float("inf")
+    issue = min(row["loops"]) * row["warps"] / (row["own"] * row["other"]) / 4
+    size = jnp.dtype(row["dtype"]).itemsize
+    read = 2 * row["width"] * size / row["own"] / L2
+    hidden = row["blocks"] * row["warps"] >= FEW
+    return max(issue, read) if hidden else issue + read
+
+
+def choose(
+    arch: int, reads: str, width: int, dtype: str, length: int, processes: int
+) -> dict[str, Launch]:
+    """The first candidate for each kernel that compiles for all schemes of `STANDING`, unspilled.
+
+    Where none does, the one that spills the least.
+    """
+    size = jnp.dtype(dtype).itemsize
+    tried: dict[tuple[str, Launch], tuple[int, int]] = {}  # how many are refused, and spills
+    chosen: dict[str, Launch] = {}
+    for turn, stages in itertools.product(range(5), STAGES):
+        asked: dict[Launch, list[str]] = {}
+        for name in launches.KERNELS:  # with fewer stages only what did not fit
+            for own, other, warps in CANDIDATES[size, width, name == "forward"][turn : turn + 1]:
+                more = getattr(launches.alike(Launch(own, other, warps, STAGES[0])), name)
+                if name not in chosen and tried.get((name, more), (1,))[0]:
+                    asked.setdefault(Launch(own, other, warps, stages), []).append(name)
+        for sizes, names in asked.items():
+            cases = [Case(spec, width, arch, length, dtype, sizes) for spec in STANDING[reads]]
+            rows = compiled(cases, processes, names)
+            for name in names:
+                found = [row for row in rows if row["kernel"] == name]
+                one = getattr(launches.alike(sizes), name)
+                bad = sum(row["status"] != "ok" for row in found)
+                spills = max((row["spills"] for row in found), default=0)
+                tried[name, one] = bad, spills
+                if not (bad or spills):
+                    chosen[name] = one
+    for name in launches.KERNELS:
+        options = {one: cost for (kernel, one), cost in tried.items() if kernel == name}
+        chosen.setdefault(name, min(options, key=options.__getitem__))
+        logging.info("sm_%d %s %d %s: %s", arch, reads, width, name, chosen[name])
+    return chosen
+
+
+def keep(best: dict, arch: int, reads: str, width: int, dtype: str) -> None:
+    """Writes the launches of one choice to launches.json."""
+    path = Path(launches.__file__).with_name("launches.json")
+    known = json.loads(path.read_text())
+    own = known["launches"][str(arch)]["float32" if dtype == "float32" else "half"]
+    for name, one in best.items():
+        own[name][reads][str(width)] = list(one)
+    numbers = r"\[\s+(\d+),\s+(\d+),\s+(\d+),\s+(\d+)\s+\]"
+    text = re.sub(numbers, r"[\1, \2, \3, \4]", json.dumps(known, indent=1))
+    path.write_text(text + "\n")
+
+
+def every_encoding() -> list[str]:
+    """The names of all schemes of one axis."""
+    return [n for n, scheme in encodings.ENCODINGS.items() if scheme().claims.axes == 1]
+
+
+def table(rows: list[dict[str, Any]]) -> rich.table.Table:
+    """All kernels; of those that did not compile the reason."""
+    columns = ("encodings", "sm", "width", "kernel", "blocks of", "warps", "stages")
+    shown = rich.table.Table(*columns, *COLUMNS, title="kernels as compiled for NVIDIA GPUs")
+    for row in rows:
+        kinds = [f"{row[kind]} {kind}" for kind in gpu_code.PRODUCTS if row.get(kind)]
+        row = row | {"products": " ".join(kinds)}
+        cells = [", ".join(row["encodings"]), row["arch"], row["width"], row["kernel"]]
+        cells += [f"{row['own']} × {row['other']}", row["warps"], row["stages"]]
+        ok = row["status"] == "ok"
+        cells += [row.get(name, "") for name in COLUMNS] if ok else [row["status"]]
+        shown.add_row(*map(str, cells))
+    return shown
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes the rows as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flat = [
+        row | {"encodings": " ".join(row["encodings"]), "loops": " ".join(map(str, row["loops"]))}
+        for row in ({"loops": ()} | row for row in rows)
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(k for row in flat for k in row)))
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def wrong(rows: list[dict[str, Any]], spills: int) -> list[str]:
+    """Lines about kernels that a chip would refuse, or that spill more than `spills` bytes."""
+    return [
+        f"{' '.join(r['encodings'])}, sm_{r['arch']}, width {r['width']}, {r['kernel']}: "
+        + (f"{r['spills']} bytes of spills" if r["status"] == "ok" else r["status"])
+        for r in rows
+        if r["status"] != "ok" or r["spills"] > spills
+    ]
+
+
+def main() -> None:
+    """Compiles what the flags select; prints and writes the figures."""
+    options = flags.FLAGS
+    archs, widths = (list(map(int, x)) for x in (options.archs, options.widths))
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError("triton is missing; pip install -e '.[gpu-compile]'")
+    jax.config.update("jax_platforms", "cpu")
+    if unknown := [a for a in archs if a not in CHIPS]:
+        raise ConfigError(f"archs={unknown}: known are {[*CHIPS]}")
+    if options.choose:
+        for arch, width, reads in itertools.product(archs, widths, STANDING):
+            given = options.dtype, options.length, options.processes
+            keep(choose(arch, reads, width, *given), arch, reads, width, options.dtype)
+        launches.table.cache_clear()
+    names = every_encoding() if "all" in options.encodings else options.encodings
+    cases = [
+        Case(spec, width, arch, options.length, options.dtype)
+        for arch, width, spec in itertools.product(archs, widths, names)
+    ]
+    rows = compiled(cases, options.processes)
+    write(Path(options.out) / "kernels.csv", rows)
+    launch.show(table(rows))
+    for line in (failures := wrong(rows, options.spills)):
+        print(line, file=sys.stderr)
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_multi_string("encodings", ["all"], "schemes; `all` is every one of one axis")
+    flags.DEFINE_list("widths", ["64", "128", "256"], "of a head")
+    flags.DEFINE_list("archs", ["80", "90", "100"], "80 is A100, 89 L4, 90 H100, 100 B200")
+    flags.DEFINE_string("dtype", "bfloat16", "of q, k and v")
+    flags.DEFINE_integer("length", 4096, "tokens")
+    flags.DEFINE_integer("spills", 0, "bytes that a kernel may spill")
+    flags.DEFINE_integer("processes", os.cpu_count() or 1, "how many compile at a time")
+    flags.DEFINE_bool("choose", False, "choose launches first, and write launches.json")
+    flags.DEFINE_string("out", "runs/gpu", "folder of kernels.csv")
+    launch.run_flags(main)

@@ -1,0 +1,197 @@
+"""Machine code for a GPU that is not there: Triton's own compiler, and what it says of a kernel.
+
+Needs triton, which brings NVIDIA's assembler and no GPU. `compile_kernel` runs in a process of its
+own, for the compiler aborts where it meets what it does not know.
+"""
+
+import dataclasses
+import math
+import multiprocessing
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pe_jax.engines.gpu import triton_call
+from pe_jax.engines.gpu.triton_source import Kernel
+
+REGISTERS = 65536  # of a multiprocessor, 32 bits each
+WARPS, BLOCKS = 64, 32  # the most that it holds at a time
+RESERVED = 1024  # bytes of shared memory that the system takes of each block
+PATIENCE = 600  # seconds after which a compilation is given up
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Limits of an architecture (CUDA C++ Programming Guide, compute capabilities).
+
+    Attributes:
+      name: one that has it.
+      block_shared: bytes of shared memory that one block may take.
+      shared: bytes of a multiprocessor.
+      warps: the most that a multiprocessor holds.
+    """
+
+    name: str
+    block_shared: int
+    shared: int
+    warps: int = WARPS
+
+
+CHIPS = {
+    80: Chip("A100", 163 * 1024, 164 * 1024),
+    89: Chip("L4", 99 * 1024, 100 * 1024, 48),
+    90: Chip("H100", 227 * 1024, 228 * 1024),
+    100: Chip("B200", 227 * 1024, 228 * 1024),
+}
+PRODUCTS = {  # instructions of tensor cores, as the assembler calls them
+    "wgmma": r"wgmma\.mma_async",
+    "mma": r"mma\.sync",
+    "tcgen05": r"tcgen05\.mma",
+}
+
+
+class Job(NamedTuple):
+    """What is compiled, and for what."""
+
+    kernel: Kernel
+    warps: int
+    stages: int
+    arch: int
+
+
+def compile_all(jobs: Sequence[Job], processes: int) -> Iterator[dict[str, Any]]:
+    """What `compile_kernel` says of each job, in order.
+
+    A process that dies or takes longer than `PATIENCE` gives a row whose status says so.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tools.gpu_code", "triton.compiler"])
+
+    def run(job):
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_answer, args=(send, job))
+        process.start()
+        send.close()
+        try:
+            if receive.poll(PATIENCE):
+                return receive.recv()
+            return {"status": f"the compiler was stopped after {PATIENCE} s"}
+        except EOFError:
+            process.join()
+            return {"status": f"the compiler aborted (exit status {process.exitcode})"}
+        finally:
+            process.kill()
+            process.join()
+
+    with ThreadPoolExecutor(processes) as pool:
+        yield from pool.map(run, jobs)
+
+
+def _answer(send: Any, job: Job) -> None:
+    try:
+        send.send(compile_kernel(job))
+    except Exception as error:  # of many kinds; the reason is what counts
+        send.send({"status": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
+
+
+def compile_kernel(job: Job) -> dict[str, Any]:
+    """Compiles to machine code, and reports what it needs.
+
+    Returns:
+      status "ok", or why the chip would refuse it; registers per thread, bytes of spills (stores
+      and loads) and of shared memory, instructions of tensor cores by kind, blocks that a
+      multiprocessor holds at a time and the share of its warps (occupancy), instructions of the
+      loops with products, seconds.
+    """
+    from triton import knobs  # pyright: ignore[reportMissingImports]
+    from triton.backends.nvidia import compiler  # pyright: ignore[reportMissingImports]
+
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        ptx, shared = _assembly(job)
+        source, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        assembler = compiler.get_ptxas(job.arch).path
+        flags = ["-v", f"--gpu-name={compiler.sm_arch_from_capability(job.arch)}"]
+        command = [assembler, *flags, str(source), "-o", str(binary)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode:
+            return {"status": " ".join(run.stderr.split())[:300]}
+        command = [knobs.nvidia.nvdisasm.path, "-c", str(binary)]
+        code = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    row = {"shared": shared, **said(run.stderr)}
+    row |= occupancy(row["registers"], shared, job.warps, job.arch)
+    row |= {kind: len(re.findall(pattern, ptx)) for kind, pattern in PRODUCTS.items()}
+    row |= {"loops": loops(code), "seconds": round(time.monotonic() - begin, 1)}
+    chip = CHIPS[job.arch]
+    too_much = shared > chip.block_shared
+    why = f"{shared} bytes of shared memory, {chip.name} has {chip.block_shared} for a block"
+    return {"status": why if too_much else "ok", **row}
+
+
+def _assembly(job: Job) -> tuple[str, int]:
+    """PTX, and bytes of shared memory."""
+    from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
+    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
+    from triton.backends.nvidia.compiler import CUDABackend  # pyright: ignore[reportMissingImports]
+
+    target = GPUTarget("cuda", job.arch, 32)
+    backend, context = CUDABackend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    launch = {"num_warps": job.warps, "num_stages": job.stages}
+    options = backend.parse_options(launch | triton_call.OPTIONS)
+    functions = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = triton_call.program(job.kernel).make_ir(target, options, *functions, context)
+    known = {"target": target, **options.__dict__}
+    for stage in (backend.make_ttir, backend.make_ttgir, backend.make_llir, backend.make_ptx):
+        module = stage(module, known, options, job.arch)
+    return module, known["shared"]
+
+
+def said(text: str) -> dict[str, int]:
+    """Registers and bytes of spills from the assembler's messages."""
+    patterns = {
+        "registers": r"Used (\d+) registers",
+        "spill_stores": r"(\d+) bytes spill stores",
+        "spill_loads": r"(\d+) bytes spill loads",
+    }
+    return {name: max(map(int, re.findall(p, text)), default=0) for name, p in patterns.items()}
+
+
+def occupancy(registers: int, shared: int, warps: int, arch: int) -> dict[str, float]:
+    """How many blocks a multiprocessor holds at a time, and the share of its warps that are these.
+
+    Registers are handed out to each warp in units of 256.
+    """
+    chip = CHIPS[arch]
+    taken = 256 * math.ceil(registers * 32 / 256) * warps
+    limits = REGISTERS // max(taken, 1), chip.warps // warps, BLOCKS
+    blocks = min(*limits, chip.shared // (shared + RESERVED))
+    return {"blocks": blocks, "occupancy": round(blocks * warps / chip.warps, 3)}
+
+
+def loops(code: str) -> list[int]:
+    """How many instructions each loop with matrix products has, in order, of disassembled code."""
+    labels, lines = {}, []
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(lines)
+        elif re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
+            lines.append(line)
+    found = []
+    for end, line in enumerate(lines):
+        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", line)
+        begin = labels.get(target[1], end + 1) if target else end + 1
+        body = lines[begin : end + 1]
+        if any(re.search(r"\b(HGMMA|HMMA|UTCHMMA|FFMA|UTCQMMA)\b", x) for x in body):
+            found.append((begin, end))
+    inner = (
+        (a, b) for a, b in found if not any(a <= c and d <= b for c, d in found if (c, d) != (a, b))
+    )
+    return [b - a + 1 for a, b in inner]
