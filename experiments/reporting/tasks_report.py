@@ -221,10 +221,10 @@ def rates_used(config: TasksConfig, entries: list[dict]) -> str:
     rates, multiples = ([float(pair[k]) for pair in pairs] for k in (0, 1))
     words = "at one learning rate"
     if config.rates:
-        each = _counted(config.rates, rates)
+        each = _counted((*config.rates, *rates), rates)
         words = f"at the best learning rate of each encoding and task ({each})"
     if config.encoding_rates:
-        each = _counted(config.encoding_rates, multiples)
+        each = _counted((*config.encoding_rates, *multiples), multiples)
         words += f", encodings' own parameters at the best multiple of it ({each})"
     elif config.optimizer.encoding_rate != 1:
         words += f", encodings' own parameters at {config.optimizer.encoding_rate:g} times that"
@@ -233,7 +233,7 @@ def rates_used(config: TasksConfig, entries: list[dict]) -> str:
 
 def _counted(values: Iterable[float], used: list[float]) -> str:
     count = Counter(used)
-    return ", ".join(f"{value:g} in {count[value]}" for value in sorted(map(float, values)))
+    return ", ".join(f"{value:g} in {count[value]}" for value in sorted({*map(float, values)}))
 
 
 @plotting.styled

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import alibi, rope
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RowSum, State
-from pe_jax.validation import is_int, require, require_stddev
+from pe_jax.validation import is_int, is_real, require, require_stddev
 
 EPSILON = float(jnp.finfo(jnp.float32).eps)  # of the mean square, as `torch.nn.functional.rms_norm`
 
@@ -32,15 +32,21 @@ def turn(p: jax.Array, positions: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class GRAPEAP(Encoding):
-    """Subtracts what the tokens between cost, by `width` numbers of each token and head."""
+    """Subtracts what the tokens between cost, by `width` numbers of each token and head.
+
+    `bias_max` is that of the slopes, as ALiBi's: the authors have 8.
+    """
 
     width: int = 8
     stddev: float = 0.02
+    bias_max: float = 8.0
 
     def __post_init__(self):
         ok = is_int(self.width, 2) and self.width % 2 == 0
         require(ok, "width", self.width, "pass an even number of at least 2")
         require_stddev(self.stddev)
+        ok = is_real(self.bias_max) and self.bias_max > 0
+        require(ok, "bias_max", self.bias_max, "pass a number above 0")
 
     def init_layer(self, key, dims):
         """W [D, H, C]."""
@@ -49,7 +55,8 @@ class GRAPEAP(Encoding):
 
     def terms(self, params, dims):
         state = State(factors, params.layer["weight"], width=2 * self.width, of="both")
-        more = {"numbers": per_head, "arrays": alibi.slopes(dims.heads), "decays": True}
+        slopes = alibi.slopes(dims.heads, self.bias_max)
+        more = {"numbers": per_head, "arrays": slopes, "decays": True}
         return (RowSum(jax.nn.log_sigmoid, multiple, state=state, **more),)
 
 

@@ -122,7 +122,7 @@ def cope(row: Row, vectors: Array) -> Array:
     return products(row) + np.einsum("hte,htse->hts", row.q, e) / row.q.shape[-1] ** 0.5
 
 
-def grape_ap(row: Row, weight: Array) -> Array:
+def grape_ap(row: Row, weight: Array, *, bias_max=8) -> Array:
     """Zhang et al., "GRAPE", arXiv 2512.07805, as released: plus Σ ψ_il for l after j, l ≤ i.
 
     ψ_il = slope·log sigmoid(p_i·R(l) p̂_l / C) for p = x W, weight [D, H, C], p̂ = p over its root
@@ -135,7 +135,7 @@ def grape_ap(row: Row, weight: Array) -> Array:
     turned = (first + 1j * second) * np.exp(-1j * row.positions)[:, None]
     turned = np.concatenate([turned.real, turned.imag], axis=-1)
     cost = np.log(sigmoid(np.einsum("htc,hsc->hts", p, turned) / width))
-    cost = np.array(alibi_slopes(heads))[:, None, None] * cost
+    cost = np.array(alibi_slopes(heads, bias_max))[:, None, None] * cost
     sums = np.zeros_like(cost)
     for i, j in np.ndindex(length, length):
         sums[:, i, j] = cost[:, i, j + 1 : i + 1 if row.causal else None].sum(-1)

@@ -165,6 +165,7 @@ FIELDS = [
     ("sink", "from_input", ["no", 1], "True or False"),
     ("grape_ap", "width", [0, 3, 8.0], "even number"),
     ("grape_ap", "stddev", [-1, "0.1"], ">= 0"),
+    ("grape_ap", "bias_max", [0, np.nan], "above 0"),
     ("path", "stddev", [-1, np.nan], ">= 0"),
     ("cope", "positions", [0, 64.0], "at least 1"),
     ("stick_breaking", "attend_current", ["no", 1], "True or False"),
