@@ -15,7 +15,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.measuring.timing import interleave
-from experiments.programs.generate import load
+from experiments.running.trained_run import load
 from pe_jax.engines.tiled import negligible
 from pe_jax.training import data, tokenizer
 

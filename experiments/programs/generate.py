@@ -7,19 +7,8 @@ import numpy as np
 
 from experiments.running import trained_run
 from pe_jax.models.generate import generate
-from pe_jax.training import sharding, tokenizer
-from pe_jax.training.config import MeshConfig
-from pe_jax.training.step import Trainer
+from pe_jax.training import tokenizer
 from pe_jax.validation import ConfigError
-
-
-def load(workdir: Path):
-    """The model of the last checkpoint, and its tokenizer."""
-    config, _ = trained_run.read(workdir)
-    # one device, however many it was trained on
-    mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    trainer = Trainer(config.model, config.optimizer, config.steps, mesh)
-    return trainer.model(trained_run.restore(workdir, trainer).params), config
 
 
 def text(workdir: Path, prompt: str, count: int, temperature: float, top_k: int, seed: int) -> str:
@@ -28,7 +17,7 @@ def text(workdir: Path, prompt: str, count: int, temperature: float, top_k: int,
     Raises:
       ConfigError: there is no run, it is not of text, or the prompt is empty.
     """
-    model, config = load(workdir.absolute())
+    model, config = trained_run.load(workdir.absolute())
     if config.data.startswith("synthetic:"):
         raise ConfigError(f"data={config.data!r} has no text to generate; use a text model")
     tokens = tokenizer.get(config.tokenizer)

@@ -5,8 +5,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+
+from pe_jax.models.transformer import Transformer
+from pe_jax.training import sharding
 from pe_jax.training.checkpoint import Checkpoints, abstract
-from pe_jax.training.config import Config, from_json
+from pe_jax.training.config import Config, MeshConfig, from_json
 from pe_jax.training.step import State, Trainer
 from pe_jax.validation import ConfigError
 
@@ -52,3 +56,15 @@ def restore(workdir: Path, trainer: Trainer) -> State:
     like = abstract(trainer.state_shapes, trainer.shardings)
     with last(workdir) as (checkpoints, step):
         return checkpoints.restore(step, like, None, None)
+
+
+def load(workdir: Path) -> tuple[Transformer, Config]:
+    """The model of the last checkpoint on one device, however many trained it, and its config.
+
+    Raises:
+      ConfigError: there is no run or checkpoint, or a file is damaged.
+    """
+    config, _ = read(workdir)
+    mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    trainer = Trainer(config.model, config.optimizer, config.steps, mesh)
+    return trainer.model(restore(workdir, trainer).params), config

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.programs import generate
-from experiments.running import in_flight, profiler, signals
+from experiments.running import in_flight, profiler, signals, trained_run
 from experiments.running import training_loop as program
 from pe_jax.training import tokenizer, utilization
 from pe_jax.training.checkpoint import Checkpoints
@@ -84,7 +83,7 @@ def test_a_stopped_run_resumes_bitwise(config, monkeypatch, number, status, posi
         json.loads((tmp_path / n / "evaluation.json").read_text()) for n in ("run", "straight")
     )
     assert found["losses"] == wanted["losses"] and found["status"] == "ok"
-    model, _ = generate.load(tmp_path / "run")
+    model, _ = trained_run.load(tmp_path / "run")
     read = nnx.as_pure(nnx.state(model, nnx.Param))
     jax.tree.map(np.testing.assert_array_equal, read, got.params)
     with monkeypatch.context() as patch:  # 42: nothing is left to do
