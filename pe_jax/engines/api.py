@@ -11,7 +11,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params, require_dims
 from pe_jax.encodings.terms import Side, Term, Tokens
 from pe_jax.encodings.windowed import require_window
-from pe_jax.engines import dispatch, inputs
+from pe_jax.engines import dispatch, inputs, term_inputs
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
@@ -158,7 +158,7 @@ def attention(
     q_positions, k_positions = inputs.positions(encoding.claims, q, k, **given, name=name)
     params = inputs.params(encoding, params, dims)
     encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
-    terms = inputs.terms(terms, dims, encoding.claims.axes) + inputs.options(
+    terms = term_inputs.terms(terms, dims, encoding.claims.axes) + inputs.options(
         q, k, scale, logit_cap, mask, dropout_rate, dropout_key
     )
     all_terms = encoding.terms(params, dims) + terms
@@ -168,19 +168,21 @@ def attention(
     places = [q_positions, k_positions]
     if q_positions is None:
         places = [layout.order(q.shape[-3])] * 2
-        if q_segments is not None and inputs.absolute(all_terms, encoding.claims.absolute_rotation):
+        if q_segments is not None and term_inputs.absolute(
+            all_terms, encoding.claims.absolute_rotation
+        ):
             ids = inputs.segments(q_segments, k_segments, q, k)
             places = [layout.per_segment(rows).reshape(q.shape[:-2]) for rows in ids]
-    inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
+    term_inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
     q_states, k_states = _states(all_terms, layout, x, places)
     if heads_axis is not None:
         share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
         q_states, k_states = jax.tree.map(share, (q_states, k_states))
         all_terms = inputs.some_heads(all_terms, heads_axis)
     found = attend(
-        inputs.rotate(all_terms, "q", q, places[0], q_states),
-        inputs.rotate(all_terms, "k", k, places[1], k_states),
-        inputs.rotate_values(all_terms, v, places[1]),
+        term_inputs.rotate(all_terms, "q", q, places[0], q_states),
+        term_inputs.rotate(all_terms, "k", k, places[1], k_states),
+        term_inputs.rotate_values(all_terms, v, places[1]),
         terms=all_terms,
         dims=dims,
         q_raw=q,
@@ -203,9 +205,9 @@ def attention(
         name=name,
     )
     if not return_lse:
-        return inputs.rotate_output(all_terms, found, places[0])
+        return term_inputs.rotate_output(all_terms, found, places[0])
     out, lse = found
-    return inputs.rotate_output(all_terms, out, places[0]), lse
+    return term_inputs.rotate_output(all_terms, out, places[0]), lse
 
 
 @under_auto_axes
@@ -246,7 +248,7 @@ def attend(
     the terms take, `name` what messages call them.
     """
     require_window(window, sinks)
-    inputs.terms(terms)
+    term_inputs.terms(terms)
     inputs.arrays(q, k, v, terms)
     require_dims(dims)
     require_bool("causal", causal)
@@ -260,8 +262,8 @@ def attend(
     if not (queries and keys and q.size):
         out = jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
         return (out, jnp.full(out.shape[:-1], LOWEST)) if return_lse else out
-    inputs.check_values(terms, v.shape[-1], claims.axes)
-    q_states, k_states = inputs.check_states(terms, q_states, k_states, q, k)
+    term_inputs.check_values(terms, v.shape[-1], claims.axes)
+    q_states, k_states = term_inputs.check_states(terms, q_states, k_states, q, k)
 
     if contiguous:
         positions = [layout.order(queries)] * 2
@@ -271,7 +273,7 @@ def attend(
     rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
     q_tokens = Tokens(q_pos, _flat(q_places, 1), q_seg)
     k_tokens = Tokens(k_pos, _flat(k_places, 1), k_seg, rank)
-    raw = inputs.read_raw(terms, q_raw, k_raw)
+    raw = term_inputs.read_raw(terms, q_raw, k_raw)
     q, k, v, q_raw, k_raw = jax.tree.map(_heads_first, (q, k, v, *raw))
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     read = return_lse or kinds.reads_lse(terms)
@@ -291,7 +293,7 @@ def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple
     of_queries = tuple(t.state and layout.state(t.state, x, places[0]) for t in terms)
     of_keys = tuple(
         layout.state(t.state, x, places[1])
-        if inputs.reads_keys(t) and t.state.of != "x"  # pyright: ignore[reportOptionalMemberAccess]
+        if term_inputs.reads_keys(t) and t.state.of != "x"  # pyright: ignore[reportOptionalMemberAccess]
         else made
         for t, made in zip(terms, of_queries, strict=True)
     )

@@ -30,7 +30,7 @@ from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
-from pe_jax.engines import inputs, reference
+from pe_jax.engines import inputs, reference, term_inputs
 from pe_jax.engines.api import attention
 from pe_jax.validation import is_real, require, require_bool
 
@@ -100,7 +100,7 @@ def attention_fn(
         require_dims(dims)
     sizes = dims or SIZES
     inputs.embedded(encoding, sizes, embedded)
-    if inputs.reads_input(abstract_terms(encoding, sizes)):
+    if term_inputs.reads_input(abstract_terms(encoding, sizes)):
         raise ValueError(
             f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
             " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"

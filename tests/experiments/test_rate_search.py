@@ -24,7 +24,9 @@ def bowl(rate: float, multiple: float):
 def test_a_best_inside_the_grid_asks_for_nothing_more():
     inside = [*GRID, *((rate, 25.0) for rate in (0.005, 0.01, 0.02))]
     assert [*rate_search.search(inside, bowl(0.01, 5), 9)] == inside
-    assert [*rate_search.search([(0.01, 1.0)], bowl(9, 9), 9)] == [(0.01, 1.0)]  # nothing beside it
+    assert [*rate_search.search([(0.01, 1.0)], bowl(9, 9), 9)] == [
+        (0.01, 1.0)
+    ]  # one value has no neighbours
 
 
 @pytest.mark.parametrize(

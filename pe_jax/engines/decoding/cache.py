@@ -19,7 +19,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.encodings.terms import Side, Tokens, select
-from pe_jax.engines import dispatch, inputs
+from pe_jax.engines import dispatch, inputs, term_inputs
 from pe_jax.engines.api import rescale
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
@@ -124,7 +124,7 @@ def empty(
         return jnp.zeros((batch, heads, rows, width), dtype)
 
     def state(term: Any):
-        if inputs.reads_keys(term):
+        if term_inputs.reads_keys(term):
             halves = isinstance(term, kinds.TokenProduct | kinds.RowSum)
             kept = 2 if halves else 1  # one half is for queries
             return zeros(dims.heads, term.state.width // kept, jnp.float32)
@@ -150,7 +150,7 @@ def _key_width(terms: tuple, places: tuple[int, ...], dims: Dims) -> int:
 
     def rotate(terms, x, k, positions):
         states = tuple(t.state and t.state(x, positions) for t in terms)
-        return inputs.rotate(terms, "k", k, positions, states)
+        return term_inputs.rotate(terms, "k", k, positions, states)
 
     x = jax.ShapeDtypeStruct((*places[:2], dims.width), jnp.float32)
     k = jax.ShapeDtypeStruct((*places[:2], dims.kv_heads, dims.head_dim), jnp.float32)
@@ -273,23 +273,23 @@ def extend(
     start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
     encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
-    own, more = encoding.terms(params, dims), inputs.terms(terms, dims)
+    own, more = encoding.terms(params, dims), term_inputs.terms(terms, dims)
     kinds.check(own + more)
     for term in more:
         ok = isinstance(term, kinds.Sink | kinds.LogitCap | kinds.Scale) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
-    inputs.layer_input(own, name, x, q.shape[:2], dims)
+    term_inputs.layer_input(own, name, x, q.shape[:2], dims)
 
     states = _states(cache, own, x, positions)
-    rotated = inputs.rotate(own, "q", q, positions, states)
+    rotated = term_inputs.rotate(own, "q", q, positions, states)
     terms, nothing = own + more, (None,) * len(more)
     others = kinds.PathProduct, kinds.RowRescore, kinds.Dropout
     short = short and not select(terms, *others)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(own, cache.capacity)
-    keys = inputs.rotate(own, "k", k, positions, states)
-    rotated_v = inputs.rotate_values(own, v, positions)
+    keys = term_inputs.rotate(own, "k", k, positions, states)
+    rotated_v = term_inputs.rotate_values(own, v, positions)
     new = _rows(cache, own, tables, keys, k, rotated_v, states, positions, dims)
     before, cache = cache, append(_go_on(cache, own, states), new)
 
@@ -304,7 +304,7 @@ def extend(
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
     out = _swap(rescale(terms, call.q.states, out, lse)[0]).astype(q.dtype)
-    return inputs.rotate_output(own, out, positions), cache
+    return term_inputs.rotate_output(own, out, positions), cache
 
 
 def _in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
@@ -346,7 +346,7 @@ def _kept(cache: Cache) -> Rows:
 def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
     """What is kept of new tokens: `keys` as rotated, and what else the cache has."""
     kept = [
-        _swap(state)[..., -old.shape[-1] :] if inputs.reads_keys(term) else None
+        _swap(state)[..., -old.shape[-1] :] if term_inputs.reads_keys(term) else None
         for term, state, old in zip(terms, states, cache.states, strict=True)
     ]
     far = None
@@ -382,9 +382,9 @@ def _call(
     """The last tokens, from number `start` on, against `rows`, as engines take them."""
     kept = rows.states + (None,) * (len(terms) - len(rows.states))
     of_keys = zip(terms, kept, strict=True)
-    k_states = tuple(state if inputs.reads_keys(term) else None for term, state in of_keys)
+    k_states = tuple(state if term_inputs.reads_keys(term) else None for term, state in of_keys)
     k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
-    q_raw, k_raw = inputs.read_raw(terms, _swap(q), k_raw)
+    q_raw, k_raw = term_inputs.read_raw(terms, _swap(q), k_raw)
     positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
     index = pos.contiguous(q.shape[1], start)[None]
     q_tokens = Tokens(positions.astype(rows.positions.dtype), index)
@@ -409,7 +409,7 @@ def _states(cache: Cache, terms: tuple, x, positions) -> tuple:
         before = None
         if term.state.after is not None:
             last = cache.length - 1
-            if cache.ring is not None and inputs.reads_keys(term):
+            if cache.ring is not None and term_inputs.reads_keys(term):
                 last = cache.ring.row(last)
             last = jnp.clip(last, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
@@ -422,7 +422,7 @@ def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
     """The cache with the last value of each running sum that no key is asked for."""
     kept = list(cache.states)
     for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
-        if old is not None and not inputs.reads_keys(term):
+        if old is not None and not term_inputs.reads_keys(term):
             kept[i] = _write(old, _swap(states[i])[:, :, -1:], 0, 2)
     return dataclasses.replace(cache, states=tuple(kept))
 
@@ -432,7 +432,7 @@ def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax
     tail = (q.shape[1],) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
     if positions is not None:
         positions = pos.as_positions(positions, real=encoding.claims.real_positions)
-        inputs.check_shape("positions", positions, (1, *tail), (q.shape[0], *tail))
+        term_inputs.check_shape("positions", positions, (1, *tail), (q.shape[0], *tail))
         pos.check_near(positions)
         return positions
     if encoding.claims.axes > 1:
