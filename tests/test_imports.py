@@ -37,7 +37,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (("experiments.measuring",), ()),
     (
         ("experiments.reporting",),
-        ("scipy", "statsmodels", "matplotlib", "jinja2")
+        ("scipy", "matplotlib", "jinja2")
         + ("markupsafe", "PIL"),  # what jinja2 and matplotlib bring with them
     ),
     (("experiments",), ()),

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 LEVEL = 0.05
 CLAIM_SEEDS = 3  # nothing is claimed with fewer
@@ -103,18 +102,16 @@ def paired(scheme: Mapping[int, ArrayLike], reference: Mapping[int, ArrayLike]) 
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm-adjusted p values; NaN stays NaN, and counts as p = 1."""
-    if not p_values:
-        return {}
-    known = tuple(1.0 if math.isnan(p) else p for p in p_values.values())
-    pairs = zip(p_values.items(), _holm(known), strict=True)
+    """Holm-adjusted p values; NaN stays NaN, and counts as p = 1.
+
+    The k-th smallest of m is multiplied by m + 1 - k; none is below a smaller one's, none above 1.
+    """
+    known = np.asarray([1.0 if math.isnan(p) else p for p in p_values.values()])
+    order = np.argsort(known)
+    adjusted = np.empty_like(known)
+    adjusted[order] = np.maximum.accumulate(known[order] * np.arange(known.size, 0, -1))
+    pairs = zip(p_values.items(), np.minimum(adjusted, 1.0).tolist(), strict=True)
     return {name: math.nan if math.isnan(p) else value for (name, p), value in pairs}
-
-
-@functools.lru_cache(maxsize=1024)  # multipletests collects garbage, which takes half a second
-def _holm(p_values: tuple[float, ...]) -> tuple[float, ...]:
-    adjusted: Any = multipletests(p_values, alpha=LEVEL, method="holm")[1]
-    return tuple(map(float, adjusted))
 
 
 @dataclasses.dataclass(frozen=True)

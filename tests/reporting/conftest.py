@@ -71,5 +71,6 @@ def no_portraits(monkeypatch):
 @pytest.fixture
 def no_pictures(no_portraits, monkeypatch):
     """Reports whose figures are drawn, and neither laid out nor saved as images."""
+    monkeypatch.setattr(plotting, "lay_out", lambda axes: axes.get_figure())
     monkeypatch.setattr(plotting, "picture", lambda drawing, path: path.write_bytes(b""))
     monkeypatch.setattr(plotting, "vector", lambda *_: "<svg></svg>")
