@@ -56,13 +56,13 @@ check: .venv/ready-test  # lint, format, types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 quick: check  # under a minute on two cores: that, and every law for three schemes
-	$(BIN)/pytest -n 3 -q -m quick tests/test_contract.py
+	$(BIN)/pytest -n 3 -q -m quick tests/contract
 
 test: check
 	$(BIN)/pytest -n auto
 
 browser: .venv/ready-browser  # needs Chromium or Chrome of the system: apt-get install chromium
-	$(BIN)/pytest -m browser tests/reporting/test_browser.py
+	$(BIN)/pytest -m browser tests/reporting
 
 oracles: .venv/ready-oracles
 	$(BIN)/pytest -n auto -m oracles tests/oracles tests/test_examples.py

@@ -57,7 +57,7 @@ QUICK = ("alibi", "rope", "t5")  # a bias that is arithmetic, a rotation, a lear
 def pytest_collection_modifyitems(config, items):
     """Marks the laws of three schemes as quick; skips studies of minutes unless asked for."""
     for item in items:
-        if item.path.name == "test_contract.py" and hasattr(item, "callspec"):
+        if item.path.parent.name == "contract" and hasattr(item, "callspec"):
             if item.callspec.params.get("case") in quick_cases():
                 item.add_marker(pytest.mark.quick)
     if "slow" not in config.getoption("markexpr"):

@@ -20,10 +20,10 @@ from pe_jax.models.generate import generate
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, pieces
 from pe_jax.validation import is_real, require
-from tests import test_contract as contract
 from tests import test_training as training
 from tests import test_transformer as transformer
 from tests import tiny, trainers, util
+from tests.contract import newcomers, test_engines, test_positions, test_terms
 from tests.faults.attention_calls import (
     K_,
     NO_PARAMS,
@@ -74,10 +74,10 @@ CASE = util.Case(NAME, Newcomer())
 @pytest.mark.parametrize(
     "law",
     [
-        *contract.LAWS_OF_NEWCOMERS,
-        contract.test_biases_are_float32_and_tokens_keep_their_type,
-        contract.test_the_limit_is_where_positions_end,
-        contract.test_jit_grad_scan_remat_and_vmap_compose,
+        *newcomers.LAWS,
+        test_terms.test_biases_are_float32_and_tokens_keep_their_type,
+        test_positions.test_the_limit_is_where_positions_end,
+        test_engines.test_jit_grad_scan_remat_and_vmap_compose,
     ],
     ids=lambda law: law.__name__.removeprefix("test_"),
 )
@@ -91,7 +91,7 @@ def test_a_scheme_that_breaks_a_law_is_caught():
             return super().bias(slope, distance + distance.shape[-1])
 
     with pytest.raises(AssertionError):
-        contract.test_a_tile_of_a_term_is_the_term_of_the_tile(case=util.Case("peeks", Peeks()))
+        test_terms.test_a_tile_of_a_term_is_the_term_of_the_tile(case=util.Case("peeks", Peeks()))
 
 
 @pytest.mark.parametrize("spec", [f"{NAME}(power=0.7)", f"{NAME}+rope,nope"])

@@ -10,8 +10,8 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import Encoding
-from tests import test_contract as contract
 from tests import trainers, util
+from tests.contract import newcomers
 
 ROOT = Path(__file__).parents[1]
 IMPORTS = """
@@ -54,7 +54,7 @@ def test_the_page_shows_a_bias_a_rotation_a_relative_key_and_a_state(recipe):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "law",
-    contract.LAWS_OF_NEWCOMERS,
+    newcomers.LAWS,
     ids=lambda law: law.__name__.removeprefix("test_"),
 )
 def test_it_obeys_the_laws(recipe, name, law):

@@ -25,7 +25,7 @@ def _spec(name: str) -> str:
     return f"{name}({', '.join(f'{field}={value!r}' for field, value in fields.items())})"
 
 
-# A scheme of each kind of parameter, slot and engine. The laws of test_contract.py are for every
+# A scheme of each kind of parameter, slot and engine. The laws of tests/contract/ are for every
 # scheme; a model of each, compiled for one device and for eight, would take many minutes.
 KINDS = "nope learned shaw transformer_xl t5 deberta rope alibi tupe fox wavlm rerope dape"
 SPECS = {name: _spec(name) for name in KINDS.split()}

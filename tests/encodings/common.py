@@ -49,7 +49,7 @@ def average(scores, causal):
 
 @functools.partial(jax.jit, static_argnames=("encoding", "causal", "embedded"))
 def attend(q, k, v, encoding=None, params=None, causal=True, **given):
-    """The dense engine; test_contract.py holds the others to it."""
+    """The dense engine; tests/contract/ holds the others to it."""
     options = {"encoding": encoding, "params": params, "causal": causal, **given}
     return pe_jax.attention(q, k, v, **options, implementation="dense")
 

@@ -10,8 +10,8 @@ import pytest
 import pe_jax
 from pe_jax import naive
 from pe_jax.engines import dispatch
-from tests import test_contract as contract
 from tests import util
+from tests.contract import test_decoding, test_engines
 from tests.encodings.common import (
     DIMS,
     HEAD_DIM,
@@ -49,8 +49,8 @@ def test_a_network_that_says_nothing_leaves_the_bias_below():
 
 def test_with_a_bias_below_it_decodes_and_keeps_documents_apart():
     case = util.Case("alibi+dape", pe_jax.parse("alibi+dape(hidden=5)")[0])
-    contract.decodes(case, util.contiguous(util.B, util.T), contiguous=True)
-    contract.test_packed_equals_separate.hypothesis.inner_test(case, cut=5, how="dense")
+    test_decoding.decodes(case, util.contiguous(util.B, util.T), contiguous=True)
+    test_engines.test_packed_equals_separate.hypothesis.inner_test(case, cut=5, how="dense")
 
 
 def test_it_begins_as_the_authors_layers_do():
