@@ -20,6 +20,7 @@ DIMS = pe_jax.Dims(H * E, H, K, E)
 TILED = Tiled(TileSizes(16, 8))
 QKV = noise(B, T, H, E, seed=1), noise(B, T, K, E, seed=2), noise(B, T, K, E, seed=3)
 SCHEMES = ("rope", "alibi", "t5(num_buckets=8,max_distance=16)", "rerope(window=6)")
+SLOW = pytest.mark.slow
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, *range(5, 39)])
 
 
@@ -51,7 +52,9 @@ def options() -> dict[str, dict]:
 
 OWN = ("pope+log_length", "wall+selective_rope")  # rotations and states of each head
 CASES = [("shaw(clip=4)", name) for name in options()]
-CASES += [(scheme, name) for scheme in SCHEMES for name in ("prefix, packed", "cap", "dropout")]
+WITH = [(scheme, name) for scheme in SCHEMES for name in ("prefix, packed", "cap", "dropout")]
+KEPT = (0, 4, 8, 9, 11)  # each scheme, each option
+CASES += [pytest.param(*x, marks=() if i in KEPT else SLOW) for i, x in enumerate(WITH)]
 
 
 @pytest.mark.parametrize("scheme, name", CASES)
@@ -283,7 +286,8 @@ OF_HEADS += ["rope_mixed", "rotated_values"]
 @pytest.mark.parametrize(
     "scheme, engine",
     [(scheme, TILED) for scheme in [*OF_HEADS, *OWN]]
-    + [(scheme, "dense") for scheme in ("t5", "fox", "cope", *OWN)],
+    + [(scheme, "dense") for scheme in ("fox", "cope", OWN[1])]
+    + [pytest.param(scheme, "dense", marks=SLOW) for scheme in ("t5", OWN[0])],
 )
 def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):
     devices, auto = jax.devices()[:2], (AxisType.Auto,)

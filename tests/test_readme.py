@@ -123,8 +123,8 @@ def test_a_picture_drawn_again_has_the_same_bytes(tmp_path):
 def test_the_code_of_pages_runs_as_written(page):
     code = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     assert code
-    for example in code:
-        subprocess.run([sys.executable, "-c", example], check=True, cwd=ROOT)
+    run_each = "import sys\nfor code in sys.argv[1:]: exec(code, {'__name__': '__main__'})"
+    subprocess.run([sys.executable, "-c", run_each, *code], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/borrow.md"])

@@ -32,7 +32,11 @@ def outcome(spec: str, engine, length: int, *, size: float = 1.0, **options):
     return util.jit(run)(params, x, *qkv)
 
 
-@pytest.mark.parametrize("length, engine", [(1, SMALL), (16, UNEVEN), (100, SMALL), (100, UNEVEN)])
+SIZES = [(1, SMALL), (16, UNEVEN), (100, UNEVEN)]
+SIZES += [pytest.param(100, SMALL, marks=pytest.mark.slow)]  # tests below have 60 and 80
+
+
+@pytest.mark.parametrize("length, engine", SIZES)
 @pytest.mark.parametrize("spec", SPECS)
 def test_tiles_from_the_right_are_the_whole_row(spec, length, engine):
     assert_close(outcome(spec, engine, length), outcome(spec, "dense", length), 2e-5)

@@ -172,10 +172,15 @@ KINDS = "learned rope pope selective_rope alibi t5 shaw deberta transformer_xl f
 KINDS += " wall inkling sink rerope cope rotated_values"
 
 
+def first_of_kinds(cases: list[Case]) -> set[Case]:
+    """The first of these cases for each of `KINDS`."""
+    first = {c.name.partition("(")[0]: c for c in reversed(cases)}
+    return {first[name] for name in KINDS.split() if name in first}
+
+
 def of_each_kind(cases: list[Case]):
     """Parametrises `case` over all; but for the first of each of `KINDS`, they are slow."""
-    first = {c.name.partition("(")[0]: c for c in reversed(cases)}
-    quick = {first[name] for name in KINDS.split() if name in first}
+    quick = first_of_kinds(cases)
     marks = [() if case in quick else pytest.mark.slow for case in cases]
     params = [pytest.param(c, id=c.name, marks=mark) for c, mark in zip(cases, marks, strict=True)]
     return pytest.mark.parametrize("case", params)

@@ -45,17 +45,25 @@ EXEMPT: dict[str, dict[str, str]] = {
 ENGINES = ("dense", "tiled")
 
 
-def each(cases, law: str = ""):
-    """Parametrises over the cases that a law is for; grouped, so that one worker compiles each."""
+def each(cases, law: str = "", quick=None):
+    """Parametrises over the cases that a law is for; grouped, so that one worker compiles each.
+
+    Those that are not in `quick`, if it is given, are slow.
+    """
     free = set(EXEMPT.get(law, {}))
     cases = [c for c in cases if free.isdisjoint(re.split(r"[+(]", c.name))]
-    params = [pytest.param(c, id=c.name, marks=pytest.mark.xdist_group(c.name)) for c in cases]
+    params = []
+    for c in cases:
+        slow = [] if quick is None or c in quick else [pytest.mark.slow]
+        params.append(pytest.param(c, id=c.name, marks=[pytest.mark.xdist_group(c.name), *slow]))
     return pytest.mark.parametrize("case", params)
 
 
 FIRST = list({type(c.encoding): c for c in reversed(util.SINGLE)}.values())[::-1]  # one a scheme
 
 ONE_AXIS = [c for c in util.CASES if c.encoding.claims.axes == 1]
+# What follows from the kinds of terms alone is tested for these; the others are slow.
+OF_KINDS = util.first_of_kinds(util.SINGLE) | {*util.SUMS}
 
 
 def values(case, params, q, k, q_pos, k_pos):

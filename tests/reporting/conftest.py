@@ -5,6 +5,7 @@ import json
 import pytest
 
 from experiments.reporting import comparison_report, plotting, trained_scheme_pictures
+from tests.reporting.browser import browser_path, chromium, pages, visit  # noqa: F401
 from tests.reporting.comparisons import (
     DRAWN,
     GROWTH,
