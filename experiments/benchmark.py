@@ -6,10 +6,11 @@
 
 For each length and mode, all programs are compiled, then timed in turn (see timing.py): the bare
 matmuls, every scheme by our engines, by jax.nn.dot_product_attention with a materialised bias, and
-by PyTorch's FlexAttention where torch is installed. Mode train times one training step, with RoPE,
-by our trainer, in plain JAX and in PyTorch, in turn with two matrix products. Files in --out:
-benchmark.csv, benchmark.json (versions, device, flags), benchmark.svg and benchmark.png. Ctrl-C
-writes the results so far; `python -m tools.performance_docs` makes a page of it.
+by PyTorch's FlexAttention and scaled_dot_product_attention where torch is installed. Mode train
+times one training step, with RoPE, by our trainer, in plain JAX and in PyTorch, in turn with two
+matrix products. Files in --out: benchmark.csv, benchmark.json (versions, device, flags),
+benchmark.svg and benchmark.png. Ctrl-C writes the results so far; `python -m
+tools.performance_docs` makes a page of it.
 """
 
 from experiments.measuring import benchmark_settings

@@ -48,7 +48,7 @@ OPTIONAL = {  # compared with where it is, needed nowhere
     "pe_jax.engines.gpu.triton_call": ("triton", "jaxlib"),
     "tools.gpu_code": ("triton",),
     "tools.compile_gpu": (),
-    "experiments.measuring.flex_attention": ("torch",),
+    "experiments.measuring.torch_attention": ("torch",),
     "experiments.measuring.torch_model": ("torch",),
     "examples.hf": ("torch",),
     "examples.hf_llama": ("transformers",),

@@ -9,7 +9,7 @@ from absl import flags
 
 from experiments.measuring import training_steps
 from experiments.measuring.timing import DENSE, NAIVE, OURS
-from experiments.measuring.workloads import ENGINES, FLEX, MODES, SCHEMES, Sizes, scheme
+from experiments.measuring.workloads import ENGINES, IN_TORCH, MODES, SCHEMES, Sizes, scheme
 from experiments.running import help_text
 from pe_jax.config_fields import (
     bool_field,
@@ -47,7 +47,8 @@ class Settings:
       train_sizes: models, for mode train.
       schemes: encodings; alibi_plain skips no tiles, shaw_keys adds no vectors at the values.
       modes: what is timed.
-      engines: what computes it; `ours` is pe_jax with its default engine.
+      engines: what computes it; `ours` is pe_jax with its default engine, `sdpa` PyTorch's
+        scaled_dot_product_attention.
       heads: of attention.
       head_dim: width of a head.
       batch: sequences per call.
@@ -64,7 +65,9 @@ class Settings:
     train_sizes: tuple[str, ...] = _names(tuple(training_steps.SIZES), training_steps.SIZES)
     schemes: tuple[str, ...] = _names(SCHEMES, SCHEMES)
     modes: tuple[str, ...] = _names(tuple(MODES), MODES)
-    engines: tuple[str, ...] = _names((OURS, DENSE, NAIVE, FLEX, *training_steps.OTHERS), ENGINES)
+    engines: tuple[str, ...] = _names(
+        (OURS, DENSE, NAIVE, *IN_TORCH, *training_steps.OTHERS), ENGINES
+    )
     heads: int = int_field(8, 1)
     head_dim: int = int_field(64, 1)
     batch: int = int_field(1, 1)

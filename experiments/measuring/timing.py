@@ -118,7 +118,8 @@ def of_minima(row: Row | None, base: Row | None) -> float | None:
     return min(row.seconds) / min(base.seconds)
 
 
-OURS, DENSE, NAIVE, LIMIT = "ours", "dense", "jax.nn", "limit"  # engines that are compared
+OURS, DENSE, NAIVE, SDPA = "ours", "dense", "jax.nn", "sdpa"  # engines that are compared
+LIMIT = "limit"
 LARGE, OWN = "large", "of the MLP"  # matrix products that training steps are compared with
 STORED = (
     *("length", "mode", "scheme", "engine", "note", "temp_bytes", "compile_seconds", "ms"),
@@ -126,7 +127,8 @@ STORED = (
 )
 DERIVED = ("samples", "ms_min", "ms_median", "ms_iqr")
 RATIOS = (
-    *("to_none", "to_none_of_minima", "to_matmuls", "naive_to_this", "dense_to_this", "growth"),
+    *("to_none", "to_none_of_minima", "to_matmuls", "to_sdpa"),
+    *("naive_to_this", "dense_to_this", "sdpa_to_this", "growth"),
     *("share_of_large", "share_of_own", "ours_to_this"),
 )
 
@@ -152,15 +154,17 @@ class Timings:
     def ratios(self, row: Row) -> dict[str, float | None]:
         """By name, the ratios in RATIOS."""
         none = self.find(row.length, row.mode, "nope")
-        naive, dense = (
-            self.find(row.length, row.mode, row.scheme, engine) for engine in (NAIVE, DENSE)
+        naive, dense, sdpa = (
+            self.find(row.length, row.mode, row.scheme, engine) for engine in (NAIVE, DENSE, SDPA)
         )
         return {
             "to_none": paired(row, none),
             "to_none_of_minima": of_minima(row, none),
             "to_matmuls": paired(row, self.find(row.length, row.mode, "matmuls", LIMIT)),
+            "to_sdpa": paired(row, self.find(row.length, row.mode, "nope", SDPA)),
             "naive_to_this": paired(naive, row) if row.engine == OURS else None,
             "dense_to_this": paired(dense, row) if row.engine == OURS else None,
+            "sdpa_to_this": paired(sdpa, row) if row.engine == OURS else None,
             "growth": self.growth(row),
             "share_of_large": self.share(row, LARGE),
             "share_of_own": self.share(row, OWN),

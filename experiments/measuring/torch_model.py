@@ -10,7 +10,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch import nn  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
-from experiments.measuring.flex_attention import device
+from experiments.measuring.torch_attention import device
 from experiments.measuring.plain_jax import BASE, EPSILON
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import OptimizerConfig

@@ -20,7 +20,7 @@ from flax import nnx
 
 from experiments.measuring import training_steps
 from experiments.measuring.matmuls import Matmuls
-from experiments.measuring.timing import LARGE, LIMIT, NAIVE, OURS, OWN
+from experiments.measuring.timing import LARGE, LIMIT, NAIVE, OURS, OWN, SDPA
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
@@ -34,8 +34,8 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
 from pe_jax.training.step import token_losses
 
-FLEX = "flex"
-ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, FLEX, *training_steps.OTHERS)
+IN_TORCH = ("flex", SDPA)
+ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, *IN_TORCH, *training_steps.OTHERS)
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 SPECS["xpos"] = "xpos(scale_base={length})"  # 512 limits positions to 28,160
 SPECS["shaw_keys"] = "shaw(values=False)"
@@ -244,14 +244,18 @@ def _attention(
     return program
 
 
-def _flex(sizes: Sizes, operands: list, name: str, length: int, backward: bool) -> Program:
+def _in_torch(
+    engine: str, sizes: Sizes, operands: list, name: str, length: int, backward: bool
+) -> Program:
+    """The same by PyTorch."""
     if importlib.util.find_spec("torch") is None:
         raise Refused("torch is not installed")
-    from experiments.measuring import flex_attention
+    from experiments.measuring import torch_attention
 
     encoding, begin = scheme(name, length), time.perf_counter()
     params = encoding.init(jax.random.key(0), sizes.dims)
-    run = flex_attention.program(
+    run = torch_attention.program(
+        engine,
         encoding,
         params,
         operands,
@@ -406,8 +410,9 @@ def _plan_attention(
                 refuse = functools.partial(_too_long, engine, limits[engine])
                 yield Planned(name, engine, refuse)
             elif _expresses(engine, name, length, sizes.dims):
-                kind = _flex if engine == FLEX else functools.partial(_attention, engine)
-                compile_row = functools.partial(kind, sizes, operands, name, length, backward)
+                build = _in_torch if engine in IN_TORCH else _attention
+                given = engine, sizes, operands, name, length, backward
+                compile_row = functools.partial(build, *given)
                 yield Planned(name, engine, compile_row)
 
 
@@ -417,11 +422,11 @@ def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
     encoding = scheme(name, length)
     if engine == NAIVE:
         return _is_additive(encoding, dims)
-    return engine != FLEX or (_is_distance_bias(encoding, dims) and name != PLAIN)
+    return engine not in IN_TORCH or (_is_distance_bias(encoding, dims) and name != PLAIN)
 
 
 def _is_distance_bias(encoding: Encoding, dims: Dims) -> bool:
-    """Whether the scheme is a bias of the distance, or NoPE: what a `score_mod` can express."""
+    """Whether the scheme is a bias of the distance, or NoPE: what PyTorch has."""
     bias = (kinds.DistanceBias, kinds.DistanceFormula, kinds.Scale)
     terms = abstract_terms(encoding, dims)
     return len(kinds.select(terms, *bias)) == len(terms) and not adds_to_input(encoding, dims)

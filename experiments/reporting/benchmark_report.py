@@ -16,7 +16,7 @@ from rich.table import Table
 
 from experiments.measuring import timing
 from experiments.measuring.matmuls import TILE
-from experiments.measuring.timing import DENSE, NAIVE, OURS, Row, Timings, plain
+from experiments.measuring.timing import DENSE, NAIVE, OURS, SDPA, Row, Timings, plain
 from experiments.reporting.benchmark_figure import BACKWARD, BOTH, FORWARD
 from pe_jax.validation import ConfigError
 
@@ -38,9 +38,15 @@ class Target:
 
 TARGET_FLAGS = {"heads": 8, "head_dim": 64, "batch": 1, "dtype": "float32", "causal": True}
 GROWTH = 2.1
+BIASES = ("alibi", "t5", "kerple")  # of distances, one of each sort
 TARGETS = (  # on a CPU, with TARGET_FLAGS
     Target("to_matmuls", ("nope",), (FORWARD,), {4096: 1.20, 8192: 1.20}),
     Target("to_matmuls", ("nope",), (BACKWARD,), {4096: 1.12, 8192: 1.10}),
+    Target("to_sdpa", ("nope", *BIASES), (FORWARD,), {512: 1.5, 1024: 1.5, 4096: 1.4, 8192: 1.4}),
+    Target(
+        "to_sdpa", ("nope", *BIASES), (BACKWARD,), {512: 1.5, 1024: 1.5, 4096: 1.25, 8192: 1.25}
+    ),
+    Target("sdpa_to_this", BIASES, BOTH, {512: 1, 1024: 1, 4096: 1, 8192: 1}),
     Target("naive_to_this", (), (FORWARD,), {4096: 5, 8192: 8}),
     Target("naive_to_this", (), (BACKWARD,), {4096: 7, 8192: 12}),
     Target("to_none", ("rope",), BOTH, {4096: 1.05, 8192: 1.04}),
@@ -55,7 +61,9 @@ TARGETS = (  # on a CPU, with TARGET_FLAGS
 NUMBERS = {
     "to_none": "÷ none",
     "to_matmuls": "÷ matmuls",
+    "to_sdpa": f"÷ {SDPA}, none",
     "naive_to_this": f"{NAIVE} ÷ ours",
+    "sdpa_to_this": f"{SDPA} ÷ ours",
     "growth": "temporaries at 2L ÷ L",
 }
 
@@ -93,7 +101,9 @@ COLUMNS: dict[str, Callable[[Timings, Row], str]] = {
     "÷ none": lambda a, r: _ratio(a.ratios(r)["to_none"]),
     "of minima": lambda a, r: _ratio(a.ratios(r)["to_none_of_minima"]),
     "÷ matmuls": lambda a, r: _ratio(a.ratios(r)["to_matmuls"]),
+    f"÷ {SDPA}, none": lambda a, r: _ratio(a.ratios(r)["to_sdpa"]),
     f"{NAIVE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["naive_to_this"]),
+    f"{SDPA} ÷ ours": lambda a, r: _ratio(a.ratios(r)["sdpa_to_this"]),
     f"{DENSE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["dense_to_this"]),
     "tokens/s": lambda _, r: plain(_per_second(r, r.tokens)),
     "GFLOP/s": lambda _, r: plain(_per_second(r, r.operations, 1e9)),
@@ -186,7 +196,8 @@ def target_rows(timings: Timings) -> list[list[str]]:
                 numbers = {s: _number(timings, row, target.number) for s, row in rows.items()}
                 names = ", ".join(target.schemes) or "every scheme"
                 where = [f"{names}: {NUMBERS[target.number]}", mode, str(length)]
-                lines.append([*where, *_outcome(numbers, bound, target.number == "naive_to_this")])
+                at_least = target.number.endswith("to_this")
+                lines.append([*where, *_outcome(numbers, bound, at_least)])
     return lines
 
 
@@ -272,7 +283,8 @@ Made by `{command}`; do not edit between the marks.
 One process runs all programs of a table in turn, in a new order every round. Times are per call;
 ratios are medians over rounds of the ratio within a round. *none* is NoPE by our engine; *matmuls*
 is the matmuls of the visible 512 × 512 tiles and nothing else; *jax.nn* is
-`jax.nn.dot_product_attention` with a materialised bias, including its construction; *alibi_plain*
+`jax.nn.dot_product_attention` with a materialised bias, including its construction, and *sdpa*
+PyTorch's `scaled_dot_product_attention` with one; *sdpa, none* is that without a bias; *alibi_plain*
 skips no tiles; *shaw_keys* adds no vectors at the values. Forward + backward computes the gradients
 of q, k, v and every parameter. Temporaries are the compiler's count. Sinusoidal and learned
 positions enter before attention: only in models do their rows differ from none by more than noise.

@@ -24,15 +24,18 @@ from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}  # platform → its kernels
-SHORT = 256  # up to this length dense was the faster on CPU, if all scores fit one tile …
-SHORTER = 128  # … and if vectors, not numbers, are added pair by pair
-# Vectors of every distance: training steps of Transformer-XL took 0.86 (16 × 64 tokens) and 0.64
-# (8 × 128) of the time of dense ones, 1.08 at 64 × 32.
-SHORTEST = 32
-# On CPU, where nothing is added to q·k: training steps took 0.82 (8 × 512 tokens, 4 heads) and 0.90
-# (8 × 256 tokens, 6 heads) of the time of tiles. 2²³ scores are 32 MiB of float32; for its backward
-# pass a layer keeps 80 MiB more than with tiles.
-BARE_SHORT, BARE_SCORES = 512, 2**23
+# Up to so many tokens and scores calls are dense. On CPU, by training steps of 16 rows and 4 heads of
+# 16 (tiled ÷ dense): 64 tokens, 2¹⁸ scores, RoPE 1.07, T5 0.95, FoX 1.10, DeBERTa 1.32; 128 tokens
+# 0.78, 0.66, 0.93, 0.91; 256 tokens 0.70, 0.46, 0.71, 0.86.
+FEW = 512, 2**18
+# Where nothing is added to q·k, in wide heads: attention of 4 rows and 4 heads of 64 took 0.75 of the
+# time of tiles at 256 tokens, a training step of 8 × 256 tokens and 6 heads of 64 0.91, and one of
+# 8 × 512 tokens as long as with tiles.
+FEW_OF_WIDE, WIDE = (256, 2**22), 64
+# Vectors of every distance: steps of Transformer-XL took 0.86 (16 × 64 tokens) of the time of dense
+# ones with tiles, 1.08 at 64 × 32.
+FEW_OF_ALL_DISTANCES = 32, TILE
+FEW_OF_KERNELS = 256, TILE  # on GPUs and TPUs: not measured
 VECTORS = (kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeValues, kinds.RelativeState)
 # added to q·k, or in its place
 ADDED = (kinds.ScoreTerm, kinds.RelativeValues, kinds.ChannelDecay)
@@ -120,18 +123,20 @@ def _is_dense(terms: tuple) -> bool:
 
 def _is_small(call: Call) -> bool:
     """Whether all scores at once are few enough that tiles gain nothing."""
-    (batch, heads, queries, _), keys = call.q.x.shape, call.k.x.shape[2]
+    (batch, heads, queries, width), keys = call.q.x.shape, call.k.x.shape[2]
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
         return True  # tiles need numbers: what is exported for any size is dense
     vectors: list[Any] = select(call.terms, *VECTORS)
-    short, most = SHORTER if vectors else SHORT, TILE
-    if any(term.horizon is None for term in vectors):
-        short = SHORTEST
     added = kinds.sums_rows(call.terms) or select(call.terms, *ADDED)
-    if jax.default_backend() not in KERNELS and not added:
-        short, most = BARE_SHORT, BARE_SCORES
-    fits = batch * heads * queries * keys <= most
-    return queries == 1 or (max(queries, keys) <= short and fits)
+    tokens, scores = FEW
+    if jax.default_backend() in KERNELS:
+        tokens, scores = FEW_OF_KERNELS
+    elif any(term.horizon is None for term in vectors):
+        tokens, scores = FEW_OF_ALL_DISTANCES
+    elif width >= WIDE and not added:
+        tokens, scores = FEW_OF_WIDE
+    fits = batch * heads * queries * keys <= scores
+    return queries == 1 or (max(queries, keys) <= tokens and fits)
 
 
 def _check(implementation: Any, call: Call, name: str) -> None:

@@ -135,12 +135,15 @@ def test_ratios_are_paired_by_round():
     limit = row("matmuls", [5, 10, 10], engine="limit")
     twice = row("rope", [1, 1, 1], length=8192, temp=630)
     dense = row("rope", [22, 24, 88], engine="dense")
-    results = Timings((none, slow, naive, limit, twice, dense))
+    others = [row(name, [5.5, 6, 11], engine="sdpa") for name in ("nope", "rope")]
+    results = Timings((none, slow, naive, limit, twice, dense, *others))
     assert results.ratios(slow) == pytest.approx(
         {
             "to_none": 1.1,
             "to_none_of_minima": 1.1,
             "to_matmuls": 2.4,
+            "to_sdpa": 4,
+            "sdpa_to_this": 0.25,
             "naive_to_this": 3,
             "dense_to_this": 2,
             "growth": 2.1,
@@ -167,6 +170,7 @@ def test_the_page_marks_targets_as_reached_or_missed(tmp_path):
     rows = [row("nope", [10] * 5), row("matmuls", [8] * 5, engine="limit")]
     rows += [row("rope", [10.4] * 5), row("alibi", [9] * 5), row("t5", [10.9] * 5)]
     rows += [row("nope", [60] * 5, engine="jax.nn"), row("rope", [45] * 5, engine="jax.nn")]
+    rows += [row("alibi", [18] * 5, engine="sdpa")]
     rows += [
         row("nope", [40] * 5, length=8192, temp=2**21),
         row("rope", [41] * 5, 8192, temp=3 * 10**6),
@@ -175,6 +179,8 @@ def test_the_page_marks_targets_as_reached_or_missed(tmp_path):
     assert "Made by `the command`" in text and "python -m experiments.benchmark" in text
     for line in (
         "| nope: ÷ matmuls | forward | 4096 | ≤ 1.2 | 1.25 | missed |",
+        "| alibi, t5, kerple: sdpa ÷ ours | forward | 4096 | ≥ 1 | 2.00 (alibi) "
+        "| **reached**; not run: t5, kerple |",
         "| rope: ÷ none | forward | 4096 | ≤ 1.05 | 1.04 | **reached** |",
         "| rope: ÷ none | forward | 8192 | ≤ 1.04 | 1.02 | **reached** |",
         "| alibi: ÷ none | forward | 4096 | ≤ 0.8 | 0.90 | missed |",
@@ -207,7 +213,7 @@ def test_training_steps_are_compared_in_a_table(monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "LEAST", 0)
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     monkeypatch.delitem(sys.modules, "experiments.measuring.torch_model", raising=False)
-    monkeypatch.delitem(sys.modules, "experiments.measuring.flex_attention", raising=False)
+    monkeypatch.delitem(sys.modules, "experiments.measuring.torch_attention", raising=False)
     engines = ("ours", "jax", "torch")
     given = {"modes": ("train",), "train_sizes": ("0.1M",), "engines": engines}
     benchmark.main(dataclasses.replace(TINY, **given, out=str(tmp_path / "run")))
@@ -235,7 +241,7 @@ def test_what_fails_is_a_row_with_the_reason(monkeypatch, tmp_path):
     def fails(*_):
         raise RuntimeError("no\ncompiler")
 
-    monkeypatch.setattr(workloads, "_flex", fails)
+    monkeypatch.setattr(workloads, "_in_torch", fails)
     monkeypatch.setattr(timing, "LEAST", 0)
     given = {"schemes": ("nope", "rope"), "engines": ("ours", "dense", "flex"), "dense_limit": 16}
     settings = dataclasses.replace(TINY, **given, modes=("forward",))

@@ -2,8 +2,10 @@
 
 On CPU a tile holds two heads or more (XLA splits elementwise loops over the leading axes only, so
 one for each core) of 512 × 512 scores, and the heads take turns: what a tile needs stays in the
-caches. On other devices, and on several, a tile holds all heads, so that a sharded batch or head
-axis is never looped over; its sides halve until it fits TILE scores per device.
+caches. Of short rows it holds 64 × 64 scores of many: half of a large tile would be hidden, and its
+scores would leave the caches. On other devices, and on several, a tile holds all heads, so that a
+sharded batch or head axis is never looped over; its sides halve until it fits TILE scores per
+device.
 """
 
 import dataclasses
@@ -20,6 +22,7 @@ from pe_jax.validation import require
 TILE = 2**21  # scores in a tile that holds all heads: 8 MB of float32
 AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
 LARGEST = (512, 512)  # rows and columns
+SMALL, SHORT = (64, 64), 512  # of rows of up to so many tokens, where heads take turns
 NARROWEST = 64
 
 
@@ -71,7 +74,8 @@ def arrange(
     queries, keys = q.shape[2] // runs, k.shape[2] // runs
     turns = heads_apart and alone(runs * partition.devices)
     pairs = 1 if turns else -(-q.shape[0] * q.shape[1] // partition.devices)
-    rows, columns = block_sizes(LARGEST, pairs, queries, keys)
+    largest = SMALL if turns and max(queries, keys) <= SHORT else LARGEST
+    rows, columns = block_sizes(largest, pairs, queries, keys)
     rows = rows if sizes.rows is None else min(sizes.rows, queries)
     columns = columns if sizes.columns is None else min(sizes.columns, keys)
     q_blocks, k_blocks = partition.runs * -(-queries // rows), partition.runs * -(-keys // columns)
@@ -102,9 +106,9 @@ def block_sizes(largest: tuple[int, int], pairs: int, queries: int, keys: int) -
 
 
 def _even(length: int, widest: int) -> int:
-    """A block length that cuts `length` with little to spare, in 64s where there are several."""
-    blocks = -(-length // widest)
-    return length if blocks == 1 else min(widest, -(-length // (blocks * NARROWEST)) * NARROWEST)
+    """A block length that cuts `length` with little to spare, in 64s (16s of 64) if in several."""
+    blocks, step = -(-length // widest), min(NARROWEST, max(widest // 4, 1))
+    return length if blocks == 1 else min(widest, -(-length // (blocks * step)) * step)
 
 
 def group_sizes(batch: int, heads: int, kv_heads: int, area: int) -> tuple[int, int]:

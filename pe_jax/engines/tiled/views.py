@@ -47,12 +47,12 @@ class TileViews:
         """Which block of `keys` n meets."""
         return n if self.of_keys > 1 else self.place(n, k_blocks)[1]
 
-    def queries(self, q: jax.Array, view) -> jax.Array:
-        """One view of queries [b, h, r, E]."""
+    def queries(self, q: jax.Array, view, axis: int = 3) -> jax.Array:
+        """One view of queries [b, h, r, E], or turned ones [b, h, E, r] for axis 2."""
         if self.views is None:
             return q
-        size = q.shape[-1] // self.views.count
-        return jax.lax.dynamic_slice_in_dim(q, view * size, size, 3)
+        size = q.shape[axis] // self.views.count
+        return jax.lax.dynamic_slice_in_dim(q, view * size, size, axis)
 
     def merge_queries(self, q: jax.Array, view) -> jax.Array:
         """The inverse of `queries`, with zeros in the other views."""

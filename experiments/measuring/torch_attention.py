@@ -1,0 +1,154 @@
+"""PyTorch's attention, to compare with; imported only if torch is installed.
+
+FlexAttention's `score_mod` sees indices only, and `scaled_dot_product_attention` takes a matrix of
+biases: both have the schemes that are a bias of the distance and nothing else. On CPU FlexAttention
+has no backward pass.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from torch.nn.attention.flex_attention import (  # pyright: ignore[reportMissingImports]
+    create_block_mask,
+    flex_attention,
+)
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.base import Dims, Encoding, Params
+
+
+def device() -> torch.device:
+    """Torch's name of the device that JAX runs on.
+
+    Raises:
+      ValueError: this torch does not support it.
+    """
+    backend = jax.default_backend()
+    if backend == "cpu":
+        return torch.device("cpu")
+    if backend == "gpu" and torch.cuda.is_available():
+        return torch.device("cuda")
+    raise ValueError(f"this torch has no device of JAX's back end {backend!r}")
+
+
+def _is_past(batch, head, q_index, k_index):
+    return q_index >= k_index
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """What PyTorch's attention reads.
+
+    Attributes:
+      q: queries [B, H, T, E]; k and v, keys and values, likewise.
+      bias: of the distances 1 - T … T - 1, float32 [H, 2T - 1]; None: NoPE.
+      causal: whether later tokens are hidden.
+      scale: what dot products are multiplied by.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    bias: torch.Tensor | None
+    causal: bool
+    scale: float
+
+
+def flex(x: Operands) -> Callable[[], torch.Tensor]:
+    """FlexAttention, compiled, which looks the bias of a pair up.
+
+    Raises:
+      ValueError: it has no backward pass here.
+    """
+    if x.q.requires_grad and x.q.device.type == "cpu":
+        raise ValueError("FlexAttention has no backward pass on CPU")
+    length, mask = x.q.shape[2], None
+    if x.causal:
+        mask = create_block_mask(_is_past, None, None, length, length, device=x.q.device.type)
+
+    def add(score, b, h, i, j):
+        return score if x.bias is None else score + x.bias[h, i - j + length - 1]
+
+    score_mod = None if x.bias is None else add
+    fast = torch.compile(flex_attention, dynamic=False)
+    return lambda: fast(x.q, x.k, x.v, score_mod=score_mod, block_mask=mask, scale=x.scale)
+
+
+def sdpa(x: Operands) -> Callable[[], torch.Tensor]:
+    """`scaled_dot_product_attention`, with a bias as a matrix [1, H, T, T], made in each call."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    if x.bias is None:
+        return lambda: attend(x.q, x.k, x.v, is_causal=x.causal, scale=x.scale)
+    length = x.q.shape[2]
+    index = torch.arange(length, device=x.q.device)
+    distance = index[:, None] - index
+
+    def run():
+        bias = x.bias[:, distance + length - 1].to(x.q.dtype)
+        if x.causal:
+            bias = bias.masked_fill(distance < 0, -torch.inf)
+        return attend(x.q, x.k, x.v, attn_mask=bias[None], scale=x.scale)
+
+    return run
+
+
+ENGINES = {"flex": flex, "sdpa": sdpa}
+
+
+def program(
+    engine: str,
+    encoding: Encoding,
+    params: Params,
+    operands: list[np.ndarray],
+    dims: Dims,
+    *,
+    dtype: str,
+    causal: bool,
+    backward: bool,
+) -> Callable:
+    """A function without arguments that runs attention to completion: the output, or gradients.
+
+    Args:
+      engine: of `ENGINES`.
+      encoding: a bias of the distance, or NoPE.
+      params: its parameters.
+      operands: q, k, v and the cotangent of the output, each [B, T, H, E].
+      dims: the sizes.
+      dtype: of q, k and v.
+      causal: whether later tokens are hidden.
+      backward: whether it gives the gradients of q, k, v and of the bias, where that is learned.
+
+    Raises:
+      ValueError: the engine has no backward pass here.
+    """
+    place, length = device(), operands[0].shape[1]
+
+    def to(x) -> torch.Tensor:
+        return torch.tensor(np.array(x, np.float32), device=place)
+
+    q, k, v, cotangent = (to(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
+    leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
+    terms = encoding.terms(params, dims)
+    distance = jnp.arange(1 - length, length, dtype=jnp.int32)
+    biases = [
+        term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.DistanceFormula)
+    ]
+    bias = to(sum(biases)).requires_grad_(backward and bool(params[0])) if biases else None
+    scale = kinds.scale(terms, dims.head_dim)
+    run = ENGINES[engine](Operands(*leaves, bias, causal, scale))
+
+    def call():
+        with torch.set_grad_enabled(backward):
+            result = run()
+            if backward:
+                learned = [x for x in (*leaves, bias) if x is not None and x.requires_grad]
+                result = torch.autograd.grad(result, learned, cotangent)
+        if place.type == "cuda":
+            torch.cuda.synchronize()
+        return result
+
+    return call
