@@ -158,7 +158,7 @@ def _plain(text: str) -> str:
 
 
 def _shape(x: Any) -> str:
-    return "-" if x is None else f"{x.dtype}{list(x.shape)}"
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else repr(x)
 
 
 def _named(value: Any) -> str:

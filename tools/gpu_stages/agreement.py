@@ -17,7 +17,7 @@ from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, 
 
 STAGE = "agreement"
 SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")}
-SUMS = ("alibi+rope", "t5+rope", "shaw+t5", "kerple(kind=power)", "fox+alibi", "deberta+rope")
+SUMS = ("alibi+rope", "t5+rope", "shaw+t5", "kerple(kind='power')", "fox+alibi", "deberta+rope")
 
 
 class Shape(NamedTuple):

@@ -45,6 +45,7 @@ class Scale:
       sizes: of attention.
       lengths: tokens.
       schemes: names of `workloads.SCHEMES`, by what should be known first.
+      others: engines beside ours, where they have a form for a scheme.
       model: of the training step.
       tokens: per training step.
       step_lengths: tokens per row of it.
@@ -53,6 +54,7 @@ class Scale:
     sizes: Sizes
     lengths: tuple[int, ...]
     schemes: tuple[str, ...]
+    others: tuple[str, ...]
     model: ModelConfig
     tokens: int
     step_lengths: tuple[int, ...]
@@ -62,6 +64,7 @@ LARGE = Scale(
     Sizes(1, 8, 64, "bfloat16", True),
     (4096, 1024, 16384, 65536),
     (*FIRST, *(name for name in SCHEMES if name not in FIRST)),
+    (NAIVE, FLEX),
     ModelConfig(vocab=257, width=512, layers=8, heads=8, dtype="bfloat16"),  # 25M
     32768,
     (512, 8192),
@@ -70,6 +73,7 @@ TINY = Scale(  # of a rehearsal
     Sizes(1, 2, 8, "float32", True),
     (32,),
     ("nope", "t5"),
+    (NAIVE,),
     ModelConfig(vocab=257, width=16, layers=1, heads=2),
     64,
     (32,),
@@ -157,13 +161,13 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
     more = [name for name in scale.schemes if name not in FIRST]
     flex = [name for name in scale.schemes if name in IN_FLEX]
     turns = ((first, OURS), (first, NAIVE), (more, OURS), (flex, FLEX), (more, NAIVE))
-    for schemes, engine in turns:
-        for length, mode in itertools.product(scale.lengths, modes):
-            planned = workloads.plan(sizes, length, mode, schemes, (engine,), limits)
-            group = [x for x in planned if x.scheme != "matmuls"]
-            if (schemes, engine) == (first, OURS):
-                group += _others(sizes, length, mode != modes[0])
-            yield length, mode, group
+    turns = [turn for turn in turns if turn[1] in (OURS, *scale.others)]
+    for (schemes, engine), length, mode in itertools.product(turns, scale.lengths, modes):
+        planned = workloads.plan(sizes, length, mode, schemes, (engine,), limits)
+        group = [x for x in planned if x.scheme != "matmuls"]
+        if (schemes, engine) == (first, OURS):
+            group += _others(sizes, length, mode != modes[0])
+        yield length, mode, group
 
 
 def benchmark(results: Results, clock: Clock, threads: int, scale: Scale) -> None:
