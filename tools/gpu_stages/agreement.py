@@ -17,6 +17,10 @@ from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, 
 
 STAGE = "agreement"
 SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")}
+FIRST = (  # one or two for each way of the kernels
+    *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
+    *("inkling", "tupe", "cable", "sink"),
+)
 SUMS = ("alibi+rope", "t5+rope", "shaw+t5", "kerple(kind='power')", "fox+alibi", "deberta+rope")
 
 
@@ -58,7 +62,8 @@ def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
 
 def names() -> list[str]:
     """All schemes of one axis, and sums."""
-    return [n for n, kind in ENCODINGS.items() if kind().claims.axes == 1] + [*SUMS]
+    known = [n for n, kind in ENCODINGS.items() if kind().claims.axes == 1]
+    return list(dict.fromkeys((*FIRST, *SUMS, *known)))
 
 
 def compare(spec: str, shape: Shape, options: dict, dtype: str, attend: Callable) -> Row:

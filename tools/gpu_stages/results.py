@@ -27,10 +27,12 @@ class Results:
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.rows: list[Row] = [row for row in map(_row, lines) if row is not None]
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text and not text.endswith("\n"):  # cut short
+            path.write_text(text + "\n", encoding="utf-8")
+        self.path = path
+        self.rows: list[Row] = [row for row in map(_row, text.splitlines()) if row is not None]
         self.keys = {_key(row) for row in self.rows}
-        self.file = path.open("a", encoding="utf-8")
 
     def has(self, row: Row) -> bool:
         """Whether there is a result of what this row is about."""
@@ -40,9 +42,10 @@ class Results:
         """Writes a result, to the disk, and prints it."""
         self.rows.append(row)
         self.keys.add(_key(row))
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         about = " ".join(str(row[name]) for name in KEY if row.get(name) is not None)
         said = "  ".join(f"{name}={_short(x)}" for name, x in row.items() if name not in KEY)
         print(f"{about}: {said}", flush=True)

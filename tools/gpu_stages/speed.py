@@ -20,13 +20,11 @@ from pe_jax.engines import dispatch, reference
 from pe_jax.engines.api import attention
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.models.config import ModelConfig
+from tools.gpu_stages import agreement
 from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, reason
 
 ATTENTION, STEP = "benchmark", "step"
-FIRST = (  # one or two for each way of the kernels
-    *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
-    *("inkling", "tupe", "cable", "sink", "shaw_keys", PLAIN),
-)
+FIRST = (*agreement.FIRST, "shaw_keys", PLAIN)
 IN_FLEX = ("nope", "alibi", "t5")
 CUDNN, SUMS = "cudnn", "row sums"  # engines: cuDNN's own, and our kernel where sums are read
 NAIVE_LIMIT = 16384  # tokens: a bias of 8 heads takes 4 GiB in bfloat16, and XLA's scores more
@@ -160,14 +158,20 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
     first = [name for name in scale.schemes if name in FIRST]
     more = [name for name in scale.schemes if name not in FIRST]
     flex = [name for name in scale.schemes if name in IN_FLEX]
-    turns = ((first, OURS), (first, NAIVE), (more, OURS), (flex, FLEX), (more, NAIVE))
-    turns = [turn for turn in turns if turn[1] in (OURS, *scale.others)]
-    for (schemes, engine), length, mode in itertools.product(turns, scale.lengths, modes):
-        planned = workloads.plan(sizes, length, mode, schemes, (engine,), limits)
-        group = [x for x in planned if x.scheme != "matmuls"]
-        if (schemes, engine) == (first, OURS):
-            group += _others(sizes, length, mode != modes[0])
-        yield length, mode, group
+    lengths, some = scale.lengths, scale.lengths[:1]
+    turns = (
+        *((first, OURS, lengths), (first, NAIVE, lengths), (flex, FLEX, some)),
+        *((more, OURS, lengths), (flex, FLEX, lengths), (more, NAIVE, lengths)),
+    )
+    for schemes, engine, asked in turns:
+        if engine not in (OURS, *scale.others):
+            continue
+        for length, mode in itertools.product(asked, modes):
+            planned = workloads.plan(sizes, length, mode, schemes, (engine,), limits)
+            group = [x for x in planned if x.scheme != "matmuls"]
+            if (schemes, engine) == (first, OURS):
+                group += _others(sizes, length, mode != modes[0])
+            yield length, mode, group
 
 
 def benchmark(results: Results, clock: Clock, threads: int, scale: Scale) -> None:
