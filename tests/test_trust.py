@@ -21,9 +21,11 @@ import pe_jax
 from pe_jax.encodings.terms import DistanceFormula, State, TokenBias, select
 from pe_jax.engines import dispatch, small_case, trust
 from pe_jax.engines.gpu import engine
+from pe_jax.engines.tpu import engine as tpu
 from tests.test_gpu_kernels import parse
 from tests.util import DIMS, B, E, H, K, assert_close, noise, random_params
 
+AUTO = (jax.sharding.AxisType.Auto,)
 LENGTH = 300  # longer than what is always dense
 T5 = "t5(num_buckets=6,max_distance=9)"
 REAL = functools.partial(engine.attend, interpret=True, sizes=(16, 16))
@@ -231,7 +233,7 @@ def test_under_every_transformation(kernels, caplog):
     def step(carry, _):
         return carry, f(qkv=(q + carry, k, v))
 
-    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((1,), ("x",), axis_types=AUTO)
     by_rows = PartitionSpec("x")
     runs = {
         "jit": lambda: jax.jit(lambda q: f(qkv=(q, k, v)))(q),
@@ -258,11 +260,47 @@ def test_under_every_transformation(kernels, caplog):
     assert not said(caplog)
 
 
+def test_heads_that_devices_share(kernels, caplog):
+    """Terms that pick the heads of their device, which a check has none of."""
+    (encoding,) = pe_jax.parse(f"{T5}+alibi")
+    params, mesh = random_params(encoding), jax.make_mesh((1,), ("x",), axis_types=AUTO)
+    given = {"encoding": encoding, "params": params, "dims": DIMS}
+
+    def run(q, k, v):
+        return pe_jax.attention(q, k, v, **given, heads_axis="x")
+
+    split = PartitionSpec(None, None, "x")
+    run = jax.shard_map(run, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    assert_close(jax.jit(run)(*operands()), pe_jax.attention(*operands(), **given))
+    assert len(records(kernels)) == 1 and not said(caplog)
+
+
 def test_a_program_for_a_device_that_is_not_there_is_not_checked(kernels, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(dispatch, "KERNELS", {"gpu": "fused"})
     attend()
     assert kernels.module.calls == 1 and not kernels.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "spec, dtype", [("nope", "float32"), ("t5", "bfloat16"), ("alibi", "float32")]
+)
+def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype):
+    """The first by splash."""
+    case = drawn((), spec, qkv=operands(dtype=dtype), length=150)
+    attend = functools.partial(tpu.attend, interpret=True)
+    assert tpu.sample_length(*case) == 2 * 256 + (128 if spec == "t5" else 0) + 61
+    errors = trust.differences(attend, case)
+    assert max(errors.values()) < trust.bound(dtype) / 2
+
+
+@pytest.mark.parametrize("spec", ["t5", "fox"])
+def test_the_real_size_of_a_case(spec):
+    """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
+    case = drawn((), spec, qkv=operands(1000, "bfloat16"), length=None)
+    assert case.q.x.shape[2] == 2 * 128 + 61 + (128 if spec == "t5" else 0)
+    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < trust.bound("bfloat16") / 2
 
 
 # What makes a case another one.
@@ -327,23 +365,16 @@ def test_a_function_that_was_rewritten_is_another(monkeypatch):
 # Numbers.
 
 
-def drawn(terms, spec="nope", **options):
+def drawn(terms=(), spec="nope", qkv=None, length: int | None = 41, **options):
+    """The small case of a call with its numbers; as long as the GPU's kernels ask if None."""
     cases = []
 
     def engine_of_one_own(*call):
-        cases.append(small_case.draw(small_case.shrink(41, *call)))
+        tokens = engine.sample_length(*call) if length is None else length
+        cases.append(small_case.draw(small_case.shrink(tokens, *call)))
         return pe_jax.reference.attend(*call)
 
-    q, k, v = operands()
-    pe_jax.attention(
-        q,
-        k,
-        v,
-        terms=terms,
-        x=q.reshape(B, LENGTH, -1),
-        implementation=engine_of_one_own,
-        **options,
-    )
+    attend(spec, qkv, terms=terms, implementation=engine_of_one_own, **options)
     return cases[0]
 
 
@@ -399,6 +430,7 @@ def test_another_process_reads_the_record(tmp_path):
         jax.config.update("jax_platforms", "cpu")
         from pe_jax.engines import dispatch, trust
         from pe_jax.engines.gpu import engine
+from pe_jax.engines.tpu import engine as tpu
         calls = []
         def attend(*call):
             calls.append(call)

@@ -143,7 +143,7 @@ def describe(case: SmallCase) -> str:
 def _code(term: Any, case: SmallCase, states: list) -> str:
     """A digest of the program of a term's function: to rewrite it makes another case."""
     if isinstance(term, kinds.ScoreTerm):
-        program = jax.make_jaxpr(lambda term, *given: term.scores(*given))
+        program = jax.make_jaxpr(lambda term, q, k, states: term.scores(q, k, states))
         text = program(term, case.q, case.k, states)
     elif isinstance(term, kinds.DistanceTerm):
         text = jax.make_jaxpr(lambda term, d: term.at(d))(term, np.arange(3, dtype=np.int32))

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -93,7 +93,7 @@ def seconds(run: Callable[[], Any], clock: Clock) -> float:
     """The median of a few samples per call; calls of a sample wait for the device once."""
 
     def sample(calls: int) -> float:
-        begin = time.perf_counter()
+        begin, result = time.perf_counter(), None
         for _ in range(calls):
             result = run()
         jax.block_until_ready(result)
@@ -188,7 +188,7 @@ def benchmark(results: Results, clock: Clock, threads: int, scale: Scale) -> Non
                 flex = flex or item.engine == FLEX  # torch compiles in processes of its own
         for row, program in _built(results, jobs, 1 if flex else threads, clock):
             taken = seconds(program.run, clock)
-            figures = {"ms": 1e3 * taken, "compile_s": program.compile_seconds}
+            figures: Row = {"ms": 1e3 * taken, "compile_s": program.compile_seconds}
             tflops = operations(sizes, length, backward) / taken / 1e12
             figures |= {"tflops": tflops, "of_peak": tflops / best if best else None}
             figures |= {"temp_mib": program.temp_bytes and program.temp_bytes / 2**20}
@@ -240,15 +240,10 @@ def steps(results: Results, clock: Clock, threads: int, scale: Scale) -> None:
             row = {"stage": STEP, "scheme": name, "dtype": scale.model.dtype, "length": length}
             if not results.has(row):
                 jobs.append((row, functools.partial(_step, scale, name, length)))
-    for some in _batches(jobs, threads):
-        for row, program in _built(results, some, threads, clock):
+    for first in range(0, len(jobs), threads):
+        for row, program in _built(results, jobs[first : first + threads], threads, clock):
             taken, tokens = seconds(program.run, clock), max(scale.tokens, row["length"])
             figures = {"ms": 1e3 * taken, "tokens_per_s": tokens / taken}
             figures |= {"compile_s": program.compile_seconds}
             figures |= {"temp_mib": program.temp_bytes and program.temp_bytes / 2**20}
             results.add(row | figures)
-
-
-def _batches(jobs: Sequence, size: int) -> Iterator[Sequence]:
-    for first in range(0, len(jobs), size):
-        yield jobs[first : first + size]
