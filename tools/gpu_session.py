@@ -16,9 +16,11 @@ missing is left out, by name. Nothing is installed or fetched. The stages:
 
 Each has a share of the budget; what it leaves is the next one's. In --out are results.jsonl, with a
 line for each result as soon as it is there, about.json and summary.md. The same command goes on
-where another left off. The exit status is 1 where kernels disagree, 2 without a GPU.
+where another left off. The exit status is 1 where kernels disagree or a stage fails, 2 without a
+GPU.
 """
 
+import dataclasses
 import json
 import os
 import platform
@@ -35,9 +37,10 @@ from absl import flags
 
 from experiments.running import launch
 from experiments.running.provenance import commit
+from pe_jax.encodings import parse
 from pe_jax.validation import ConfigError
 from tools.gpu_stages import agreement, summary
-from tools.gpu_stages.results import Clock, Results
+from tools.gpu_stages.results import Clock, Results, reason
 
 SHARES = {"agreement": 0.4, "benchmark": 0.7, "step": 1.0}  # of the time that is left
 DTYPES = ("float32", "bfloat16")
@@ -70,7 +73,7 @@ def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
     schemes, threads = options.schemes, options.threads
 
     def agree(results, clock):
-        names = [n for n in schemes if n != "alibi_plain"] or agreement.names()
+        names = [n for n in schemes if n not in agreement.ONLY_TIMED] or agreement.names()
         agreement.run(results, clock, threads, names, options.dtypes, options.rehearse)
 
     def scale():
@@ -78,7 +81,7 @@ def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
 
         chosen = speed.TINY if options.rehearse else speed.LARGE
         given = {"schemes": tuple(schemes), "lengths": tuple(map(int, options.lengths))}
-        return speed, speed.dataclasses.replace(chosen, **{k: v for k, v in given.items() if v})
+        return speed, dataclasses.replace(chosen, **{k: v for k, v in given.items() if v})
 
     def benchmark(results, clock):
         speed, chosen = scale()
@@ -97,6 +100,10 @@ def main() -> None:
     begin = Clock(options.budget)
     if unknown := {*options.only} - {*SHARES}:
         raise ConfigError(f"only={','.join(unknown)}: stages are {', '.join(SHARES)}")
+    if not all(length.isdecimal() for length in options.lengths):
+        raise ConfigError(f"lengths={','.join(options.lengths)}: pass integers, as 1024,4096")
+    for name in {*options.schemes} - {*agreement.ONLY_TIMED}:
+        parse(name)
     backend = jax.default_backend()
     if backend != "gpu" and not options.rehearse:
         raise ConfigError(f"no GPU: JAX has {backend} here; --rehearse needs none")
@@ -106,6 +113,7 @@ def main() -> None:
     watch = threading.Timer(options.budget + GRACE, os._exit, (124,))
     watch.daemon = True
     watch.start()
+    stopped = []
     for name, run in stages(options).items():
         if name not in options.only:
             continue
@@ -114,10 +122,13 @@ def main() -> None:
             run(results, part)
         except ImportError as error:
             results.add({"stage": name, "note": f"not run: {error}"})
+        except Exception as error:  # the others may do
+            stopped.append(f"{name}: {reason(error)}")
+            results.add({"stage": name, "note": f"stopped: {reason(error)}"})
         print(f"{name}: {begin.left:.0f} s are left", flush=True)
         (out / "summary.md").write_text(summary.text(results), encoding="utf-8")
     print(summary.text(results))
-    for line in (wrong := agreement.failures(results)):
+    for line in (wrong := agreement.failures(results) + stopped):
         print(line, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()

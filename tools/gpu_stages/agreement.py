@@ -21,6 +21,7 @@ FIRST = (  # one or two for each way of the kernels
     *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
     *("inkling", "tupe", "cable", "sink"),
 )
+ONLY_TIMED = ("shaw_keys", "alibi_plain")  # what the benchmark calls variants of two schemes
 SUMS = ("alibi+rope", "t5+rope", "shaw+t5", "kerple(kind='power')", "fox+alibi", "deberta+rope")
 
 

@@ -24,7 +24,7 @@ from tools.gpu_stages import agreement
 from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, reason
 
 ATTENTION, STEP = "benchmark", "step"
-FIRST = (*agreement.FIRST, "shaw_keys", PLAIN)
+FIRST = (*agreement.FIRST, *agreement.ONLY_TIMED)
 IN_FLEX = ("nope", "alibi", "t5")
 CUDNN, SUMS = "cudnn", "row sums"  # engines: cuDNN's own, and our kernel where sums are read
 NAIVE_LIMIT = 16384  # tokens: a bias of 8 heads takes 4 GiB in bfloat16, and XLA's scores more
@@ -186,15 +186,33 @@ def benchmark(results: Results, clock: Clock, threads: int, scale: Scale) -> Non
             if not results.has(row):
                 jobs.append((row, item.compile))
                 flex = flex or item.engine == FLEX  # torch compiles in processes of its own
-        for row, program in _built(results, jobs, 1 if flex else threads, clock):
-            taken = seconds(program.run, clock)
-            figures: Row = {"ms": 1e3 * taken, "compile_s": program.compile_seconds}
+
+        def figures(row, taken, length=length, backward=backward) -> Row:
             tflops = operations(sizes, length, backward) / taken / 1e12
-            figures |= {"tflops": tflops, "of_peak": tflops / best if best else None}
-            figures |= {"temp_mib": program.temp_bytes and program.temp_bytes / 2**20}
+            found = {"tflops": tflops, "of_peak": tflops / best if best else None}
             if row["engine"] == OURS:
-                figures["runs"] = runs(row["scheme"], sizes, length)
-            results.add(row | figures | ({"note": program.note} if program.note else {}))
+                found["runs"] = runs(row["scheme"], sizes, length)
+            return found
+
+        _time(results, jobs, 1 if flex else threads, clock, figures)
+        if not clock.left:
+            return
+
+
+def _time(results: Results, jobs: list, threads: int, clock: Clock, figures: Callable) -> None:
+    """Times what compiles, one after the other; of the rest the reason is a result.
+
+    `figures(row, seconds)` are more to note.
+    """
+    for row, program in _built(results, jobs, threads, clock):
+        try:
+            taken = seconds(program.run, clock)
+            temp = program.temp_bytes and program.temp_bytes / 2**20
+            found: Row = {"ms": 1e3 * taken, "compile_s": program.compile_seconds, "temp_mib": temp}
+            found |= figures(row, taken) | ({"note": program.note} if program.note else {})
+        except Exception as error:  # no memory for it beside the others, say
+            found = {"note": reason(error)}
+        results.add(row | found)
 
 
 def _built(results: Results, jobs: list, threads: int, clock: Clock) -> list[tuple[Row, Program]]:
@@ -240,10 +258,9 @@ def steps(results: Results, clock: Clock, threads: int, scale: Scale) -> None:
             row = {"stage": STEP, "scheme": name, "dtype": scale.model.dtype, "length": length}
             if not results.has(row):
                 jobs.append((row, functools.partial(_step, scale, name, length)))
+
+    def figures(row, taken) -> Row:
+        return {"tokens_per_s": max(scale.tokens, row["length"]) / taken}
+
     for first in range(0, len(jobs), threads):
-        for row, program in _built(results, jobs[first : first + threads], threads, clock):
-            taken, tokens = seconds(program.run, clock), max(scale.tokens, row["length"])
-            figures = {"ms": 1e3 * taken, "tokens_per_s": tokens / taken}
-            figures |= {"compile_s": program.compile_seconds}
-            figures |= {"temp_mib": program.temp_bytes and program.temp_bytes / 2**20}
-            results.add(row | figures)
+        _time(results, jobs[first : first + threads], threads, clock, figures)
