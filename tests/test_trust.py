@@ -289,7 +289,7 @@ def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype):
     """The first by splash."""
     case = drawn((), spec, qkv=operands(dtype=dtype), length=150)
     attend = functools.partial(tpu.attend, interpret=True)
-    assert tpu.sample_length(*case) == 2 * 256 + (128 if spec == "t5" else 0) + 61
+    assert tpu.sample_length(*case) == 2 * 256 + (113 if spec == "t5" else 0) + 61
     errors = trust.differences(attend, case)
     assert max(errors.values()) < trust.bound(dtype) / 2
 
@@ -298,7 +298,7 @@ def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype):
 def test_the_real_size_of_a_case(spec):
     """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
     case = drawn((), spec, qkv=operands(1000, "bfloat16"), length=None)
-    assert case.q.x.shape[2] == 2 * 128 + 61 + (128 if spec == "t5" else 0)
+    assert case.q.x.shape[2] == 2 * 128 + 61 + (113 if spec == "t5" else 0)
     errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
     assert max(errors.values()) < trust.bound("bfloat16") / 2
 

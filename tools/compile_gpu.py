@@ -256,6 +256,7 @@ def writing(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, restval="")
         writer.writeheader()
+        file.flush()
 
         def write(row):
             lists = {name: " ".join(map(str, row.get(name, ()))) for name in ("encodings", "loops")}
