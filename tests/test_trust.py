@@ -430,7 +430,6 @@ def test_another_process_reads_the_record(tmp_path):
         jax.config.update("jax_platforms", "cpu")
         from pe_jax.engines import dispatch, trust
         from pe_jax.engines.gpu import engine
-from pe_jax.engines.tpu import engine as tpu
         calls = []
         def attend(*call):
             calls.append(call)
