@@ -192,7 +192,7 @@ def draw(case: SmallCase) -> SmallCase:
     terms, states = [], []
     for n, (term, *shapes) in enumerate(zip(case.terms, case.q.states, case.k.states, strict=True)):
         for drawn, of_both in _ways(term, shapes, 10 * (n + 1)):
-            if _holds(case.spec, drawn, *sides, of_both):
+            if _holds(case.spec, drawn, sides[0], sides[1], of_both):
                 break
         else:
             kind = type(term).__name__
