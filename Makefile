@@ -67,8 +67,16 @@ browser: .venv/ready-browser  # needs Chromium or Chrome of the system: apt-get 
 oracles: .venv/ready-oracles
 	$(BIN)/pytest -n auto -m oracles tests/oracles tests/test_examples.py
 
-gpu: .venv/ready-test .venv/ready-cuda  # on a machine with an NVIDIA GPU
-	JAX_PLATFORMS=cuda,cpu $(BIN)/pytest -m gpu tests/test_gpu.py
+# On a machine with an NVIDIA GPU, in nine minutes: are the kernels right there, and how fast? With
+# PYTHON= that Python, which has JAX for CUDA, as it is: nothing is installed. Else one of its own.
+ifeq ($(origin PYTHON),file)
+ON_GPU := $(BIN)/python
+gpu: .venv/ready-cuda
+else
+ON_GPU := $(PYTHON)
+endif
+gpu:
+	$(ON_GPU) -m tools.gpu_session --out=$(or $(OUT),runs/gpu_session)
 
 gpu-compile: .venv/ready-gpu-compile  # every scheme of one axis, to machine code; no GPU is used
 	$(BIN)/python -m tools.compile_gpu --out=runs/gpu

@@ -15,7 +15,7 @@ FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=t
 FAST += " --xla_cpu_parallel_codegen_split_count=1"
 if jax.__version_info__ < (0, 11):  # XLA's older emitters take half of the time; 0.12 has none
     FAST += " --xla_cpu_use_fusion_emitters=false"
-if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":  # `make gpu` names others
+if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":  # tests/test_gpu.py names others
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}"
     jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

@@ -1,6 +1,6 @@
 """On a GPU: what `attention` runs there, in bfloat16, agrees with the dense engine in float32.
 
-    make gpu
+    JAX_PLATFORMS=cuda,cpu pytest -m gpu tests/test_gpu.py
 
 Every other test runs on CPU devices, where the kernels are interpreted or only lowered.
 """
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module", autouse=True)
 def on_gpu():
     if jax.default_backend() != "gpu":
-        pytest.skip("no GPU here: make gpu, on a machine with an NVIDIA GPU")
+        pytest.skip("no GPU here")
 
 
 def output_and_gradients(encoding, params, arrays, dtype, implementation):

@@ -3,6 +3,7 @@
 The last two need the package triton, the extra `gpu-compile`; `make gpu-compile` compiles them all.
 """
 
+import csv
 import importlib.util
 import json
 import os
@@ -90,6 +91,25 @@ def test_a_spill_or_a_refusal_is_reported():
     assert line == "shaw, sm_90, width 64, keys: 8 bytes of spills"
     (line,) = compile_gpu.wrong([row | {"status": "no", "spills": 0}], 0)
     assert line.endswith("keys: no")
+
+
+def test_a_row_is_in_the_file_as_soon_as_it_is_there(tmp_path, monkeypatch):
+    path, texts = tmp_path / "new" / "kernels.csv", []
+
+    def compile_all(jobs, processes):
+        for answer in ({"status": "ok", "registers": 9, "loops": [3, 4]}, {"status": "no"}):
+            texts.append(path.read_text())
+            yield answer | {"blocks": 1}
+
+    monkeypatch.setattr(gpu_code, "compile_all", compile_all)
+    case = Case("alibi", 64, 90, 256, "bfloat16")
+    with compile_gpu.writing(path) as write:
+        rows = compile_gpu.compiled([case], 1, ("forward", "queries"), write)
+    written = list(csv.DictReader(path.read_text().splitlines()))
+    assert [len(text.splitlines()) for text in texts] == [1, 2]
+    assert [row["status"] for row in written] == [row["status"] for row in rows] == ["ok", "no"]
+    assert written[0]["registers"] == "9" and written[0]["loops"] == "3 4"
+    assert written[1]["kernel"] == "queries" and written[1]["encodings"] == "alibi"
 
 
 # Which launch.

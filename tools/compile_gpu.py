@@ -6,9 +6,9 @@
 
 The kernels are those of `attention(implementation="fused")`, forward and backward, with the blocks,
 warps and stages that it would launch on such a device. Triton (the extra `gpu-compile`) takes them
-to machine code. Prints a table and writes kernels.csv: registers per thread, spills, shared memory,
-instructions of tensor cores, blocks per multiprocessor, occupancy. The exit status is 1 where a
-kernel spills more bytes than `--spills`, or needs what the device does not have.
+to machine code. Prints a table and writes kernels.csv, row by row: registers per thread, spills,
+shared memory, instructions of tensor cores, blocks per multiprocessor, occupancy. The exit status
+is 1 where a kernel spills more bytes than `--spills`, or needs what the device does not have.
 
 Schemes whose kernels are the same to the letter (NoPE and RoPE) share a row. `cycles` estimates
 what a score costs a multiprocessor: instructions of the shortest loop with matrix products, four
@@ -16,6 +16,7 @@ issued per cycle, or what it reads from the second-level cache, whichever takes 
 launches; no clock was asked.
 """
 
+import contextlib
 import csv
 import dataclasses
 import importlib.util
@@ -24,7 +25,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -70,6 +71,11 @@ STANDING = {  # for all schemes that read as much, where launches are chosen
     "table": ("t5", "sandwich"),
     "vectors": ("shaw", "deberta"),
 }
+FIELDS = (  # of kernels.csv
+    *("arch", "dtype", "width", "kernel", *Launch._fields, "encodings", "status", "shared"),
+    *("registers", "spill_stores", "spill_loads", "spills", "blocks", "occupancy", "cycles"),
+    *(*gpu_code.PRODUCTS, "loops", "seconds"),
+)
 COLUMNS = ("registers", "spills", "shared", "products", "blocks", "occupancy", "cycles")
 
 
@@ -132,9 +138,15 @@ class Case:
 
 
 def compiled(
-    cases: Iterable[Case], processes: int, names: Collection[str] = launches.KERNELS
+    cases: Iterable[Case],
+    processes: int,
+    names: Collection[str] = launches.KERNELS,
+    done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """A row for each kernel of these names of each case; kernels that are the same share one."""
+    """A row for each kernel of these names of each case; kernels that are the same share one.
+
+    `done` is called with each row as it comes.
+    """
     rows: dict[tuple[int, Job], dict] = {}
     for case in cases:
         try:
@@ -155,6 +167,7 @@ def compiled(
         row["cycles"] = round(cycles(row), 3)
         where = f"sm_{row['arch']} {row['width']} {row['kernel']}"
         logging.info("%s, %s: %s", row["encodings"][0], where, row["status"])
+        done(row)
     return list(rows.values())
 
 
@@ -236,17 +249,21 @@ def table(rows: list[dict[str, Any]]) -> rich.table.Table:
     return shown
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes the rows as CSV."""
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes a row as CSV, to a file that has it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    flat = [
-        row | {"encodings": " ".join(row["encodings"]), "loops": " ".join(map(str, row["loops"]))}
-        for row in ({"loops": ()} | row for row in rows)
-    ]
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(k for row in flat for k in row)))
+        writer = csv.DictWriter(file, FIELDS, restval="")
         writer.writeheader()
-        writer.writerows(flat)
+        file.flush()
+
+        def write(row):
+            lists = {name: " ".join(map(str, row.get(name, ()))) for name in ("encodings", "loops")}
+            writer.writerow(row | lists)
+            file.flush()
+
+        yield write
 
 
 def wrong(rows: list[dict[str, Any]], spills: int) -> list[str]:
@@ -278,8 +295,8 @@ def main() -> None:
         Case(spec, width, arch, options.length, options.dtype)
         for arch, width, spec in itertools.product(archs, widths, names)
     ]
-    rows = compiled(cases, options.processes)
-    write(Path(options.out) / "kernels.csv", rows)
+    with writing(Path(options.out) / "kernels.csv") as write:
+        rows = compiled(cases, options.processes, done=write)
     launch.show(table(rows))
     for line in (failures := wrong(rows, options.spills)):
         print(line, file=sys.stderr)

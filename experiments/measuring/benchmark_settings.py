@@ -127,7 +127,8 @@ def define() -> None:
         default = field.default
         kind = kinds.get(type(default), flags.DEFINE_string)
         shown = [str(x) for x in default] if isinstance(default, tuple) else default
-        kind(field.name, shown, f"{meanings[field.name].rstrip('.')}; {field.metadata['need']}")
+        meaning = meanings.get(field.name, field.name).rstrip(".")
+        kind(field.name, shown, f"{meaning}; {field.metadata['need']}")
 
 
 def settings() -> Settings:

@@ -97,6 +97,7 @@ def scheme(name: str, length: int) -> Encoding:
     return parse(SPECS.get(name, name).format(length=length))[0]
 
 
+@functools.lru_cache(8)
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     """Standard normal, float32."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)

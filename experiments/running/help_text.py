@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import docstring_parser
 from absl import flags
 
 from pe_jax import position_schemes, spec_strings
@@ -21,6 +20,11 @@ from pe_jax.encodings.rope_scaling import SCALINGS
 from pe_jax.training import tasks
 from pe_jax.validation import require
 
+try:
+    import docstring_parser
+except ImportError:  # on a machine with little on it: flags work, and their help is shorter
+    docstring_parser: Any = None
+
 WIDTH = 90
 ASKS = ("help", "helpfull", "helpshort", "h", "?")
 
@@ -28,7 +32,7 @@ ASKS = ("help", "helpfull", "helpshort", "h", "?")
 def meanings(kind: type) -> dict[str, str]:
     """Field → what it means, from the docstrings of a dataclass and of those it inherits from."""
     found: dict[str, str] = {}
-    for base in kind.__mro__:
+    for base in kind.__mro__ if docstring_parser else ():
         for item in docstring_parser.parse(base.__doc__ or "").meta:
             if item.args[0] == "attribute":
                 found.setdefault(item.args[1], " ".join((item.description or "").split()))
@@ -47,7 +51,7 @@ def fields(config: Any, prefix: str = "") -> Iterator[str]:
     """Every field as a flag with its value, type, meaning and range; nested configs at the end."""
     meaning, nested = meanings(_kind(config)), []
     if prefix:
-        first = docstring_parser.parse(_kind(config).__doc__ or "").short_description or ""
+        first = (inspect.getdoc(_kind(config)) or "").partition("\n")[0]
         yield "\n" + textwrap.fill(f"--config.{prefix}…: {first}", WIDTH, subsequent_indent="  ")
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

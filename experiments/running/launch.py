@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import rich.console
 from absl import app, flags, logging
-from ml_collections import config_flags
 
 from experiments.running import config_files, distributed, help_text, references, signals
 from experiments.running.errors import one_line_errors
@@ -36,6 +35,8 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
       default: the config file used without `--config`.
       kind: class of the config.
     """
+    from ml_collections import config_flags  # programs without a config do without it
+
     repeated = repeated_flags(kind)
     if "encodings" not in repeated:
         flags.DEFINE_string("encoding", None, "short for --config.model.encoding")

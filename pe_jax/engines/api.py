@@ -107,7 +107,8 @@ def attention(
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
         or a short sequence (≤ 256; ≤ 128 with relative vectors; on CPU ≤ 512 where nothing is added
         to the scores) whose scores are few (2²¹; 2²³ for those of 512), else the device's kernel
-        where it can run this, else tiled. What was picked is logged once, under "pe_jax".
+        where it can run this and has agreed with "dense" on this device (`pe_jax.engines.trust`),
+        else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (DAPE, PaTH) run dense at any length, O(L²) memory.
         Where a bias decays (ALiBi; FoX in "tiled"), "tiled" and "fused" leave out tiles in which
         each key weighs less than 2⁻⁴³ of the query's own.

@@ -14,7 +14,7 @@ import jax.export
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Dropout, Mask, RowRescore, RowSum, Side, select
-from pe_jax.engines import reference, tiled
+from pe_jax.engines import reference, tiled, trust
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
@@ -110,6 +110,7 @@ def _choose(call: Call) -> tuple[str, int, str]:
     reason = _refusal(kernel, call)
     if devices(call.q.x, call.k.x, call.v) > 1:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
+    reason = reason or trust.doubt(_module(kernel), *call)
     if reason is not None:
         return "tiled", logging.WARNING, f"tiles of XLA, not the {kernel} kernel: {reason}"
     return kernel, logging.INFO, f"the {kernel} kernel"
@@ -148,7 +149,9 @@ def _check(implementation: Any, call: Call, name: str) -> None:
     if _is_dense(call.terms) and implementation != "dense":
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
         raise ValueError(f"{asked}: {fix}")
-    reason = _refusal(implementation, call) if implementation in KERNELS.values() else None
+    if implementation not in KERNELS.values():
+        return
+    reason = _refusal(implementation, call) or trust.doubt(_module(implementation), *call)
     if reason is not None:
         raise ValueError(f"{asked}: {reason}; pass 'tiled' or None")
 

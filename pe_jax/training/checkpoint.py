@@ -13,15 +13,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grain
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
 from pe_jax.training import manifest
 from pe_jax.validation import ConfigError
+
+if TYPE_CHECKING:  # saved with a state, not needed to read one
+    import grain
 
 # Fields that a resumed run must share; steps, logging, mesh and evaluation may differ.
 BINDING = ("seed", "data", "tokenizer", "length", "positions", "batch", "model")
@@ -63,13 +65,15 @@ class Checkpoints:
         """The last step with a complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
-    def save(self, step: int, state: Any, data: grain.DatasetIterator, meta: dict) -> None:
+    def save(self, step: int, state: Any, data: "grain.DatasetIterator", meta: dict) -> None:
         """Saves and waits until it is on disk (an exit right after would lose it otherwise).
 
         Raises:
           OSError: it cannot be written, with the bytes that it takes; earlier checkpoints stay,
             this one is removed.
         """
+        import grain
+
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=grain.checkpoint.CheckpointSave(data),
@@ -143,7 +147,7 @@ class Checkpoints:
         self.checked.add(step)
 
     def restore(
-        self, step: int, like: Any, data: grain.DatasetIterator | None, meta: dict | None
+        self, step: int, like: Any, data: "grain.DatasetIterator | None", meta: dict | None
     ) -> Any:
         """The state of a step with the shardings of `like`; advances `data` to that step.
 
@@ -168,6 +172,8 @@ class Checkpoints:
                 )
         items: dict = {"state": ocp.args.StandardRestore(like)}
         if data is not None:
+            import grain
+
             items["data"] = grain.checkpoint.CheckpointRestore(data)
         return self.manager.restore(step, args=ocp.args.Composite(**items))["state"]
 

@@ -52,6 +52,7 @@ KINDS = (  # these exact kinds
 )
 MAX_WIDTH = 256  # of a head
 MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
+LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon
 NEGLIGIBLE = -30.0  # logarithm of a weight that may be left out: below 2^-43
 KERNELS = {  # by their names in `Launches`; each is called with plan, x, blank, entries and *outs
     "forward": kernels.forward_kernel,
@@ -86,6 +87,13 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         and high - low + 1 > MAX_DISTANCES,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
+    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
+    plan = _plan(spec, terms, q, k, v, None, False)
+    near = max(map(abs, common.horizon(terms) or (0,)))
+    return 2 * plan.launches.longest + min(near, LONGEST_NEAR) + 61
 
 
 def attend(

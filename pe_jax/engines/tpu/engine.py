@@ -60,6 +60,12 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     return None
 
 
+def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
+    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases."""
+    plan = _plan(spec, terms, q, k, v)
+    return 2 * plan.block + min(max(map(abs, plan.horizon or (0,))), plan.block) + 61
+
+
 def attend(
     spec: AttentionSpec,
     terms: tuple,

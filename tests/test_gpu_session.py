@@ -1,0 +1,152 @@
+"""The session on a GPU, rehearsed without one; what it needs is on a machine with little on it."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pe_jax.engines.gpu import engine
+from tools.gpu_stages import agreement, results, summary
+from tools.gpu_stages.results import Clock, Refused, Results, in_parallel
+
+ROOT = Path(__file__).parents[1]
+ABSENT = (  # from a machine with JAX for CUDA, Flax, Optax, Orbax, PyTorch and Triton
+    *("grain", "ml_collections", "tensorboardX", "tensorflow_datasets", "array_record"),
+    *("jax_triton", "tokamax", "docstring_parser", "tensorflow", "pytest"),
+)
+HIDE = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """Runs Python as on such a machine: its output."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sitecustomize.py").write_text(HIDE.format(absent=ABSENT))
+    fast = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "XLA_FLAGS": fast}
+    environment["JAX_PLATFORMS"] = "cpu"
+
+    def run(*arguments):
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def rehearsal(bare, tmp_path_factory):
+    """A session from beginning to end: its folder, and what it printed."""
+    out = tmp_path_factory.mktemp("session") / "results"
+    command = "-m", "tools.gpu_session", "--rehearse", "--schemes=nope,t5", "--dtypes=bfloat16"
+    return out, [bare(*command, f"--out={out}") for _ in range(2)]
+
+
+def test_it_runs_from_beginning_to_end_without_what_is_absent(rehearsal):
+    out, (first, _) = rehearsal
+    assert first.returncode == 0, first.stderr[-2000:]
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    compared = [row for row in rows if row["stage"] == "agreement"]
+    assert {row["scheme"] for row in compared} == {"nope", "t5"} and len(compared) == 16
+    assert sum(row.get("agrees") is True for row in compared) == 14
+    reasons = [row["note"] for row in compared if "agrees" not in row]
+    assert any("explicit positions" in note for note in reasons)
+    timed = {(r["scheme"], r["mode"], r["engine"]) for r in rows if r["stage"] == "benchmark"}
+    both = "forward", "forward + backward"
+    assert {(s, m, e) for s in ("nope", "t5") for m in both for e in ("ours", "jax.nn")} <= timed
+    absent = [row for row in rows if row.get("engine") == "cudnn"]
+    assert absent and all(row["note"] for row in absent)
+    steps = [row for row in rows if row["stage"] == "step"]
+    assert sorted(row["scheme"] for row in steps) == ["nope", "t5"]
+    for row in rows:
+        assert row.get("ms", 1) > 0 and ("ms" not in row or row.get("runs") != "")
+    page = (out / "summary.md").read_text()
+    assert "14 comparisons, all of which agree." in page and "## Training step" in page
+    assert page.strip() in first.stdout
+    assert json.loads((out / "about.json").read_text())["versions"]["jax"]
+
+
+def test_it_goes_on_where_it_left_off(rehearsal):
+    out, (first, second) = rehearsal
+    assert second.returncode == 0
+    done = [line for line in first.stdout.splitlines() if line.startswith(("agreement ", "step "))]
+    assert done and not {*done} & {*second.stdout.splitlines()}
+
+
+def test_without_a_gpu_it_says_so_in_a_line(bare, tmp_path):
+    said = bare("-m", "tools.gpu_session", f"--out={tmp_path}/new")
+    assert said.returncode == 2 and not (tmp_path / "new").exists()
+    assert said.stderr.strip().splitlines()[-1].startswith("error: no GPU: JAX has cpu here")
+
+
+def test_what_the_benchmark_imports_is_there(bare):
+    code = "import pe_jax, experiments.benchmark, experiments.programs.benchmark as b; b.main"
+    code += "; pe_jax.attention, pe_jax.adapters; from pe_jax.training.step import Trainer"
+    code += "; from experiments.measuring import benchmark_settings as s; s.define()"
+    said = bare("-c", code)
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert "No module named 'grain'" in bare("-c", "import grain").stderr
+
+
+# Its parts.
+
+
+def test_a_result_is_on_disk_at_once_and_a_cut_line_is_made_again(tmp_path):
+    row = {"stage": "step", "scheme": "nope", "length": 5}
+    file = tmp_path / "a" / "results.jsonl"
+    Results(file).add(row | {"ms": 1.0})
+    assert json.loads(file.read_text()) == row | {"ms": 1.0}
+    file.write_text(file.read_text() + '{"stage": "step", "sch')
+    again = Results(file)
+    assert again.has(row) and len(again.rows) == 1 and not again.has(row | {"length": 6})
+    again.add(row | {"length": 6})
+    assert len(Results(file).rows) == 2
+
+
+def test_jobs_run_side_by_side_until_time_is_up():
+    def job(n):
+        if n == 1:
+            raise ValueError("no")
+        time.sleep(0.01 if n < 4 else 9)
+        return {"n": n}
+
+    jobs = (({"scheme": n}, functools.partial(job, n)) for n in range(9))
+    begin = time.monotonic()
+    found = {row["scheme"]: answer for row, answer in in_parallel(jobs, 2, Clock(0.5))}
+    assert time.monotonic() - begin < 5 and sorted(found) == [0, 1, 2, 3]
+    assert isinstance(found[1], ValueError) and found[2] == {"n": 2}
+    assert results.reason(found[1]) == "ValueError: no" and results.reason(Refused("so")) == "so"
+
+
+def test_a_clock_is_shared():
+    clock = Clock(100)
+    assert 39 < clock.share(0.4).left <= 40 and Clock(-1).left == 0
+
+
+def test_a_kernel_that_is_wrong_is_reported(tmp_path, monkeypatch):
+    real = engine.attend
+
+    def wrong(*call, **options):
+        out, lse = real(*call, **options)
+        return out * 1.1, lse
+
+    monkeypatch.setattr(engine, "attend", wrong)
+    monkeypatch.setattr(agreement, "cases", lambda shape: {"one": (shape, {})})
+    found = Results(tmp_path / "results.jsonl")
+    agreement.run(found, Clock(60), 1, ["nope"], ["float32"], rehearse=True)
+    (line,) = agreement.failures(found)
+    assert line.startswith("nope, float32, one: ") and "is off by 0.1" in line
+    assert "1 of which disagree" in summary.text(found)

@@ -1,0 +1,147 @@
+"""Nine minutes on a machine with an NVIDIA GPU: are the kernels right there, and how fast are they?
+
+    make gpu PYTHON=python3
+    python -m tools.gpu_session --only=benchmark,step --schemes=nope,t5 --lengths=4096
+    python -m tools.gpu_session --rehearse    # without a GPU: tiny shapes, interpreted kernels
+
+It needs JAX for CUDA; the last two stages Flax and Optax, a part of the second PyTorch. What is
+missing is left out, by name. Nothing is installed or fetched. The stages:
+
+    agreement    each scheme with a kernel, by the kernels and by the dense engine: outputs, row
+                 sums and every gradient; float32 and bfloat16; odd lengths, documents, windows,
+                 grouped heads, sinks
+    benchmark    attention, forward and backward: ms, TFLOP/s and share of the peak; beside cuDNN,
+                 jax.nn with a materialised bias, and FlexAttention
+    step         a training step of 25M parameters at 512 and 8,192 tokens, and its ratio to NoPE's
+
+Each has a share of the budget; what it leaves is the next one's. In --out are results.jsonl, with a
+line for each result as soon as it is there, about.json and summary.md. The same command goes on
+where another left off. The exit status is 1 where kernels disagree or a stage fails, 2 without a
+GPU.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from experiments.running import launch
+from experiments.running.provenance import commit
+from pe_jax.encodings import parse
+from pe_jax.validation import ConfigError
+from tools.gpu_stages import agreement, summary
+from tools.gpu_stages.results import Clock, Results, reason
+
+SHARES = {"agreement": 0.4, "benchmark": 0.7, "step": 1.0}  # of the time that is left
+DTYPES = ("float32", "bfloat16")
+PACKAGES = ("pe_jax", "jax", "jaxlib", "triton", "torch", "flax", "optax", "numpy")
+GRACE = 25  # seconds beyond the budget, after which even a call that hangs is ended
+
+
+def about() -> dict[str, Any]:
+    """The machine, versions and command."""
+    device, versions = jax.devices()[0], {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "command": " ".join(["python", "-m", "tools.gpu_session", *sys.argv[1:]]),
+        "device": device.device_kind,
+        "capability": str(getattr(device, "compute_capability", "")),
+        "platform": device.client.platform_version,
+        "processors": os.cpu_count(),
+        "versions": {"python": platform.python_version(), **versions},
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def stages(options: Any) -> dict[str, Callable[[Results, Clock], None]]:
+    """By name what each stage does; imported when it begins."""
+    schemes, threads = options.schemes, options.threads
+
+    def agree(results, clock):
+        names = [n for n in schemes if n not in agreement.ONLY_TIMED] or agreement.names()
+        agreement.run(results, clock, threads, names, options.dtypes, options.rehearse)
+
+    def scale():
+        from tools.gpu_stages import speed
+
+        chosen = speed.TINY if options.rehearse else speed.LARGE
+        given = {"schemes": tuple(schemes), "lengths": tuple(map(int, options.lengths))}
+        return speed, dataclasses.replace(chosen, **{k: v for k, v in given.items() if v})
+
+    def benchmark(results, clock):
+        speed, chosen = scale()
+        speed.benchmark(results, clock, threads, chosen)
+
+    def step(results, clock):
+        speed, chosen = scale()
+        speed.steps(results, clock, threads, chosen)
+
+    return {"agreement": agree, "benchmark": benchmark, "step": step}
+
+
+def main() -> None:
+    """Runs the stages; writes and prints what came of them."""
+    options = flags.FLAGS
+    begin = Clock(options.budget)
+    if unknown := {*options.only} - {*SHARES}:
+        raise ConfigError(f"only={','.join(unknown)}: stages are {', '.join(SHARES)}")
+    if not all(length.isdecimal() for length in options.lengths):
+        raise ConfigError(f"lengths={','.join(options.lengths)}: pass integers, as 1024,4096")
+    for name in {*options.schemes} - {*agreement.ONLY_TIMED}:
+        parse(name)
+    backend = jax.default_backend()
+    if backend != "gpu" and not options.rehearse:
+        raise ConfigError(f"no GPU: JAX has {backend} here; --rehearse needs none")
+    out = Path(options.out)
+    results = Results(out / "results.jsonl")
+    (out / "about.json").write_text(json.dumps(about(), indent=1), encoding="utf-8")
+    watch = threading.Timer(options.budget + GRACE, os._exit, (124,))
+    watch.daemon = True
+    watch.start()
+    stopped = []
+    for name, run in stages(options).items():
+        if name not in options.only:
+            continue
+        part = begin.share(SHARES[name])
+        try:
+            run(results, part)
+        except ImportError as error:
+            results.add({"stage": name, "note": f"not run: {error}"})
+        except Exception as error:  # the others may do
+            stopped.append(f"{name}: {reason(error)}")
+            results.add({"stage": name, "note": f"stopped: {reason(error)}"})
+        print(f"{name}: {begin.left:.0f} s are left", flush=True)
+        (out / "summary.md").write_text(summary.text(results), encoding="utf-8")
+    print(summary.text(results))
+    for line in (wrong := agreement.failures(results) + stopped):
+        print(line, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(bool(wrong))  # without a word to threads that still compile
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("only", [*SHARES], "stages")
+    flags.DEFINE_float("budget", 510.0, "seconds for all of them")
+    flags.DEFINE_list("schemes", [], "names; none: all")
+    flags.DEFINE_list("lengths", [], "tokens, of the benchmark; none: 4096,1024,16384,65536")
+    flags.DEFINE_list("dtypes", [*DTYPES], "of the agreement")
+    flags.DEFINE_integer("threads", min(8, os.cpu_count() or 1), "programs compiled at a time")
+    flags.DEFINE_bool("rehearse", False, "tiny shapes and interpreted kernels, on any machine")
+    flags.DEFINE_string("out", "runs/gpu_session", "folder of the results")
+    launch.run_flags(main)

@@ -1,0 +1,1 @@
+"""What `tools.gpu_session` does on a GPU, stage by stage."""

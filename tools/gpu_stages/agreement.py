@@ -1,0 +1,191 @@
+"""Every scheme by the kernels and by the dense engine in float32: outputs and every gradient."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.encodings import ENCODINGS, parse
+from pe_jax.encodings.base import Dims, Encoding, adds_to_input
+from pe_jax.engines import reference, trust
+from pe_jax.engines.api import attention
+from pe_jax.engines.gpu import engine
+from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, reason
+
+STAGE = "agreement"
+SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")}
+FIRST = (  # one or two for each way of the kernels
+    *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
+    *("inkling", "tupe", "cable", "sink"),
+)
+ONLY_TIMED = ("shaw_keys", "alibi_plain")  # what the benchmark calls variants of two schemes
+SUMS = ("alibi+rope", "t5+rope", "shaw+t5", "kerple(kind='power')", "fox+alibi", "deberta+rope")
+
+
+class Shape(NamedTuple):
+    """Sizes of a call: tokens, query heads, key heads, width of a head, rows."""
+
+    length: int = 397  # several blocks and a part of one; past the horizons of most tables
+    heads: int = 4
+    kv_heads: int = 2
+    width: int = 64
+    rows: int = 2
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes that encodings see."""
+        return Dims(self.heads * self.width, self.heads, self.kv_heads, self.width)
+
+
+SMALL = Shape(37, width=16)  # of a rehearsal
+
+
+def cases(shape: Shape) -> dict[str, tuple[Shape, dict[str, Any]]]:
+    """Name → sizes, and options of `attention`; by what should be known first."""
+    length, rows = shape.length, shape.rows
+    ids = np.where(np.arange(length) < 0.4 * length, 0, 1)
+    ids = np.where(np.arange(length) < 0.95 * length, ids, -1)[None].repeat(rows, 0)
+    few = {"window": length // 4}
+    return {
+        "causal, grouped heads": (shape, {}),
+        "documents and a window": (shape, {"q_segments": ids, **few}),
+        "both ways": (shape, {"causal": False}),
+        "wider heads": (shape._replace(width=2 * shape.width, kv_heads=shape.heads), {}),
+        "a window with sinks": (shape, {"sinks": 3, **few}),
+        "positions of its own": (shape, {"q_positions": 3 * np.arange(length) + 7}),
+        "capped": (shape, {"logit_cap": 2.0}),
+        "no row sums": (shape, {"return_lse": False}),  # what cuDNN may run
+    }
+
+
+def names() -> list[str]:
+    """All schemes of one axis, and sums."""
+    known = [n for n, kind in ENCODINGS.items() if kind().claims.axes == 1]
+    return list(dict.fromkeys((*FIRST, *SUMS, *known)))
+
+
+def compare(spec: str, shape: Shape, options: dict, dtype: str, attend: Callable) -> Row:
+    """How far the kernels are from the dense engine: the worst array, and what may be rounding.
+
+    Raises:
+      Refused: no kernel runs the call, or the scheme does not know it.
+    """
+    (encoding,) = parse(SPECS.get(spec, spec))
+    q, k, v = (
+        jnp.asarray(_normal(shape.rows, shape.length, heads, shape.width, seed=seed), dtype)
+        for seed, heads in enumerate((shape.heads, shape.kv_heads, shape.kv_heads))
+    )
+    x = jnp.asarray(_normal(shape.rows, shape.length, shape.dims.width, seed=4), dtype)
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), shape.dims))
+    params = jax.tree.map(lambda x: jnp.asarray(0.4 * _normal(*x.shape, seed=5)), shapes)
+    given = params, q, k, v, x
+
+    def dense(*call):
+        if why := engine.refusal(*call):
+            raise Refused(why)
+        return _in_float32(*call)
+
+    def outcome(attend):
+        return _outcome(encoding, shape, options, attend)
+
+    try:
+        jax.eval_shape(outcome(dense), *given)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    with jax.default_matmul_precision("highest"):
+        got, want = (outcome(run)(*given) for run in (attend, dense))
+    errors = {
+        jax.tree_util.keystr(path, simple=True, separator="."): trust.relative_error(a, b)
+        for (path, a), b in zip(
+            jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True
+        )
+    }
+    name, worst = max(errors.items(), key=lambda item: np.nan_to_num(item[1], nan=np.inf))
+    most = trust.bound(dtype)
+    return {"agrees": worst <= most, "error": worst, "of": name, "bound": most}
+
+
+def _in_float32(spec, terms, q, k, v):
+    q, k = (side._replace(x=side.x.astype(jnp.float32)) for side in (q, k))
+    return reference.attend(spec, terms, q, k, v.astype(jnp.float32))
+
+
+def _outcome(encoding: Encoding, shape: Shape, options: dict, attend: Callable) -> Callable:
+    """(params, q, k, v, x) → output and row sums, with the gradients of all."""
+
+    def forward(params, q, k, v, x):
+        given = {"return_lse": True, "causal": True, **options}
+        found = attention(
+            q,
+            k,
+            v,
+            encoding=encoding,
+            params=params,
+            x=x,
+            dims=shape.dims,
+            embedded=adds_to_input(encoding, shape.dims),
+            implementation=attend,
+            **given,
+        )
+        if not given["return_lse"]:
+            return {"out": found}
+        out, lse = found
+        return {"out": out, "lse": jnp.where(lse > reference.LOWEST / 2, lse, 0)}
+
+    @jax.jit
+    def run(*given):
+        results, pull = jax.vjp(forward, *given)
+        gradients = pull(jax.tree.map(trust.cotangent, results))
+        return results | {"d": dict(zip(("params", *"qkvx"), gradients, strict=True))}
+
+    return run
+
+
+def _normal(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+
+
+def jobs(
+    results: Results, schemes: list[str], dtypes: list[str], rehearse: bool
+) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """All comparisons without a result yet; the first case of every scheme before the next."""
+    attend = engine.attend
+    if rehearse:
+        attend = functools.partial(engine.attend, interpret=True, sizes=(16, 16))
+    for case, (shape, options) in cases(SMALL if rehearse else Shape()).items():
+        for dtype in dtypes:
+            for spec in schemes:
+                row = {"stage": STAGE, "scheme": spec, "dtype": dtype, "case": case}
+                if not results.has(row):
+                    yield row, functools.partial(compare, spec, shape, options, dtype, attend)
+
+
+def run(
+    results: Results,
+    clock: Clock,
+    threads: int,
+    schemes: list[str],
+    dtypes: list[str],
+    rehearse: bool,
+) -> None:
+    """Compares what the flags select, until time is up."""
+    waiting = jobs(results, schemes, dtypes, rehearse)
+    for row, found in in_parallel(waiting, threads, clock):
+        if isinstance(found, Refused):
+            found = {"note": reason(found)}
+        elif isinstance(found, Exception):
+            found = {"agrees": False, "note": reason(found)}
+        results.add(row | found)
+
+
+def failures(results: Results) -> list[str]:
+    """A line for each comparison that did not agree."""
+    return [
+        f"{row['scheme']}, {row['dtype']}, {row['case']}: "
+        + (f"{row['of']} is off by {row['error']:.2g}" if "of" in row else row["note"])
+        for row in results.of(STAGE)
+        if row.get("agrees") is False
+    ]

@@ -1,0 +1,266 @@
+"""How fast attention and training steps are, with every scheme; beside cuDNN, jax.nn and Flex."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.measuring import training_steps, workloads
+from experiments.measuring.timing import NAIVE, OURS
+from experiments.measuring.workloads import FLEX, PLAIN, SCHEMES, SPECS, Planned, Program, Sizes
+from pe_jax.encodings.base import adds_to_input
+from pe_jax.engines import dispatch, reference
+from pe_jax.engines.api import attention
+from pe_jax.engines.sharded.layout import CONTIGUOUS
+from pe_jax.models.config import ModelConfig
+from tools.gpu_stages import agreement
+from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, reason
+
+ATTENTION, STEP = "benchmark", "step"
+FIRST = (*agreement.FIRST, *agreement.ONLY_TIMED)
+IN_FLEX = ("nope", "alibi", "t5")
+CUDNN, SUMS = "cudnn", "row sums"  # engines: cuDNN's own, and our kernel where sums are read
+NAIVE_LIMIT = 16384  # tokens: a bias of 8 heads takes 4 GiB in bfloat16, and XLA's scores more
+SAMPLES, LEAST = 5, 0.02  # of each program; seconds of a sample
+PEAKS = {  # TFLOP/s of bfloat16 products, dense, by data sheets; the first name that is part
+    **{"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "GH200": 989},
+    **{"B200": 2250, "A100": 312, "L40S": 362, "L4": 121},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """What is timed: sizes of attention and of the model, lengths, schemes.
+
+    Attributes:
+      sizes: of attention.
+      lengths: tokens.
+      schemes: names of `workloads.SCHEMES`, by what should be known first.
+      others: engines beside ours, where they have a form for a scheme.
+      model: of the training step.
+      tokens: per training step.
+      step_lengths: tokens per row of it.
+    """
+
+    sizes: Sizes
+    lengths: tuple[int, ...]
+    schemes: tuple[str, ...]
+    others: tuple[str, ...]
+    model: ModelConfig
+    tokens: int
+    step_lengths: tuple[int, ...]
+
+
+LARGE = Scale(
+    Sizes(1, 8, 64, "bfloat16", True),
+    (4096, 1024, 16384, 65536),
+    (*FIRST, *(name for name in SCHEMES if name not in FIRST)),
+    (NAIVE, FLEX),
+    ModelConfig(vocab=257, width=512, layers=8, heads=8, dtype="bfloat16"),  # 25M
+    32768,
+    (512, 8192),
+)
+TINY = Scale(  # of a rehearsal
+    Sizes(1, 2, 8, "float32", True),
+    (32,),
+    ("nope", "t5"),
+    (NAIVE,),
+    ModelConfig(vocab=257, width=16, layers=1, heads=2),
+    64,
+    (32,),
+)
+
+
+def peak(kind: str) -> float | None:
+    """TFLOP/s of a device, by its name; None if it is not known."""
+    return next((x for name, x in PEAKS.items() if name.lower() in kind.lower()), None)
+
+
+def operations(sizes: Sizes, length: int, backward: bool) -> float:
+    """Of the products of attention; without those that a causal mask hides."""
+    forward = 4.0 * sizes.batch * sizes.heads * length**2 * sizes.head_dim
+    return forward * (3.5 if backward else 1.0) * (0.5 if sizes.causal else 1.0)
+
+
+def seconds(run: Callable[[], Any], clock: Clock) -> float:
+    """The median of a few samples per call; calls of a sample wait for the device once."""
+
+    def sample(calls: int) -> float:
+        begin, result = time.perf_counter(), None
+        for _ in range(calls):
+            result = run()
+        jax.block_until_ready(result)
+        return (time.perf_counter() - begin) / calls
+
+    calls = max(1, math.ceil(LEAST / sample(1)))
+    samples = [sample(calls)]
+    while len(samples) < SAMPLES and clock.left:
+        samples.append(sample(calls))
+    return statistics.median(samples)
+
+
+def runs(name: str, sizes: Sizes, length: int) -> str:
+    """The module of the engine that `attention` takes for a scheme."""
+    encoding, chosen = workloads.scheme(name, length), []
+
+    def note(*call):
+        engine: Any = dispatch.engine(None, CONTIGUOUS, dispatch.Call(*call), name)
+        chosen.append(engine.__module__.removeprefix("pe_jax.engines."))
+        return reference.attend(*call)
+
+    shape = sizes.batch, length, sizes.heads, sizes.head_dim
+    rows = jax.ShapeDtypeStruct(shape, sizes.dtype)
+    params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), sizes.dims))
+
+    def call(params, q, k, v):
+        options: Any = {"x": workloads.flat(q), "causal": sizes.causal, "implementation": note}
+        embedded = adds_to_input(encoding, sizes.dims)
+        return attention(q, k, v, encoding=encoding, params=params, embedded=embedded, **options)
+
+    jax.eval_shape(call, params, rows, rows, rows)
+    return chosen[0]
+
+
+# Attention.
+
+
+def _others(sizes: Sizes, length: int, backward: bool) -> Iterator[Planned]:
+    """NoPE by cuDNN itself; and by our kernel, which runs where row sums are read."""
+    shape = sizes.batch, length, sizes.heads, sizes.head_dim
+    operands = [jnp.asarray(workloads.normal(*shape, seed=s), sizes.dtype) for s in range(4)]
+
+    def cudnn(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=sizes.causal, implementation="cudnn")
+
+    def with_sums(q, k, v):
+        out, lse = attention(q, k, v, causal=sizes.causal, return_lse=True)
+        return out + 0 * lse[..., None].astype(out.dtype)
+
+    def program(f) -> Program:
+        given = operands if backward else operands[:3]
+        return workloads.compiled(workloads.gradient(f) if backward else f, *given)[1]
+
+    for engine, f in ((CUDNN, cudnn), (SUMS, with_sums)):
+        yield Planned("nope", engine, functools.partial(program, f))
+
+
+def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
+    """Length, mode and programs, group by group, the most wanted first."""
+    sizes, limits = scale.sizes, {NAIVE: NAIVE_LIMIT}
+    modes = [title for mode in ("forward", "backward") for title in workloads.MODES[mode]]
+    first = [name for name in scale.schemes if name in FIRST]
+    more = [name for name in scale.schemes if name not in FIRST]
+    flex = [name for name in scale.schemes if name in IN_FLEX]
+    lengths, some = scale.lengths, scale.lengths[:1]
+    turns = (
+        *((first, OURS, lengths), (first, NAIVE, lengths), (flex, FLEX, some)),
+        *((more, OURS, lengths), (flex, FLEX, lengths), (more, NAIVE, lengths)),
+    )
+    for schemes, engine, asked in turns:
+        if engine not in (OURS, *scale.others):
+            continue
+        for length, mode in itertools.product(asked, modes):
+            planned = workloads.plan(sizes, length, mode, schemes, (engine,), limits)
+            group = [x for x in planned if x.scheme != "matmuls"]
+            if (schemes, engine) == (first, OURS):
+                group += _others(sizes, length, mode != modes[0])
+            yield length, mode, group
+
+
+def benchmark(results: Results, clock: Clock, threads: int, scale: Scale) -> None:
+    """Times attention, group by group, until time is up: compiled side by side, timed alone."""
+    best, sizes = peak(jax.devices()[0].device_kind), scale.sizes
+    for length, mode, planned in plan(scale):
+        backward = mode not in workloads.MODES["forward"]
+        jobs, flex = [], False
+        for item in planned:
+            row = {"stage": ATTENTION, "scheme": item.scheme, "dtype": sizes.dtype}
+            row |= {"length": length, "mode": mode, "engine": item.engine}
+            if not results.has(row):
+                jobs.append((row, item.compile))
+                flex = flex or item.engine == FLEX  # torch compiles in processes of its own
+
+        def figures(row, taken, length=length, backward=backward) -> Row:
+            tflops = operations(sizes, length, backward) / taken / 1e12
+            found = {"tflops": tflops, "of_peak": tflops / best if best else None}
+            if row["engine"] == OURS:
+                found["runs"] = runs(row["scheme"], sizes, length)
+            return found
+
+        _time(results, jobs, 1 if flex else threads, clock, figures)
+        if not clock.left:
+            return
+
+
+def _time(results: Results, jobs: list, threads: int, clock: Clock, figures: Callable) -> None:
+    """Times what compiles, one after the other; of the rest the reason is a result.
+
+    `figures(row, seconds)` are more to note.
+    """
+    for row, program in _built(results, jobs, threads, clock):
+        try:
+            taken = seconds(program.run, clock)
+            temp = program.temp_bytes and program.temp_bytes / 2**20
+            found: Row = {"ms": 1e3 * taken, "compile_s": program.compile_seconds, "temp_mib": temp}
+            found |= figures(row, taken) | ({"note": program.note} if program.note else {})
+        except Exception as error:  # no memory for it beside the others, say
+            found = {"note": reason(error)}
+        results.add(row | found)
+
+
+def _built(results: Results, jobs: list, threads: int, clock: Clock) -> list[tuple[Row, Program]]:
+    """What compiles; of the rest the reason is a result."""
+    built = []
+    for row, found in in_parallel(jobs, threads, clock):
+        if isinstance(found, Exception):
+            results.add(row | {"note": reason(found)})
+        else:
+            built.append((row, found))
+    return built
+
+
+# Training steps.
+
+
+def _step(scale: Scale, name: str, length: int) -> Program:
+    """A training step of the model with a scheme.
+
+    Raises:
+      Refused: its attention is dense where that takes gigabytes.
+    """
+    head_dim = scale.model.width // scale.model.heads
+    sizes = Sizes(1, scale.model.heads, head_dim, scale.model.dtype, True)
+    if length > 4096 and runs(name, sizes, length) == "reference":
+        raise Refused("all scores at once")
+    encoding = SPECS.get(name, name).format(length=length)
+    model = dataclasses.replace(scale.model, encoding=encoding)
+    begin = time.perf_counter()
+    running = training_steps.ours(
+        training_steps.Size(model, max(1, scale.tokens // length), length)
+    )
+    jax.block_until_ready(running.step())
+    return Program(running.step, running.temp_bytes, time.perf_counter() - begin)
+
+
+def steps(results: Results, clock: Clock, threads: int, scale: Scale) -> None:
+    """Times training steps, a few schemes at a time, until time is up."""
+    jobs = []
+    for part in (FIRST, tuple(name for name in scale.schemes if name not in FIRST)):
+        wanted = [name for name in part if name in scale.schemes and name != PLAIN]
+        for length, name in itertools.product(scale.step_lengths, wanted):
+            row = {"stage": STEP, "scheme": name, "dtype": scale.model.dtype, "length": length}
+            if not results.has(row):
+                jobs.append((row, functools.partial(_step, scale, name, length)))
+
+    def figures(row, taken) -> Row:
+        return {"tokens_per_s": max(scale.tokens, row["length"]) / taken}
+
+    for first in range(0, len(jobs), threads):
+        _time(results, jobs[first : first + threads], threads, clock, figures)
