@@ -18,8 +18,9 @@ from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
+from pe_jax.engines.sharded.tile_hops import TileHops
 from pe_jax.engines.tiled import Tiled
-from pe_jax.engines.tiled.tiles import TILE, devices
+from pe_jax.engines.tiled.tiles import CHOSEN, TILE, devices
 from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
@@ -68,19 +69,40 @@ def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Ca
 
 
 def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
-    """The ring, with tiles as `implementation` has them if that is the tiled engine."""
+    """The ring, with the tiles or the kernels that were asked for, or that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
     if terms := select(call.terms, Mask, Dropout):
         kind = type(terms[0]).__name__
         raise ValueError(f"devices that share rows have no {kind}: leave out the ring (mesh.seq=1)")
-    tiles = Tiled() if implementation in (None, "tiled") else implementation
-    if not isinstance(tiles, Tiled):
+    begin = getattr(implementation, "begin", None)
+    if isinstance(implementation, Tiled):
+        begin = functools.partial(TileHops.begin, implementation.sizes)
+    elif implementation in (None, "tiled", "tpu"):
+        begin = _hops(implementation, layout, call, name)
+    if begin is None:
         raise ValueError(
             f"implementation={implementation!r} with layout={type(layout).__name__}: devices that"
             " share rows run a ring of tiles; leave it out, or pass 'tiled' or a Tiled(sizes)"
         )
-    return functools.partial(ring.attend, layout, tiles.sizes)
+    return functools.partial(ring.attend, layout, begin)
+
+
+def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
+    """What computes the hops of a ring: the TPU's kernels or tiles."""
+    begin = functools.partial(TileHops.begin, CHOSEN)
+    if implementation == "tiled" or (implementation is None and jax.default_backend() != "tpu"):
+        return begin
+    from pe_jax.engines.tpu import hops
+
+    reason = _elsewhere("tpu") or hops.refusal(ring.partition(layout), *call)
+    if reason is None:
+        _log(logging.INFO, f"{name}: a ring of the tpu kernel")
+        return hops.Kernels().begin
+    if implementation == "tpu":
+        raise ValueError(f"implementation='tpu': {reason}; pass 'tiled' or None")
+    _log(logging.WARNING, f"{name}: a ring of XLA's tiles, not of the tpu kernel: {reason}")
+    return begin
 
 
 def _of_whole_rows(implementation: Any, call: Call, name: str) -> Callable:
@@ -150,11 +172,16 @@ def _check(implementation: Any, call: Call, name: str) -> None:
 
 def _refusal(kernel: str, call: Call) -> str | None:
     """Why a kernel cannot run here, or cannot run this call; None if it can."""
+    return _elsewhere(kernel) or _module(kernel).refusal(*call)
+
+
+def _elsewhere(kernel: str) -> str | None:
+    """Which platform a kernel needs, where this is another."""
     platform = jax.default_backend()
-    if KERNELS.get(platform) != kernel:
-        needs = next(name for name, own in KERNELS.items() if own == kernel)
-        return f"it needs a {needs.upper()}, this is a {platform.upper()}"
-    return _module(kernel).refusal(*call)
+    if KERNELS.get(platform) == kernel:
+        return None
+    needs = next(name for name, own in KERNELS.items() if own == kernel)
+    return f"it needs a {needs.upper()}, this is a {platform.upper()}"
 
 
 def _module(name: str) -> Any:
