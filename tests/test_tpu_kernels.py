@@ -328,11 +328,12 @@ NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("slice_", ["v5e:2x2", "v5p:2x2x1"])
 @pytest.mark.parametrize("name", TILED)
-def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name):
+def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name, slice_):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("no libtpu here: pip install 'jax[tpu]'")
-    command = [sys.executable, "-m", "tests.test_tpu_kernels", name, *map(str, LENGTHS)]
+    command = [sys.executable, "-m", "tests.test_tpu_kernels", slice_, name, *map(str, LENGTHS)]
     env = os.environ | HOST
     found = subprocess.run(command, env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-3000:]
@@ -341,9 +342,9 @@ def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name):
         assert twice + NEAR < 8 * LENGTHS[1] ** 2 * 2 / 10  # of a bias in bfloat16
 
 
-def main(name: str, *lengths: str) -> None:
+def main(slice_: str, name: str, *lengths: str) -> None:
     """Prints the temporaries of forward and backward at each length, as JSON."""
-    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=slice_)
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     spec = SPECS.get(name, name).format(length=max(map(int, lengths)))
     sizes = []

@@ -3,12 +3,16 @@
 It gives what the dense engine gives; the kernels run interpreted.
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pe_jax
+from pe_jax.engines.tpu import engine, operands
 from pe_jax.engines.tpu.hops import Kernels
 from tests.test_gpu_token_terms import PACKED, run
-from tests.util import assert_close
+from tests.util import DIMS, B, E, H, assert_close, noise
 
 KERNELS = Kernels(block=16, interpret=True)
 T5 = "t5(num_buckets=6,max_distance=9)"
@@ -45,3 +49,27 @@ def test_half_precision_differs_from_dense_as_rounding_does(name):
     spec, options = CASES[name]
     half = {**options, "dtype": "bfloat16"}
     assert_close(run(spec, KERNELS, **half), run(spec, "dense", **half), 3e-2)
+
+
+def test_keys_that_have_faded_are_not_visited():
+    """FoX's gates are near 1/2: 43 tokens weigh nothing. Nor are those of other documents."""
+    ends = []
+
+    def attend(spec, terms, q, k, v):
+        plan = engine.counted(engine.make_plan(spec, terms, q, 16))
+        x = operands.make_arrays(plan, terms, q, k, v)
+        first = jnp.arange(0, q.x.shape[2], 16, dtype=jnp.int32)
+        for by_keys in (False, True):
+            places = operands.find_places(plan, x, first, first, by_keys)
+            ends.append([np.asarray(n) for n in (places.first, places.last)])
+        return v, None
+
+    length, encoding = 320, pe_jax.make("fox")
+    q, k, v, x = (0.01 * noise(B, length, n, E) for n in (H, H, H, H))
+    params, ids = encoding.init(jax.random.key(0), DIMS), np.arange(length)[None] // 32
+    given = {"encoding": encoding, "params": params, "x": x.reshape(B, length, -1)}
+    pe_jax.attention(q, k, v, **given, implementation=attend)
+    assert (ends[0][0][:, :, -1] > 12).all() and (ends[0][1] == np.arange(20)).all()
+    assert (ends[1][0] == np.arange(20)).all() and (ends[1][1][:, :, 0] < 7).all()
+    pe_jax.attention(q, k, v, **given, implementation=attend, q_segments=np.tile(ids, (B, 1)))
+    assert (ends[2][0] == np.arange(20) // 2 * 2).all()

@@ -83,7 +83,7 @@ def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
     if begin is None:
         raise ValueError(
             f"implementation={implementation!r} with layout={type(layout).__name__}: devices that"
-            " share rows run a ring of tiles; leave it out, or pass 'tiled' or a Tiled(sizes)"
+            " share rows run a ring; leave it out, or pass 'tiled', 'tpu' or a Tiled(sizes)"
         )
     return functools.partial(ring.attend, layout, begin)
 

@@ -15,6 +15,8 @@ from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tpu.plan import VECTORS, Arrays, Places, Plan
 
+MAX_PLACES = 2**18  # bytes of bounds
+
 
 def with_products(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
@@ -93,18 +95,27 @@ def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
 
 
 def find_places(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array, by_keys: bool):
-    """The places of blocks, whose first tokens are given, and what each visits."""
+    """The places of blocks, whose first tokens are given, and what each visits.
+
+    That is what the mask shows, the segments share, and biases that decay leave.
+    """
+    batch, heads, _, _ = x.q.shape
     seen = plan.shows(q_first[:, None] - k_first)[None, None]
-    if x.q_ids is not None:
+    if x.q_ids is not None and _fits(seen, len(x.q_ids)):
         (q_low, q_high), (k_low, k_high) = (_range(plan, ids) for ids in (x.q_ids, x.k_ids))
         seen &= q_high[..., None] >= k_low[..., None, :]
         seen &= q_low[..., None] <= k_high[..., None, :]
-    if plan.decays:
+    if plan.decays and _fits(seen, batch * heads):
         numbers = None if x.coefficients is None else x.coefficients[..., 0, 0]
         matters = common.Matters(plan.scale, plan.formula, plan.of_tokens)
         sizes = plan.block, plan.block
         seen &= matters(x.q, x.k, numbers, x.q_numbers, x.k_numbers, sizes)
     return Places(q_first, k_first, *bounds(seen, by_keys))
+
+
+def _fits(seen: jax.Array, count: int) -> bool:
+    """Whether the bounds of so many rows and heads may lie in a core's memory of scalars."""
+    return 8 * count * max(128, *seen.shape[2:]) <= MAX_PLACES
 
 
 def bounds(seen: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
@@ -116,6 +127,6 @@ def bounds(seen: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
 
 
 def _range(plan: Plan, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The least and the largest id of each block: [B or 1, 1, blocks]."""
+    """The least and the largest id of each block that is not hidden: [B or 1, 1, blocks]."""
     blocks = ids.reshape(*ids.shape[:2], -1, plan.block)
-    return blocks.min(3), blocks.max(3)
+    return jnp.where(blocks < 0, jnp.int32(2**30), blocks).min(3), blocks.max(3)
