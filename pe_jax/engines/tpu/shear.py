@@ -80,8 +80,8 @@ def _turn_back(wide: jax.Array) -> jax.Array:
     """
     rows, width = wide.shape
     starts = range(0, rows, ROWS)
-    wide = [pltpu.roll(wide[n : n + ROWS], (rows - 1 - n) % width, 1) for n in starts]
-    wide = jnp.concatenate(wide)
+    turned = (pltpu.roll(wide[n : n + ROWS], (rows - 1 - n) % width, 1) for n in starts)
+    wide = jnp.concatenate(list(turned))
     row = jax.lax.broadcasted_iota(jnp.int32, wide.shape, 0)
     for bit in (1, 2, 4):
         wide = jnp.where(row & bit != 0, pltpu.roll(wide, width - bit, 1), wide)
