@@ -196,8 +196,9 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
     (x, out, lse), (d_out, d_lse) = saved, cotangents
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
     whole = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
-    places = (_places(plan, x, by_keys) for by_keys in (False, True))
-    return Arrays(*map(_fold, passes.backward(plan, whole, *places, learned), x))
+    of_queries, of_keys = (_places(plan, x, by_keys) for by_keys in (False, True))
+    grads = passes.backward(plan, whole, of_queries, of_keys, learned)
+    return Arrays(*map(_fold, grads, x))
 
 
 def _places(plan: Plan, x: Arrays, by_keys: bool) -> Places:

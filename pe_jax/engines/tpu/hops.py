@@ -113,9 +113,9 @@ class KernelHops(NamedTuple):
         lse = jnp.where(result.lse == LOWEST, -LOWEST, result.lse)
         lse, inner = (jnp.swapaxes(n, 2, 3) for n in (lse, inner))
         known = arrays._replace(d_out=cotangent.out.astype(x.v.dtype), lse=lse, inner=inner)
-        places = (self._places(fixed, arrays, by_keys) for by_keys in (False, True))
+        of_queries, of_keys = (self._places(fixed, arrays, by_keys) for by_keys in (False, True))
         learned = [name for name, a in zip(Arrays._fields, arrays, strict=True) if a is not None]
-        grads = passes.backward(self.plan, known, *places, learned, dtype=jnp.float32)
+        grads = passes.backward(self.plan, known, of_queries, of_keys, learned, jnp.float32)
         of_q, of_k, of_v = grads[:3]
         # Those are the operands as they are: their gradients need no rounding.
         rest = grads._replace(q=None, k=None, v=None)
@@ -126,13 +126,13 @@ class KernelHops(NamedTuple):
 
     def _arrays(self, fixed: Fixed, terms: tuple, q: Vectors, k: Vectors, v: jax.Array) -> Arrays:
         """What the kernels read; none of it is padded."""
-        sides = (Side(*of, tokens) for of, tokens in ((q, fixed.q), (k, fixed.k)))
-        return operands.make_arrays(self.plan, terms, *sides, v)
+        of_q, of_k = (Side(*of, tokens) for of, tokens in ((q, fixed.q), (k, fixed.k)))
+        return operands.make_arrays(self.plan, terms, of_q, of_k, v)
 
     def _places(self, fixed: Fixed, x: Arrays, by_keys: bool) -> Places:
         """Where the blocks of this device are, and those that visit it."""
-        firsts = (tokens.index[0, :: self.plan.block] for tokens in (fixed.q, fixed.k))
-        return operands.find_places(self.plan, x, *firsts, by_keys)
+        own, theirs = (tokens.index[0, :: self.plan.block] for tokens in (fixed.q, fixed.k))
+        return operands.find_places(self.plan, x, own, theirs, by_keys)
 
 
 def _cotangent(grad: Any, of: Any) -> Any:
