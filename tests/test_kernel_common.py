@@ -39,9 +39,6 @@ def test_kernels_refuse_what_they_do_not_know(spec, why):
 @pytest.mark.parametrize(
     "spec, options, why",
     [
-        ("fox", {}, "it has no TokenBias"),
-        ("wavlm+rope", {}, "it has no RelativeState"),
-        ("tupe+fire", {}, "it has no TokenProduct or PairBias"),
         ("nope", {"window": 4, "sinks": 1}, "it has no attention sinks of a window"),
     ],
 )

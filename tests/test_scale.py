@@ -235,6 +235,8 @@ def test_the_page_says_in_words_what_has_no_figures(tmp_path):
     assert len(rows) == 4 + 3  # RoPE is in two tables of the three
     assert "| 5.0 | 500 ms | 400 ms | 100 ms | 115 | 50 % | 3 | – | – | – | – |" in text
     assert "does not fit: needs 120G of 95G per chip" in text and "took longer than 600 s" in text
+    again = scale_docs.page(plan, tmp_path, before=text)
+    assert "| 500 ms | 400 ms | 100 ms | 115 | 50 % | 3 | – | – | – | – | 500 ms |" in again
 
 
 def test_a_sweep_repeats_nothing_and_stops_in_time(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tpu import engine, kernels
+from pe_jax.engines.tpu import engine, operands, shear
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import contiguous, noise
@@ -223,21 +223,40 @@ def test_shear_takes_diagonals_and_unshear_is_its_transpose():
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
         return pl.pallas_call(kernel, out_shape=out, interpret=True)(x)
 
-    np.testing.assert_array_equal(on_tpu(kernels.shear, strip, (16, 16)), want)
-    summed = on_tpu(kernels.unshear, y, (1, 32))
+    np.testing.assert_array_equal(on_tpu(shear.shear, strip, (16, 16)), want)
+    summed = on_tpu(shear.unshear, y, (1, 32))
     np.testing.assert_allclose((summed * strip).sum(), (want * y).sum(), rtol=1e-5)
+
+
+def test_windows_of_vectors_take_each_pair_its_own(monkeypatch):
+    monkeypatch.setattr(shear, "PART", 4)  # four parts of a tile
+    own, vectors, y = noise(16, 3), noise(32, 3, seed=1), noise(16, 16, seed=2)
+    entry = 15 - np.arange(16)[:, None] + np.arange(16)
+    found = jax.jit(shear.multiply)(own, vectors)
+    np.testing.assert_allclose(found, np.einsum("re,rce->rc", own, vectors[entry]), rtol=1e-5)
+    want, by_entry = np.zeros((16, 32)), np.zeros((16, 32))
+    np.put_along_axis(want, entry, y, axis=1)
+    turned = jax.jit(lambda y: [window for *_, window in shear.windows(y)])(y)
+    for (tokens, entries), window in zip(shear.parts(16), turned, strict=True):
+        by_entry[tokens, entries] = window
+    np.testing.assert_allclose(by_entry, want)
 
 
 def test_tiles_outside_the_mask_are_not_in_the_grid():
     spec, tokens = setting((1, 4, 4096, 64), 4, {"window": 600})
     qkv = [jnp.zeros((1, 4, 4096, 64))] * 3
     call = arguments(pe_jax.make("alibi"), spec, pe_jax.Params({}, {}), qkv, tokens)
-    plan = engine._plan(*call)
-    assert plan.spans == [1, 2, 3, 3, 3, 3, 3, 3]
-    visited = {(i, j) for i in range(8) for j in range(8) if 0 <= i - j <= 2}
-    assert visited == {
-        (i, j) for j in range(8) for i in range(*np.add(plan.reach(j, 0, 599), (0, 1)))
-    }
+    plan = engine.counted(engine.make_plan(*call[:3]))
+    assert plan.steps == (3, 3) and plan.tiles == 1 + 2 + 6 * 3
+    first = jnp.arange(0, 4096, 512, dtype=jnp.int32)
+    plan = dataclasses.replace(plan, decays=False)
+    arrays = operands.make_arrays(plan, *call[1:])
+    ends = []
+    for by_keys in (False, True):
+        places = operands.find_places(plan, arrays, first, first, by_keys)
+        ends.append([np.asarray(x)[0, 0].tolist() for x in (places.first, places.last)])
+    assert ends[0] == [[0, 0, 0, 1, 2, 3, 4, 5], [*range(8)]]
+    assert ends[1] == [[*range(8)], [2, 3, 4, 5, 6, 7, 7, 7]]
 
 
 def test_what_the_engine_cannot_run_has_a_reason():
@@ -253,7 +272,10 @@ def test_what_the_engine_cannot_run_has_a_reason():
 
         return answer(engine.refusal, take, params, qkv)
 
-    assert reason("deberta+rope") == "it has no RelativeKeys or RelativeQueries"
+    assert reason("self_extend") == "it has no Rotation with several views of each token"
+    assert reason("fire") == "it has no PairBias"
+    assert reason("transformer_xl", 2**16) == "vectors without a horizon over 65536 tokens"
+    assert reason("deberta+rope") is None
     assert "same tokens" in reason("rope", aligned=False)
     assert "explicit positions" in reason("t5", contiguous=False)
     assert "explicit positions" in reason("alibi", contiguous=False)
@@ -306,11 +328,12 @@ NEAR = 128 * 2**20  # bytes of temporaries that may live beside the cores of a v
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("slice_", ["v5e:2x2", "v5p:2x2x1"])
 @pytest.mark.parametrize("name", TILED)
-def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name):
+def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name, slice_):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("no libtpu here: pip install 'jax[tpu]'")
-    command = [sys.executable, "-m", "tests.test_tpu_kernels", name, *map(str, LENGTHS)]
+    command = [sys.executable, "-m", "tests.test_tpu_kernels", slice_, name, *map(str, LENGTHS)]
     env = os.environ | HOST
     found = subprocess.run(command, env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-3000:]
@@ -319,9 +342,9 @@ def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name):
         assert twice + NEAR < 8 * LENGTHS[1] ** 2 * 2 / 10  # of a bias in bfloat16
 
 
-def main(name: str, *lengths: str) -> None:
+def main(slice_: str, name: str, *lengths: str) -> None:
     """Prints the temporaries of forward and backward at each length, as JSON."""
-    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=slice_)
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     spec = SPECS.get(name, name).format(length=max(map(int, lengths)))
     sizes = []

@@ -156,10 +156,13 @@ def seconds(x: float) -> str:
     return f"{plain(x, 2)} s" if x >= 1 else f"{plain(1e3 * x)} ms"
 
 
-def lines(plan: list[Cell], folder: Path, lead: tuple[str, ...]) -> Iterator[str]:
-    """A Markdown table with the fields `lead` of the cells before the figures."""
-    yield "| " + " | ".join((*lead, *HEADER)) + " |"
-    yield "|" + "---|" * (len(lead) + len(HEADER))
+def lines(
+    plan: list[Cell], folder: Path, lead: tuple[str, ...], before: dict[tuple[str, ...], str]
+) -> Iterator[str]:
+    """A Markdown table: the fields `lead` of the cells, the figures, the steps of another page."""
+    header = (*lead, *HEADER, *(("step before",) if before else ()))
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
     for cell in plan:
         row = read(cell, folder)
         if row is None:
@@ -168,7 +171,21 @@ def lines(plan: list[Cell], folder: Path, lead: tuple[str, ...]) -> Iterator[str
         first = [f"{x:,}" if isinstance(x, int) else x for x in fields]
         columns = figures(cell, row)
         columns += [""] * (len(HEADER) - len(columns))
+        columns += [before.get(tuple(first), "–")] if before else []
         yield "| " + " | ".join((*first, *columns)) + " |"
+
+
+def steps(page: str) -> list[dict[tuple[str, ...], str]]:
+    """Of each table of a page, the step of each line by the fields before its mesh."""
+    tables = []
+    for line in page.splitlines():
+        cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
+        if "mesh" in cells:
+            lead, step = cells.index("mesh"), cells.index("step")
+            tables.append({})
+        elif tables and line.startswith("| "):
+            tables[-1][cells[:lead]] = cells[step]  # pyright: ignore[reportPossiblyUnboundVariable]
+    return tables
 
 
 TEXT = """\
@@ -198,8 +215,7 @@ How to read it:
   that step.
 - **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, per
   chip and step. The compiler writes gathers of small parts as all-reduces of zero-padded arrays.
-- Attention runs in the TPU's kernels if the scheme has one and each chip has whole rows, else in
-  XLA tiles (Shaw, DeBERTa, FoX; rings), which this compiler handles badly: see "of peak".
+- Attention runs in the TPU's kernels, also in the ring; a hop counts as the mean of all.
 
 ## RoPE: sizes, contexts, slices
 
@@ -217,15 +233,16 @@ A decoding step: one token for each row, caches of 32,768 tokens.
 """
 
 
-def page(plan: list[Cell], folder: Path) -> str:
-    """The text of docs/scale.md."""
+def page(plan: list[Cell], folder: Path, before: str = "") -> str:
+    """The text of docs/scale.md; with the steps of an earlier page, if there is one."""
+    earlier = iter(steps(before))
     chip, fields = tpu_slice.CHIPS["v5p"], dataclasses.fields(MeshConfig)
     grid = [c for c in plan if c.encoding == "rope" and c.program == "train"]
     grid.sort(key=lambda c: (SIZES.index(c.size), c.context, c.chips))
     kinds = [c for c in plan if (c.size, c.context, c.chips) == ("1B", 32768, 64)]
 
     def table(cells: list[Cell], *lead: str) -> str:
-        return "\n".join(lines(cells, folder, lead))
+        return "\n".join(lines(cells, folder, lead, next(earlier, {})))
 
     return TEXT.format(
         hbm=chip.hbm / tpu_slice.GIB,
@@ -247,13 +264,15 @@ def main(_: list[str]) -> None:
         for topology in SLICES.values():
             tpu_slice.check(topology)
         sweep(plan, Path(options.out), options.minutes, options.limit)
-    Path(options.page).write_text(page(plan, Path(options.out)))
+    before = Path(options.before).read_text() if options.before else ""
+    Path(options.page).write_text(page(plan, Path(options.out), before))
     print(f"Plan: {options.page}")
 
 
 if __name__ == "__main__":
     flags.DEFINE_string("out", "runs/scale", "folder of the cells")
     flags.DEFINE_string("page", "docs/scale.md", "the page to write")
+    flags.DEFINE_string("before", "", "an earlier page, whose steps are shown beside")
     flags.DEFINE_float("minutes", 20, "no cell starts after this time")
     flags.DEFINE_float("limit", 600, "seconds after which a cell is aborted")
     app.run(main)

@@ -10,8 +10,8 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch import nn  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
-from experiments.measuring.torch_attention import device
 from experiments.measuring.plain_jax import BASE, EPSILON
+from experiments.measuring.torch_attention import device
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import OptimizerConfig
 

@@ -284,10 +284,11 @@ One process runs all programs of a table in turn, in a new order every round. Ti
 ratios are medians over rounds of the ratio within a round. *none* is NoPE by our engine; *matmuls*
 is the matmuls of the visible 512 × 512 tiles and nothing else; *jax.nn* is
 `jax.nn.dot_product_attention` with a materialised bias, including its construction, and *sdpa*
-PyTorch's `scaled_dot_product_attention` with one; *sdpa, none* is that without a bias; *alibi_plain*
-skips no tiles; *shaw_keys* adds no vectors at the values. Forward + backward computes the gradients
-of q, k, v and every parameter. Temporaries are the compiler's count. Sinusoidal and learned
-positions enter before attention: only in models do their rows differ from none by more than noise.
+PyTorch's `scaled_dot_product_attention` with one; *sdpa, none* is that without a bias;
+*alibi_plain* skips no tiles; *shaw_keys* adds no vectors at the values. Forward + backward computes
+the gradients of q, k, v and every parameter. Temporaries are the compiler's count. Sinusoidal and
+learned positions enter before attention: only in models do their rows differ from none by more than
+noise.
 
 A training step is forward, backward, clipping and AdamW with RoPE, from the same weights in every
 library: *ours* is the trainer of the programs, *dense* and *tiled* the same with that engine, *jax*

@@ -110,8 +110,8 @@ def attention(
         where it can run this and has agreed with "dense" on this device (`pe_jax.engines.trust`),
         else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (DAPE, PaTH) run dense at any length, O(L²) memory.
-        Where a bias decays (ALiBi; FoX in "tiled"), "tiled" and "fused" leave out tiles in which
-        each key weighs less than 2⁻⁴³ of the query's own.
+        Where a bias decays (ALiBi, FoX), engines other than "dense" leave out tiles in which each
+        key weighs less than 2⁻⁴³ of the query's own.
         How many devices share the call is that of the mesh in force (`jax.set_mesh`, shard_map),
         else of the mesh that q, k and v lie on; else one. On several, tiles hold all heads, and
         None takes no kernel, which XLA could not divide.

@@ -18,19 +18,20 @@ from pe_jax.engines import reference, tiled, trust
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
+from pe_jax.engines.sharded.tile_hops import TileHops
 from pe_jax.engines.tiled import Tiled
-from pe_jax.engines.tiled.tiles import TILE, devices
+from pe_jax.engines.tiled.tiles import CHOSEN, TILE, devices
 from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}  # platform → its kernels
-# Up to so many tokens and scores calls are dense. On CPU, by training steps of 16 rows and 4 heads of
-# 16 (tiled ÷ dense): 64 tokens, 2¹⁸ scores, RoPE 1.07, T5 0.95, FoX 1.10, DeBERTa 1.32; 128 tokens
-# 0.78, 0.66, 0.93, 0.91; 256 tokens 0.70, 0.46, 0.71, 0.86.
+# Up to so many tokens and scores calls are dense. On CPU, by training steps of 16 rows and 4 heads
+# of 16 (tiled ÷ dense): 64 tokens, 2¹⁸ scores, RoPE 1.07, T5 0.95, FoX 1.10, DeBERTa 1.32;
+# 128 tokens 0.78, 0.66, 0.93, 0.91; 256 tokens 0.70, 0.46, 0.71, 0.86.
 FEW = 512, 2**18
-# Where nothing is added to q·k, in wide heads: attention of 4 rows and 4 heads of 64 took 0.75 of the
-# time of tiles at 256 tokens, a training step of 8 × 256 tokens and 6 heads of 64 0.91, and one of
-# 8 × 512 tokens as long as with tiles.
+# Where nothing is added to q·k, in wide heads: attention of 4 rows and 4 heads of 64 took 0.75 of
+# the time of tiles at 256 tokens, a training step of 8 × 256 tokens and 6 heads of 64 0.91, and one
+# of 8 × 512 tokens as long as with tiles.
 FEW_OF_WIDE, WIDE = (256, 2**22), 64
 # Vectors of every distance: steps of Transformer-XL took 0.86 (16 × 64 tokens) of the time of dense
 # ones with tiles, 1.08 at 64 × 32.
@@ -71,19 +72,41 @@ def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Ca
 
 
 def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
-    """The ring, with tiles as `implementation` has them if that is the tiled engine."""
+    """The ring, with the tiles or the kernels that were asked for, or that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
     if terms := select(call.terms, Mask, Dropout):
         kind = type(terms[0]).__name__
         raise ValueError(f"devices that share rows have no {kind}: leave out the ring (mesh.seq=1)")
-    tiles = Tiled() if implementation in (None, "tiled") else implementation
-    if not isinstance(tiles, Tiled):
+    begin = getattr(implementation, "begin", None)
+    if isinstance(implementation, Tiled):
+        begin = functools.partial(TileHops.begin, implementation.sizes)
+    elif implementation in (None, "tiled", "tpu"):
+        begin = _hops(implementation, layout, call, name)
+    if begin is None:
         raise ValueError(
             f"implementation={implementation!r} with layout={type(layout).__name__}: devices that"
-            " share rows run a ring of tiles; leave it out, or pass 'tiled' or a Tiled(sizes)"
+            " share rows run a ring; leave it out, or pass 'tiled', 'tpu' or a Tiled(sizes)"
         )
-    return functools.partial(ring.attend, layout, tiles.sizes)
+    return functools.partial(ring.attend, layout, begin)
+
+
+def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
+    """What computes the hops of a ring: the TPU's kernels or tiles."""
+    begin = functools.partial(TileHops.begin, CHOSEN)
+    if implementation == "tiled" or (implementation is None and jax.default_backend() != "tpu"):
+        return begin
+    from pe_jax.engines.tpu import hops
+
+    reason = _elsewhere("tpu") or hops.refusal(ring.partition(layout), *call)
+    reason = reason or trust.doubt(_module("tpu"), *call)  # which has the same kernels
+    if reason is None:
+        _log(logging.INFO, f"{name}: a ring of the tpu kernel")
+        return hops.Kernels().begin
+    if implementation == "tpu":
+        raise ValueError(f"implementation='tpu': {reason}; pass 'tiled' or None")
+    _log(logging.WARNING, f"{name}: a ring of XLA's tiles, not of the tpu kernel: {reason}")
+    return begin
 
 
 def _of_whole_rows(implementation: Any, call: Call, name: str) -> Callable:
@@ -158,11 +181,16 @@ def _check(implementation: Any, call: Call, name: str) -> None:
 
 def _refusal(kernel: str, call: Call) -> str | None:
     """Why a kernel cannot run here, or cannot run this call; None if it can."""
+    return _elsewhere(kernel) or _module(kernel).refusal(*call)
+
+
+def _elsewhere(kernel: str) -> str | None:
+    """Which platform a kernel needs, where this is another."""
     platform = jax.default_backend()
-    if KERNELS.get(platform) != kernel:
-        needs = next(name for name, own in KERNELS.items() if own == kernel)
-        return f"it needs a {needs.upper()}, this is a {platform.upper()}"
-    return _module(kernel).refusal(*call)
+    if KERNELS.get(platform) == kernel:
+        return None
+    needs = next(name for name, own in KERNELS.items() if own == kernel)
+    return f"it needs a {needs.upper()}, this is a {platform.upper()}"
 
 
 def _module(name: str) -> Any:

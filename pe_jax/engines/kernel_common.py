@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, select
+from pe_jax.encodings.terms import Side, repeat_heads, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
 
-# Before or after an engine.
+NEGLIGIBLE = -30.0  # logarithm of a weight that may be left out: below 2^-43
 
 
 def unsupported(
@@ -116,6 +116,115 @@ class TokenSum:
             biases.append(fn(of_query[own], of_key[own]))
             first += size
         return functools.reduce(jnp.add, biases)
+
+
+def product_width(terms: tuple) -> int:
+    """How many channels of q and k stand for products of states."""
+    return sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
+
+
+def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
+    """q and k with further channels, whose products are those of the states of `TokenProduct`s.
+
+    They are rounded as q and k are.
+    """
+    rows, columns, batch = [q.x], [k.x], q.x.shape[0]
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, kinds.TokenProduct):
+            factors = (
+                jnp.broadcast_to(x, (batch, *x.shape[1:]))
+                for x in term.factors((states[0], states[1]))
+            )
+            row, column = factors
+            rows.append((row / kinds.scale(terms, spec.dims.head_dim)).astype(q.x.dtype))
+            columns.append(column.astype(k.x.dtype))
+    if len(rows) == 1:
+        return q, k
+    columns[0] = repeat_heads(k.x, q.x.shape[1])
+    x, y = (jnp.concatenate(parts, axis=-1) for parts in (rows, columns))
+    return q._replace(x=x), k._replace(x=y)
+
+
+def token_numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
+    """What all `TokenBias`es read of one side: float32 [B or 1, H, C, T], or None.
+
+    The padding repeats the last token, as a constant: nothing comes between the two.
+    """
+    states = [
+        jnp.swapaxes(state, 2, 3)
+        for term, state in zip(terms, side.states, strict=True)
+        if isinstance(term, kinds.TokenBias)
+    ]
+    if not states:
+        return None
+    rows = max(len(x) for x in states)
+    states = [jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in states]
+    numbers = jnp.concatenate(states, axis=2)
+    repeated = pad(jax.lax.stop_gradient(numbers), 3, multiple, mode="edge")
+    return repeated.at[..., : numbers.shape[3]].set(numbers)
+
+
+def decays(spec: AttentionSpec, terms: tuple) -> bool:
+    """Whether nothing but biases that decay is added, so that `Matters` holds."""
+    added, falling = select(terms, kinds.ScoreTerm), (kinds.DistanceFormula, kinds.TokenBias)
+    known = bool(added) and all(isinstance(term, falling) and term.decays for term in added)
+    in_order = spec.contiguous or not select(terms, kinds.DistanceFormula)
+    return known and in_order and spec.aligned and kinds.logit_cap(terms) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Matters:
+    """Which blocks of keys matter to a block of queries, where biases that decay are all there is.
+
+    A row's sum holds its own score. A key whose score is less by -NEGLIGIBLE at the least (by
+    Cauchy and Schwarz, and as the bias falls from the nearest pair of two blocks on) is left out.
+    """
+
+    scale: float  # what q·k is multiplied by
+    formula: FormulaSum
+    of_tokens: TokenSum
+
+    def __call__(
+        self, q: jax.Array, k: jax.Array, coefficients, q_numbers, k_numbers, sizes: tuple[int, int]
+    ) -> jax.Array:
+        """Bool [B, H, q blocks, k blocks].
+
+        Args:
+          q: [B, H, T, E], whole blocks.
+          k: [B, K, S, E], the same tokens.
+          coefficients: of the formulas, [H, C], or None.
+          q_numbers: of the queries, [B or 1, H, C, T], or None.
+          k_numbers: of the keys, [B or 1, H, C, S], or None.
+          sizes: tokens of a block of queries, of keys.
+        """
+        q, k = (repeat_heads(side.astype(jnp.float32), q.shape[1]) for side in (q, k))
+        q_size, k_size = sizes
+        norms = [jnp.sqrt((side * side).sum(-1)) for side in (q, k)]
+        gap = norms[0] * norms[1].max(-1, keepdims=True) - (q * k).sum(-1)
+        gap = self.scale * gap.reshape(*gap.shape[:2], -1, q_size).max(-1)
+        q_first = jnp.arange(0, q.shape[2], q_size, dtype=jnp.int32)
+        k_first = jnp.arange(0, k.shape[2], k_size, dtype=jnp.int32)
+        apart = q_first[:, None] - k_first[None, :]
+        near = jnp.maximum(jnp.maximum(apart - k_size, -apart - q_size) + 1, 0)
+        fall = jnp.zeros((), jnp.float32)
+        if self.formula:
+            columns = list(jnp.moveaxis(coefficients, 1, 0)[..., None, None])  # [C, H, 1, 1]
+            distance = jnp.where(apart > 0, near, -near)[None]
+            fall = self.formula(columns, distance) - self.formula(columns, jnp.zeros_like(distance))
+        if self.of_tokens:
+            rows, columns = (
+                numbers.reshape(*numbers.shape[:3], -1, size)
+                for numbers, size in ((q_numbers, q_size), (k_numbers, k_size))
+            )
+
+            def bias(row, column):  # of those tokens of each block
+                of_query = [rows[:, :, c, :, None, row] for c in range(rows.shape[2])]
+                of_key = [columns[:, :, c, None, :, column] for c in range(rows.shape[2])]
+                return self.of_tokens(of_query, of_key)
+
+            between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
+            fall = fall + jnp.where(near > 0, between, 0)
+        return ~(gap[..., None] + fall < NEGLIGIBLE)  # or is no number
 
 
 def pad(x: jax.Array, axis: int, multiple: int, **how: Any) -> jax.Array:

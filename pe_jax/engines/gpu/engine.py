@@ -11,7 +11,7 @@ becomes of their results:
   up those of one kind, and multiplies vectors with q, k or a state. A tile near the diagonal loads
   its entries from there; a tile past the horizon takes one number per head, row or column;
 * where nothing but biases that decay is added, each block begins where keys cannot matter yet
-  (`_matters`).
+  (`common.Matters`).
 
 Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
 program owns. A table without a horizon gets its gradient from one program per block diagonal.
@@ -53,7 +53,6 @@ KINDS = (  # these exact kinds
 MAX_WIDTH = 256  # of a head
 MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
 LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon
-NEGLIGIBLE = -30.0  # logarithm of a weight that may be left out: below 2^-43
 KERNELS = {  # by their names in `Launches`; each is called with plan, x, blank, entries and *outs
     "forward": kernels.forward_kernel,
     "queries": kernels.queries_kernel,
@@ -69,7 +68,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes, sinks=True)) is not None:
         return why
     relative, tables = bool(select(terms, *RELATIVE)), bool(select(terms, kinds.DistanceTerm))
-    width = max(q.x.shape[-1] + _product_width(terms), v.shape[-1])
+    width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
     low, high = _span(spec, terms, q.x.shape[2], k.x.shape[2])
     axes = q.tokens.positions.shape[2:]
     reasons = {
@@ -116,7 +115,7 @@ def attend(
     """
     if not interpret and jax.default_backend() == "gpu" and stock(spec, terms, q, k, v):
         return _cudnn(spec, terms, q, k, v), None
-    q, k = _with_products(spec, terms, q, k)
+    q, k = common.with_products(spec, terms, q, k)
     plan = _plan(spec, terms, q, k, v, sizes, interpret, arch)
     out, lse, weights = _attention(plan, _arrays(plan, terms, q, k, v))
     queries, width = plan.lengths[0], v.shape[-1]
@@ -124,33 +123,6 @@ def attend(
     for term in select(terms, kinds.RelativeValues):
         out = out + _multiply(weights[:, :, :queries], term.at(distance), "bhtn,hne->bhte")
     return out, lse[:, :, :queries, None]
-
-
-def _product_width(terms: tuple) -> int:
-    """How many channels of q and k stand for products of states."""
-    return sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
-
-
-def _with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
-    """q and k with further channels, whose products are those of the states of `TokenProduct`s.
-
-    They are rounded as q and k are.
-    """
-    rows, columns, batch = [q.x], [k.x], q.x.shape[0]
-    for term, *states in zip(terms, q.states, k.states, strict=True):
-        if isinstance(term, kinds.TokenProduct):
-            factors = (
-                jnp.broadcast_to(x, (batch, *x.shape[1:]))
-                for x in term.factors((states[0], states[1]))
-            )
-            row, column = factors
-            rows.append((row / kinds.scale(terms, spec.dims.head_dim)).astype(q.x.dtype))
-            columns.append(column.astype(k.x.dtype))
-    if len(rows) == 1:
-        return q, k
-    columns[0] = repeat_heads(k.x, q.x.shape[1])
-    x, y = (jnp.concatenate(parts, axis=-1) for parts in (rows, columns))
-    return q._replace(x=x), k._replace(x=y)
 
 
 def stock(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> bool:
@@ -203,16 +175,12 @@ def _plan(
     else:
         chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(_power_of_two(max(lengths)))
-    added, falling = select(terms, kinds.ScoreTerm), (kinds.DistanceFormula, kinds.TokenBias)
-    decays = bool(added) and all(isinstance(term, falling) and term.decays for term in added)
-    decays = decays and spec.aligned and kinds.logit_cap(terms) is None
-    formula = common.FormulaSum.of(terms)
     return Plan(
         spec=spec,
         scale=kinds.scale(terms, spec.dims.head_dim),
-        formula=formula,
+        formula=common.FormulaSum.of(terms),
         of_tokens=common.TokenSum.of(terms),
-        decays=decays and (spec.contiguous or not formula),
+        decays=common.decays(spec, terms),
         cap=kinds.logit_cap(terms),
         lengths=lengths,
         launches=chosen,
@@ -275,30 +243,11 @@ def _arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
         table=None if table is None else table[None],
         rows=functools.reduce(jnp.add, rows) if rows else None,
         columns=functools.reduce(jnp.add, columns) if columns else None,
-        q_numbers=_numbers(terms, q, tokens),
-        k_numbers=_numbers(terms, k, tokens),
+        q_numbers=common.token_numbers(terms, q, tokens),
+        k_numbers=common.token_numbers(terms, k, tokens),
         of_query=_per_token(plan, q.tokens, tokens),
         of_key=_per_token(plan, k.tokens, tokens),
     )
-
-
-def _numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
-    """What all `TokenBias`es read of one side: float32 [B or 1, H, C, T], or None.
-
-    The padding repeats the last token, as a constant: nothing comes between the two.
-    """
-    states = [
-        jnp.swapaxes(state, 2, 3)
-        for term, state in zip(terms, side.states, strict=True)
-        if isinstance(term, kinds.TokenBias)
-    ]
-    if not states:
-        return None
-    rows = max(len(x) for x in states)
-    states = [jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in states]
-    numbers = jnp.concatenate(states, axis=2)
-    repeated = common.pad(jax.lax.stop_gradient(numbers), 3, multiple, mode="edge")
-    return repeated.at[..., : numbers.shape[3]].set(numbers)
 
 
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
@@ -335,7 +284,9 @@ def _bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> tuple | None:
         most, least = _differences(x.of_query.segments, x.of_key.segments, q_size, k_size)
         tests += [most >= 0, least <= 0]
     if plan.decays:
-        tests.append(_matters(plan, x, q_size, k_size))
+        numbers = None if x.coefficients is None else x.coefficients[0]
+        matters = common.Matters(plan.scale, plan.formula, plan.of_tokens)
+        tests.append(matters(x.q, x.k, numbers, x.q_numbers, x.k_numbers, (q_size, k_size)))
     if not tests:
         return None
     pairs = functools.reduce(jnp.logical_and, tests)
@@ -350,41 +301,6 @@ def _differences(q: jax.Array, k: jax.Array, q_size: int, k_size: int):
     rows, columns = (x.reshape(*x.shape[:2], -1, size) for x, size in ((q, q_size), (k, k_size)))
     most = rows.max(-1)[..., :, None] - columns.min(-1)[..., None, :]
     return most, rows.min(-1)[..., :, None] - columns.max(-1)[..., None, :]
-
-
-def _matters(plan: Plan, x: Arrays, q_size: int, k_size: int) -> jax.Array:
-    """Which blocks of keys matter to any row of a block of queries: bool [B, H, -, -].
-
-    A row's sum holds its own score. A key whose score is less by -NEGLIGIBLE at the least (by
-    Cauchy and Schwarz, and as the bias falls from the nearest pair of two blocks on) is left out.
-    """
-    q, k = (repeat_heads(side.astype(jnp.float32), x.q.shape[1]) for side in (x.q, x.k))
-    norms = [jnp.sqrt((side * side).sum(-1)) for side in (q, k)]
-    gap = norms[0] * norms[1].max(-1, keepdims=True) - (q * k).sum(-1)
-    gap = plan.scale * gap.reshape(*gap.shape[:2], -1, q_size).max(-1)
-    q_first = jnp.arange(0, x.q.shape[2], q_size, dtype=jnp.int32)
-    k_first = jnp.arange(0, x.k.shape[2], k_size, dtype=jnp.int32)
-    apart = q_first[:, None] - k_first[None, :]
-    near = jnp.maximum(jnp.maximum(apart - k_size, -apart - q_size) + 1, 0)
-    fall = jnp.zeros((), jnp.float32)
-    if plan.formula:
-        columns = list(jnp.moveaxis(x.coefficients[0], 1, 0)[..., None, None])  # [C, H, 1, 1]
-        distance = jnp.where(apart > 0, near, -near)[None]
-        fall = plan.formula(columns, distance) - plan.formula(columns, jnp.zeros_like(distance))
-    if plan.of_tokens:
-        rows, columns = (
-            numbers.reshape(*numbers.shape[:3], -1, size)
-            for numbers, size in ((x.q_numbers, q_size), (x.k_numbers, k_size))
-        )
-
-        def bias(row, column):  # of those tokens of each block
-            of_query = [rows[:, :, c, :, None, row] for c in range(rows.shape[2])]
-            of_key = [columns[:, :, c, None, :, column] for c in range(rows.shape[2])]
-            return plan.of_tokens(of_query, of_key)
-
-        between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
-        fall = fall + jnp.where(near > 0, between, 0)
-    return ~(gap[..., None] + fall < NEGLIGIBLE)  # or is no number
 
 
 def _forward(plan: Plan, x: Arrays):

@@ -1,17 +1,18 @@
-"""Ring attention: the tiled engine for rows whose tokens several devices share.
+"""Ring attention, for rows whose tokens several devices share.
 
 Liu et al., "Ring Attention with Blockwise Transformers", arXiv 2310.01889: each device keeps its
 queries, and keys and values travel round the ring, one device per hop. What a hop computes is what
-`tiled` computes, with the positions, indices and segments of the tokens that it meets; hops are
-merged by the logarithms of their sums. The backward pass sends keys and values round once more, and
-their gradients with them. Everything is linear in the tokens of a device, forward and backward. A
-window stops the ring at the farthest device that it reaches.
+tiles compute, or the kernels of a TPU, with the positions, indices and segments of the tokens that
+it meets (`tile_hops`); hops are merged by the logarithms of their sums. The backward pass sends
+keys and values round once more, and their gradients with them. Everything is linear in the tokens
+of a device, forward and backward. A window stops the ring at the farthest device that it reaches.
 
 b, h batch and heads on a device, n devices on the ring, T tokens of a row, F value width.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,32 +23,18 @@ from jax.sharding import PartitionSpec
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import first_order
-from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import BlockPermuted
-from pe_jax.engines.tiled import engine as tiled
-from pe_jax.engines.tiled import schedule
 from pe_jax.engines.tiled.groups import Axes, map_by_axes
-from pe_jax.engines.tiled.padding import stretch
-from pe_jax.engines.tiled.setup import (
-    FIXED,
-    OPERANDS,
-    RESULT,
-    Fixed,
-    Operands,
-    Result,
-    Setup,
-    lay_out,
-    set_up,
-)
-from pe_jax.engines.tiled.tiles import Partition, TileSizes
+from pe_jax.engines.tiled.setup import FIXED, OPERANDS, RESULT, Fixed, Operands, Result
+from pe_jax.engines.tiled.tiles import Partition
 from pe_jax.engines.tiled.ways import Vectors
 from pe_jax.numerics.arrays import varying_like
 
 
 def attend(
     layout: BlockPermuted,
-    sizes: TileSizes,
+    begin: Callable,
     spec: AttentionSpec,
     terms: tuple,
     q: Side,
@@ -56,8 +43,10 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, for tokens that lie as `layout` says; under jit.
 
+    `begin(partition, spec, terms, q, k, v)` gives what computes hops, as `TileHops.begin` does.
+
     Raises:
-      ValueError: a kind of term that the tiled engine has not; rows or tokens that do not divide
+      ValueError: a kind of term that a hop has not; rows or tokens that do not divide
         among the devices.
     """
     split, (batch, _, length, _), kv_heads = partition(layout), q.x.shape, k.x.shape[1]
@@ -67,15 +56,10 @@ def attend(
     if kv_heads % split.heads:
         raise ValueError(f"{kv_heads} key heads: must divide over the mesh axis {layout.heads!r}")
     layout.order(length)  # raises where the tokens do not divide
-    setup = set_up(spec, terms, q.x, k.x, split, sizes)
-    operands, fixed = lay_out(setup, terms, q, k, v, split)
-    own = setup.own_terms(terms)
-    call = Call(layout, setup, hops(layout, spec, length))
-    # Tables are made in each hop: until then the terms are in their place, and their gradients.
-    result: Any = _attend(call, operands._replace(tables=own), fixed)
-    runs = split.runs_per_row
-    out, lse = (stretch(x, 2, length // runs, runs) for x in result)
-    return out, setup.whole_lse(own, q, lse)
+    split = split._replace(hops=hops(layout, spec, length))
+    each, operands, fixed = begin(split, spec, terms, q, k, v)
+    call = Call(layout, each, split.hops)
+    return each.whole(terms, q, _attend(call, operands, fixed))
 
 
 def partition(layout: BlockPermuted) -> Partition:
@@ -104,7 +88,7 @@ class Call(NamedTuple):
     """What is static about a call."""
 
     layout: BlockPermuted
-    setup: Setup
+    each: Any  # what computes a hop
     hops: int
 
     def send(self, tree, distance: int = 1):
@@ -112,6 +96,13 @@ class Call(NamedTuple):
         n = self.layout.devices
         pairs = [(i, (i + distance) % n) for i in range(n)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.layout.axis, pairs), tree)
+
+    def for_heads(self, terms: tuple) -> tuple:
+        """The terms of the device's heads."""
+        axis = self.layout.heads
+        return (
+            terms if axis is None else tuple(t and t.for_heads(HeadsOfDevice(axis)) for t in terms)
+        )
 
     def on_devices(self, f, axes: tuple, args: tuple, out_axes: Any) -> Any:
         """f(*args) on each device, which has its part by `axes` (`HEADS`: terms, which are whole).
@@ -121,7 +112,13 @@ class Call(NamedTuple):
         """
         in_specs = map_by_axes(self._spec, axes, args)
         out_specs = jax.tree.map(self._spec, out_axes)
-        run = jax.shard_map(f, mesh=self.layout.mesh, in_specs=in_specs, out_specs=out_specs)
+        run = jax.shard_map(
+            f,
+            mesh=self.layout.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=self.each.typed,
+        )
         return run(*args)
 
     def _spec(self, axes: Axes, x: Any = None) -> PartitionSpec:
@@ -141,7 +138,11 @@ def _attend(call: Call, operands: Operands, fixed: Fixed) -> Result:
 def _forward(call: Call, operands: Operands, fixed: Fixed):
     def device(operands, fixed):
         operands, own = _begin(operands, fixed)
-        hop = functools.partial(_hop_forward, call, operands, fixed)
+
+        def hop(keys):
+            return call.each.forward(*_meet(operands, fixed, keys))
+
+        operands = operands._replace(tables=call.for_heads(operands.tables))
         return _round(call, own, lambda result, keys: merge(result, hop(keys)), hop(own))
 
     args = operands, fixed
@@ -154,7 +155,11 @@ def _backward(call: Call, saved: tuple, cotangent: Result):
 
     def device(operands, fixed, result, cotangent):
         operands, own = _begin(operands, fixed)
-        hop = functools.partial(_hop_backward, call, operands, fixed, result, cotangent)
+        terms, pull = jax.vjp(call.for_heads, operands.tables)
+        operands = operands._replace(tables=terms)
+
+        def hop(keys):
+            return call.each.backward(*_meet(operands, fixed, keys), result, cotangent)
 
         def visit(grads, keys):
             k, v = call.send((grads.k, grads.v))
@@ -166,7 +171,8 @@ def _backward(call: Call, saved: tuple, cotangent: Result):
         grads = _round(call, own, visit, grads._replace(k=k, v=v))
         if call.hops:
             home = _add(home, call.send((grads.k, grads.v), -call.hops))
-        terms = jax.lax.psum(grads.tables, call.layout.axes)
+        (terms,) = pull(grads.tables)
+        terms = jax.lax.psum(terms, call.layout.axes)
         return Operands(grads.q, k=home[0], v=home[1], tables=terms)
 
     axes = OPERANDS, FIXED, RESULT, RESULT
@@ -206,74 +212,16 @@ def _round(call: Call, own: Visitor, visit, carry):
     return jax.lax.scan(step, start, length=call.hops, unroll=unroll)[0][0]
 
 
+def _meet(operands: Operands, fixed: Fixed, keys: Visitor) -> tuple[Operands, Fixed]:
+    """The operands of a hop: the queries of a device and the keys that visit it."""
+    return operands._replace(k=keys.k, v=keys.v), fixed._replace(k=keys.tokens)
+
+
 def merge(a: Result, b: Result) -> Result:
     """Results over two sets of keys as one over both."""
     top = jnp.maximum(a.lse, b.lse)
     x, y = (jnp.exp(part.lse - top) for part in (a, b))
     return Result((x * a.out + y * b.out) / (x + y), top + jnp.log(x + y))
-
-
-# One hop: the queries of a device and the keys that visit it.
-
-
-def _for_heads(call: Call, terms: tuple) -> tuple:
-    """The terms of the device's heads."""
-    axis = call.layout.heads
-    return terms if axis is None else tuple(t and t.for_heads(HeadsOfDevice(axis)) for t in terms)
-
-
-def _hop(call: Call, operands: Operands, fixed: Fixed, keys: Visitor):
-    """The operands of a hop, and what pulls the gradient of its tables back to the terms.
-
-    Tables are made anew each hop, for the distances that occur in it: over all that occur in a row
-    they would not shrink with the number of devices.
-    """
-    setup, q, k = call.setup, fixed.q, keys.tokens
-    run_gaps = setup.grid.run_gaps(q, k) if setup.spec.contiguous else None
-
-    def tables(terms):
-        return setup.tables(_for_heads(call, terms), run_gaps)
-
-    made, pull = jax.vjp(tables, operands.tables)
-    max_bias = setup.max_bias(_for_heads(call, operands.tables), q, k)
-    operands = operands._replace(k=keys.k, v=keys.v, tables=made)
-    return operands, fixed._replace(k=k, max_bias=max_bias), pull
-
-
-def _hop_forward(call: Call, operands: Operands, fixed: Fixed, keys: Visitor) -> Result:
-    operands, fixed, _ = _hop(call, operands, fixed, keys)
-    shape = operands.q.x.shape[:3]
-    nothing = Result(
-        jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
-        jnp.full((*shape, 1), LOWEST, jnp.float32),
-    )
-    run = functools.partial(tiled.forward, call.setup, operands, fixed)
-    return _unless_hidden(call, operands, fixed, run, nothing)
-
-
-def _hop_backward(
-    call: Call, operands: Operands, fixed: Fixed, result: Result, cotangent: Result, keys: Visitor
-) -> Operands:
-    """Gradients, float32."""
-    terms = operands.tables
-    operands, fixed, pull = _hop(call, operands, fixed, keys)
-
-    def gradients():
-        grads = tiled.backward(call.setup, operands, fixed, result, cotangent)
-        (of_terms,) = pull(grads.tables)
-        vectors = jax.tree.map(lambda x: x.astype(jnp.float32), grads._replace(tables=None))
-        return vectors._replace(tables=of_terms)
-
-    vectors = operands._replace(tables=None)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), vectors)
-    nothing = nothing._replace(tables=jax.tree.map(jnp.zeros_like, terms))
-    return _unless_hidden(call, operands, fixed, gradients, nothing)
-
-
-def _unless_hidden(call: Call, operands: Operands, fixed: Fixed, f, nothing):
-    """f(); or `nothing`, typed alike, where the mask hides the whole hop."""
-    seen = schedule.shows_any(call.setup, fixed.q, fixed.k)
-    return jax.lax.cond(seen, f, lambda: varying_like(nothing, operands.q))
 
 
 def _add(a, b):

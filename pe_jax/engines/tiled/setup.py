@@ -153,6 +153,7 @@ def set_up(
         for way, places in assigned.items()
     )
     views = TileViews(kinds.views(terms))
+    # Of short rows to look for them took longer than the tiles that it leaves out.
     skips = negligible.can_skip(spec, terms) and max(grid.lengths) * runs > SHORT
     leaves_out = skips, negligible.can_stop(terms), limited(terms)
     cap, masks = kinds.logit_cap(terms), bool(kinds.select(terms, kinds.Mask))

@@ -56,6 +56,7 @@ class Partition(NamedTuple):
     batch: int = 1  # devices that share the batch, each with rows of its own
     heads: int = 1  # devices that share the heads, each with heads of its own
     devices: int = 1  # those that share batch and heads, by hand as above or by the compiler
+    hops: int = 0  # those whose keys a device meets, besides its own
 
 
 def arrange(

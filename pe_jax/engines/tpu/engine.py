@@ -1,48 +1,63 @@
-"""Attention on TPUs: jax's splash where a mask suffices, else Pallas kernels that add biases.
+"""Attention on TPUs: jax's splash where a mask suffices, else Pallas kernels with score terms.
 
 The result is that of `reference`; what this engine cannot run, `refusal` names. Splash takes q as
 scaled. Where that would round a bfloat16 q once more (E = 32, 96, 128, …: any but a power of 4),
 our kernels run, without a bias: they scale float32 scores. They also run where a call reads the
-logarithms of rows' sums. A bias reaches them in one of two forms, never as a matrix in memory:
+logarithms of rows' sums. What is added reaches them so, never as a matrix in memory:
 
-* `coefficients` [H, C]: functions of `DistanceFormula`s are traced into the kernel (ALiBi);
-* `strips` [H, R, 2·block]: the sum of `DistanceBias` terms is evaluated outside, once for each
-  block diagonal. A tile shears its strip into place by rotating lanes. Beyond the terms' horizon a
-  strip is constant: the tile takes one number, which moves the row maxima and not the scores, so a
-  far tile costs what it costs without a bias.
+* functions of `DistanceFormula`s are traced into the kernel (ALiBi), and so are `TokenBias`es,
+  with the numbers of the tokens of both sides (FoX);
+* a `TokenProduct` is further channels of q and k, rounded as these are (TUPE);
+* `DistanceBias`es are evaluated outside, once for each block diagonal: a strip of the distances
+  that occur there, which a tile shears into place by rotating lanes (T5);
+* so are vectors of distances. A tile multiplies them with what its tokens have for them, q, k or a
+  state, and shears the products (Shaw, DeBERTa, Inkling).
 
-`kernels` holds what runs on a core; here is who runs what, the biases in either form, and the
-calls: one kernel forward, two backward, each over a grid of the tiles that the mask leaves.
-Gradients of biases add up in the order of the grid, which a TPU runs in sequence: no atomics, the
-same bits each time.
+Beyond the horizon of all that is read by distance a tile takes one number per query, which moves
+the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
+nothing but biases that decay is added, tiles in which no key can matter are left out.
+
+`kernels` holds what runs on a core, `launch` the grids; here is who runs what, and what is read.
 
 Letters: B batch, T tokens (queries and keys alike), H query heads, K key heads, E width of q and k,
-F width of v, C coefficients, R block diagonals. i is a query block, j a key block.
+F width of v, C numbers, R block diagonals, X width of what meets vectors. i is a query block, j a
+key block.
 """
 
-import functools
+import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import DistanceBias, DistanceFormula, Side, select
+from pe_jax.encodings.terms import DistanceTerm, Side, select
 from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import kernels
-from pe_jax.engines.tpu.kernels import Arrays, Plan
+from pe_jax.engines.tpu import operands, passes
+from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 
-KINDS = (DistanceFormula, DistanceBias)  # these exact kinds
+KINDS = (  # these exact kinds
+    *(kinds.DistanceFormula, kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeQueries),
+    *(kinds.RelativeValues, kinds.RelativeState, kinds.TokenBias, kinds.TokenProduct),
+    kinds.LogitCap,
+)
+VECTOR_KINDS = (
+    kinds.RelativeKeys,
+    kinds.RelativeQueries,
+    kinds.RelativeValues,
+    kinds.RelativeState,
+)
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
-MAX_STRIPS = 2**22  # bytes of strips that may stay in a core's memory
+MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
+MAX_VECTORS = 2**23  # the same of strips of vectors
+MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 
 
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
@@ -52,17 +67,32 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
-    if select(terms, *KINDS) and not spec.contiguous:
+    if select(terms, kinds.DistanceFormula, DistanceTerm) and not spec.contiguous:
         return "a bias of distances with explicit positions"
-    plan = _plan(spec, terms, q, k, v)
-    if plan.strips and 8 * plan.block * len(plan.diagonals) > MAX_STRIPS:
-        return f"a bias without a horizon over {plan.tokens} tokens"
-    return None
+    numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
+    if numbers > MAX_NUMBERS:
+        return f"{numbers} numbers per token (at most {MAX_NUMBERS})"
+    return _too_much_memory(make_plan(spec, terms, q), terms)
+
+
+def _too_much_memory(plan: Plan, terms: tuple) -> str | None:
+    """Why the strips of a call and their gradients do not fit; None where they do."""
+    if not plan.by_distance:
+        return None
+    distance, vectors = jax.ShapeDtypeStruct((1,), jnp.int32), select(terms, *VECTOR_KINDS)
+    widths = (jax.eval_shape(term.at, distance).shape[-1] for term in vectors)
+    width = sum(-(-n // LANES) * LANES for n in widths) or 1
+    if 8 * plan.block * len(plan.diagonals) * width <= (MAX_VECTORS if vectors else MAX_STRIPS):
+        return None
+    what = "vectors" if vectors else "a bias"
+    if plan.horizon is None:
+        return f"{what} without a horizon over {plan.tokens} tokens"
+    return f"{what} of distances from {plan.horizon[0]} to {plan.horizon[1]}"
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases."""
-    plan = _plan(spec, terms, q, k, v)
+    plan = make_plan(spec, terms, q)
     return 2 * plan.block + min(max(map(abs, plan.horizon or (0,))), plan.block) + 61
 
 
@@ -82,31 +112,49 @@ def attend(
     without a TPU, slowly, for tests. In the place of row sums splash gives None: its own have no
     gradient, and it runs where nothing reads them.
     """
-    plan = _plan(spec, terms, q, k, v, block, interpret)
+    plan = make_plan(spec, terms, q, block, interpret)
     # Times q the scale must be no further rounding: in float32, or by a power of two.
     exact = q.x.dtype == jnp.float32 or math.frexp(plan.scale)[0] == 0.5
     if exact and not spec.lse and not select(terms, *KINDS):
         return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
-    out, lse = _attention(plan, _arrays(plan, terms, q, k, v))
+    q, k, v = operands.with_products(spec, terms, q, k, v)
+    out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
 
 
-def _plan(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v, block=None, interpret=False):
+def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=False) -> Plan:
+    """What is static about a call; its tiles are not `counted` yet."""
     tokens = q.x.shape[2]
     return Plan(
         spec=spec,
         scale=kinds.scale(terms, spec.dims.head_dim),
         formula=common.FormulaSum.of(terms),
-        real_distances=all(map(_takes_reals, select(terms, DistanceFormula))),
-        strips=bool(select(terms, DistanceBias)),
+        of_tokens=common.TokenSum.of(terms),
+        cap=kinds.logit_cap(terms),
+        real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
+        by_distance=bool(select(terms, DistanceTerm)),
+        decays=common.decays(spec, terms),
         horizon=common.horizon(terms),
         tokens=tokens,
         block=block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens))),
+        steps=(0, 0),
+        tiles=0,
+        near=0,
         interpret=interpret,
     )
 
 
-def _takes_reals(term: DistanceFormula) -> bool:
+def counted(plan: Plan) -> Plan:
+    """The plan for whole rows, with its tiles counted."""
+    first = np.arange(0, plan.tokens, plan.block)
+    gap = first[:, None] - first
+    seen = plan.shows(gap)
+    near = seen & np.logical_not(plan.is_far(gap))
+    steps = int(seen.sum(1).max()), int(seen.sum(0).max())
+    return dataclasses.replace(plan, steps=steps, tiles=int(seen.sum()), near=int(near.sum()))
+
+
+def _takes_reals(term: kinds.DistanceFormula) -> bool:
     """Whether the function of a formula takes float32 distances too."""
     try:
         jax.eval_shape(term.at, jax.ShapeDtypeStruct((1,), jnp.float32))
@@ -143,170 +191,33 @@ def _mask(spec: AttentionSpec, length: int) -> masks.Mask:
     return masks.CausalMask(shape) if spec.causal else masks.FullMask(shape)
 
 
-def _arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
-    """What the kernels read, padded."""
-    x, y, v = (common.pad(x, 2, plan.block) for x in (q.x, k.x, v))
-    # The distances of each strip: [R, 2·block], falling.
-    first = (jnp.asarray(plan.diagonals, jnp.int32) + 1) * plan.block - 1
-    distance = first[:, None] - jnp.arange(2 * plan.block, dtype=jnp.int32)
-    strips = common.distance_bias(terms, distance, plan.scale)
-    numbers = common.coefficients(terms)
-    return Arrays(
-        q=x,
-        k=y,
-        v=v,
-        coefficients=None if numbers is None else numbers[:, :, None, None],
-        strips=None if strips is None else strips[:, :, None],
-        q_ids=_ids(plan, q.tokens.segments, -1),
-        k_ids=_ids(plan, q.tokens.segments, -2),  # the keys are the same tokens
-    )
-
-
-def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
-    """Segments; of `hidden` tokens, which must not see even their like, another for each side."""
-    if segments is None:
-        return None
-    ids = jnp.where(segments < 0, hidden, segments)
-    return common.pad(ids, 1, plan.block, constant_values=hidden)[:, None]
-
-
 def _forward(plan: Plan, x: Arrays):
     """Output [B, H, T, F] in v's dtype, logarithms of rows' sums [B, H, T, 1]; what is saved."""
-    (batch, heads, tokens, query), value = x.q.shape, x.v.shape[3]
-    outs = Arrays(
-        out=jax.ShapeDtypeStruct((batch, heads, tokens, value), x.v.dtype),
-        lse=jax.ShapeDtypeStruct((batch, heads, 1, tokens), jnp.float32),
-    )
-    scratch = [value, *[min(LANES, plan.block)] * 2]
-    result = _launch(plan, kernels.forward_kernel, x, outs, scratch, query + value)
-    lse = jnp.where(result.lse == -LOWEST, LOWEST, result.lse)  # of rows that see nothing
+    result = passes.forward(plan, x, _places(plan, x, by_keys=False), x.v.dtype)
+    lse = jnp.where(result.lse == -LOWEST, LOWEST, result.lse)
     return (result.out, jnp.swapaxes(lse, 2, 3)), (x, result.out, result.lse)
 
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
-    """Gradients of q, k, v and the biases; both kernels compute each tile again."""
     (x, out, lse), (d_out, d_lse) = saved, cotangents
-    query, value = x.q.shape[3], x.v.shape[3]
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
-    x = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
-    outs = _like(x, "q", *(name for name in ("coefficients", "strips") if name in learned))
-    of_queries = _launch(plan, kernels.queries_kernel, x, outs, [query], 2 * query + value)
-    if x.strips is not None:  # seen from the keys, distances run backwards
-        x = x._replace(strips=jnp.roll(x.strips[..., ::-1], -1, axis=-1))
-    outs, columns = _like(x, "k", "v"), 2 * (query + value)
-    of_keys = _launch(plan, kernels.keys_kernel, x, outs, [query, value], columns)
-    return of_queries._replace(k=of_keys.k, v=of_keys.v)
+    whole = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
+    of_queries, of_keys = (_places(plan, x, by_keys) for by_keys in (False, True))
+    grads = passes.backward(plan, whole, of_queries, of_keys, learned)
+    return Arrays(*map(_fold, grads, x))
 
 
-def _like(x: Arrays, *names: str) -> Arrays:
-    arrays = {name: getattr(x, name) for name in names}
-    return Arrays(**{name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()})
+def _places(plan: Plan, x: Arrays, by_keys: bool) -> Places:
+    first = jnp.arange(0, x.q.shape[2], plan.block, dtype=jnp.int32)
+    return operands.find_places(plan, x, first, first, by_keys)
+
+
+def _fold(grad: Any, like: Any) -> Any:
+    """The sum over batch rows that shared an array, in its dtype."""
+    if grad is None:
+        return None
+    shared = len(like) < len(grad)
+    return (grad.sum(0, keepdims=True) if shared else grad).astype(like.dtype)
 
 
 _attention = common.differentiable(_forward, _backward)
-
-
-def _launch(
-    plan: Plan, kernel: Callable, x: Arrays, outs: Arrays, scratch: list[int], columns: int
-) -> Arrays:
-    """Runs `kernel(plan, x, outs, *scratch)`; `outs` are given as shapes.
-
-    `scratch` are widths of what lasts from tile to tile, [block, width] each; `columns` are those
-    of all matrix products, for the cost.
-    """
-    by_keys = kernel is kernels.keys_kernel
-    grid, at = _grid(plan, x, by_keys)
-    of_x, of_outs = (_specs(plan, x, arrays, at) for arrays in (x, outs))
-    (result,) = pl.pallas_call(
-        functools.partial(kernel, plan),
-        grid=grid,
-        in_specs=[of_x],
-        out_specs=[of_outs],
-        out_shape=[outs],
-        scratch_shapes=[pltpu.VMEM((plan.block, width), jnp.float32) for width in scratch],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",) + ("arbitrary",) * (len(grid) - 1)
-        ),
-        cost_estimate=_cost(plan, x, of_x, outs, columns, by_keys),
-        interpret=plan.interpret,
-    )(x)
-    return result
-
-
-def _grid(plan: Plan, x: Arrays, by_keys: bool):
-    """The grid, and (batch, head, i, j) of a place in it; a tile outside the mask fetches none."""
-    (batch, heads), kv_heads, steps = x.q.shape[:2], x.k.shape[1], max(plan.spans)
-    groups = heads // kv_heads
-
-    def along_keys(h, b, i, step):
-        first, last = plan.reach(i, plan.back, plan.ahead)
-        return b, h, i, jnp.minimum(first + step, last)
-
-    def along_queries(b, kv, j, group, step):
-        first, last = plan.reach(j, plan.ahead, plan.back)
-        return b, kv * groups + group, jnp.minimum(first + step, last), j
-
-    if by_keys:
-        return (batch, kv_heads, plan.blocks, groups, steps), along_queries
-    return (heads, batch, plan.blocks, steps), along_keys
-
-
-def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable) -> Arrays:
-    """How arrays are cut into blocks: those that a kernel reads, which are x, or writes."""
-    block, query, value = plan.block, x.q.shape[3], x.v.shape[3]
-    groups = x.q.shape[1] // x.k.shape[1]
-
-    def spec(shape, place):
-        return pl.BlockSpec(shape, lambda *grid: place(*at(*grid)))
-
-    def of_queries(width):
-        return spec((None, None, block, width), lambda b, h, i, j: (b, h, i, 0))
-
-    def of_keys(width):
-        heads = (None, None, block, width)
-        return spec(heads, lambda b, h, i, j: (b, jax.lax.div(h, groups), j, 0))
-
-    def of_head(bias):
-        shape = None if bias is None else (None, *bias.shape[1:])
-        return spec(shape, lambda b, h, i, j: (h, 0, 0, 0))
-
-    def row(b):
-        return 0 if x.q_ids is not None and len(x.q_ids) == 1 else b  # the batch may share ids
-
-    strip = spec((None, None, 1, 2 * block), lambda b, h, i, j: (h, plan.strip(i, j), 0, 0))
-    per_query = spec((None, None, 1, block), lambda b, h, i, j: (b, h, 0, i))
-    specs = Arrays(
-        q=of_queries(query),
-        k=of_keys(query),
-        v=of_keys(value),
-        coefficients=of_head(arrays.coefficients),
-        strips=strip if arrays is x else of_head(arrays.strips),
-        q_ids=spec((None, 1, block), lambda b, h, i, j: (row(b), 0, i)),
-        k_ids=spec((None, 1, block), lambda b, h, i, j: (row(b), 0, j)),
-        out=of_queries(value),
-        lse=per_query,
-        d_out=of_queries(value),
-        inner=per_query,
-    )
-    pairs = zip(specs, arrays, strict=True)
-    return Arrays(*(None if array is None else spec for spec, array in pairs))
-
-
-def _cost(plan: Plan, x: Arrays, specs: Arrays, outs: Arrays, columns: int, by_keys: bool):
-    """Of the tiles visited: products, one exponential per pair, the biases; and what is moved."""
-    tiles = math.prod(x.q.shape[:2]) * sum(plan.spans)
-    pairs = tiles * plan.block**2
-    flops, powers = 2 * columns + 2 * plan.strips, 1
-    if plan.formula:
-        numbers = [jnp.zeros((1, 1))] * x.coefficients.shape[1]
-        bias = pl.estimate_cost(plan.formula, numbers, jnp.zeros((128, 128), jnp.int32))
-        flops, powers = flops + bias.flops // 128**2, powers + bias.transcendentals // 128**2
-    visited = ("q", "d_out", "lse", "inner", "q_ids") if by_keys else ("k", "v", "k_ids")
-    moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
-    for name, array, spec in zip(x._fields, x, specs, strict=True):
-        if array is not None:
-            anew = name in (*visited, "coefficients", "strips")  # in each tile
-            block = math.prod(n for n in spec.block_shape if n)
-            moved += array.dtype.itemsize * (tiles * block if anew else array.size)
-    flops, powers = pairs * flops, pairs * powers
-    return pl.CostEstimate(flops=flops, transcendentals=powers, bytes_accessed=moved)

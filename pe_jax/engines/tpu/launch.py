@@ -1,0 +1,163 @@
+"""How the TPU kernels are launched: grids, how arrays are cut into blocks, what it costs.
+
+One kernel forward, two backward, each over a grid of the tiles that the mask leaves. Gradients of
+what heads learn add up in the order of the grid, which a TPU runs in sequence: no atomics, the same
+bits each time.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pe_jax.engines.tpu import kernels
+from pe_jax.engines.tpu.plan import BY_DISTANCE, VECTORS, Arrays, Places, Plan
+
+OF_QUERIES = ("q", "q_numbers", "rows", "q_ids", "out", "lse", "d_out", "inner")
+OF_KEYS = ("k", "v", "k_numbers", "columns", "k_ids")
+WIDE = ("q", "k", "v", "rows", "columns", "out", "d_out")  # tokens along the axis before the last
+PRODUCTS = {  # how many of each width a kernel computes, with the gradients of vectors
+    kernels.forward_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 1, 1, 1), strict=True)),
+    kernels.queries_kernel: dict(zip(("q", "v", *VECTORS), (2, 1, 3, 2, 2), strict=True)),
+    kernels.keys_kernel: dict(zip(("q", "v", *VECTORS), (2, 2, 1, 2, 1), strict=True)),
+}
+VMEM = (
+    64 * 2**20
+)  # bytes that a kernel with vectors may take; without them the compiler's 16 MiB do
+
+
+def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays, kept: Arrays):
+    """Runs `kernel(plan, places, x, outs, kept, …)`; `outs` are given as shapes.
+
+    `kept` are widths of what lasts from tile to tile, [block, width] each.
+    """
+    by_keys = kernel is kernels.keys_kernel
+    grid, at = _grid(plan, x, by_keys)
+    of_x, of_outs = (_specs(plan, x, arrays, at) for arrays in (x, outs))
+
+    def memory(width):
+        return pltpu.VMEM((plan.block, width), jnp.float32)
+
+    scratch: list[Any] = [jax.tree.map(memory, kept)]
+    if kernel is kernels.forward_kernel:  # row maxima and sums
+        scratch += [memory(plan.lanes)] * 2
+    vectors = any(getattr(x, name) is not None for name in VECTORS)
+    (result,) = pl.pallas_call(
+        functools.partial(kernel, plan),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=grid,
+            in_specs=[of_x],
+            out_specs=[of_outs],
+            scratch_shapes=scratch,
+        ),
+        out_shape=[outs],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",) + ("arbitrary",) * (len(grid) - 1),
+            vmem_limit_bytes=VMEM if vectors else None,
+        ),
+        cost_estimate=_cost(plan, kernel, x, of_x, outs),
+        interpret=plan.interpret,
+    )(places, x)
+    return result
+
+
+def _grid(plan: Plan, x: Arrays, by_keys: bool):
+    """The grid, and (batch, head, i, j) of a place in it; a tile outside the mask fetches none."""
+    batch, heads, tokens, _ = x.q.shape
+    kv_heads, keys = x.k.shape[1:3]
+    groups = heads // kv_heads
+
+    def other(places: Places, b, h, own, step):
+        first, last = places.bounds(b, h, own)
+        return jnp.maximum(jnp.minimum(first + step, last), 0)
+
+    def along_keys(h, b, i, step, places):
+        return places, b, h, i, other(places, b, h, i, step)
+
+    def along_queries(b, kv, j, group, step, places):
+        h = kv * groups + group
+        return places, b, h, other(places, b, h, j, step), j
+
+    if by_keys:
+        return (batch, kv_heads, keys // plan.block, groups, plan.steps[1]), along_queries
+    return (heads, batch, tokens // plan.block, plan.steps[0]), along_keys
+
+
+def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable) -> Arrays:
+    """How arrays are cut into blocks: those that a kernel reads, which are x, or writes."""
+
+    def block_spec(name, array):
+        if name not in (*OF_QUERIES, *OF_KEYS):
+            return of_head(array, strip=arrays is x and name in BY_DISTANCE)
+        return of_tokens(array, name in OF_KEYS, along_lanes=name not in WIDE)
+
+    def of_head(array, strip: bool):
+        if strip:
+            shape, rest = (None, None, *array.shape[2:]), (0, 0)
+        else:
+            shape, rest = (None, *array.shape[1:]), (0,) * (array.ndim - 1)
+
+        def place(*grid):
+            places, _, h, i, j = at(*grid)
+            return (h, plan.strip(places.gap(i, j)), *rest) if strip else (h, *rest)
+
+        return pl.BlockSpec(shape, place)
+
+    def of_tokens(array, of_keys: bool, along_lanes: bool):
+        lead, (*_, rows, columns) = (None,) * (array.ndim - 2), array.shape
+
+        def place(*grid):
+            _, b, h, i, j = at(*grid)
+            own = j if of_keys else i
+            row = 0 if len(array) == 1 else b  # the batch may share an array
+            head = () if array.ndim == 3 else (jax.lax.div(h, x.q.shape[1] // array.shape[1]),)
+            return (row, *head, 0, own) if along_lanes else (row, *head, own, 0)
+
+        size = (rows, plan.block) if along_lanes else (plan.block, columns)
+        return pl.BlockSpec((*lead, *size), place)
+
+    given = zip(Arrays._fields, arrays, strict=True)
+    return Arrays(**{name: block_spec(name, a) for name, a in given if a is not None})
+
+
+def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
+    """Of the tiles visited: products, one exponential per pair, the biases; and what is moved.
+
+    Negligible tiles, which may be left out, count as well.
+    """
+    tiles, near = math.prod(x.q.shape[:2]) * plan.tiles, plan.near / plan.tiles
+    flops, powers = 2.0 * (x.strips is not None), 1.0 + (plan.cap is not None)
+    for name, count in PRODUCTS[kernel].items():
+        if (array := getattr(x, name)) is not None:
+            # A near tile multiplies windows, a far one a register of columns.
+            share = near + plan.lanes / plan.block if name in VECTORS else 1
+            flops += 2 * count * share * array.shape[-1]
+    for bias in _of_biases(plan, x):
+        flops, powers = flops + bias.flops / 128**2, powers + bias.transcendentals / 128**2
+    visited = OF_QUERIES if kernel is kernels.keys_kernel else OF_KEYS
+    moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
+    for name, array, spec in zip(x._fields, x, specs, strict=True):
+        if array is not None:
+            anew = name in visited or name == "coefficients" or name in BY_DISTANCE  # in each tile
+            block = math.prod(n for n in spec.block_shape if n)
+            count = tiles * block if anew else array.size
+            moved += array.dtype.itemsize * count * (near if name in VECTORS else 1)
+    pairs = tiles * plan.block**2
+    flops, powers, moved = round(pairs * flops), round(pairs * powers), round(moved)
+    return pl.CostEstimate(flops=flops, transcendentals=powers, bytes_accessed=moved)
+
+
+def _of_biases(plan: Plan, x: Arrays) -> Iterator[pl.CostEstimate]:
+    """The costs of biases that are computed in place, for 128 × 128 pairs."""
+    if plan.formula:
+        numbers = [jnp.zeros((1, 1))] * x.coefficients.shape[1]
+        yield pl.estimate_cost(plan.formula, numbers, jnp.zeros((128, 128), jnp.int32))
+    if plan.of_tokens:
+        sides = ([jnp.zeros(shape)] * x.q_numbers.shape[2] for shape in ((128, 1), (1, 128)))
+        yield pl.estimate_cost(plan.of_tokens, *sides)

@@ -1,0 +1,132 @@
+"""What the TPU kernels read: arrays made of terms and tokens, and the places of blocks.
+
+Letters are those of `plan`.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, repeat_heads, select
+from pe_jax.engines import kernel_common as common
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tpu.plan import VECTORS, Arrays, Places, Plan
+
+MAX_PLACES = 2**18  # bytes of bounds
+
+
+def with_products(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
+) -> tuple[Side, Side, jax.Array]:
+    """As of both kernels; the values of as many heads as the keys then have."""
+    q, k = common.with_products(spec, terms, q, k)
+    return q, k, repeat_heads(v, k.x.shape[1])
+
+
+def make_arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
+    """What the kernels read, padded; q and k have the channels of products already."""
+    x, y, v = (common.pad(x, 2, plan.block) for x in (q.x, k.x, v))
+    # The distances of each strip: [R, 2·block], falling. From 1 - 2·block to 0 they rise.
+    first = (jnp.asarray(plan.diagonals, jnp.int32) + 1) * plan.block - 1
+    falling = first[:, None] - jnp.arange(2 * plan.block, dtype=jnp.int32)
+    strips = common.distance_bias(terms, falling, plan.scale)
+    numbers = common.coefficients(terms)
+    return Arrays(
+        q=x,
+        k=y,
+        v=v,
+        coefficients=None if numbers is None else numbers[:, :, None, None],
+        strips=None if strips is None else strips[:, :, None],
+        q_numbers=common.token_numbers(terms, q, plan.block),
+        k_numbers=common.token_numbers(terms, k, plan.block),
+        q_ids=_ids(plan, q.tokens.segments, -1),
+        k_ids=_ids(plan, k.tokens.segments, -2),
+        **_vectors(plan, terms, q, k, falling, v.dtype),
+    )
+
+
+def _vectors(plan: Plan, terms: tuple, q: Side, k: Side, falling: jax.Array, dtype: Any) -> dict:
+    """Vectors of distances, side by side, and what queries and keys have for them, rounded."""
+    rising = falling[:, ::-1] + 1
+    parts: dict[str, list] = {name: [] for name in ("rows", "row_vectors", "columns", *VECTORS)}
+
+    def at(term, distance):
+        vectors = term.at(distance)
+        return jnp.broadcast_to(vectors, (q.x.shape[1], *vectors.shape[1:]))
+
+    def add(name, own, vectors):
+        parts[f"{name}s"].append(common.pad(own, 2, plan.block).astype(dtype))
+        parts[f"{name}_vectors"].append(vectors.astype(dtype))
+
+    for term, state in zip(terms, q.states, strict=True):
+        if isinstance(term, kinds.RelativeState):
+            own = jnp.broadcast_to(state, (len(q.x), *state.shape[1:]))
+            vectors = at(term, falling)
+            if dtype == jnp.bfloat16:  # numbers, not projections: sums of two lose next to nothing
+                own, vectors = _in_two(own, (0, 0, 1)), _in_two(vectors, (0, 1, 0))
+            add("row", own, vectors)
+        elif isinstance(term, kinds.RelativeKeys):
+            add("row", term.queries(q.raw), plan.scale * at(term, falling))
+        elif isinstance(term, kinds.RelativeQueries):
+            own = repeat_heads(k.raw, k.x.shape[1])
+            add("column", own, plan.scale * at(term, rising))
+    values = [at(term, falling) for term in select(terms, kinds.RelativeValues)]
+    if values:
+        parts["value_vectors"] = [functools.reduce(jnp.add, values).astype(dtype)]
+    return {name: jnp.concatenate(found, axis=-1) for name, found in parts.items() if found}
+
+
+def _in_two(x: jax.Array, which: tuple[int, ...]) -> jax.Array:
+    """Float32 as a sum of two bfloat16 numbers, of which those in `which` lie side by side."""
+    high = x.astype(jnp.bfloat16)
+    both = high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
+    return jnp.concatenate([both[n] for n in which], axis=-1)
+
+
+def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
+    """Segments; of `hidden` tokens, which must not see even their like, another for each side."""
+    if segments is None:
+        return None
+    ids = jnp.where(segments < 0, hidden, segments)
+    return common.pad(ids, 1, plan.block, constant_values=hidden)[:, None]
+
+
+def find_places(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array, by_keys: bool):
+    """The places of blocks, whose first tokens are given, and what each visits.
+
+    That is what the mask shows, the segments share, and biases that decay leave.
+    """
+    batch, heads, _, _ = x.q.shape
+    seen = plan.shows(q_first[:, None] - k_first)[None, None]
+    if x.q_ids is not None and _fits(seen, len(x.q_ids)):
+        (q_low, q_high), (k_low, k_high) = (_range(plan, ids) for ids in (x.q_ids, x.k_ids))
+        seen &= q_high[..., None] >= k_low[..., None, :]
+        seen &= q_low[..., None] <= k_high[..., None, :]
+    if plan.decays and _fits(seen, batch * heads):
+        numbers = None if x.coefficients is None else x.coefficients[..., 0, 0]
+        matters = common.Matters(plan.scale, plan.formula, plan.of_tokens)
+        sizes = plan.block, plan.block
+        seen &= matters(x.q, x.k, numbers, x.q_numbers, x.k_numbers, sizes)
+    return Places(q_first, k_first, *bounds(seen, by_keys))
+
+
+def _fits(seen: jax.Array, count: int) -> bool:
+    """Whether the bounds of so many rows and heads may lie in a core's memory of scalars."""
+    return 8 * count * max(128, *seen.shape[2:]) <= MAX_PLACES
+
+
+def bounds(seen: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
+    """The first and the last block to visit, of bool [B or 1, H or 1, q blocks, k blocks]."""
+    seen = jnp.swapaxes(seen, 2, 3) if by_keys else seen
+    count = jnp.arange(seen.shape[3], dtype=jnp.int32)
+    first = jnp.where(seen, count, seen.shape[3]).min(3)
+    return first, jnp.where(seen, count, -1).max(3)
+
+
+def _range(plan: Plan, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The least and the largest id of each block that is not hidden: [B or 1, 1, blocks]."""
+    blocks = ids.reshape(*ids.shape[:2], -1, plan.block)
+    return jnp.where(blocks < 0, jnp.int32(2**30), blocks).min(3), blocks.max(3)

@@ -1,0 +1,57 @@
+"""The passes of the TPU kernels over their tiles: forward, and backward.
+
+Both backward kernels compute each tile again. Letters are those of `plan`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.engines.tpu import kernels
+from pe_jax.engines.tpu.launch import launch
+from pe_jax.engines.tpu.plan import OF_HEADS, Arrays, Places, Plan
+
+
+def forward(plan: Plan, x: Arrays, places: Places, dtype: Any) -> Arrays:
+    """`out` in a dtype, and `lse`; -LOWEST for a row that sees nothing."""
+    (batch, heads, tokens, _), value = x.q.shape, x.v.shape[3]
+    outs = Arrays(
+        out=jax.ShapeDtypeStruct((batch, heads, tokens, value), dtype),
+        lse=jax.ShapeDtypeStruct((batch, heads, 1, tokens), jnp.float32),
+    )
+    return launch(plan, kernels.forward_kernel, places, x, outs, Arrays(out=value))
+
+
+def backward(
+    plan: Plan, x: Arrays, of_queries: Places, of_keys: Places, learned: Any, dtype: Any = None
+) -> Arrays:
+    """Gradients of q, k, v and what is `learned`; x has `lse`, `d_out` and `inner` too.
+
+    `dtype` is that of the gradients of tokens; None: that of what they are gradients of.
+    """
+    d_q = _shapes(x, dtype, "q", *(n for n in ("q_numbers", "rows", *OF_HEADS) if n in learned))
+    rows = launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q))
+    if x.strips is not None:  # seen from the keys, distances run backwards
+        x = x._replace(strips=jnp.roll(x.strips[..., ::-1], -1, axis=-1))
+    d_k = _shapes(x, dtype, "k", "v", *(n for n in ("k_numbers", "columns") if n in learned))
+    columns = launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k))
+    return Arrays(*(b if a is None else a for a, b in zip(rows, columns, strict=True)))
+
+
+def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
+    """Those of gradients: float32 of what heads learn, and of tokens those of each batch row."""
+    shapes = {}
+    for name in names:
+        array = getattr(x, name)
+        shape = array.shape if name in OF_HEADS else (len(x.q), *array.shape[1:])
+        kind = jnp.float32 if name in OF_HEADS else dtype or array.dtype
+        shapes[name] = jax.ShapeDtypeStruct(shape, kind)
+    return Arrays(**shapes)
+
+
+def _kept(plan: Plan, outs: Arrays) -> Arrays:
+    """Widths of the float32 sums of what is not of heads; numbers have a lane each."""
+    given = zip(Arrays._fields, outs, strict=True)
+    widths = {n: a.shape[-1] for n, a in given if a is not None and n not in OF_HEADS}
+    return Arrays(**{n: plan.lanes if "numbers" in n else width for n, width in widths.items()})

@@ -1,0 +1,94 @@
+"""From windows of distances to tiles of pairs, and back: what a TPU has in the place of a gather.
+
+A tile has `rows` tokens a side and 2·rows - 1 distances, a strip 2·rows entries: row r of the tile
+has the entries rows - 1 - r … 2·rows - 2 - r, so that row by row the strip is rotated by one lane.
+A row of numbers is the same strip for all rows of the tile. Vectors are dotted with each row's own
+token, a part of at most 128 rows at a time: of the strip a part meets rows + 128 entries, no more.
+
+X width of a vector.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+PART = 128  # rows that share a window
+ROWS = 8  # of a register
+
+
+def shear(strip: jax.Array) -> jax.Array:
+    """y[r, c] = strip[0, rows - 1 - r + c]: [1, 2·rows] → [rows, rows].
+
+    The rows so far, rotated as a whole, are the next ones. (A strided rotation does it in one
+    instruction, for the same cost, from v5 on.)
+    """
+    rows = strip.shape[1] // 2
+    wide = pltpu.roll(strip, rows + 1, 1)
+    while wide.shape[0] < rows:
+        wide = jnp.concatenate([wide, pltpu.roll(wide, wide.shape[0], 1)])
+    return wide[:, :rows]
+
+
+def unshear(y: jax.Array) -> jax.Array:
+    """The transpose of `shear`, sums along diagonals: [rows, rows] → [1, 2·rows]."""
+    rows = y.shape[0]
+    turn, wide = rows - 1, jnp.concatenate([y, jnp.zeros_like(y)], axis=1)
+    while rows > 1:
+        rows //= 2
+        wide = wide[:rows] + pltpu.roll(wide[rows:], wide.shape[1] - rows, 1)
+    return pltpu.roll(wide, turn, 1)
+
+
+def parts(rows: int) -> Iterator[tuple[slice, slice]]:
+    """Rows of a tile that share a window, and the entries of the strip that are in it."""
+    size = min(PART, rows)
+    for first in range(0, rows, size):
+        yield slice(first, first + size), slice(rows - first - size, 2 * rows - first)
+
+
+def multiply(own: jax.Array, vectors: Any) -> jax.Array:
+    """y[r, c] = own[r]·vectors[rows - 1 - r + c]: [rows, X] and [2·rows, X] → [rows, rows].
+
+    The vectors may be a reference.
+    """
+    rows = own.shape[0]
+    tiles = []
+    for tokens, entries in parts(rows):
+        wide = dot(own[tokens], vectors[entries], 1)
+        count, width = wide.shape
+        wide = pltpu.roll(wide, width - count + 1, 1, stride=1, stride_axis=0)
+        tiles.append(wide[:, :rows])
+    return jnp.concatenate(tiles)
+
+
+def windows(y: jax.Array) -> Iterator[tuple[slice, slice, jax.Array]]:
+    """For each of `parts`, its rows of y [rows, rows] by entry of the strip, zeros elsewhere."""
+    for tokens, entries in parts(y.shape[0]):
+        own = y[tokens]
+        count = own.shape[0]
+        wide = jnp.concatenate([own, jnp.zeros((count, count), y.dtype)], axis=1)
+        yield tokens, entries, _turn_back(wide)
+
+
+def _turn_back(wide: jax.Array) -> jax.Array:
+    """Row r of [rows, n] rotated by rows - 1 - r: there is no strided rotation in this direction.
+
+    Rows of one register rotate as a whole, then each by its own place among them, bit by bit.
+    """
+    rows, width = wide.shape
+    starts = range(0, rows, ROWS)
+    turned = (pltpu.roll(wide[n : n + ROWS], (rows - 1 - n) % width, 1) for n in starts)
+    wide = jnp.concatenate(list(turned))
+    row = jax.lax.broadcasted_iota(jnp.int32, wide.shape, 0)
+    for bit in (1, 2, 4):
+        wide = jnp.where(row & bit != 0, pltpu.roll(wide, width - bit, 1), wide)
+    return wide
+
+
+def dot(a: jax.Array, b: jax.Array, axis: int, of: int = 1) -> jax.Array:
+    """The product over axis `of` of a matrix and `axis` of another, in float32."""
+    axes = (((of,), (axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)

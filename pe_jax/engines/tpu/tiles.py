@@ -1,0 +1,212 @@
+"""One tile of the scores: what is added to q·k, what is hidden, and the gradients of what is added.
+
+Rows of a tile are queries and columns keys; `transposed`, the other way round. Where all of a tile
+is beyond the horizon of what is read by distance (`easy`), queries meet one vector and one number:
+that moves the row maxima and not the scores.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.engines.reference import LOWEST
+from pe_jax.engines.tpu import shear
+from pe_jax.engines.tpu.plan import Arrays, Plan
+from pe_jax.engines.tpu.shear import dot
+
+
+class Tile(NamedTuple):
+    """Where a tile is, and what is known of it."""
+
+    gap: Any  # the distance of its first query and first key
+    k_first: Any  # the index of its first key
+    easy: bool  # as `Plan.easy`
+    transposed: bool = False
+
+
+class Scores(NamedTuple):
+    """The scores of a tile, masked.
+
+    Attributes:
+      pairs: [block, block], or what is added to each row's.
+      rest: what all pairs of a query still lack: [block or 1, lanes] with equal columns, [1, block]
+        if transposed, or 0.
+      slope: what the gradient of the uncapped scores is multiplied by, or None.
+    """
+
+    pairs: jax.Array
+    rest: Any
+    slope: Any = None
+
+
+def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
+    """The scores of a tile."""
+    a, b = (x.k, x.q) if tile.transposed else (x.q, x.k)
+    s, slope = dot(a[...], b[...], 1), None
+    rest: Any = 0.0
+    if plan.scale != 1:
+        s *= plan.scale
+    if plan.formula:
+        formula, values = formula_of(plan, x, tile)
+        s += formula(values)
+    if plan.of_tokens:
+        own, other = numbers(x, tile)
+        s += of_tokens(plan, tile, own, other)
+    if x.columns is not None:
+        s += spread(plan, of_keys(plan, x, tile))
+    added = of_queries(plan, x, tile)
+    if tile.easy and plan.cap is None:
+        rest = added
+    elif not isinstance(added, float):
+        s += spread(plan, added)
+    if plan.cap is not None:
+        bent = jnp.tanh(s * (1 / plan.cap))
+        s, slope = bent * plan.cap, 1 - bent * bent
+    seen = visible(plan, x, tile)
+    return Scores(s if seen is None else jnp.where(seen, s, LOWEST), rest, slope)
+
+
+def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
+    """What is read by distance, but for that of keys: a tile or, if easy, as `Scores.rest`."""
+    parts: list[Any] = []
+    if x.strips is not None:
+        far = x.strips[:, : plan.block if tile.transposed else plan.lanes]
+        parts.append(far if tile.easy else shear.shear(x.strips[...]))
+    if x.rows is not None:
+        parts.append(multiply(plan, x.rows[...], x.row_vectors, tile.easy, tile.transposed))
+    return functools.reduce(jnp.add, parts) if parts else 0.0
+
+
+def of_keys(plan: Plan, x: Arrays, tile: Tile) -> jax.Array:
+    """What keys dot with vectors of distances: a tile or, if easy, [block, lanes] or [1, block]."""
+    return multiply(plan, x.columns[...], x.column_vectors, tile.easy, not tile.transposed)
+
+
+def multiply(plan: Plan, own: jax.Array, vectors, easy: bool, across: bool) -> jax.Array:
+    """Tokens [block, X] times the vectors of their distances, `across`: along the columns.
+
+    A tile or, if easy, one number per token: equal columns [block, lanes], or a row [1, block].
+    """
+    if not easy:
+        pairs = shear.multiply(own, vectors)
+        return pairs.T if across else pairs
+    if across:  # one vector would do, sixteen fill a register
+        return dot(vectors[: min(16, plan.lanes)], own, 1)[:1]
+    return dot(own, vectors[: plan.lanes], 1)
+
+
+def spread(plan: Plan, x: jax.Array) -> jax.Array:
+    """Columns, all equal, as many as a tile has; a row or a tile as it is."""
+    return repeat_columns(x, plan.block) if x.shape[1] < plan.block else x
+
+
+def own_gradient(plan: Plan, vectors, d: jax.Array, easy: bool) -> jax.Array:
+    """The gradient of tokens [block, X] from that of what `multiply` gave, tokens along rows."""
+    if easy:
+        return dot(lane_sums(plan, d).astype(vectors.dtype), vectors[: plan.lanes], 0)
+    rows = (dot(w.astype(vectors.dtype), vectors[n], 0) for _, n, w in shear.windows(d))
+    return jnp.concatenate(list(rows))
+
+
+def add_to_vectors(
+    plan: Plan, grads, strip, own: jax.Array, d: jax.Array, easy: bool, across: bool = False
+) -> None:
+    """Adds to the gradient of a strip of vectors, which `own` [block, X] were dotted with."""
+    if easy:  # the first entries of the strip stand for all
+        sums = row_sums(plan, d) if across else lane_sums(plan, d)
+        sums = dot(sums.astype(own.dtype), own, 0, of=1 if across else 0)
+        grads[strip, : plan.lanes] += sums
+        return
+    for tokens, entries, window in shear.windows(d.T if across else d):
+        grads[strip, entries] += dot(window.astype(own.dtype), own[tokens], 0, 0)
+
+
+def add_to_strip(plan: Plan, grads, strip, d_s: jax.Array, easy: bool) -> None:
+    """Adds the score gradients of a tile to those of its strip."""
+    if easy:  # the first entry of the strip stands for all
+        first = jax.lax.broadcasted_iota(jnp.int32, grads.shape[1:], 1) == 0
+        grads[strip] += jnp.where(first, d_s.sum(), 0)
+    else:
+        grads[strip] += shear.unshear(d_s)
+
+
+def numbers(x: Arrays, tile: Tile) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The numbers of the tokens along rows [block, 1] and along columns [1, block]."""
+    sides = (x.q_numbers, x.k_numbers)
+    own, other = sides[::-1] if tile.transposed else sides
+    count = own.shape[0]
+    rows = [as_column(own[c : c + 1]) for c in range(count)]
+    return rows, [other[c : c + 1] for c in range(count)]
+
+
+def of_tokens(plan: Plan, tile: Tile, own: list[jax.Array], other: list[jax.Array]) -> jax.Array:
+    """The biases of two tokens' numbers: [block, block]."""
+    pair = (other, own) if tile.transposed else (own, other)
+    return jnp.broadcast_to(plan.of_tokens(*pair), (plan.block, plan.block))
+
+
+def add_number_gradients(plan: Plan, x: Arrays, tile: Tile, grads, d_s: jax.Array) -> None:
+    """Adds those of the numbers of the tokens along rows to `grads` [block, lanes], one a lane."""
+    own, other = numbers(x, tile)
+    of_own = functools.partial(of_tokens, plan, tile, other=other)
+    lane = jax.lax.broadcasted_iota(jnp.int32, grads.shape, 1)
+    total = grads[...]
+    for c, d in enumerate(jax.vjp(of_own, own)[1](d_s)[0]):
+        total += jnp.where(lane == c, d, 0)
+    grads[...] = total
+
+
+def visible(plan: Plan, x: Arrays, tile: Tile) -> jax.Array | None:
+    """Which pairs are seen; None if all are."""
+    tests = []
+    if not tile.easy:
+        distance = distances(plan, tile)
+        tests += [distance <= plan.back] if plan.back is not None else []
+        tests += [distance >= -plan.ahead] if plan.ahead is not None else []
+        if plan.padded:
+            place = jax.lax.broadcasted_iota(jnp.int32, distance.shape, int(not tile.transposed))
+            tests.append(tile.k_first + place < plan.tokens)
+    if x.q_ids is not None:
+        a, b = x.q_ids[...], x.k_ids[...]
+        tests.append(as_column(b) == a if tile.transposed else as_column(a) == b)
+    return functools.reduce(jnp.logical_and, tests) if tests else None
+
+
+def formula_of(plan: Plan, x: Arrays, tile: Tile):
+    """The biases that are computed from distances: a function, and its coefficients."""
+    dtype = jnp.float32 if plan.real_distances else jnp.int32
+    distance = distances(plan, tile, dtype)
+    coefficients = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
+    return functools.partial(plan.formula, distance=distance), coefficients
+
+
+def distances(plan: Plan, tile: Tile, dtype: Any = jnp.int32) -> jax.Array:
+    """Query - key of each pair of a tile."""
+    shape = (plan.block, plan.block)
+    queries = jax.lax.broadcasted_iota(jnp.int32, shape, int(tile.transposed))
+    keys = jax.lax.broadcasted_iota(jnp.int32, shape, int(not tile.transposed))
+    return (queries + tile.gap).astype(dtype) - keys.astype(dtype)
+
+
+def lane_sums(plan: Plan, d: jax.Array) -> jax.Array:
+    """[block, block] → [block, lanes]: what is left to sum is one register per row."""
+    firsts = range(0, plan.block, plan.lanes)
+    return functools.reduce(jnp.add, (d[:, n : n + plan.lanes] for n in firsts))
+
+
+def row_sums(plan: Plan, d: jax.Array) -> jax.Array:
+    """[block, block] → [lanes, block], of rows likewise."""
+    firsts = range(0, plan.block, plan.lanes)
+    return functools.reduce(jnp.add, (d[n : n + plan.lanes] for n in firsts))
+
+
+def as_column(row: jax.Array) -> jax.Array:
+    """[1, n] → [n, 1]."""
+    return jnp.expand_dims(row[0], -1)
+
+
+def repeat_columns(x: jax.Array, width: int) -> jax.Array:
+    """Columns, all equal: as many as asked."""
+    return jnp.tile(x, (1, -(-width // x.shape[1])))[:, :width]

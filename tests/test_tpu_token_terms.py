@@ -1,0 +1,75 @@
+"""The TPU engine on what reads tokens' states, meets vectors of distances or caps scores.
+
+It gives what the dense engine gives; the kernels run interpreted.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.engines.tpu import engine, operands
+from pe_jax.engines.tpu.hops import Kernels
+from tests.test_gpu_token_terms import PACKED, run
+from tests.util import DIMS, B, E, H, assert_close, noise
+
+KERNELS = Kernels(block=16, interpret=True)
+T5 = "t5(num_buckets=6,max_distance=9)"
+ALL = {"causal": False}
+CASES = {
+    "fox": ("fox", {}),
+    "fox, far": ("fox", {"length": 128, "sharp": 0.1}),
+    "fox, all, packed": ("fox", {"q_segments": PACKED, **ALL}),
+    "fox, elsewhere": ("fox", {"q_positions": np.arange(7, 217, 3)}),
+    "fox, cable, a table": (f"fox+cable+{T5}", {}),
+    "fox+alibi": ("fox+alibi", {"sharp": 0.1}),
+    "tupe, cap": ("tupe(length=80)", {"logit_cap": 1.5}),
+    "alibi, cap": ("alibi", {"logit_cap": 1.5}),
+    "t5, cap, window": (T5, {"logit_cap": 1.5, "window": 40}),
+    "inkling": ("inkling(extent=20,width=3)", {}),
+    "wavlm": ("wavlm(num_buckets=8,max_distance=9)", ALL),
+    "shaw": ("shaw(clip=3)", {}),
+    "shaw, all, packed, cap": (
+        "shaw(clip=3)",
+        {"logit_cap": 1.5, "q_segments": PACKED, **ALL},
+    ),
+    "deberta": ("deberta(buckets=None,max_distance=20)", {}),
+    "deberta and all": ("deberta(buckets=4,max_distance=7)+shaw(clip=3)+clipped(clip=2)", ALL),
+}
+
+
+@pytest.mark.parametrize("spec, options", CASES.values(), ids=list(CASES))
+def test_tpu_equals_dense_and_so_does_every_gradient(spec, options):
+    assert_close(run(spec, KERNELS, **options), run(spec, "dense", **options))
+
+
+@pytest.mark.parametrize("name", ["fox", "inkling", "deberta"])
+def test_half_precision_differs_from_dense_as_rounding_does(name):
+    spec, options = CASES[name]
+    half = {**options, "dtype": "bfloat16"}
+    assert_close(run(spec, KERNELS, **half), run(spec, "dense", **half), 3e-2)
+
+
+def test_keys_that_have_faded_are_not_visited():
+    """FoX's gates are near 1/2: 43 tokens weigh nothing. Nor are those of other documents."""
+    ends = []
+
+    def attend(spec, terms, q, k, v):
+        plan = engine.counted(engine.make_plan(spec, terms, q, 16))
+        x = operands.make_arrays(plan, terms, q, k, v)
+        first = jnp.arange(0, q.x.shape[2], 16, dtype=jnp.int32)
+        for by_keys in (False, True):
+            places = operands.find_places(plan, x, first, first, by_keys)
+            ends.append([np.asarray(n) for n in (places.first, places.last)])
+        return v, None
+
+    length, encoding = 320, pe_jax.make("fox")
+    q, k, v, x = (0.01 * noise(B, length, n, E) for n in (H, H, H, H))
+    params, ids = encoding.init(jax.random.key(0), DIMS), np.arange(length)[None] // 32
+    given = {"encoding": encoding, "params": params, "x": x.reshape(B, length, -1)}
+    pe_jax.attention(q, k, v, **given, implementation=attend)
+    assert (ends[0][0][:, :, -1] > 12).all() and (ends[0][1] == np.arange(20)).all()
+    assert (ends[1][0] == np.arange(20)).all() and (ends[1][1][:, :, 0] < 7).all()
+    pe_jax.attention(q, k, v, **given, implementation=attend, q_segments=np.tile(ids, (B, 1)))
+    assert (ends[2][0] == np.arange(20) // 2 * 2).all()
