@@ -81,14 +81,14 @@ def flex(x: Operands) -> Callable[[], torch.Tensor]:
 def sdpa(x: Operands) -> Callable[[], torch.Tensor]:
     """`scaled_dot_product_attention`, with a bias as a matrix [1, H, T, T], made in each call."""
     attend = torch.nn.functional.scaled_dot_product_attention
-    if x.bias is None:
+    length, by_distance = x.q.shape[2], x.bias
+    if by_distance is None:
         return lambda: attend(x.q, x.k, x.v, is_causal=x.causal, scale=x.scale)
-    length = x.q.shape[2]
     index = torch.arange(length, device=x.q.device)
     distance = index[:, None] - index
 
     def run():
-        bias = x.bias[:, distance + length - 1].to(x.q.dtype)
+        bias = by_distance[:, distance + length - 1].to(x.q.dtype)
         if x.causal:
             bias = bias.masked_fill(distance < 0, -torch.inf)
         return attend(x.q, x.k, x.v, attn_mask=bias[None], scale=x.scale)
@@ -131,7 +131,7 @@ def program(
         return torch.tensor(np.array(x, np.float32), device=place)
 
     q, k, v, cotangent = (to(x).transpose(1, 2).to(getattr(torch, dtype)) for x in operands)
-    leaves = [x.contiguous().requires_grad_(backward) for x in (q, k, v)]
+    q, k, v = (x.contiguous().requires_grad_(backward) for x in (q, k, v))
     terms = encoding.terms(params, dims)
     distance = jnp.arange(1 - length, length, dtype=jnp.int32)
     biases = [
@@ -139,13 +139,13 @@ def program(
     ]
     bias = to(sum(biases)).requires_grad_(backward and bool(params[0])) if biases else None
     scale = kinds.scale(terms, dims.head_dim)
-    run = ENGINES[engine](Operands(*leaves, bias, causal, scale))
+    run = ENGINES[engine](Operands(q, k, v, bias, causal, scale))
 
     def call():
         with torch.set_grad_enabled(backward):
             result = run()
             if backward:
-                learned = [x for x in (*leaves, bias) if x is not None and x.requires_grad]
+                learned = [x for x in (q, k, v, bias) if x is not None and x.requires_grad]
                 result = torch.autograd.grad(result, learned, cotangent)
         if place.type == "cuda":
             torch.cuda.synchronize()

@@ -34,7 +34,8 @@ from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
 from pe_jax.training.step import token_losses
 
-IN_TORCH = ("flex", SDPA)
+FLEX = "flex"
+IN_TORCH = (FLEX, SDPA)
 ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, *IN_TORCH, *training_steps.OTHERS)
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 SPECS["xpos"] = "xpos(scale_base={length})"  # 512 limits positions to 28,160

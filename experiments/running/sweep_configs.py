@@ -385,6 +385,8 @@ class ExtendConfig(Sweep):
             "rope(scaling=llama3(factor={factor},original_length={length}))",
             "rope(scaling=longrope(short_factor={ones},long_factor={searched},"
             "original_length={length},factor={factor}))",
+            "rope(scaling=clipped_rope(original_length={length}))",
+            "rope+log_length",
             "rerope(window={window})",
             "self_extend(window={window},group={group})",
             "dual_chunk(chunk_size={chunk},local_size={local})",
