@@ -351,16 +351,18 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
     "spec, length, device, engine, words",
     [
         ("rope", 1, "cpu", "reference", "INFO: attention: RoPE: dense"),
-        ("rope", 256, "cpu", "reference", "INFO: attention: RoPE: dense"),
-        ("rope", 512, "cpu", "reference", "INFO: attention: RoPE: dense"),
+        ("rope", 128, "cpu", "reference", "INFO: attention: RoPE: dense"),
+        ("rope", 600, "cpu", "tiled", "INFO: attention: RoPE: tiled"),
         ("alibi", 512, "cpu", "tiled", "INFO: attention: ALiBi: tiled"),
-        ("shaw", 256, "cpu", "tiled", "INFO: attention: Shaw: tiled"),
+        ("transformer_xl", 64, "cpu", "tiled", "INFO: attention: TransformerXL: tiled"),
+        ("transformer_xl", 32, "cpu", "reference", "INFO: attention: TransformerXL: dense"),
         ("rope", 512, "tpu", "tpu", "INFO: attention: RoPE: the tpu kernel"),
         ("rope", 2048, "cpu", "tiled", "INFO: attention: RoPE: tiled"),
         ("alibi", 2048, "gpu", "gpu", "INFO: attention: ALiBi: the fused kernel"),
         ("transformer_xl", 2048, "gpu", "tiled", "WARNING: attention: TransformerXL: tiles of XLA"),
         ("t5", 2048, "tpu", "tpu", "INFO: attention: T5: the tpu kernel"),
-        ("shaw", 2048, "tpu", "tiled", "WARNING: attention: Shaw: tiles of XLA, not the tpu"),
+        ("shaw", 2048, "tpu", "tpu", "INFO: attention: Shaw: the tpu kernel"),
+        ("fire", 2048, "tpu", "tiled", "WARNING: attention: FIRE: tiles of XLA, not the tpu"),
     ],
 )
 def test_what_is_picked_is_said_once(caplog, monkeypatch, spec, length, device, engine, words):

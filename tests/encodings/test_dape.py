@@ -68,12 +68,12 @@ def test_it_begins_as_the_authors_layers_do():
 
 def test_none_takes_the_dense_engine_and_says_what_it_costs(caplog):
     dispatch._log.cache_clear()
-    q, params = jnp.zeros((1, 300, HEADS, HEAD_DIM)), random_params(DAPE)
+    q, params = jnp.zeros((1, 600, HEADS, HEAD_DIM)), random_params(DAPE)
     for engine in ("tiled", "fused", "tpu"):
         with pytest.raises(ValueError, match=f"{engine}.*DAPE needs whole rows of scores.*'dense'"):
             pe_jax.attention(q, q, q, encoding=DAPE, params=params, implementation=engine)
     with caplog.at_level(logging.INFO, "pe_jax"):
-        for length in (12, 300):
+        for length in (12, 600):
             x = q[:, :length]
             jax.eval_shape(lambda x: pe_jax.attention(x, x, x, encoding=DAPE, params=params), x)
     small, large = caplog.records

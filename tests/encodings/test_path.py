@@ -85,7 +85,7 @@ def test_tokens_of_another_document_map_nothing():
 
 def test_other_engines_and_later_keys_are_refused(caplog):
     dispatch._log.cache_clear()
-    q, x = jnp.zeros((1, 300, HEADS, HEAD_DIM)), jnp.zeros((1, 300, WIDTH))
+    q, x = jnp.zeros((1, 600, HEADS, HEAD_DIM)), jnp.zeros((1, 600, WIDTH))
     given = {"encoding": PATH, "params": random_params(PATH), "x": x}
     for engine in ("tiled", "fused", "tpu"):
         with pytest.raises(ValueError, match=f"{engine}.*PaTH needs whole rows of scores.*'dense'"):
