@@ -32,13 +32,14 @@ def options() -> dict[str, dict]:
             "mask": masks.prefix(12),
             "q_segments": np.arange(T)[None] // 25 + [[0], [1]],
         },
-        "tree": {"mask": masks.tree(PARENTS), "causal": False},
-        "chunks": {"mask": masks.chunks(9)},
-        "cap": {"logit_cap": 0.7},
-        "cap, window": {"logit_cap": 0.7, "window": 9},
-        "scale": {"scale": np.float32(0.4)},
+        "tree and sink": {
+            "mask": masks.tree(PARENTS),
+            "causal": False,
+            "terms": (pe_jax.Sink(noise(H)),),
+        },
+        "chunks and scale": {"mask": masks.chunks(9), "scale": np.float32(0.4)},
+        "cap": {"logit_cap": 0.7, "window": 9},
         "dropout": {"dropout_rate": 0.3, "dropout_key": key},
-        "sink": {"terms": (pe_jax.Sink(noise(H)),)},
         "all": {
             "mask": masks.prefix(5),
             "causal": False,
@@ -279,14 +280,14 @@ def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
     assert np.isfinite(slope) and np.isfinite(second).all()
 
 
-OF_HEADS = "t5 alibi+rope shaw(clip=4) fox transformer_xl cope grape_ap".split()
+OF_HEADS = "t5+alibi+rope shaw(clip=4) fox+transformer_xl cope+grape_ap".split()
 OF_HEADS += ["rope_mixed", "rotated_values"]
 
 
 @pytest.mark.parametrize(
     "scheme, engine",
     [(scheme, TILED) for scheme in [*OF_HEADS, *OWN]]
-    + [(scheme, "dense") for scheme in ("fox", "cope", OWN[1])]
+    + [(scheme, "dense") for scheme in ("fox+cope", OWN[1])]
     + [pytest.param(scheme, "dense", marks=SLOW) for scheme in ("t5", OWN[0])],
 )
 def test_heads_that_devices_share_are_those_of_the_whole(scheme, engine):

@@ -65,7 +65,6 @@ CASES = {
         operands((2,), 1, 9),
         {n: x[:1] if n[0] == "q" else x[:9] for n, x in EVERY_OTHER.items()},
     ),
-    "values wider": (operands((2,), 7, v_width=9), {}),
     "values narrower": (operands((2,), 7, v_width=1), {}),
     "no batch axis": (operands((), 7), {"q_positions": np.arange(7)[::-1]}),
     "two batch axes": (
@@ -75,13 +74,14 @@ CASES = {
             "q_segments": np.arange(30).reshape(2, 3, 5) // 4,
         },
     ),
-    "window": (operands((2,), 13), {"window": 3}),
-    "window, both ways": (operands((2,), 13), {"window": 5, "causal": False}),
+    "values wider, window, both ways": (
+        operands((2,), 13, v_width=9),
+        {"window": 5, "causal": False},
+    ),
     "window and segments": (
         operands((2,), 13),
         {"window": 4, "q_segments": np.asarray([[0] * 6 + [1] * 5 + [-1] * 2, [0] * 13])},
     ),
-    "window and sinks": (operands((2,), 13), {"window": 3, "sinks": 2}),
     "window and sinks, both ways": (
         operands((2,), 13),
         {"window": 2, "sinks": 1, "causal": False},

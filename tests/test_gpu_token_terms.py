@@ -21,7 +21,6 @@ PACKED = np.asarray([[0] * 10 + [1] * 15 + [-1] * 3 + [2] * 42, [0] * 70])
 PLANE = np.stack(np.divmod(np.arange(70), 10), axis=-1)
 T5 = "t5(num_buckets=6,max_distance=9)"
 CASES = {
-    "fox": ("fox", {}),
     "fox, far": ("fox", {"length": 200, "sharp": 0.1}),
     "fox, all": ("fox", {"length": 200, "sharp": 0.1, "causal": False}),
     "fox, packed": ("fox", {"q_segments": PACKED}),
@@ -29,23 +28,18 @@ CASES = {
     "cable+rope": ("cable+rope", {"length": 37}),
     "fox+alibi": ("fox+alibi", {"length": 200, "sharp": 0.1}),
     "two of tokens, and a table": (f"fox+cable+{T5}", {}),
-    "inkling": ("inkling(extent=5,width=3)", {}),
     "inkling+shaw, window": ("inkling(extent=5,width=3)+shaw(clip=3)", {"window": 20}),
     "wavlm": ("wavlm(num_buckets=8,max_distance=9)", {"causal": False}),
-    "tupe": ("tupe(length=80)", {}),
+    "tupe, cap": ("tupe(length=80)", {"logit_cap": 1.5}),
     "tupe+fox": ("tupe(length=80)+fox", {}),
-    "cap": ("rope", {"logit_cap": 1.5}),
     "alibi, cap": ("alibi", {"logit_cap": 1.5}),
     "shaw, cap, packed": ("shaw(clip=3)", {"logit_cap": 1.5, "q_segments": PACKED}),
     "two axes": ("rope_2d", {"causal": False, "q_positions": PLANE}),
-    "sinks": ("rope", {"window": 20, "sinks": 3}),
-    "sinks, all": ("rope", {"window": 20, "sinks": 3, "causal": False}),
     "many sinks, all": ("nope", {"window": 3, "sinks": 40, "causal": False}),
-    "t5, sinks": (T5, {"window": 20, "sinks": 3}),
     "t5, many sinks": (T5, {"window": 5, "sinks": 20}),
     "shaw, sinks, all": ("shaw(clip=3)", {"window": 20, "sinks": 3, "causal": False}),
     "alibi, sinks": ("alibi", {"window": 20, "sinks": 3, "length": 200, "sharp": 0.1}),
-    "sink logits": ("sink+rope", {"window": 20, "sinks": 1}),
+    "sinks, sink logits": ("sink+rope", {"window": 20, "sinks": 3}),
 }
 
 
@@ -82,13 +76,13 @@ def test_fused_equals_dense_and_so_does_every_gradient(spec, options):
     assert_close(run(spec, KERNELS, **options), run(spec, "dense", **options))
 
 
-@pytest.mark.parametrize("name", ["fox, far", "t5, many sinks", "shaw, sinks, all"])
+@pytest.mark.parametrize("name", ["fox, far", "shaw, sinks, all"])
 def test_blocks_may_be_oblong(name):
     spec, options = CASES[name]
     assert_close(run(spec, OBLONG, **options), run(spec, "dense", **options))
 
 
-@pytest.mark.parametrize("name", ["fox", "tupe", "inkling"])
+@pytest.mark.parametrize("name", ["tupe+fox", "inkling+shaw, window"])
 def test_half_precision_differs_from_dense_as_rounding_does(name):
     spec, options = CASES[name]
     half = {**options, "dtype": "bfloat16"}
@@ -101,8 +95,9 @@ def test_keys_that_have_faded_are_not_visited():
 
     def attend(spec, terms, *rest):
         plan = engine._plan(spec, terms, *rest, (16, 16), True)
-        seen.append(engine._bounds(plan, engine._arrays(plan, terms, *rest)))
-        return engine.attend(spec, terms, *rest, interpret=True, sizes=(16, 16))
+        bounds = jax.jit(lambda *call: engine._bounds(plan, engine._arrays(plan, *call)))
+        seen.append(bounds(terms, *rest))
+        return rest[0].x, None
 
     length, encoding = 320, pe_jax.make("fox")
     q, k, v, x = (0.01 * noise(B, length, n, E) for n in (H, K, K, H))

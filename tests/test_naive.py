@@ -22,8 +22,15 @@ def shuffled(case: util.Case) -> np.ndarray:
     return rng.permuted(util.contiguous(B, T), axis=1)
 
 
-@pytest.mark.parametrize("order", ["contiguous", "shuffled"])
-@pytest.mark.parametrize("case", CASES, ids=repr)
+ORDERS = [pytest.param(case, "shuffled", id=f"{case}-shuffled") for case in CASES]
+ORDERS += [  # that none are given is a thing of kinds
+    pytest.param(case, "contiguous", id=f"{case}-contiguous", marks=marks)
+    for case in CASES
+    for marks in [() if case in util.first_of_kinds(CASES) else pytest.mark.slow]
+]
+
+
+@pytest.mark.parametrize("case, order", ORDERS)
 def test_the_dense_engine_equals_the_naive_form(case, order):
     params, (q, k, v) = util.random_params(case.encoding), util.inputs()
     places = util.contiguous(B, T) if order == "contiguous" else shuffled(case)

@@ -10,11 +10,10 @@ from pe_jax.engines.tpu.hops import Kernels
 from tests.test_ring import BOTH, IDS, T5, case_of, check, mesh
 
 CASES = {  # 48 tokens: runs of 6, or of 12 where blocks are not balanced
-    "rope, packed": ("rope", True, {"ids": IDS}),
     "alibi": ("alibi", False, {}),
     "t5, window": (T5, False, {"window": 14}),
     "t5, both ways": (BOTH, True, {}),
-    "fox and shaw, one key head": ("fox+shaw(clip=3)", True, {"kv_heads": 1}),
+    "packed, one key head": ("fox+shaw(clip=3)+rope", True, {"ids": IDS, "kv_heads": 1}),
 }
 
 

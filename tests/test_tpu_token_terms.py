@@ -18,18 +18,15 @@ KERNELS = Kernels(block=16, interpret=True)
 T5 = "t5(num_buckets=6,max_distance=9)"
 ALL = {"causal": False}
 CASES = {
-    "fox": ("fox", {}),
     "fox, far": ("fox", {"length": 128, "sharp": 0.1}),
     "fox, all, packed": ("fox", {"q_segments": PACKED, **ALL}),
     "fox, elsewhere": ("fox", {"q_positions": np.arange(7, 217, 3)}),
     "fox, cable, a table": (f"fox+cable+{T5}", {}),
     "fox+alibi": ("fox+alibi", {"sharp": 0.1}),
     "tupe, cap": ("tupe(length=80)", {"logit_cap": 1.5}),
-    "alibi, cap": ("alibi", {"logit_cap": 1.5}),
     "t5, cap, window": (T5, {"logit_cap": 1.5, "window": 40}),
     "inkling": ("inkling(extent=20,width=3)", {}),
     "wavlm": ("wavlm(num_buckets=8,max_distance=9)", ALL),
-    "shaw": ("shaw(clip=3)", {}),
     "shaw, all, packed, cap": (
         "shaw(clip=3)",
         {"logit_cap": 1.5, "q_segments": PACKED, **ALL},
@@ -44,7 +41,7 @@ def test_tpu_equals_dense_and_so_does_every_gradient(spec, options):
     assert_close(run(spec, KERNELS, **options), run(spec, "dense", **options))
 
 
-@pytest.mark.parametrize("name", ["fox", "inkling", "deberta"])
+@pytest.mark.parametrize("name", ["fox, elsewhere", "inkling", "deberta"])
 def test_half_precision_differs_from_dense_as_rounding_does(name):
     spec, options = CASES[name]
     half = {**options, "dtype": "bfloat16"}
@@ -57,11 +54,15 @@ def test_keys_that_have_faded_are_not_visited():
 
     def attend(spec, terms, q, k, v):
         plan = engine.counted(engine.make_plan(spec, terms, q, 16))
-        x = operands.make_arrays(plan, terms, q, k, v)
         first = jnp.arange(0, q.x.shape[2], 16, dtype=jnp.int32)
-        for by_keys in (False, True):
-            places = operands.find_places(plan, x, first, first, by_keys)
-            ends.append([np.asarray(n) for n in (places.first, places.last)])
+
+        @jax.jit
+        def found(*call):
+            x = operands.make_arrays(plan, *call)
+            both = [operands.find_places(plan, x, first, first, way) for way in (False, True)]
+            return [(places.first, places.last) for places in both]
+
+        ends.extend(jax.tree.map(np.asarray, found(terms, q, k, v)))
         return v, None
 
     length, encoding = 320, pe_jax.make("fox")

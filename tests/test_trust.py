@@ -4,7 +4,6 @@ import functools
 import importlib.metadata
 import json
 import logging
-import os
 import subprocess
 import sys
 import textwrap
@@ -19,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 import pe_jax
 from pe_jax.encodings.terms import DistanceFormula, State, TokenBias, select
-from pe_jax.engines import dispatch, small_case, trust
+from pe_jax.engines import dispatch, reference, small_case, trust
 from pe_jax.engines.gpu import engine
 from pe_jax.engines.tpu import engine as tpu
 from tests.test_gpu_kernels import parse
@@ -28,19 +27,28 @@ from tests.util import DIMS, B, E, H, K, assert_close, noise, random_params
 AUTO = (jax.sharding.AxisType.Auto,)
 LENGTH = 300  # longer than what is always dense
 T5 = "t5(num_buckets=6,max_distance=9)"
-REAL = functools.partial(engine.attend, interpret=True, sizes=(16, 16))
+DENSE = jax.jit(reference.attend, static_argnums=0)
+
+
+def interpreted(spec, terms, q, k, v):
+    """The GPU's kernels, in small blocks where tokens are few."""
+    size = 16 if q.x.shape[2] < 100 else 128
+    return engine.attend(spec, terms, q, k, v, interpret=True, sizes=(size, size))
 
 
 @pytest.fixture
 def kernels(monkeypatch, tmp_path):
-    """The GPU's kernels as those of this CPU, interpreted; `calls` of them are counted."""
+    """The dense engine as kernels of this CPU, which do not agree if they are made `wrong`.
+
+    `calls` of them are counted. Where `runs` is `interpreted`, they are the GPU's.
+    """
     module: Any = ModuleType("kernels")
     module.__file__, module.calls = engine.__file__, 0
-    module.wrong = lambda out, lse: (out, lse)
+    module.wrong, module.runs = lambda out, lse: (out, lse), DENSE
 
     def attend(*call):
         module.calls += 1
-        return module.wrong(*REAL(*call))
+        return module.wrong(*module.runs(*call))
 
     module.attend, module.refusal = attend, engine.refusal
     module.sample_length = lambda *call: 41
@@ -80,6 +88,11 @@ def attend(spec="alibi", qkv=None, **options):
     return pe_jax.attention(q, k, v, **given, **options)
 
 
+def ask(*args, **options):
+    """As `attend`, but nothing of the call runs: its shapes are enough for a check."""
+    jax.eval_shape(lambda: attend(*args, **options))
+
+
 def said(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
@@ -89,6 +102,7 @@ def records(kernels):
 
 
 def test_a_kernel_that_agrees_runs_and_a_second_process_need_not_ask(kernels, caplog):
+    kernels.module.runs = interpreted
     want = attend(implementation="dense")
     assert_close(attend(), want)
     calls = kernels.module.calls
@@ -101,7 +115,7 @@ def test_a_kernel_that_agrees_runs_and_a_second_process_need_not_ask(kernels, ca
     }
     assert max(kept["differences"].values()) < 1e-4
     forget()
-    attend()
+    ask()
     assert kernels.module.calls == calls + 1 and records(kernels) == [record]
 
 
@@ -139,13 +153,13 @@ def test_a_kernel_that_does_not_agree_is_one_warning_and_tiles(kernels, caplog, 
     want = attend(implementation="tiled")
     kernels.module.wrong = wrong
     for length in (LENGTH, LENGTH, LENGTH + 1):
-        attend(qkv=operands(length))
+        ask(qkv=operands(length))
     np.testing.assert_array_equal(attend(), want)
     (line,) = said(caplog)
     assert reason in line and "tiles of XLA, not the fused kernel: on this cpu" in line, line
     assert not records(kernels)
     with pytest.raises(ValueError, match="implementation='fused': on this cpu it.*pass 'tiled'"):
-        attend(implementation="fused")
+        ask(implementation="fused")
 
 
 @pytest.mark.parametrize("field", ["q", "k", "v", "coefficients"])
@@ -156,44 +170,45 @@ def test_one_gradient_that_is_wrong_is_found(kernels, caplog, monkeypatch, field
         grads = backward(*args)
         return grads._replace(**{field: 1.05 * getattr(grads, field)})
 
+    kernels.module.runs = interpreted
     monkeypatch.setattr(engine, "_attention", engine.common.differentiable(engine._forward, wrong))
-    attend()
+    ask()
     (line,) = said(caplog)
     named = {"coefficients": "terms.0.numbers"}.get(field, field)
     assert f"the gradient of {named} by 0.05" in line
 
 
 def test_nothing_is_checked_for_calls_that_no_kernel_runs(kernels):
-    attend(qkv=operands(64))
-    attend("transformer_xl")
-    attend(implementation="tiled")
+    ask(qkv=operands(64))
+    ask("transformer_xl")
+    ask(implementation="tiled")
     assert not kernels.module.calls and not kernels.folder.exists()
 
 
 def test_an_upgrade_asks_again(kernels, monkeypatch):
-    attend()
+    ask()
     version = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "9.9" if name == "jaxlib" else version(name)
     )
     forget()
-    attend()
+    ask()
     assert len(records(kernels)) == 2
     monkeypatch.setattr(trust, "_source", lambda path: "other")
     forget()
-    attend()
+    ask()
     assert len(records(kernels)) == 3
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"agreed": {}}', "\x00"])
 def test_a_damaged_record_is_none(kernels, text):
-    attend()
+    ask()
     (record,) = records(kernels)
     whole = record.read_text()
     record.write_text(text)
     calls = kernels.module.calls
     forget()
-    attend()
+    ask()
     assert kernels.module.calls > calls + 1 and json.loads(record.read_text()) == json.loads(whole)
 
 
@@ -202,11 +217,11 @@ def test_where_nothing_can_be_written_each_process_asks_once(kernels, monkeypatc
     monkeypatch.setenv("PE_JAX_CACHE", str(tmp_path / "file"))
     calls = []
     for _ in range(3):
-        attend()
+        ask()
         calls.append(kernels.module.calls)
     assert calls[1] - calls[0] == calls[2] - calls[1] == 1
     forget()
-    attend()
+    ask()
     assert kernels.module.calls > calls[2] + 1
 
 
@@ -278,7 +293,7 @@ def test_heads_that_devices_share(kernels, caplog):
 def test_a_program_for_a_device_that_is_not_there_is_not_checked(kernels, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(dispatch, "KERNELS", {"gpu": "fused"})
-    attend()
+    ask()
     assert kernels.module.calls == 1 and not kernels.folder.exists()
 
 
@@ -421,33 +436,33 @@ def test_the_case_is_small_and_of_the_same_kind():
     assert not select(case.terms, DistanceFormula)
 
 
-def test_another_process_reads_the_record(tmp_path):
-    """Two processes, one after the other: the second does not run the small case."""
+def test_another_process_reads_the_record(kernels):
+    """It does not run the small case; by other kernels, there is none."""
+    x = jnp.ones((1, LENGTH, 2, 8))
+    jax.jit(lambda x: pe_jax.attention(x, x, x)).lower(x)
+    assert kernels.module.calls == 2 and len(records(kernels)) == 1
     code = """
-        import sys
         from types import ModuleType
         import jax, jax.numpy as jnp, pe_jax
         jax.config.update("jax_platforms", "cpu")
-        from pe_jax.engines import dispatch, trust
+        from pe_jax.engines import dispatch, reference, trust
         from pe_jax.engines.gpu import engine
         calls = []
         def attend(*call):
             calls.append(call)
-            return engine.attend(*call, interpret=True, sizes=(16, 16))
-        fake = ModuleType("fake")
-        fake.__file__, fake.attend, fake.refusal = engine.__file__, attend, engine.refusal
-        fake.sample_length = lambda *_: 20
-        dispatch.KERNELS = {"cpu": "fused"}
+            return reference.attend(*call)
         real = dispatch._module
+        dispatch.KERNELS = {"cpu": "fused"}
         dispatch._module = lambda name: fake if name == "fused" else real(name)
-        x = jnp.ones((1, 300, 2, 8))
-        jax.jit(lambda x: pe_jax.attention(x, x, x)).lower(x)
-        print(len(calls))
+        for name in ("kernels", "others"):
+            fake = ModuleType(name)
+            fake.__file__, fake.attend, fake.refusal = engine.__file__, attend, engine.refusal
+            fake.sample_length = lambda *_: 41
+            calls.clear()
+            x = jnp.ones((1, 300, 2, 8))
+            jax.jit(lambda x: pe_jax.attention(x, x, x)).lower(x)
+            print(len(calls))
     """
-    environment = {**os.environ, "PE_JAX_CACHE": str(tmp_path)}
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    counts = [
-        int(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
-        for _ in range(2)
-    ]
-    assert counts == [2, 1] and len([*(tmp_path / "kernels").iterdir()]) == 1
+    ran = subprocess.run(command, capture_output=True, check=True)
+    assert [*map(int, ran.stdout.split())] == [1, 2] and len(records(kernels)) == 2

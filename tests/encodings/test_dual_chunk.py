@@ -114,9 +114,9 @@ def test_a_cache_serves_a_window_with_sinks():
     want = pe_jax.attention(q, k, v, encoding=SMALL, **options)
     past, outs = cache.empty(SMALL, 1, LENGTH, DIMS), []
     shared = {"encoding": SMALL, "params": SMALL.init(jax.random.key(0), DIMS), "dims": DIMS}
+    extend = util.jit(lambda past, *token: cache.extend(past, *token, **shared, **options))
     for t in range(LENGTH):
-        token = (x[:, t : t + 1] for x in (q, k, v))
-        out, past = cache.extend(past, *token, **shared, **options)
+        out, past = extend(past, *(x[:, t : t + 1] for x in (q, k, v)))
         outs.append(out)
     util.assert_close(np.concatenate(outs, axis=1), want)
 

@@ -51,10 +51,10 @@ def test_projections_of_keys_and_values_merge_with_those_around_them():
     past = pe_jax.cache.empty(encoding, B, T, dims)
     v = jnp.pad(HIDDEN[:, :, None], [(0, 0)] * 3 + [(R, 0)])  # a cache's values are as wide as keys
     shared = {"encoding": encoding, "params": encoding.init(jax.random.key(0), dims), "dims": dims}
-    outs = []
+    shared["terms"] = (pe_jax.Scale(scale),)
+    extend, outs = jax.jit(lambda past, *x: pe_jax.cache.extend(past, *x, **shared)), []
     for t in range(T):
-        token = [x[:, t : t + 1] for x in (q, k, v)]
-        out, past = pe_jax.cache.extend(past, *token, terms=(pe_jax.Scale(scale),), **shared)
+        out, past = extend(past, *(x[:, t : t + 1] for x in (q, k, v)))
         outs.append(out[..., R:])
     decoded = jnp.einsum("bthl,lhv->bthv", jnp.concatenate(outs, axis=1), UP_V)
     assert_close(decoded, expanded(), 2e-5)

@@ -112,22 +112,19 @@ def test_a_class_token_in_tiles_and_in_a_cache_is_as_in_the_dense_engine():
         )(params)
 
     util.assert_close(run(params, util.TILED), run(params, "dense"))
-    dense = pe_jax.attention(
-        *(q, k, v), encoding=encoding, params=params, q_positions=places, causal=True
-    )
-    past = cache.empty(encoding, 1, LENGTH, DIMS)
-    found = []
-    for part in (slice(0, 4), slice(4, LENGTH)):
-        out, past = cache.extend(
-            past,
-            *(x[:, part] for x in (q, k, v)),
-            places[None, part],
-            encoding=encoding,
-            params=params,
-            dims=DIMS,
-        )
-        found.append(out)
-    util.assert_close(jnp.concatenate(found, axis=1), dense)
+
+    @util.jit
+    def both(params):
+        given = {"encoding": encoding, "params": params}
+        dense = pe_jax.attention(*(q, k, v), **given, q_positions=places, causal=True)
+        past, found = cache.empty(encoding, 1, LENGTH, DIMS), []
+        for part in (slice(0, 4), slice(4, LENGTH)):
+            qkv = (x[:, part] for x in (q, k, v))
+            out, past = cache.extend(past, *qkv, places[None, part], **given, dims=DIMS)
+            found.append(out)
+        return jnp.concatenate(found, axis=1), dense
+
+    util.assert_close(*both(params))
 
 
 def test_packed_images_each_have_their_class_token():
