@@ -78,11 +78,13 @@ def test_every_method_is_another_model_beyond_the_trained_length_and_finite(foun
     assert all(np.isfinite(x).all() for by in losses.values() for x in by.values())
     beyond = {n: tuple(by[str(TARGET)]) for n, by in losses.items()}
     within = {n for n, by in losses.items() if by[str(L)] == losses["rope"][str(L)]}
-    same = {("ntk", "dynamic_ntk")}  # its factor is the length over the trained one: 2 there
+    # dynamic NTK's factor is the length over the trained one, 2 there; log-length is yet to learn
+    same = {("ntk", "dynamic_ntk"), ("rope", "rope+log_length")}
     for a in beyond:
         for b in beyond:
             assert a >= b or (beyond[a] == beyond[b]) == ((b, a) in same or (a, b) in same), (a, b)
-    assert within == {"rope", "dynamic_ntk"}  # these alone change nothing within it
+    assert within == {"rope", "rope+log_length", "dynamic_ntk"}  # these change nothing within it
+    assert entries["rope+log_length"]["encoding"] == "rope+log_length"
     with (folder / "loss-sliding.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(entries) * 2
     with (folder / "passkeys.csv").open() as file:
