@@ -137,7 +137,8 @@ def program(
     biases = [
         term.at(distance) for term in kinds.select(terms, kinds.DistanceBias, kinds.DistanceFormula)
     ]
-    bias = to(sum(biases)).requires_grad_(backward and bool(params[0])) if biases else None
+    learned = backward and bool(jax.tree.leaves(params))
+    bias = to(sum(biases)).requires_grad_(learned) if biases else None
     scale = kinds.scale(terms, dims.head_dim)
     run = ENGINES[engine](Operands(q, k, v, bias, causal, scale))
 
@@ -145,8 +146,8 @@ def program(
         with torch.set_grad_enabled(backward):
             result = run()
             if backward:
-                learned = [x for x in (q, k, v, bias) if x is not None and x.requires_grad]
-                result = torch.autograd.grad(result, learned, cotangent)
+                inputs = [x for x in (q, k, v, bias) if x is not None and x.requires_grad]
+                result = torch.autograd.grad(result, inputs, cotangent)
         if place.type == "cuda":
             torch.cuda.synchronize()
         return result
