@@ -105,8 +105,7 @@ def attention(
         them): attention sees q, k and v alone and cannot.
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
-        or a short sequence (≤ 256; ≤ 128 with relative vectors; on CPU ≤ 512 where nothing is added
-        to the scores) whose scores are few (2²¹; 2²³ for those of 512), else the device's kernel
+        and for short rows of few scores (docs/guide.md has the numbers), else the device's kernel
         where it can run this and has agreed with "dense" on this device (`pe_jax.engines.trust`),
         else tiled. What was picked is logged once, under "pe_jax".
         Schemes that need whole rows of scores (DAPE, PaTH) run dense at any length, O(L²) memory.

@@ -135,7 +135,9 @@ def test_two_processes_train_as_one_and_either_continues_the_other(tmp_path, mon
 
 @pytest.mark.slow
 def test_four_processes_train_as_one_and_either_continues_the_other(tmp_path, monkeypatch):
-    compare(tmp_path, monkeypatch, 4, MeshConfig(data=2, fsdp=4), MeshConfig(data=2, model=4))
+    compare(
+        tmp_path, monkeypatch, 4, MeshConfig(data=2, fsdp=2, model=2), MeshConfig(data=2, model=4)
+    )
 
 
 class Rows:

@@ -23,7 +23,7 @@ def drawn(folder):
 
 
 @pytest.mark.slow
-def test_every_scheme_is_drawn_and_only_nope_and_a_sink_add_nothing(fake):
+def test_every_scheme_is_drawn_and_what_leaves_scores_alone_adds_nothing(fake):
     specs = [
         scheme_pictures.spec(name) for name, kind in ENCODINGS.items() if kind().claims.axes == 1
     ]
@@ -34,7 +34,7 @@ def test_every_scheme_is_drawn_and_only_nope_and_a_sink_add_nothing(fake):
         np.savez(path, **moved)
     found = drawn(folder)
     silent = {name for name, rows in found.items() if not any(float(r["value"]) for r in rows)}
-    assert len(found) == len(specs) and silent == {"nope", "sink"}
+    assert len(found) == len(specs) and silent == {"nope", "sink", "rotated_values"}
 
 
 def test_a_portrait_is_what_attention_adds_with_the_trained_parameters(fake):
