@@ -24,6 +24,7 @@ GENERATED = pytest.mark.xdist_group("generated pages")
 def test_the_table_of_schemes_is_the_generated_one():
     text = encoding_docs.README.read_text(encoding="utf-8")
     assert encoding_docs.insert(text) == text, "run python -m tools.encoding_docs"
+    assert f"JAX: {len(pe_jax.ENCODINGS)} schemes as pure functions" in text
 
 
 @GENERATED
