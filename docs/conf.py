@@ -20,6 +20,7 @@ extensions = [
     "site_sources",
 ]
 root_doc = "docs/index"
+source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "markdown"}
 include_patterns = ["*.md", "docs/**"]
 exclude_patterns = [".*"]
 exclude_patterns += [path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "docs"]

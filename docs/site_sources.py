@@ -1,10 +1,11 @@
-"""Parts of the site that Sphinx has no extension for: pages of linked source, equations as blocks.
+"""Parts of the site that are made here: pages of linked source, docstrings, notebooks as text.
 
 A link to a file of the repository that is not a page leads to its text on the site, at the same
 place; one to a folder leads to a list of its files.
 """
 
 import html
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
-LEXERS = {".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "bash", ".ipynb": "json"}
+LEXERS = {".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "bash"}
 
 
 class SourceLinks(SphinxTransform):
@@ -59,6 +60,15 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield f"{name}/index", {"title": name, "body": body}, "page.html"
 
 
+def as_markdown(app: Sphinx, docname: str, source: list[str]) -> None:
+    """A notebook as its text and code; it is kept without outputs."""
+    if Path(app.env.doc2path(docname)).suffix == ".ipynb":
+        cells = [(x["cell_type"], "".join(x["source"])) for x in json.loads(source[0])["cells"]]
+        source[0] = "\n\n".join(
+            x if kind == "markdown" else f"```python\n{x}\n```" for kind, x in cells
+        )
+
+
 def marked_up(lines: Iterable[str]) -> Iterator[str]:
     """A docstring as reStructuredText: equations and code as blocks, [*B] and |d| as text."""
     section = block = code = False
@@ -97,6 +107,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
     app.add_transform(SourceLinks)
     app.connect("html-collect-pages", pages)
+    app.connect("source-read", as_markdown)
     app.connect("autodoc-process-docstring", mark_up, priority=100)  # before napoleon
     app.connect("autodoc-skip-member", is_described)
     return {"version": "1", "parallel_read_safe": False}
