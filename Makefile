@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: venv lock compare smoke images tasks extend soak check quick test browser oracles gpu gpu-compile tpu clean
+.PHONY: venv lock compare smoke images tasks extend soak check quick test docs browser oracles gpu gpu-compile tpu clean
 
 # The exact versions of requirements.txt, so that published numbers can be made again. uv installs
 # them in seconds; pip, which knows a site's mirrors and proxies, takes over where uv cannot.
@@ -19,7 +19,7 @@ LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-
 	$(PIP) install --no-deps --editable .
 	touch $@
 
-# An extra of pyproject.toml on top of it: test, browser, oracles, tpu, cuda, gpu-compile.
+# An extra of pyproject.toml on top of it: test, docs, browser, oracles, tpu, cuda, gpu-compile.
 .venv/ready-%: .venv/ready constraints.txt
 	$(PIP) install --constraint constraints.txt --editable '.[$*]'
 	touch $@
@@ -28,8 +28,8 @@ venv: .venv/ready
 
 lock:  # pins what pyproject.toml has added; UPGRADE=--upgrade takes the newest versions. Needs uv
 	uv pip compile $(LOCK) --extra experiments --output-file requirements.txt pyproject.toml
-	uv pip compile $(LOCK) --extra browser --extra oracles --extra tpu --extra cuda --extra gpu-compile --constraint requirements.txt \
-	  --output-file constraints.txt pyproject.toml
+	uv pip compile $(LOCK) --extra docs --extra browser --extra oracles --extra tpu --extra cuda --extra gpu-compile \
+	  --constraint requirements.txt --output-file constraints.txt pyproject.toml
 
 compare: .venv/ready
 	$(BIN)/python -m experiments.compare --config=configs/compare.py
@@ -60,6 +60,10 @@ quick: check  # under a minute on two cores: that, and every law for three schem
 
 test: check
 	$(BIN)/pytest -n auto
+
+docs: .venv/ready-docs  # the site: runs/site/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs . runs/site
+	@echo runs/site/index.html
 
 browser: .venv/ready-browser  # needs Chromium or Chrome of the system: apt-get install chromium
 	$(BIN)/pytest -m browser tests/reporting

@@ -1,6 +1,8 @@
 """Every example runs by the command in its docstring, and does what it says there."""
 
 import ast
+import csv
+import functools
 import importlib
 import math
 import pathlib
@@ -10,7 +12,11 @@ import runpy
 import pytest
 
 import pe_jax
-from examples import repeat
+from examples import own_checkpoint, own_encoding, repeat
+from experiments.programs import compare
+from experiments.running import launch
+from experiments.running.sweep_configs import CompareConfig
+from tests import command_lines
 
 FOLDER = pathlib.Path(__file__).parents[1] / "examples"
 NAMES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"hf", "repeat"})  # what others share
@@ -52,6 +58,58 @@ def test_a_model_borrows_three_schemes_trains_decodes_and_is_exported(name, caps
         assert first > 0.9 * GUESS and last < first - 0.5, line
         assert (moved > 0.1) == (scheme == "t5"), line
         assert decoded < 1e-4 and exported < 1e-4, line
+
+
+def test_an_encoding_of_ones_own_runs_by_every_engine():
+    assert max(own_encoding.gaps(own_encoding.LogBias(), length=130)) < 1e-5
+
+
+def compared(monkeypatch, *argv: str) -> CompareConfig:
+    """The config that `examples.compare_mine` starts a comparison with."""
+    configs: list[CompareConfig] = []
+    monkeypatch.setitem(pe_jax.ENCODINGS, "log_bias", own_encoding.LogBias)
+    launched = functools.partial(launch.run, configs.append, "configs/compare.py", CompareConfig)
+    assert command_lines.status(launched, *argv) is None
+    (config,) = configs
+    return config
+
+
+def test_the_command_of_compare_mine_names_known_flags_and_encodings(monkeypatch, tmp_path):
+    text = (FOLDER / "compare_mine.py").read_text()
+    argv = re.findall(r"--\S+", ast.get_docstring(ast.parse(text)) or "")[:6]
+    argv = [x.replace("DIR", str(tmp_path)) for x in argv]
+    config = compared(monkeypatch, *argv)
+    assert config.data == f"text:{tmp_path}"
+    assert config.encodings == ("rope", "log_bias", "log_bias+rope")
+    config.check()
+    assert {type(layer) for layer in config.models()[1].pattern} == {own_encoding.LogBias}
+
+
+@pytest.mark.slow
+def test_my_encoding_is_compared_on_my_text(monkeypatch, tmp_path):
+    for split in ("train", "validation", "test"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "a.txt").write_text("to be or not to be, that is the question\n" * 500)
+    sizes = ("--config=configs/smoke.py", "--config.model.layers=1", "--config.eval.windows=2")
+    named = ("--encodings=rope", "--encodings=log_bias", "--config.reference=rope")
+    where = (f"--config.data=text:{tmp_path}", f"--config.workdir={tmp_path / 'run'}")
+    compare.main(compared(monkeypatch, *sizes, *named, *where, "--config.baseline=rope"))
+    rows = csv.DictReader((tmp_path / "run" / "verdicts.csv").open(encoding="utf-8"))
+    assert {row["encoding"] for row in rows if row["difference"]} == {"log_bias"}
+
+
+def test_a_checkpoint_keeps_its_weights_and_gets_another_encoding(monkeypatch):
+    monkeypatch.setattr(repeat, "STEPS", 60)
+    monkeypatch.setattr(own_checkpoint, "METHODS", own_checkpoint.METHODS[::2])
+    (rope, rope_longer), (rerope, rerope_longer) = own_checkpoint.losses().values()
+    assert rope < GUESS - 0.5 and rope_longer > rope + 0.5
+    assert rerope == pytest.approx(rope, abs=0.1) and rerope_longer < rope_longer - 0.5
+
+
+def test_the_config_for_hugging_face_says_the_new_encoding():
+    keys = own_checkpoint.in_hugging_face("rope(scaling=yarn(factor=4.0, original_length=32))")
+    read = pe_jax.hf.encodings(own_checkpoint.LLAMA | keys)
+    assert len(read) == 2 and read[0].encoding.scaling.factor == 4.0
 
 
 @pytest.mark.oracles

@@ -115,11 +115,11 @@ def run_in(python, code: str, folder) -> None:
     assert not ran.returncode, ran.stderr[-2000:]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/borrow.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/borrow.md"])
 def test_pages_for_borrowers_run_where_there_is_only_jax_and_numpy(core, tmp_path, page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     blocks = [block for block in blocks if "flax" not in block]  # the others: tests/test_readme.py
-    assert any("pe_jax.cache.extend" in block for block in blocks)
+    assert any("pe_jax.attention(" in block for block in blocks)
     each_alone = [f"exec({block!r}, {{'__name__': '__main__'}})" for block in blocks]
     run_in(core, "\n".join(each_alone), tmp_path)
 
@@ -159,7 +159,7 @@ def requirements(*extras: str) -> list[Requirement]:
     ("lock", "extras"),
     [
         ("requirements.txt", ("experiments",)),
-        ("constraints.txt", ("browser", "oracles", "tpu", "cuda", "gpu-compile")),
+        ("constraints.txt", ("docs", "browser", "oracles", "tpu", "cuda", "gpu-compile")),
     ],
 )
 def test_a_lock_pins_what_the_extras_ask_within_their_ranges(lock, extras):

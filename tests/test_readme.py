@@ -137,10 +137,7 @@ def test_the_code_of_pages_runs_as_written():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/borrow.md"])
-def test_every_file_and_make_target_that_pages_name_exists(page):
-    root, text = ROOT, (ROOT / page).read_text("utf-8")
-    for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert ((root / page).parent / path).exists(), path
-    makefile = (root / "Makefile").read_text()
+def test_every_make_target_that_pages_name_exists(page):
+    text, makefile = (ROOT / page).read_text("utf-8"), (ROOT / "Makefile").read_text()
     for target in np.unique(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -1,4 +1,4 @@
-"""The figures of docs/results.md are drawn from the tables beside them, and say what these say."""
+"""The figures of docs/results.md say what the tables beside them say; answers quote the page."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from experiments.reporting import length_figures
 from tools import results_docs
 
-FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+DOCS = Path(__file__).parents[1] / "docs"
+FIGURES = DOCS / "figures"
 
 
 @pytest.mark.parametrize("stem", results_docs.TRAINED)
@@ -35,3 +36,14 @@ def test_differences_of_verdicts_alone_make_the_same_figure():
     assert len(ours.rows) == 10
     for row in ours.rows:
         assert expected[row[:3]] == pytest.approx(row[3], abs=1e-5)
+
+
+def test_the_answers_quote_the_results():
+    """Every number with a decimal point in docs/which.md is in one of the pages that it cites."""
+    pages = (
+        (DOCS / f"{name}.md").read_text("utf-8") for name in ("which", "results", "performance")
+    )
+    answers, *cited = pages
+    quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\w)", re.sub(r"`[^`]*`", "", answers))
+    assert len(quoted) > 100
+    assert {*quoted} <= {*re.findall(r"\d+\.\d+", "".join(cited))}

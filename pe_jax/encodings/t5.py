@@ -7,7 +7,9 @@ Half of the buckets hold one distance each, the others grow logarithmically up t
 half. The authors write key - query; here distance = query - key, as everywhere in this project.
 
 The logarithm is never taken: bucket j begins at the first integer n with
+
     exact·(max_distance/exact)^(j/large) ≤ n   ⇔   max_distance^j · exact^large ≤ n^large · exact^j
+
 which is decided in whole numbers, once. (In bfloat16 the logarithm errs at 76 and 112.)
 """
 

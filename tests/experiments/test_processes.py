@@ -22,6 +22,7 @@ from pe_jax.training.step import Trainer
 from tests.processes import get_config, noted
 
 ROOT = pathlib.Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))
 
 
 def free_port() -> int:
@@ -213,11 +214,17 @@ def test_only_the_message_that_there_is_no_cluster_is_passed_over(monkeypatch):
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_that_launches_is_bash(path):
+    subprocess.run(["bash", "-n", path], check=True)
+
+
 def test_the_flags_of_every_documented_launch_exist():
     text = (ROOT / "docs" / "launching.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    blocks += [path.read_text() for path in SCRIPTS]
     commands = re.findall(r"-m experiments\.(\w+)((?: +\\\n| +--[^ \n\"]+)+)", "\n".join(blocks))
-    assert len(commands) == 4 and {name for name, _ in commands} == {"train"}
+    assert len(commands) == 6 and {name for name, _ in commands} == {"train"}
     known = {"config", "encoding", *distributed.FLAG_NAMES}
     for _, given in commands:
         for name, value in re.findall(r"--([\w.]+)=(\S+)", given):
