@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+pytestmark = pytest.mark.xdist_group("tour")
 PAGE = Path(__file__).parents[1] / "docs" / "tour.ipynb"
 
 
