@@ -23,7 +23,7 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import engine
+from pe_jax.engines.gpu import engine, operands
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -257,8 +257,8 @@ def test_gradients_of_constants_are_not_computed(spec, outputs):
 def test_keys_out_of_reach_are_not_visited(name):
     call, blocks = CASES[name], np.arange(13)
     spec, terms, *rest = call.arguments(call.params, *call.arrays)
-    plan = engine._plan(spec, terms, *rest, (16, 16), True)
-    bounds = engine._bounds(plan, engine._arrays(plan, terms, *rest))
+    plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
+    bounds = operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest))
     assert bounds is not None
     first, last = bounds
     assert (first[:, 0, -1] > 0).all() and not first[:, -1].any()  # slopes 1/4 and 1/256
@@ -269,8 +269,8 @@ def test_keys_out_of_reach_are_not_visited(name):
 @pytest.mark.parametrize("spec", ["alibi+t5", "alibi+shaw", "t5"])
 def test_all_keys_are_visited_where_not_only_a_decaying_bias_is_added(spec):
     spec, terms, *rest = (call := Call(spec, 200, sharp=0.1)).arguments(call.params, *call.arrays)
-    plan = engine._plan(spec, terms, *rest, (16, 16), True)
-    assert engine._bounds(plan, engine._arrays(plan, terms, *rest)) is None
+    plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
+    assert operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest)) is None
 
 
 # What a GPU would be given.

@@ -9,7 +9,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import adds_to_input
-from pe_jax.engines.gpu import engine
+from pe_jax.engines.gpu import engine, operands
 from tests import util
 from tests.test_gpu_kernels import equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -94,8 +94,10 @@ def test_keys_that_have_faded_are_not_visited():
     seen = []
 
     def attend(spec, terms, *rest):
-        plan = engine._plan(spec, terms, *rest, (16, 16), True)
-        bounds = jax.jit(lambda *call: engine._bounds(plan, engine._arrays(plan, *call)))
+        plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
+        bounds = jax.jit(
+            lambda *call: operands.find_bounds(plan, operands.make_arrays(plan, *call))
+        )
         seen.append(bounds(terms, *rest))
         return rest[0].x, None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import pe_jax
 from pe_jax.encodings.base import Dims, adds_to_input
-from pe_jax.engines.gpu import engine, triton_call
+from pe_jax.engines.gpu import engine, passes, triton_call
 from tests.util import assert_close, noise, random_params
 
 B, T, H, K, E = 1, 40, 2, 1, 16
@@ -43,7 +43,7 @@ def interpret(kernel, inputs, outs, aliases):
 
 
 def run(plan, name, call, args):
-    """In the place of `engine._run`."""
+    """In the place of `passes.run`."""
     kernel, params = triton_call.kernel_of(call, args, name)
     outs, tree = jax.tree.flatten(jax.eval_shape(call, *args))
 
@@ -74,6 +74,6 @@ def results_and_gradients(spec, implementation):
 
 def compare(spec):
     """Raises AssertionError unless the interpreted kernels agree with the dense engine."""
-    with mock.patch.object(engine, "_run", run):
+    with mock.patch.object(passes, "run", run):
         ours = results_and_gradients(spec, functools.partial(engine.attend, sizes=(16, 16)))
     assert_close(ours, results_and_gradients(spec, "dense"))

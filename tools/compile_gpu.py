@@ -40,7 +40,7 @@ from experiments.running import launch
 from pe_jax import encodings
 from pe_jax.encodings.base import Dims, Encoding, adds_to_input
 from pe_jax.engines.api import attention
-from pe_jax.engines.gpu import engine, launches, triton_call
+from pe_jax.engines.gpu import engine, launches, passes, triton_call
 from pe_jax.engines.gpu.launches import Launch
 from pe_jax.engines.gpu.triton_source import Kernel
 from pe_jax.validation import ConfigError
@@ -132,7 +132,7 @@ class Case:
             shapes = jax.eval_shape(call, *args)
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        with mock.patch.object(engine, "_run", record):
+        with mock.patch.object(passes, "run", record):
             jax.eval_shape(jax.grad(loss, (0, 1, 2, 3, 4)), params, rows, rows, rows, x)
         return taken
 
