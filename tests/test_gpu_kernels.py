@@ -174,6 +174,7 @@ CASES = {
     "alibi": Call("alibi", 200, sharp=0.1),
     "alibi, all": Call("alibi", 200, sharp=0.1, causal=False),
     "alibi+rope, elsewhere": Call("alibi+rope", 20, 50, **ELSEWHERE),
+    "sinks, elsewhere": Call("nope", 20, 50, window=5, sinks=3, causal=False, **ELSEWHERE),
     "t5, packed": Call(T5, segments=PACKED),
     "t5, all": Call(BOTH_WAYS, 70, causal=False),
     "buckets, window": Call("buckets(edges=(0,1,4))", 70, window=30),
@@ -258,7 +259,7 @@ def test_keys_out_of_reach_are_not_visited(name):
     call, blocks = CASES[name], np.arange(13)
     spec, terms, *rest = call.arguments(call.params, *call.arrays)
     plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
-    bounds = operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest))
+    bounds = operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest)).bounds
     assert bounds is not None
     first, last = bounds
     assert (first[:, 0, -1] > 0).all() and not first[:, -1].any()  # slopes 1/4 and 1/256
@@ -270,7 +271,24 @@ def test_keys_out_of_reach_are_not_visited(name):
 def test_all_keys_are_visited_where_not_only_a_decaying_bias_is_added(spec):
     spec, terms, *rest = (call := Call(spec, 200, sharp=0.1)).arguments(call.params, *call.arrays)
     plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
-    assert operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest)) is None
+    assert operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest)).bounds is None
+
+
+def test_between_sinks_and_window_no_key_is_visited():
+    """A document of 100 tokens, then one of 220: windows of 30, blocks of 16."""
+    segments = [np.repeat([[0, 1]], [100, 220], axis=1)] * 2
+    call = Call("nope", 320, window=30, sinks=3, segments=segments)
+    for side in (0, 1):
+        rank = np.concatenate([np.arange(100), np.arange(220)])[None]
+        call.tokens[side] = call.tokens[side]._replace(rank=rank)
+    spec, terms, *rest = call.arguments(call.params, *call.arrays)
+    plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
+    arrays = operands.make_arrays(plan, terms, *rest)
+    of_queries, of_keys = (operands.find_bounds(plan, arrays, own).sinks for own in (False, True))
+    first, last = (np.asarray(x)[0, 0] for x in of_queries)
+    assert (first[-1], last[-1]) == (6, 7) and (first[5], last[5]) == (0, 1) and first[1] > last[1]
+    first, last = (np.asarray(x)[0, 0] for x in of_keys)
+    assert (first[0], last[0]) == (3, 7) and (first[6], last[6]) == (9, 20) and first[9] > last[9]
 
 
 # What a GPU would be given.

@@ -39,6 +39,11 @@ CASES = {
     "t5, many sinks": (T5, {"window": 5, "sinks": 20}),
     "shaw, sinks, all": ("shaw(clip=3)", {"window": 20, "sinks": 3, "causal": False}),
     "alibi, sinks": ("alibi", {"window": 20, "sinks": 3, "length": 200, "sharp": 0.1}),
+    "t5, sinks, packed": (T5, {"window": 5, "sinks": 18, "q_segments": PACKED}),
+    "shaw, sinks, packed, all": (
+        "shaw(clip=3)",
+        {"window": 7, "sinks": 2, "q_segments": PACKED, "causal": False},
+    ),
     "sinks, sink logits": ("sink+rope", {"window": 20, "sinks": 3}),
 }
 
@@ -96,7 +101,7 @@ def test_keys_that_have_faded_are_not_visited():
     def attend(spec, terms, *rest):
         plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
         bounds = jax.jit(
-            lambda *call: operands.find_bounds(plan, operands.make_arrays(plan, *call))
+            lambda *call: operands.find_bounds(plan, operands.make_arrays(plan, *call)).bounds
         )
         seen.append(bounds(terms, *rest))
         return rest[0].x, None

@@ -63,8 +63,6 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         and (tables or bool(select(terms, kinds.DistanceFormula))),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
         "a table of distances at explicit positions": tables and not spec.contiguous,
-        "attention sinks of windows in several documents": bool(spec.sinks)
-        and not (spec.aligned and q.tokens.segments is None),
         "relative vectors without a horizon": relative and common.horizon(terms) is None,
         f"relative vectors of {high - low + 1} distances (at most {MAX_DISTANCES})": relative
         and high - low + 1 > MAX_DISTANCES,

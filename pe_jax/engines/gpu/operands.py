@@ -113,15 +113,17 @@ def make_arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arr
         q_numbers=common.token_numbers(terms, q, tokens),
         k_numbers=common.token_numbers(terms, k, tokens),
         of_query=_per_token(plan, q.tokens, tokens),
-        of_key=_per_token(plan, k.tokens, tokens),
+        of_key=_per_token(plan, k.tokens, tokens, plan.sinks > 0),
     )
 
 
-def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int) -> PerToken:
-    """Positions, indices and segments as far as the kernels read them."""
+def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int, ranked: bool = False) -> PerToken:
+    """Positions, indices, ranks and segments as far as the kernels read them."""
+    rank = tokens.index if plan.indexed and tokens.rank is None else tokens.rank
     numbers = PerToken(
         positions=tokens.positions if plan.formula and not plan.spec.contiguous else None,
         index=tokens.index if plan.indexed else None,
+        rank=rank if ranked else None,
         segments=tokens.segments,
     )
     return jax.tree.map(lambda x: common.pad(x[:, None], 2, multiple, mode="edge"), numbers)
@@ -139,14 +141,15 @@ def multiply(x: jax.Array, vectors: jax.Array, form: str) -> jax.Array:
     return jnp.einsum(form, x, vectors)
 
 
-def find_bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> tuple | None:
-    """The first block to visit and one past the last, for each owned block; None: all of them."""
+def find_bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> Arrays:
+    """The arrays with `bounds` and `sinks` of the blocks of one side; None: all blocks."""
     spec, (q_size, k_size) = plan.spec, plan.sizes[::-1] if keys_own else plan.sizes
-    tests = []
-    if plan.indexed:
-        most, least = _differences(x.of_query.index, x.of_key.index, q_size, k_size)
-        tests += [most >= 0] if spec.causal else []
-        tests += [(least < spec.window) & (most > -spec.window)] if spec.window else []
+    tests, by_index, inside = [], [], []
+    if plan.indexed or plan.sinks:
+        q_index, k_index = _index(x.of_query.index, x.q), _index(x.of_key.index, x.k)
+        most, least = _differences(q_index, k_index, q_size, k_size)
+        by_index = [most >= 0] if spec.causal else []
+        inside = [(least < spec.window) & (most > -spec.window)] if spec.window else []
     if x.of_query.segments is not None:
         most, least = _differences(x.of_query.segments, x.of_key.segments, q_size, k_size)
         tests += [most >= 0, least <= 0]
@@ -154,6 +157,22 @@ def find_bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> tuple | None:
         numbers = None if x.coefficients is None else x.coefficients[0]
         matters = common.Matters(plan.scale, plan.formula, plan.of_tokens)
         tests.append(matters(x.q, x.k, numbers, x.q_numbers, x.k_numbers, (q_size, k_size)))
+    sinks = None
+    if plan.sinks:
+        rank = _index(x.of_key.rank, x.k)
+        first = rank.reshape(*rank.shape[:2], 1, -1, k_size).min(-1) < plan.sinks
+        sinks = _first_and_last([*tests, *by_index, first, ~inside[0]], keys_own)
+    bounds = _first_and_last([*tests, *by_index, *inside] if plan.indexed else tests, keys_own)
+    return x._replace(bounds=bounds, sinks=sinks)
+
+
+def _index(index: jax.Array | None, x: jax.Array) -> jax.Array:
+    """Numbers of tokens [B or 1, 1, T]: the given ones, or the places of those of x."""
+    return jnp.arange(x.shape[2], dtype=jnp.int32)[None, None] if index is None else index
+
+
+def _first_and_last(tests: list[jax.Array], keys_own: bool) -> tuple | None:
+    """The first block that passes all tests and one past the last, for each owned block."""
     if not tests:
         return None
     pairs = functools.reduce(jnp.logical_and, tests)

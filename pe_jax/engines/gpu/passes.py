@@ -119,7 +119,7 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: list, fill: float | None, bl
     if not blocks:
         keys_own = name == "keys"
         blocks = (x.k if keys_own else x.q).shape[2] // plan.sizes[0]
-        x = x._replace(bounds=operands.find_bounds(plan, x, keys_own))
+        x = operands.find_bounds(plan, x, keys_own)
 
     def block_spec(array):
         b, h, *rest = array.shape

@@ -49,6 +49,11 @@ class Plan:
         return not self.spec.aligned and (self.spec.causal or self.spec.window is not None)
 
     @property
+    def sinks(self) -> int:
+        """How many tokens of each document are seen out of the window."""
+        return 0 if self.spec.window is None else self.spec.sinks
+
+    @property
     def padded(self) -> bool:
         """Whether keys of the padding could be seen: not if causality hides them."""
         hidden = self.spec.aligned and self.spec.causal
@@ -66,6 +71,7 @@ class PerToken(NamedTuple):
 
     positions: Any = None
     index: Any = None
+    rank: Any = None  # of keys: the place within the document, for sinks; None: that in the row
     segments: Any = None
     lse: Any = None  # log2 of each row's sum, for gradients, [B, H, T]
     delta: Any = None  # what is subtracted from the gradient of each weight, [B, H, T]
@@ -86,5 +92,6 @@ class Arrays(NamedTuple):
     of_query: Any = None  # `PerToken` of the queries
     of_key: Any = None  # `PerToken` of the keys
     bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
+    sinks: tuple | None = None  # the same of what sinks leave to be seen out of the window
     d_out: Any = None  # cotangent of the output, [B, H, T, F]
     d_weights: Any = None  # cotangent of the weights by distance, [B, H, T, n]

@@ -92,7 +92,8 @@ def visible(tile: Tile) -> jax.Array | None:
         parts += [ahead >= 0] if spec.causal else []
         if spec.window is not None:
             inside = jnp.abs(ahead) < spec.window
-            parts.append(inside | (k < spec.sinks) if spec.sinks else inside)
+            rank = k if tile.x.of_key.rank is None else tile.token("k", "rank")
+            parts.append(inside | (rank < plan.sinks) if plan.sinks else inside)
     if tile.edge and plan.padded and not tile.walk.keys_own:
         parts.append(k < plan.lengths[1])
     if tile.x.of_query.segments is not None:

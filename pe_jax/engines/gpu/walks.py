@@ -29,7 +29,7 @@ class Walk:
 
     def __call__(self, visit: Callable, carry):
         """`visit(tile, carry)`, tile after tile."""
-        for stretch in stretches(self.plan, self.x.bounds, self.at, self.keys_own):
+        for stretch in stretches(self.plan, self.x, self.at, self.keys_own):
 
             def step(j, carry, stretch=stretch):
                 return visit(Tile(self, j, stretch.edge, stretch.far), carry)
@@ -47,7 +47,7 @@ class Stretch(NamedTuple):
     far: int | None  # the entry of the tables that all pairs share, if they do
 
 
-def stretches(plan: Plan, bounds: tuple | None, at, keys_own: bool) -> list[Stretch]:
+def stretches(plan: Plan, x: Arrays, at, keys_own: bool) -> list[Stretch]:
     """The blocks that the program owning block `at` visits, in order.
 
     Here e is the place of an owned token less that of a visited one; it falls from block to block.
@@ -70,34 +70,31 @@ def stretches(plan: Plan, bounds: tuple | None, at, keys_own: bool) -> list[Stre
     over, under = high > hi, low < lo  # whether pairs past the tables can be visible
     begin = jnp.int32(0) if high == math.inf else clip(whole(high + 1), 0, n)
     end = jnp.int32(n) if low == -math.inf else clip(some(low), 0, n)
-    if bounds is not None:
-        begin = jnp.maximum(begin, bounds[0][at])
-        end = clip(bounds[1][at], begin, end)
-    sinks = []  # what windows hide of the first keys
-    if spec.sinks and spec.window is not None and keys_own:
-        seen_by_all = at * own < spec.sinks
-        end = jnp.where(seen_by_all, n if bounds is None else bounds[1][at], end)
-        if not spec.causal:
-            begin = jnp.where(seen_by_all, 0 if bounds is None else bounds[0][at], begin)
-    elif spec.sinks and spec.window is not None:
-        last = jnp.minimum(pl.cdiv(spec.sinks, other), n)
-        end = end if spec.causal else jnp.maximum(end, last)
-        first = jnp.int32(0) if bounds is None else bounds[0][at]
-        sinks = [Stretch(first, jnp.minimum(last, begin), True, None)]
+    if x.bounds is not None:
+        begin = jnp.maximum(begin, x.bounds[0][at])
+        end = clip(x.bounds[1][at], begin, end)
+    before, after = [], []  # what is seen out of the window
+    if x.sinks is not None:
+        first, last = (ref[at] for ref in x.sinks)
+        in_order = spec.aligned and spec.causal
+        if not (in_order and keys_own):
+            before = [Stretch(first, jnp.minimum(last, begin), True, None)]
+        if keys_own or not in_order:
+            after = [Stretch(jnp.maximum(first, end), last, True, None)]
     full = plan.lengths[1] // other if plan.padded and not keys_own else n
     plain = begin if high == math.inf else clip(some(high + 1), begin, end)
     edge = clip(full if low == -math.inf else jnp.minimum(whole(low), full), plain, end)
     left = [Stretch(begin, plain, True, None)] if high < math.inf else []
     right = [Stretch(edge, end, True, None)] if low > -math.inf or full < n else []
     if not plan.far:
-        return [*sinks, *left, Stretch(plain, edge, False, None), *right]
+        return [*before, *left, Stretch(plain, edge, False, None), *right, *after]
     entries = (plan.distances - 1, 0)  # of distances at the upper end, at the lower
     near = clip(whole(hi), plain, edge)
     past = clip(some(lo + 1), near, edge)
     left = [*left, Stretch(plain, near, False, entries[keys_own])] if over else []
     right = [Stretch(past, edge, False, entries[not keys_own]), *right] if under else []
     begin, end = near if over else begin, past if under else end
-    return [*sinks, *left, Stretch(begin, end, not (over and under), None), *right]
+    return [*before, *left, Stretch(begin, end, not (over and under), None), *right, *after]
 
 
 class Tile:
