@@ -166,6 +166,7 @@ ELSEWHERE = {
     "positions": [np.arange(60, 100, 2)[None], np.arange(100, 0, -2)[None]],
     "index": [np.arange(30, 50)[None], np.arange(50)[None]],
 }
+CROWDED = {"positions": [np.arange(60, 100, 2)[None] // 5, np.arange(50, 0, -1)[None] // 2]}
 T5, DEBERTA = "t5(num_buckets=6,max_distance=9)", "deberta(buckets=4,max_distance=7)"
 BOTH_WAYS = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
 CASES = {
@@ -182,6 +183,12 @@ CASES = {
     "shaw": Call("shaw(clip=3)+rope", 70),
     "shaw, all, packed": Call("shaw(clip=3)", causal=False, segments=PACKED),
     "every kind": Call(f"clipped(clip=3)+shaw(clip=5)+{DEBERTA}+alibi", window=25, causal=False),
+    "t5, shuffled positions": Call(
+        T5, positions=[np.random.default_rng(1).integers(0, 20, (B, 37))] * 2
+    ),
+    "every vector, elsewhere": Call(
+        f"shaw(clip=5)+{DEBERTA}+alibi", 20, 50, causal=False, **CROWDED
+    ),
     "several tables": Call(f"{T5}+clipped(clip=3)+scaled"),
     "coefficients and a table": Call(f"logarithmic+{T5}", 70),
     "coefficients of two": Call("alibi+logarithmic", 200, sharp=0.1),
@@ -343,7 +350,11 @@ def test_a_refusal_says_why():
         (Call("transformer_xl"), "relative vectors without a horizon"),
         (Call("shaw+wave"), "relative vectors without a horizon"),
         (Call("shaw(clip=2000)", 2500, causal=False), "relative vectors of 4001 distances"),
-        (Call(T5, positions=SHUFFLED), "a table of distances at explicit positions"),
+        (Call("wave", positions=SHUFFLED), "a table without a horizon at explicit positions"),
+        (
+            Call("t5(max_distance=3000)", positions=SHUFFLED),
+            "a table of 2165 distances at explicit",
+        ),
         (Call("nope", 4, width=300), "heads of width 300"),
         (mixed, "operands in bfloat16 and float32"),
         (Call("absolute", 4), "it has no PairBias"),

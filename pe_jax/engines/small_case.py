@@ -106,9 +106,12 @@ def _stateless(term: Any) -> Any:
 
 
 def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens:
-    """Tokens with all that the call's have: places from `first` on, two documents and padding."""
+    """Tokens with all that the call's have: places from `first` on, two documents and padding.
+
+    Explicit positions have gaps, and of three tokens two share one.
+    """
     index = first + np.arange(count, dtype=np.int32)
-    places = np.arange(count) if spec.contiguous else 2 * index + 3
+    places = np.arange(count) if spec.contiguous else 2 * index + 3 - 2 * (index % 3 == 2)
     if axes := like.positions.shape[2:]:
         places = np.stack([places // (1 + axis) for axis in range(axes[0])], axis=-1)
     segments = rank = None

@@ -14,7 +14,7 @@ kernels read (`operands`):
   (`common.Matters`).
 
 Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
-program owns. A table without a horizon gets its gradient from one program per block diagonal.
+program owns; at explicit positions, which may repeat, it adds in turns (`tiles`). A table without a horizon gets its gradient from one program per block diagonal.
 
 Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
 n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
@@ -54,6 +54,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     relative, tables = bool(select(terms, *RELATIVE)), bool(select(terms, kinds.DistanceTerm))
     width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
+    positions = jnp.result_type(q.tokens.positions, k.tokens.positions)
     axes = q.tokens.positions.shape[2:]
     reasons = {
         "a GPU that is not NVIDIA's": launches.architecture() is None,
@@ -62,8 +63,14 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         f"distances of {axes[-1] if axes else 1} axes": bool(axes)
         and (tables or bool(select(terms, kinds.DistanceFormula))),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
-        "a table of distances at explicit positions": tables and not spec.contiguous,
+        "distances at real positions": tables and not jnp.issubdtype(positions, jnp.integer),
+        "a table without a horizon at explicit positions": tables
+        and not spec.contiguous
+        and common.horizon(terms) is None,
         "relative vectors without a horizon": relative and common.horizon(terms) is None,
+        f"a table of {high - low + 1} distances at explicit positions": tables
+        and not spec.contiguous
+        and high - low + 1 > MAX_DISTANCES,
         f"relative vectors of {high - low + 1} distances (at most {MAX_DISTANCES})": relative
         and high - low + 1 > MAX_DISTANCES,
     }

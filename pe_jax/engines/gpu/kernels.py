@@ -19,6 +19,7 @@ from pe_jax.engines.gpu.tiles import (
     coefficient_gradients,
     dot,
     gradient,
+    log2_of_sum,
     number_zeros,
     scores,
     store_by_distance,
@@ -43,7 +44,8 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
         new = jnp.maximum(top, s.max(1))
         p, fade = jnp.exp2(s - new[:, None]), jnp.exp2(top - new)
         if entries is not None:
-            ends = store_by_distance(tile, entries, s, p, [end * fade for end in ends])
+            ends = [end * fade for end in ends]
+            ends = store_by_distance(tile, entries, s, p, ends, log2_of_sum)
         total = total * fade[:, None] + dot(p.astype(v.dtype), v, 0)
         return total, new, sums * fade + p.sum(1), ends
 

@@ -38,7 +38,7 @@ def make_plan(
     arch = arch or launches.architecture() or launches.DEFAULT
     if sizes is None:
         width = max(q.x.shape[-1], v.shape[-1])
-        chosen = launches.choose(arch, _reads(terms), str(q.x.dtype), width)
+        chosen = launches.choose(arch, _reads(spec, terms), str(q.x.dtype), width)
     else:
         chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(_power_of_two(max(lengths)))
@@ -62,18 +62,23 @@ def make_plan(
 
 def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tuple[int, int]:
     """The distances that a table has to hold: those that occur, are seen, and differ."""
+    limits = common.horizon(terms)
+    if not spec.contiguous:
+        return limits or (0, 1)
     low, high = 1 - keys, queries - 1
-    if spec.aligned and spec.contiguous:
+    if spec.aligned:
         low = 0 if spec.causal else low
         if spec.window is not None and not spec.sinks:
             low, high = max(low, 1 - spec.window), min(high, spec.window - 1)
-    if (limits := common.horizon(terms)) is not None:
+    if limits is not None:
         low, high = max(low, limits[0]), min(high, limits[1])
     return low, max(high, low + 1)
 
 
-def _reads(terms: tuple) -> str:
+def _reads(spec: AttentionSpec, terms: tuple) -> str:
     """The most that a tile loads beside q, k and v, of `launches.READS`."""
+    if select(terms, kinds.DistanceTerm) and not spec.contiguous:
+        return "explicit"
     if select(terms, *RELATIVE):
         return "vectors"
     return "table" if select(terms, kinds.DistanceTerm) else "scores"
@@ -119,9 +124,10 @@ def make_arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arr
 
 def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int, ranked: bool = False) -> PerToken:
     """Positions, indices, ranks and segments as far as the kernels read them."""
+    read = (plan.formula or plan.far) and not plan.spec.contiguous
     rank = tokens.index if plan.indexed and tokens.rank is None else tokens.rank
     numbers = PerToken(
-        positions=tokens.positions if plan.formula and not plan.spec.contiguous else None,
+        positions=tokens.positions if read else None,
         index=tokens.index if plan.indexed else None,
         rank=rank if ranked else None,
         segments=tokens.segments,
@@ -164,6 +170,18 @@ def find_bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> Arrays:
         sinks = _first_and_last([*tests, *by_index, first, ~inside[0]], keys_own)
     bounds = _first_and_last([*tests, *by_index, *inside] if plan.indexed else tests, keys_own)
     return x._replace(bounds=bounds, sinks=sinks)
+
+
+def with_turns(plan: Plan, x: Arrays, keys_own: bool) -> Arrays:
+    """The arrays with turns for the tokens of the side that is visited, block by block."""
+    side, size = "of_query" if keys_own else "of_key", plan.sizes[1]
+    tokens, length = getattr(x, side), plan.lengths[not keys_own]
+    blocks = tokens.positions.reshape(*tokens.positions.shape[:2], -1, size)
+    same = blocks[..., :, None] == blocks[..., None, :]
+    turn = (same & jnp.tri(size, k=-1, dtype=bool)).sum(-1, dtype=jnp.int32)
+    turn = turn.reshape(tokens.positions.shape)
+    turn = jnp.where(jnp.arange(turn.shape[2]) < length, turn, -1)
+    return x._replace(**{side: tokens._replace(turn=turn)})
 
 
 def _index(index: jax.Array | None, x: jax.Array) -> jax.Array:

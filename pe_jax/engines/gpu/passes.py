@@ -131,6 +131,7 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: list, fill: float | None, bl
 
     entries = blank = None
     if fill is not None:
+        x = x if plan.spec.contiguous else operands.with_turns(plan, x, name == "keys")
         entries = _shape(x, blocks * plan.sizes[0], plan.distances)
         blank = jnp.full(entries.shape, fill, jnp.float32)
     backend = None

@@ -29,7 +29,7 @@ class Plan:
     launch: Launch  # of the one at hand
     arch: int  # what they are compiled for: 90 for sm_90
     span: tuple[int, int]  # the least and the largest distance of the tables, if there are any
-    far: bool  # whether there are tables that are constant beyond the span
+    far: bool  # whether there are tables that are constant beyond the span, and few distances
     values: bool  # whether weights by distance are wanted
     interpret: bool  # whether the kernels run as plain JAX
 
@@ -73,6 +73,7 @@ class PerToken(NamedTuple):
     index: Any = None
     rank: Any = None  # of keys: the place within the document, for sinks; None: that in the row
     segments: Any = None
+    turn: Any = None  # how many before it in its block have its position; -1: padding
     lse: Any = None  # log2 of each row's sum, for gradients, [B, H, T]
     delta: Any = None  # what is subtracted from the gradient of each weight, [B, H, T]
 

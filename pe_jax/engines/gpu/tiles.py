@@ -1,11 +1,15 @@
 """A tile of the GPU kernels: its scores and their gradient, and what is stored of it by distance.
 
 A row meets each distance within the span of the tables at most once: the program that owns it
-stores those entries one by one and keeps a sum for either far end. So nothing is added atomically.
+stores those entries one by one and keeps a sum for either far end. At explicit positions it may
+meet one more often; then its program adds in turns, in each of which no two tokens of the block
+have the same position. So nothing is added atomically.
 Scores are kept times log2(e). Letters are those of `engine`.
 """
 
 import functools
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -118,10 +122,18 @@ def look_up(tile: Tile, ref, side: str | None) -> jax.Array:
     return jax.lax.cond(near, lambda: ref[*row, entry], lambda: jnp.zeros(entry.shape, ref.dtype))
 
 
-def store_by_distance(tile: Tile, ref, entries: jax.Array, amounts: jax.Array, ends: list):
+def store_by_distance(
+    tile: Tile,
+    ref,
+    entries: jax.Array,
+    amounts: jax.Array,
+    ends: list,
+    add: Callable = operator.add,
+) -> list:
     """Stores `entries` by distance, within the span; adds `amounts` past it to `ends` [owned] each.
 
-    Each pair has a place to itself in `ref` [owned tokens, n]: nothing is added there.
+    Where each pair has a place to itself in `ref` [owned tokens, n], nothing is added there; at
+    explicit positions `add` makes one entry of two.
     """
     lo, hi = tile.plan.span
     if tile.far is not None:
@@ -129,9 +141,30 @@ def store_by_distance(tile: Tile, ref, entries: jax.Array, amounts: jax.Array, e
         return [end + amounts.sum(1) if tile.far == entry else end for end, entry in last]
     d = tile.distance()
     row = jnp.broadcast_to(tile.places[tile.sides[0]][:, None], d.shape)
-    triton.store(ref.at[row, jnp.clip(d, lo, hi) - lo], entries, mask=(d > lo) & (d < hi))
+    inside = (d > lo) & (d < hi)
+    if tile.plan.spec.contiguous:
+        triton.store(ref.at[row, jnp.clip(d, lo, hi) - lo], entries, mask=inside)
+    else:
+        turns = tile.token(tile.sides[1], "turn")
+
+        def take_turn(n, done):
+            now = inside & (turns == n)
+            place = ref.at[row, jnp.where(now, d - lo, 0)]  # 0: what `ends` will be stored over
+            triton.store(place, add(triton.load(place, mask=now, other=0), entries), mask=now)
+            if not tile.plan.interpret:
+                triton.debug_barrier()  # what comes next may read what other threads have stored
+            return done
+
+        jax.lax.fori_loop(0, turns.max() + 1, take_turn, 0)
     past = zip(ends, (d <= lo, d >= hi), strict=True)
     return [end + jnp.where(out, amounts, 0).sum(1) for end, out in past]
+
+
+def log2_of_sum(a: jax.Array, b: jax.Array) -> jax.Array:
+    """log2(2^a + 2^b), where either may be minus infinity."""
+    top = jnp.maximum(a, b)
+    finite = jnp.where(top > -jnp.inf, top, 0)
+    return finite + jnp.log2(jnp.exp2(a - finite) + jnp.exp2(b - finite))
 
 
 def dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:

@@ -86,7 +86,7 @@ def stretches(plan: Plan, x: Arrays, at, keys_own: bool) -> list[Stretch]:
     edge = clip(full if low == -math.inf else jnp.minimum(whole(low), full), plain, end)
     left = [Stretch(begin, plain, True, None)] if high < math.inf else []
     right = [Stretch(edge, end, True, None)] if low > -math.inf or full < n else []
-    if not plan.far:
+    if not (plan.far and spec.contiguous):
         return [*before, *left, Stretch(plain, edge, False, None), *right, *after]
     entries = (plan.distances - 1, 0)  # of distances at the upper end, at the lower
     near = clip(whole(hi), plain, edge)
