@@ -35,6 +35,8 @@ CASES = {
     "alibi, cap": ("alibi", {"logit_cap": 1.5}),
     "shaw, cap, packed": ("shaw(clip=3)", {"logit_cap": 1.5, "q_segments": PACKED}),
     "two axes": ("rope_2d", {"causal": False, "q_positions": PLANE}),
+    "pairs of tokens, of pairs": ("fox+fire(width=3)+rope", {"logit_cap": 3.0}),
+    "table of two axes": ("swin(width=10)+rope_2d", {"causal": False, "q_positions": PLANE}),
     "many sinks, all": ("nope", {"window": 3, "sinks": 40, "causal": False}),
     "t5, many sinks": (T5, {"window": 5, "sinks": 20}),
     "shaw, sinks, all": ("shaw(clip=3)", {"window": 20, "sinks": 3, "causal": False}),

@@ -162,7 +162,8 @@ def compiled(
                 about |= {"kernel": name, **sizes._asdict(), "encodings": []}
                 job = Job(kernel, sizes.warps, sizes.stages, case.arch)
                 row = rows.setdefault((case.width, job), about)
-                row["encodings"].append(case.spec)
+                if case.spec not in row["encodings"]:
+                    row["encodings"].append(case.spec)
         except Refused as reason:
             logging.info("%s: %s", case.spec, reason)
     answers = gpu_code.compile_all([job for _, job in rows], processes)

@@ -7,14 +7,18 @@ kernels read (`operands`):
 * a `DistanceFormula` is traced into the kernel, and so is a `TokenBias`, for which it loads the
   numbers of the tokens of both sides;
 * a `TokenProduct` is further channels of q and k, rounded as these are;
-* the other terms are tables over the distances within their horizon. XLA evaluates them once, adds
-  up those of one kind, and multiplies vectors with q, k or a state. A tile near the diagonal loads
-  its entries from there; a tile past the horizon takes one number per head, row or column;
+* other terms of distances are tables over the distances within their horizon. XLA evaluates them
+  once, adds up those of one kind, and multiplies vectors with q, k or a state. A tile near the
+  diagonal loads its entries from there; a tile past the horizon takes one number per head, row or
+  column;
+* what is no table, a bias of two positions or of distances of several axes, is an array of biases
+  for one strip of queries after the other (`strips`);
 * where nothing but biases that decay is added, each block begins where keys cannot matter yet
   (`common.Matters`).
 
 Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
-program owns; at explicit positions, which may repeat, it adds in turns (`tiles`). A table without a horizon gets its gradient from one program per block diagonal.
+program owns; at explicit positions, which may repeat, it adds in turns (`tiles`). A table without a
+horizon gets its gradient from one program per block diagonal.
 
 Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
 n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
@@ -25,6 +29,7 @@ installed (`triton_call`), from source that `triton_source` writes; else JAX's o
 which JAX has deprecated since 0.11 and still has in 0.12. `launches` has blocks, warps and stages.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -34,11 +39,11 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import launches, operands, passes, tiles
+from pe_jax.engines.gpu import launches, operands, passes, strips, tiles
 from pe_jax.engines.gpu.operands import MAX_DISTANCES, RELATIVE
 
 KINDS = (  # these exact kinds
-    *(kinds.DistanceFormula, kinds.DistanceBias, *RELATIVE),
+    *(kinds.DistanceFormula, kinds.DistanceBias, *RELATIVE, kinds.PairBias),
     *(kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
 )
 MAX_WIDTH = 256  # of a head
@@ -51,8 +56,9 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     dtypes = {"float32", "bfloat16", "float16"}
     if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes, sinks=True)) is not None:
         return why
-    relative, tables = bool(select(terms, *RELATIVE)), bool(select(terms, kinds.DistanceTerm))
     width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
+    terms, q, k = strips.others(strips.needed(spec, terms, q, k), terms, q, k)
+    relative, tables = bool(select(terms, *RELATIVE)), bool(select(terms, kinds.DistanceTerm))
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
     positions = jnp.result_type(q.tokens.positions, k.tokens.positions)
     axes = q.tokens.positions.shape[2:]
@@ -60,17 +66,11 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         "a GPU that is not NVIDIA's": launches.architecture() is None,
         "triton is not installed, and this jax has none of its own": tiles.triton is None
         and passes.triton_route() is None,
-        f"distances of {axes[-1] if axes else 1} axes": bool(axes)
+        f"formulas or vectors of distances of {axes[-1] if axes else 1} axes": bool(axes)
         and (tables or bool(select(terms, kinds.DistanceFormula))),
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
-        "distances at real positions": tables and not jnp.issubdtype(positions, jnp.integer),
-        "a table without a horizon at explicit positions": tables
-        and not spec.contiguous
-        and common.horizon(terms) is None,
+        "relative vectors at real positions": tables and not jnp.issubdtype(positions, jnp.integer),
         "relative vectors without a horizon": relative and common.horizon(terms) is None,
-        f"a table of {high - low + 1} distances at explicit positions": tables
-        and not spec.contiguous
-        and high - low + 1 > MAX_DISTANCES,
         f"relative vectors of {high - low + 1} distances (at most {MAX_DISTANCES})": relative
         and high - low + 1 > MAX_DISTANCES,
     }
@@ -79,9 +79,11 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
-    plan = operands.make_plan(spec, terms, q, k, v, None, False)
-    near = max(map(abs, common.horizon(terms) or (0,)))
-    return 2 * plan.launches.longest + min(near, LONGEST_NEAR) + 61
+    longest, which = _launches(spec, terms, q, k, v).longest, strips.needed(spec, terms, q, k)
+    kept, _, _ = strips.others(which, terms, q, k)
+    near = max(map(abs, common.horizon(kept) or (0,)))
+    least = 2 * longest + min(near, LONGEST_NEAR)
+    return max(least, any(which) * strips.BLOCKS * longest) + 61
 
 
 def attend(
@@ -105,8 +107,45 @@ def attend(
     if not interpret and jax.default_backend() == "gpu" and stock(spec, terms, q, k, v):
         return _cudnn(spec, terms, q, k, v), None
     q, k = common.with_products(spec, terms, q, k)
-    plan = operands.make_plan(spec, terms, q, k, v, sizes, interpret, arch)
-    out, lse, weights = passes.attention(plan, operands.make_arrays(plan, terms, q, k, v))
+    by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
+    if any(which := strips.needed(spec, terms, q, k)):
+        longest = _launches(spec, terms, q, k, v, sizes, arch).longest
+        return strips.attend(by_kernels, longest, which, spec, terms, q, k, v)
+    return by_kernels(spec, terms, q, k, v)
+
+
+def _launches(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    sizes: tuple[int, ...] | None = None,
+    arch: int | None = None,
+) -> launches.Launches:
+    """Those of a call, whether or not it is computed in strips."""
+    which = strips.needed(spec, terms, q, k)
+    spec = strips.within(spec) if any(which) else spec
+    terms, q, k = strips.others(which, terms, q, k)
+    return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(which)).launches
+
+
+def _attend(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    sizes: tuple[int, ...] | None,
+    arch: int | None,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """As `attend`, where all other terms are in a `bias` [B or 1, H or 1, T, S]."""
+    plan = operands.make_plan(spec, terms, q, k, v, sizes, interpret, arch, bias is not None)
+    arrays = operands.make_arrays(plan, terms, q, k, v, bias)
+    out, lse, weights = passes.attention(plan, arrays)
     queries, width = plan.lengths[0], v.shape[-1]
     out, distance = out[:, :, :queries, :width], operands.table_distances(plan)
     for term in select(terms, kinds.RelativeValues):

@@ -4,8 +4,9 @@ FlashAttention-2 (Dao, arXiv 2307.08691) in Pallas, lowered by Triton. A program
 tokens of one side and visits the blocks of the other (`walks`), tile by tile (`tiles`). What the
 kernels read is prepared in `operands`; `passes` launches them.
 
-Kernels take references: `Arrays`, an array of entries by distance (before and after: one and the
-same) and outputs, all of one batch row and one head. Scores are kept times log2(e). Letters are
+Kernels take references: `Arrays`, what outputs are stored over where not all of them is stored (the
+same memory as these), an output of entries by distance, and other outputs, all of one batch row and
+one head. Scores are kept times log2(e). Letters are
 those of `engine`.
 """
 
@@ -65,10 +66,12 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
         entries[own, plan.distances - 1] = log2(ends[1], -jnp.inf)
 
 
-def queries_kernel(plan: Plan, x: Arrays, _, entries, of_q, of_coefficients, of_numbers) -> None:
+def queries_kernel(
+    plan: Plan, x: Arrays, _, entries, of_q, of_coefficients, of_numbers, of_bias
+) -> None:
     """Gradients of a block of queries, and what else is wanted, row by row.
 
-    That is, of the coefficients and of the queries' numbers.
+    That is, of the coefficients, of the queries' numbers, and of the bias of each pair.
 
     `entries` [T, n] get the gradient of the scores by distance, if it is not None.
     """
@@ -81,6 +84,8 @@ def queries_kernel(plan: Plan, x: Arrays, _, entries, of_q, of_coefficients, of_
         k, v = x.k[tile.other, :], x.v[tile.other, :]
         _, d_s = gradient(tile, (q, d_out), (k, v))
         d_q += dot(d_s.astype(k.dtype), k, 0)
+        if of_bias is not None:
+            of_bias[own, tile.other] = d_s
         if entries is not None:
             ends = store_by_distance(tile, entries, d_s, d_s, ends)
         if count:

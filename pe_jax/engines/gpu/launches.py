@@ -13,9 +13,9 @@ import jax
 
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
-READS = (  # the most that a tile loads beside q, k and v; tables and vectors at explicit positions
+READS = (  # the most that a tile loads beside q, k and v; `explicit`: by distances of positions
     *("scores", "table", "vectors"),
-    "explicit",
+    *("explicit", "bias"),
 )
 WIDTHS = (64, 128, 256)
 DEFAULT = 90  # what is compiled for where there is no GPU: Hopper

@@ -31,14 +31,18 @@ def make_plan(
     sizes: tuple[int, ...] | None,
     interpret: bool,
     arch: int | None = None,
+    biased: bool = False,
 ) -> Plan:
-    """What is static about a call; `sizes` and `arch` as for `engine.attend`."""
+    """What is static about a call; `sizes` and `arch` as for `engine.attend`.
+
+    `biased`: whether there is an array of biases of all pairs.
+    """
     lengths = q.x.shape[2], k.x.shape[2]
     span = table_span(spec, terms, *lengths)
     arch = arch or launches.architecture() or launches.DEFAULT
     if sizes is None:
         width = max(q.x.shape[-1], v.shape[-1])
-        chosen = launches.choose(arch, _reads(spec, terms), str(q.x.dtype), width)
+        chosen = launches.choose(arch, _reads(spec, terms, biased), str(q.x.dtype), width)
     else:
         chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(_power_of_two(max(lengths)))
@@ -75,12 +79,14 @@ def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tu
     return low, max(high, low + 1)
 
 
-def _reads(spec: AttentionSpec, terms: tuple) -> str:
+def _reads(spec: AttentionSpec, terms: tuple, biased: bool) -> str:
     """The most that a tile loads beside q, k and v, of `launches.READS`."""
     if select(terms, kinds.DistanceTerm) and not spec.contiguous:
         return "explicit"
     if select(terms, *RELATIVE):
         return "vectors"
+    if biased:
+        return "bias"
     return "table" if select(terms, kinds.DistanceTerm) else "scores"
 
 
@@ -88,8 +94,10 @@ def _power_of_two(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def make_arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
-    """What the kernels read, padded."""
+def make_arrays(
+    plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array | None = None
+) -> Arrays:
+    """What the kernels read, padded; `bias` [B or 1, H or 1, T, S] is added to the scores."""
     tokens, distance = plan.launches.longest, table_distances(plan)
     x, y, v = (
         common.pad(common.pad(x, 2, tokens), 3, _power_of_two(x.shape[3])) for x in (q.x, k.x, v)
@@ -115,6 +123,7 @@ def make_arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arr
         table=None if table is None else table[None],
         rows=functools.reduce(jnp.add, rows) if rows else None,
         columns=functools.reduce(jnp.add, columns) if columns else None,
+        bias=None if bias is None else common.pad(common.pad(bias, 2, tokens), 3, tokens),
         q_numbers=common.token_numbers(terms, q, tokens),
         k_numbers=common.token_numbers(terms, k, tokens),
         of_query=_per_token(plan, q.tokens, tokens),

@@ -88,6 +88,7 @@ class Arrays(NamedTuple):
     table: Any = None  # the sum of the biases by distance, [1, H, n]
     rows: Any = None  # what each query adds to its scores, by distance, [B, H, T, n]
     columns: Any = None  # what each key adds to its scores, by distance, [B, H, S, n]
+    bias: Any = None  # what is added to the scores of all pairs, [B or 1, H or 1, T, S]
     q_numbers: Any = None  # those of the queries that biases of two tokens read, [B or 1, H, C, T]
     k_numbers: Any = None  # the same of the keys, [B or 1, H, C, S]
     of_query: Any = None  # `PerToken` of the queries

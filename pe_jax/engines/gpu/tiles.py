@@ -29,6 +29,9 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
     plan, x = tile.plan, tile.x
     tables = ((x.table, None), (x.rows, "q"), (x.columns, "k"))
     parts = [look_up(tile, ref, side) for ref, side in tables if ref is not None]
+    if x.bias is not None:
+        bias = x.bias[tile.slices["q"], tile.slices["k"]]
+        parts.append(bias.T if tile.walk.keys_own else bias)
     if x.coefficients is not None:
         numbers = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
         parts.append(plan.formula(numbers, tile.distance()))
