@@ -203,6 +203,9 @@ CASES = {
     "pairs, every kind, packed": Call(
         f"fire(width=3)+{T5}+shaw(clip=3)+alibi", window=20, sinks=2, causal=False, segments=PACKED
     ),
+    "every distance, packed": Call(
+        "transformer_xl+wave+shaw(clip=3)", causal=False, segments=PACKED
+    ),
     "no horizon, elsewhere": Call("wave+alibi", 70, 20, causal=False, **FEW_PLACES),
     "several tables": Call(f"{T5}+clipped(clip=3)+scaled"),
     "coefficients and a table": Call(f"logarithmic+{T5}", 70),
@@ -376,9 +379,8 @@ def test_a_refusal_says_why():
     mixed.arrays = (*mixed.arrays[:2], mixed.arrays[2].astype(jnp.bfloat16))
     plane = Call("alibi", 4, positions=[np.zeros((1, 4, 2), np.int32)] * 2)
     for call, reason in (
-        (Call("transformer_xl"), "relative vectors without a horizon"),
-        (Call("shaw+wave"), "relative vectors without a horizon"),
-        (Call("shaw(clip=2000)", 2500, causal=False), "relative vectors of 4001 distances"),
+        (Call("transformer_xl", positions=SHUFFLED), "relative vectors without a horizon"),
+        (Call("shaw(clip=2000)", 2500, causal=False), "4001 distances of tables and vectors"),
         (Call("nope", 4, width=300), "heads of width 300"),
         (mixed, "operands in bfloat16 and float32"),
         (plane, "formulas or vectors of distances of 2 axes"),

@@ -11,8 +11,8 @@ kernels read (`operands`):
   once, adds up those of one kind, and multiplies vectors with q, k or a state. A tile near the
   diagonal loads its entries from there; a tile past the horizon takes one number per head, row or
   column;
-* what is no table, a bias of two positions or of distances of several axes, is an array of biases
-  for one strip of queries after the other (`strips`);
+* what is no table, a bias of two positions or of distances of several axes, or vectors without a
+  horizon, is an array of biases for one strip of queries after the other (`strips`);
 * where nothing but biases that decay is added, each block begins where keys cannot matter yet
   (`common.Matters`).
 
@@ -57,7 +57,9 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes, sinks=True)) is not None:
         return why
     width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
-    terms, q, k = strips.others(strips.needed(spec, terms, q, k), terms, q, k)
+    which = strips.needed(spec, terms, q, k)
+    terms, q, k = strips.others(which, terms, q, k)
+    explicit = any(which) or not spec.contiguous
     relative, tables = bool(select(terms, *RELATIVE)), bool(select(terms, kinds.DistanceTerm))
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
     positions = jnp.result_type(q.tokens.positions, k.tokens.positions)
@@ -71,7 +73,9 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
         "relative vectors at real positions": tables and not jnp.issubdtype(positions, jnp.integer),
         "relative vectors without a horizon": relative and common.horizon(terms) is None,
-        f"relative vectors of {high - low + 1} distances (at most {MAX_DISTANCES})": relative
+        f"{high - low + 1} distances of tables and vectors (at most {MAX_DISTANCES})": (
+            relative or (tables and explicit)
+        )
         and high - low + 1 > MAX_DISTANCES,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -83,7 +87,7 @@ def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Ar
     kept, _, _ = strips.others(which, terms, q, k)
     near = max(map(abs, common.horizon(kept) or (0,)))
     least = 2 * longest + min(near, LONGEST_NEAR)
-    return max(least, any(which) * strips.BLOCKS * longest) + 61
+    return max(least, strips.BLOCKS * longest if any(which) else 0) + 61
 
 
 def attend(
