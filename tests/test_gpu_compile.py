@@ -33,10 +33,11 @@ needs_triton = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "spec, count",
     [("rope", 3), ("alibi", 3), ("kerple", 3), ("sandwich", 3), ("t5", 3), ("shaw", 3), ("fox", 3)]
-    + [("deberta", 3), ("inkling", 3), ("tupe", 3)],
+    + [("shaw at explicit positions", 3), ("deberta", 3), ("inkling", 3), ("tupe", 3)],
 )
 def test_every_operation_of_the_kernels_can_be_written(spec, count):
-    kernels = Case(spec, 64, 90, 256, "bfloat16").kernels()
+    spec, *explicit = spec.split(" at explicit positions")
+    kernels = Case(spec, 64, 90, 256, "bfloat16", explicit=bool(explicit)).kernels()
     assert [name for name, _, _ in kernels][:1] == ["forward"] and len(kernels) == count
     for name, _, kernel in kernels:
         compile(kernel.text, name, "exec")
@@ -45,10 +46,10 @@ def test_every_operation_of_the_kernels_can_be_written(spec, count):
 
 
 @needs_triton
-@pytest.mark.parametrize("spec", [T5, "fox"])
-def test_interpreted_by_triton_they_give_what_pallas_gives(spec):
+@pytest.mark.parametrize("spec, explicit", [(T5, False), ("fox", False), ("shaw(clip=3)", True)])
+def test_interpreted_by_triton_they_give_what_pallas_gives(spec, explicit):
     """In a process of its own: Triton decides at its import what its functions are."""
-    code = f"from tests import triton_interpreter; triton_interpreter.compare({spec!r})"
+    code = f"from tests import triton_interpreter; triton_interpreter.compare({spec!r}, {explicit})"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "ignore", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

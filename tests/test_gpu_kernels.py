@@ -23,7 +23,7 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import engine
+from pe_jax.engines.gpu import engine, operands
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -87,11 +87,20 @@ def clipped(table, distance):
     return table[:, jnp.clip(distance, -3, 3) + 3]
 
 
+@dataclasses.dataclass(frozen=True)
 class Absolute(Encoding):
-    """A bias of absolute positions."""
+    """A learned bias of absolute positions."""
+
+    def init_layer(self, key, dims):
+        return {"a": jnp.ones(dims.heads)}
 
     def terms(self, params, dims):
-        return (PairBias(logarithm),)
+        return (PairBias(absolute, params.layer["a"]),)
+
+
+def absolute(rates, q_pos, k_pos):
+    rows = rates[:, None, None] * q_pos[:, None, :, None].astype(jnp.float32)
+    return jnp.sin(rows) * jnp.cos(k_pos[:, None, None].astype(jnp.float32))
 
 
 OWN = {c.__name__.lower(): c() for c in (Logarithmic, Wave, Scaled, Absolute)}
@@ -166,6 +175,8 @@ ELSEWHERE = {
     "positions": [np.arange(60, 100, 2)[None], np.arange(100, 0, -2)[None]],
     "index": [np.arange(30, 50)[None], np.arange(50)[None]],
 }
+CROWDED = {"positions": [np.arange(60, 100, 2)[None] // 5, np.arange(50, 0, -1)[None] // 2]}
+FEW_PLACES = {"positions": [np.arange(70)[None] // 3, np.arange(20, 0, -1)[None]]}
 T5, DEBERTA = "t5(num_buckets=6,max_distance=9)", "deberta(buckets=4,max_distance=7)"
 BOTH_WAYS = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
 CASES = {
@@ -174,6 +185,7 @@ CASES = {
     "alibi": Call("alibi", 200, sharp=0.1),
     "alibi, all": Call("alibi", 200, sharp=0.1, causal=False),
     "alibi+rope, elsewhere": Call("alibi+rope", 20, 50, **ELSEWHERE),
+    "sinks, elsewhere": Call("nope", 20, 50, window=5, sinks=3, causal=False, **ELSEWHERE),
     "t5, packed": Call(T5, segments=PACKED),
     "t5, all": Call(BOTH_WAYS, 70, causal=False),
     "buckets, window": Call("buckets(edges=(0,1,4))", 70, window=30),
@@ -181,6 +193,20 @@ CASES = {
     "shaw": Call("shaw(clip=3)+rope", 70),
     "shaw, all, packed": Call("shaw(clip=3)", causal=False, segments=PACKED),
     "every kind": Call(f"clipped(clip=3)+shaw(clip=5)+{DEBERTA}+alibi", window=25, causal=False),
+    "t5, shuffled positions": Call(
+        T5, positions=[np.random.default_rng(1).integers(0, 20, (B, 37))] * 2
+    ),
+    "every vector, elsewhere": Call(
+        f"shaw(clip=5)+{DEBERTA}+alibi", 20, 50, causal=False, **CROWDED
+    ),
+    "pairs": Call("absolute", 70),
+    "pairs, every kind, packed": Call(
+        f"fire(width=3)+{T5}+shaw(clip=3)+alibi", window=20, sinks=2, causal=False, segments=PACKED
+    ),
+    "every distance, packed": Call(
+        "transformer_xl+wave+shaw(clip=3)", causal=False, segments=PACKED
+    ),
+    "no horizon, elsewhere": Call("wave+alibi", 70, 20, causal=False, **FEW_PLACES),
     "several tables": Call(f"{T5}+clipped(clip=3)+scaled"),
     "coefficients and a table": Call(f"logarithmic+{T5}", 70),
     "coefficients of two": Call("alibi+logarithmic", 200, sharp=0.1),
@@ -253,12 +279,26 @@ def test_gradients_of_constants_are_not_computed(spec, outputs):
     assert [len(e.outvars) for e in equations(text.jaxpr, "pallas_call")] == outputs
 
 
+def test_no_kernel_runs_twice_for_strips():
+    """What the backward pass would compute again of the forward kernel, nothing reads."""
+    call = CASES["pairs"]
+    text = jax.make_jaxpr(functools.partial(call.step, SQUARE))(call.params, call.arrays)
+    forward, backward = equations(text.jaxpr, "scan")
+    assert forward.params["length"] == backward.params["length"] == 2
+    inner = backward.params["jaxpr"].jaxpr
+    (again,) = (e for name in ("remat2", "checkpoint") for e in equations(inner, name))
+    jaxpr = again.params["jaxpr"]
+    read = {id(x) for e in jaxpr.eqns for x in e.invars} | {id(x) for x in jaxpr.outvars}
+    kernels = equations(jaxpr, "pallas_call")
+    assert [any(id(x) in read for x in e.outvars) for e in kernels] == [False, True, True]
+
+
 @pytest.mark.parametrize("name", ["alibi", "alibi, all"])
 def test_keys_out_of_reach_are_not_visited(name):
     call, blocks = CASES[name], np.arange(13)
     spec, terms, *rest = call.arguments(call.params, *call.arrays)
-    plan = engine._plan(spec, terms, *rest, (16, 16), True)
-    bounds = engine._bounds(plan, engine._arrays(plan, terms, *rest))
+    plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
+    bounds = operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest)).bounds
     assert bounds is not None
     first, last = bounds
     assert (first[:, 0, -1] > 0).all() and not first[:, -1].any()  # slopes 1/4 and 1/256
@@ -269,8 +309,25 @@ def test_keys_out_of_reach_are_not_visited(name):
 @pytest.mark.parametrize("spec", ["alibi+t5", "alibi+shaw", "t5"])
 def test_all_keys_are_visited_where_not_only_a_decaying_bias_is_added(spec):
     spec, terms, *rest = (call := Call(spec, 200, sharp=0.1)).arguments(call.params, *call.arrays)
-    plan = engine._plan(spec, terms, *rest, (16, 16), True)
-    assert engine._bounds(plan, engine._arrays(plan, terms, *rest)) is None
+    plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
+    assert operands.find_bounds(plan, operands.make_arrays(plan, terms, *rest)).bounds is None
+
+
+def test_between_sinks_and_window_no_key_is_visited():
+    """A document of 100 tokens, then one of 220: windows of 30, blocks of 16."""
+    segments = [np.repeat([[0, 1]], [100, 220], axis=1)] * 2
+    call = Call("nope", 320, window=30, sinks=3, segments=segments)
+    for side in (0, 1):
+        rank = np.concatenate([np.arange(100), np.arange(220)])[None]
+        call.tokens[side] = call.tokens[side]._replace(rank=rank)
+    spec, terms, *rest = call.arguments(call.params, *call.arrays)
+    plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
+    arrays = operands.make_arrays(plan, terms, *rest)
+    of_queries, of_keys = (operands.find_bounds(plan, arrays, own).sinks for own in (False, True))
+    first, last = (np.asarray(x)[0, 0] for x in of_queries)
+    assert (first[-1], last[-1]) == (6, 7) and (first[5], last[5]) == (0, 1) and first[1] > last[1]
+    first, last = (np.asarray(x)[0, 0] for x in of_keys)
+    assert (first[0], last[0]) == (3, 7) and (first[6], last[6]) == (9, 20) and first[9] > last[9]
 
 
 # What a GPU would be given.
@@ -322,14 +379,11 @@ def test_a_refusal_says_why():
     mixed.arrays = (*mixed.arrays[:2], mixed.arrays[2].astype(jnp.bfloat16))
     plane = Call("alibi", 4, positions=[np.zeros((1, 4, 2), np.int32)] * 2)
     for call, reason in (
-        (Call("transformer_xl"), "relative vectors without a horizon"),
-        (Call("shaw+wave"), "relative vectors without a horizon"),
-        (Call("shaw(clip=2000)", 2500, causal=False), "relative vectors of 4001 distances"),
-        (Call(T5, positions=SHUFFLED), "a table of distances at explicit positions"),
+        (Call("transformer_xl", positions=SHUFFLED), "relative vectors without a horizon"),
+        (Call("shaw(clip=2000)", 2500, causal=False), "4001 distances of tables and vectors"),
         (Call("nope", 4, width=300), "heads of width 300"),
         (mixed, "operands in bfloat16 and float32"),
-        (Call("absolute", 4), "it has no PairBias"),
-        (plane, "distances of 2 axes"),
+        (plane, "formulas or vectors of distances of 2 axes"),
     ):
         assert call.ask(engine.refusal).startswith(reason)
 

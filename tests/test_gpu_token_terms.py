@@ -9,7 +9,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import adds_to_input
-from pe_jax.engines.gpu import engine
+from pe_jax.engines.gpu import engine, operands, strips
 from tests import util
 from tests.test_gpu_kernels import equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -35,10 +35,17 @@ CASES = {
     "alibi, cap": ("alibi", {"logit_cap": 1.5}),
     "shaw, cap, packed": ("shaw(clip=3)", {"logit_cap": 1.5, "q_segments": PACKED}),
     "two axes": ("rope_2d", {"causal": False, "q_positions": PLANE}),
+    "pairs of tokens, of pairs": ("fox+fire(width=3)+rope", {"logit_cap": 3.0}),
+    "table of two axes": ("swin(width=10)+rope_2d", {"causal": False, "q_positions": PLANE}),
     "many sinks, all": ("nope", {"window": 3, "sinks": 40, "causal": False}),
     "t5, many sinks": (T5, {"window": 5, "sinks": 20}),
     "shaw, sinks, all": ("shaw(clip=3)", {"window": 20, "sinks": 3, "causal": False}),
     "alibi, sinks": ("alibi", {"window": 20, "sinks": 3, "length": 200, "sharp": 0.1}),
+    "t5, sinks, packed": (T5, {"window": 5, "sinks": 18, "q_segments": PACKED}),
+    "shaw, sinks, packed, all": (
+        "shaw(clip=3)",
+        {"window": 7, "sinks": 2, "q_segments": PACKED, "causal": False},
+    ),
     "sinks, sink logits": ("sink+rope", {"window": 20, "sinks": 3}),
 }
 
@@ -76,6 +83,13 @@ def test_fused_equals_dense_and_so_does_every_gradient(spec, options):
     assert_close(run(spec, KERNELS, **options), run(spec, "dense", **options))
 
 
+def test_vectors_of_many_distances_are_windows_of_tables(monkeypatch):
+    """Times q and times a state, where even five distances are too many for a table per token."""
+    monkeypatch.setattr(strips, "MAX_DISTANCES", 4)
+    spec = "transformer_xl+inkling(extent=5,width=3)"
+    assert_close(run(spec, KERNELS), run(spec, "dense"))
+
+
 @pytest.mark.parametrize("name", ["fox, far", "shaw, sinks, all"])
 def test_blocks_may_be_oblong(name):
     spec, options = CASES[name]
@@ -94,8 +108,10 @@ def test_keys_that_have_faded_are_not_visited():
     seen = []
 
     def attend(spec, terms, *rest):
-        plan = engine._plan(spec, terms, *rest, (16, 16), True)
-        bounds = jax.jit(lambda *call: engine._bounds(plan, engine._arrays(plan, *call)))
+        plan = operands.make_plan(spec, terms, *rest, (16, 16), True)
+        bounds = jax.jit(
+            lambda *call: operands.find_bounds(plan, operands.make_arrays(plan, *call)).bounds
+        )
         seen.append(bounds(terms, *rest))
         return rest[0].x, None
 

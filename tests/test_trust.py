@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 import pe_jax
 from pe_jax.encodings.terms import DistanceFormula, State, TokenBias, select
 from pe_jax.engines import dispatch, reference, small_case, trust
-from pe_jax.engines.gpu import engine
+from pe_jax.engines.gpu import engine, passes
 from pe_jax.engines.tpu import engine as tpu
 from tests.test_gpu_kernels import parse
 from tests.util import DIMS, B, E, H, K, assert_close, noise, random_params
@@ -164,14 +164,15 @@ def test_a_kernel_that_does_not_agree_is_one_warning_and_tiles(kernels, caplog, 
 
 @pytest.mark.parametrize("field", ["q", "k", "v", "coefficients"])
 def test_one_gradient_that_is_wrong_is_found(kernels, caplog, monkeypatch, field):
-    backward = engine._backward
+    backward = passes._backward
 
     def wrong(*args):
         grads = backward(*args)
         return grads._replace(**{field: 1.05 * getattr(grads, field)})
 
     kernels.module.runs = interpreted
-    monkeypatch.setattr(engine, "_attention", engine.common.differentiable(engine._forward, wrong))
+    wrong_attention = passes.common.differentiable(passes._forward, wrong)
+    monkeypatch.setattr(passes, "attention", wrong_attention)
     ask()
     (line,) = said(caplog)
     named = {"coefficients": "terms.0.numbers"}.get(field, field)

@@ -9,7 +9,7 @@ import numpy as np
 
 import pe_jax
 from pe_jax.encodings.base import Dims, adds_to_input
-from pe_jax.engines.gpu import engine, triton_call
+from pe_jax.engines.gpu import engine, passes, triton_call
 from tests.util import assert_close, noise, random_params
 
 B, T, H, K, E = 1, 40, 2, 1, 16
@@ -43,7 +43,7 @@ def interpret(kernel, inputs, outs, aliases):
 
 
 def run(plan, name, call, args):
-    """In the place of `engine._run`."""
+    """In the place of `passes.run`."""
     kernel, params = triton_call.kernel_of(call, args, name)
     outs, tree = jax.tree.flatten(jax.eval_shape(call, *args))
 
@@ -53,7 +53,7 @@ def run(plan, name, call, args):
     return jax.tree.unflatten(tree, jax.pure_callback(on_host, outs, *jax.tree.leaves(args)))
 
 
-def results_and_gradients(spec, implementation):
+def results_and_gradients(spec, implementation, positions):
     """Output and row sums; gradients of parameters, q, k, v and x from both."""
     (encoding,) = pe_jax.parse(spec)
     params, heads = random_params(encoding, DIMS), (H, K, K)
@@ -62,6 +62,7 @@ def results_and_gradients(spec, implementation):
 
     def f(params, q, k, v, x):
         given = {"encoding": encoding, "params": params, "dims": DIMS, "x": x, "return_lse": True}
+        given["q_positions"] = positions
         given["embedded"] = adds_to_input(encoding, DIMS)
         return pe_jax.attention(q, k, v, implementation=implementation, **given)
 
@@ -72,8 +73,14 @@ def results_and_gradients(spec, implementation):
     return jax.jit(step)(params, q, k, v, x)
 
 
-def compare(spec):
-    """Raises AssertionError unless the interpreted kernels agree with the dense engine."""
-    with mock.patch.object(engine, "_run", run):
-        ours = results_and_gradients(spec, functools.partial(engine.attend, sizes=(16, 16)))
-    assert_close(ours, results_and_gradients(spec, "dense"))
+def compare(spec, explicit=False):
+    """Raises AssertionError unless the interpreted kernels agree with the dense engine.
+
+    `explicit`: at positions of which some are the same.
+    """
+    positions = jnp.asarray(np.arange(T)[None] * 2 // 3) if explicit else None
+    with mock.patch.object(passes, "run", run):
+        ours = results_and_gradients(
+            spec, functools.partial(engine.attend, sizes=(16, 16)), positions
+        )
+    assert_close(ours, results_and_gradients(spec, "dense", positions))

@@ -40,7 +40,7 @@ from experiments.running import launch
 from pe_jax import encodings
 from pe_jax.encodings.base import Dims, Encoding, adds_to_input
 from pe_jax.engines.api import attention
-from pe_jax.engines.gpu import engine, launches, triton_call
+from pe_jax.engines.gpu import engine, launches, passes, triton_call
 from pe_jax.engines.gpu.launches import Launch
 from pe_jax.engines.gpu.triton_source import Kernel
 from pe_jax.validation import ConfigError
@@ -70,6 +70,7 @@ STANDING = {  # for all schemes that read as much, where launches are chosen
     "scores": ("alibi", "fox"),
     "table": ("t5", "sandwich"),
     "vectors": ("shaw", "deberta"),
+    "explicit": ("t5", "shaw", "deberta"),
 }
 FIELDS = (  # of kernels.csv
     *("arch", "dtype", "width", "kernel", *Launch._fields, "encodings", "status", "shared"),
@@ -93,6 +94,7 @@ class Case:
     length: int
     dtype: str
     sizes: Launch | None = None
+    explicit: bool = False  # whether positions are passed, which may be any
 
     @property
     def encoding(self) -> Encoding:
@@ -115,6 +117,7 @@ class Case:
         rows = jax.ShapeDtypeStruct((1, self.length, HEADS, self.width), self.dtype)
         x = jax.ShapeDtypeStruct((1, self.length, dims.width), self.dtype)
         params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+        positions = jax.ShapeDtypeStruct((1, self.length), jnp.int32) if self.explicit else None
         taken = []
 
         def attend(*call):
@@ -122,8 +125,9 @@ class Case:
                 raise Refused(reason)
             return engine.attend(*call, sizes=self.sizes, arch=self.arch)
 
-        def loss(params, q, k, v, x):
+        def loss(params, q, k, v, x, positions):
             options: Any = dict(encoding=encoding, params=params, x=x, implementation=attend)
+            options["q_positions"] = positions
             out = attention(q, k, v, embedded=adds_to_input(encoding, dims), **options)
             return jnp.sum(out.astype(jnp.float32) ** 2)
 
@@ -132,8 +136,9 @@ class Case:
             shapes = jax.eval_shape(call, *args)
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        with mock.patch.object(engine, "_run", record):
-            jax.eval_shape(jax.grad(loss, (0, 1, 2, 3, 4)), params, rows, rows, rows, x)
+        with mock.patch.object(passes, "run", record):
+            operands = params, rows, rows, rows, x
+            jax.eval_shape(jax.grad(loss, (0, 1, 2, 3, 4)), *operands, positions)
         return taken
 
 
@@ -157,7 +162,8 @@ def compiled(
                 about |= {"kernel": name, **sizes._asdict(), "encodings": []}
                 job = Job(kernel, sizes.warps, sizes.stages, case.arch)
                 row = rows.setdefault((case.width, job), about)
-                row["encodings"].append(case.spec)
+                if case.spec not in row["encodings"]:
+                    row["encodings"].append(case.spec)
         except Refused as reason:
             logging.info("%s: %s", case.spec, reason)
     answers = gpu_code.compile_all([job for _, job in rows], processes)
@@ -200,7 +206,10 @@ def choose(
                 if name not in chosen and tried.get((name, more), (1,))[0]:
                     asked.setdefault(Launch(own, other, warps, stages), []).append(name)
         for sizes, names in asked.items():
-            cases = [Case(spec, width, arch, length, dtype, sizes) for spec in STANDING[reads]]
+            explicit = reads == "explicit"
+            cases = [
+                Case(spec, width, arch, length, dtype, sizes, explicit) for spec in STANDING[reads]
+            ]
             rows = compiled(cases, processes, names)
             for name in names:
                 found = [row for row in rows if row["kernel"] == name]
@@ -292,7 +301,7 @@ def main() -> None:
         launches.table.cache_clear()
     names = every_encoding() if "all" in options.encodings else options.encodings
     cases = [
-        Case(spec, width, arch, options.length, options.dtype)
+        Case(spec, width, arch, options.length, options.dtype, explicit=options.explicit)
         for arch, width, spec in itertools.product(archs, widths, names)
     ]
     with writing(Path(options.out) / "kernels.csv") as write:
@@ -311,6 +320,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("length", 4096, "tokens")
     flags.DEFINE_integer("spills", 0, "bytes that a kernel may spill")
     flags.DEFINE_integer("processes", os.cpu_count() or 1, "how many compile at a time")
+    flags.DEFINE_bool("explicit", False, "at positions that are passed, whatever they are")
     flags.DEFINE_bool("choose", False, "choose launches first, and write launches.json")
     flags.DEFINE_string("out", "runs/gpu", "folder of kernels.csv")
     launch.run_flags(main)

@@ -106,11 +106,14 @@ def _stateless(term: Any) -> Any:
 
 
 def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens:
-    """Tokens with all that the call's have: places from `first` on, two documents and padding."""
+    """Tokens with all that the call's have: places from `first` on, two documents and padding.
+
+    Explicit positions have gaps, and of three tokens two share one.
+    """
     index = first + np.arange(count, dtype=np.int32)
-    places = np.arange(count) if spec.contiguous else 2 * index + 3
+    places = np.arange(count) if spec.contiguous else 2 * index + 3 - 2 * (index % 3 == 2)
     if axes := like.positions.shape[2:]:
-        places = np.stack([places // (1 + axis) for axis in range(axes[0])], axis=-1)
+        places = _grid(np.arange(count), axes[0])
     segments = rank = None
     if like.segments is not None:
         segments = np.where(np.arange(count) < 0.4 * count, 0, 1)
@@ -120,6 +123,12 @@ def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens
     positions = places[None].repeat(min(len(like.positions), ROWS), 0)
     index = index[None].repeat(min(len(like.index), ROWS), 0)
     return Tokens(jnp.asarray(positions, like.positions.dtype), jnp.asarray(index), segments, rank)
+
+
+def _grid(places: np.ndarray, axes: int) -> np.ndarray:
+    """Places on a square or cube [n, A], rows first; what does not fit begins anew."""
+    side = max(1, int(len(places) ** (1 / axes) + 1e-6))
+    return np.stack([places // side**axis % side for axis in reversed(range(axes))], axis=-1)
 
 
 # What tells one case from another.
@@ -235,7 +244,7 @@ def _course(x: Any, course: str) -> Any:
 
 def _holds(spec: AttentionSpec, term: Any, q: Side, k: Side, states: list) -> bool:
     """Whether a term is finite where pairs are seen, and decays if it says so."""
-    if isinstance(term, kinds.DistanceTerm):
+    if isinstance(term, kinds.DistanceTerm) and q.tokens.positions.ndim == 2:
         far = max(q.x.shape[2], k.x.shape[2])
         distance = jnp.arange(-far, far, dtype=jnp.int32)
         return bool(jnp.isfinite(jax.jit(lambda d: term.at(d))(distance)).all())

@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import re
 import tempfile
 import textwrap
 import time
@@ -42,6 +43,7 @@ FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 # Of the largest number of each array. Kernels add in another order, approximate exp2, and round
 # weights and gradients of scores to the dtype of q: the least bound is for float32.
 LEAST_BOUND, BOUND_IN_EPS = 1e-3, 4
+TERM = re.compile(r"the gradient of terms\.\d+")
 _verdicts: dict[str, str | None] = {}  # by the keys of records, for as long as the process lives
 
 
@@ -137,20 +139,32 @@ def bound(dtype: Any) -> float:
 def differences(attend: Callable, case: SmallCase) -> dict[str, float]:
     """By array, how far output, row sums if they are read, and gradients are from the dense ones.
 
-    The largest difference, as a fraction of the largest number; NaN where there is one.
+    The largest difference, as a fraction of the largest number, for a term's gradients of all of
+    them: one may be nothing but rounding, as of a bias that the softmax ignores. NaN where there is
+    one.
     """
     exact = case._replace(v=case.v.astype(jnp.float32))
     for name in "qk":
         side = getattr(case, name)
         exact = exact._replace(**{name: side._replace(x=side.x.astype(jnp.float32))})
     got, want = _outcome(attend, case), _outcome(reference.attend, exact)
-    return {name: relative_error(got[name], want[name]) for name in want}
+    together: dict[str, list] = {}
+    for name, x in want.items():
+        together.setdefault(_group(name), []).append(x)
+    return {name: relative_error(got[name], x, *together[_group(name)]) for name, x in want.items()}
 
 
-def relative_error(got: Any, want: Any) -> float:
-    """The largest difference ÷ the largest number that is wanted."""
+def _group(name: str) -> str:
+    """An array's name, or that of the term whose gradients it is one of."""
+    term = TERM.match(name)
+    return name if term is None else term.group()
+
+
+def relative_error(got: Any, want: Any, *whole: Any) -> float:
+    """The largest difference ÷ the largest number that is wanted, or of `whole`, if given."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return float(np.abs(got - want).max(initial=0) / (np.abs(want).max(initial=0) or 1))
+    largest = max(float(np.abs(np.asarray(x)).max(initial=0)) for x in (want, *whole))
+    return float(np.abs(got - want).max(initial=0)) / (largest or 1)
 
 
 def _outcome(attend: Callable, case: SmallCase) -> dict[str, jax.Array]:

@@ -13,7 +13,10 @@ import jax
 
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
-READS = ("scores", "table", "vectors")  # the most that a tile loads beside q, k and v
+READS = (  # the most that a tile loads beside q, k and v; `explicit`: by distances of positions
+    *("scores", "table", "vectors"),
+    *("explicit", "bias"),
+)
 WIDTHS = (64, 128, 256)
 DEFAULT = 90  # what is compiled for where there is no GPU: Hopper
 SMALL = 89  # stands for all whose blocks have 99 KiB of shared memory …

@@ -199,6 +199,10 @@ class Writer:
     def _write_num_programs(self, equation):
         return f"tl.num_programs({equation.params['axis']})"
 
+    def _write_debug_barrier_p(self, equation):
+        self.line("tl.debug_barrier()")
+        return []
+
     def _write_div(self, equation, x, y):
         whole = np.issubdtype(equation.outvars[0].aval.dtype, np.integer)
         return f"{x.text} // {y.text}" if whole else f"{x.text} / {y.text}"

@@ -1,0 +1,212 @@
+"""Terms that the GPU kernels do not compute: their scores, one strip of queries after the other.
+
+A bias of pairs (FIRE, class tokens), of distances of several axes (Swin), or of distances that are
+not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it once for
+all heads, and all rows of the batch that share positions, for as many queries as make a `strip`:
+[B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each score
+of the strip, and XLA pulls it back through the function: no atomics, and memory for one strip.
+
+So are products with vectors of all distances (Transformer-XL): a strip meets R + S - 1 of them,
+which lie side by side in a table, and its products with these are sheared into place.
+
+Letters are those of `engine`; R queries of a strip.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, Tokens, select
+from pe_jax.engines import kernel_common as common
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.gpu.operands import MAX_DISTANCES, RELATIVE, multiply, table_span
+from pe_jax.engines.gpu.passes import SAVED
+from pe_jax.engines.tiled.distance_tables import shear
+
+BLOCKS = 4  # of queries in a strip, unless …
+MOST = 2**26  # … it would have more numbers than these: 256 MiB
+WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)
+
+
+def needed(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[str, ...]:
+    """How each term is computed in strips: of "pairs", by a "window" of distances, or "", not."""
+    plain = q.tokens.positions.ndim == 2 and _whole(q.tokens) and _whole(k.tokens)
+
+    def way(term):
+        if isinstance(term, kinds.PairBias):
+            return "pairs"
+        if isinstance(term, kinds.DistanceBias) and not plain:
+            return "pairs"
+        if not isinstance(term, kinds.DistanceTerm) or not is_long(spec, term, q, k):
+            return ""
+        if not spec.contiguous:
+            return "pairs" if isinstance(term, kinds.DistanceBias) else ""
+        return "window" if isinstance(term, WINDOWED) else ""
+
+    ways = tuple(map(way, terms))
+    if "pairs" in ways or select(terms, *RELATIVE):
+        return ways
+    # Without strips and vectors the kernels have a table of all distances.
+    return tuple("" if way == "window" else way for way in ways)
+
+
+def within(spec: AttentionSpec) -> AttentionSpec:
+    """As the kernels see a strip: some of the queries, at any positions."""
+    return dataclasses.replace(spec, aligned=False, contiguous=False)
+
+
+def is_long(spec: AttentionSpec, term: kinds.DistanceTerm, q: Side, k: Side) -> bool:
+    """Whether a term of distances has no horizon, or one too long for a table per token."""
+    low, high = table_span(spec, (term,), q.x.shape[2], k.x.shape[2])
+    return term.horizon is None or high - low >= MAX_DISTANCES
+
+
+def _whole(tokens: Tokens) -> bool:
+    return jnp.issubdtype(tokens.positions.dtype, jnp.integer)
+
+
+def others(which: tuple[str, ...], terms: tuple, q: Side, k: Side) -> tuple[tuple, Side, Side]:
+    """The terms that the kernels compute, and both sides with their states alone."""
+    keep = [n for n, strip in enumerate(which) if not strip]
+    q, k = (side._replace(states=tuple(side.states[n] for n in keep)) for side in (q, k))
+    return tuple(terms[n] for n in keep), q, k
+
+
+def length(longest: int, q: Side, k: Side) -> int:
+    """Queries of a strip: of a few blocks, fewer where heads and keys are many."""
+    (batch, heads, queries, _), rows = q.x.shape, BLOCKS * longest
+    while rows > longest and (rows // 2 >= queries or batch * heads * rows * k.x.shape[2] > MOST):
+        rows //= 2
+    return rows
+
+
+class Rows(NamedTuple):
+    """What attention reads of queries; arrays lead with an axis of strips where they are cut."""
+
+    x: Any
+    raw: Any
+    states: tuple
+    positions: Any
+    index: Any
+    segments: Any
+
+
+def attend(
+    by_kernels: Callable,
+    longest: int,
+    which: tuple[str, ...],
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """As `reference.attend`, strip by strip: the backward pass computes each bias again.
+
+    Args:
+      by_kernels: attention of the queries of a strip: `(spec, terms, q, k, v, bias)`.
+      longest: tokens of the longest block.
+      which: what `needed` says.
+      spec: of the whole call, as the rest.
+      terms: what is added.
+      q: the queries.
+      k: the keys.
+      v: the values.
+    """
+    dtypes = jax.tree.map(lambda x: x.dtype, (k.x, k.raw, v))
+    # Of keys and values gradients are added up over strips: in float32.
+    exact = jax.tree.map(lambda x: x.astype(jnp.float32), (k.x, k.raw, v))
+    queries, rows = q.x.shape[2], length(longest, q, k)
+    windows = Windows.of(spec, which, terms, q, k, rows)
+
+    def one(strip):
+        first, cut = strip
+        x, raw, values = jax.tree.map(lambda x, dtype: x.astype(dtype), exact, dtypes)
+        keys = k._replace(x=x, raw=raw)
+        tokens = Tokens(cut.positions, cut.index, cut.segments)
+        own = Side(cut.x, cut.raw, cut.states, tokens)
+        scores = [_of_pairs(spec, terms, n, own, keys) for n in _places(which, "pairs")]
+        scores += [] if windows is None else [windows.scores(first, own)]
+        bias = functools.reduce(jnp.add, scores)
+        return by_kernels(within(spec), *others(which, terms, own, keys), values, bias)
+
+    policy = jax.checkpoint_policies.save_only_these_names(SAVED)
+    cut = _cut(q, rows)
+    first = jnp.arange(0, len(cut.x) * rows, rows, dtype=jnp.int32)
+    out, lse = jax.lax.map(jax.checkpoint(one, policy=policy, prevent_cse=False), (first, cut))
+    return _joined(out)[:, :, :queries], _joined(lse)[:, :, :queries]
+
+
+def _places(which: tuple[str, ...], way: str) -> list[int]:
+    return [n for n, other in enumerate(which) if other == way]
+
+
+def _of_pairs(spec: AttentionSpec, terms: tuple, n: int, q: Side, k: Side) -> jax.Array:
+    """What one term adds to the scores of a strip: float32 [B or 1, H or 1, R, S]."""
+    scores = terms[n].scores(q, k, (q.states[n], k.states[n]))
+    return scores * kinds.scale(terms, spec.dims.head_dim) if terms[n].scaled else scores
+
+
+class Windows(NamedTuple):
+    """Terms of all distances of contiguous positions, in tables over these, the largest first."""
+
+    terms: dict[int, Any]  # by their places among all
+    tables: dict[int, jax.Array]  # of biases [H, n], of vectors [H or 1, n, E]
+    rows: int  # of a strip
+    keys: int
+    scale: float
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, which: tuple[str, ...], terms, q: Side, k: Side, rows: int):
+        """Those of a call; None: there are none."""
+        queries, keys = q.x.shape[2], k.x.shape[2]
+        last = 0 if spec.aligned and spec.causal else 1 - keys
+        padded = -(-queries // rows) * rows
+        distance = jnp.arange(padded - 1, -keys, -1, dtype=jnp.int32)
+        distance = jnp.clip(distance, last, queries - 1)  # no pair of others is seen
+        windowed = {n: terms[n] for n in _places(which, "window")}
+        tables = {n: term.at(distance) for n, term in windowed.items()}
+        scale = kinds.scale(terms, spec.dims.head_dim)
+        return cls(windowed, tables, rows, keys, scale) if windowed else None
+
+    def scores(self, first: jax.Array, q: Side) -> jax.Array:
+        """What they add to the scores of the strip of queries from `first` on: [B, H, R, S]."""
+        parts = []
+        for n, term in self.terms.items():
+            table, count = self.tables[n], self.rows + self.keys - 1
+            begin = table.shape[1] - count - first
+            window = jax.lax.dynamic_slice_in_dim(table, begin, count, axis=1)
+            if isinstance(term, kinds.DistanceBias):
+                part = jnp.broadcast_to(window[None, :, None], (1, len(window), self.rows, count))
+            else:
+                state = isinstance(term, kinds.RelativeState)
+                own = q.states[n] if state else term.queries(q.raw)
+                part = multiply(own, window, "bhte,hne->bhtn")
+            parts.append(part * self.scale if term.scaled else part)
+        return shear(functools.reduce(jnp.add, parts))
+
+
+def _cut(q: Side, rows: int) -> Rows:
+    """The queries in strips; the last one is filled up."""
+
+    def cut(x, axis):
+        if x is None:
+            return None
+        x = common.pad(x, axis, rows, mode="edge")
+        x = x.reshape(*x.shape[:axis], -1, rows, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    of_x = functools.partial(cut, axis=2)
+    tokens = (cut(x, 1) for x in (q.tokens.positions, q.tokens.index, q.tokens.segments))
+    return Rows(of_x(q.x), of_x(q.raw), tuple(map(of_x, q.states)), *tokens)
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    """[strips, B, H, R, F] → [B, H, T, F]."""
+    x = jnp.moveaxis(x, 0, 2)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
