@@ -46,7 +46,7 @@ def headline(
     if trained is None or m["train_length"] == results.primary[1]:
         return _capital(lead + far_words)
     near = _trained(trained, reference, won)
-    return _capital(f"{lead}{far_words}; at the trained {at} {near}")
+    return _capital(f"{lead}{far_words}; at the trained {at}, {near}")
 
 
 def _sides(verdicts: Sequence[Verdict]) -> tuple[list[str], list[str], int]:

@@ -31,11 +31,11 @@ def title(folder):
 def test_the_headline_claims_what_the_verdicts_do(fake):
     made = fake(["rope", "alibi", "t5"], FIVE, {"rope": 0.3, "alibi": -0.1, "t5": 0.3}, speed=False)
     said = title(made)
-    assert said == "alibi beats rope at 512 tokens; at the trained 64 none is shown to"
+    assert said == "alibi beats rope at 512 tokens; at the trained 64, none is shown to"
     worse = fake(["rope", "alibi", "t5"], FIVE, {"rope": 0, "alibi": 0.3, "t5": 0.3}, speed=False)
     assert (
         title(worse)
-        == "rope beats alibi and t5 at 512 tokens; at the trained 64 no difference is shown"
+        == "rope beats alibi and t5 at 512 tokens; at the trained 64, no difference is shown"
     )
     three = fake(["rope", "alibi"], effects={"rope": 0.3, "alibi": 0.0}, speed=False)
     assert title(three).startswith("Over three seeds, alibi beats rope at 512 tokens; ")
