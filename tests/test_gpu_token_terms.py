@@ -78,29 +78,33 @@ def run(*args, **options):
     return util.jit(step)(*arrays)
 
 
+def assert_dense(spec, implementation, tol=1e-5, **options):
+    """Results and every gradient are those of the dense engine."""
+    assert_close(run(spec, implementation, **options), run(spec, "dense", **options), tol)
+
+
 @pytest.mark.parametrize("spec, options", CASES.values(), ids=list(CASES))
 def test_fused_equals_dense_and_so_does_every_gradient(spec, options):
-    assert_close(run(spec, KERNELS, **options), run(spec, "dense", **options))
+    assert_dense(spec, KERNELS, **options)
 
 
 def test_vectors_of_many_distances_are_windows_of_tables(monkeypatch):
     """Times q and times a state, where even five distances are too many for a table per token."""
     monkeypatch.setattr(strips, "MAX_DISTANCES", 4)
     spec = "transformer_xl+inkling(extent=5,width=3)"
-    assert_close(run(spec, KERNELS), run(spec, "dense"))
+    assert_dense(spec, KERNELS)
 
 
 @pytest.mark.parametrize("name", ["fox, far", "shaw, sinks, all"])
 def test_blocks_may_be_oblong(name):
     spec, options = CASES[name]
-    assert_close(run(spec, OBLONG, **options), run(spec, "dense", **options))
+    assert_dense(spec, OBLONG, **options)
 
 
 @pytest.mark.parametrize("name", ["tupe+fox", "inkling+shaw, window"])
 def test_half_precision_differs_from_dense_as_rounding_does(name):
     spec, options = CASES[name]
-    half = {**options, "dtype": "bfloat16"}
-    assert_close(run(spec, KERNELS, **half), run(spec, "dense", **half), 3e-2)
+    assert_dense(spec, KERNELS, tol=3e-2, **options, dtype="bfloat16")
 
 
 def test_keys_that_have_faded_are_not_visited():

@@ -11,8 +11,8 @@ import pytest
 import pe_jax
 from pe_jax.engines.tpu import engine, operands
 from pe_jax.engines.tpu.hops import Kernels
-from tests.test_gpu_token_terms import PACKED, run
-from tests.util import DIMS, B, E, H, assert_close, noise
+from tests.test_gpu_token_terms import PACKED, assert_dense
+from tests.util import DIMS, B, E, H, noise
 
 KERNELS = Kernels(block=16, interpret=True)
 T5 = "t5(num_buckets=6,max_distance=9)"
@@ -38,14 +38,13 @@ CASES = {
 
 @pytest.mark.parametrize("spec, options", CASES.values(), ids=list(CASES))
 def test_tpu_equals_dense_and_so_does_every_gradient(spec, options):
-    assert_close(run(spec, KERNELS, **options), run(spec, "dense", **options))
+    assert_dense(spec, KERNELS, **options)
 
 
 @pytest.mark.parametrize("name", ["fox, elsewhere", "inkling", "deberta"])
 def test_half_precision_differs_from_dense_as_rounding_does(name):
     spec, options = CASES[name]
-    half = {**options, "dtype": "bfloat16"}
-    assert_close(run(spec, KERNELS, **half), run(spec, "dense", **half), 3e-2)
+    assert_dense(spec, KERNELS, tol=3e-2, **options, dtype="bfloat16")
 
 
 def test_keys_that_have_faded_are_not_visited():

@@ -118,6 +118,30 @@ class TokenSum:
         return functools.reduce(jnp.add, biases)
 
 
+@dataclasses.dataclass(frozen=True)
+class ScorePlan:
+    """What is static about the scores of a call."""
+
+    spec: AttentionSpec
+    scale: float  # what q·k is multiplied by
+    formula: FormulaSum  # the biases that are computed in place from distances
+    of_tokens: TokenSum  # those that are computed from numbers of both tokens
+    decays: bool  # whether these fall with the distance, and nothing else is added
+    cap: float | None  # what bounds the scores
+
+    @classmethod
+    def fields(cls, spec: AttentionSpec, terms: tuple) -> dict[str, Any]:
+        """These, by name, for plans that have more."""
+        return {
+            "spec": spec,
+            "scale": kinds.scale(terms, spec.dims.head_dim),
+            "formula": FormulaSum.of(terms),
+            "of_tokens": TokenSum.of(terms),
+            "decays": decays(spec, terms),
+            "cap": kinds.logit_cap(terms),
+        }
+
+
 def product_width(terms: tuple) -> int:
     """How many channels of q and k stand for products of states."""
     return sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))

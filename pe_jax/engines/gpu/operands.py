@@ -47,12 +47,7 @@ def make_plan(
         chosen = launches.alike(launches.Launch(*sizes))
     chosen = chosen.at_most(_power_of_two(max(lengths)))
     return Plan(
-        spec=spec,
-        scale=kinds.scale(terms, spec.dims.head_dim),
-        formula=common.FormulaSum.of(terms),
-        of_tokens=common.TokenSum.of(terms),
-        decays=common.decays(spec, terms),
-        cap=kinds.logit_cap(terms),
+        **common.ScorePlan.fields(spec, terms),
         lengths=lengths,
         launches=chosen,
         launch=chosen.forward,

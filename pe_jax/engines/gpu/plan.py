@@ -7,23 +7,16 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.gpu.launches import Launch, Launches
-from pe_jax.engines.kernel_common import FormulaSum, TokenSum
+from pe_jax.engines.kernel_common import ScorePlan
 
 LOG2E = math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(ScorePlan):
     """What is static about a call."""
 
-    spec: AttentionSpec
-    scale: float  # what q·k is multiplied by
-    formula: FormulaSum  # the biases that are computed in place from distances
-    of_tokens: TokenSum  # those that are computed from numbers of both tokens
-    decays: bool  # whether these fall with the distance, and nothing else is added
-    cap: float | None  # what bounds the scores
     lengths: tuple[int, int]  # T and S before padding
     launches: Launches  # of every kernel
     launch: Launch  # of the one at hand

@@ -126,14 +126,9 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
     """What is static about a call; its tiles are not `counted` yet."""
     tokens = q.x.shape[2]
     return Plan(
-        spec=spec,
-        scale=kinds.scale(terms, spec.dims.head_dim),
-        formula=common.FormulaSum.of(terms),
-        of_tokens=common.TokenSum.of(terms),
-        cap=kinds.logit_cap(terms),
+        **common.ScorePlan.fields(spec, terms),
         real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
         by_distance=bool(select(terms, DistanceTerm)),
-        decays=common.decays(spec, terms),
         horizon=common.horizon(terms),
         tokens=tokens,
         block=block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens))),

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernel_common import FormulaSum, TokenSum
+from pe_jax.engines.kernel_common import ScorePlan
 
 
 class Arrays(NamedTuple):
@@ -66,17 +65,11 @@ class Places(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(ScorePlan):
     """What is static about a call."""
 
-    spec: AttentionSpec
-    scale: float  # what q·k is multiplied by
-    formula: FormulaSum  # the biases that are computed in place from distances
-    of_tokens: TokenSum  # those that are computed from numbers of both tokens
-    cap: float | None  # what bounds the scores
     real_distances: bool  # whether formulas take float32 distances, which saves conversions
     by_distance: bool  # whether anything else is read by distance
-    decays: bool  # whether biases fall with the distance, and nothing else is added
     horizon: tuple[int, int] | None  # distances beyond which what is read is constant
     tokens: int  # of a row, without padding
     block: int  # tokens of a block
