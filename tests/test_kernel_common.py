@@ -26,7 +26,6 @@ def refusal(kernel, spec, **options):
 @pytest.mark.parametrize(
     "spec, why",
     [
-        ("fire", "it has no PairBias"),
         ("cope", "it has no RowSum"),
         ("dape", "it has no RowRescore"),
         ("alibi+rerope", "it has no Rotation with several views of each token"),
@@ -39,6 +38,7 @@ def test_kernels_refuse_what_they_do_not_know(spec, why):
 @pytest.mark.parametrize(
     "spec, options, why",
     [
+        ("fire", {}, "it has no PairBias"),
         ("nope", {"window": 4, "sinks": 1}, "it has no attention sinks of a window"),
     ],
 )
