@@ -212,6 +212,7 @@ CASES = {
     "coefficients of two": Call("alibi+logarithmic", 200, sharp=0.1),
     "coefficients and a table of all distances": Call("logarithmic+wave"),
     "no horizon": Call("wave", causal=False),
+    "no horizon, beside pairs": Call("fire(width=3)+wave"),
     "one token": Call(T5, 1),
 }
 

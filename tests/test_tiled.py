@@ -213,6 +213,14 @@ def test_chunks_are_visited_once_and_their_keys_are_shared_by_all_views():
     assert [setup.views.key_block(n, 10) for n in (8, 17, 20)] == [8, 7, 0]
 
 
+@pytest.mark.parametrize(
+    "spec, side", [("t5+shaw", 64), ("transformer_xl", 64), ("deberta", 256), ("wavlm+t5", 256)]
+)
+def test_tiles_of_short_rows_are_small_unless_vectors_reach_far(spec, side):
+    assert setup_of(spec, sizes=TileSizes(), length=256).grid.rows == side
+    assert setup_of(spec, sizes=TileSizes(), length=1024).grid.rows == 512
+
+
 @pytest.mark.parametrize("spec", ["t5+shaw", "transformer_xl"])
 def test_the_same_bits_each_time(spec):
     once, twice = (outcome(spec, SMALL, 60) for _ in range(2))

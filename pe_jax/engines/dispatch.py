@@ -20,6 +20,7 @@ from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
 from pe_jax.engines.sharded.tile_hops import TileHops
 from pe_jax.engines.tiled import Tiled
+from pe_jax.engines.tiled.assignment import VECTORS
 from pe_jax.engines.tiled.tiles import CHOSEN, TILE, devices
 from pe_jax.validation import nearest
 
@@ -37,7 +38,6 @@ FEW_OF_WIDE, WIDE = (256, 2**22), 64
 # ones with tiles, 1.08 at 64 × 32.
 FEW_OF_ALL_DISTANCES = 32, TILE
 FEW_OF_KERNELS = 256, TILE  # on GPUs and TPUs: not measured
-VECTORS = (kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeValues, kinds.RelativeState)
 # added to q·k, or in its place
 ADDED = (kinds.ScoreTerm, kinds.RelativeValues, kinds.ChannelDecay)
 

@@ -13,13 +13,8 @@ from pe_jax.engines.tiled.windows import Windows
 WAYS = (Bands, Windows, Pairwise, InPlace, Channels, RowSums)
 OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
 IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
-BY_DISTANCE = (
-    kinds.DistanceBias,
-    kinds.RelativeKeys,
-    kinds.RelativeQueries,
-    kinds.RelativeState,
-    kinds.RelativeValues,
-)
+VECTORS = (kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeState, kinds.RelativeValues)
+BY_DISTANCE = (kinds.DistanceBias, *VECTORS)
 
 
 def assign(

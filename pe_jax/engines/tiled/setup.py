@@ -9,7 +9,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled import negligible
-from pe_jax.engines.tiled.assignment import assign
+from pe_jax.engines.tiled.assignment import VECTORS, assign
 from pe_jax.engines.tiled.bands import Bands
 from pe_jax.engines.tiled.channels import SIDE, Channels
 from pe_jax.engines.tiled.grid import Grid
@@ -143,7 +143,8 @@ def set_up(
     if Channels in assigned:
         sides = {"rows": sizes.rows or SIDE, "columns": sizes.columns or SIDE}
         sizes = dataclasses.replace(sizes, **sides)
-    grid, groups = arrange(q, k, partition, sizes, all(way.heads_apart for way in assigned))
+    apart = all(way.heads_apart for way in assigned)
+    grid, groups = arrange(q, k, partition, sizes, apart, _reach(terms) if Bands in assigned else 0)
     runs = partition.runs_per_row
     if Bands in assigned and runs > 1 and grid.lengths[0] * runs != q.shape[2]:
         assigned = assign(spec, terms, bands=False)  # runs begin off the tiles
@@ -159,6 +160,12 @@ def set_up(
     leaves_out = skips, negligible.can_stop(terms), limited(terms)
     cap, masks = kinds.logit_cap(terms), bool(kinds.select(terms, kinds.Mask))
     return Setup(spec, ways, views, scale, grid, groups, *leaves_out, cap, masks)
+
+
+def _reach(terms: tuple) -> int:
+    """The greatest distance within which vectors of distances differ."""
+    horizons = [term.horizon or () for term in kinds.select(terms, *VECTORS)]
+    return max((abs(end) for ends in horizons for end in ends), default=0)
 
 
 def lay_out(
