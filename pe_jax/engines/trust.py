@@ -43,6 +43,7 @@ FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 # Of the largest number of each array. Kernels add in another order, approximate exp2, and round
 # weights and gradients of scores to the dtype of q: the least bound is for float32.
 LEAST_BOUND, BOUND_IN_EPS = 1e-3, 4
+ROUNDING = 1e-3  # a gradient of a term that is smaller, beside its others, is taken for rounding
 TERM = re.compile(r"the gradient of terms\.\d+")
 _verdicts: dict[str, str | None] = {}  # by the keys of records, for as long as the process lives
 
@@ -139,9 +140,9 @@ def bound(dtype: Any) -> float:
 def differences(attend: Callable, case: SmallCase) -> dict[str, float]:
     """By array, how far output, row sums if they are read, and gradients are from the dense ones.
 
-    The largest difference, as a fraction of the largest number, for a term's gradients of all of
-    them: one may be nothing but rounding, as of a bias that the softmax ignores. NaN where there is
-    one.
+    The largest difference, as a fraction of the largest number; of the largest of all gradients of
+    a term where this one is nothing but rounding, as of a bias that the softmax ignores. NaN where
+    there is one.
     """
     exact = case._replace(v=case.v.astype(jnp.float32))
     for name in "qk":
@@ -161,9 +162,13 @@ def _group(name: str) -> str:
 
 
 def relative_error(got: Any, want: Any, *whole: Any) -> float:
-    """The largest difference ÷ the largest number that is wanted, or of `whole`, if given."""
+    """The largest difference ÷ the largest number wanted, or of `whole` if that is far larger."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    largest = max(float(np.abs(np.asarray(x)).max(initial=0)) for x in (want, *whole))
+    own, largest = (
+        max(float(np.abs(np.asarray(x)).max(initial=0)) for x in arrays)
+        for arrays in ((want,), (want, *whole))
+    )
+    largest = largest if own < ROUNDING * largest else own
     return float(np.abs(got - want).max(initial=0)) / (largest or 1)
 
 

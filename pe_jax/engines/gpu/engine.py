@@ -11,7 +11,7 @@ kernels read (`operands`):
   once, adds up those of one kind, and multiplies vectors with q, k or a state. A tile near the
   diagonal loads its entries from there; a tile past the horizon takes one number per head, row or
   column;
-* what is no table, a bias of two positions or of distances of several axes, or vectors without a
+* other terms, a bias of two positions or of distances of several axes, or vectors without a
   horizon, is an array of biases for one strip of queries after the other (`strips`);
 * where nothing but biases that decay is added, each block begins where keys cannot matter yet
   (`common.Matters`).
