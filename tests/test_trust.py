@@ -310,6 +310,13 @@ def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype):
     assert max(errors.values()) < trust.bound(dtype) / 2
 
 
+def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others():
+    """FIRE's last bias is the same for a whole row, which the softmax ignores."""
+    case = drawn((), "fire", qkv=operands(dtype="bfloat16"), length=100)
+    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < trust.bound("bfloat16")
+
+
 @pytest.mark.parametrize("spec", ["t5", "fox"])
 def test_the_real_size_of_a_case(spec):
     """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
