@@ -40,7 +40,7 @@ def forgetting(log_gates: jax.Array) -> jax.Array:
     """
     sums = jnp.moveaxis(running_sums.total(log_gates), -2, -3)  # [*B, H, T, 2]
     rows, columns = ([x[..., 0], x[..., 1]] for x in (sums[..., None, :], sums[..., None, :, :]))
-    return -jnp.abs(running_sums.difference(rows, columns))
+    return -running_sums.between(rows, columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,4 +74,4 @@ class FoX(Encoding):
 
 def fade(q_state, k_state):
     """-|c_i - c_j|."""
-    return -jnp.abs(running_sums.difference(q_state, k_state))
+    return -running_sums.between(q_state, k_state)

@@ -83,6 +83,16 @@ def difference(q_state: list, k_state: list) -> jax.Array:
     return (q_state[0] - k_state[0]) + (q_state[1] - k_state[1])
 
 
+def between(q_state: list, k_state: list) -> jax.Array:
+    """|`difference`|, which no gradient reaches where it is 0, as of a token and itself.
+
+    The gradient of `abs` at 0 is 1 in JAX: a token's own pair would reach its sum twice, with
+    opposite signs, and leave its rounding error in the gradient of every step before it.
+    """
+    way = difference(q_state, k_state)
+    return jnp.where(way == 0, 0, jnp.abs(way))
+
+
 # Several sums per head: the state of a token has all rounded sums, then all that they rounded off.
 
 

@@ -25,7 +25,7 @@ from pe_jax.encodings.terms.term import (
     static,
 )
 from pe_jax.numerics.arrays import varying_like
-from pe_jax.numerics.running_sums import difference
+from pe_jax.numerics.running_sums import between
 from pe_jax.validation import require
 
 
@@ -69,7 +69,7 @@ class ChannelDecay(Term):
 
 def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
     """A product of channels times exp(-|P - P'|), of shapes that broadcast."""
-    return q * k * jnp.exp(-jnp.abs(difference([q_sum, q_rest], [k_sum, k_rest])))
+    return q * k * jnp.exp(-between([q_sum, q_rest], [k_sum, k_rest]))
 
 
 @kind

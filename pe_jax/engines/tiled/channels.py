@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pe_jax.encodings.terms import Side, repeat_heads
 from pe_jax.engines.tiled.leaves import Leaves
 from pe_jax.engines.tiled.ways import Way
-from pe_jax.numerics.running_sums import difference
+from pe_jax.numerics.running_sums import between
 
 # Of tiles. A pair on the diagonal takes an exponential for each channel: a gradient at 1,024 tokens
 # took 0.29 s with tiles of 64 and 2.4 s with tiles of 512.
@@ -58,7 +58,7 @@ def products_behind(q: jax.Array, k: jax.Array, rows: jax.Array, columns: jax.Ar
     """
     sums = [jnp.split(x, 2, axis=-1) for x in (rows, columns)]
     first = [x[..., :1, :] for x in sums[0]]
-    fade_q, fade_k = (jnp.exp(-jnp.abs(difference(x, first))) for x in sums)
+    fade_q, fade_k = (jnp.exp(-between(x, first)) for x in sums)
     keys = repeat_heads(k, q.shape[1]).astype(jnp.float32) * fade_k
     queries = q.astype(jnp.float32) * fade_q
     exact = jax.lax.Precision.HIGHEST
