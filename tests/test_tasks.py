@@ -105,6 +105,58 @@ def passkey(question):
     return question[mark + 1 : mark + 5]
 
 
+def recall_all(question):
+    """The first two thirds are pairs."""
+    pairs = len(question) // 3
+    known = dict(zip(question[: 2 * pairs : 2], question[1 : 2 * pairs : 2], strict=True))
+    asked = question[2 * pairs :]
+    assert len(known) == pairs and max(known) < 16 and {*asked} == {*known}
+    return [known[key] for key in asked]
+
+
+def selective_copying(question):
+    assert len(question) - question.count(10) == 4
+    return [symbol for symbol in question if symbol != 10]
+
+
+def needles(question):
+    *text, asked = question
+    names = [symbol for symbol in text if symbol >= 10]
+    assert len({*names}) == len(names) == (len(question) - 1) // 4
+    place = text.index(asked)
+    assert max(text[place + 1 : place + 3]) < 10
+    return text[place + 1 : place + 3]
+
+
+def variables(question):
+    *text, asked = question
+    values = {}
+    for name, source in zip(text[::2], text[1::2], strict=True):
+        assert name >= 10 and name not in values
+        values[name] = source if source < 10 else values[source]
+    return [values[asked]]
+
+
+def permutations(question):
+    objects = list(range(5))
+    for move in question:
+        if move == 4:
+            objects.insert(0, objects.pop())
+        else:
+            objects[move], objects[move + 1] = objects[move + 1], objects[move]
+    return objects
+
+
+def flip_flop(question):
+    *text, last = question
+    written = None
+    assert last == 4 and text[0] == 2
+    for act, bit in zip(text[::2], text[1::2], strict=True):
+        written = bit if act == 2 else written
+        assert act in (2, 3) or (act == 4 and bit == written)
+    return [written]
+
+
 def index_place(question):
     *letters, shift = question
     assert len({*letters}) == len(letters) and max(letters) < 39 and -5 <= shift - 44 < 0
@@ -175,18 +227,26 @@ SOLVERS = {
     "lego": lego,
     "recall": recall,
     "passkey": passkey,
+    "recall_all": recall_all,
+    "needles": needles,
+    "variables": variables,
+    "selective_copying": selective_copying,
+    "permutations": permutations,
+    "flip_flop": flip_flop,
     "index_place": index_place,
     "index_content": index_content,
     "index_both": index_both,
 }
 SHORTER = {  # how many symbols a question may have less than was asked for
     **dict.fromkeys(("modular_arithmetic", "missing_duplicate", "polynomial", "recall"), 1),
-    "lego": 2,
+    **dict.fromkeys(("variables", "flip_flop"), 1),
+    **dict.fromkeys(("lego", "recall_all"), 2),
 }
 # Tasks of one answer whose classes are equally likely, whatever the length
 BALANCED = (
     *("parity_check", "summation", "solve_equation", "missing_duplicate", "recall", "lego"),
     *("cycle_navigation", "even_pairs", "index_place", "index_content", "index_both"),
+    *("variables", "flip_flop"),
 )
 ALL = pytest.mark.parametrize("name", tasks.TASKS)
 

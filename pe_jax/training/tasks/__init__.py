@@ -3,8 +3,9 @@
     batch = tasks.batch(tasks.TASKS["reverse_string"], key, 64, low=1, high=40)
 
 One line per task: the fifteen of Delétang et al. and Ruoss et al. (arXiv 2207.02098, 2305.16843),
-those of Kazemnejad et al. (2305.19466), associative recall, a passkey, and indexing by place, by
-content or by both (2509.10534). Kazemnejad's parity is parity_check; left out are SCAN, a fixed set
+those of Kazemnejad et al. (2305.19466), retrieval (associative recall of one key or of all, a
+passkey, needles, variables, selective copying), state tracking, and indexing by place, by content
+or by both (2509.10534). Kazemnejad's parity is parity_check; left out are SCAN, a fixed set
 of some 20,000 commands without a generator, sorting numbers of several digits, copies with each
 symbol doubled, and LEGO's clauses in any order. The alphabet of strings has 16 symbols, theirs 100,
 and numbers to add have no leading 0.
@@ -87,6 +88,35 @@ _ALL = (
     # retrieval
     Task("recall", lookup.recall, 2 * lookup.KEYS, shortest=3),
     Task("passkey", lookup.passkey, lookup.MARK + 1, lambda n: lookup.PASSKEY, shortest=5),
+    Task(
+        "recall_all",
+        lookup.recall_all,
+        2 * lookup.KEYS,
+        lambda n: n // 3,
+        shortest=3,
+        longest=3 * lookup.KEYS + 2,
+    ),
+    Task(
+        "needles",
+        lookup.needles,
+        10 + lookup.NEEDLES,
+        lambda n: lookup.DIGITS,
+        shortest=5,
+        longest=4 * lookup.NEEDLES + 4,
+    ),
+    Task(
+        "variables", lookup.variables, 10 + lookup.NAMES, shortest=3, longest=2 * lookup.NAMES + 2
+    ),
+    Task(
+        "selective_copying",
+        lookup.selective_copying,
+        lookup.BLANK + 1,
+        lambda n: lookup.COPIED,
+        shortest=lookup.COPIED,
+    ),
+    # state tracking
+    Task("permutations", automata.permutations, automata.OBJECTS, lambda n: automata.OBJECTS),
+    Task("flip_flop", automata.flip_flop, automata.READ + 1, shortest=3),
     # what against where
     Task("index_place", indexing.index_place, _LETTERS, shortest=2, longest=indexing.LETTERS + 1),
     Task(

@@ -1,8 +1,9 @@
 """Tasks whose answer is looked up elsewhere in the question.
 
 missing_duplicate of arXiv 2207.02098, table 1; LEGO as in arXiv 2305.19466 (after 2206.04301);
-associative recall (arXiv 1610.06258); a passkey among distractors (arXiv 2305.16300). N longest
-question.
+associative recall of one key (arXiv 1610.06258) and of all (MQAR, 2312.04927); a passkey among
+distractors (2305.16300); several needles, of which one is asked for, and variables (RULER,
+2404.06654); selective copying (2312.00752). N longest question.
 """
 
 from typing import Any
@@ -15,6 +16,8 @@ from pe_jax.training.tasks.base import Example, pick, single
 HOLE = 2
 KEYS = 16  # and as many values, which are the next symbols
 MARK, PASSKEY = 10, 4  # the symbol before the key, after the ten digits; digits of a key
+NEEDLES, DIGITS = 12, 2  # names of needles, after the ten digits; digits of each
+BLANK, COPIED = 10, 4  # the symbol between those to copy; how many there are
 NAMES = 26
 ONE, SAME, NEGATED = range(NAMES, NAMES + 3)
 
@@ -40,6 +43,71 @@ def recall(key: jax.Array, n: Any, size: int) -> Example:
     asked = listed[jax.random.randint(keys[2], (), 0, pairs)]
     text = jnp.stack([listed, values[listed]], axis=1).reshape(-1)[:size]
     return single(text.at[2 * pairs].set(asked), 2 * pairs + 1, values[asked])
+
+
+def recall_all(key: jax.Array, n: Any, size: int) -> Example:
+    """Different keys, each followed by its value, then all keys in another order: their values?
+
+    One or two symbols fewer where n is no multiple of three.
+    """
+    keys, pairs, index = jax.random.split(key, 3), n // 3, jnp.arange(size)
+    listed = jax.random.permutation(keys[0], KEYS)
+    values = jax.random.randint(keys[1], (KEYS,), KEYS, 2 * KEYS)
+    order = jnp.argsort(jnp.where(jnp.arange(KEYS) < pairs, jax.random.uniform(keys[2], KEYS), 2))
+    pair = jnp.where(index % 2, pick(values, index // 2), pick(listed, index // 2))
+    text = jnp.where(index < 2 * pairs, pair, pick(listed[order], index - 2 * pairs))
+    return Example(text, 3 * pairs, values[order], pairs)
+
+
+def selective_copying(key: jax.Array, n: Any, size: int) -> Example:
+    """Four digits at uniform places among BLANKs: the digits, in order."""
+    keys, index = jax.random.split(key), jnp.arange(size)
+    drawn = jnp.where(index < n, jax.random.uniform(keys[0], size), 2)
+    places = jnp.sort(jnp.argsort(drawn)[:COPIED])
+    digits = jax.random.randint(keys[1], (COPIED,), 0, BLANK)
+    return Example(jnp.full(size, BLANK).at[places].set(digits), n, digits, COPIED)
+
+
+def needles(key: jax.Array, n: Any, size: int) -> Example:
+    """Digits, and among them different names, each with two digits after it; then one: its digits?
+
+    One needle for each four symbols, at uniform places.
+    """
+    keys, count, index = jax.random.split(key, 5), (n - 1) // 4, jnp.arange(NEEDLES)
+    text = jax.random.randint(keys[0], (size,), 0, 10)
+    names = 10 + jax.random.permutation(keys[1], NEEDLES)
+    digits = jax.random.randint(keys[2], (NEEDLES, DIGITS), 0, 10)
+    needle, width = jnp.concatenate([names[:, None], digits], axis=1), DIGITS + 1
+    between = n - 1 - width * count  # digits that belong to no needle
+    before = jax.random.randint(keys[3], (NEEDLES,), 0, between + 1)
+    before = jnp.sort(jnp.where(index < count, before, size))
+    places = (before + width * index)[:, None] + jnp.arange(width)
+    asked = jax.random.randint(keys[4], (), 0, count)
+    text = text.at[places].set(needle, mode="drop").at[n - 1].set(names[asked])
+    return Example(text, n, digits[asked], DIGITS)
+
+
+def variables(key: jax.Array, n: Any, size: int) -> Example:
+    """Different names, each followed by a digit or by an earlier name; then one: its digit?
+
+    The first has a digit, and so has every third of the others on average. One symbol fewer where n
+    is even.
+    """
+    keys, count, index = jax.random.split(key, 5), (n - 1) // 2, jnp.arange(NAMES)
+    names = 10 + jax.random.permutation(keys[0], NAMES)
+    digits = jax.random.randint(keys[1], (NAMES,), 0, 10)
+    copies = (jax.random.uniform(keys[2], NAMES) < 2 / 3) & (index > 0)
+    earlier = jax.random.randint(keys[3], (NAMES,), 0, jnp.maximum(index, 1))
+
+    def assign(values, at):
+        value = jnp.where(copies[at], values[earlier[at]], digits[at])
+        return values.at[at].set(value), None
+
+    values, _ = jax.lax.scan(assign, jnp.zeros(NAMES, jnp.int32), index)
+    sources = jnp.where(copies, names[earlier], digits)
+    text = pick(jnp.stack([names, sources], axis=1).reshape(-1), jnp.arange(size))
+    asked = jax.random.randint(keys[4], (), 0, count)
+    return single(text.at[2 * count].set(names[asked]), 2 * count + 1, values[asked])
 
 
 def passkey(key: jax.Array, n: Any, size: int) -> Example:
