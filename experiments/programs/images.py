@@ -12,12 +12,13 @@ import optax
 
 from experiments.reporting import plotting
 from experiments.reporting.images_report import View, figure, table, views
-from experiments.running import launch
+from experiments.running import launch, short_runs, signals
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
+from experiments.running.rate_search import Pair
 from experiments.running.run_names import title
 from experiments.running.run_table import Reporter
-from experiments.running.short_runs import Trials, completed
+from experiments.running.short_runs import RATES, Trials, completed
 from experiments.running.sweep_configs import ImagesConfig
 from pe_jax import position_schemes
 from pe_jax import positions as pos
@@ -28,6 +29,7 @@ from pe_jax.validation import ConfigError
 
 BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
 ROWS = 256  # images per forward pass in tests
+VALIDATION = 2  # of keys: apart from tests and training
 RESCALE = 2.0  # DINOv3's, of augmented positions
 
 
@@ -41,6 +43,7 @@ class Classifier(Trainer):
         model = dataclasses.replace(config.model, encoding=spec)
         super().__init__(model, config.optimizer, config.steps, mesh, positions=None)
         self.logits = jax.jit(lambda params, x, places: self.model(params)(x, positions=places))
+        self.validation = jax.jit(self._validation)
 
     def build(self, rngs):
         """A ViT."""
@@ -52,8 +55,15 @@ class Classifier(Trainer):
         if self.augment:
             own = jax.random.fold_in(key, POSITION_FOLD)
             places = pos.augmented(own, places, rescale=RESCALE)
-        logits = model(batch["images"], positions=places, key=drop)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
+        return mean_loss(model(batch["images"], positions=places, key=drop), batch["labels"])
+
+    def _validation(self, params, x, labels):
+        return mean_loss(self.model(params)(x, positions=self.places), labels)
+
+
+def mean_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean cross entropy."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def places(trainer_axes: int, convention: str, side: int, trained: int) -> np.ndarray:
@@ -88,13 +98,34 @@ def accuracies(
     return by_view
 
 
+def validation(config: ImagesConfig, trainer: Classifier, params) -> float | None:
+    """Mean loss on other images of the trained size; None if it is not finite."""
+    key = jax.random.fold_in(jax.random.key(config.seed), VALIDATION)
+    pixels, labels = images.draw(key, config.test, config.sides[0])
+    parts = [slice(begin, begin + ROWS) for begin in range(0, config.test, ROWS)]
+    losses = [float(trainer.validation(params, pixels[part], labels[part])) for part in parts]
+    return float(np.mean(losses)) if np.isfinite(losses).all() else None
+
+
 def train_once(
-    config: ImagesConfig, trainer: Classifier, conventions, seed: int, test, stop, report: Reporter
+    config: ImagesConfig,
+    trainer: Classifier,
+    conventions: list[str],
+    pair: Pair,
+    seed: int,
+    test: dict,
+    stop: signals.Stop,
+    report: Reporter,
 ) -> dict:
-    """Trains once; accuracies by convention of the positions. Empty if a signal came."""
+    """Trains once at a pair of rates; accuracies by convention of the positions.
+
+    Empty if a signal came.
+    """
+    rates = dict(zip(RATES, pair, strict=True))
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
     draw = functools.partial(images.draw, count=config.batch, side=config.sides[0])
-    state, in_flight = trainer.init(seed), InFlight()
+    state = trainer.init(seed, dataclasses.replace(config.optimizer, **rates))
+    in_flight = InFlight()
     loss: float = np.nan
     for step in range(config.steps):
         batch = dict(zip(("images", "labels"), draw(jax.random.fold_in(keys, step)), strict=True))
@@ -109,8 +140,9 @@ def train_once(
         if stop.signal is not None:
             return {}
     accuracy = {c: accuracies(config, trainer, c, state.params, test) for c in conventions}
-    seconds = time.monotonic() - begin
-    return {"status": "ok", "loss": loss, "accuracy": accuracy, "seconds": seconds}
+    result = {"status": "ok", "loss": loss, "accuracy": accuracy}
+    result["validation_loss"] = validation(config, trainer, state.params)
+    return {**result, "seconds": time.monotonic() - begin}
 
 
 def trained_with(convention: str) -> str:
@@ -129,21 +161,17 @@ def grouped(config: ImagesConfig) -> dict[tuple[str, str], list[str]]:
 def run(
     config: ImagesConfig, test: Callable[[], dict], item: tuple[str, str], trials: Trials
 ) -> dict:
-    """Every seed of an item of `grouped`: seed → its result."""
+    """Every seed of an item of `grouped`: seed → its result, with its rates."""
     (spec, convention), conventions = item, grouped(config)[item]
     trained = config.sides[0] // config.patch
     axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
     at, augment = places(axes, convention, trained, trained), convention == "augmented"
     trainer = functools.cache(lambda: Classifier(config, spec, at, trials.mesh, augment))
-    return {
-        seed: trials.result(
-            f"seed{seed}",
-            lambda report, seed=seed: train_once(
-                config, trainer(), conventions, seed, test(), trials.stop, report
-            ),
-        )
-        for seed in range(config.seed, config.seed + config.seeds)
-    }
+
+    def train(pair: Pair, seed: int, report: Reporter) -> dict:
+        return train_once(config, trainer(), conventions, pair, seed, test(), trials.stop, report)
+
+    return trials.every_seed(config, spec, train)
 
 
 def draw_test_sets(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
@@ -168,6 +196,7 @@ def collect(config: ImagesConfig, runs: dict) -> list[dict]:
             for view in views(config)
         }
         status = {seed: run["status"] for seed, run in by_seed.items()}
+        first = next(iter(by_seed.values()))
         encodings.append(
             {
                 "name": title(spec, convention, entries, "index"),
@@ -175,6 +204,7 @@ def collect(config: ImagesConfig, runs: dict) -> list[dict]:
                 "positions": convention,
                 "status": status,
                 "accuracy": accuracy,
+                "rates": [first[name] for name in RATES],
             }
         )
     return encodings
@@ -185,7 +215,11 @@ def main(config: ImagesConfig) -> None:
     workdir = Path(config.workdir)
     parts = {item: (item[0], *conventions) for item, conventions in grouped(config).items()}
     train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
-    with completed(config, BINDING, parts, lambda _: config.seeds, train) as (now, runs):
+
+    def count_runs(item: tuple[str, str]) -> int:
+        return short_runs.count_runs(config, item[0])
+
+    with completed(config, BINDING, parts, count_runs, train) as (now, runs):
         encodings = collect(config, runs)
         save_json(
             workdir / "results.json",
@@ -198,7 +232,7 @@ def main(config: ImagesConfig) -> None:
             },
         )
         rows = [
-            (e["name"], e["positions"], view.kind, view.side, seed, value)
+            (e["name"], e["positions"], view.kind, view.side, seed, value, *e["rates"])
             for e in encodings
             for view in views(config)
             for seed, value in e["accuracy"][view.name].items()

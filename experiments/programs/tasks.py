@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.reporting import plotting, tasks_report
-from experiments.reporting.results import rates_name
-from experiments.running import launch, rate_search, signals
+from experiments.running import launch, short_runs, signals
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.references import with_references
 from experiments.running.run_table import Reporter
-from experiments.running.short_runs import Trials, completed
+from experiments.running.short_runs import RATES, Trials, completed
 from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
 from pe_jax.training import tasks
@@ -32,7 +30,6 @@ BINDING = (
     *("seed", "length", "lengths", "batch", "steps", "test", "model", "optimizer"),
     "reference",
 )
-RATES = ("learning_rate", "encoding_rate")
 TOKENS = 2**14  # per forward pass in tests
 
 
@@ -223,42 +220,18 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     """Every run of an encoding with its positions: task → seed → its result, with its rates."""
     solver = Solver(config, *entry, trials.mesh)
 
-    def trial(name: str, pair: Pair, seed: int) -> dict:
-        result = trials.result(
-            f"{name}/{rates_name(*pair)}/seed{seed}",
-            lambda report: train_once(
-                config, solver, pair, tasks.TASKS[name], seed, trials.stop, report
-            ),
-        )
-        return {**result, **dict(zip(RATES, pair, strict=True))}
+    def train(name: str, pair: Pair, seed: int, report: Reporter) -> dict:
+        return train_once(config, solver, pair, tasks.TASKS[name], seed, trials.stop, report)
 
-    first, *others = range(config.seed, config.seed + config.seeds)
-    pairs = rate_search.grid(config, entry[0])
-
-    def with_best_rates(name: str) -> dict:
-        """The first seed's result."""
-        found = {}
-
-        def loss(pair: Pair) -> float:
-            if pair not in pairs:
-                trials.table.add(trials.folder, config.steps)
-            found[pair] = trial(name, pair, first)
-            loss = found[pair].get("validation_loss")
-            return math.inf if loss is None else loss
-
-        return found[rate_search.best(rate_search.search(pairs, loss, config.rate_rounds))]
-
-    by_task = {name: {first: with_best_rates(name)} for name in config.tasks}
-    for seed in others:
-        for name, runs in by_task.items():
-            pair = runs[first]["learning_rate"], runs[first]["encoding_rate"]
-            runs[seed] = trial(name, pair, seed)
-    return by_task
+    return {
+        name: trials.every_seed(config, entry[0], functools.partial(train, name), name)
+        for name in config.tasks
+    }
 
 
 def count_runs(config: TasksConfig, entry: tuple[str, str]) -> int:
     """The number of runs of an encoding with its positions."""
-    return len(config.tasks) * (len(rate_search.grid(config, entry[0])) + config.seeds - 1)
+    return len(config.tasks) * short_runs.count_runs(config, entry[0])
 
 
 def digests(config: TasksConfig, saved: dict) -> dict:

@@ -10,7 +10,10 @@ from experiments.reporting.results import Scheme
 from experiments.running.sweep_configs import ImagesConfig
 from pe_jax.training import images
 
-HEADER = ("encoding", "positions", "view", "side", "seed", "accuracy")
+HEADER = (
+    *("encoding", "positions", "view", "side", "seed", "accuracy"),
+    *("learning_rate", "encoding_rate"),
+)
 
 
 class View(NamedTuple):
@@ -44,13 +47,15 @@ def cell(entry: dict, view: View) -> str:
 
 
 def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
-    """Accuracy of each encoding in each view."""
+    """Accuracy of each encoding in each view, and the learning rate of it (of its parameters)."""
     caption = f"Chance is {images.CHANCE:g}. Mean ± standard deviation over {config.seeds} seeds."
-    shown = rich.table.Table("encoding", title="Accuracy", caption=caption)
+    shown = rich.table.Table("encoding", "rate", title="Accuracy", caption=caption)
     for view in views(config):
         shown.add_column(view.name, justify="right")
     for entry in entries:
-        shown.add_row(entry["name"], *(cell(entry, view) for view in views(config)))
+        rate, multiple = entry["rates"]
+        used = f"{rate:g}" + (f" (× {multiple:g})" if multiple != 1 else "")
+        shown.add_row(entry["name"], used, *(cell(entry, view) for view in views(config)))
     return shown
 
 

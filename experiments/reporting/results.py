@@ -15,6 +15,7 @@ import numpy as np
 from experiments.reporting import statistics
 from experiments.running import rate_search
 from experiments.running.rate_search import Pair
+from experiments.running.run_names import rates_name
 from experiments.running.sweep_configs import CompareConfig
 from pe_jax.training.checkpoint import BINDING
 from pe_jax.training.config import PROTOCOLS, from_json
@@ -285,11 +286,6 @@ def _run(folder: Path, seed: int) -> Run:
 def rate_folder(folder: str, rate: float, encoding_rate: float) -> Path:
     """The folder of a short run at a learning rate and its multiple, under the workdir."""
     return Path("rates", folder, rates_name(rate, encoding_rate))
-
-
-def rates_name(rate: float, encoding_rate: float) -> str:
-    """A pair of rates in a path: 0.01x30.0."""
-    return f"{float(rate)!r}x{float(encoding_rate)!r}"
 
 
 def check_folder(workdir: Path, folder: str, pair: Pair) -> Path:

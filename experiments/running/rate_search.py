@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 
 import jax
 
-from experiments.running.sweep_configs import CompareConfig, TasksConfig
+from experiments.running.sweep_configs import CompareConfig, TrialsConfig
 
 Pair = tuple[float, float]  # a learning rate, and the multiple of it for parameters of encodings
 
 
-def grid(config: CompareConfig | TasksConfig, spec: str) -> list[Pair]:
+def grid(config: CompareConfig | TrialsConfig, spec: str) -> list[Pair]:
     """The pairs to try for a scheme: several multiples only for one that has parameters."""
     pattern = dataclasses.replace(config.model, encoding=spec).pattern
     dims = config.model.dims

@@ -30,6 +30,11 @@ def folder(*parts: str) -> str:
     return f"{slug('-'.join(parts))}-{digest}"
 
 
+def rates_name(rate: float, encoding_rate: float) -> str:
+    """A pair of rates in a path: 0.01x30.0."""
+    return f"{float(rate)!r}x{float(encoding_rate)!r}"
+
+
 class Variant(NamedTuple):
     """A scheme with its fields: that of `rope(scaling=yarn(factor=4))` is `yarn`."""
 

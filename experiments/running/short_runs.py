@@ -2,23 +2,28 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
-from experiments.running import signals
+from experiments.running import rate_search, signals
 from experiments.running.errors import one_line_errors
 from experiments.running.lock import Lock
 from experiments.running.parallel_runs import run_in_parallel, run_meshes
 from experiments.running.provenance import environment, save_json
-from experiments.running.run_names import folder
+from experiments.running.rate_search import Pair
+from experiments.running.run_names import folder, rates_name
 from experiments.running.run_table import Reporter, RunTable
 from experiments.running.sweep_configs import TrialsConfig
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
+
+RATES = ("learning_rate", "encoding_rate")
 
 
 class Trials:
@@ -52,6 +57,44 @@ class Trials:
             save_json(path, {"entry": self.entry, **environment(), **result})
             self.table.finish(label)
         return json.loads(path.read_text())  # new results as JSON too: keys become strings
+
+    def every_seed(
+        self,
+        config: TrialsConfig,
+        spec: str,
+        train: Callable[[Pair, int, Reporter], dict],
+        name: str = "",
+    ) -> dict[int, dict]:
+        """Seed → its result, with the rates that the first seed chose.
+
+        Args:
+          config: of the sweep.
+          spec: the encoding, whose parameters may have rates of their own.
+          train: (rates, seed, …) → result with its `validation_loss`, None if that is not finite.
+          name: of these runs, before their rates and seeds, if the entry has others.
+        """
+        first, *others = range(config.seed, config.seed + config.seeds)
+        pairs, found = rate_search.grid(config, spec), {}
+
+        def run(pair: Pair, seed: int) -> dict:
+            path = Path(name, rates_name(*pair), f"seed{seed}")
+            result = self.result(str(path), functools.partial(train, pair, seed))
+            return {**result, **dict(zip(RATES, pair, strict=True))}
+
+        def loss(pair: Pair) -> float:
+            if pair not in pairs:
+                self.table.add(self.folder, config.steps)
+            found[pair] = run(pair, first)
+            loss = found[pair].get("validation_loss")
+            return math.inf if loss is None else loss
+
+        used = rate_search.best(rate_search.search(pairs, loss, config.rate_rounds))
+        return {first: found[used]} | {seed: run(used, seed) for seed in others}
+
+
+def count_runs(config: TrialsConfig, spec: str) -> int:
+    """How many runs `Trials.every_seed` has, before any further rounds."""
+    return len(rate_search.grid(config, spec)) + config.seeds - 1
 
 
 def nothing_else(saved: dict) -> dict:

@@ -147,6 +147,13 @@ class TrialsConfig(Sweep):
       steps: optimizer steps.
       test: test rows of each size.
       log_every: steps between lines of the log.
+      rates: peak learning rates that the first seed tries, for every encoding and whatever else
+        runs differ in; the other seeds take the one with the least loss on other rows of the sizes
+        trained on. Empty: `optimizer.learning_rate` for all.
+      encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
+        each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
+      rate_rounds: how often the neighbours of the best rate are tried that the grid lacks, so that
+        it lies at no edge.
       model: an encoder, unless `causal` is set.
     """
 
@@ -157,6 +164,9 @@ class TrialsConfig(Sweep):
     steps: int = int_field(1_500, 1)
     test: int = int_field(256, 1)
     log_every: int = int_field(100, 1)
+    rates: tuple[float, ...] = choices_field(10)
+    encoding_rates: tuple[float, ...] = choices_field(1e4)
+    rate_rounds: int = int_field(0, 0)
     model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(causal=False))
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
@@ -192,6 +202,8 @@ class ImagesConfig(TrialsConfig):
             "learned_2d(height={side},width={side},stddev=0.5)@resized",
             "rope_2d(base=100.0)",
             "rope_2d(base=100.0,normalized=True)@normalized",
+            "rope_mixed",
+            "rope_2d(base=100.0,normalized=True)@augmented",
             "swin(height={side},width={side})",
             "cpb(height={side},width={side},hidden=64)",
             "alibi_2d",
@@ -254,13 +266,6 @@ class TasksConfig(TrialsConfig):
       tasks: names in `tasks.TASKS`.
       length: of the longest question in training; all lengths to it are equally likely.
       lengths: longer lengths to test, ascending; `length` is tested too.
-      rates: peak learning rates that the first seed tries, for every encoding, positions and task;
-        the other seeds take the one with the least loss on other questions of the trained lengths.
-        Empty: `optimizer.learning_rate` for all.
-      encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
-        each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
-      rate_rounds: how often the neighbours of the best rate are tried that the grid lacks, so that
-        it lies at no edge.
       model: with `causal` a decoder, else an encoder, which writes its whole answer at once.
     """
 
@@ -296,9 +301,6 @@ class TasksConfig(TrialsConfig):
         "ascending positive integers",
         lambda v: len(v) > 0 and ascending(v, 1),
     )
-    rates: tuple[float, ...] = choices_field(10)
-    encoding_rates: tuple[float, ...] = choices_field(1e4)
-    rate_rounds: int = int_field(0, 0)
     log_every: int = int_field(250, 1)
 
     def check(self) -> None:

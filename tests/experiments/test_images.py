@@ -1,6 +1,7 @@
 """Images: what the labels say is what is drawn; a ViT sees it; the comparison end to end."""
 
 import csv
+import dataclasses
 import json
 import signal
 
@@ -184,14 +185,41 @@ def test_a_table_is_not_defined_on_a_larger_image_unless_it_is_resized(compared)
 
 def test_a_run_that_diverged_is_words_not_a_number(compared):
     config = settings(compared[0])
-    bad = {0: {"status": "diverged", "step": 2}}
-    good = {0: {"status": "ok", "accuracy": {"index": dict.fromkeys(map(str, range(3)), 0.5)}}}
+    rates = {"learning_rate": 0.01, "encoding_rate": 1.0}
+    bad = {0: {"status": "diverged", "step": 2, **rates}}
+    good = {
+        0: {"status": "ok", **rates, "accuracy": {"index": dict.fromkeys(map(str, range(3)), 0.5)}}
+    }
     good[0]["accuracy"]["index"] = {view.name: 0.5 for view in program.views(config)}
     learned = (config.entries()[1][0], "index")
     good[0]["accuracy"]["resized"] = good[0]["accuracy"]["index"]
     entries = program.collect(config, {("nope", "index"): bad, learned: good})
     cells = [[images_report.cell(e, view) for view in program.views(config)] for e in entries]
     assert cells == [["diverged"] * 3, ["0.500"] * 3, ["0.500"] * 3]
+
+
+def test_the_first_seed_tries_all_rates_and_the_others_take_the_best(tmp_path):
+    config = settings(tmp_path, encodings=("nope", LEARNED), seeds=2, steps=12)
+    config = dataclasses.replace(config, rates=(1e-6, 0.01), encoding_rates=(1.0, 3.0))
+    program.main(config)
+    found = json.loads((tmp_path / "results.json").read_text())["encodings"]
+    paths = [path.relative_to(tmp_path / "runs") for path in tmp_path.rglob("seed*.json")]
+    for entry, tried in zip(found, (2, 4), strict=True):
+        rate, multiple = entry["rates"]
+        assert rate == 0.01  # at 1e-6 nothing is learned
+        runs = [path for path in paths if path.parts[0].startswith(entry["name"][:4])]
+        assert sorted(path.stem for path in runs) == ["seed0"] * tried + ["seed1"]
+        (other,) = (path for path in runs if path.stem == "seed1")
+        assert other.parts[1] == f"{rate!r}x{multiple!r}"
+        losses = {
+            path.parts[1]: json.loads((tmp_path / "runs" / path).read_text())["validation_loss"]
+            for path in runs
+            if path.stem == "seed0"
+        }
+        assert min(losses, key=losses.__getitem__) == other.parts[1]
+    with (tmp_path / "accuracy.csv").open() as file:
+        rates = {(r["encoding"], r["learning_rate"]) for r in csv.DictReader(file)}
+    assert rates == {("nope", "0.01"), ("learned_2d", "0.01")}
 
 
 def test_augmented_positions_are_drawn_in_training_and_plain_in_tests(tmp_path):
