@@ -110,7 +110,7 @@ def page(results: Results, decided: Decided) -> Page:
     def figure(draw: Callable, *inputs: Any) -> Figure:
         return _figure(results, draw, *inputs)
 
-    training = [figures.loss_by_step, figures.training]
+    training = [figures.loss_by_step, figures.loss_by_seconds, figures.training]
     drawn = [figure(draw) for draw in training if draw(results) is not None]
     by_protocol = [length_figures.differences_by_length] * len(others)
     return Page(

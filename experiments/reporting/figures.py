@@ -159,3 +159,36 @@ def loss_by_step(results: Results, narrow: bool = False) -> Drawing | None:
     header = ("encoding", "step", "mean", "seeds", "problem")
     alt = f"Loss on the evaluation text at length {length} against the step, one line per scheme"
     return Drawing("loss-by-step", figure, header, rows, alt)
+
+
+@styled
+def loss_by_seconds(results: Results, narrow: bool = False) -> Drawing | None:
+    """The same losses against steps × the timed step; None if no scheme has both."""
+    found = [
+        (s, loss_curves.curve(s), speed_ratios.step_seconds(results, s)) for s in results.schemes
+    ]
+    shown = [
+        (scheme, curve, curve.steps * seconds)
+        for scheme, curve, seconds in found
+        if isinstance(curve, loss_curves.Curve) and seconds is not None
+    ]
+    if not shown:
+        return None
+    times = {scheme.name: (at, curve.losses) for scheme, curve, at in shown}
+    title = takeaways.seconds_title(times)
+    figure, (axes,) = canvas(5.8, 4.2, title=title, narrow=narrow)
+    for scheme, curve, at in shown:
+        axes.plot(at, curve.losses, lw=1.5, ms=5, markevery=2, **look(scheme))
+    length = results.manifest["train_length"]
+    axes.set(xlabel="seconds of training steps", ylabel=f"loss at length {length} (nats per token)")
+    name_lines(axes, [(scheme, at[-1], curve.losses[-1]) for scheme, curve, at in shown])
+    rows = [
+        (scheme.name, *row)
+        for scheme, curve, at in shown
+        for row in zip(curve.steps, at, curve.losses, strict=True)
+    ]
+    alt = (
+        f"Loss on the evaluation text at length {length} against the time of the steps up to there,"
+        " each as long as the median of the timed ones, without input, evaluation and checkpoints"
+    )
+    return Drawing("loss-by-seconds", figure, ("encoding", "step", "seconds", "mean"), rows, alt)

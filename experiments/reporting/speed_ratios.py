@@ -77,6 +77,17 @@ def speed_cell(measure: str, values: dict, ratio: Ratio | None, length: int, bat
     return shown + (f" ({ratio.median:.2f}×)" if ratio else "")
 
 
+def step_seconds(results: Results, scheme: Scheme) -> float | None:
+    """Seconds of a training step of this comparison: the median of the timed ones, if there are."""
+    speed, manifest = results.speed or {}, results.manifest
+    times = speed.get("encodings", {}).get(scheme.name, {}).get("train_ms")
+    same = (speed.get("length"), speed.get("batch")) == (
+        manifest["train_length"],
+        manifest["batch"],
+    )
+    return float(np.median(times)) / 1e3 if times and same else None
+
+
 def tokens_per_second(results: Results, scheme: Scheme) -> tuple[float | None, str]:
     """(tokens per second in training, its source): from the timings, else from the logs."""
     speed = results.speed or {}

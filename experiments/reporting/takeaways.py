@@ -7,6 +7,8 @@ paired intervals for figures against length and position, means where it says so
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from experiments.reporting import statistics
 from experiments.reporting.differences import Bin
 from experiments.reporting.loss_curves import Curve
@@ -174,6 +176,14 @@ def curves_title(curves: dict[str, Curve], late: Sequence[str]) -> str:
     best = min(curves, key=lambda name: curves[name].losses[-1])
     falling = f"; {listed(late, len(curves))} still {_verb(late, 'falls', 'fall')}" if late else ""
     return f"{best} ends lowest, {number(curves[best].losses[-1])}{falling}"
+
+
+def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
+    """Which scheme is lowest when the first one has finished; of seconds and losses by scheme."""
+    end = min(at[-1] for at, _ in times.values())
+    there = {name: float(np.interp(end, *curve)) for name, curve in times.items()}
+    best = min(there, key=there.__getitem__)
+    return f"After {end:,.3g} s, when the first one ends, {best} is lowest, {number(there[best])}"
 
 
 def _capital(text: str) -> str:

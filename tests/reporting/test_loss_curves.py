@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from experiments.reporting import comparison_report, figures, results
 from experiments.reporting.loss_curves import curve, still_falling
@@ -80,6 +81,31 @@ def test_what_the_decay_itself_takes_off_is_no_sign_of_being_late(fake):
     slopes = [-np.diff(c.losses)[at] / np.diff(c.work)[at] for c, at in ((best, k - 1), (ours, -1))]
     assert slopes[1] > slopes[0]  # but rope falls more over the same last steps, of the same decay
     assert still_falling(read) == {}
+
+
+def test_seconds_are_steps_times_the_timed_step_and_compare_at_the_same_time(fake):
+    """alibi ends lowest, but its steps are slow: when rope ends, rope is lower."""
+    folder = fake(["rope", "alibi", "t5"])
+    speed = json.loads((folder / "speed.json").read_text())
+    timed = {"rope": [9.0, 10.0, 40.0], "alibi": [20.0, 20.0, 20.0]}
+    for name, times in timed.items():
+        speed["encodings"][name]["train_ms"] = times
+    speed["encodings"]["t5"] = {"problem": "out of memory"}
+    (folder / "speed.json").write_text(json.dumps(speed))
+    evaluated(folder, {"rope": falling(0.02), "alibi": falling(0.02, 1.98), "t5": falling(0.02)})
+    read = results.read(folder)
+    drawn = figures.loss_by_seconds(read)
+    at = {(name, step): (seconds, loss) for name, step, seconds, loss in drawn.rows}
+    assert {name for name, _ in at} == {*timed}
+    assert at["rope", LAST][0] == pytest.approx(LAST * 0.01)
+    assert at["alibi", LAST // 2][0] == at["rope", LAST][0]
+    loss = at["rope", LAST][1]
+    assert at["alibi", LAST][1] < loss < at["alibi", LAST // 2][1]
+    title = "".join(text.get_text() for text in drawn.figure.findobj(Text))
+    assert f"After 4 s, when the first one ends, rope is lowest, {loss:.3f}" in title
+    speed["length"] *= 2  # of other steps than those of the runs
+    (folder / "speed.json").write_text(json.dumps(speed))
+    assert figures.loss_by_seconds(results.read(folder)) is None
 
 
 def test_without_losses_of_all_seeds_nothing_is_said_of_a_curve(fake):

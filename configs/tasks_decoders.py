@@ -1,0 +1,37 @@
+"""Six encodings in decoders, on retrieval and state tracking: trained to 16 symbols, tested to 48.
+
+    python -m experiments.tasks --config=configs/tasks_decoders.py
+
+Retrieval: every key's value (MQAR), one of several needles, variables that stand for others, and
+copying what is not blank. State tracking: the order of five objects after swaps (S5), and the last
+bit written. A causal mask tells a decoder without positions what came before. As in
+configs/tasks.py, each learning rate is tried with the first seed, and for encodings with parameters
+each with multiples. 240 runs: an hour and a half on two CPU cores.
+"""
+
+from experiments.running.sweep_configs import TasksConfig
+from pe_jax.models.config import ModelConfig
+
+
+def get_config() -> TasksConfig:
+    return TasksConfig(
+        workdir="runs/tasks_decoders",
+        reference="rope",
+        encodings=("nope", "sinusoidal", "t5", "rope", "alibi", "fox"),
+        positions=("contiguous",),
+        tasks=(
+            "recall_all",
+            "needles",
+            "variables",
+            "selective_copying",
+            "permutations",
+            "flip_flop",
+        ),
+        length=16,
+        lengths=(24, 32, 48),
+        seeds=5,
+        steps=1_500,
+        rates=(1e-3, 3e-3),
+        encoding_rates=(1.0, 10.0),
+        model=ModelConfig(causal=True),
+    )
