@@ -181,7 +181,8 @@ def loss_by_seconds(results: Results, narrow: bool = False) -> Drawing | None:
         axes.plot(at, curve.losses, lw=1.5, ms=5, markevery=2, **look(scheme))
     length = results.manifest["train_length"]
     axes.set(xlabel="seconds of training steps", ylabel=f"loss at length {length} (nats per token)")
-    name_lines(axes, [(scheme, at[-1], curve.losses[-1]) for scheme, curve, at in shown])
+    ends = [(scheme, round(at[-1], 1), curve.losses[-1]) for scheme, curve, at in shown]
+    name_lines(axes, ends)
     rows = [
         (scheme.name, *row)
         for scheme, curve, at in shown
