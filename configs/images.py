@@ -1,4 +1,4 @@
-"""Ten encodings on images: trained at 32 × 32 pixels, tested there and on larger ones.
+"""Eight encodings, some with several kinds of positions, on images larger than those trained on.
 
     make images
     python -m experiments.images --config=configs/images.py

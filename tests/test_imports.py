@@ -28,7 +28,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (
         ("pe_jax.training",),
         ("optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "tensorboardX")
-        + ("absl", "humanize"),
+        + ("absl", "humanize", "sklearn"),
     ),
     (
         ("experiments.running",),

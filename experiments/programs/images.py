@@ -19,15 +19,14 @@ from experiments.running.rate_search import Pair
 from experiments.running.run_names import title
 from experiments.running.run_table import Reporter
 from experiments.running.short_runs import RATES, Trials, completed
-from experiments.running.sweep_configs import ImagesConfig
+from experiments.running.sweep_configs import IMAGES, ImagesConfig
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
-from pe_jax.training import images
 from pe_jax.training.step import POSITION_FOLD, Trainer
 from pe_jax.validation import ConfigError
 
-BINDING = ("seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
+BINDING = ("images", "seed", "sides", "patch", "batch", "steps", "test", "model", "optimizer")
 ROWS = 256  # images per forward pass in tests
 VALIDATION = 2  # of keys: apart from tests and training
 RESCALE = 2.0  # DINOv3's, of augmented positions
@@ -40,6 +39,7 @@ class Classifier(Trainer):
         self, config: ImagesConfig, spec: str, places: np.ndarray, mesh, augment: bool = False
     ):
         self.patch, self.places, self.augment = config.patch, places, augment
+        self.images = IMAGES[config.images]
         model = dataclasses.replace(config.model, encoding=spec)
         super().__init__(model, config.optimizer, config.steps, mesh, positions=None)
         self.logits = jax.jit(lambda params, x, places: self.model(params)(x, positions=places))
@@ -47,7 +47,7 @@ class Classifier(Trainer):
 
     def build(self, rngs):
         """A ViT."""
-        return ViT(self.config, self.patch, images.CHANNELS, images.CLASSES, rngs=rngs)
+        return ViT(self.config, self.patch, self.images.CHANNELS, self.images.CLASSES, rngs=rngs)
 
     def loss(self, model, batch, key):
         """Mean cross entropy."""
@@ -101,7 +101,8 @@ def accuracies(
 def validation(config: ImagesConfig, trainer: Classifier, params) -> float | None:
     """Mean loss on other images of the trained size; None if it is not finite."""
     key = jax.random.fold_in(jax.random.key(config.seed), VALIDATION)
-    pixels, labels = images.draw(key, config.test, config.sides[0])
+    draw = IMAGES[config.images].draw
+    pixels, labels = draw(key, config.test, config.sides[0], split="validation")
     parts = [slice(begin, begin + ROWS) for begin in range(0, config.test, ROWS)]
     losses = [float(trainer.validation(params, pixels[part], labels[part])) for part in parts]
     return float(np.mean(losses)) if np.isfinite(losses).all() else None
@@ -123,7 +124,7 @@ def train_once(
     """
     rates = dict(zip(RATES, pair, strict=True))
     begin, keys = time.monotonic(), jax.random.fold_in(jax.random.key(seed), 1)
-    draw = functools.partial(images.draw, count=config.batch, side=config.sides[0])
+    draw = functools.partial(trainer.images.draw, count=config.batch, side=config.sides[0])
     state = trainer.init(seed, dataclasses.replace(config.optimizer, **rates))
     in_flight = InFlight()
     loss: float = np.nan
@@ -176,10 +177,11 @@ def run(
 
 def draw_test_sets(config: ImagesConfig) -> dict[View, tuple[np.ndarray, np.ndarray]]:
     """(images, labels) to test on, the same for all."""
-    by_view = {}
+    by_view, draw = {}, IMAGES[config.images].draw
     for number, view in enumerate(views(config)):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 0), number)
-        by_view[view] = jax.device_get(images.draw(key, config.test, view.side, view.zoom))
+        pixels, labels = draw(key, config.test, view.side, view.zoom, split="test")
+        by_view[view] = jax.device_get((pixels, labels))
     return by_view
 
 
@@ -224,7 +226,7 @@ def main(config: ImagesConfig) -> None:
         save_json(
             workdir / "results.json",
             {
-                "chance": images.CHANCE,
+                "chance": IMAGES[config.images].CHANCE,
                 "command": command("images"),
                 **environments(x for e in runs.values() for x in e.values()),
                 "config": now,

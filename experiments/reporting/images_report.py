@@ -7,8 +7,7 @@ import rich.table
 
 from experiments.reporting import plotting, statistics
 from experiments.reporting.results import Scheme
-from experiments.running.sweep_configs import ImagesConfig
-from pe_jax.training import images
+from experiments.running.sweep_configs import IMAGES, ImagesConfig
 
 HEADER = (
     *("encoding", "positions", "view", "side", "seed", "accuracy"),
@@ -48,7 +47,8 @@ def cell(entry: dict, view: View) -> str:
 
 def table(config: ImagesConfig, entries: list[dict]) -> rich.table.Table:
     """Accuracy of each encoding in each view, and the learning rate of it (of its parameters)."""
-    caption = f"Chance is {images.CHANCE:g}. Mean ± standard deviation over {config.seeds} seeds."
+    chance = IMAGES[config.images].CHANCE
+    caption = f"Chance is {chance:g}. Mean ± standard deviation over {config.seeds} seeds."
     shown = rich.table.Table("encoding", "rate", title="Accuracy", caption=caption)
     for view in views(config):
         shown.add_column(view.name, justify="right")
@@ -90,7 +90,7 @@ def figure(config: ImagesConfig, entries: list[dict], rows: list[tuple]) -> plot
                 line = plotting.look(scheme)
                 axes.plot(*zip(*points, strict=True), lw=1.7, ms=5.5, **line)
                 ends.append((scheme, *points[-1]))
-        axes.axhline(images.CHANCE, color=plotting.MUTED, lw=0.9, zorder=0.5)
+        axes.axhline(IMAGES[config.images].CHANCE, color=plotting.MUTED, lw=0.9, zorder=0.5)
         axes.set(xlabel="side of the image (pixels)", ylabel="accuracy", ylim=(0, 1.12))
         axes.set(title=f"A {kind} view", xticks=config.sides, yticks=np.linspace(0, 1, 6))
         plotting.mark_length(axes, config.sides[0])

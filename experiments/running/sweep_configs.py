@@ -16,9 +16,8 @@ from pe_jax.config_fields import (
     seed_field,
 )
 from pe_jax.models.config import ModelConfig
-from pe_jax.training import tasks
+from pe_jax.training import digits, images, tasks
 from pe_jax.training.config import PROTOCOLS, Config, EvalConfig, MeshConfig, OptimizerConfig
-from pe_jax.training.images import MIN_SIDE
 from pe_jax.validation import ConfigError, nearest
 
 
@@ -176,6 +175,7 @@ class TrialsConfig(Sweep):
         self.optimizer.check(self.steps)
 
 
+IMAGES = {"discs": images, "digits": digits}
 CONVENTIONS = ("index", "normalized", "augmented", "resized")
 
 
@@ -184,6 +184,8 @@ class ImagesConfig(TrialsConfig):
     """A comparison on images: every encoding with every seed, at the training size and larger.
 
     Attributes:
+      images: "discs", drawn from keys (`pe_jax.training.images`), or "digits", handwritten ones at
+        random places (`pe_jax.training.digits`).
       encodings: as `model.encoding` takes them; `{side}` stands for the patches along a side of a
         training image. A suffix `@normalized`, `@augmented` or `@resized` selects other positions
         than the patches' indices (`positions.grid`; the same, rescaled in training as DINOv3's are,
@@ -194,6 +196,7 @@ class ImagesConfig(TrialsConfig):
     """
 
     workdir: str = ranged("runs/images", "a path", bool)
+    images: str = choice_field("discs", tuple(IMAGES))
     encodings: tuple[str, ...] = ranged(
         (
             "nope",
@@ -213,8 +216,8 @@ class ImagesConfig(TrialsConfig):
     )
     sides: tuple[int, ...] = ranged(
         (32, 48, 64),
-        f"ascending integers of at least {MIN_SIDE}",
-        lambda v: len(v) > 0 and ascending(v, MIN_SIDE),
+        "ascending positive integers",
+        lambda v: len(v) > 0 and ascending(v, 1),
     )
     patch: int = int_field(4, 1)
     test: int = int_field(1024, 1)
@@ -224,6 +227,10 @@ class ImagesConfig(TrialsConfig):
         super().check()
         if self.model.causal:
             raise ConfigError("model.causal=True: pass False, every patch sees all others")
+        least = IMAGES[self.images].MIN_SIDE
+        if self.sides[0] < least:
+            what = f"images={self.images!r} need at least {least}"
+            raise ConfigError(f"sides={self.sides}: {what} pixels")
         if any(side % self.patch for side in self.sides):
             raise ConfigError(f"sides={self.sides}: must be multiples of patch={self.patch}")
         for spec, convention in self.entries():

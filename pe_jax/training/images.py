@@ -37,8 +37,10 @@ NOISE = 0.3
 MIN_SIDE = 24
 
 
-@functools.partial(jax.jit, static_argnames=("count", "side", "zoom"))
-def draw(key: jax.Array, count: int, side: int, zoom: float = 1.0) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("count", "side", "zoom", "split"))
+def draw(
+    key: jax.Array, count: int, side: int, zoom: float = 1.0, split: str = "train"
+) -> tuple[jax.Array, jax.Array]:
     """Images and labels: float32 [B, side, side, 3], int32 [B] in [0, CLASSES).
 
     Args:
@@ -46,10 +48,12 @@ def draw(key: jax.Array, count: int, side: int, zoom: float = 1.0) -> tuple[jax.
       count: B.
       side: pixels.
       zoom: pixels per unit.
+      split: as of `pe_jax.training.digits`; here keys alone tell images apart.
 
     Raises:
       ConfigError: a view too narrow for a far pair.
     """
+    del split
     view = side / zoom
     if view < MIN_SIDE:
         raise ConfigError(f"side={side}, zoom={zoom}: pass side/zoom of at least {MIN_SIDE}")

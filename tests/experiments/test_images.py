@@ -17,7 +17,7 @@ from experiments.running.sweep_configs import ImagesConfig
 from pe_jax import positions as pos
 from pe_jax.models import vit
 from pe_jax.models.config import ModelConfig
-from pe_jax.training import images, sharding
+from pe_jax.training import digits, images, sharding
 from pe_jax.training.config import MeshConfig, OptimizerConfig
 from tests.trainers import TRIALS, interrupt
 
@@ -75,6 +75,34 @@ def test_no_patch_shows_both_discs(kind):
 def test_a_view_without_room_is_refused():
     with pytest.raises(ValueError, match="side=32, zoom=2.0: pass side/zoom of at least 24"):
         images.draw(jax.random.key(0), 1, 32, 2.0)
+
+
+def test_digits_are_whole_at_random_places_and_splits_do_not_meet():
+    """Every digit, cut out of its image, is one of its split's, in pixels of its zoom."""
+    pictures, labels = digits.load()
+    assert pictures.shape == (1797, 8, 8) and pictures.max() == 1
+    listed = [range(1797)[part] for part in digits.SPLITS.values()]
+    assert sorted(sum(map(list, listed), [])) == [*range(1797)]
+    for split, side, zoom in (("train", 32, 1.0), ("test", 64, 2.0)):
+        part, size = digits.SPLITS[split], int(16 * zoom)
+        large = jax.image.resize(pictures[part], (len(labels[part]), size, size), "linear")
+        known = {
+            cut_out(x)[0]: int(label)
+            for x, label in zip(np.asarray(large), labels[part], strict=True)
+        }
+        drawn, found = digits.draw(jax.random.key(0), COUNT, side, zoom, split)
+        seen, places = zip(*map(cut_out, np.asarray(drawn)[..., 0]), strict=True)
+        assert [known[x] for x in seen] == found.tolist()
+        assert len({*places}) > 0.8 * COUNT and np.max(places) > side - size > np.min(places)
+    with pytest.raises(ValueError, match="side=32, zoom=2.0: pass side/zoom of at least 20"):
+        digits.draw(jax.random.key(0), 1, 32, 2.0)
+
+
+def cut_out(image):
+    """What is left without empty rows and columns around it, to compare; and where it begins."""
+    rows, columns = (np.nonzero(image.any(1 - axis))[0] for axis in (0, 1))
+    inside = image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    return (inside.shape, inside.round(4).tobytes()), (int(rows[0]), int(columns[0]))
 
 
 def model(encoding, **fields):
@@ -199,14 +227,14 @@ def test_a_run_that_diverged_is_words_not_a_number(compared):
 
 
 def test_the_first_seed_tries_all_rates_and_the_others_take_the_best(tmp_path):
-    config = settings(tmp_path, encodings=("nope", LEARNED), seeds=2, steps=12)
-    config = dataclasses.replace(config, rates=(1e-6, 0.01), encoding_rates=(1.0, 3.0))
+    config = settings(tmp_path, encodings=("nope", LEARNED), seeds=2, steps=40, images="digits")
+    config = dataclasses.replace(config, rates=(1e-6, 0.003), encoding_rates=(1.0, 3.0))
     program.main(config)
     found = json.loads((tmp_path / "results.json").read_text())["encodings"]
     paths = [path.relative_to(tmp_path / "runs") for path in tmp_path.rglob("seed*.json")]
     for entry, tried in zip(found, (2, 4), strict=True):
         rate, multiple = entry["rates"]
-        assert rate == 0.01  # at 1e-6 nothing is learned
+        assert rate == 0.003  # at 1e-6 nothing is learned
         runs = [path for path in paths if path.parts[0].startswith(entry["name"][:4])]
         assert sorted(path.stem for path in runs) == ["seed0"] * tried + ["seed1"]
         (other,) = (path for path in runs if path.stem == "seed1")
@@ -219,7 +247,7 @@ def test_the_first_seed_tries_all_rates_and_the_others_take_the_best(tmp_path):
         assert min(losses, key=losses.__getitem__) == other.parts[1]
     with (tmp_path / "accuracy.csv").open() as file:
         rates = {(r["encoding"], r["learning_rate"]) for r in csv.DictReader(file)}
-    assert rates == {("nope", "0.01"), ("learned_2d", "0.01")}
+    assert rates == {("nope", "0.003"), ("learned_2d", "0.003")}
 
 
 def test_augmented_positions_are_drawn_in_training_and_plain_in_tests(tmp_path):
@@ -263,7 +291,10 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, capsys,
         ({"encodings": ("rope_2d@pixels",)}, "rope_2d@pixels: choose one of"),
         ({"encodings": ("nope", "nope")}, "name each once"),
         ({"encodings": ("rope2d",)}, "did you mean 'rope_2d'"),
-        ({"sides": (32, 24)}, "sides=(32, 24): pass ascending integers of at least 24"),
+        ({"sides": (32, 24)}, "sides=(32, 24): pass ascending positive integers"),
+        ({"sides": (16, 32)}, "sides=(16, 32): images='discs' need at least 24 pixels"),
+        ({"images": "digits", "sides": (16, 32)}, "images='digits' need at least 20 pixels"),
+        ({"images": "digit"}, "images='digit'"),
         ({"sides": (24, 44)}, "sides=(24, 44): must be multiples of patch=8"),
         ({"model": ModelConfig()}, "model.causal=True: pass False"),
         ({"optimizer": OptimizerConfig(warmup=9)}, "optimizer.warmup=9: must be in [0, steps=3]"),

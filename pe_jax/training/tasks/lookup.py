@@ -53,7 +53,9 @@ def recall_all(key: jax.Array, n: Any, size: int) -> Example:
     keys, pairs, index = jax.random.split(key, 3), n // 3, jnp.arange(size)
     listed = jax.random.permutation(keys[0], KEYS)
     values = jax.random.randint(keys[1], (KEYS,), KEYS, 2 * KEYS)
-    order = jnp.argsort(jnp.where(jnp.arange(KEYS) < pairs, jax.random.uniform(keys[2], KEYS), 2))
+    order = jnp.argsort(
+        jnp.where(jnp.arange(KEYS) < pairs, jax.random.uniform(keys[2], (KEYS,)), 2)
+    )
     pair = jnp.where(index % 2, pick(values, index // 2), pick(listed, index // 2))
     text = jnp.where(index < 2 * pairs, pair, pick(listed[order], index - 2 * pairs))
     return Example(text, 3 * pairs, values[order], pairs)
@@ -62,7 +64,7 @@ def recall_all(key: jax.Array, n: Any, size: int) -> Example:
 def selective_copying(key: jax.Array, n: Any, size: int) -> Example:
     """Four digits at uniform places among BLANKs: the digits, in order."""
     keys, index = jax.random.split(key), jnp.arange(size)
-    drawn = jnp.where(index < n, jax.random.uniform(keys[0], size), 2)
+    drawn = jnp.where(index < n, jax.random.uniform(keys[0], (size,)), 2)
     places = jnp.sort(jnp.argsort(drawn)[:COPIED])
     digits = jax.random.randint(keys[1], (COPIED,), 0, BLANK)
     return Example(jnp.full(size, BLANK).at[places].set(digits), n, digits, COPIED)
@@ -96,7 +98,7 @@ def variables(key: jax.Array, n: Any, size: int) -> Example:
     keys, count, index = jax.random.split(key, 5), (n - 1) // 2, jnp.arange(NAMES)
     names = 10 + jax.random.permutation(keys[0], NAMES)
     digits = jax.random.randint(keys[1], (NAMES,), 0, 10)
-    copies = (jax.random.uniform(keys[2], NAMES) < 2 / 3) & (index > 0)
+    copies = (jax.random.uniform(keys[2], (NAMES,)) < 2 / 3) & (index > 0)
     earlier = jax.random.randint(keys[3], (NAMES,), 0, jnp.maximum(index, 1))
 
     def assign(values, at):
