@@ -14,7 +14,7 @@ from experiments.reporting.differences import Bin
 from experiments.reporting.loss_curves import Curve
 from experiments.reporting.number_formats import number
 from experiments.reporting.results import Results
-from experiments.reporting.statistics import Ratio
+from experiments.reporting.statistics import Estimate, Ratio
 from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Verdict
 
 COUNTS = ("no", "one", "two", "three", "four")
@@ -184,6 +184,30 @@ def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
     there = {name: float(np.interp(end, *curve)) for name, curve in times.items()}
     best = min(there, key=there.__getitem__)
     return f"After {end:,.3g} s, when the first one ends, {best} is lowest, {number(there[best])}"
+
+
+def sizes_title(found: dict[str, list[Estimate]], reference: str, length: int) -> str:
+    """Which schemes are below the reference at every size, above it, or first one, then the other.
+
+    `found` has a scheme's differences by size; a side is shown where the 95 % interval has no 0.
+    """
+    sides = {name: {_side(d) for d in each} for name, each in found.items()}
+    words = [
+        f"{listed(names, len(sides))} {what}"
+        for shown, what in (({-1}, "below"), ({1}, "above"))
+        if (names := [name for name, at in sides.items() if at == shown])
+    ]
+    crossing = [name for name, at in sides.items() if at >= {-1, 1}]
+    if crossing:
+        words.append(f"{listed(crossing, len(sides))} on both sides of")
+    if not words:
+        return f"At {length:,} tokens no scheme is shown on one side of {reference} at every size"
+    return f"At {length:,} tokens and every size: {', '.join(words)} {reference} (95 %)"
+
+
+def _side(difference: Estimate) -> int:
+    """-1 below zero, 1 above, 0 if the interval does not say, or there is none."""
+    return int(difference.low > 0) - int(difference.high < 0)
 
 
 def _capital(text: str) -> str:

@@ -94,3 +94,21 @@ def test_differences_are_those_of_the_verdicts_and_paired(fake):
     each = [(ours[s] - theirs[s])[last.first - 1 : last.last].mean() for s in (0, 1, 2)]
     assert last.difference == estimate(each) and last.last == 512
     assert takeaways.position_title(bins, "rope").endswith("alibi below rope (95 %)")
+
+
+def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of_them():
+    below, above, unsure, single = map(
+        estimate, ([-1, -1.1, -0.9], [1, 1.1, 0.9], [0.1, -0.1, 0.3], [-1])
+    )
+
+    def title(**found):
+        return takeaways.sizes_title(found, "rope", 128)
+
+    assert title(t5=[below, below], nope=[above, above], alibi=[unsure, above]) == (
+        "At 128 tokens and every size: t5 below, nope above rope (95 %)"
+    )
+    assert title(t5=[below, above], nope=[above, above]).endswith(
+        "nope above, t5 on both sides of rope (95 %)"
+    )
+    nobody = "At 128 tokens no scheme is shown on one side of rope at every size"
+    assert title(t5=[below, unsure]) == title(t5=[single, single]) == nobody

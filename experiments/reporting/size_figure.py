@@ -1,0 +1,151 @@
+"""Paired differences to the reference against the size of the model.
+
+Each size is a comparison of its own: the same text, length, batch and evaluation, and rates that
+were chosen for that size. A difference is the mean over the seeds of one size with its 95 % t
+interval, paired by seed over the same windows, without correction: verdicts are in the report of
+each size.
+"""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.reporting import results, takeaways
+from experiments.reporting.plotting import (
+    Drawing,
+    canvas,
+    label,
+    log2_axis,
+    look,
+    name_lines,
+    paint,
+    styled,
+)
+from experiments.reporting.results import Results, Scheme
+from experiments.reporting.statistics import CLAIM_SEEDS, Estimate
+from experiments.reporting.verdicts import paired_difference
+from pe_jax.validation import ConfigError
+
+SAME = ("corpus", "tokens", "length", "batch", "eval", "reference", "protocol")
+HEADER = ("encoding", "parameters", "steps", "length", "mean", "low", "high", "p", "each_seed")
+
+
+class Point(NamedTuple):
+    """The difference of one scheme to the reference, in models of one size.
+
+    `parameters` are those of the reference's model, so that the schemes of a size share a place.
+    """
+
+    scheme: Scheme
+    parameters: int
+    steps: int
+    length: int
+    difference: Estimate
+
+
+def read(folders: Sequence[Path]) -> list[Results]:
+    """The comparisons, the smallest model first.
+
+    Raises:
+      ConfigError: two of them differ in more than size, steps, seeds, schemes and rates, or have
+        the same size; one has no finished run of its reference.
+    """
+    found = sorted((results.read(folder) for folder in folders), key=parameters)
+    for first, other in itertools.pairwise(found):
+        ours, theirs = (results.binding(part.manifest) for part in (first, other))
+        for field in SAME:
+            if ours[field] != theirs[field]:
+                raise ConfigError(
+                    f"{other.workdir}: {field}={theirs[field]!r}, and {first.workdir} has"
+                    f" {ours[field]!r}: only the sizes may differ"
+                )
+        if parameters(first) == parameters(other):
+            raise ConfigError(
+                f"{other.workdir}: models of {parameters(other):,} parameters, as in"
+                f" {first.workdir}; join comparisons of one size with experiments.compare --join"
+            )
+    return found
+
+
+def parameters(comparison: Results) -> int:
+    """Parameters of the reference's model."""
+    reference = comparison.scheme(comparison.manifest["reference"])
+    count = reference.fact("parameters") if reference else None
+    if count is None:
+        raise ConfigError(f"{comparison.workdir}: no finished run of its reference")
+    return count
+
+
+def draw(folders: Sequence[Path]) -> Drawing:
+    """The figure of the comparisons in these folders; raises ConfigError as `read` does."""
+    found = read(folders)
+    reference = found[0].scheme(found[0].manifest["reference"])
+    assert reference is not None
+    return differences_by_size(points(found), reference)
+
+
+def points(comparisons: Sequence[Results]) -> list[Point]:
+    """Every difference at the trained and at the longest length, where there is one."""
+    found = []
+    for part in comparisons:
+        reference = part.scheme(part.manifest["reference"])
+        assert reference is not None
+        about = parameters(part), part.manifest["steps"]
+        for length in sorted({part.manifest["train_length"], part.longest}):
+            for scheme in part.schemes:
+                d = paired_difference(scheme, reference, part.primary[0], length)
+                if scheme is not reference and isinstance(d, Estimate):
+                    found.append(Point(scheme, *about, length, d))
+    return found
+
+
+@styled
+def differences_by_size(found: Sequence[Point], reference: Scheme) -> Drawing:
+    """One panel per length; a line per scheme with its 95 % interval, the reference at 0."""
+    lengths = sorted({p.length for p in found})
+    sizes = sorted({p.parameters for p in found})
+    first = [p for p in found if p.length == lengths[0]]
+    by_name: dict[str, list[Estimate]] = {}
+    for p in first:
+        by_name.setdefault(p.scheme.name, []).append(p.difference)
+    title = takeaways.sizes_title(by_name, reference.name, lengths[0])
+    figure, panels = canvas(4.9 * len(lengths), 4.4, columns=len(lengths), title=title)
+    schemes = {p.scheme.name: p.scheme for p in found}
+    for axes, length in zip(panels, lengths, strict=True):
+        ends: list[tuple[Scheme, float, float]] = []
+        for name, scheme in schemes.items():
+            line = [p for p in found if (p.scheme.name, p.length) == (name, length)]
+            if line:
+                line.sort(key=lambda p: p.parameters)
+                at = [p.parameters for p in line]
+                each = [p.difference for p in line]
+                if min(d.n for d in each) >= CLAIM_SEEDS:
+                    low, high = [d.low for d in each], [d.high for d in each]
+                    axes.fill_between(at, low, high, **paint(scheme), alpha=0.11, lw=0)
+                axes.plot(at, [d.mean for d in each], lw=1.7, ms=5.5, **look(scheme))
+                ends.append((scheme, at[-1], each[-1].mean))
+        axes.plot(sizes, np.zeros(len(sizes)), lw=1.7, ms=5.5, **look(reference))
+        log2_axis(axes, sizes)
+        axes.set_xticks(sizes, [_short(n) for n in sizes])
+        axes.set(xlabel=f"parameters; loss at {length:,} tokens")
+        name_lines(axes, [*ends, (reference, sizes[-1], 0.0)])
+    panels[0].set_ylabel(f"loss minus that of {label(reference.name)} (nats per token)")
+    alt = (
+        f"Paired difference of each scheme's loss to {reference.name} against the parameters of"
+        f" the model, with 95 % intervals over seeds. {title}"
+    )
+    return Drawing("differences-by-size", figure, HEADER, [_row(p) for p in found], alt)
+
+
+def _row(p: Point) -> tuple:
+    d = p.difference
+    values = ";".join(f"{x:.6f}" for x in d.values)
+    return (p.scheme.name, p.parameters, p.steps, p.length, d.mean, d.low, d.high, d.p, values)
+
+
+def _short(count: int) -> str:
+    """114048 → 0.11M."""
+    return f"{count / 1e6:.2g}M"

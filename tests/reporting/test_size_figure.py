@@ -1,0 +1,67 @@
+"""Differences against the size of the model, from comparisons of several sizes."""
+
+import json
+
+import pytest
+
+from experiments import report
+from experiments.reporting import results, size_figure
+from experiments.reporting.verdicts import Question, verdicts
+from pe_jax.validation import ConfigError
+
+pytestmark = pytest.mark.xdist_group("report")
+NAMES = ["nope", "rope", "alibi"]
+
+
+def grown(folder, times, steps=400):
+    """The comparison as if its models were larger: that many times the parameters."""
+    for path in folder.glob("runs/*/*/evaluation.json"):
+        found = json.loads(path.read_text())
+        path.write_text(json.dumps(found | {"parameters": times * found["parameters"]}))
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": steps}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sizes(fake):
+    """Three sizes; ALiBi's loss at 512 is above RoPE's in the first and below in the others."""
+    config = {"model": {"width": 32}, "length": 64, "batch": 32}
+    effects = {"nope": 0.4, "rope": 0.1, "alibi": 0.3}
+    first = fake(NAMES, effects=effects, config=config)
+    later = [fake(NAMES, config={**config, "model": {"width": w}}) for w in (64, 128)]
+    return [grown(later[1], 9, steps=800), first, grown(later[0], 3)]
+
+
+def test_a_point_is_the_difference_of_that_sizes_report(sizes):
+    found = size_figure.points(size_figure.read(sizes))
+    reports = {size_figure.parameters(x): x for x in map(results.read, sizes)}
+    assert [*dict.fromkeys(p.parameters for p in found)] == sorted(reports)
+    assert len(found) == 3 * 2 * 2
+    for p in found:
+        decided = verdicts(reports[p.parameters], Question("", "non-overlapping", p.length))
+        (theirs,) = (v.difference for v in decided if v.name == p.scheme.name)
+        assert p.difference == theirs
+        assert p.steps == reports[p.parameters].manifest["steps"]
+
+
+def test_the_figure_has_a_row_for_every_difference_and_its_own_title(sizes):
+    drawing = size_figure.draw(sizes)
+    assert len(drawing.rows) == 12 and drawing.header == size_figure.HEADER
+    assert "At 64 tokens" in drawing.alt
+
+
+def test_the_program_writes_the_figure_and_its_table(sizes, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "WORKDIR", type("Flag", (), {"value": str(tmp_path)}))
+    monkeypatch.setattr(report, "SIZES", type("Flag", (), {"value": [*map(str, sizes)]}))
+    report.main()
+    assert capsys.readouterr().out.strip() == str(tmp_path / "differences-by-size.png")
+    assert (tmp_path / "differences-by-size.csv").read_text().count("\n") == 13
+
+
+def test_comparisons_that_differ_in_more_than_size_are_refused(sizes, fake):
+    other = fake(NAMES, config={"length": 64, "batch": 16})
+    with pytest.raises(ConfigError, match=r"batch=16, and .* has 32: only the sizes may differ"):
+        size_figure.read([grown(other, 27), sizes[0]])
+    with pytest.raises(ConfigError, match=r"models of 120,400 parameters, as in .*--join"):
+        size_figure.read([sizes[1], sizes[1]])
