@@ -26,7 +26,7 @@ BAND = 0.11  # opacity
 POINTS = {"lw": 1.7, "ms": 5.5}
 
 
-def _band(axes: Axes, scheme: Scheme, x: Sequence[float], estimates: Sequence[Estimate]) -> None:
+def band(axes: Axes, scheme: Scheme, x: Sequence[float], estimates: Sequence[Estimate]) -> None:
     """A line of means with its 95 % intervals, where there are several seeds."""
     low, high = ([getattr(e, side) for e in estimates] for side in ("low", "high"))
     if np.isfinite(low).all() and estimates[0].n >= CLAIM_SEEDS:  # of two, it says nothing
@@ -82,7 +82,7 @@ def differences_by_length(results: Results, protocol: str, narrow: bool = False)
             values = ";".join(f"{x:.6f}" for x in d.values)
             rows.append((scheme.name, protocol, n, d.mean, d.low, d.high, d.p, values))
         if each:
-            _band(axes, scheme, [*each], [*each.values()])
+            band(axes, scheme, [*each], [*each.values()])
             ends.append((scheme, max(each), each[max(each)].mean))
     log2_axis(axes, results.manifest["lengths"])
     means = [d.mean for each in found.values() for d in each.values()]
@@ -165,7 +165,7 @@ def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
             values = ";".join(f"{x:.6f}" for x in d.values)
             rows.append((scheme.name, bin.first, bin.last, d.mean, d.low, d.high, values, ""))
         if each := found.get(scheme.name):
-            _band(axes, scheme, [bin.centre for bin in each], [bin.difference for bin in each])
+            band(axes, scheme, [bin.centre for bin in each], [bin.difference for bin in each])
             ends.append((scheme, each[-1].centre, each[-1].difference.mean))
             longest = max(longest, each[-1].last)
     first = min((each[0].centre for each in found.values()), default=1)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.reporting import results, takeaways
+from experiments.reporting.length_figures import POINTS, band
 from experiments.reporting.plotting import (
     Drawing,
     canvas,
@@ -21,11 +22,10 @@ from experiments.reporting.plotting import (
     log2_axis,
     look,
     name_lines,
-    paint,
     styled,
 )
 from experiments.reporting.results import Results, Scheme
-from experiments.reporting.statistics import CLAIM_SEEDS, Estimate
+from experiments.reporting.statistics import Estimate
 from experiments.reporting.verdicts import paired_difference
 from pe_jax.validation import ConfigError
 
@@ -84,7 +84,10 @@ def draw(folders: Sequence[Path]) -> Drawing:
     found = read(folders)
     reference = found[0].scheme(found[0].manifest["reference"])
     assert reference is not None
-    return differences_by_size(points(found), reference)
+    compared = points(found)
+    if not compared:
+        raise ConfigError(f"{found[0].workdir}: no scheme has losses to compare with its reference")
+    return differences_by_size(compared, reference)
 
 
 def points(comparisons: Sequence[Results]) -> list[Point]:
@@ -120,14 +123,9 @@ def differences_by_size(found: Sequence[Point], reference: Scheme) -> Drawing:
             line = [p for p in found if (p.scheme.name, p.length) == (name, length)]
             if line:
                 line.sort(key=lambda p: p.parameters)
-                at = [p.parameters for p in line]
-                each = [p.difference for p in line]
-                if min(d.n for d in each) >= CLAIM_SEEDS:
-                    low, high = [d.low for d in each], [d.high for d in each]
-                    axes.fill_between(at, low, high, **paint(scheme), alpha=0.11, lw=0)
-                axes.plot(at, [d.mean for d in each], lw=1.7, ms=5.5, **look(scheme))
-                ends.append((scheme, at[-1], each[-1].mean))
-        axes.plot(sizes, np.zeros(len(sizes)), lw=1.7, ms=5.5, **look(reference))
+                band(axes, scheme, [p.parameters for p in line], [p.difference for p in line])
+                ends.append((scheme, line[-1].parameters, line[-1].difference.mean))
+        axes.plot(sizes, np.zeros(len(sizes)), **POINTS, **look(reference))
         log2_axis(axes, sizes)
         axes.set_xticks(sizes, [_short(n) for n in sizes])
         axes.set(xlabel=f"parameters; loss at {length:,} tokens")

@@ -65,3 +65,11 @@ def test_comparisons_that_differ_in_more_than_size_are_refused(sizes, fake):
         size_figure.read([grown(other, 27), sizes[0]])
     with pytest.raises(ConfigError, match=r"models of 120,400 parameters, as in .*--join"):
         size_figure.read([sizes[1], sizes[1]])
+
+
+def test_where_nothing_is_to_compare_it_says_so(fake):
+    alone = fake(["rope"], config={"length": 64, "batch": 32})
+    with pytest.raises(ConfigError, match="no scheme has losses to compare with its reference"):
+        size_figure.draw([alone])
+    with pytest.raises(ConfigError, match="holds no manifest"):
+        size_figure.draw([alone / "elsewhere"])
