@@ -16,9 +16,12 @@ from pe_jax.engines.tiled.grid import Grid
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.padding import fill_tokens, fill_vectors, stretch
 from pe_jax.engines.tiled.row_sums import RowSums, limited
-from pe_jax.engines.tiled.tiles import CHOSEN, SHORT, Partition, TileSizes, arrange
+from pe_jax.engines.tiled.tiles import CHOSEN, Partition, TileSizes, arrange
 from pe_jax.engines.tiled.views import TileViews
 from pe_jax.engines.tiled.ways import Vectors, Way, add_up, without_state_arrays
+
+# In rows of so few tokens to look for negligible tiles took longer than those that it leaves out.
+FEW = 512
 
 
 class Setup(NamedTuple):
@@ -154,8 +157,7 @@ def set_up(
         for way, places in assigned.items()
     )
     views = TileViews(kinds.views(terms))
-    # In rows of so few tokens to look for them took longer than the tiles that it leaves out.
-    few = sizes == CHOSEN and max(grid.lengths) * runs <= SHORT
+    few = sizes == CHOSEN and max(grid.lengths) * runs <= FEW
     skips = negligible.can_skip(spec, terms) and not few
     leaves_out = skips, negligible.can_stop(terms), limited(terms)
     cap, masks = kinds.logit_cap(terms), bool(kinds.select(terms, kinds.Mask))

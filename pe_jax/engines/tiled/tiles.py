@@ -1,17 +1,20 @@
 """How large tiles are, how many there are, and how devices share a call.
 
 On CPU a tile holds two heads or more (XLA splits elementwise loops over the leading axes only, so
-one for each core) of 512 × 512 scores, and the heads take turns: what a tile needs stays in the
-caches. Of short rows it holds 64 × 64 scores of many: half of a large tile would be hidden, and its
-scores would leave the caches; but not where vectors of distances reach over several such tiles,
-each of which would multiply its own part of them. On other devices, and on several, a tile holds
-all heads, so that a sharded batch or head axis is never looped over; its sides halve until it fits
-TILE scores per device.
+one for each core), and the heads take turns: what a tile needs stays in the caches. Its sides are
+in tile_sizes.json, which `python -m tools.tile_sizes` measures. Of short rows it holds few scores
+of many heads: half of a large tile would be hidden, and its scores would leave the caches; but not
+where vectors of distances reach over several such tiles, each of which would multiply its own part
+of them. On other devices, and on several, a tile holds all heads, so that a sharded batch or head
+axis is never looped over; its sides halve until it fits TILE scores per device.
 """
 
 import dataclasses
+import functools
+import json
 import math
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -22,11 +25,34 @@ from pe_jax.validation import require
 
 TILE = 2**21  # scores in a tile that holds all heads: 8 MB of float32
 AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
-LARGEST = (512, 512)  # rows and columns
-# Of rows of up to so many tokens, where heads take turns. Attention forward and backward of 8 × 512
-# tokens in 8 heads of 32, 64 × 64 ÷ 512 × 512: NoPE 0.54, T5 0.54; DeBERTa 1.77, WavLM 1.54.
-SMALL, SHORT = (64, 64), 512
+LARGEST = (512, 512)  # rows and columns of one that holds all heads
 NARROWEST = 64
+
+
+class Measured(NamedTuple):
+    """The fastest sides of tiles, rows and columns, where heads take turns.
+
+    `near` is for schemes without vectors of distances, and where these reach no farther than one
+    such tile; `far` for the others.
+    """
+
+    length: int | None  # of the longest row that they are for; None: of any
+    near: tuple[int, int]
+    far: tuple[int, int]
+
+
+@functools.cache
+def measured() -> tuple[Measured, ...]:
+    """The rows of tile_sizes.json, the shortest first."""
+    text = Path(__file__).with_name("tile_sizes.json").read_text("utf-8")
+    rows = json.loads(text)["sizes"]
+    return tuple(Measured(r["length"], tuple(r["near"]), tuple(r["far"])) for r in rows)
+
+
+def fastest(tokens: int, reach: int) -> tuple[int, int]:
+    """Rows and columns of a tile in rows of so many tokens, with vectors that reach so far."""
+    row = next(row for row in measured() if row.length is None or tokens <= row.length)
+    return row.near if reach <= max(row.near) else row.far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +110,7 @@ def arrange(
     queries, keys = q.shape[2] // runs, k.shape[2] // runs
     turns = heads_apart and alone(runs * partition.devices)
     pairs = 1 if turns else -(-q.shape[0] * q.shape[1] // partition.devices)
-    short = max(queries, keys) <= SHORT and reach <= max(SMALL)
-    largest = SMALL if turns and short else LARGEST
+    largest = fastest(max(queries, keys), reach) if turns else LARGEST
     rows, columns = block_sizes(largest, pairs, queries, keys)
     rows = rows if sizes.rows is None else min(sizes.rows, queries)
     columns = columns if sizes.columns is None else min(sizes.columns, keys)
