@@ -12,7 +12,7 @@ import pe_jax
 from pe_jax import hf
 from pe_jax.encodings.windowed import without_window
 from pe_jax.hf import weights
-from tests.faults.test_encoding_faults import refused
+from tests.faults.encoding_calls import refused
 from tools import cookbook
 from tools.cookbook_rows import CHECKS, ROWS, Row
 

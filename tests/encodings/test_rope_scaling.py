@@ -23,7 +23,7 @@ from pe_jax.encodings.rope_scaling import (
 from pe_jax.numerics import angles
 from tests import util
 from tests.encodings.common import NONE, attend, qkv, random_params
-from tests.faults.test_encoding_faults import refused
+from tests.faults.encoding_calls import refused
 
 DIM, BASE, LENGTH = 64, 1e4, 2048
 THETA = angles.geometric(DIM, BASE)

@@ -13,7 +13,7 @@ from pe_jax import naive
 from pe_jax.encodings import xpos
 from tests import util
 from tests.encodings.common import LENGTH, NONE, check_attention, qkv
-from tests.faults.test_encoding_faults import refused
+from tests.faults.encoding_calls import refused
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])

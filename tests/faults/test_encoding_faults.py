@@ -1,4 +1,4 @@
-"""Faults in schemes and positions: one line that names the field, its value and the fix."""
+"""Faults in the fields and sizes of schemes: one line that names the field, its value, the fix."""
 
 import dataclasses
 import functools
@@ -16,7 +16,6 @@ from pe_jax.encodings import (
     cpb,
     deberta,
     layoutlmv3,
-    learned,
     mrope,
     rope,
     rope_2d,
@@ -29,37 +28,8 @@ from pe_jax.encodings import (
     temperature,
 )
 from pe_jax.encodings import terms as kinds
-from pe_jax.engines import term_inputs
-from tests import util
-from tests.encodings.common import DIMS, NONE, qkv, random_params
-
-PLACES = np.arange(qkv()[0].shape[0], dtype=np.int32)
-WIDE = pe_jax.Dims(16, 2, 2, 8)  # two axes rotate four channels at once
-
-
-def attend(encoding, params=None, **options):
-    """Our attention on 11 tokens, two heads of 8; positions are the same on every axis."""
-    params = params or random_params(encoding, WIDE)
-    if encoding.claims.axes > 1:
-        at = options["q_positions"]
-        options["q_positions"] = np.stack([at] * encoding.claims.axes, axis=-1)
-    q, k, v = np.random.default_rng(0).standard_normal((3, len(PLACES), 2, 8), np.float32)
-    options |= {"x": q.reshape(len(q), -1)} if term_inputs.reads_input(util.terms(encoding)) else {}
-    options |= {"causal": True, "embedded": True}
-    return pe_jax.attention(
-        q, k, v, encoding=encoding, params=params, implementation="dense", **options
-    )
-
-
-def refused(call, *words, error=ValueError):
-    """The call raises one line that holds all the words."""
-    with pytest.raises(error) as info:
-        call()
-    message = str(info.value)
-    assert "\n" not in message and len(message) < 500
-    for word in words:
-        assert word in message, f"{word!r} is not in {message!r}"
-
+from tests.encodings.common import qkv, random_params
+from tests.faults.encoding_calls import PLACES, WIDE, refused
 
 FIELDS = [
     ("sinusoidal", "base", [1, 1.0, 0, -3, np.nan, np.inf, "1e4", True, None, 10**400], "above 1"),
@@ -305,176 +275,9 @@ def test_sinusoids_refuse_an_odd_model_width(name):
     refused(lambda: pe_jax.make(name).check(pe_jax.Dims(9, 3, 3, 3)), "width=9", "even")
 
 
-# 8-9
-@pytest.mark.parametrize(
-    "typo, nearest",
-    [
-        ("rop", "rope"),
-        ("RoPE", "rope"),
-        ("alibii", "alibi"),
-        ("T5x", "t5"),
-        ("sinus", "sinusoidal"),
-    ],
-)
-def test_an_unknown_name_names_the_nearest(typo, nearest):
-    words = f"encoding {typo!r} is unknown", f"did you mean {nearest!r}?"
-    refused(lambda: pe_jax.make(typo), *words)
-    refused(lambda: pe_jax.parse(f"nope,{typo}"), *words)
-
-
-def test_a_name_like_no_other_lists_those_that_are_known():
-    refused(lambda: pe_jax.make("qqq"), "encoding 'qqq' is unknown; known: nope, ")
-    refused(lambda: pe_jax.make("nope", qqq=1), "encoding 'nope' has no field 'qqq'; it has none")
-    refused(lambda: pe_jax.make("absolute"), "known: nope, ")  # no guess is better than a wild one
-    refused(lambda: pe_jax.make("swin", window=7), "no field 'window'; known: height, width")
-    refused(lambda: pe_jax.make("YaRN"), "'YaRN' is a scaling: rope(scaling=yarn(")
-
-
-@pytest.mark.parametrize(
-    "name, typo, nearest",
-    [("rope", "bas", "base"), ("t5", "buckets", "num_buckets"), ("shaw", "clips", "clip")],
-)
-def test_an_unknown_field_names_the_nearest(name, typo, nearest):
-    words = f"encoding {name!r} has no field {typo!r}", f"did you mean {nearest!r}?"
-    refused(lambda: pe_jax.make(name, **{typo: 1}), *words)
-    refused(lambda: pe_jax.parse(f"{name}({typo}=1)"), *words)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    ["", "rope(", "rope(1e4)", "rope(base=x)", "rope*0", "rope*1.5", "rope*-1", "3*rope", "rope-t5"]
-    + ["(rope,t5)+alibi", "__import__('os')", "[rope]", "rope.base", "rope;t5", "rope(base=f())"],
-)
-def test_what_parse_cannot_read_is_quoted(spec):
-    refused(lambda: pe_jax.parse(spec), f"encoding {spec!r}: ")
-
-
-@pytest.mark.parametrize(
-    "spec, piece, fix",
-    [
-        ("rope(base=1e4, base=5e5)", "base=500000.0", "each field once"),
-        ("rope(**{'base': 5e5})", "**{'base': 500000.0}", "field=value"),
-        ("rope(scaling=yarn)", "scaling=yarn", "yarn(factor=4, original_length=2048)"),
-        ("rope(base=1/2)", "base=1 / 2", "literal"),
-    ],
-)
-def test_what_parse_cannot_read_of_a_field_is_shown(spec, piece, fix):
-    refused(lambda: pe_jax.parse(spec), f"encoding {spec!r}: ", piece, fix)
-
-
-def test_parse_reads_fields_sums_patterns():
-    rope_, t5_, nope = pe_jax.make("rope", base=5e5), pe_jax.make("t5"), pe_jax.make("nope")
-    assert pe_jax.parse(" rope(base=5e5)*2, nope ") == (rope_, rope_, nope)
-    assert pe_jax.parse("t5+rope(base=5e5)") == (pe_jax.Sum((t5_, rope_)),)
-    assert pe_jax.parse("(rope(base=5e5)*2,nope)*2") == (rope_, rope_, nope) * 2
-    edges = pe_jax.parse("buckets(edges=[0, 3], directional=True)")
-    assert edges == (pe_jax.make("buckets", edges=(0, 3), directional=True),)
-    assert hash(edges[0]) == hash(pe_jax.make("buckets", edges=[0, 3], directional=True))
-
-
-def test_a_sum_may_hold_one_scale():
-    (both,) = pe_jax.parse("t5+deberta")
-    refused(lambda: both.check(WIDE), "T5 and DeBERTa", "keep at most one")
-
-
 # 13
 def test_alibi_takes_any_number_of_heads():
     for heads in (1, 3, 6, 12, 40):
         assert len(set(alibi.slopes(heads).tolist())) == heads
     x = np.ones((3, 6, 2), np.float32)
     assert np.isfinite(pe_jax.attention(x, x, x, encoding=pe_jax.make("alibi"))).all()
-
-
-# 17
-@pytest.mark.parametrize("places", [[-1, 0], [0, 8], [-(2**31), 2**31 - 1]])
-def test_positions_outside_a_table_are_an_error_or_nan_under_a_trace(places):
-    encoding = pe_jax.make("learned", length=8)
-    params, x = random_params(encoding), jnp.zeros((2, DIMS.width))
-    places = np.array(places, np.int32)
-    refused(lambda: encoding.embed(params, x, places), "outside the learned table of length 8")
-    traced = jax.jit(encoding.embed)(params, x, places)
-    np.testing.assert_array_equal(np.isnan(traced[:, 0]), (places < 0) | (places > 7))
-
-
-# 18-19
-INTEGER_ONLY = [
-    name for name, cls in ENCODINGS.items() if name != "nope" and not cls().claims.real_positions
-]
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_half_precision_positions_are_a_type_error(name):
-    for dtype in (jnp.bfloat16, jnp.float16):
-        places = jnp.asarray(PLACES, dtype)
-        refused(
-            lambda p=places: attend(pe_jax.make(name), NONE, q_positions=p),
-            *("q_positions has dtype", "half precision merges positions"),
-            error=TypeError,
-        )
-
-
-@pytest.mark.parametrize("name", INTEGER_ONLY)
-def test_float_positions_are_refused_by_schemes_that_index(name):
-    places = PLACES.astype(np.float32)
-    refused(
-        lambda: attend(pe_jax.make(name), NONE, q_positions=places),
-        *("q_positions has dtype float32", "pass integers"),
-        error=TypeError,
-    )
-
-
-@pytest.mark.parametrize("name", sorted(set(ENCODINGS) - set(INTEGER_ONLY) - {"nope"}))
-def test_float_positions_that_are_whole_give_what_integers_give(name):
-    encoding = pe_jax.make(name)
-    whole = attend(encoding, q_positions=PLACES)
-    np.testing.assert_allclose(attend(encoding, q_positions=np.float32(PLACES)), whole, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", util.KINDS.split())
-def test_small_integer_positions_are_widened_before_they_are_subtracted(name):
-    encoding, places = pe_jax.make(name), PLACES * 12
-    want = attend(encoding, q_positions=places)
-    for dtype in (np.int8, np.uint8):
-        np.testing.assert_array_equal(attend(encoding, q_positions=places.astype(dtype)), want)
-
-
-# 20
-@pytest.mark.parametrize("start", [2**24, -(2**24) - 10])
-def test_positions_that_float32_cannot_hold_are_refused_by_angles(start):
-    far = start + PLACES
-    refused(lambda: attend(pe_jax.make("rope"), q_positions=far), "is not exact", "2**24")
-    refused(lambda: sinusoidal.sinusoid(far, 8), "is not exact", "2**24")
-
-
-@pytest.mark.parametrize("name", ["shaw", "t5", "buckets", "clipped", "deberta", "alibi", "kerple"])
-def test_positions_that_float32_cannot_hold_are_exact_for_distances(name):
-    encoding = pe_jax.make(name)
-    far = attend(encoding, q_positions=2**30 - 100 + PLACES)
-    np.testing.assert_array_equal(far, attend(encoding, q_positions=PLACES))
-
-
-@pytest.mark.parametrize("name", ["rope", "sinusoidal", "transformer_xl", "alibi"])
-def test_float_positions_from_2_to_the_24_on_are_refused(name):
-    far = np.float32(2**24) + np.float32(2) * PLACES.astype(np.float32)
-    refused(lambda: attend(pe_jax.make(name), NONE, q_positions=far), "q_positions: ", "2**24")
-
-
-# 22-24
-def test_positions_and_segments_of_the_wrong_shape_are_refused_not_broadcast():
-    q, k, v = qkv()
-    nope = pe_jax.make("rope")
-    refused(lambda: attend(nope, q_positions=PLACES[:5]), "q_positions has shape [5]", "[11]")
-    wrong = np.stack([PLACES] * 2)
-    refused(lambda: attend(nope, q_positions=wrong), "q_positions has shape [2, 11]")
-    refused(lambda: attend(nope, q_segments=PLACES[:1]), "q_segments has shape [1]", "[11]")
-    refused(lambda: pe_jax.attention(q[:4], k, v), "q has 4 tokens and k has 11", "positions")
-    batch = [x[None].repeat(2, 0) for x in (q, k, v)]
-    for wrong in (PLACES, PLACES[None], np.stack([PLACES] * 3)):
-        refused(lambda w=wrong: pe_jax.attention(*batch, q_segments=w), "q_segments has shape")
-
-
-def test_positions_need_not_rise_and_the_mask_follows_the_index():  # 21
-    encoding = pe_jax.make("alibi")
-    out = attend(encoding, q_positions=PLACES[::-1].copy())
-    np.testing.assert_allclose(out, attend(encoding), atol=1e-6)  # |distance| is the same
-    assert learned.lookup(jnp.arange(11.0)[:, None], PLACES[::-1])[0, 0] == 10

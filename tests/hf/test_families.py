@@ -6,7 +6,7 @@ import pe_jax
 from pe_jax import hf
 from pe_jax.encodings.rope_scaling import Llama3, LongRoPE, Proportional, YaRN
 from pe_jax.hf import families
-from tests.faults.test_encoding_faults import refused
+from tests.faults.encoding_calls import refused
 from tests.hf.configs import (
     DEEPSEEK3,
     GEMMA3,

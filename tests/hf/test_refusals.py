@@ -4,7 +4,7 @@ import pytest
 
 from pe_jax import hf
 from pe_jax.hf.keys import Keys
-from tests.faults.test_encoding_faults import refused
+from tests.faults.encoding_calls import refused
 from tests.hf.configs import (
     BERT,
     DEBERTA3,

@@ -18,7 +18,7 @@ from pe_jax.encodings.rope_scaling import (
     YaRN,
 )
 from tests.encodings.test_rope_scaling import DIM, LISTS
-from tests.faults.test_encoding_faults import refused
+from tests.faults.encoding_calls import refused
 
 HF = [
     (None, {}, pe_jax.make("rope")),

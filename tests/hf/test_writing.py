@@ -8,7 +8,7 @@ import pytest
 import pe_jax
 from pe_jax import hf
 from pe_jax.encodings.rope_scaling import YaRN
-from tests.faults.test_encoding_faults import refused
+from tests.faults.encoding_calls import refused
 from tests.hf.configs import DEEPSEEK3, GPT_OSS, MISTRAL, PHI3
 from tests.hf.test_reading import READ
 

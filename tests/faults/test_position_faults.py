@@ -1,0 +1,107 @@
+"""Positions that a scheme cannot take: an error, or NaN under a trace; never a wrong number."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings import ENCODINGS, learned, sinusoidal
+from tests import util
+from tests.encodings.common import DIMS, NONE, qkv, random_params
+from tests.faults.encoding_calls import PLACES, attend, refused
+
+
+# 17
+@pytest.mark.parametrize("places", [[-1, 0], [0, 8], [-(2**31), 2**31 - 1]])
+def test_positions_outside_a_table_are_an_error_or_nan_under_a_trace(places):
+    encoding = pe_jax.make("learned", length=8)
+    params, x = random_params(encoding), jnp.zeros((2, DIMS.width))
+    places = np.array(places, np.int32)
+    refused(lambda: encoding.embed(params, x, places), "outside the learned table of length 8")
+    traced = jax.jit(encoding.embed)(params, x, places)
+    np.testing.assert_array_equal(np.isnan(traced[:, 0]), (places < 0) | (places > 7))
+
+
+# 18-19
+INTEGER_ONLY = [
+    name for name, cls in ENCODINGS.items() if name != "nope" and not cls().claims.real_positions
+]
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_half_precision_positions_are_a_type_error(name):
+    for dtype in (jnp.bfloat16, jnp.float16):
+        places = jnp.asarray(PLACES, dtype)
+        refused(
+            lambda p=places: attend(pe_jax.make(name), NONE, q_positions=p),
+            *("q_positions has dtype", "half precision merges positions"),
+            error=TypeError,
+        )
+
+
+@pytest.mark.parametrize("name", INTEGER_ONLY)
+def test_float_positions_are_refused_by_schemes_that_index(name):
+    places = PLACES.astype(np.float32)
+    refused(
+        lambda: attend(pe_jax.make(name), NONE, q_positions=places),
+        *("q_positions has dtype float32", "pass integers"),
+        error=TypeError,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(ENCODINGS) - set(INTEGER_ONLY) - {"nope"}))
+def test_float_positions_that_are_whole_give_what_integers_give(name):
+    encoding = pe_jax.make(name)
+    whole = attend(encoding, q_positions=PLACES)
+    np.testing.assert_allclose(attend(encoding, q_positions=np.float32(PLACES)), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", util.KINDS.split())
+def test_small_integer_positions_are_widened_before_they_are_subtracted(name):
+    encoding, places = pe_jax.make(name), PLACES * 12
+    want = attend(encoding, q_positions=places)
+    for dtype in (np.int8, np.uint8):
+        np.testing.assert_array_equal(attend(encoding, q_positions=places.astype(dtype)), want)
+
+
+# 20
+@pytest.mark.parametrize("start", [2**24, -(2**24) - 10])
+def test_positions_that_float32_cannot_hold_are_refused_by_angles(start):
+    far = start + PLACES
+    refused(lambda: attend(pe_jax.make("rope"), q_positions=far), "is not exact", "2**24")
+    refused(lambda: sinusoidal.sinusoid(far, 8), "is not exact", "2**24")
+
+
+@pytest.mark.parametrize("name", ["shaw", "t5", "buckets", "clipped", "deberta", "alibi", "kerple"])
+def test_positions_that_float32_cannot_hold_are_exact_for_distances(name):
+    encoding = pe_jax.make(name)
+    far = attend(encoding, q_positions=2**30 - 100 + PLACES)
+    np.testing.assert_array_equal(far, attend(encoding, q_positions=PLACES))
+
+
+@pytest.mark.parametrize("name", ["rope", "sinusoidal", "transformer_xl", "alibi"])
+def test_float_positions_from_2_to_the_24_on_are_refused(name):
+    far = np.float32(2**24) + np.float32(2) * PLACES.astype(np.float32)
+    refused(lambda: attend(pe_jax.make(name), NONE, q_positions=far), "q_positions: ", "2**24")
+
+
+# 22-24
+def test_positions_and_segments_of_the_wrong_shape_are_refused_not_broadcast():
+    q, k, v = qkv()
+    nope = pe_jax.make("rope")
+    refused(lambda: attend(nope, q_positions=PLACES[:5]), "q_positions has shape [5]", "[11]")
+    wrong = np.stack([PLACES] * 2)
+    refused(lambda: attend(nope, q_positions=wrong), "q_positions has shape [2, 11]")
+    refused(lambda: attend(nope, q_segments=PLACES[:1]), "q_segments has shape [1]", "[11]")
+    refused(lambda: pe_jax.attention(q[:4], k, v), "q has 4 tokens and k has 11", "positions")
+    batch = [x[None].repeat(2, 0) for x in (q, k, v)]
+    for wrong in (PLACES, PLACES[None], np.stack([PLACES] * 3)):
+        refused(lambda w=wrong: pe_jax.attention(*batch, q_segments=w), "q_segments has shape")
+
+
+def test_positions_need_not_rise_and_the_mask_follows_the_index():  # 21
+    encoding = pe_jax.make("alibi")
+    out = attend(encoding, q_positions=PLACES[::-1].copy())
+    np.testing.assert_allclose(out, attend(encoding), atol=1e-6)  # |distance| is the same
+    assert learned.lookup(jnp.arange(11.0)[:, None], PLACES[::-1])[0, 0] == 10
