@@ -27,7 +27,8 @@ from pe_jax.training.optimizer import schedule
 
 REFERENCE = "rope"
 TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64}
-TRAINED_TASKS = {"tasks": 12, "what_where": 16}  # symbols
+TRAINED_TASKS = {"tasks": 12, "tasks_decoders": 16, "what_where": 16}  # symbols
+IMAGES = {"images_accuracy": "discs"}
 EXTENDED = 256  # what configs/extend.py trains at
 COMPARED = CompareConfig(steps=500, optimizer=OptimizerConfig(learning_rate=0.01))  # `make compare`
 
@@ -182,8 +183,9 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     extended = extension(folder)
     yield "extend_sliding", extended.losses(PROTOCOLS[1])
     yield "extend_passkeys", extended.map()
-    seen = accuracies(folder / "images_accuracy.csv")
-    yield "images_accuracy", images_report.figure(ImagesConfig(), seen, [])
+    for stem, images in IMAGES.items():
+        seen = accuracies(folder / f"{stem}.csv")
+        yield stem, images_report.figure(ImagesConfig(images=images), seen, [])
     for stem, length in TRAINED_TASKS.items():
         found = scores(folder / f"{stem}.csv")
         names, longer = list(found[0]["scores"]), map(int, [*found[0]["scores"].values()][0])

@@ -101,6 +101,5 @@ def _most(rows: list[Verdict]) -> str:
     tested = rows[0].tested
     assert tested is not None
     name = "" if len(rows) == 1 else f"{rows[0].name} by most, "
-    p = number_formats.p_value(tested.holm)
-    equals = "" if p.startswith("<") else "= "
-    return f" ({name}{number(tested.estimate.mean, 3, signed=True)}, Holm p {equals}{p})"
+    p = number_formats.p_equation(tested.holm)
+    return f" ({name}{number(tested.estimate.mean, 3, signed=True)}, Holm {p})"

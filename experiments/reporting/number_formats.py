@@ -13,3 +13,9 @@ def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
 def p_value(p: float) -> str:
     """A p value to three digits."""
     return "< 0.001" if p < 0.001 else number(p)
+
+
+def p_equation(p: float) -> str:
+    """The same as an equation, "p = 0.012", or "p < 0.001"."""
+    value = p_value(p)
+    return f"p {value}" if value.startswith("<") else f"p = {value}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import rich.table
 
-from experiments.reporting import plotting, statistics
+from experiments.reporting import number_formats, plotting, statistics
 from experiments.running.run_names import find, short_names, title
 from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
@@ -160,7 +160,7 @@ def _verdict(tested: statistics.Tested) -> str:
     kind, reason = statistics.judge(tested)
     if kind in (statistics.HIGHER, statistics.LOWER):
         more = "more" if kind == statistics.HIGHER else "fewer"
-        return f"{more} tokens right (p = {tested.holm:.3f})"
+        return f"{more} tokens right ({number_formats.p_equation(tested.holm)})"
     what = "no difference" if kind == statistics.SAME else "inconclusive"
     return what + f" ({reason})" * bool(reason)
 
