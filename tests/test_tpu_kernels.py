@@ -273,13 +273,11 @@ def test_what_the_engine_cannot_run_has_a_reason():
         return answer(engine.refusal, take, params, qkv)
 
     assert reason("self_extend") == "it has no Rotation with several views of each token"
-    assert reason("fire") == "it has no PairBias"
-    assert reason("transformer_xl", 2**16) == "vectors without a horizon over 65536 tokens"
-    assert reason("deberta+rope") is None
+    assert reason("dape+fire") == "it has no RowRescore"
+    assert reason("fire") is reason("transformer_xl", 2**20) is reason("deberta+rope") is None
     assert "same tokens" in reason("rope", aligned=False)
-    assert "explicit positions" in reason("t5", contiguous=False)
-    assert "explicit positions" in reason("alibi", contiguous=False)
-    assert reason("rope", contiguous=False) is None
+    assert "explicit positions" in reason("shaw", contiguous=False)
+    assert reason("t5+alibi+rope", contiguous=False) is None
     assert reason(Free(), 2**20) == "a bias without a horizon over 1048576 tokens"
     assert reason("t5+alibi", 2**20) is None
 

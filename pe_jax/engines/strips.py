@@ -1,4 +1,4 @@
-"""Terms that the GPU kernels do not compute: their scores, one strip of queries after the other.
+"""Terms that kernels do not compute: their scores, one strip of queries after the other.
 
 A bias of pairs (FIRE, class tokens), of distances of several axes (Swin), or of distances that are
 not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it once for
@@ -6,13 +6,13 @@ all heads, and all rows of the batch that share positions, for as many queries a
 [B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each score
 of the strip, and XLA pulls it back through the function: no atomics, and memory for one strip.
 
-So are products with vectors of all distances (Transformer-XL): a strip meets R + S - 1 of them,
+So can be products with vectors of all distances (Transformer-XL): a strip meets R + S - 1 of them,
 which lie side by side in a table, and its products with these are sheared into place.
 
-Letters are those of `engine`; R queries of a strip.
+Which terms go which way each engine says. B batch, T queries, S keys, H query heads, E head width,
+F value width, n distances of a table; R queries of a strip.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,57 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, Tokens, select
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu.operands import MAX_DISTANCES, RELATIVE, multiply, table_span
-from pe_jax.engines.gpu.passes import SAVED
 from pe_jax.engines.tiled.distance_tables import shear
 
 BLOCKS = 4  # of queries in a strip, unless …
 MOST = 2**26  # … it would have more numbers than these: 256 MiB
-WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)
-
-
-def needed(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[str, ...]:
-    """How each term is computed in strips: of "pairs", by a "window" of distances, or "", not."""
-    plain = q.tokens.positions.ndim == 2 and _whole(q.tokens) and _whole(k.tokens)
-
-    def way(term):
-        if isinstance(term, kinds.PairBias):
-            return "pairs"
-        if isinstance(term, kinds.DistanceBias) and not plain:
-            return "pairs"
-        if not isinstance(term, kinds.DistanceTerm) or not is_long(spec, term, q, k):
-            return ""
-        if not spec.contiguous:
-            return "pairs" if isinstance(term, kinds.DistanceBias) else ""
-        return "window" if isinstance(term, WINDOWED) else ""
-
-    ways = tuple(map(way, terms))
-    if "pairs" in ways or select(terms, *RELATIVE):
-        return ways
-    # Without strips and vectors the kernels have a table of all distances.
-    return tuple("" if way == "window" else way for way in ways)
-
-
-def within(spec: AttentionSpec) -> AttentionSpec:
-    """As the kernels see a strip: some of the queries, at any positions."""
-    return dataclasses.replace(spec, aligned=False, contiguous=False)
-
-
-def is_long(spec: AttentionSpec, term: kinds.DistanceTerm, q: Side, k: Side) -> bool:
-    """Whether a term of distances has no horizon, or one too long for a table per token."""
-    low, high = table_span(spec, (term,), q.x.shape[2], k.x.shape[2])
-    return term.horizon is None or high - low >= MAX_DISTANCES
-
-
-def _whole(tokens: Tokens) -> bool:
-    return jnp.issubdtype(tokens.positions.dtype, jnp.integer)
 
 
 def others(which: tuple[str, ...], terms: tuple, q: Side, k: Side) -> tuple[tuple, Side, Side]:
-    """The terms that the kernels compute, and both sides with their states alone."""
+    """The terms that kernels compute, and both sides with their states alone."""
     keep = [n for n, strip in enumerate(which) if not strip]
     q, k = (side._replace(states=tuple(side.states[n] for n in keep)) for side in (q, k))
     return tuple(terms[n] for n in keep), q, k
@@ -109,9 +69,10 @@ def attend(
     """As `reference.attend`, strip by strip: the backward pass computes each bias again.
 
     Args:
-      by_kernels: attention of the queries of a strip: `(spec, terms, q, k, v, bias)`.
+      by_kernels: attention of the queries of a strip: `(terms, q, k, v, bias)`.
       longest: tokens of the longest block.
-      which: what `needed` says.
+      which: how each term is computed: in strips of "pairs", by a "window" of distances, or "", by
+        the kernels.
       spec: of the whole call, as the rest.
       terms: what is added.
       q: the queries.
@@ -133,9 +94,9 @@ def attend(
         scores = [_of_pairs(spec, terms, n, own, keys) for n in _places(which, "pairs")]
         scores += [] if windows is None else [windows.scores(first, own)]
         bias = functools.reduce(jnp.add, scores)
-        return by_kernels(within(spec), *others(which, terms, own, keys), values, bias)
+        return by_kernels(*others(which, terms, own, keys), values, bias)
 
-    policy = jax.checkpoint_policies.save_only_these_names(SAVED)
+    policy = jax.checkpoint_policies.save_only_these_names(common.SAVED)
     cut = _cut(q, rows)
     first = jnp.arange(0, len(cut.x) * rows, rows, dtype=jnp.int32)
     out, lse = jax.lax.map(jax.checkpoint(one, policy=policy, prevent_cse=False), (first, cut))
@@ -186,7 +147,7 @@ class Windows(NamedTuple):
             else:
                 state = isinstance(term, kinds.RelativeState)
                 own = q.states[n] if state else term.queries(q.raw)
-                part = multiply(own, window, "bhte,hne->bhtn")
+                part = common.multiply(own, window, "bhte,hne->bhtn")
             parts.append(part * self.scale if term.scaled else part)
         return shear(functools.reduce(jnp.add, parts))
 
