@@ -38,11 +38,11 @@ CASES = {
     "transformer_xl": ("transformer_xl", {"length": 37}),
     "transformer_xl, all, packed": ("transformer_xl", {"q_segments": PACKED, **ALL}),
     # In strips of 64 queries, or of 32 where there are no more.
-    "pairs, a table, window": (f"fire(width=3)+{T5}", {"window": 20}),
-    "pairs, fox, cap, packed": (
-        "fox+fire(width=3)+rope",
-        {"logit_cap": 1.5, "q_segments": PACKED},
+    "pairs, a table, packed": (
+        f"fire(width=3)+{T5}",
+        {"window": 20, "q_segments": PACKED},
     ),
+    "pairs, fox, cap": ("fox+fire(width=3)+rope", {"logit_cap": 3.0}),
     "pairs, transformer_xl": ("fire(width=3)+transformer_xl", {"length": 128}),
     "a table of two axes": ("swin(width=10)+rope_2d", {"q_positions": PLANE, **ALL}),
     "two of two axes, packed": (
