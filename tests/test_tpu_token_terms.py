@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax.engines import strips
 from pe_jax.engines.tpu import engine, operands
 from pe_jax.engines.tpu.hops import Kernels
 from tests.test_gpu_token_terms import PACKED, PLANE, assert_dense
@@ -57,6 +58,12 @@ CASES = {
 @pytest.mark.parametrize("spec, options", CASES.values(), ids=list(CASES))
 def test_tpu_equals_dense_and_so_does_every_gradient(spec, options):
     assert_dense(spec, KERNELS, **options)
+
+
+def test_later_groups_of_strips_meet_more_keys(monkeypatch):
+    monkeypatch.setattr(strips, "BLOCKS", 1)  # 5 strips of 16 queries, the last one of 6
+    monkeypatch.setattr(strips, "GROUPS", 2)
+    assert_dense("fire(width=3)", KERNELS, q_segments=PACKED)
 
 
 def test_vectors_too_wide_for_a_core_get_gradients_by_diagonal(monkeypatch):

@@ -5,6 +5,8 @@ not known beforehand is a function of JAX on positions, learned or not. XLA eval
 all heads, and all rows of the batch that share positions, for as many queries as make a `strip`:
 [B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each score
 of the strip, and XLA pulls it back through the function: no atomics, and memory for one strip.
+Of keys that causality hides, strips meet at most those up to the end of their group: of four
+groups, 5/8 of all pairs are evaluated.
 
 So can be products with vectors of all distances (Transformer-XL): a strip meets R + S - 1 of them,
 which lie side by side in a table, and its products with these are sheared into place.
@@ -28,6 +30,7 @@ from pe_jax.engines.tiled.distance_tables import shear
 
 BLOCKS = 4  # of queries in a strip, unless …
 MOST = 2**26  # … it would have more numbers than these: 256 MiB
+GROUPS = 4  # of strips, if there are at least two in each and later keys are hidden
 
 
 def others(which: tuple[str, ...], terms: tuple, q: Side, k: Side) -> tuple[tuple, Side, Side]:
@@ -79,11 +82,43 @@ def attend(
       k: the keys.
       v: the values.
     """
+    queries, rows = q.x.shape[2], length(longest, q, k)
+    cut = _cut(q, rows)
+    parts = []
+    for own, keys in _groups(spec, len(cut.x), rows, k.x.shape[2]):
+        seen, values = _up_to(keys, k), v[:, :, :keys]
+        windows = Windows.of(spec, which, terms, q, seen, rows)
+        one = _strip(by_kernels, which, windows, spec, terms, seen, values)
+        first = jnp.arange(own.start * rows, own.stop * rows, rows, dtype=jnp.int32)
+        parts.append(jax.lax.map(one, (first, jax.tree.map(lambda x, own=own: x[own], cut))))
+    out, lse = (_joined(jnp.concatenate(found)) for found in zip(*parts, strict=True))
+    return out[:, :, :queries], lse[:, :, :queries]
+
+
+def _groups(spec: AttentionSpec, count: int, rows: int, keys: int) -> list[tuple[slice, int]]:
+    """Strips that are computed by one program, and the keys that they may see: the first ones."""
+    if not (spec.causal and spec.aligned and count >= 2 * GROUPS):
+        return [(slice(0, count), keys)]
+    ends = [count * (n + 1) // GROUPS for n in range(GROUPS)]
+    return [
+        (slice(first, last), min(keys, last * rows))
+        for first, last in zip([0, *ends], ends, strict=False)
+    ]
+
+
+def _strip(
+    by_kernels: Callable,
+    which: tuple[str, ...],
+    windows: "Windows | None",
+    spec: AttentionSpec,
+    terms: tuple,
+    k: Side,
+    v: jax.Array,
+) -> Callable:
+    """Attention of a strip: a function of the place of its first query, and its `Rows`."""
     dtypes = jax.tree.map(lambda x: x.dtype, (k.x, k.raw, v))
     # Of keys and values gradients are added up over strips: in float32.
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), (k.x, k.raw, v))
-    queries, rows = q.x.shape[2], length(longest, q, k)
-    windows = Windows.of(spec, which, terms, q, k, rows)
 
     def one(strip):
         first, cut = strip
@@ -97,10 +132,7 @@ def attend(
         return by_kernels(*others(which, terms, own, keys), values, bias)
 
     policy = jax.checkpoint_policies.save_only_these_names(common.SAVED)
-    cut = _cut(q, rows)
-    first = jnp.arange(0, len(cut.x) * rows, rows, dtype=jnp.int32)
-    out, lse = jax.lax.map(jax.checkpoint(one, policy=policy, prevent_cse=False), (first, cut))
-    return _joined(out)[:, :, :queries], _joined(lse)[:, :, :queries]
+    return jax.checkpoint(one, policy=policy, prevent_cse=False)
 
 
 def _places(which: tuple[str, ...], way: str) -> list[int]:
@@ -165,6 +197,12 @@ def _cut(q: Side, rows: int) -> Rows:
     of_x = functools.partial(cut, axis=2)
     tokens = (cut(x, 1) for x in (q.tokens.positions, q.tokens.index, q.tokens.segments))
     return Rows(of_x(q.x), of_x(q.raw), tuple(map(of_x, q.states)), *tokens)
+
+
+def _up_to(count: int, side: Side) -> Side:
+    """The first tokens of a side."""
+    x, raw, states = jax.tree.map(lambda x: x[:, :, :count], (side.x, side.raw, side.states))
+    return Side(x, raw, states, jax.tree.map(lambda x: x[:, :count], side.tokens))
 
 
 def _joined(x: jax.Array) -> jax.Array:

@@ -153,8 +153,8 @@ def _attend_strip(
 
     The plan is that of all queries.
     """
-    blocks, own = pl.cdiv(whole.tokens, whole.block), q.x.shape[2] // whole.block
-    part = own / blocks
+    own, blocks = q.x.shape[2] // whole.block, pl.cdiv(k.x.shape[2], whole.block)
+    part = own / pl.cdiv(whole.tokens, whole.block)
     plan = dataclasses.replace(
         whole,
         decays=False,  # for there is the bias too
