@@ -250,8 +250,13 @@ def _mask(spec: AttentionSpec, length: int) -> masks.Mask:
 
 
 def _forward(plan: Plan, x: Arrays):
-    """Output [B, H, T, F] in v's dtype, logarithms of rows' sums [B, H, T, 1]; what is saved."""
-    result = passes.forward(plan, x, _places(plan, x, by_keys=False), x.v.dtype)
+    """Output [B, H, T, F], logarithms of rows' sums [B, H, T, 1]; what is saved.
+
+    The output is in v's dtype, but with a bias of pairs in float32: gradients of such are sums over
+    rows that add up to 0, as far as `inner` is exact.
+    """
+    dtype = x.v.dtype if x.bias is None else jnp.float32
+    result = passes.forward(plan, x, _places(plan, x, by_keys=False), dtype)
     out, kept = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
     lse = jnp.where(kept == -LOWEST, LOWEST, kept)
     return (out, jnp.swapaxes(lse, 2, 3)), (x, out, kept)
@@ -259,6 +264,7 @@ def _forward(plan: Plan, x: Arrays):
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
     (x, out, lse), (d_out, d_lse) = saved, cotangents
+    d_out = d_out.astype(x.v.dtype)
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
     whole = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
     of_queries, of_keys = (_places(plan, x, by_keys) for by_keys in (False, True))
