@@ -68,6 +68,7 @@ def attend(
     q: Side,
     k: Side,
     v: jax.Array,
+    chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, strip by strip: the backward pass computes each bias again.
 
@@ -81,6 +82,8 @@ def attend(
       q: the queries.
       k: the keys.
       v: the values.
+      chunk: how many keys biases of pairs are evaluated for at a time, so that what this takes is
+        small. The bias of a strip is then [chunks, B or 1, H or 1, R, chunk]. None: all keys.
     """
     queries, rows = q.x.shape[2], length(longest, q, k)
     cut = _cut(q, rows)
@@ -88,7 +91,7 @@ def attend(
     for own, keys in _groups(spec, len(cut.x), rows, k.x.shape[2]):
         seen, values = _up_to(keys, k), v[:, :, :keys]
         windows = Windows.of(spec, which, terms, q, seen, rows)
-        one = _strip(by_kernels, which, windows, spec, terms, seen, values)
+        one = _strip(by_kernels, which, windows, spec, terms, seen, values, chunk)
         first = jnp.arange(own.start * rows, own.stop * rows, rows, dtype=jnp.int32)
         parts.append(jax.lax.map(one, (first, jax.tree.map(lambda x, own=own: x[own], cut))))
     out, lse = (_joined(jnp.concatenate(found)) for found in zip(*parts, strict=True))
@@ -114,6 +117,7 @@ def _strip(
     terms: tuple,
     k: Side,
     v: jax.Array,
+    chunk: int | None,
 ) -> Callable:
     """Attention of a strip: a function of the place of its first query, and its `Rows`."""
     dtypes = jax.tree.map(lambda x: x.dtype, (k.x, k.raw, v))
@@ -126,9 +130,12 @@ def _strip(
         keys = k._replace(x=x, raw=raw)
         tokens = Tokens(cut.positions, cut.index, cut.segments)
         own = Side(cut.x, cut.raw, cut.states, tokens)
-        scores = [_of_pairs(spec, terms, n, own, keys) for n in _places(which, "pairs")]
-        scores += [] if windows is None else [windows.scores(first, own)]
-        bias = functools.reduce(jnp.add, scores)
+        if chunk is None:
+            scores = [_of_pairs(spec, terms, n, own, keys) for n in _places(which, "pairs")]
+            scores += [] if windows is None else [windows.scores(first, own)]
+            bias = functools.reduce(jnp.add, scores)
+        else:
+            bias = _in_chunks(chunk, spec, terms, _places(which, "pairs"), own, keys)
         return by_kernels(*others(which, terms, own, keys), values, bias)
 
     policy = jax.checkpoint_policies.save_only_these_names(common.SAVED)
@@ -143,6 +150,21 @@ def _of_pairs(spec: AttentionSpec, terms: tuple, n: int, q: Side, k: Side) -> ja
     """What one term adds to the scores of a strip: float32 [B or 1, H or 1, R, S]."""
     scores = terms[n].scores(q, k, (q.states[n], k.states[n]))
     return scores * kinds.scale(terms, spec.dims.head_dim) if terms[n].scaled else scores
+
+
+def _in_chunks(
+    chunk: int, spec: AttentionSpec, terms: tuple, places: list[int], q: Side, k: Side
+) -> jax.Array:
+    """What the terms at some places add to a strip: [chunks, B or 1, H or 1, R, chunk]."""
+
+    @jax.checkpoint
+    def of_chunk(cut):
+        tokens = Tokens(cut.positions, cut.index, cut.segments)
+        keys = k._replace(tokens=tokens)
+        return functools.reduce(jnp.add, (_of_pairs(spec, terms, n, q, keys) for n in places))
+
+    no_vectors = Side(None, None, (None,) * len(terms), k.tokens)  # which pairs do not read
+    return jax.lax.map(of_chunk, _cut(no_vectors, chunk))
 
 
 class Windows(NamedTuple):

@@ -141,7 +141,8 @@ def attend(
         kept, _, _ = strips.others(which, terms, q, k)
         whole = counted(make_plan(spec, kept, q, block, interpret))
         of_strip = functools.partial(_attend_strip, whole)
-        return strips.attend(of_strip, whole.block, which, spec, terms, q, k, v)
+        chunk = strips.BLOCKS * whole.block
+        return strips.attend(of_strip, whole.block, which, spec, terms, q, k, v, chunk)
     out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
 
@@ -153,7 +154,7 @@ def _attend_strip(
 
     The plan is that of all queries.
     """
-    own, blocks = q.x.shape[2] // whole.block, pl.cdiv(k.x.shape[2], whole.block)
+    own, blocks = (n // whole.block for n in (q.x.shape[2], len(bias) * bias.shape[4]))
     part = own / pl.cdiv(whole.tokens, whole.block)
     plan = dataclasses.replace(
         whole,
@@ -284,7 +285,8 @@ def _fold(grad: Any, like: Any) -> Any:
     """The sum over batch rows and heads that shared an array, in its dtype."""
     if grad is None:
         return None
-    shared = tuple(axis for axis in (0, 1) if like.shape[axis] < grad.shape[axis])
+    sizes = zip(like.shape, grad.shape, strict=True)
+    shared = tuple(axis for axis, (own, all_of) in enumerate(sizes) if own < all_of)
     return (grad.sum(shared, keepdims=True) if shared else grad).astype(like.dtype)
 
 

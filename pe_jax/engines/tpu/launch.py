@@ -90,7 +90,7 @@ def _grid(plan: Plan, kernel: Callable, x: Arrays):
 
     def along_all_keys(h, b, i, step, places):
         first, _ = places.bounds(b, h, i)
-        return places, b, h, i, jax.lax.rem(first + step, keys // plan.block)
+        return places, b, h, i, jax.lax.rem(first + step, plan.steps[0])
 
     def along_diagonals(h, row, b, step, places):
         i, j, _ = places.along_diagonal(plan.diagonals[0] + row, plan.block, step)
@@ -120,11 +120,15 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
         return of_tokens(array, name in OF_KEYS, along_lanes=name not in WIDE)
 
     def of_pairs(array):
+        _, rows, heads, _, chunk = array.shape
+        blocks = chunk // plan.block
+
         def place(*grid):
             _, b, h, i, j = at(*grid)
-            return b if len(array) > 1 else 0, h if array.shape[1] > 1 else 0, i, j
+            own = b if rows > 1 else 0, h if heads > 1 else 0, i
+            return jax.lax.div(j, blocks), *own, jax.lax.rem(j, blocks)
 
-        return pl.BlockSpec((None, None, plan.block, plan.block), place)
+        return pl.BlockSpec((None, None, None, plan.block, plan.block), place)
 
     def of_head(array, strip: bool):
         if by_row:

@@ -31,7 +31,7 @@ def make_arrays(
 ) -> Arrays:
     """What the kernels read, padded; q and k have the channels of products already.
 
-    With a `bias` [B or 1, H or 1, T, S] of all pairs, q may be some of the tokens.
+    With a `bias` of all pairs, as in `Arrays`, q may be some of the tokens.
     """
     x, y, v = (common.pad(x, 2, plan.block) for x in (q.x, k.x, v))
     # The distances of each strip: [R, 2·block], falling. From 1 - 2·block to 0 they rise.
@@ -43,7 +43,7 @@ def make_arrays(
         q=x,
         k=y,
         v=v,
-        bias=None if bias is None else common.pad(bias, 3, plan.block),
+        bias=bias,
         coefficients=None if numbers is None else numbers[:, :, None, None],
         strips=None if strips is None else strips[:, :, None],
         q_numbers=common.token_numbers(terms, q, plan.block),

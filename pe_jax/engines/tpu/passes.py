@@ -58,7 +58,8 @@ def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
     for name in names:
         array = getattr(x, name)
         shape = array.shape if name in OF_HEADS else (len(x.q), *array.shape[1:])
-        shape = (*x.q.shape[:2], *array.shape[2:]) if name == "bias" else shape
+        if name == "bias":
+            shape = (len(array), *x.q.shape[:2], *array.shape[3:])
         kind = jnp.float32 if name in OF_HEADS else dtype or array.dtype
         shapes[name] = jax.ShapeDtypeStruct(shape, kind)
     return Arrays(**shapes)

@@ -24,7 +24,7 @@ class Arrays(NamedTuple):
     q: Any = None  # [B, H, T, E], or its gradient
     k: Any = None  # [B, K, S, E], or its gradient
     v: Any = None  # [B, K, S, F], or its gradient
-    bias: Any = None  # what is added to all pairs, [B or 1, H or 1, T, S], or its gradient
+    bias: Any = None  # of all pairs, [chunks, B or 1, H or 1, T, keys of one], or its gradient
     coefficients: Any = None  # the numbers of all formulas, [H, C, 1, 1], or their gradient
     strips: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
