@@ -40,10 +40,13 @@ def others(which: tuple[str, ...], terms: tuple, q: Side, k: Side) -> tuple[tupl
     return tuple(terms[n] for n in keep), q, k
 
 
-def length(longest: int, q: Side, k: Side) -> int:
-    """Queries of a strip: of a few blocks, fewer where heads and keys are many."""
+def length(longest: int, q: Side, k: Side, most: int = MOST) -> int:
+    """Queries of a strip: of a few blocks, fewer where heads and keys are many.
+
+    `longest` is the tokens of the longest block, of which a strip has one at least.
+    """
     (batch, heads, queries, _), rows = q.x.shape, BLOCKS * longest
-    while rows > longest and (rows // 2 >= queries or batch * heads * rows * k.x.shape[2] > MOST):
+    while rows > longest and (rows // 2 >= queries or batch * heads * rows * k.x.shape[2] > most):
         rows //= 2
     return rows
 
@@ -61,7 +64,7 @@ class Rows(NamedTuple):
 
 def attend(
     by_kernels: Callable,
-    longest: int,
+    rows: int,
     which: tuple[str, ...],
     spec: AttentionSpec,
     terms: tuple,
@@ -74,7 +77,7 @@ def attend(
 
     Args:
       by_kernels: attention of the queries of a strip: `(terms, q, k, v, bias)`.
-      longest: tokens of the longest block.
+      rows: queries of a strip, as `length` gives.
       which: how each term is computed: in strips of "pairs", by a "window" of distances, or "", by
         the kernels.
       spec: of the whole call, as the rest.
@@ -85,8 +88,7 @@ def attend(
       chunk: how many keys biases of pairs are evaluated for at a time, so that what this takes is
         small. The bias of a strip is then [chunks, B or 1, H or 1, R, chunk]. None: all keys.
     """
-    queries, rows = q.x.shape[2], length(longest, q, k)
-    cut = _cut(q, rows)
+    queries, cut = q.x.shape[2], _cut(q, rows)
     parts = []
     for own, keys in _groups(spec, len(cut.x), rows, k.x.shape[2]):
         seen, values = _up_to(keys, k), v[:, :, :keys]

@@ -117,7 +117,8 @@ def attend(
     if any(which := assignment.in_strips(spec, terms, q, k)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest
         of_strip = functools.partial(by_kernels, assignment.within(spec))
-        return strips.attend(of_strip, longest, which, spec, terms, q, k, v)
+        rows = strips.length(longest, q, k)
+        return strips.attend(of_strip, rows, which, spec, terms, q, k, v)
     return by_kernels(spec, terms, q, k, v)
 
 

@@ -63,6 +63,7 @@ VECTOR_KINDS = (
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
 MAX_VECTORS = 2**23  # the same of strips of vectors; beyond it they are taken to have no horizon
+MAX_PAIRS = 2**24  # of a strip, unless a block has more; a gather takes 16 times their memory
 MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 
 
@@ -141,8 +142,10 @@ def attend(
         kept, _, _ = strips.others(which, terms, q, k)
         whole = counted(make_plan(spec, kept, q, block, interpret))
         of_strip = functools.partial(_attend_strip, whole)
-        chunk = strips.BLOCKS * whole.block
-        return strips.attend(of_strip, whole.block, which, spec, terms, q, k, v, chunk)
+        rows = strips.length(whole.block, q, k, MAX_PAIRS)
+        # What a function of two positions takes may be many times what it gives.
+        chunk = strips.BLOCKS * whole.block if select(terms, kinds.PairBias) else None
+        return strips.attend(of_strip, rows, which, spec, terms, q, k, v, chunk)
     out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
 
@@ -152,8 +155,9 @@ def _attend_strip(
 ) -> tuple[jax.Array, jax.Array]:
     """As `attend`, of some of the queries, where all other terms are in a bias of pairs.
 
-    The plan is that of all queries.
+    The plan is that of all queries; the bias is in one piece or in chunks of keys.
     """
+    bias = common.pad(bias, 3, whole.block)[None] if bias.ndim == 4 else bias
     own, blocks = (n // whole.block for n in (q.x.shape[2], len(bias) * bias.shape[4]))
     part = own / pl.cdiv(whole.tokens, whole.block)
     plan = dataclasses.replace(
