@@ -160,13 +160,11 @@ def _in_chunks(
     """What the terms at some places add to a strip: [chunks, B or 1, H or 1, R, chunk]."""
 
     @jax.checkpoint
-    def of_chunk(cut):
-        tokens = Tokens(cut.positions, cut.index, cut.segments)
-        keys = k._replace(tokens=tokens)
+    def of_chunk(tokens):
+        keys = k._replace(tokens=Tokens(*tokens))
         return functools.reduce(jnp.add, (_of_pairs(spec, terms, n, q, keys) for n in places))
 
-    no_vectors = Side(None, None, (None,) * len(terms), k.tokens)  # which pairs do not read
-    return jax.lax.map(of_chunk, _cut(no_vectors, chunk))
+    return jax.lax.map(of_chunk, tuple(_pieces(x, 1, chunk) for x in k.tokens))
 
 
 class Windows(NamedTuple):
@@ -210,17 +208,18 @@ class Windows(NamedTuple):
 
 def _cut(q: Side, rows: int) -> Rows:
     """The queries in strips; the last one is filled up."""
-
-    def cut(x, axis):
-        if x is None:
-            return None
-        x = common.pad(x, axis, rows, mode="edge")
-        x = x.reshape(*x.shape[:axis], -1, rows, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x, axis, 0)
-
-    of_x = functools.partial(cut, axis=2)
-    tokens = (cut(x, 1) for x in (q.tokens.positions, q.tokens.index, q.tokens.segments))
+    of_x = functools.partial(_pieces, axis=2, size=rows)
+    tokens = (_pieces(x, 1, rows) for x in (q.tokens.positions, q.tokens.index, q.tokens.segments))
     return Rows(of_x(q.x), of_x(q.raw), tuple(map(of_x, q.states)), *tokens)
+
+
+def _pieces(x: jax.Array | None, axis: int, size: int) -> Any:
+    """An array cut along an axis into pieces, which come first; the last one is filled up."""
+    if x is None:
+        return None
+    x = common.pad(x, axis, size, mode="edge")
+    x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)
 
 
 def _up_to(count: int, side: Side) -> Side:
