@@ -13,6 +13,7 @@ slice and a reshape of the other; rows that are never written keep slices inside
 b, h batch and heads of the group, r, c rows and columns of a tile, W distances of a strip.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -166,8 +167,8 @@ def _written(group: Group, blocks: Blocks, n) -> jax.Array:
     row, w = (jnp.arange(size, dtype=jnp.int32) for size in (grid.rows, grid.columns))
     column = w + row[:, None] - (grid.rows - 1) + way.overhang * grid.columns
     tile = column // grid.columns
-    visited = [blocks.visited[run, n + ahead] for ahead in range(way.overhang + 1)]
-    return jnp.stack([(tile == a) & of for a, of in enumerate(visited)]).any(0)
+    parts = [(tile == ahead) & blocks.visited[run, n + ahead] for ahead in range(way.overhang + 1)]
+    return functools.reduce(jnp.logical_or, parts)
 
 
 def _column(group: Group, tile: Tile):

@@ -1,7 +1,8 @@
 """Terms of distances without a horizon, in tiles: a window of the tables over all distances.
 
 Positions are contiguous, so a tile of r × c scores has r + c - 1 distances, which lie side by side
-in a table: it multiplies by that window and shears the products into place.
+in a table. What meets queries is multiplied by `strips`, once per row of tiles; for the others a
+tile multiplies by its window and shears the products into place.
 
 b, h batch and heads of the group, r, c rows and columns of a tile, n distances, E head width.
 """
@@ -59,7 +60,7 @@ class StripLeaves(NamedTuple):
 class Windows(Way):
     """Tables over all distances of contiguous positions."""
 
-    in_strips: bool = False  # whether all of it is made once per row, so that tiles have little
+    in_strips: bool = False  # whether `strips` makes all of it, so that tiles only add it
 
     @classmethod
     def of(cls, terms, places, *how):
@@ -148,7 +149,7 @@ class Windows(Way):
         return add_up([bias, from_columns])
 
     def plain_scores(self, always, tile):
-        """Nothing: strips have it all."""
+        """Nothing: only where strips have it all are tiles plain."""
         return None
 
     def values(self, values, weights, tile):
