@@ -38,7 +38,7 @@ def test_kernels_refuse_what_they_do_not_know(spec, why):
 @pytest.mark.parametrize(
     "spec, options, why",
     [
-        ("fire", {}, "it has no PairBias"),
+        ("cope", {}, "it has no RowSum"),
         ("nope", {"window": 4, "sinks": 1}, "it has no attention sinks of a window"),
     ],
 )

@@ -391,7 +391,8 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
         ("rerope", 2048, "gpu", "tiled", "WARNING: attention: ReRoPE: tiles of XLA"),
         ("t5", 2048, "tpu", "tpu", "INFO: attention: T5: the tpu kernel"),
         ("shaw", 2048, "tpu", "tpu", "INFO: attention: Shaw: the tpu kernel"),
-        ("fire", 2048, "tpu", "tiled", "WARNING: attention: FIRE: tiles of XLA, not the tpu"),
+        ("fire", 2048, "tpu", "tpu", "INFO: attention: FIRE: the tpu kernel"),
+        ("rerope", 2048, "tpu", "tiled", "WARNING: attention: ReRoPE: tiles of XLA, not the tpu"),
     ],
 )
 def test_what_is_picked_is_said_once(caplog, monkeypatch, spec, length, device, engine, words):

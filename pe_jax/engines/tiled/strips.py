@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax.engines.tiled.grid import Tile
 from pe_jax.engines.tiled.group import Group
@@ -71,7 +72,7 @@ def fill(group: Group, leaves: tuple[Leaves, ...], strips: Strips, order: Order,
         vectors = cut_leaves(own.vectors, _way(group).vector_cuts(i, n))
         block = jnp.matmul(rows, vectors.turned)
         if vectors.bias is not None:
-            block = block + vectors.bias[:, None]
+            block = block + vectors.bias[None, :, None]
         return jax.lax.dynamic_update_slice_in_dim(products, block, n * columns, 3)
 
     flat = strips.products
@@ -118,7 +119,7 @@ def pull(
         d_rows, d_vectors = carry
         n = blocks.order[t]
         gradient = _oblique(flat, n * grid.columns, (grid.rows, _width(group)), grid.columns)
-        gradient = jnp.where(_written(group, blocks, n), gradient, 0)
+        gradient = jnp.where(_written(group, blocks, n)[None, None], gradient, 0)
         cuts = _way(group).vector_cuts(i, n)
         vectors = cut_leaves(own.vectors, cuts)
         # Autodiff would turn the gradient, which is larger than the rows: slow.
@@ -146,15 +147,16 @@ def _blocks(group: Group, order: Order, i) -> Blocks:
     """The blocks of distances that the visited tiles of block row i have."""
     grid, way = group.setup.grid, _way(group)
     _, columns = group.setup.views.place(order.columns, grid.k_blocks)
-    counts = jnp.arange(len(order.columns)) < order.plain + order.partial
+    counts = np.arange(len(order.columns), dtype=np.int32) < order.plain + order.partial
     visited = jnp.zeros(grid.k_blocks, bool).at[columns].max(counts).reshape(grid.runs, -1)
     visited = jnp.pad(visited, [(0, 0), (way.overhang, way.overhang)])
     of_tiles = [visited[:, n : n + way.strip_blocks] for n in range(way.overhang + 1)]
     needed = jnp.stack(of_tiles).any(0)
     if way.one_sided:
-        j = jnp.arange(grid.runs) * (grid.k_blocks // grid.runs)
+        j = np.arange(grid.runs, dtype=np.int32) * (grid.k_blocks // grid.runs)
         largest = grid.gaps(group.fixed.q, group.fixed.k, i, j) + grid.rows - 1
-        needed &= largest[:, None] >= jnp.arange(way.strip_blocks) * grid.columns
+        firsts = np.arange(way.strip_blocks, dtype=np.int32) * grid.columns
+        needed &= largest[:, None] >= firsts[None]
     needed = needed.reshape(-1)
     first = jnp.argsort(~needed, stable=True).astype(jnp.int32)
     return Blocks(first, needed.sum(dtype=jnp.int32), visited)
@@ -165,7 +167,7 @@ def _written(group: Group, blocks: Blocks, n) -> jax.Array:
     grid, way = group.setup.grid, _way(group)
     run, n = n // way.strip_blocks, n % way.strip_blocks
     row, w = (jnp.arange(size, dtype=jnp.int32) for size in (grid.rows, grid.columns))
-    column = w + row[:, None] - (grid.rows - 1) + way.overhang * grid.columns
+    column = w[None] + row[:, None] - (grid.rows - 1) + way.overhang * grid.columns
     tile = column // grid.columns
     parts = [(tile == ahead) & blocks.visited[run, n + ahead] for ahead in range(way.overhang + 1)]
     return functools.reduce(jnp.logical_or, parts)
