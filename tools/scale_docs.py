@@ -216,7 +216,7 @@ How to read it:
   that step.
 - **all-gather** … **collective-permute**: GiB of the arrays that each kind of collective makes, per
   chip and step. The compiler writes gathers of small parts as all-reduces of zero-padded arrays.
-- Attention runs in the TPU's kernels, also in the ring; a hop counts as the mean of all.
+- Attention runs in the TPU's kernels, also in the ring; a hop counts as the mean of all.{earlier}
 
 ## RoPE: sizes, contexts, slices
 
@@ -232,6 +232,9 @@ A decoding step: one token for each row, caches of 32,768 tokens.
 
 {decode}
 """
+
+BEFORE = """
+- **step before**: that of an earlier version of this page (`--before`)."""
 
 
 def page(plan: list[Cell], folder: Path, before: str = "") -> str:
@@ -252,6 +255,7 @@ def page(plan: list[Cell], folder: Path, before: str = "") -> str:
         all=len(plan),
         axes=" × ".join(field.name for field in fields),
         rows=ROWS,
+        earlier=BEFORE if before else "",
         grid=table(grid, "size", "context", "chips"),
         kinds=table([c for c in kinds if c.program == "train"], "encoding"),
         decode=table([c for c in kinds if c.program == "decode"], "encoding"),
