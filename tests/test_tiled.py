@@ -153,8 +153,21 @@ def test_groups_that_do_not_divide_the_heads_are_refused():
 
 def test_rows_may_share_a_window_in_parts():
     tiles = Tiled(TileSizes(16, 16, group=(1, 2), window_rows=4))
-    for spec in ("transformer_xl", "shaw(clip=3)+transformer_xl+alibi"):
-        assert_close(outcome(spec, tiles, 40), outcome(spec, "dense", 40), 2e-5)
+    spec = "shaw(clip=3)+transformer_xl+alibi"
+    assert_close(outcome(spec, tiles, 40), outcome(spec, "dense", 40), 2e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": False}, {"window": 12}, {"window": 12, "sinks": 3}],
+    ids=["causal", "both", "window", "sinks"],
+)
+@pytest.mark.parametrize("sizes", [(8, 16), (24, 8)], ids=str)
+def test_products_of_a_row_of_tiles_are_those_of_its_pairs(sizes, options):
+    """Where a row leaves out tiles, other rows' numbers are left there: none may be read."""
+    spec, tiles = "sandwich+transformer_xl", Tiled(TileSizes(*sizes, group=(1, 2)))
+    want = outcome(spec, "dense", 60, **options)
+    assert_close(outcome(spec, tiles, 60, **options), want, 2e-5)
 
 
 @pytest.mark.parametrize(

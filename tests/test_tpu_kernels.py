@@ -26,6 +26,7 @@ from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import (
     DistanceBias,
     DistanceFormula,
+    PairBias,
     PathProduct,
     RowRescore,
     Sink,
@@ -273,13 +274,11 @@ def test_what_the_engine_cannot_run_has_a_reason():
         return answer(engine.refusal, take, params, qkv)
 
     assert reason("self_extend") == "it has no Rotation with several views of each token"
-    assert reason("fire") == "it has no PairBias"
-    assert reason("transformer_xl", 2**16) == "vectors without a horizon over 65536 tokens"
-    assert reason("deberta+rope") is None
+    assert reason("dape+fire") == "it has no RowRescore"
+    assert reason("fire") is reason("transformer_xl", 2**20) is reason("deberta+rope") is None
     assert "same tokens" in reason("rope", aligned=False)
-    assert "explicit positions" in reason("t5", contiguous=False)
-    assert "explicit positions" in reason("alibi", contiguous=False)
-    assert reason("rope", contiguous=False) is None
+    assert "explicit positions" in reason("shaw", contiguous=False)
+    assert reason("t5+alibi+rope", contiguous=False) is None
     assert reason(Free(), 2**20) == "a bias without a horizon over 1048576 tokens"
     assert reason("t5+alibi", 2**20) is None
 
@@ -339,7 +338,9 @@ def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name, sl
     assert found.returncode == 0, found.stderr[-3000:]
     for once, twice in json.loads(found.stdout.splitlines()[-1]):
         assert twice <= 2.2 * (once + NEAR), f"{once} bytes became {twice}"
-        assert twice + NEAR < 8 * LENGTHS[1] ** 2 * 2 / 10  # of a bias in bfloat16
+        # Of a bias in bfloat16; of biases of pairs there are strips and gradients in float32.
+        part = 6 if select(abstract_terms(pe_jax.make(name), util.DIMS), PairBias) else 10
+        assert twice + NEAR < 8 * LENGTHS[1] ** 2 * 2 / part
 
 
 def main(slice_: str, name: str, *lengths: str) -> None:

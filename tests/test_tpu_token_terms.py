@@ -1,4 +1,4 @@
-"""The TPU engine on what reads tokens' states, meets vectors of distances or caps scores.
+"""The TPU engine on what reads tokens' states or pairs, meets vectors of distances or caps scores.
 
 It gives what the dense engine gives; the kernels run interpreted.
 """
@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 import pe_jax
+from pe_jax.engines import strips
 from pe_jax.engines.tpu import engine, operands
 from pe_jax.engines.tpu.hops import Kernels
-from tests.test_gpu_token_terms import PACKED, assert_dense
+from tests.test_gpu_token_terms import PACKED, PLANE, assert_dense
 from tests.util import DIMS, B, E, H, noise
 
 KERNELS = Kernels(block=16, interpret=True)
 T5 = "t5(num_buckets=6,max_distance=9)"
 ALL = {"causal": False}
+DISTANCES = "deberta(buckets=4,max_distance=7)+shaw(clip=3)+clipped(clip=2)"
+PAGE = np.stack([np.arange(70), *np.divmod(np.arange(70), 10)], axis=-1)
 CASES = {
     "fox, far": ("fox", {"length": 128, "sharp": 0.1}),
     "fox, all, packed": ("fox", {"q_segments": PACKED, **ALL}),
@@ -32,7 +35,23 @@ CASES = {
         {"logit_cap": 1.5, "q_segments": PACKED, **ALL},
     ),
     "deberta": ("deberta(buckets=None,max_distance=20)", {}),
-    "deberta and all": ("deberta(buckets=4,max_distance=7)+shaw(clip=3)+clipped(clip=2)", ALL),
+    "deberta and all": (DISTANCES, ALL),
+    "transformer_xl": ("transformer_xl", {"length": 37}),
+    "transformer_xl, all, packed": ("transformer_xl", {"q_segments": PACKED, **ALL}),
+    # In strips of 64 queries, or of 32 where there are no more.
+    "pairs, a table, packed": (
+        f"fire(width=3)+{T5}",
+        {"window": 20, "q_segments": PACKED},
+    ),
+    "pairs, fox, cap": ("fox+fire(width=3)+rope", {"logit_cap": 3.0}),
+    "pairs, transformer_xl": ("fire(width=3)+transformer_xl", {"length": 128}),
+    "a table of two axes": ("swin(width=10)+rope_2d", {"q_positions": PLANE, **ALL}),
+    "two of two axes, packed": (
+        "cpb+alibi_2d",
+        {"q_positions": PLANE, "q_segments": PACKED, **ALL},
+    ),
+    "layoutlmv3": ("layoutlmv3", {"q_positions": PAGE[None], **ALL}),
+    "t5+alibi, elsewhere": (f"{T5}+alibi", {"q_positions": np.arange(7, 217, 3)}),
 }
 
 
@@ -41,7 +60,18 @@ def test_tpu_equals_dense_and_so_does_every_gradient(spec, options):
     assert_dense(spec, KERNELS, **options)
 
 
-@pytest.mark.parametrize("name", ["fox, elsewhere", "inkling", "deberta"])
+def test_later_groups_of_strips_meet_more_keys(monkeypatch):
+    monkeypatch.setattr(strips, "BLOCKS", 1)  # 5 strips of 16 queries, the last one of 6
+    monkeypatch.setattr(strips, "GROUPS", 2)
+    assert_dense("fire(width=3)", KERNELS, q_segments=PACKED)
+
+
+def test_vectors_too_wide_for_a_core_get_gradients_by_diagonal(monkeypatch):
+    monkeypatch.setattr(engine, "MAX_VECTORS", 0)
+    assert_dense(DISTANCES, KERNELS, **ALL)
+
+
+@pytest.mark.parametrize("name", ["fox, elsewhere", "inkling", "deberta", "pairs, transformer_xl"])
 def test_half_precision_differs_from_dense_as_rounding_does(name):
     spec, options = CASES[name]
     assert_dense(spec, KERNELS, tol=3e-2, **options, dtype="bfloat16")

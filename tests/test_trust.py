@@ -299,13 +299,20 @@ def test_a_program_for_a_device_that_is_not_there_is_not_checked(kernels, monkey
 
 
 @pytest.mark.parametrize(
-    "spec, dtype", [("nope", "float32"), ("t5", "bfloat16"), ("alibi", "float32")]
+    "spec, dtype, tokens",
+    [
+        ("nope", "float32", 2 * 256 + 61),
+        ("t5", "bfloat16", 2 * 256 + 113 + 61),
+        ("alibi", "float32", 2 * 256 + 61),
+        ("transformer_xl", "float32", 2 * 256 + 61),
+        ("fire", "float32", 4 * 256 + 61),
+    ],
 )
-def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype):
-    """The first by splash."""
+def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype, tokens):
+    """The first by splash; the last in strips of four blocks, of which a case has two."""
     case = drawn((), spec, qkv=operands(dtype=dtype), length=150)
     attend = functools.partial(tpu.attend, interpret=True)
-    assert tpu.sample_length(*case) == 2 * 256 + (113 if spec == "t5" else 0) + 61
+    assert tpu.sample_length(*case) == tokens
     errors = trust.differences(attend, case)
     assert max(errors.values()) < trust.bound(dtype) / 2
 

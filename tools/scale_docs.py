@@ -28,8 +28,9 @@ SIZES = ("100M", "1B", "7B")
 CONTEXTS = (4096, 32768, 131072)
 SLICES = {1: "v5p:1x1x1", 64: "v5p:4x4x4", 1024: "v5p:8x8x16"}
 ROWS = 32768  # tokens per chip and step, unless a row is longer
-# One of each kind: rotation, bias in place, table of distances, vectors of distances, state.
-SCHEMES = ("rope", "alibi", "t5", "shaw", "deberta", "fox")
+# One of each kind: rotation, bias in place, table of distances, vectors of distances with a horizon
+# and without, state, bias of pairs.
+SCHEMES = ("rope", "alibi", "t5", "shaw", "deberta", "transformer_xl", "fox", "fire")
 
 
 @dataclasses.dataclass(frozen=True)

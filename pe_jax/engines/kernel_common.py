@@ -17,6 +17,7 @@ from pe_jax.encodings.terms import Side, repeat_heads, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
 
+SAVED = "pe_jax_attention"  # what `jax.checkpoint` may keep, so that no forward kernel runs twice
 NEGLIGIBLE = -30.0  # logarithm of a weight that may be left out: below 2^-43
 
 
@@ -249,6 +250,13 @@ class Matters:
             between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
             fall = fall + jnp.where(near > 0, between, 0)
         return ~(gap[..., None] + fall < NEGLIGIBLE)  # or is no number
+
+
+def multiply(x: jax.Array, vectors: jax.Array, form: str) -> jax.Array:
+    """An einsum in float32 of x [B, H, …] and vectors [H or 1, n, E], named hne in `form`."""
+    if len(vectors) == 1:
+        return jnp.einsum(form.replace("hne", "ne"), x, vectors[0])
+    return jnp.einsum(form, x, vectors)
 
 
 def pad(x: jax.Array, axis: int, multiple: int, **how: Any) -> jax.Array:

@@ -8,6 +8,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from pe_jax.validation import require, shown
 
+FEW_ROWS = 256  # of a table that a TPU multiplies, at more than one axis of indices
+
 
 def require_array(name: str, x: Any, least: int = 0) -> None:
     """Raises TypeError unless x is an array of floats, of JAX or NumPy, traced or not.
@@ -68,6 +70,8 @@ def take(
     """The rows of a table at `index` [*n]: one axis of the table becomes the axes *n.
 
     Under Explicit mesh axes the result is sharded as the index is, which JAX requires to be given.
+    On a TPU a table [H, few] at the indices of pairs is a product: by its compiler's estimate a
+    gather there takes eight times as long, its gradient twenty times, and 16 times the memory.
 
     Raises:
       ValueError: the table does not have `rows` rows (None: any): an index could be clamped.
@@ -75,7 +79,18 @@ def take(
     table, spec = jnp.asarray(table), None
     if rows is not None:
         require(table.shape[axis] == rows, "table", table.shape, f"axis {axis} must have {rows}")
-    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+    explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+    of_pairs = table.ndim == 2 and axis == 1 and index.ndim > 1
+    few = rows is not None and rows <= FEW_ROWS
+    if of_pairs and few and not explicit and jax.default_backend() == "tpu":
+        return _by_product(table, index)
+    if explicit:
         of_table, of_index = (jax.typeof(x).sharding.spec for x in (table, index))
         spec = PartitionSpec(*of_table[:axis], *of_index, *of_table[axis + 1 :])
     return table.at[(*[slice(None)] * axis, index)].get(mode=mode, out_sharding=spec)
+
+
+def _by_product(table: jax.Array, index: jax.Array) -> jax.Array:
+    """table[:, index] of a table [H, n], exact: the product with rows of one 1."""
+    ones = jax.nn.one_hot(index, table.shape[1], dtype=table.dtype)
+    return jnp.einsum("hn,...n->h...", table, ones, precision=jax.lax.Precision.HIGHEST)

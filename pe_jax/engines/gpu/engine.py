@@ -38,8 +38,9 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines import kernel_common as common
+from pe_jax.engines import strips
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import launches, operands, passes, strips, tiles
+from pe_jax.engines.gpu import assignment, launches, operands, passes, tiles
 from pe_jax.engines.gpu.operands import MAX_DISTANCES, RELATIVE
 
 KINDS = (  # these exact kinds
@@ -57,7 +58,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes, sinks=True)) is not None:
         return why
     width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
-    which = strips.needed(spec, terms, q, k)
+    which = assignment.in_strips(spec, terms, q, k)
     terms, q, k = strips.others(which, terms, q, k)
     explicit = any(which) or not spec.contiguous
     relative, tables = bool(select(terms, *RELATIVE)), bool(select(terms, kinds.DistanceTerm))
@@ -83,7 +84,8 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
-    longest, which = _launches(spec, terms, q, k, v).longest, strips.needed(spec, terms, q, k)
+    longest = _launches(spec, terms, q, k, v).longest
+    which = assignment.in_strips(spec, terms, q, k)
     kept, _, _ = strips.others(which, terms, q, k)
     near = max(map(abs, common.horizon(kept) or (0,)))
     least = 2 * longest + min(near, LONGEST_NEAR)
@@ -112,9 +114,11 @@ def attend(
         return _cudnn(spec, terms, q, k, v), None
     q, k = common.with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
-    if any(which := strips.needed(spec, terms, q, k)):
+    if any(which := assignment.in_strips(spec, terms, q, k)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest
-        return strips.attend(by_kernels, longest, which, spec, terms, q, k, v)
+        of_strip = functools.partial(by_kernels, assignment.within(spec))
+        rows = strips.length(longest, q, k)
+        return strips.attend(of_strip, rows, which, spec, terms, q, k, v)
     return by_kernels(spec, terms, q, k, v)
 
 
@@ -128,8 +132,8 @@ def _launches(
     arch: int | None = None,
 ) -> launches.Launches:
     """Those of a call, whether or not it is computed in strips."""
-    which = strips.needed(spec, terms, q, k)
-    spec = strips.within(spec) if any(which) else spec
+    which = assignment.in_strips(spec, terms, q, k)
+    spec = assignment.within(spec) if any(which) else spec
     terms, q, k = strips.others(which, terms, q, k)
     return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(which)).launches
 
@@ -153,7 +157,7 @@ def _attend(
     queries, width = plan.lengths[0], v.shape[-1]
     out, distance = out[:, :, :queries, :width], operands.table_distances(plan)
     for term in select(terms, kinds.RelativeValues):
-        out = out + operands.multiply(weights[:, :, :queries], term.at(distance), "bhtn,hne->bhte")
+        out = out + common.multiply(weights[:, :, :queries], term.at(distance), "bhtn,hne->bhte")
     return out, lse[:, :, :queries, None]
 
 

@@ -101,13 +101,13 @@ def make_arrays(
     for term, state in zip(terms, q.states, strict=True):
         if isinstance(term, kinds.RelativeState):
             state = common.pad(state, 2, tokens)
-            rows.append(multiply(state, term.at(distance), "bhte,hne->bhtn"))
+            rows.append(common.multiply(state, term.at(distance), "bhte,hne->bhtn"))
     for term in select(terms, kinds.RelativeKeys):
         raw = term.queries(common.pad(q.raw, 2, tokens))
-        rows.append(multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
+        rows.append(common.multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
     for term in select(terms, kinds.RelativeQueries):
         raw = repeat_heads(common.pad(k.raw, 2, tokens), q.x.shape[1]).astype(jnp.float32)
-        columns.append(multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
+        columns.append(common.multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
     numbers = common.coefficients(terms)
     table = common.distance_bias(terms, distance, plan.scale)
     return Arrays(
@@ -142,13 +142,6 @@ def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int, ranked: bool = F
 def table_distances(plan: Plan) -> jax.Array:
     """The distances of the tables."""
     return jnp.arange(plan.span[0], plan.span[1] + 1, dtype=jnp.int32)
-
-
-def multiply(x: jax.Array, vectors: jax.Array, form: str) -> jax.Array:
-    """An einsum in float32 of x [B, H, …] and vectors [H or 1, n, E], named hne in `form`."""
-    if len(vectors) == 1:
-        return jnp.einsum(form.replace("hne", "ne"), x, vectors[0])
-    return jnp.einsum(form, x, vectors)
 
 
 def find_bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> Arrays:

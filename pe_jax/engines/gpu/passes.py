@@ -18,7 +18,6 @@ from pe_jax.engines.gpu import kernels, operands, tiles
 from pe_jax.engines.gpu.plan import LOG2E, Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
-SAVED = "pe_jax_attention"  # what `jax.checkpoint` may keep, so that no forward kernel runs twice
 KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks, entries and *outs
     "forward": kernels.forward_kernel,
     "queries": kernels.queries_kernel,
@@ -43,7 +42,7 @@ def _forward(plan: Plan, x: Arrays):
     entries = _by_distance(plan, x, length, -jnp.inf) if plan.values else None
     outs = entries, _shape(x, length, width), _shape(x, length)
     entries, out, lse = _launch(plan, "forward", x, outs)
-    out, lse, entries = (checkpoint_name(array, SAVED) for array in (out, lse, entries))
+    out, lse, entries = (checkpoint_name(array, common.SAVED) for array in (out, lse, entries))
     weights = jnp.exp2(entries - lse[..., None]) if plan.values else None
     # From the kernel's base 2, in which a row that sees nothing has -LOWEST.
     natural = jnp.where(lse >= -LOWEST, LOWEST, lse / LOG2E)

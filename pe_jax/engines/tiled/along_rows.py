@@ -88,9 +88,9 @@ def pull(
     return bias, pull_back
 
 
-def visit(group: Group, leaves: tuple[Leaves, ...], i, f, carry):
+def visit(group: Group, leaves: tuple[Leaves, ...], order: Order, i, f, carry):
     """(running, carried) = f(stage, n, …) for each tile of block row i that counts."""
-    order, setup = group.order(i), group.setup
+    setup = group.setup
     if setup.sums is None:
         return schedule.visit(setup, order, f, carry)
 

@@ -19,10 +19,11 @@ class Leaves(NamedTuple):
     near: Any = None  # the scores of tiles that are not plain
     always: Any = None  # the scores of every tile
     values: Any = None  # the output of every tile
+    strip: Any = None  # the products of a row of tiles, see `strips`
 
 
-def cut_leaves(leaves: tuple[Leaves, ...], cuts: tuple[Leaves, ...]) -> tuple[Leaves, ...]:
-    """What a tile takes of all leaves."""
+def cut_leaves(leaves: Any, cuts: Any) -> Any:
+    """What a tile takes of a tree of leaves; `cuts` is a tree of the same form, or a prefix."""
 
     def cut(at: Cut | None, part):
         if at is None:
@@ -42,10 +43,15 @@ def add_leaves(totals: Leaves, part: Leaves, cuts: Leaves) -> Leaves:
     """Adds the gradients of one way's leaves where they were cut; None adds nothing."""
     return Leaves(
         *(
-            total if x is None else jax.tree.map(add_at, cut, total, x, is_leaf=_is_cut)
+            total if x is None else add_cuts(total, x, cut)
             for total, x, cut in zip(totals, part, cuts, strict=True)
         )
     )
+
+
+def add_cuts(totals: Any, part: Any, cuts: Any) -> Any:
+    """Adds a tree of gradients where its leaves were cut."""
+    return jax.tree.map(add_at, cuts, totals, part, is_leaf=_is_cut)
 
 
 def add_at(at: Cut | None, totals: Any, part: Any) -> Any:

@@ -1,7 +1,8 @@
 """The forward and the backward pass over the tiles of a group of heads.
 
 A row of tiles is visited in two loops, `schedule` says which tiles in which; what the terms of an
-encoding add to a tile comes from `ways`, sums along the row from `along_rows`.
+encoding add to a tile comes from `ways`, products that are made once per row from `strips`, sums
+along the row from `along_rows`.
 
 b, h batch and heads of the group, k its key heads, r, c rows and columns of a tile, T queries,
 S keys, E and F widths of keys and values.
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.engines.reference import LOWEST, average
-from pe_jax.engines.tiled import along_rows
+from pe_jax.engines.tiled import along_rows, strips
 from pe_jax.engines.tiled.grid import Tile, cut_block
 from pe_jax.engines.tiled.group import Group, make_group, multiply
 from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_leaves, cut_leaves
@@ -49,8 +50,9 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
     turned = jnp.swapaxes(group.k, 2, 3)  # the faster way to multiply by
     columns = setup.grid.columns
 
-    def row(i):
-        q = group.rows(group.q, i)
+    def row(found, i):
+        q, order = group.rows(group.q, i), group.order(i)
+        filled = strips.fill(group, leaves, found, order, i)
 
         def visit(stage, n, carry):
             (running, carried), plain = carry, stage.plain
@@ -58,7 +60,8 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
             cut = cut_leaves(leaves, group.cuts(tile))
             s = group.products(q, cut_block(turned, group.key_block(n), columns, 3), tile)
             summed, carried = along_rows.add(group, stage, cut, s, tile, carried)
-            s, _ = group.cap(add_up([s, _scores(setup.ways, cut, tile, plain), summed]))
+            added = _scores(setup.ways, cut, tile, plain), strips.read(group, filled, tile)
+            s, _ = group.cap(add_up([s, *added, summed]))
             s = s if plain else group.mask(s, tile)
             top = jnp.maximum(running.top, s.max(-1, keepdims=True))
             p, fade = jnp.exp(s - top), jnp.exp(running.top - top)
@@ -76,12 +79,13 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
             jnp.zeros((*shape, 1), jnp.float32),
         )
         start = varying_like((start, along_rows.start(group, leaves)), operands)
-        (out, top, total), _ = along_rows.visit(group, leaves, i, visit, start)
+        (out, top, total), _ = along_rows.visit(group, leaves, order, i, visit, start)
         empty = total == 0
         total = jnp.where(empty, 1, total)
-        return Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
+        return filled, Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
 
-    rows = jax.lax.map(row, jnp.arange(setup.grid.q_blocks, dtype=jnp.int32))
+    block_rows = jnp.arange(setup.grid.q_blocks, dtype=jnp.int32)
+    _, rows = jax.lax.scan(row, strips.start(group, leaves), block_rows)
     return jax.tree.map(_join_rows, rows)
 
 
@@ -133,13 +137,15 @@ def backward(
     k_turned, v_turned = (jnp.swapaxes(x, 2, 3) for x in (group.k, operands.v))
     columns = setup.grid.columns
 
-    def row(totals, i):
+    def row(carry, i):
+        totals, found = carry
         rows, order = group.rows(all_rows, i).with_turned(), group.order(i)
         sums = along_rows.collect(group, leaves, rows.q, rows.lse, k_turned, order, i)
         carried, left = sums
+        filled = strips.fill(group, leaves, found, order, i)
 
         def visit(stage, n, carry):
-            dq, totals, d_carried = carry
+            dq, totals, d_carried, filled = carry
             tile, block = group.tile(i, n), group.key_block(n)
             cuts = group.cuts(tile)
             keys = ColumnOperands(
@@ -149,27 +155,30 @@ def backward(
             )
             cut = cut_leaves(leaves, cuts)
             before = jax.tree.map(lambda x: x[n], carried)
-            dq_tile, part, d_carried = _tile_gradients(
-                group, rows, keys, cut, tile, stage, before, d_carried
+            from_strip = strips.read(group, filled, tile)
+            dq_tile, part, d_carried, ds = _tile_gradients(
+                group, rows, keys, cut, from_strip, tile, stage, before, d_carried
             )
             totals = Gradients(
                 add_at(Cut(3, block * columns, columns), totals.k, part.k),
                 add_at(Cut(3, tile.j * columns, columns), totals.v, part.v),
                 tuple(map(add_leaves, totals.leaves, part.leaves, cuts)),
             )
-            return dq + dq_tile, totals, d_carried
+            return dq + dq_tile, totals, d_carried, strips.put(group, filled, ds, tile)
 
         dq = jnp.zeros(rows.q.shape, jnp.float32)
         dq, d_carried = varying_like((dq, along_rows.start(group, leaves)), operands)
-        carry = dq, totals, d_carried
-        dq, totals, _ = along_rows.visit_back(group, order, left, visit, carry)
-        return totals, dq
+        carry = dq, totals, d_carried, filled
+        dq, totals, _, filled = along_rows.visit_back(group, order, left, visit, carry)
+        d_leaves = strips.pull(group, leaves, totals.leaves, filled, order, i)
+        return (totals._replace(leaves=d_leaves), filled), dq
 
     totals = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.float32), Gradients(k_turned, v_turned, leaves)
     )
     block_rows = jnp.arange(setup.grid.q_blocks, dtype=jnp.int32)
-    totals, dq = jax.lax.scan(row, varying_like(totals, operands), block_rows)
+    carry = varying_like(totals, operands), strips.start(group, leaves)
+    (totals, _), dq = jax.lax.scan(row, carry, block_rows)
     d_leaves = jax.tree.map(lambda g, x: g.astype(x.dtype), totals.leaves, leaves)
     d_tables, d_q, d_k = pull_prepare(d_leaves)
     dq, dk = _join_rows(dq), setup.views.merge_keys(jnp.swapaxes(totals.k, 2, 3))
@@ -195,22 +204,24 @@ def _tile_gradients(
     rows: RowOperands,
     keys: ColumnOperands,
     leaves: tuple[Leaves, ...],
+    from_strip: Any,
     tile: Tile,
     stage: Stage,
     carried: tuple,
     d_carried: tuple,
-) -> tuple[jax.Array, Gradients, tuple]:
+) -> tuple[jax.Array, Gradients, tuple, jax.Array]:
     """Computes a tile again, then the gradients of its queries [b, h, r, E] and of the rest.
 
-    `carried` are the sums that its rows carry into it, `d_carried` the gradients of those that they
-    carry on; the gradients of `carried` are returned last.
+    `from_strip` is its part of the row's strip, `carried` are the sums that its rows carry into it,
+    `d_carried` the gradients of those that they carry on; the gradients of `carried` and of
+    `from_strip` are returned last.
     """
     ways, views, kv_heads = group.setup.ways, group.setup.views, keys.k.shape[1]
     plain = stage.plain
     added, pull_added = _pull_scores(ways, leaves, tile, plain)
     products = group.products(rows.q, keys.k_turned, tile)
     summed, pull_sums = along_rows.pull(group, stage, leaves, products, tile, carried)
-    s, slope = group.cap(add_up([products, added, summed]))
+    s, slope = group.cap(add_up([products, added, from_strip, summed]))
     s = s if plain else group.mask(s, tile)
     p, dp = jnp.exp(s - rows.lse), multiply(rows.d_low, keys.v_turned)
     weights = group.drop(p, tile)
@@ -220,15 +231,16 @@ def _tile_gradients(
     d_leaves = tuple(
         own._replace(values=values) for own, values in zip(pull_added(ds), d_values, strict=True)
     )
+    d_strip = ds
     ds, d_leaves, d_carried = pull_sums(ds, d_leaves, d_carried)
     dv = _sum_rows(rows.d_turned, weights, kv_heads)
     if not group.setup.has_products:
         dq, dk = (jnp.zeros(x.shape, jnp.float32) for x in (rows.q, keys.k_turned))
-        return dq, Gradients(dk, dv, d_leaves), d_carried
+        return dq, Gradients(dk, dv, d_leaves), d_carried, d_strip
     q = views.queries(rows.q_turned, tile.view, axis=2)
     dk = group.gain * _sum_rows(q, ds, kv_heads)
     dq = group.gain * average(ds, keys.k)
-    return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves), d_carried
+    return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves), d_carried, d_strip
 
 
 # Of a tile.
@@ -244,7 +256,7 @@ def _scores(ways: tuple[Way, ...], leaves: tuple[Leaves, ...], tile: Tile, plain
 
 def _pull_scores(ways: tuple[Way, ...], leaves: tuple[Leaves, ...], tile: Tile, plain: bool):
     """The same, and the function from its gradient [b, h, r, c] to those of the leaves."""
-    read = tuple(own._replace(values=None) for own in leaves)
+    read = tuple(own._replace(values=None, strip=None) for own in leaves)
     if plain:
         read = tuple(own._replace(near=None) for own in read)
     scores, pull = jax.vjp(lambda read: _scores(ways, read, tile, plain), read)

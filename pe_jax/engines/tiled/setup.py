@@ -19,6 +19,7 @@ from pe_jax.engines.tiled.row_sums import RowSums, limited
 from pe_jax.engines.tiled.tiles import CHOSEN, Partition, TileSizes, arrange
 from pe_jax.engines.tiled.views import TileViews
 from pe_jax.engines.tiled.ways import Vectors, Way, add_up, without_state_arrays
+from pe_jax.engines.tiled.windows import Windows
 
 # In rows of so few tokens to look for negligible tiles took longer than those that it leaves out.
 FEW = 512
@@ -42,7 +43,15 @@ class Setup(NamedTuple):
     @property
     def sums(self) -> int | None:
         """Which of the ways sums along rows; None: none does."""
-        places = [n for n, way in enumerate(self.ways) if isinstance(way, RowSums)]
+        return self._place(RowSums)
+
+    @property
+    def strips(self) -> int | None:
+        """Which of the ways may have strips of products; None: none has."""
+        return self._place(Windows)
+
+    def _place(self, kind: type[Way]) -> int | None:
+        places = [n for n, way in enumerate(self.ways) if isinstance(way, kind)]
         return places[0] if places else None
 
     @property

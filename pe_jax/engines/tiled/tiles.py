@@ -64,7 +64,7 @@ class TileSizes:
       columns: keys in a tile.
       group: rows of the batch and heads in a tile, where heads can take turns.
       sub_blocks: sides of the sub-blocks of which bands make a tile, smallest first.
-      window_rows: rows of a tile that share one window of distances.
+      window_rows: rows of a tile that share one window of distances, where tiles multiply by it.
     """
 
     rows: int | None = None

@@ -1,17 +1,19 @@
 """Terms of distances without a horizon, in tiles: a window of the tables over all distances.
 
 Positions are contiguous, so a tile of r × c scores has r + c - 1 distances, which lie side by side
-in a table: it multiplies by that window and shears the products into place.
+in a table. What meets queries is multiplied by `strips`, once per row of tiles; for the others a
+tile multiplies by its window and shears the products into place.
 
 b, h batch and heads of the group, r, c rows and columns of a tile, n distances, E head width.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import repeat_heads
+from pe_jax.encodings.terms import DistanceBias, RelativeKeys, RelativeState, repeat_heads
 from pe_jax.engines.tiled.distance_tables import (
     DistanceTables,
     evaluate,
@@ -35,16 +37,40 @@ class WindowTables(NamedTuple):
 class WindowLeaves(NamedTuple):
     """What tiles read; None where there is no such term."""
 
-    rows: Any  # what meets `keys`: [b, h, T, C]
+    bias: Any  # where it is not part of a strip, over all distances: [h, n]
     columns: Any  # keys before rotations, scaled: [b, h, S, E]
-    keys: Any  # vectors that meet queries, over all distances: [h or 1, n, C]
-    queries: Any  # vectors that meet keys: [h or 1, n, E]
+    queries: Any  # vectors that meet these, over all distances: [h or 1, n, E]
 
 
+class StripVectors(NamedTuple):
+    """What `strips` multiplies queries by, over all distances."""
+
+    turned: Any  # vectors: [h or 1, C, n]
+    bias: Any  # added to the products: [h, n], or None
+
+
+class StripLeaves(NamedTuple):
+    """What `strips` multiplies, row of tiles by row of tiles."""
+
+    rows: Any  # what queries bring: [b, h, T, C]
+    vectors: StripVectors
+
+
+@dataclasses.dataclass(frozen=True)
 class Windows(Way):
     """Tables over all distances of contiguous positions."""
 
-    cheap = False
+    in_strips: bool = False  # whether `strips` makes all of it, so that tiles only add it
+
+    @classmethod
+    def of(cls, terms, places, *how):
+        per_query = [type(term) in (RelativeKeys, RelativeState) for term in terms]
+        others = [type(term) not in (RelativeKeys, RelativeState, DistanceBias) for term in terms]
+        return cls(places, *how, in_strips=any(per_query) and not any(others))
+
+    @property
+    def cheap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.in_strips
 
     def tables(self, terms, run_gaps=None):
         """Over all T + S - 1 distances; zeros for those that the mask always hides.
@@ -55,54 +81,76 @@ class Windows(Way):
         last = 0 if self.one_sided and run_gaps is None else 1 - keys
         distance = jnp.arange(queries - 1, last - 1, -1, dtype=jnp.int32)
         if run_gaps is not None:
+            distance = fit(distance, 0, self._length)
             distance = (run_gaps[..., None] + distance).reshape(-1)
             # Anything will do where the mask hides all.
             distance = jnp.maximum(distance, 0) if self.one_sided else distance
-        length = self.grid.runs**2 * (queries + keys - 1)
+        length = self.grid.runs**2 * self._length
         tables = evaluate(terms, distance, self.scale)
         return WindowTables(jax.tree.map(lambda x: fit(x, 1, length), tables), query_biases(terms))
 
+    @property
+    def overhang(self) -> int:
+        """Blocks of distances that a row of tiles has more than it has tiles."""
+        return -(-self.grid.rows // self.grid.columns)
+
+    @property
+    def strip_blocks(self) -> int:
+        """Blocks of distances that a row of tiles has in a run of keys."""
+        return self.grid.k_blocks // self.grid.runs + self.overhang
+
+    @property
+    def _length(self) -> int:
+        """Entries of a table, for each two runs: to the end of the first row's last block."""
+        return self.grid.lengths[0] - self.grid.rows + self.strip_blocks * self.grid.columns
+
     def prepare(self, tables, q, k):
-        """A bias becomes one more channel of the vectors of queries, which have a 1 there."""
+        """Beside vectors that queries meet, a bias is added where these are multiplied."""
         distances, heads = tables.distances, q.x.shape[1]
-        rows, columns, bias = None, None, distances.bias
-        keys = side_by_side(distances.per_query, heads)
-        if keys is not None:
+        columns, bias, strip = None, distances.bias, None
+        vectors = side_by_side(distances.per_query, heads)
+        if vectors is not None:
             rows = features(distances, tables.biases, q, self.scale)
-        if bias is not None:
-            ones = jnp.ones((1, 1, q.x.shape[2], 1), jnp.float32)
-            bias = bias[..., None]
-            if rows is not None and keys is not None:
-                ones = jnp.broadcast_to(ones, (*rows.shape[:3], 1))
-                ones = jnp.concatenate([rows, ones], axis=-1)
-                keys = jnp.broadcast_to(keys, (heads, *keys.shape[1:]))
-                bias = jnp.concatenate([keys, bias], axis=-1)
-            rows, keys = ones, bias
+            rows = jnp.broadcast_to(rows, (*q.x.shape[:3], rows.shape[-1]))
+            vectors = StripVectors(jnp.swapaxes(vectors, 1, 2), bias)
+            strip, bias = StripLeaves(rows, vectors), None
         if distances.queries is not None:
             columns = self.scale * repeat_heads(k.raw, heads).astype(jnp.float32)
-        leaves = WindowLeaves(rows, columns, keys, distances.queries)
-        return Leaves(near=leaves, values=distances.values)
+        leaves = WindowLeaves(bias, columns, distances.queries)
+        return Leaves(near=leaves, values=distances.values, strip=strip)
 
     def cuts(self, tile):
         """The window of r + c - 1 distances begins where the tile's top right corner is."""
-        rows, columns, runs = self.grid.rows, self.grid.columns, self.grid.runs
-        i, j, blocks, first = tile.i, tile.j, self.grid.q_blocks // runs, 0
-        if runs > 1:  # the tiles are square
-            first = (i // blocks * runs + j // blocks) * (2 * blocks * rows - 1)
-            i, j = i % blocks, j % blocks
-        window = Cut(1, first + (blocks - 1 - i) * rows + j * columns, rows + columns - 1)
-        near = WindowLeaves(self.row_cut(tile), self.column_cut(tile), window, window)
-        return Leaves(near=near, values=window)
+        j, blocks = tile.j, self.grid.k_blocks // self.grid.runs
+        window = self._cut(tile.i, j // blocks, j % blocks, self.grid.rows + self.grid.columns - 1)
+        return Leaves(near=WindowLeaves(window, self.column_cut(tile), window), values=window)
+
+    def vector_cuts(self, i, n) -> StripVectors:
+        """The n-th block of the distances of block row i."""
+        cut = self._cut(i, n // self.strip_blocks, n % self.strip_blocks, self.grid.columns)
+        return StripVectors(cut._replace(axis=2), cut)
+
+    def _cut(self, i, run, n, size: int) -> Cut:
+        """Of tables, `size` distances of block row i from the n-th block of a run of keys on."""
+        rows, blocks = self.grid.rows, self.grid.q_blocks // self.grid.runs
+        pair = i // blocks * self.grid.runs + run
+        start = (blocks - 1 - i % blocks) * rows + n * self.grid.columns
+        return Cut(1, pair * self._length + start, size)
 
     def scores(self, near, always, tile):
         """Products with the window, sheared; seen from the keys, distances run backwards."""
-        from_rows = from_columns = None
-        if near.rows is not None:
-            from_rows = self._sheared(near.rows, near.keys)
+        bias = from_columns = None
+        if near.bias is not None:
+            ones = jnp.ones((1, 1, self.grid.rows, 1), jnp.float32)
+            bias = self._sheared(ones, near.bias[..., None])
         if near.columns is not None:
             turned = self._sheared(near.columns, near.queries[:, ::-1])
             from_columns = jnp.swapaxes(turned, -1, -2)
-        return add_up([from_rows, from_columns])
+        return add_up([bias, from_columns])
+
+    def plain_scores(self, always, tile):
+        """Nothing: only where strips have it all are tiles plain."""
+        return None
 
     def values(self, values, weights, tile):
         """The weights, sheared back, times the window."""

@@ -11,7 +11,10 @@ logarithms of rows' sums. What is added reaches them so, never as a matrix in me
 * `DistanceBias`es are evaluated outside, once for each block diagonal: a strip of the distances
   that occur there, which a tile shears into place by rotating lanes (T5);
 * so are vectors of distances. A tile multiplies them with what its tokens have for them, q, k or a
-  state, and shears the products (Shaw, DeBERTa, Inkling).
+  state, and shears the products (Shaw, DeBERTa, Inkling). Those without a horizon get gradients
+  from a kernel that goes along block diagonals (Transformer-XL);
+* a bias of pairs of positions, or of distances of several axes or at explicit positions, is an
+  array for one strip of queries after the other (`strips`: FIRE, Swin).
 
 Beyond the horizon of all that is read by distance a tile takes one number per query, which moves
 the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
@@ -19,18 +22,20 @@ nothing but biases that decay is added, tiles in which no key can matter are lef
 
 `kernels` holds what runs on a core, `launch` the grids; here is who runs what, and what is read.
 
-Letters: B batch, T tokens (queries and keys alike), H query heads, K key heads, E width of q and k,
-F width of v, C numbers, R block diagonals, X width of what meets vectors. i is a query block, j a
-key block.
+Letters: B batch, T tokens (queries and keys alike, but in a strip), H query heads, K key heads,
+E width of q and k, F width of v, C numbers, R block diagonals, X width of what meets vectors. i is
+a query block, j a key block.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -38,6 +43,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import DistanceTerm, Side, select
 from pe_jax.engines import kernel_common as common
+from pe_jax.engines import strips
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.tpu import operands, passes
@@ -46,7 +52,7 @@ from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeQueries),
     *(kinds.RelativeValues, kinds.RelativeState, kinds.TokenBias, kinds.TokenProduct),
-    kinds.LogitCap,
+    *(kinds.PairBias, kinds.LogitCap),
 )
 VECTOR_KINDS = (
     kinds.RelativeKeys,
@@ -56,7 +62,8 @@ VECTOR_KINDS = (
 )
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
-MAX_VECTORS = 2**23  # the same of strips of vectors
+MAX_VECTORS = 2**23  # the same of strips of vectors; beyond it they are taken to have no horizon
+MAX_PAIRS = 2**24  # of a strip, unless a block has more; a gather takes 16 times their memory
 MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 
 
@@ -67,33 +74,46 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
-    if select(terms, kinds.DistanceFormula, DistanceTerm) and not spec.contiguous:
-        return "a bias of distances with explicit positions"
+    if select(terms, *VECTOR_KINDS) and not spec.contiguous:
+        return "vectors of distances at explicit positions"
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
     if numbers > MAX_NUMBERS:
         return f"{numbers} numbers per token (at most {MAX_NUMBERS})"
-    return _too_much_memory(make_plan(spec, terms, q), terms)
+    kept, _, _ = strips.others(in_strips(spec, terms), terms, q, k)
+    return _too_much_memory(make_plan(spec, kept, q))
 
 
-def _too_much_memory(plan: Plan, terms: tuple) -> str | None:
-    """Why the strips of a call and their gradients do not fit; None where they do."""
-    if not plan.by_distance:
+def in_strips(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
+    """For each term "pairs" if it is computed in strips, else ""."""
+    distances = kinds.DistanceFormula, kinds.DistanceBias
+
+    def of_pairs(term):
+        elsewhere = isinstance(term, distances) and not spec.contiguous
+        return isinstance(term, kinds.PairBias) or elsewhere
+
+    return tuple("pairs" if of_pairs(term) else "" for term in terms)
+
+
+def _too_much_memory(plan: Plan) -> str | None:
+    """Why the strips of biases and their gradients do not fit; None where they do."""
+    if not plan.by_distance or plan.by_diagonal:
         return None
-    distance, vectors = jax.ShapeDtypeStruct((1,), jnp.int32), select(terms, *VECTOR_KINDS)
-    widths = (jax.eval_shape(term.at, distance).shape[-1] for term in vectors)
-    width = sum(-(-n // LANES) * LANES for n in widths) or 1
-    if 8 * plan.block * len(plan.diagonals) * width <= (MAX_VECTORS if vectors else MAX_STRIPS):
+    if 8 * plan.block * len(plan.diagonals) <= MAX_STRIPS:
         return None
-    what = "vectors" if vectors else "a bias"
     if plan.horizon is None:
-        return f"{what} without a horizon over {plan.tokens} tokens"
-    return f"{what} of distances from {plan.horizon[0]} to {plan.horizon[1]}"
+        return f"a bias without a horizon over {plan.tokens} tokens"
+    return f"a bias of distances from {plan.horizon[0]} to {plan.horizon[1]}"
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
-    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases."""
-    plan = make_plan(spec, terms, q)
-    return 2 * plan.block + min(max(map(abs, plan.horizon or (0,))), plan.block) + 61
+    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases.
+
+    Of two strips, where there are any.
+    """
+    which = in_strips(spec, terms)
+    plan = make_plan(spec, strips.others(which, terms, q, k)[0], q)
+    least = 2 * plan.block + min(max(map(abs, plan.horizon or (0,))), plan.block)
+    return max(least, strips.BLOCKS * plan.block if any(which) else 0) + 61
 
 
 def attend(
@@ -118,25 +138,73 @@ def attend(
     if exact and not spec.lse and not select(terms, *KINDS):
         return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
     q, k, v = operands.with_products(spec, terms, q, k, v)
+    if any(which := in_strips(spec, terms)):
+        kept, _, _ = strips.others(which, terms, q, k)
+        whole = counted(make_plan(spec, kept, q, block, interpret))
+        of_strip = functools.partial(_attend_strip, whole)
+        rows = strips.length(whole.block, q, k, MAX_PAIRS)
+        # What a function of two positions takes may be many times what it gives.
+        chunk = strips.BLOCKS * whole.block if select(terms, kinds.PairBias) else None
+        return strips.attend(of_strip, rows, which, spec, terms, q, k, v, chunk)
     out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
+
+
+def _attend_strip(
+    whole: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """As `attend`, of some of the queries, where all other terms are in a bias of pairs.
+
+    The plan is that of all queries; the bias is in one piece or in chunks of keys.
+    """
+    bias = common.pad(bias, 3, whole.block)[None] if bias.ndim == 4 else bias
+    own, blocks = (n // whole.block for n in (q.x.shape[2], len(bias) * bias.shape[4]))
+    part = own / pl.cdiv(whole.tokens, whole.block)
+    plan = dataclasses.replace(
+        whole,
+        decays=False,  # for there is the bias too
+        steps=(blocks, own),
+        tiles=whole.tiles * part,
+        near=whole.near * part,
+    )
+    out, lse = _attention(plan, operands.make_arrays(plan, terms, q, k, v, bias))
+    return out.astype(jnp.float32), lse
 
 
 def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=False) -> Plan:
     """What is static about a call; its tiles are not `counted` yet."""
     tokens = q.x.shape[2]
+    block = block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens)))
+    horizon = _horizon(spec, terms, block)
     return Plan(
         **common.ScorePlan.fields(spec, terms),
         real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
         by_distance=bool(select(terms, DistanceTerm)),
-        horizon=common.horizon(terms),
+        by_diagonal=bool(select(terms, *VECTOR_KINDS)) and horizon is None,
+        horizon=horizon,
         tokens=tokens,
-        block=block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens))),
+        block=block,
         steps=(0, 0),
         tiles=0,
         near=0,
         interpret=interpret,
     )
+
+
+def _horizon(spec: AttentionSpec, terms: tuple, block: int) -> tuple[int, int] | None:
+    """The distances beyond which all is constant; None: nowhere, or so far that it is no help.
+
+    That is where the gradients of vectors within it do not stay in a core's memory. It must not
+    depend on the length, for a small case is to be computed as the call is.
+    """
+    limits, vectors = common.horizon(terms), select(terms, *VECTOR_KINDS)
+    if limits is None or not vectors:
+        return limits
+    distance = jax.ShapeDtypeStruct((1,), jnp.int32)
+    widths = (jax.eval_shape(term.at, distance).shape[-1] for term in vectors)
+    width = sum(pl.cdiv(n, LANES) * LANES for n in widths)
+    diagonals = (limits[1] - (0 if spec.causal else limits[0])) // block + 3
+    return limits if 8 * block * diagonals * width <= MAX_VECTORS else None
 
 
 def counted(plan: Plan) -> Plan:
@@ -187,14 +255,21 @@ def _mask(spec: AttentionSpec, length: int) -> masks.Mask:
 
 
 def _forward(plan: Plan, x: Arrays):
-    """Output [B, H, T, F] in v's dtype, logarithms of rows' sums [B, H, T, 1]; what is saved."""
-    result = passes.forward(plan, x, _places(plan, x, by_keys=False), x.v.dtype)
-    lse = jnp.where(result.lse == -LOWEST, LOWEST, result.lse)
-    return (result.out, jnp.swapaxes(lse, 2, 3)), (x, result.out, result.lse)
+    """Output [B, H, T, F], logarithms of rows' sums [B, H, T, 1]; what is saved.
+
+    The output is in v's dtype, but with a bias of pairs in float32: gradients of such are sums over
+    rows that add up to 0, as far as `inner` is exact.
+    """
+    dtype = x.v.dtype if x.bias is None else jnp.float32
+    result = passes.forward(plan, x, _places(plan, x, by_keys=False), dtype)
+    out, kept = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
+    lse = jnp.where(kept == -LOWEST, LOWEST, kept)
+    return (out, jnp.swapaxes(lse, 2, 3)), (x, out, kept)
 
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
     (x, out, lse), (d_out, d_lse) = saved, cotangents
+    d_out = d_out.astype(x.v.dtype)
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
     whole = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
     of_queries, of_keys = (_places(plan, x, by_keys) for by_keys in (False, True))
@@ -203,16 +278,20 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
 
 
 def _places(plan: Plan, x: Arrays, by_keys: bool) -> Places:
-    first = jnp.arange(0, x.q.shape[2], plan.block, dtype=jnp.int32)
-    return operands.find_places(plan, x, first, first, by_keys)
+    q_first, k_first = (
+        jnp.arange(0, side.shape[2], plan.block, dtype=jnp.int32) for side in (x.q, x.k)
+    )
+    q_first = q_first if x.begin is None else q_first + x.begin
+    return operands.find_places(plan, x, q_first, k_first, by_keys)
 
 
 def _fold(grad: Any, like: Any) -> Any:
-    """The sum over batch rows that shared an array, in its dtype."""
+    """The sum over batch rows and heads that shared an array, in its dtype."""
     if grad is None:
         return None
-    shared = len(like) < len(grad)
-    return (grad.sum(0, keepdims=True) if shared else grad).astype(like.dtype)
+    sizes = zip(like.shape, grad.shape, strict=True)
+    shared = tuple(axis for axis, (own, all_of) in enumerate(sizes) if own < all_of)
+    return (grad.sum(shared, keepdims=True) if shared else grad).astype(like.dtype)
 
 
 _attention = common.differentiable(_forward, _backward)

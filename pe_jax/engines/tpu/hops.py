@@ -66,7 +66,12 @@ def refusal(
     run = q.x.shape[2] // split.runs_per_row
     if block_of(run) < engine.LANES:
         return f"devices have runs of {run} tokens: not of whole blocks of {engine.LANES}"
-    return engine.refusal(spec, terms, q, k, v)
+    if (why := engine.refusal(spec, terms, q, k, v)) is not None:
+        return why
+    if any(engine.in_strips(spec, terms)):
+        return "in a ring it has no biases of pairs of positions"
+    by_diagonal = engine.make_plan(spec, terms, q).by_diagonal
+    return "in a ring it has no vectors without a horizon" if by_diagonal else None
 
 
 def block_of(run: int) -> int:

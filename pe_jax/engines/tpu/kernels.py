@@ -1,4 +1,4 @@
-"""The TPU kernels: one forward and two backward ones (queries; keys and values).
+"""The TPU kernels: one forward, two backward (queries; keys and values), one for block diagonals.
 
 A kernel takes references: where blocks are, what it reads, what it writes, and `kept`, float32
 memory that lasts from tile to tile. The last grid axis runs over the tiles that add up to one block
@@ -14,9 +14,9 @@ from jax.experimental import pallas as pl
 
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.tpu import tiles
-from pe_jax.engines.tpu.plan import VECTORS, Arrays, Places, Plan
+from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan
 from pe_jax.engines.tpu.shear import dot
-from pe_jax.engines.tpu.tiles import Tile, as_column, repeat_columns, scores
+from pe_jax.engines.tpu.tiles import Tile, repeat_columns, scores
 
 FLOOR = -1e29  # where row maxima begin, above masked scores: exp(LOWEST - FLOOR) is 0
 
@@ -54,20 +54,20 @@ def forward_kernel(
 
 
 def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arrays) -> None:
-    """Gradients of a block of queries, and of what heads learn: that stays for all their tiles."""
+    """Gradients of a block of queries, and of what heads learn: that stays for all their tiles.
+
+    That of the bias of a tile is stored at once; tiles that are not visited get zeros.
+    """
     h, b, i, step = (pl.program_id(axis) for axis in range(4))
     first, last = places.bounds(b, h, i)
     fill(step == 0, 0, kept.q, kept.rows, kept.q_numbers)
-    of_head = [getattr(grads, name) for name in ("coefficients", "strips", *VECTORS)]
+    of_head = [getattr(grads, name) for name in OF_HEADS]
     fill((b == 0) & (i == 0) & (step == 0), 0, *of_head)
+    fill(first + step > last, 0, grads.bias)
 
     def visit(tile: Tile):
-        s, rest, slope = scores(plan, x, tile)
-        rest = rest if isinstance(rest, float) else rest[:, :1]
-        p = jnp.exp(s - (as_column(x.lse[...]) - rest))
-        d_p = dot(x.d_out[...], x.v[...], 1) - as_column(x.inner[...])
-        d_s = p * with_value_vectors(plan, x, tile, d_p)
-        d_s, k = d_s if slope is None else d_s * slope, x.k[...]
+        found, k = tiles.gradient(plan, x, tile), x.k[...]
+        d_s = found.d_s
         kept.q[...] += dot(d_s.astype(k.dtype), k, 0)
         if kept.rows is not None:
             kept.rows[...] += tiles.own_gradient(plan, x.row_vectors, d_s, tile.easy)
@@ -76,16 +76,10 @@ def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: A
         if grads.coefficients is not None:
             for c, part in enumerate(jax.vjp(*tiles.formula_of(plan, x, tile))[1](d_s)[0]):
                 grads.coefficients[c] += part
+        if grads.bias is not None:
+            grads.bias[...] = d_s
         strip = plan.strip(tile.gap) if plan.by_distance else 0
-        if grads.strips is not None:
-            tiles.add_to_strip(plan, grads.strips, strip, d_s, tile.easy)
-        if grads.row_vectors is not None:
-            tiles.add_to_vectors(plan, grads.row_vectors, strip, x.rows[...], d_s, tile.easy)
-        if grads.column_vectors is not None:
-            own = x.columns[...]
-            tiles.add_to_vectors(plan, grads.column_vectors, strip, own, d_s, tile.easy, True)
-        if grads.value_vectors is not None:
-            tiles.add_to_vectors(plan, grads.value_vectors, strip, x.d_out[...], p, tile.easy)
+        tiles.add_by_distance(plan, x, grads, strip, found, tile.easy)
 
     of_each_kind(plan, places, i, first + step, first + step <= last, visit)
 
@@ -111,7 +105,7 @@ def keys_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arra
         d_out, q = x.d_out[...], x.q[...]
         kept.v[...] += dot(p.astype(d_out.dtype), d_out, 0)
         d_p = dot(x.v[...], d_out, 1) - x.inner[...]
-        d_s = p * with_value_vectors(plan, x, tile, d_p)
+        d_s = p * tiles.with_value_vectors(plan, x, tile, d_p)
         d_s = d_s if slope is None else d_s * slope
         kept.k[...] += dot(d_s.astype(q.dtype), q, 0)
         if kept.columns is not None:
@@ -133,6 +127,20 @@ def keys_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arra
             grads.columns[...] = kept.columns[...].astype(grads.columns.dtype)
 
 
+def diagonals_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, _) -> None:
+    """Gradients of what is read by distance, of one block diagonal after the other."""
+    h, row, b, step = (pl.program_id(axis) for axis in range(4))
+    fill((b == 0) & (step == 0), 0, *(getattr(grads, name) for name in BY_DISTANCE))
+    i, j, inside = places.along_diagonal(plan.diagonals[0] + row, plan.block, step)
+    first, last = places.bounds(b, h, i)
+
+    def visit(tile: Tile):
+        found = tiles.gradient(plan, x, tile)
+        tiles.add_by_distance(plan, x, grads, 0, found, tile.easy)
+
+    of_each_kind(plan, places, i, j, inside & (j >= first) & (j <= last), visit)
+
+
 def of_each_kind(
     plan: Plan, places: Places, i, j, inside, visit: Callable[[Tile], None], transposed=False
 ) -> None:
@@ -147,14 +155,6 @@ def of_each_kind(
         pl.when(inside & easy)(lambda: visit(Tile(gap, k_first, True, transposed)))
         hard = inside & jnp.logical_not(easy)
         pl.when(hard)(lambda: visit(Tile(gap, k_first, False, transposed)))
-
-
-def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax.Array:
-    """The gradient of the weights, with that through the vectors that are averaged by distance."""
-    if x.value_vectors is None:
-        return d_p
-    more = tiles.multiply(plan, x.d_out[...], x.value_vectors, tile.easy, tile.transposed)
-    return d_p + tiles.spread(plan, more)
 
 
 def fill(when, value: float, *refs) -> None:

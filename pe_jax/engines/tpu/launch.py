@@ -1,8 +1,9 @@
 """How the TPU kernels are launched: grids, how arrays are cut into blocks, what it costs.
 
-One kernel forward, two backward, each over a grid of the tiles that the mask leaves. Gradients of
-what heads learn add up in the order of the grid, which a TPU runs in sequence: no atomics, the same
-bits each time.
+One kernel forward, two backward, each over a grid of the tiles that the mask leaves, and a third
+over their diagonals where gradients by distance are too many for a core's memory. Gradients of what
+heads learn add up in the order of the grid, which a TPU runs in sequence: no atomics, the same bits
+each time.
 """
 
 import functools
@@ -25,10 +26,9 @@ PRODUCTS = {  # how many of each width a kernel computes, with the gradients of 
     kernels.forward_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 1, 1, 1), strict=True)),
     kernels.queries_kernel: dict(zip(("q", "v", *VECTORS), (2, 1, 3, 2, 2), strict=True)),
     kernels.keys_kernel: dict(zip(("q", "v", *VECTORS), (2, 2, 1, 2, 1), strict=True)),
+    kernels.diagonals_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 2, 2, 2), strict=True)),
 }
-VMEM = (
-    64 * 2**20
-)  # bytes that a kernel with vectors may take; without them the compiler's 16 MiB do
+VMEM = 64 * 2**20  # bytes for a kernel with vectors or a bias of pairs; others have 16 MiB
 
 
 def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays, kept: Arrays):
@@ -36,9 +36,10 @@ def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays
 
     `kept` are widths of what lasts from tile to tile, [block, width] each.
     """
-    by_keys = kernel is kernels.keys_kernel
-    grid, at = _grid(plan, x, by_keys)
-    of_x, of_outs = (_specs(plan, x, arrays, at) for arrays in (x, outs))
+    x = x._replace(begin=None)  # which is in the places
+    grid, at, store = _grid(plan, kernel, x)
+    by_row = kernel is kernels.diagonals_kernel
+    of_x, of_outs = _specs(plan, x, x, at), _specs(plan, x, outs, store, by_row)
 
     def memory(width):
         return pltpu.VMEM((plan.block, width), jnp.float32)
@@ -46,7 +47,7 @@ def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays
     scratch: list[Any] = [jax.tree.map(memory, kept)]
     if kernel is kernels.forward_kernel:  # row maxima and sums
         scratch += [memory(plan.lanes)] * 2
-    vectors = any(getattr(x, name) is not None for name in VECTORS)
+    large = any(getattr(x, name) is not None for name in (*VECTORS, "bias"))
     (result,) = pl.pallas_call(
         functools.partial(kernel, plan),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -59,7 +60,7 @@ def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays
         out_shape=[outs],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",) + ("arbitrary",) * (len(grid) - 1),
-            vmem_limit_bytes=VMEM if vectors else None,
+            vmem_limit_bytes=VMEM if large else None,
         ),
         cost_estimate=_cost(plan, kernel, x, of_x, outs),
         interpret=plan.interpret,
@@ -67,8 +68,11 @@ def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays
     return result
 
 
-def _grid(plan: Plan, x: Arrays, by_keys: bool):
-    """The grid, and (batch, head, i, j) of a place in it; a tile outside the mask fetches none."""
+def _grid(plan: Plan, kernel: Callable, x: Arrays):
+    """The grid, and (places, batch, head, i, j) of a place in it: of what it reads, what it stores.
+
+    A tile outside the mask fetches none.
+    """
     batch, heads, tokens, _ = x.q.shape
     kv_heads, keys = x.k.shape[1:3]
     groups = heads // kv_heads
@@ -84,20 +88,52 @@ def _grid(plan: Plan, x: Arrays, by_keys: bool):
         h = kv * groups + group
         return places, b, h, other(places, b, h, j, step), j
 
-    if by_keys:
-        return (batch, kv_heads, keys // plan.block, groups, plan.steps[1]), along_queries
-    return (heads, batch, tokens // plan.block, plan.steps[0]), along_keys
+    def along_all_keys(h, b, i, step, places):
+        first, _ = places.bounds(b, h, i)
+        return places, b, h, i, jax.lax.rem(first + step, plan.steps[0])
+
+    def along_diagonals(h, row, b, step, places):
+        i, j, _ = places.along_diagonal(plan.diagonals[0] + row, plan.block, step)
+        return places, b, h, i, j
+
+    if kernel is kernels.keys_kernel:
+        grid = batch, kv_heads, keys // plan.block, groups, plan.steps[1]
+        return grid, along_queries, along_queries
+    if kernel is kernels.diagonals_kernel:
+        grid = heads, len(plan.diagonals), batch, tokens // plan.block
+        return grid, along_diagonals, along_diagonals
+    grid = heads, batch, tokens // plan.block, plan.steps[0]
+    return grid, along_keys, along_keys if x.bias is None else along_all_keys
 
 
-def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable) -> Arrays:
-    """How arrays are cut into blocks: those that a kernel reads, which are x, or writes."""
+def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = False) -> Arrays:
+    """How arrays are cut into blocks: those that a kernel reads, which are x, or writes.
+
+    `by_row`: a program writes one row of what is read by distance, that of its grid's second axis.
+    """
 
     def block_spec(name, array):
+        if name == "bias":
+            return of_pairs(array)
         if name not in (*OF_QUERIES, *OF_KEYS):
             return of_head(array, strip=arrays is x and name in BY_DISTANCE)
         return of_tokens(array, name in OF_KEYS, along_lanes=name not in WIDE)
 
+    def of_pairs(array):
+        _, rows, heads, _, chunk = array.shape
+        blocks = chunk // plan.block
+
+        def place(*grid):
+            _, b, h, i, j = at(*grid)
+            own = b if rows > 1 else 0, h if heads > 1 else 0, i
+            return jax.lax.div(j, blocks), *own, jax.lax.rem(j, blocks)
+
+        return pl.BlockSpec((None, None, None, plan.block, plan.block), place)
+
     def of_head(array, strip: bool):
+        if by_row:
+            one_row = (None, 1, *array.shape[2:])
+            return pl.BlockSpec(one_row, lambda h, row, *_: (h, row, 0, 0))
         if strip:
             shape, rest = (None, None, *array.shape[2:]), (0, 0)
         else:
@@ -134,6 +170,8 @@ def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
     tiles, near = math.prod(x.q.shape[:2]) * plan.tiles, plan.near / plan.tiles
     flops, powers = 2.0 * (x.strips is not None), 1.0 + (plan.cap is not None)
     for name, count in PRODUCTS[kernel].items():
+        if kernel is kernels.queries_kernel and plan.by_diagonal and name in VECTORS:
+            count -= 1  # that of the vectors' gradient
         if (array := getattr(x, name)) is not None:
             # A near tile multiplies windows, a far one a register of columns.
             share = near + plan.lanes / plan.block if name in VECTORS else 1
@@ -144,7 +182,7 @@ def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
     moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
     for name, array, spec in zip(x._fields, x, specs, strict=True):
         if array is not None:
-            anew = name in visited or name == "coefficients" or name in BY_DISTANCE  # in each tile
+            anew = name in (*visited, "coefficients", "bias", *BY_DISTANCE)  # in each tile
             block = math.prod(n for n in spec.block_shape if n)
             count = tiles * block if anew else array.size
             moved += array.dtype.itemsize * count * (near if name in VECTORS else 1)

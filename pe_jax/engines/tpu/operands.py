@@ -26,8 +26,13 @@ def with_products(
     return q, k, repeat_heads(v, k.x.shape[1])
 
 
-def make_arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arrays:
-    """What the kernels read, padded; q and k have the channels of products already."""
+def make_arrays(
+    plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array | None = None
+) -> Arrays:
+    """What the kernels read, padded; q and k have the channels of products already.
+
+    With a `bias` of all pairs, as in `Arrays`, q may be some of the tokens.
+    """
     x, y, v = (common.pad(x, 2, plan.block) for x in (q.x, k.x, v))
     # The distances of each strip: [R, 2·block], falling. From 1 - 2·block to 0 they rise.
     first = (jnp.asarray(plan.diagonals, jnp.int32) + 1) * plan.block - 1
@@ -38,12 +43,14 @@ def make_arrays(plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array) -> Arr
         q=x,
         k=y,
         v=v,
+        bias=bias,
         coefficients=None if numbers is None else numbers[:, :, None, None],
         strips=None if strips is None else strips[:, :, None],
         q_numbers=common.token_numbers(terms, q, plan.block),
         k_numbers=common.token_numbers(terms, k, plan.block),
         q_ids=_ids(plan, q.tokens.segments, -1),
         k_ids=_ids(plan, k.tokens.segments, -2),
+        begin=None if bias is None else q.tokens.index[0, 0],
         **_vectors(plan, terms, q, k, falling, v.dtype),
     )
 

@@ -1,6 +1,6 @@
 """The passes of the TPU kernels over their tiles: forward, and backward.
 
-Both backward kernels compute each tile again. Letters are those of `plan`.
+Each backward kernel computes each tile again. Letters are those of `plan`.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pe_jax.engines.tpu import kernels
 from pe_jax.engines.tpu.launch import launch
-from pe_jax.engines.tpu.plan import OF_HEADS, Arrays, Places, Plan
+from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan
 
 
 def forward(plan: Plan, x: Arrays, places: Places, dtype: Any) -> Arrays:
@@ -30,28 +30,43 @@ def backward(
 
     `dtype` is that of the gradients of tokens; None: that of what they are gradients of.
     """
-    d_q = _shapes(x, dtype, "q", *(n for n in ("q_numbers", "rows", *OF_HEADS) if n in learned))
-    rows = launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q))
+    wanted = [n for n in ("q_numbers", "rows", "bias", *OF_HEADS) if n in learned]
+    elsewhere = [n for n in wanted if plan.by_diagonal and n in BY_DISTANCE]
+    d_q = _shapes(x, dtype, "q", *(n for n in wanted if n not in elsewhere))
+    grads = launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q))
+    if elsewhere:
+        shapes = _shapes(x, dtype, *elsewhere)
+        more = launch(plan, kernels.diagonals_kernel, of_queries, x, shapes, Arrays())
+        grads = _joined(grads, more)
     if x.strips is not None:  # seen from the keys, distances run backwards
         x = x._replace(strips=jnp.roll(x.strips[..., ::-1], -1, axis=-1))
     d_k = _shapes(x, dtype, "k", "v", *(n for n in ("k_numbers", "columns") if n in learned))
-    columns = launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k))
-    return Arrays(*(b if a is None else a for a, b in zip(rows, columns, strict=True)))
+    return _joined(grads, launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k)))
+
+
+def _joined(some: Arrays, others: Arrays) -> Arrays:
+    """All of both."""
+    return Arrays(*(b if a is None else a for a, b in zip(some, others, strict=True)))
 
 
 def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
-    """Those of gradients: float32 of what heads learn, and of tokens those of each batch row."""
+    """Those of gradients: float32 of what heads learn, and of tokens those of each batch row.
+
+    Of a bias of pairs that of each batch row and head.
+    """
     shapes = {}
     for name in names:
         array = getattr(x, name)
         shape = array.shape if name in OF_HEADS else (len(x.q), *array.shape[1:])
+        if name == "bias":
+            shape = (len(array), *x.q.shape[:2], *array.shape[3:])
         kind = jnp.float32 if name in OF_HEADS else dtype or array.dtype
         shapes[name] = jax.ShapeDtypeStruct(shape, kind)
     return Arrays(**shapes)
 
 
 def _kept(plan: Plan, outs: Arrays) -> Arrays:
-    """Widths of the float32 sums of what is not of heads; numbers have a lane each."""
-    given = zip(Arrays._fields, outs, strict=True)
-    widths = {n: a.shape[-1] for n, a in given if a is not None and n not in OF_HEADS}
+    """Widths of the float32 sums of what is of tokens; numbers have a lane each."""
+    given, others = zip(Arrays._fields, outs, strict=True), (*OF_HEADS, "bias")
+    widths = {n: a.shape[-1] for n, a in given if a is not None and n not in others}
     return Arrays(**{n: plan.lanes if "numbers" in n else width for n, width in widths.items()})

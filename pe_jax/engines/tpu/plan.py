@@ -1,8 +1,9 @@
 """What a TPU kernel is told: its arrays, the places of blocks, and what is static about a call.
 
-B batch, T tokens (queries and keys alike), H query heads, K key heads, E width of q and k, F width
-of v, C numbers, R block diagonals, X width of what is dotted with vectors of distances. i is a
-query block, j a key block; the gap of a tile is the distance of its first query and first key.
+B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v, C numbers,
+R block diagonals, X width of what is dotted with vectors of distances. i is a query block, j a key
+block; the gap of a tile is the distance of its first query and first key. Queries and keys are the
+same tokens, or the queries some of them, in whole blocks.
 """
 
 import dataclasses
@@ -21,19 +22,21 @@ class Arrays(NamedTuple):
     """What kernels read and write: arrays, their blocks or references; None where there is none."""
 
     q: Any = None  # [B, H, T, E], or its gradient
-    k: Any = None  # [B, K, T, E], or its gradient
-    v: Any = None  # [B, K, T, F], or its gradient
+    k: Any = None  # [B, K, S, E], or its gradient
+    v: Any = None  # [B, K, S, F], or its gradient
+    bias: Any = None  # of all pairs, [chunks, B or 1, H or 1, T, keys of one], or its gradient
     coefficients: Any = None  # the numbers of all formulas, [H, C, 1, 1], or their gradient
     strips: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
-    k_numbers: Any = None  # the same of keys
+    k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     rows: Any = None  # what queries dot with vectors of distances, [B, H, T, X]
     row_vectors: Any = None  # these, [H, R, 2·block, X]: distances fall
-    columns: Any = None  # what keys dot with others, [B, H or K, T, X]
+    columns: Any = None  # what keys dot with others, [B, H or K, S, X]
     column_vectors: Any = None  # these, [H, R, 2·block, X]: distances rise
     value_vectors: Any = None  # what is averaged as values are, [H, R, 2·block, F]: distances fall
     q_ids: Any = None  # segments of queries, [B or 1, 1, T]
-    k_ids: Any = None  # segments of keys, [B or 1, 1, T]
+    k_ids: Any = None  # segments of keys, [B or 1, 1, S]
+    begin: Any = None  # index of the first query where queries are some of the tokens, int32 []
     out: Any = None  # [B, H, T, F]
     lse: Any = None  # logarithms of rows' sums, [B, H, 1, T]
     d_out: Any = None  # cotangent of the output, [B, H, T, F]
@@ -57,6 +60,17 @@ class Places(NamedTuple):
         """The gap of tile (i, j)."""
         return self.q_first[i] - self.k_first[j]
 
+    def along_diagonal(self, diagonal, block: int, step) -> tuple[Any, Any, Any]:
+        """The tile of query block `step` with this gap, in blocks; whether there is one.
+
+        Where there is none, the nearest on the diagonal. Both sides are one run of tokens.
+        """
+        queries, keys = self.q_first.shape[0], self.k_first.shape[0]
+        ahead = jax.lax.div(self.gap(0, 0), block) - diagonal  # of the key block
+        least, most = jnp.maximum(0, -ahead), jnp.minimum(queries, keys - ahead) - 1
+        i = jnp.clip(jnp.minimum(jnp.maximum(step, least), most), 0, queries - 1)
+        return i, jnp.clip(i + ahead, 0, keys - 1), (step >= least) & (step <= most)
+
     def bounds(self, b, h, own) -> tuple[Any, Any]:
         """The first and the last block that block `own` visits, for a batch row and a head."""
         rows, heads, _ = self.first.shape
@@ -70,6 +84,7 @@ class Plan(ScorePlan):
 
     real_distances: bool  # whether formulas take float32 distances, which saves conversions
     by_distance: bool  # whether anything else is read by distance
+    by_diagonal: bool  # whether gradients of what is read so come from a kernel of their own
     horizon: tuple[int, int] | None  # distances beyond which what is read is constant
     tokens: int  # of a row, without padding
     block: int  # tokens of a block

@@ -56,6 +56,9 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
         s += of_tokens(plan, tile, own, other)
     if x.columns is not None:
         s += spread(plan, of_keys(plan, x, tile))
+    if x.bias is not None:
+        bias = x.bias[...]
+        s += bias.T if tile.transposed else bias
     added = of_queries(plan, x, tile)
     if tile.easy and plan.cap is None:
         rest = added
@@ -100,6 +103,51 @@ def multiply(plan: Plan, own: jax.Array, vectors, easy: bool, across: bool) -> j
 def spread(plan: Plan, x: jax.Array) -> jax.Array:
     """Columns, all equal, as many as a tile has; a row or a tile as it is."""
     return repeat_columns(x, plan.block) if x.shape[1] < plan.block else x
+
+
+class Gradient(NamedTuple):
+    """Of the scores of a tile that is not transposed: [block, block] each.
+
+    Attributes:
+      p: the weights.
+      d_s: the gradient of the scores before a cap.
+    """
+
+    p: jax.Array
+    d_s: jax.Array
+
+
+def gradient(plan: Plan, x: Arrays, tile: Tile) -> Gradient:
+    """The weights of a tile, whose rows are queries, and the gradient of its scores."""
+    s, rest, slope = scores(plan, x, tile)
+    rest = rest if isinstance(rest, float) else rest[:, :1]
+    p = jnp.exp(s - (as_column(x.lse[...]) - rest))
+    d_p = dot(x.d_out[...], x.v[...], 1) - as_column(x.inner[...])
+    d_s = p * with_value_vectors(plan, x, tile, d_p)
+    return Gradient(p, d_s if slope is None else d_s * slope)
+
+
+def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax.Array:
+    """The gradient of the weights, with that through the vectors that are averaged by distance."""
+    if x.value_vectors is None:
+        return d_p
+    more = multiply(plan, x.d_out[...], x.value_vectors, tile.easy, tile.transposed)
+    return d_p + spread(plan, more)
+
+
+def add_by_distance(
+    plan: Plan, x: Arrays, grads: Arrays, strip, found: Gradient, easy: bool
+) -> None:
+    """Adds to the gradients of what is read by distance, as far as they are wanted."""
+    p, d_s = found
+    if grads.strips is not None:
+        add_to_strip(plan, grads.strips, strip, d_s, easy)
+    if grads.row_vectors is not None:
+        add_to_vectors(plan, grads.row_vectors, strip, x.rows[...], d_s, easy)
+    if grads.column_vectors is not None:
+        add_to_vectors(plan, grads.column_vectors, strip, x.columns[...], d_s, easy, across=True)
+    if grads.value_vectors is not None:
+        add_to_vectors(plan, grads.value_vectors, strip, x.d_out[...], p, easy)
 
 
 def own_gradient(plan: Plan, vectors, d: jax.Array, easy: bool) -> jax.Array:

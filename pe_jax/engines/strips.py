@@ -1,18 +1,20 @@
-"""Terms that the GPU kernels do not compute: their scores, one strip of queries after the other.
+"""Terms that kernels do not compute: their scores, one strip of queries after the other.
 
 A bias of pairs (FIRE, class tokens), of distances of several axes (Swin), or of distances that are
 not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it once for
 all heads, and all rows of the batch that share positions, for as many queries as make a `strip`:
 [B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each score
 of the strip, and XLA pulls it back through the function: no atomics, and memory for one strip.
+Of keys that causality hides, strips meet at most those up to the end of their group: of four
+groups, 5/8 of all pairs are evaluated.
 
-So are products with vectors of all distances (Transformer-XL): a strip meets R + S - 1 of them,
+So can be products with vectors of all distances (Transformer-XL): a strip meets R + S - 1 of them,
 which lie side by side in a table, and its products with these are sheared into place.
 
-Letters are those of `engine`; R queries of a strip.
+Which terms go which way each engine says. B batch, T queries, S keys, H query heads, E head width,
+F value width, n distances of a table; R queries of a strip.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,66 +23,30 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, Tokens, select
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu.operands import MAX_DISTANCES, RELATIVE, multiply, table_span
-from pe_jax.engines.gpu.passes import SAVED
 from pe_jax.engines.tiled.distance_tables import shear
 
 BLOCKS = 4  # of queries in a strip, unless …
 MOST = 2**26  # … it would have more numbers than these: 256 MiB
-WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)
-
-
-def needed(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[str, ...]:
-    """How each term is computed in strips: of "pairs", by a "window" of distances, or "", not."""
-    plain = q.tokens.positions.ndim == 2 and _whole(q.tokens) and _whole(k.tokens)
-
-    def way(term):
-        if isinstance(term, kinds.PairBias):
-            return "pairs"
-        if isinstance(term, kinds.DistanceBias) and not plain:
-            return "pairs"
-        if not isinstance(term, kinds.DistanceTerm) or not is_long(spec, term, q, k):
-            return ""
-        if not spec.contiguous:
-            return "pairs" if isinstance(term, kinds.DistanceBias) else ""
-        return "window" if isinstance(term, WINDOWED) else ""
-
-    ways = tuple(map(way, terms))
-    if "pairs" in ways or select(terms, *RELATIVE):
-        return ways
-    # Without strips and vectors the kernels have a table of all distances.
-    return tuple("" if way == "window" else way for way in ways)
-
-
-def within(spec: AttentionSpec) -> AttentionSpec:
-    """As the kernels see a strip: some of the queries, at any positions."""
-    return dataclasses.replace(spec, aligned=False, contiguous=False)
-
-
-def is_long(spec: AttentionSpec, term: kinds.DistanceTerm, q: Side, k: Side) -> bool:
-    """Whether a term of distances has no horizon, or one too long for a table per token."""
-    low, high = table_span(spec, (term,), q.x.shape[2], k.x.shape[2])
-    return term.horizon is None or high - low >= MAX_DISTANCES
-
-
-def _whole(tokens: Tokens) -> bool:
-    return jnp.issubdtype(tokens.positions.dtype, jnp.integer)
+GROUPS = 4  # of strips, if there are at least two in each and later keys are hidden
 
 
 def others(which: tuple[str, ...], terms: tuple, q: Side, k: Side) -> tuple[tuple, Side, Side]:
-    """The terms that the kernels compute, and both sides with their states alone."""
+    """The terms that kernels compute, and both sides with their states alone."""
     keep = [n for n, strip in enumerate(which) if not strip]
     q, k = (side._replace(states=tuple(side.states[n] for n in keep)) for side in (q, k))
     return tuple(terms[n] for n in keep), q, k
 
 
-def length(longest: int, q: Side, k: Side) -> int:
-    """Queries of a strip: of a few blocks, fewer where heads and keys are many."""
+def length(longest: int, q: Side, k: Side, most: int = MOST) -> int:
+    """Queries of a strip: of a few blocks, fewer where heads and keys are many.
+
+    `longest` is the tokens of the longest block, of which a strip has one at least.
+    """
     (batch, heads, queries, _), rows = q.x.shape, BLOCKS * longest
-    while rows > longest and (rows // 2 >= queries or batch * heads * rows * k.x.shape[2] > MOST):
+    while rows > longest and (rows // 2 >= queries or batch * heads * rows * k.x.shape[2] > most):
         rows //= 2
     return rows
 
@@ -98,31 +64,67 @@ class Rows(NamedTuple):
 
 def attend(
     by_kernels: Callable,
-    longest: int,
+    rows: int,
     which: tuple[str, ...],
     spec: AttentionSpec,
     terms: tuple,
     q: Side,
     k: Side,
     v: jax.Array,
+    chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, strip by strip: the backward pass computes each bias again.
 
     Args:
-      by_kernels: attention of the queries of a strip: `(spec, terms, q, k, v, bias)`.
-      longest: tokens of the longest block.
-      which: what `needed` says.
+      by_kernels: attention of the queries of a strip: `(terms, q, k, v, bias)`.
+      rows: queries of a strip, as `length` gives.
+      which: how each term is computed: in strips of "pairs", by a "window" of distances, or "", by
+        the kernels.
       spec: of the whole call, as the rest.
       terms: what is added.
       q: the queries.
       k: the keys.
       v: the values.
+      chunk: how many keys biases of pairs are evaluated for at a time, so that what this takes is
+        small. The bias of a strip is then [chunks, B or 1, H or 1, R, chunk]. None: all keys.
     """
+    queries, cut = q.x.shape[2], _cut(q, rows)
+    parts = []
+    for own, keys in _groups(spec, len(cut.x), rows, k.x.shape[2]):
+        seen, values = _up_to(keys, k), v[:, :, :keys]
+        windows = Windows.of(spec, which, terms, q, seen, rows)
+        one = _strip(by_kernels, which, windows, spec, terms, seen, values, chunk)
+        first = jnp.arange(own.start * rows, own.stop * rows, rows, dtype=jnp.int32)
+        parts.append(jax.lax.map(one, (first, jax.tree.map(lambda x, own=own: x[own], cut))))
+    out, lse = (_joined(jnp.concatenate(found)) for found in zip(*parts, strict=True))
+    return out[:, :, :queries], lse[:, :, :queries]
+
+
+def _groups(spec: AttentionSpec, count: int, rows: int, keys: int) -> list[tuple[slice, int]]:
+    """Strips that are computed by one program, and the keys that they may see: the first ones."""
+    if not (spec.causal and spec.aligned and count >= 2 * GROUPS):
+        return [(slice(0, count), keys)]
+    ends = [count * (n + 1) // GROUPS for n in range(GROUPS)]
+    return [
+        (slice(first, last), min(keys, last * rows))
+        for first, last in zip([0, *ends], ends, strict=False)
+    ]
+
+
+def _strip(
+    by_kernels: Callable,
+    which: tuple[str, ...],
+    windows: "Windows | None",
+    spec: AttentionSpec,
+    terms: tuple,
+    k: Side,
+    v: jax.Array,
+    chunk: int | None,
+) -> Callable:
+    """Attention of a strip: a function of the place of its first query, and its `Rows`."""
     dtypes = jax.tree.map(lambda x: x.dtype, (k.x, k.raw, v))
     # Of keys and values gradients are added up over strips: in float32.
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), (k.x, k.raw, v))
-    queries, rows = q.x.shape[2], length(longest, q, k)
-    windows = Windows.of(spec, which, terms, q, k, rows)
 
     def one(strip):
         first, cut = strip
@@ -130,16 +132,16 @@ def attend(
         keys = k._replace(x=x, raw=raw)
         tokens = Tokens(cut.positions, cut.index, cut.segments)
         own = Side(cut.x, cut.raw, cut.states, tokens)
-        scores = [_of_pairs(spec, terms, n, own, keys) for n in _places(which, "pairs")]
-        scores += [] if windows is None else [windows.scores(first, own)]
-        bias = functools.reduce(jnp.add, scores)
-        return by_kernels(within(spec), *others(which, terms, own, keys), values, bias)
+        if chunk is None:
+            scores = [_of_pairs(spec, terms, n, own, keys) for n in _places(which, "pairs")]
+            scores += [] if windows is None else [windows.scores(first, own)]
+            bias = functools.reduce(jnp.add, scores)
+        else:
+            bias = _in_chunks(chunk, spec, terms, _places(which, "pairs"), own, keys)
+        return by_kernels(*others(which, terms, own, keys), values, bias)
 
-    policy = jax.checkpoint_policies.save_only_these_names(SAVED)
-    cut = _cut(q, rows)
-    first = jnp.arange(0, len(cut.x) * rows, rows, dtype=jnp.int32)
-    out, lse = jax.lax.map(jax.checkpoint(one, policy=policy, prevent_cse=False), (first, cut))
-    return _joined(out)[:, :, :queries], _joined(lse)[:, :, :queries]
+    policy = jax.checkpoint_policies.save_only_these_names(common.SAVED)
+    return jax.checkpoint(one, policy=policy, prevent_cse=False)
 
 
 def _places(which: tuple[str, ...], way: str) -> list[int]:
@@ -150,6 +152,19 @@ def _of_pairs(spec: AttentionSpec, terms: tuple, n: int, q: Side, k: Side) -> ja
     """What one term adds to the scores of a strip: float32 [B or 1, H or 1, R, S]."""
     scores = terms[n].scores(q, k, (q.states[n], k.states[n]))
     return scores * kinds.scale(terms, spec.dims.head_dim) if terms[n].scaled else scores
+
+
+def _in_chunks(
+    chunk: int, spec: AttentionSpec, terms: tuple, places: list[int], q: Side, k: Side
+) -> jax.Array:
+    """What the terms at some places add to a strip: [chunks, B or 1, H or 1, R, chunk]."""
+
+    @jax.checkpoint
+    def of_chunk(tokens):
+        keys = k._replace(tokens=Tokens(*tokens))
+        return functools.reduce(jnp.add, (_of_pairs(spec, terms, n, q, keys) for n in places))
+
+    return jax.lax.map(of_chunk, tuple(_pieces(x, 1, chunk) for x in k.tokens))
 
 
 class Windows(NamedTuple):
@@ -186,24 +201,31 @@ class Windows(NamedTuple):
             else:
                 state = isinstance(term, kinds.RelativeState)
                 own = q.states[n] if state else term.queries(q.raw)
-                part = multiply(own, window, "bhte,hne->bhtn")
+                part = common.multiply(own, window, "bhte,hne->bhtn")
             parts.append(part * self.scale if term.scaled else part)
         return shear(functools.reduce(jnp.add, parts))
 
 
 def _cut(q: Side, rows: int) -> Rows:
     """The queries in strips; the last one is filled up."""
-
-    def cut(x, axis):
-        if x is None:
-            return None
-        x = common.pad(x, axis, rows, mode="edge")
-        x = x.reshape(*x.shape[:axis], -1, rows, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x, axis, 0)
-
-    of_x = functools.partial(cut, axis=2)
-    tokens = (cut(x, 1) for x in (q.tokens.positions, q.tokens.index, q.tokens.segments))
+    of_x = functools.partial(_pieces, axis=2, size=rows)
+    tokens = (_pieces(x, 1, rows) for x in (q.tokens.positions, q.tokens.index, q.tokens.segments))
     return Rows(of_x(q.x), of_x(q.raw), tuple(map(of_x, q.states)), *tokens)
+
+
+def _pieces(x: jax.Array | None, axis: int, size: int) -> Any:
+    """An array cut along an axis into pieces, which come first; the last one is filled up."""
+    if x is None:
+        return None
+    x = common.pad(x, axis, size, mode="edge")
+    x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)
+
+
+def _up_to(count: int, side: Side) -> Side:
+    """The first tokens of a side."""
+    x, raw, states = jax.tree.map(lambda x: x[:, :, :count], (side.x, side.raw, side.states))
+    return Side(x, raw, states, jax.tree.map(lambda x: x[:, :count], side.tokens))
 
 
 def _joined(x: jax.Array) -> jax.Array:
