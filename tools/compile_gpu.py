@@ -318,7 +318,9 @@ if __name__ == "__main__":
     flags.DEFINE_list("archs", ["80", "90", "100"], "80 is A100, 89 L4, 90 H100, 100 B200")
     flags.DEFINE_string("dtype", "bfloat16", "of q, k and v")
     flags.DEFINE_integer("length", 4096, "tokens")
-    flags.DEFINE_integer("spills", 0, "bytes that a kernel may spill")
+    flags.DEFINE_integer(
+        "spills", 128, "bytes per thread that a kernel may spill, stores and loads"
+    )
     flags.DEFINE_integer("processes", os.cpu_count() or 1, "how many compile at a time")
     flags.DEFINE_bool("explicit", False, "at positions that are passed, whatever they are")
     flags.DEFINE_bool("choose", False, "choose launches first, and write launches.json")
