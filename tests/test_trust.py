@@ -304,8 +304,8 @@ def test_a_program_for_a_device_that_is_not_there_is_not_checked(kernels, monkey
         ("nope", "float32", 2 * 256 + 61),
         ("t5", "bfloat16", 2 * 256 + 113 + 61),
         ("alibi", "float32", 2 * 256 + 61),
-        ("transformer_xl", "float32", 2 * 256 + 61),
-        ("fire", "float32", 4 * 256 + 61),
+        pytest.param("transformer_xl", "float32", 2 * 256 + 61, marks=pytest.mark.slow),
+        pytest.param("fire", "float32", 4 * 256 + 61, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype, tokens):
