@@ -40,7 +40,7 @@ def interpreted(spec, terms, q, k, v):
 def not_kept():
     """Programs are not written to JAX's cache on disk.
 
-    On a CPU, jaxlib 0.10.2 overflows its stack where it loads one of some hundred kernels from there.
+    On a CPU, jaxlib 0.10.2 overflows its stack where it loads one of very many kernels from there.
     """
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
