@@ -17,16 +17,12 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import pe_jax
-from pe_jax.encodings.terms import DistanceFormula, State, TokenBias, select
-from pe_jax.engines import dispatch, reference, small_case, trust
+from pe_jax.engines import dispatch, reference, trust
 from pe_jax.engines.gpu import engine, passes
-from pe_jax.engines.tpu import engine as tpu
-from tests.test_gpu_kernels import parse
-from tests.util import DIMS, B, E, H, K, assert_close, noise, random_params
+from tests.kernel_calls import LENGTH, T5, attend, operands
+from tests.util import DIMS, assert_close, random_params
 
 AUTO = (jax.sharding.AxisType.Auto,)
-LENGTH = 300  # longer than what is always dense
-T5 = "t5(num_buckets=6,max_distance=9)"
 DENSE = jax.jit(reference.attend, static_argnums=0)
 
 
@@ -34,19 +30,6 @@ def interpreted(spec, terms, q, k, v):
     """The GPU's kernels, in small blocks where tokens are few."""
     size = 16 if q.x.shape[2] < 100 else 128
     return engine.attend(spec, terms, q, k, v, interpret=True, sizes=(size, size))
-
-
-@pytest.fixture
-def not_kept():
-    """Programs are not written to JAX's cache on disk.
-
-    On a CPU, jaxlib 0.10.2 overflows its stack where it loads one of very many kernels from there.
-    """
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
-    jax.config.update(name, float("inf"))
-    yield
-    jax.config.update(name, before)
 
 
 @pytest.fixture
@@ -82,23 +65,6 @@ def forget():
     trust._doubt.cache_clear()
     trust._verdicts.clear()
     dispatch._log.cache_clear()
-
-
-def operands(length=LENGTH, dtype="float32"):
-    return tuple(jnp.asarray(noise(B, length, n, E, seed=n), dtype) for n in (H, K, K))
-
-
-def attend(spec="alibi", qkv=None, **options):
-    encoding = parse(spec)
-    params = random_params(encoding)
-    q, k, v = operands() if qkv is None else qkv
-    given = {
-        "encoding": encoding,
-        "params": params,
-        "dims": DIMS,
-        "x": q.reshape(*q.shape[:-2], -1),
-    }
-    return pe_jax.attention(q, k, v, **given, **options)
 
 
 def ask(*args, **options):
@@ -309,160 +275,6 @@ def test_a_program_for_a_device_that_is_not_there_is_not_checked(kernels, monkey
     monkeypatch.setattr(dispatch, "KERNELS", {"gpu": "fused"})
     ask()
     assert kernels.module.calls == 1 and not kernels.folder.exists()
-
-
-@pytest.mark.parametrize(
-    "spec, dtype, tokens",
-    [
-        ("nope", "float32", 2 * 256 + 61),
-        ("t5", "bfloat16", 2 * 256 + 113 + 61),
-        ("alibi", "float32", 2 * 256 + 61),
-        ("transformer_xl", "float32", 2 * 256 + 61),
-        ("fire", "float32", 4 * 256 + 61),
-    ],
-)
-@pytest.mark.usefixtures("not_kept")
-def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype, tokens):
-    """The first by splash; the last in strips of four blocks, of which a case has two."""
-    case = drawn((), spec, qkv=operands(dtype=dtype), length=150)
-    attend = functools.partial(tpu.attend, interpret=True)
-    assert tpu.sample_length(*case) == tokens
-    errors = trust.differences(attend, case)
-    assert max(errors.values()) < trust.bound(dtype) / 2
-
-
-def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others():
-    """FIRE's last bias is the same for a whole row, which the softmax ignores."""
-    case = drawn((), "fire", qkv=operands(dtype="bfloat16"), length=100)
-    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
-    assert max(errors.values()) < trust.bound("bfloat16")
-
-
-@pytest.mark.parametrize("spec", ["t5", "fox"])
-def test_the_real_size_of_a_case(spec):
-    """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
-    case = drawn((), spec, qkv=operands(1000, "bfloat16"), length=None)
-    assert case.q.x.shape[2] == 2 * 128 + 61 + (113 if spec == "t5" else 0)
-    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
-    assert max(errors.values()) < trust.bound("bfloat16") / 2
-
-
-# What makes a case another one.
-
-
-def describe(spec="alibi", **options):
-    """The small case of a call, as text."""
-    cases = []
-
-    def engine_of_one_own(*call):
-        cases.append(small_case.describe(small_case.shrink(41, *call)))
-        return pe_jax.reference.attend(*call)
-
-    attend(spec, implementation=engine_of_one_own, **options)
-    return cases[0]
-
-
-def test_what_is_the_same_to_kernels_is_one_case():
-    assert describe("nope") == describe("rope") == describe("rope(base=5e5)")
-    assert describe("sink") == describe("nope", return_lse=True)
-    assert describe() == describe(qkv=operands(500)) == describe(window=None)
-    assert describe(window=200) == describe(window=100) != describe()
-
-
-@pytest.mark.parametrize(
-    "spec, options",
-    [
-        ("nope", {}),
-        ("alibi+rope", {"causal": False}),
-        ("alibi", {"window": 9}),
-        ("alibi", {"window": 9, "sinks": 2}),
-        ("alibi", {"qkv": operands(dtype="bfloat16")}),
-        ("alibi", {"qkv": operands(30)}),
-        ("alibi", {"q_segments": np.zeros((B, LENGTH), int)}),
-        ("alibi", {"q_positions": np.arange(LENGTH)}),
-        ("alibi", {"q_positions": np.arange(LENGTH, dtype=np.float32)}),
-        ("alibi", {"logit_cap": 3.0}),
-        ("alibi", {"return_lse": True, "implementation": None}),
-        ("alibi+sink", {}),
-        ("alibi+" + T5, {}),
-        ("kerple", {}),
-        ("kerple(kind='power')", {}),
-        ("logarithmic", {}),
-    ],
-)
-def test_what_differs_to_kernels_is_another(spec, options):
-    options.pop("implementation", None)
-    assert describe(spec, **options) != describe()
-
-
-def steeper(numbers, distance):
-    return -2 * numbers[0] * jnp.abs(distance)
-
-
-def test_a_function_that_was_rewritten_is_another(monkeypatch):
-    before = describe("kerple")
-    module = sys.modules["pe_jax.encodings.kerple"]
-    monkeypatch.setattr(module, "logarithmic", lambda d, p, a: -p * jnp.log(1 + a * jnp.abs(d)))
-    assert describe("kerple") != before
-
-
-# Numbers.
-
-
-def drawn(terms=(), spec="nope", qkv=None, length: int | None = 41, **options):
-    """The small case of a call with its numbers; as long as the GPU's kernels ask if None."""
-    cases = []
-
-    def engine_of_one_own(*call):
-        tokens = engine.sample_length(*call) if length is None else length
-        cases.append(small_case.draw(small_case.shrink(tokens, *call)))
-        return pe_jax.reference.attend(*call)
-
-    attend(spec, qkv, terms=terms, implementation=engine_of_one_own, **options)
-    return cases[0]
-
-
-def growing(numbers, distance):
-    return numbers[0] * jnp.abs(distance)
-
-
-def with_root(numbers, distance):
-    return jnp.sqrt(-numbers[0]) * jnp.cos(distance.astype(jnp.float32))
-
-
-def never(numbers, distance):
-    return jnp.sqrt(-1 - numbers[0] ** 2) * distance
-
-
-def test_numbers_are_of_the_sign_that_a_formula_needs():
-    for fn, decays, sign in ((steeper, True, 1), (growing, True, -1), (with_root, False, -1)):
-        (term,) = drawn((DistanceFormula(fn, jnp.zeros((H, 1)), decays=decays),)).terms
-        assert (sign * term.numbers > 0).all(), fn.__name__
-    with pytest.raises(ValueError, match="its DistanceFormula is finite, or decays"):
-        drawn((DistanceFormula(never, jnp.zeros((H, 1))),))
-
-
-def fading(q_state, k_state):
-    return q_state[0] - k_state[0]
-
-
-def numbers_of(arrays, x, before):
-    return jnp.zeros((*x.shape[:-1], H, 1))
-
-
-def test_states_fall_where_a_bias_of_sums_needs_it():
-    terms = (TokenBias(fading, State(numbers_of, None, width=1), decays=True),)
-    case = drawn(terms)
-    assert (np.diff(case.q.states[0], axis=2) < 0).all()
-    np.testing.assert_array_equal(case.q.states[0], case.k.states[0])
-
-
-def test_the_case_is_small_and_of_the_same_kind():
-    case = drawn((), q_segments=np.zeros((B, LENGTH), int), window=100)
-    assert case.q.x.shape == (2, H, 41, E) and case.k.x.shape == (2, K, 41, E)
-    ids = np.asarray(case.q.tokens.segments)
-    assert {*ids.ravel()} == {-1, 0, 1} and case.spec.window == 13
-    assert not select(case.terms, DistanceFormula)
 
 
 def test_another_process_reads_the_record(kernels):

@@ -11,7 +11,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Claims, Dims, Encoding, Params, require_dims
 from pe_jax.encodings.terms import Side, Term, Tokens
 from pe_jax.encodings.windowed import require_window
-from pe_jax.engines import dispatch, inputs, term_inputs
+from pe_jax.engines import dispatch, inputs, option_inputs, term_inputs, token_inputs
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
@@ -144,7 +144,7 @@ def attention(
       TypeError: positions of a dtype that the scheme does not take; q, k or v that is no array, or
         of another dtype (float64 too).
     """
-    inputs.no_others(others)
+    option_inputs.no_others(others)
     inputs.layout(layout)
     encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
     inputs.arrays(q, k, v)
@@ -155,15 +155,15 @@ def attention(
     causal = inputs.causal(encoding, causal, own_mask)
     given = {"q_positions": q_positions, "k_positions": k_positions}
     name = inputs.title(encoding)
-    q_positions, k_positions = inputs.positions(encoding.claims, q, k, **given, name=name)
+    q_positions, k_positions = token_inputs.positions(encoding.claims, q, k, **given, name=name)
     params = inputs.params(encoding, params, dims)
     encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
-    terms = term_inputs.terms(terms, dims, encoding.claims.axes) + inputs.options(
+    terms = term_inputs.terms(terms, dims, encoding.claims.axes) + option_inputs.options(
         q, k, scale, logit_cap, mask, dropout_rate, dropout_key
     )
     all_terms = encoding.terms(params, dims) + terms
     kinds.check(all_terms)
-    implementation = inputs.matrices(q, k, mask, bias, implementation, layout)
+    implementation = option_inputs.matrices(q, k, mask, bias, implementation, layout)
 
     places = [q_positions, k_positions]
     if q_positions is None:
@@ -171,7 +171,7 @@ def attention(
         if q_segments is not None and term_inputs.absolute(
             all_terms, encoding.claims.absolute_rotation
         ):
-            ids = inputs.segments(q_segments, k_segments, q, k)
+            ids = token_inputs.segments(q_segments, k_segments, q, k)
             places = [layout.per_segment(rows).reshape(q.shape[:-2]) for rows in ids]
     term_inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
     q_states, k_states = _states(all_terms, layout, x, places)
@@ -254,10 +254,10 @@ def attend(
     require_bool("causal", causal)
     require_bool("return_lse", return_lse)
     (*batch, queries, heads, _), keys = q.shape, k.shape[-3]
-    q_seg, k_seg = inputs.segments(q_segments, k_segments, q, k)
+    q_seg, k_seg = token_inputs.segments(q_segments, k_segments, q, k)
     masked = causal or window is not None
-    q_places, k_places = inputs.indices(q_index, k_index, q, k, layout, masked)
-    positions = inputs.positions(claims, q, k, q_positions, k_positions, name)
+    q_places, k_places = token_inputs.indices(q_index, k_index, q, k, layout, masked)
+    positions = token_inputs.positions(claims, q, k, q_positions, k_positions, name)
     contiguous = positions[0] is None
     if not (queries and keys and q.size):
         out = jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)

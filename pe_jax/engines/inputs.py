@@ -1,6 +1,9 @@
-"""What `attention` is given: checked, completed and laid out before anything is computed.
+"""What `attention` is given: checked and completed before anything is computed.
 
-B batch (any number of axes), T queries, S keys, H query heads, D model width, C width of a state.
+The encoding, its parameters, arrays and sizes; `token_inputs` has positions, segments and indices,
+`option_inputs` what else a call may say, `term_inputs` what terms ask of it.
+
+B batch (any number of axes), T queries, S keys, H query heads, D model width.
 """
 
 import functools
@@ -13,14 +16,13 @@ import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input, require_dims
+from pe_jax.encodings.base import Dims, Encoding, Params, adds_to_input, require_dims
 from pe_jax.encodings.terms import Term, select
 from pe_jax.encodings.windowed import Windowed, require_window
-from pe_jax.engines import reference, term_inputs
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
-from pe_jax.numerics.arrays import require_array, require_key
-from pe_jax.validation import is_real, require, require_bool, shown
+from pe_jax.numerics.arrays import require_array
+from pe_jax.validation import require, require_bool, shown
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 DRAW = "pass encoding.init(key, dims)"
@@ -264,193 +266,3 @@ def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = Non
                 f" pass encoding.at_length({math.floor(farthest) + 1})"
             )
     return encoding
-
-
-def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list[Any]:
-    """Checked positions of queries and keys, or None twice where they are contiguous from 0.
-
-    They are constants to a gradient in every engine: a tile passes none to them.
-    """
-    axes, queries, keys = claims.axes, q.shape[-3], k.shape[-3]
-    pair = _both_sides("positions", q_positions, k_positions, queries == keys)
-    if pair is None:
-        if queries != keys:
-            raise ValueError(
-                f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
-            )
-        if axes > 1:
-            raise ValueError(f"{name} has {axes} axes: pass q_positions [*B, T, {axes}]")
-        return [None, None]
-    tail, checked = (axes,) if axes > 1 else (), []
-    for side, x, rows in zip(("q_positions", "k_positions"), pair, (q, k), strict=True):
-        x = pos.as_positions(x, real=claims.real_positions, name=side)
-        if x.shape == (1, rows.shape[-3], *tail):  # one row for all, as Hugging Face has it
-            x = x[0]
-        term_inputs.check_shape(side, x, (rows.shape[-3], *tail), (*rows.shape[:-2], *tail))
-        pos.check_near(x, side)
-        checked.append(jax.lax.stop_gradient(x))
-    if checked[0].dtype != checked[1].dtype:  # only one side has integers
-        checked = [x.astype(jnp.float32) for x in checked]
-    return checked
-
-
-def segments(q_segments, k_segments, q, k) -> list[Any]:
-    """Segment ids [B, T] and [B, S], or None twice."""
-    pair = _both_sides("segments", q_segments, k_segments, q.shape[-3] == k.shape[-3])
-    if pair is None:
-        return [None, None]
-    checked = []
-    for side, x, rows in zip(("q_segments", "k_segments"), pair, (q, k), strict=True):
-        x = pos.as_positions(x, name=side)
-        term_inputs.check_shape(side, x, rows.shape[:-2])
-        checked.append(x.reshape(math.prod(rows.shape[:-3]), rows.shape[-3]))
-    return checked
-
-
-def _both_sides(name: str, of_queries, of_keys, same_length: bool):
-    """What queries and keys have, the same unless told if there are as many; None for neither."""
-    if of_queries is None and of_keys is None:
-        return None
-    if of_keys is None and same_length:
-        of_keys = of_queries
-    if of_queries is None or of_keys is None:
-        raise ValueError(f"q_{name} and k_{name}: pass both, or neither")
-    return of_queries, of_keys
-
-
-def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[jax.Array]:
-    """Places of queries and keys among the tokens, each [T] or [*B, T], given or as they lie.
-
-    Raises:
-      ValueError: the mask asks for them (`ordered`) and queries that are not the keys have none; a
-        call that does not fit the way in which its tokens lie on devices.
-    """
-    queries, keys, places = q.shape[-3], k.shape[-3], []
-    sides = ("q_index", q_index, q), ("k_index", k_index, k)
-    if type(layout) is not Contiguous:
-        name = type(layout).__name__
-        for side, x, _ in sides:
-            require(x is None, side, "given", f"leave it out: {name} knows where tokens lie")
-        if queries != keys:
-            raise ValueError(f"{queries} queries and {keys} keys: {name} is for one row")
-    if q_index is None and ordered and queries != keys:
-        raise ValueError(
-            f"q has {queries} tokens and k has {keys}: pass q_index, the place of each query among"
-            " the tokens (the mask comes from it)"
-        )
-    for side, x, rows in sides:
-        x = layout.order(rows.shape[-3]) if x is None else pos.as_positions(x, name=side)
-        term_inputs.check_shape(side, x, rows.shape[-3:-2], rows.shape[:-2])
-        places.append(x)
-    return places
-
-
-NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pass here
-    "is_causal": "causal=",
-    "attn_mask": "mask=",
-    "dropout_p": "dropout_rate= and dropout_key=",
-    "dropout_rng": "dropout_key=",
-    "deterministic": "dropout_key=None to disable dropout",
-    "local_window_size": "window=, how many tokens back are seen, oneself included",
-    "query_seq_lengths": "q_segments=, with negative ids for padding",
-    "key_value_seq_lengths": "k_segments=, with negative ids for padding",
-    "enable_gqa": "k and v with fewer heads: nothing else is needed",
-    "softcap": "logit_cap=",
-    "logits_soft_cap": "logit_cap=",
-    "sm_scale": "scale=",
-    "return_residual": "return_lse=",
-    "segment_ids": "q_segments=",
-    "positions": "q_positions=",
-}
-
-
-def no_others(others: dict[str, Any]) -> None:
-    """Raises TypeError for an unknown argument, naming the equivalent argument of `attention`."""
-    for name in others:
-        names = f"pass {NAMES[name]}" if name in NAMES else "see help(pe_jax.attention)"
-        raise TypeError(f"{name}: attention has no such argument; {names}")
-
-
-def options(q, k, scale, logit_cap, mask, dropout_rate, dropout_key) -> tuple[Term, ...]:
-    """The terms that arguments of `attention` stand for.
-
-    Raises:
-      ValueError: a number out of range; dropout without a key.
-    """
-    terms: list[Term] = []
-    for name, value, kind in (
-        ("scale", scale, kinds.Scale),
-        ("logit_cap", logit_cap, kinds.LogitCap),
-    ):
-        if value is not None:
-            kinds.require_positive(name, value)
-            terms.append(kind(float(value)))
-    fix = "pass a fraction from 0 up to, but not, 1"
-    require(is_real(dropout_rate) and 0 <= dropout_rate < 1, "dropout_rate", dropout_rate, fix)
-    if isinstance(mask, kinds.Mask):
-        batch, keys = math.prod(q.shape[:-3]), k.shape[-3]
-        for leaf in jax.tree.leaves(mask.arrays):
-            fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
-            require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
-        fix = f"k has {keys} tokens; make it of as many"
-        require(mask.length in (None, keys), "mask.length", mask.length, fix)
-        terms.append(mask)
-    if dropout_key is not None:
-        require_key("dropout_key", dropout_key)
-    if dropout_rate and dropout_key is not None:
-        seeds = jax.random.bits(dropout_key, (math.prod(q.shape[:-3]), q.shape[-2]), jnp.uint32)
-        terms.append(kinds.Dropout(seeds, rate=float(dropout_rate)))
-    return tuple(terms)
-
-
-def matrices(q, k, mask, bias, implementation: Any, layout: Contiguous) -> Any:
-    """The implementation, which is the dense engine where a mask or a bias is an array.
-
-    Raises:
-      ValueError: shapes that do not broadcast; another engine was asked for.
-    """
-    if isinstance(mask, kinds.Mask):
-        mask = None
-    if mask is None and bias is None:
-        return implementation
-    shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
-    name = "bias" if mask is None else "mask"
-    fix = "an array takes all scores at once: leave it out, pass 'dense', or a pe_jax.Mask"
-    require(
-        implementation in (None, "dense"), "implementation", implementation, f"{name}= as {fix}"
-    )
-    require(type(layout) is Contiguous, "layout", type(layout).__name__, f"{name}= as {fix}")
-    if mask is not None:
-        dtype = _dtype("mask", mask, "booleans, or a pe_jax.Mask")
-        if not jnp.issubdtype(dtype, jnp.bool_):
-            raise TypeError(f"mask has dtype {dtype}; pass booleans (an additive mask is a bias)")
-        mask = pair_array("mask", mask, shape)
-    if bias is not None:
-        dtype = _dtype("bias", bias, "floats")
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"bias has dtype {dtype}; pass floats (booleans are a mask)")
-        bias = pair_array("bias", bias, shape).astype(jnp.float32)
-    return functools.partial(reference.attend, mask=mask, bias=bias)
-
-
-def _dtype(name: str, x: Any, fix: str) -> Any:
-    """That of an array, or of what makes one; TypeError for what makes none."""
-    try:
-        dtype = x.dtype if hasattr(x, "ndim") else np.asarray(x).dtype
-    except ValueError:
-        dtype = np.dtype(object)
-    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.number)):
-        raise TypeError(f"{name}={shown(x, 80)}: pass an array of {fix}")
-    return dtype
-
-
-def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
-    """An array that broadcasts to `shape` [*B, H, T, S], with one axis B: [B, H or 1, …]."""
-    x = jnp.asarray(x)
-    fits = x.ndim <= len(shape) and all(
-        n in (1, m) for n, m in zip(x.shape[::-1], shape[::-1], strict=False)
-    )
-    require(fits, name, x.shape, f"pass a shape that broadcasts to {shape}")
-    x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
-    whole = jnp.broadcast_to(x, (*shape[:-3], *x.shape[-3:]))
-    return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])

@@ -30,7 +30,7 @@ from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
-from pe_jax.engines import inputs, reference, term_inputs
+from pe_jax.engines import inputs, option_inputs, reference, term_inputs
 from pe_jax.engines.api import attention
 from pe_jax.validation import is_real, require, require_bool
 
@@ -205,10 +205,12 @@ class AttentionFn:
 
         engine = None
         if mask is not None or bias is not None or module is not None or drop is not None:
-            hidden = None if mask is None else inputs.pair_array("mask", _booleans(mask), shape)
+            hidden = (
+                None if mask is None else option_inputs.pair_array("mask", _booleans(mask), shape)
+            )
             if mask is not None and self.encoding.claims.one_sided and not places["causal"]:
                 _check_hides_later(self.encoding, mask, shape)
-            bias = None if bias is None else inputs.pair_array("bias", bias, shape)
+            bias = None if bias is None else option_inputs.pair_array("bias", bias, shape)
             engine = functools.partial(reference.attend, mask=hidden, bias=bias, change=change)
             engine.has_own_mask = mask is not None  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
         with _precision(precision):

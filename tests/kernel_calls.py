@@ -1,0 +1,42 @@
+"""Calls of attention that kernels are asked for, and the small cases that are drawn of them."""
+
+import jax.numpy as jnp
+
+import pe_jax
+from pe_jax.engines import small_case
+from pe_jax.engines.gpu import engine
+from tests.test_gpu_kernels import parse
+from tests.util import DIMS, B, E, H, K, noise, random_params
+
+LENGTH = 300  # longer than what is always dense
+T5 = "t5(num_buckets=6,max_distance=9)"
+
+
+def operands(length=LENGTH, dtype="float32"):
+    return tuple(jnp.asarray(noise(B, length, n, E, seed=n), dtype) for n in (H, K, K))
+
+
+def attend(spec="alibi", qkv=None, **options):
+    encoding = parse(spec)
+    params = random_params(encoding)
+    q, k, v = operands() if qkv is None else qkv
+    given = {
+        "encoding": encoding,
+        "params": params,
+        "dims": DIMS,
+        "x": q.reshape(*q.shape[:-2], -1),
+    }
+    return pe_jax.attention(q, k, v, **given, **options)
+
+
+def drawn(terms=(), spec="nope", qkv=None, length: int | None = 41, **options):
+    """The small case of a call with its numbers; as long as the GPU's kernels ask if None."""
+    cases = []
+
+    def engine_of_one_own(*call):
+        tokens = engine.sample_length(*call) if length is None else length
+        cases.append(small_case.draw(small_case.shrink(tokens, *call)))
+        return pe_jax.reference.attend(*call)
+
+    attend(spec, qkv, terms=terms, implementation=engine_of_one_own, **options)
+    return cases[0]

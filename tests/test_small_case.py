@@ -1,0 +1,115 @@
+"""The small case that stands for a call: which calls it stands for, and what numbers it has."""
+
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings.terms import DistanceFormula, State, TokenBias, select
+from pe_jax.engines import small_case
+from tests.kernel_calls import LENGTH, T5, attend, drawn, operands
+from tests.util import B, E, H, K
+
+
+def describe(spec="alibi", **options):
+    """The small case of a call, as text."""
+    cases = []
+
+    def engine_of_one_own(*call):
+        cases.append(small_case.describe(small_case.shrink(41, *call)))
+        return pe_jax.reference.attend(*call)
+
+    attend(spec, implementation=engine_of_one_own, **options)
+    return cases[0]
+
+
+def test_what_is_the_same_to_kernels_is_one_case():
+    assert describe("nope") == describe("rope") == describe("rope(base=5e5)")
+    assert describe("sink") == describe("nope", return_lse=True)
+    assert describe() == describe(qkv=operands(500)) == describe(window=None)
+    assert describe(window=200) == describe(window=100) != describe()
+
+
+@pytest.mark.parametrize(
+    "spec, options",
+    [
+        ("nope", {}),
+        ("alibi+rope", {"causal": False}),
+        ("alibi", {"window": 9}),
+        ("alibi", {"window": 9, "sinks": 2}),
+        ("alibi", {"qkv": operands(dtype="bfloat16")}),
+        ("alibi", {"qkv": operands(30)}),
+        ("alibi", {"q_segments": np.zeros((B, LENGTH), int)}),
+        ("alibi", {"q_positions": np.arange(LENGTH)}),
+        ("alibi", {"q_positions": np.arange(LENGTH, dtype=np.float32)}),
+        ("alibi", {"logit_cap": 3.0}),
+        ("alibi", {"return_lse": True, "implementation": None}),
+        ("alibi+sink", {}),
+        ("alibi+" + T5, {}),
+        ("kerple", {}),
+        ("kerple(kind='power')", {}),
+        ("logarithmic", {}),
+    ],
+)
+def test_what_differs_to_kernels_is_another(spec, options):
+    options.pop("implementation", None)
+    assert describe(spec, **options) != describe()
+
+
+def test_a_function_that_was_rewritten_is_another(monkeypatch):
+    before = describe("kerple")
+    module = sys.modules["pe_jax.encodings.kerple"]
+    monkeypatch.setattr(module, "logarithmic", lambda d, p, a: -p * jnp.log(1 + a * jnp.abs(d)))
+    assert describe("kerple") != before
+
+
+# Numbers.
+
+
+def steeper(numbers, distance):
+    return -2 * numbers[0] * jnp.abs(distance)
+
+
+def growing(numbers, distance):
+    return numbers[0] * jnp.abs(distance)
+
+
+def with_root(numbers, distance):
+    return jnp.sqrt(-numbers[0]) * jnp.cos(distance.astype(jnp.float32))
+
+
+def never(numbers, distance):
+    return jnp.sqrt(-1 - numbers[0] ** 2) * distance
+
+
+def test_numbers_are_of_the_sign_that_a_formula_needs():
+    for fn, decays, sign in ((steeper, True, 1), (growing, True, -1), (with_root, False, -1)):
+        (term,) = drawn((DistanceFormula(fn, jnp.zeros((H, 1)), decays=decays),)).terms
+        assert (sign * term.numbers > 0).all(), fn.__name__
+    with pytest.raises(ValueError, match="its DistanceFormula is finite, or decays"):
+        drawn((DistanceFormula(never, jnp.zeros((H, 1))),))
+
+
+def fading(q_state, k_state):
+    return q_state[0] - k_state[0]
+
+
+def numbers_of(arrays, x, before):
+    return jnp.zeros((*x.shape[:-1], H, 1))
+
+
+def test_states_fall_where_a_bias_of_sums_needs_it():
+    terms = (TokenBias(fading, State(numbers_of, None, width=1), decays=True),)
+    case = drawn(terms)
+    assert (np.diff(case.q.states[0], axis=2) < 0).all()
+    np.testing.assert_array_equal(case.q.states[0], case.k.states[0])
+
+
+def test_the_case_is_small_and_of_the_same_kind():
+    case = drawn((), q_segments=np.zeros((B, LENGTH), int), window=100)
+    assert case.q.x.shape == (2, H, 41, E) and case.k.x.shape == (2, K, 41, E)
+    ids = np.asarray(case.q.tokens.segments)
+    assert {*ids.ravel()} == {-1, 0, 1} and case.spec.window == 13
+    assert not select(case.terms, DistanceFormula)

@@ -1,0 +1,60 @@
+"""The kernels of GPUs and TPUs agree with the dense engine on the cases that trust asks for."""
+
+import functools
+
+import jax
+import pytest
+
+from pe_jax.engines import trust
+from pe_jax.engines.gpu import engine
+from pe_jax.engines.tpu import engine as tpu
+from tests.kernel_calls import drawn, operands
+
+
+@pytest.fixture
+def not_kept():
+    """Programs are not written to JAX's cache on disk.
+
+    On a CPU, jaxlib 0.10.2 overflows its stack where it loads one of very many kernels from there.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    yield
+    jax.config.update(name, before)
+
+
+@pytest.mark.parametrize(
+    "spec, dtype, tokens",
+    [
+        ("nope", "float32", 2 * 256 + 61),
+        ("t5", "bfloat16", 2 * 256 + 113 + 61),
+        ("alibi", "float32", 2 * 256 + 61),
+        ("transformer_xl", "float32", 2 * 256 + 61),
+        ("fire", "float32", 4 * 256 + 61),
+    ],
+)
+@pytest.mark.usefixtures("not_kept")
+def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype, tokens):
+    """The first by splash; the last in strips of four blocks, of which a case has two."""
+    case = drawn((), spec, qkv=operands(dtype=dtype), length=150)
+    attend = functools.partial(tpu.attend, interpret=True)
+    assert tpu.sample_length(*case) == tokens
+    errors = trust.differences(attend, case)
+    assert max(errors.values()) < trust.bound(dtype) / 2
+
+
+def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others():
+    """FIRE's last bias is the same for a whole row, which the softmax ignores."""
+    case = drawn((), "fire", qkv=operands(dtype="bfloat16"), length=100)
+    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < trust.bound("bfloat16")
+
+
+@pytest.mark.parametrize("spec", ["t5", "fox"])
+def test_the_real_size_of_a_case(spec):
+    """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
+    case = drawn((), spec, qkv=operands(1000, "bfloat16"), length=None)
+    assert case.q.x.shape[2] == 2 * 128 + 61 + (113 if spec == "t5" else 0)
+    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < trust.bound("bfloat16") / 2
