@@ -19,7 +19,7 @@ class Leaves(NamedTuple):
     near: Any = None  # the scores of tiles that are not plain
     always: Any = None  # the scores of every tile
     values: Any = None  # the output of every tile
-    strip: Any = None  # the products of a row of tiles, see `strips`
+    row: Any = None  # what is multiplied once per row of tiles, see `row_products`
 
 
 def cut_leaves(leaves: Any, cuts: Any) -> Any:

@@ -1,8 +1,8 @@
 """The forward and the backward pass over the tiles of a group of heads.
 
 A row of tiles is visited in two loops, `schedule` says which tiles in which; what the terms of an
-encoding add to a tile comes from `ways`, products that are made once per row from `strips`, sums
-along the row from `along_rows`.
+encoding add to a tile comes from `ways`, products that are made once per row from `row_products`,
+sums along the row from `along_rows`.
 
 b, h batch and heads of the group, k its key heads, r, c rows and columns of a tile, T queries,
 S keys, E and F widths of keys and values.
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.engines.reference import LOWEST, average
-from pe_jax.engines.tiled import along_rows, strips
+from pe_jax.engines.tiled import along_rows, row_products
 from pe_jax.engines.tiled.grid import Tile, cut_block
 from pe_jax.engines.tiled.group import Group, make_group, multiply
 from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_leaves, cut_leaves
@@ -52,7 +52,7 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
 
     def row(found, i):
         q, order = group.rows(group.q, i), group.order(i)
-        filled = strips.fill(group, leaves, found, order, i)
+        filled = row_products.fill(group, leaves, found, order, i)
 
         def visit(stage, n, carry):
             (running, carried), plain = carry, stage.plain
@@ -60,7 +60,7 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
             cut = cut_leaves(leaves, group.cuts(tile))
             s = group.products(q, cut_block(turned, group.key_block(n), columns, 3), tile)
             summed, carried = along_rows.add(group, stage, cut, s, tile, carried)
-            added = _scores(setup.ways, cut, tile, plain), strips.read(group, filled, tile)
+            added = _scores(setup.ways, cut, tile, plain), row_products.read(group, filled, tile)
             s, _ = group.cap(add_up([s, *added, summed]))
             s = s if plain else group.mask(s, tile)
             top = jnp.maximum(running.top, s.max(-1, keepdims=True))
@@ -85,7 +85,7 @@ def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
         return filled, Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
 
     block_rows = jnp.arange(setup.grid.q_blocks, dtype=jnp.int32)
-    _, rows = jax.lax.scan(row, strips.start(group, leaves), block_rows)
+    _, rows = jax.lax.scan(row, row_products.start(group, leaves), block_rows)
     return jax.tree.map(_join_rows, rows)
 
 
@@ -142,7 +142,7 @@ def backward(
         rows, order = group.rows(all_rows, i).with_turned(), group.order(i)
         sums = along_rows.collect(group, leaves, rows.q, rows.lse, k_turned, order, i)
         carried, left = sums
-        filled = strips.fill(group, leaves, found, order, i)
+        filled = row_products.fill(group, leaves, found, order, i)
 
         def visit(stage, n, carry):
             dq, totals, d_carried, filled = carry
@@ -155,29 +155,29 @@ def backward(
             )
             cut = cut_leaves(leaves, cuts)
             before = jax.tree.map(lambda x: x[n], carried)
-            from_strip = strips.read(group, filled, tile)
+            from_row = row_products.read(group, filled, tile)
             dq_tile, part, d_carried, ds = _tile_gradients(
-                group, rows, keys, cut, from_strip, tile, stage, before, d_carried
+                group, rows, keys, cut, from_row, tile, stage, before, d_carried
             )
             totals = Gradients(
                 add_at(Cut(3, block * columns, columns), totals.k, part.k),
                 add_at(Cut(3, tile.j * columns, columns), totals.v, part.v),
                 tuple(map(add_leaves, totals.leaves, part.leaves, cuts)),
             )
-            return dq + dq_tile, totals, d_carried, strips.put(group, filled, ds, tile)
+            return dq + dq_tile, totals, d_carried, row_products.put(group, filled, ds, tile)
 
         dq = jnp.zeros(rows.q.shape, jnp.float32)
         dq, d_carried = varying_like((dq, along_rows.start(group, leaves)), operands)
         carry = dq, totals, d_carried, filled
         dq, totals, _, filled = along_rows.visit_back(group, order, left, visit, carry)
-        d_leaves = strips.pull(group, leaves, totals.leaves, filled, order, i)
+        d_leaves = row_products.pull(group, leaves, totals.leaves, filled, order, i)
         return (totals._replace(leaves=d_leaves), filled), dq
 
     totals = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.float32), Gradients(k_turned, v_turned, leaves)
     )
     block_rows = jnp.arange(setup.grid.q_blocks, dtype=jnp.int32)
-    carry = varying_like(totals, operands), strips.start(group, leaves)
+    carry = varying_like(totals, operands), row_products.start(group, leaves)
     (totals, _), dq = jax.lax.scan(row, carry, block_rows)
     d_leaves = jax.tree.map(lambda g, x: g.astype(x.dtype), totals.leaves, leaves)
     d_tables, d_q, d_k = pull_prepare(d_leaves)
@@ -204,7 +204,7 @@ def _tile_gradients(
     rows: RowOperands,
     keys: ColumnOperands,
     leaves: tuple[Leaves, ...],
-    from_strip: Any,
+    from_row: Any,
     tile: Tile,
     stage: Stage,
     carried: tuple,
@@ -212,16 +212,16 @@ def _tile_gradients(
 ) -> tuple[jax.Array, Gradients, tuple, jax.Array]:
     """Computes a tile again, then the gradients of its queries [b, h, r, E] and of the rest.
 
-    `from_strip` is its part of the row's strip, `carried` are the sums that its rows carry into it,
-    `d_carried` the gradients of those that they carry on; the gradients of `carried` and of
-    `from_strip` are returned last.
+    `from_row` is its part of the row's products, `carried` are the sums that its rows carry into
+    it, `d_carried` the gradients of those that they carry on; the gradients of `carried` and of
+    `from_row` are returned last.
     """
     ways, views, kv_heads = group.setup.ways, group.setup.views, keys.k.shape[1]
     plain = stage.plain
     added, pull_added = _pull_scores(ways, leaves, tile, plain)
     products = group.products(rows.q, keys.k_turned, tile)
     summed, pull_sums = along_rows.pull(group, stage, leaves, products, tile, carried)
-    s, slope = group.cap(add_up([products, added, from_strip, summed]))
+    s, slope = group.cap(add_up([products, added, from_row, summed]))
     s = s if plain else group.mask(s, tile)
     p, dp = jnp.exp(s - rows.lse), multiply(rows.d_low, keys.v_turned)
     weights = group.drop(p, tile)
@@ -231,16 +231,16 @@ def _tile_gradients(
     d_leaves = tuple(
         own._replace(values=values) for own, values in zip(pull_added(ds), d_values, strict=True)
     )
-    d_strip = ds
+    d_row = ds
     ds, d_leaves, d_carried = pull_sums(ds, d_leaves, d_carried)
     dv = _sum_rows(rows.d_turned, weights, kv_heads)
     if not group.setup.has_products:
         dq, dk = (jnp.zeros(x.shape, jnp.float32) for x in (rows.q, keys.k_turned))
-        return dq, Gradients(dk, dv, d_leaves), d_carried, d_strip
+        return dq, Gradients(dk, dv, d_leaves), d_carried, d_row
     q = views.queries(rows.q_turned, tile.view, axis=2)
     dk = group.gain * _sum_rows(q, ds, kv_heads)
     dq = group.gain * average(ds, keys.k)
-    return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves), d_carried, d_strip
+    return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves), d_carried, d_row
 
 
 # Of a tile.
@@ -256,7 +256,7 @@ def _scores(ways: tuple[Way, ...], leaves: tuple[Leaves, ...], tile: Tile, plain
 
 def _pull_scores(ways: tuple[Way, ...], leaves: tuple[Leaves, ...], tile: Tile, plain: bool):
     """The same, and the function from its gradient [b, h, r, c] to those of the leaves."""
-    read = tuple(own._replace(values=None, strip=None) for own in leaves)
+    read = tuple(own._replace(values=None, row=None) for own in leaves)
     if plain:
         read = tuple(own._replace(near=None) for own in read)
     scores, pull = jax.vjp(lambda read: _scores(ways, read, tile, plain), read)

@@ -46,8 +46,8 @@ class Setup(NamedTuple):
         return self._place(RowSums)
 
     @property
-    def strips(self) -> int | None:
-        """Which of the ways may have strips of products; None: none has."""
+    def row_products(self) -> int | None:
+        """Which of the ways may have products of rows; None: none has."""
         return self._place(Windows)
 
     def _place(self, kind: type[Way]) -> int | None:

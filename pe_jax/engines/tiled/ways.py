@@ -4,7 +4,7 @@
   constants; nearer ones read a band of products, made once per call.
 * `Windows`: terms of distances without a horizon, contiguous positions. A tile cuts the window of
   the distances that occur in it from tables over all of them, or its part of products that are made
-  once per row of tiles (`strips`).
+  once per row of tiles (`row_products`).
 * `Pairwise`: any kind at any positions, evaluated pair by pair.
 * `InPlace`: arithmetic on distances or on the states of two tokens.
 * `Channels`: what stands for q·k itself.

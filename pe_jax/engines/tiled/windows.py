@@ -1,7 +1,7 @@
 """Terms of distances without a horizon, in tiles: a window of the tables over all distances.
 
 Positions are contiguous, so a tile of r × c scores has r + c - 1 distances, which lie side by side
-in a table. What meets queries is multiplied by `strips`, once per row of tiles; for the others a
+in a table. What meets queries is multiplied by `row_products`, once per row of tiles; for others a
 tile multiplies by its window and shears the products into place.
 
 b, h batch and heads of the group, r, c rows and columns of a tile, n distances, E head width.
@@ -37,40 +37,40 @@ class WindowTables(NamedTuple):
 class WindowLeaves(NamedTuple):
     """What tiles read; None where there is no such term."""
 
-    bias: Any  # where it is not part of a strip, over all distances: [h, n]
+    bias: Any  # where it is not part of `RowVectors`, over all distances: [h, n]
     columns: Any  # keys before rotations, scaled: [b, h, S, E]
     queries: Any  # vectors that meet these, over all distances: [h or 1, n, E]
 
 
-class StripVectors(NamedTuple):
-    """What `strips` multiplies queries by, over all distances."""
+class RowVectors(NamedTuple):
+    """What `row_products` multiplies queries by, over all distances."""
 
     turned: Any  # vectors: [h or 1, C, n]
     bias: Any  # added to the products: [h, n], or None
 
 
-class StripLeaves(NamedTuple):
-    """What `strips` multiplies, row of tiles by row of tiles."""
+class RowLeaves(NamedTuple):
+    """What `row_products` multiplies, row of tiles by row of tiles."""
 
     rows: Any  # what queries bring: [b, h, T, C]
-    vectors: StripVectors
+    vectors: RowVectors
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows(Way):
     """Tables over all distances of contiguous positions."""
 
-    in_strips: bool = False  # whether `strips` makes all of it, so that tiles only add it
+    once_per_row: bool = False  # whether `row_products` makes all of it, so that tiles only add it
 
     @classmethod
     def of(cls, terms, places, *how):
         per_query = [type(term) in (RelativeKeys, RelativeState) for term in terms]
         others = [type(term) not in (RelativeKeys, RelativeState, DistanceBias) for term in terms]
-        return cls(places, *how, in_strips=any(per_query) and not any(others))
+        return cls(places, *how, once_per_row=any(per_query) and not any(others))
 
     @property
     def cheap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.in_strips
+        return self.once_per_row
 
     def tables(self, terms, run_gaps=None):
         """Over all T + S - 1 distances; zeros for those that the mask always hides.
@@ -95,29 +95,29 @@ class Windows(Way):
         return -(-self.grid.rows // self.grid.columns)
 
     @property
-    def strip_blocks(self) -> int:
+    def row_blocks(self) -> int:
         """Blocks of distances that a row of tiles has in a run of keys."""
         return self.grid.k_blocks // self.grid.runs + self.overhang
 
     @property
     def _length(self) -> int:
         """Entries of a table, for each two runs: to the end of the first row's last block."""
-        return self.grid.lengths[0] - self.grid.rows + self.strip_blocks * self.grid.columns
+        return self.grid.lengths[0] - self.grid.rows + self.row_blocks * self.grid.columns
 
     def prepare(self, tables, q, k):
         """Beside vectors that queries meet, a bias is added where these are multiplied."""
         distances, heads = tables.distances, q.x.shape[1]
-        columns, bias, strip = None, distances.bias, None
+        columns, bias, row = None, distances.bias, None
         vectors = side_by_side(distances.per_query, heads)
         if vectors is not None:
             rows = features(distances, tables.biases, q, self.scale)
             rows = jnp.broadcast_to(rows, (*q.x.shape[:3], rows.shape[-1]))
-            vectors = StripVectors(jnp.swapaxes(vectors, 1, 2), bias)
-            strip, bias = StripLeaves(rows, vectors), None
+            vectors = RowVectors(jnp.swapaxes(vectors, 1, 2), bias)
+            row, bias = RowLeaves(rows, vectors), None
         if distances.queries is not None:
             columns = self.scale * repeat_heads(k.raw, heads).astype(jnp.float32)
         leaves = WindowLeaves(bias, columns, distances.queries)
-        return Leaves(near=leaves, values=distances.values, strip=strip)
+        return Leaves(near=leaves, values=distances.values, row=row)
 
     def cuts(self, tile):
         """The window of r + c - 1 distances begins where the tile's top right corner is."""
@@ -125,10 +125,10 @@ class Windows(Way):
         window = self._cut(tile.i, j // blocks, j % blocks, self.grid.rows + self.grid.columns - 1)
         return Leaves(near=WindowLeaves(window, self.column_cut(tile), window), values=window)
 
-    def vector_cuts(self, i, n) -> StripVectors:
+    def vector_cuts(self, i, n) -> RowVectors:
         """The n-th block of the distances of block row i."""
-        cut = self._cut(i, n // self.strip_blocks, n % self.strip_blocks, self.grid.columns)
-        return StripVectors(cut._replace(axis=2), cut)
+        cut = self._cut(i, n // self.row_blocks, n % self.row_blocks, self.grid.columns)
+        return RowVectors(cut._replace(axis=2), cut)
 
     def _cut(self, i, run, n, size: int) -> Cut:
         """Of tables, `size` distances of block row i from the n-th block of a run of keys on."""
@@ -149,7 +149,7 @@ class Windows(Way):
         return add_up([bias, from_columns])
 
     def plain_scores(self, always, tile):
-        """Nothing: only where strips have it all are tiles plain."""
+        """Nothing: only where `row_products` has it all are tiles plain."""
         return None
 
     def values(self, values, weights, tile):
