@@ -13,14 +13,13 @@ import jax
 import jax.export
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Dropout, Mask, RowRescore, RowSum, Side, select
+from pe_jax.encodings.terms import RELATIVE, Dropout, Mask, RowRescore, RowSum, Side, select
 from pe_jax.engines import reference, tiled, trust
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
 from pe_jax.engines.sharded.tile_hops import TileHops
 from pe_jax.engines.tiled import Tiled
-from pe_jax.engines.tiled.assignment import VECTORS
 from pe_jax.engines.tiled.tiles import CHOSEN, TILE, devices
 from pe_jax.validation import nearest
 
@@ -150,7 +149,7 @@ def _is_small(call: Call) -> bool:
     (batch, heads, queries, width), keys = call.q.x.shape, call.k.x.shape[2]
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
         return True  # tiles need numbers: what is exported for any size is dense
-    vectors: list[Any] = select(call.terms, *VECTORS)
+    vectors: list[Any] = select(call.terms, *RELATIVE)
     added = kinds.sums_rows(call.terms) or select(call.terms, *ADDED)
     tokens, scores = FEW
     if jax.default_backend() in KERNELS:

@@ -62,6 +62,7 @@ from pe_jax.encodings.terms.term import (
 )
 from pe_jax.encodings.terms.tuples import (
     OUTSIDE,
+    RELATIVE,
     check,
     check_known,
     decay,
@@ -90,6 +91,7 @@ __all__ = [
     "PairBias",
     "PathProduct",
     "QueryBias",
+    "RELATIVE",
     "RelativeKeys",
     "RelativeQueries",
     "RelativeState",

@@ -4,12 +4,20 @@ B batch, T queries, S keys, H query heads, K key heads, E head width, F value wi
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
 """
 
+from pe_jax.encodings.terms.distances import (
+    RelativeKeys,
+    RelativeQueries,
+    RelativeState,
+    RelativeValues,
+)
 from pe_jax.encodings.terms.rows import PathProduct, RowRescore, RowSum
 from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
 from pe_jax.encodings.terms.softmax import Dropout, LogitCap, Sink, Unnormalized
 from pe_jax.encodings.terms.term import select
 from pe_jax.encodings.terms.vectors import Input, QueryBias, Rotation, Scale, ValueRotation, Views
 
+# vectors of distances
+RELATIVE = (RelativeKeys, RelativeQueries, RelativeState, RelativeValues)
 # applied before or after an engine, or by all
 OUTSIDE = (Input, QueryBias, Rotation, ValueRotation, Scale, Sink, Unnormalized)
 

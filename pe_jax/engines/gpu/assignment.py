@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens, select
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu.operands import MAX_DISTANCES, RELATIVE, table_span
+from pe_jax.engines.gpu.operands import MAX_DISTANCES, table_span
 
 WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)
 
@@ -31,7 +31,7 @@ def in_strips(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[str,
         return "window" if isinstance(term, WINDOWED) else ""
 
     ways = tuple(map(way, terms))
-    if "pairs" in ways or select(terms, *RELATIVE):
+    if "pairs" in ways or select(terms, *kinds.RELATIVE):
         return ways
     # Without strips and vectors the kernels have a table of all distances.
     return tuple("" if way == "window" else way for way in ways)

@@ -41,10 +41,10 @@ from pe_jax.engines import kernel_common as common
 from pe_jax.engines import strips
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.gpu import assignment, launches, operands, passes, tiles
-from pe_jax.engines.gpu.operands import MAX_DISTANCES, RELATIVE
+from pe_jax.engines.gpu.operands import MAX_DISTANCES
 
 KINDS = (  # these exact kinds
-    *(kinds.DistanceFormula, kinds.DistanceBias, *RELATIVE, kinds.PairBias),
+    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE, kinds.PairBias),
     *(kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
 )
 MAX_WIDTH = 256  # of a head
@@ -61,7 +61,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     which = assignment.in_strips(spec, terms, q, k)
     terms, q, k = strips.others(which, terms, q, k)
     explicit = any(which) or not spec.contiguous
-    relative, tables = bool(select(terms, *RELATIVE)), bool(select(terms, kinds.DistanceTerm))
+    relative, tables = bool(select(terms, *kinds.RELATIVE)), bool(select(terms, kinds.DistanceTerm))
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
     positions = jnp.result_type(q.tokens.positions, k.tokens.positions)
     axes = q.tokens.positions.shape[2:]

@@ -15,10 +15,6 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.gpu import launches
 from pe_jax.engines.gpu.plan import Arrays, PerToken, Plan
 
-RELATIVE = (
-    *(kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeValues),
-    kinds.RelativeState,
-)
 MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
 
 
@@ -78,7 +74,7 @@ def _reads(spec: AttentionSpec, terms: tuple, biased: bool) -> str:
     """The most that a tile loads beside q, k and v, of `launches.READS`."""
     if select(terms, kinds.DistanceTerm) and not spec.contiguous:
         return "explicit"
-    if select(terms, *RELATIVE):
+    if select(terms, *kinds.RELATIVE):
         return "vectors"
     if biased:
         return "bias"

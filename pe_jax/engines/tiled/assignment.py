@@ -13,8 +13,7 @@ from pe_jax.engines.tiled.windows import Windows
 WAYS = (Bands, Windows, Pairwise, InPlace, Channels, RowSums)
 OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
 IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
-VECTORS = (kinds.RelativeKeys, kinds.RelativeQueries, kinds.RelativeState, kinds.RelativeValues)
-BY_DISTANCE = (kinds.DistanceBias, *VECTORS)
+BY_DISTANCE = (kinds.DistanceBias, *kinds.RELATIVE)
 
 
 def assign(

@@ -9,7 +9,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled import negligible
-from pe_jax.engines.tiled.assignment import VECTORS, assign
+from pe_jax.engines.tiled.assignment import assign
 from pe_jax.engines.tiled.bands import Bands
 from pe_jax.engines.tiled.channels import SIDE, Channels
 from pe_jax.engines.tiled.grid import Grid
@@ -175,7 +175,7 @@ def set_up(
 
 def _reach(terms: tuple) -> int:
     """The greatest distance within which vectors of distances differ."""
-    horizons = [term.horizon or () for term in kinds.select(terms, *VECTORS)]
+    horizons = [term.horizon or () for term in kinds.select(terms, *kinds.RELATIVE)]
     return max((abs(end) for ends in horizons for end in ends), default=0)
 
 

@@ -50,15 +50,8 @@ from pe_jax.engines.tpu import operands, passes
 from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 
 KINDS = (  # these exact kinds
-    *(kinds.DistanceFormula, kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeQueries),
-    *(kinds.RelativeValues, kinds.RelativeState, kinds.TokenBias, kinds.TokenProduct),
-    *(kinds.PairBias, kinds.LogitCap),
-)
-VECTOR_KINDS = (
-    kinds.RelativeKeys,
-    kinds.RelativeQueries,
-    kinds.RelativeValues,
-    kinds.RelativeState,
+    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE, kinds.PairBias),
+    *(kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
 )
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
@@ -74,7 +67,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
-    if select(terms, *VECTOR_KINDS) and not spec.contiguous:
+    if select(terms, *kinds.RELATIVE) and not spec.contiguous:
         return "vectors of distances at explicit positions"
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
     if numbers > MAX_NUMBERS:
@@ -180,7 +173,7 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
         **common.ScorePlan.fields(spec, terms),
         real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
         by_distance=bool(select(terms, DistanceTerm)),
-        by_diagonal=bool(select(terms, *VECTOR_KINDS)) and horizon is None,
+        by_diagonal=bool(select(terms, *kinds.RELATIVE)) and horizon is None,
         horizon=horizon,
         tokens=tokens,
         block=block,
@@ -197,7 +190,7 @@ def _horizon(spec: AttentionSpec, terms: tuple, block: int) -> tuple[int, int] |
     That is where the gradients of vectors within it do not stay in a core's memory. It must not
     depend on the length, for a small case is to be computed as the call is.
     """
-    limits, vectors = common.horizon(terms), select(terms, *VECTOR_KINDS)
+    limits, vectors = common.horizon(terms), select(terms, *kinds.RELATIVE)
     if limits is None or not vectors:
         return limits
     distance = jax.ShapeDtypeStruct((1,), jnp.int32)
