@@ -66,8 +66,9 @@ CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, 
     (4, 256, False): ((32, 16, 8), (16, 16, 8), (16, 16, 4)),
 }
 STAGES = (3, 2)  # the fewer where the more do not fit
+WIDENING = {"pope": 2}  # how many times as wide as a head queries and keys are, where not once
 STANDING = {  # for all schemes that read as much, where launches are chosen
-    "scores": ("alibi", "fox"),
+    "scores": ("alibi", "fox", "kerple", "pope"),
     "table": ("t5", "sandwich"),
     "vectors": ("shaw", "deberta"),
     "explicit": ("t5", "shaw", "deberta"),
@@ -207,8 +208,9 @@ def choose(
                     asked.setdefault(Launch(own, other, warps, stages), []).append(name)
         for sizes, names in asked.items():
             explicit = reads == "explicit"
+            heads = {spec: width // WIDENING.get(spec, 1) for spec in STANDING[reads]}
             cases = [
-                Case(spec, width, arch, length, dtype, sizes, explicit) for spec in STANDING[reads]
+                Case(spec, own, arch, length, dtype, sizes, explicit) for spec, own in heads.items()
             ]
             rows = compiled(cases, processes, names)
             for name in names:
@@ -318,9 +320,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("archs", ["80", "90", "100"], "80 is A100, 89 L4, 90 H100, 100 B200")
     flags.DEFINE_string("dtype", "bfloat16", "of q, k and v")
     flags.DEFINE_integer("length", 4096, "tokens")
-    flags.DEFINE_integer(
-        "spills", 128, "bytes per thread that a kernel may spill, stores and loads"
-    )
+    flags.DEFINE_integer("spills", 0, "bytes that a kernel may spill")
     flags.DEFINE_integer("processes", os.cpu_count() or 1, "how many compile at a time")
     flags.DEFINE_bool("explicit", False, "at positions that are passed, whatever they are")
     flags.DEFINE_bool("choose", False, "choose launches first, and write launches.json")
