@@ -68,7 +68,8 @@ CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, 
 STAGES = (3, 2)  # the fewer where the more do not fit
 WIDENING = {"pope": 2}  # how many times as wide as a head queries and keys are, where not once
 STANDING = {  # for all schemes that read as much, where launches are chosen
-    "scores": ("alibi", "fox", "kerple", "pope"),
+    "scores": ("rope", "pope"),
+    "formulas": ("alibi", "fox", "kerple"),
     "table": ("t5", "sandwich"),
     "vectors": ("shaw", "deberta"),
     "explicit": ("t5", "shaw", "deberta"),

@@ -13,8 +13,8 @@ import jax
 
 KERNELS = ("forward", "queries", "keys", "diagonal")
 DTYPES = ("half", "float32")
-READS = (  # the most that a tile loads beside q, k and v; `explicit`: by distances of positions
-    *("scores", "table", "vectors"),
+READS = (  # the most of what a tile needs beside q, k and v; `explicit`: by distances of positions
+    *("scores", "formulas", "table", "vectors"),
     *("explicit", "bias"),
 )
 WIDTHS = (64, 128, 256)

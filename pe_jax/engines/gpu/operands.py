@@ -71,14 +71,16 @@ def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tu
 
 
 def _reads(spec: AttentionSpec, terms: tuple, biased: bool) -> str:
-    """The most that a tile loads beside q, k and v, of `launches.READS`."""
+    """The most of what a tile needs beside q, k and v, of `launches.READS`."""
     if select(terms, kinds.DistanceTerm) and not spec.contiguous:
         return "explicit"
     if select(terms, *kinds.RELATIVE):
         return "vectors"
     if biased:
         return "bias"
-    return "table" if select(terms, kinds.DistanceTerm) else "scores"
+    if select(terms, kinds.DistanceTerm):
+        return "table"
+    return "formulas" if select(terms, kinds.DistanceFormula, kinds.TokenBias) else "scores"
 
 
 def _power_of_two(n: int) -> int:
