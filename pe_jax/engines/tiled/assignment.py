@@ -1,18 +1,39 @@
 """Which term of a call is evaluated in which way."""
 
+import re
+
+import jax
+import jax.numpy as jnp
+
 from pe_jax.encodings import terms as kinds
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled.bands import Bands
 from pe_jax.engines.tiled.channels import Channels
+from pe_jax.engines.tiled.diagonals import Diagonals
 from pe_jax.engines.tiled.in_place import InPlace
 from pe_jax.engines.tiled.pairwise import Pairwise
 from pe_jax.engines.tiled.row_sums import RowSums
 from pe_jax.engines.tiled.ways import Way
 from pe_jax.engines.tiled.windows import Windows
 
-WAYS = (Bands, Windows, Pairwise, InPlace, Channels, RowSums)
+WAYS = (Bands, Windows, Diagonals, Pairwise, InPlace, Channels, RowSums)
 OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
 IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
+# what a formula has that takes longer than a bias from memory
+SLOW = {
+    "cos",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "logistic",
+    "pow",
+    "sin",
+    "tan",
+    "tanh",
+}
 BY_DISTANCE = (kinds.DistanceBias, *kinds.RELATIVE)
 
 
@@ -48,11 +69,21 @@ def _way(spec: AttentionSpec, term: kinds.Term, bands: bool) -> type[Way] | None
     if isinstance(term, kinds.ChannelDecay):
         return Channels
     if type(term) in IN_PLACE:
-        return InPlace
+        return Diagonals if spec.contiguous and _takes_long(term) else InPlace
     if type(term) is kinds.RowSum:
         return RowSums
     if type(term) in BY_DISTANCE and spec.contiguous:
-        return Bands if bands else Windows
+        others = Diagonals if type(term) is kinds.DistanceBias else Windows
+        return Bands if bands else others
     if isinstance(term, kinds.ScoreTerm | kinds.RelativeValues):
         return Pairwise
     raise ValueError(f"the tiled engine has no {type(term).__name__}")
+
+
+def _takes_long(term: kinds.Term) -> bool:
+    """Whether to evaluate a term in each tile takes longer than to read its bias from memory."""
+    if type(term) is not kinds.DistanceFormula:
+        return False
+    distance = jax.ShapeDtypeStruct((1,), jnp.int32)
+    program = str(jax.make_jaxpr(lambda x: term.at(x))(distance))
+    return not set(re.findall(r"\w+", program)).isdisjoint(SLOW)

@@ -1,5 +1,6 @@
 """Terms of distances in tables: what each adds for n distances, and what it is multiplied by."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from pe_jax.encodings.terms import (
     select,
 )
 from pe_jax.engines.tiled.ways import Vectors, add_up
+from pe_jax.numerics.arrays import varying_like
 
 
 class DistanceTables(NamedTuple):
@@ -103,3 +105,27 @@ def shear(x: jax.Array) -> jax.Array:
         return x
     flat = x.reshape(*lead, rows * width)[..., rows - 1 : -1]
     return flat.reshape(*lead, rows, width - 1)[..., : width - rows + 1]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def spread(windows: jax.Array, rows: int) -> jax.Array:
+    """y[…, r, c] = x[…, rows - 1 - r + c]: [n, h, rows + columns - 1] → [n, h, r, c]."""
+    return _spread(windows, rows)
+
+
+def _spread(windows, rows):
+    *lead, width = windows.shape
+    return shear(jnp.broadcast_to(windows[..., None, :], (*lead, rows, width)))
+
+
+def _gather(rows, width, tiles):
+    """The transpose, one tile after the other: all at once takes eight times as long."""
+
+    def one(tile):
+        window = varying_like(jnp.zeros((len(tile), width), tile.dtype), tile)
+        return jax.vjp(lambda x: _spread(x, rows), window)[1](tile)[0]
+
+    return (jax.lax.map(one, tiles),)
+
+
+spread.defvjp(lambda windows, rows: (_spread(windows, rows), windows.shape[-1]), _gather)

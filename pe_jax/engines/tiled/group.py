@@ -13,6 +13,7 @@ from pe_jax.encodings.terms import TokenBias, repeat_heads
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.tiled import negligible, schedule
 from pe_jax.engines.tiled.grid import Tile, cut_block
+from pe_jax.engines.tiled.in_place import InPlace
 from pe_jax.engines.tiled.leaves import Leaves
 from pe_jax.engines.tiled.setup import Fixed, Operands, Setup
 
@@ -107,6 +108,8 @@ def _max_biases(setup: Setup, operands: Operands, fixed: Fixed) -> list[jax.Arra
     """Bounds of the biases in each tile, where all of them decay."""
     grid, heads, biases = setup.grid, operands.q.x.shape[:2], []
     for way, terms in zip(setup.ways, operands.tables, strict=True):
+        if not isinstance(way, InPlace):
+            continue
         q, k = way.own(operands.q), way.own(operands.k)
         each = zip(terms, q.states, k.states, strict=True)
         biases += [of for of in each if isinstance(of[0], TokenBias)]
