@@ -19,21 +19,8 @@ from pe_jax.engines.tiled.windows import Windows
 WAYS = (Bands, Windows, Diagonals, Pairwise, InPlace, Channels, RowSums)
 OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
 IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
-# what a formula has that takes longer than a bias from memory
-SLOW = {
-    "cos",
-    "erf",
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log1p",
-    "logistic",
-    "pow",
-    "sin",
-    "tan",
-    "tanh",
-}
+# operations of a formula that take longer than to read its bias from memory
+SLOW = set("cos erf exp exp2 expm1 log log1p logistic pow sin tan tanh".split())
 BY_DISTANCE = (kinds.DistanceBias, *kinds.RELATIVE)
 
 
@@ -86,4 +73,4 @@ def _takes_long(term: kinds.Term) -> bool:
         return False
     distance = jax.ShapeDtypeStruct((1,), jnp.int32)
     program = str(jax.make_jaxpr(lambda x: term.at(x))(distance))
-    return not set(re.findall(r"\w+", program)).isdisjoint(SLOW)
+    return not SLOW.isdisjoint(re.findall(r"\w+", program))

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from pe_jax.encodings.terms import repeat_heads
 from pe_jax.engines.tiled.distance_tables import (
     DistanceTables,
+    diagonal_windows,
     distances,
     evaluate,
     features,
     products,
     query_biases,
-    shear,
     side_by_side,
+    spread,
 )
 from pe_jax.engines.tiled.leaves import Cut, Leaves
 from pe_jax.engines.tiled.ways import Way, add_up
@@ -197,14 +198,10 @@ class Bands(Way):
 
     def _bias_tiles(self, bias):
         """The tile at each gap, and one of zeros: [gaps + 1, h, r, c]."""
-        first, last, m = self.offsets[0], self.offsets[-1], self.m
-        table = jnp.pad(bias, [(0, 0), (last + m - self.high, self.low + m - first)])
-        blocks = {}
-        for offset in self.offsets:
-            window = table[:, last - offset : last - offset + 2 * m - 1]
-            blocks[offset] = shear(jnp.repeat(window[:, None], m, axis=1))[None]
-        tiles = [self._assemble(gap, lambda s, a, b: blocks[s])[0] for gap in self.gaps]
-        return jnp.stack([*tiles, jnp.zeros_like(tiles[0])])
+        rows, columns, gaps = self.grid.rows, self.grid.columns, self.gaps
+        ends = gaps[-1] + rows - self.high, self.low + columns - gaps[0]
+        windows = diagonal_windows(jnp.pad(bias, [(0, 0), ends]), gaps, rows, columns)
+        return spread(jnp.pad(windows, [(0, 1), (0, 0), (0, 0)]), rows)
 
     def _assemble(self, gap: int, block) -> jax.Array:
         """The tile of block(offset, a, b): [b, h, m, m] at sub-block (a, b), zeros off the band."""

@@ -8,6 +8,7 @@ h heads of the group, r, c rows and columns of a tile, n distances.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings.terms import DistanceBias
-from pe_jax.engines.tiled.distance_tables import spread
+from pe_jax.engines.tiled.distance_tables import diagonal_windows, spread
 from pe_jax.engines.tiled.leaves import Cut, Leaves
 from pe_jax.engines.tiled.ways import Way, add_up
 
@@ -52,10 +53,9 @@ class Diagonals(Way):
     def prepare(self, tables, q, k):
         """The tile at each gap, for each two runs: [pairs · gaps, h, r, c]."""
         rows, columns = self.grid.rows, self.grid.columns
-        starts = self._gaps[-1] - np.asarray(self._gaps)
-        windows = tables[:, :, starts[:, None] + np.arange(rows + columns - 1)]
-        windows = jnp.moveaxis(windows, 0, 2).reshape(-1, len(tables), rows + columns - 1)
-        return Leaves(always=spread(windows, rows))
+        of_runs = functools.partial(diagonal_windows, gaps=self._gaps, rows=rows, columns=columns)
+        windows = jax.vmap(of_runs, in_axes=1)(tables)
+        return Leaves(always=spread(windows.reshape(-1, *windows.shape[2:]), rows))
 
     def cuts(self, tile):
         grid, gaps = self.grid, self._gaps

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pe_jax.encodings.terms import (
     DistanceBias,
@@ -105,6 +106,20 @@ def shear(x: jax.Array) -> jax.Array:
         return x
     flat = x.reshape(*lead, rows * width)[..., rows - 1 : -1]
     return flat.reshape(*lead, rows, width - 1)[..., : width - rows + 1]
+
+
+def diagonal_windows(table: jax.Array, gaps: range, rows: int, columns: int) -> jax.Array:
+    """The distances of the tile at each gap, from the largest on: [gaps, h, r + c - 1].
+
+    Args:
+      table: of all these distances, from the largest on, [h, n].
+      gaps: distances of a tile's first row and first column.
+      rows: r, of a tile.
+      columns: c, of a tile.
+    """
+    starts = gaps[-1] - np.asarray(gaps)
+    windows = table[:, starts[:, None] + np.arange(rows + columns - 1)]
+    return jnp.swapaxes(windows, 0, 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

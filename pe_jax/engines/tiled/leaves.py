@@ -41,17 +41,11 @@ def _is_cut(x) -> bool:
 
 def add_leaves(totals: Leaves, part: Leaves, cuts: Leaves) -> Leaves:
     """Adds the gradients of one way's leaves where they were cut; None adds nothing."""
-    return Leaves(
-        *(
-            total if x is None else add_cuts(total, x, cut)
-            for total, x, cut in zip(totals, part, cuts, strict=True)
-        )
+    added = (
+        total if part is None else jax.tree.map(add_at, cut, total, part, is_leaf=_is_cut)
+        for total, part, cut in zip(totals, part, cuts, strict=True)
     )
-
-
-def add_cuts(totals: Any, part: Any, cuts: Any) -> Any:
-    """Adds a tree of gradients where its leaves were cut."""
-    return jax.tree.map(add_at, cuts, totals, part, is_leaf=_is_cut)
+    return Leaves(*added)
 
 
 def add_at(at: Cut | None, totals: Any, part: Any) -> Any:

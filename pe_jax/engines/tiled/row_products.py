@@ -22,10 +22,10 @@ import numpy as np
 
 from pe_jax.engines.tiled.grid import Tile
 from pe_jax.engines.tiled.group import Group
-from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_cuts, cut_leaves
+from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, cut_leaves
 from pe_jax.engines.tiled.schedule import Order
 from pe_jax.engines.tiled.ways import unbroadcast
-from pe_jax.engines.tiled.windows import RowLeaves, RowVectors, Windows
+from pe_jax.engines.tiled.windows import RowLeaves, Windows
 from pe_jax.numerics.arrays import varying_like
 
 
@@ -71,10 +71,7 @@ def fill(
 
     def turn(t, products):
         n = blocks.order[t]
-        vectors = cut_leaves(own.vectors, _way(group).vector_cuts(i, n))
-        block = jnp.matmul(rows, vectors.turned)
-        if vectors.bias is not None:
-            block = block + vectors.bias[None, :, None]
+        block = jnp.matmul(rows, cut_leaves(own.turned, _way(group).vector_cut(i, n)))
         return jax.lax.dynamic_update_slice_in_dim(products, block, n * columns, 3)
 
     flat = found.products
@@ -122,17 +119,15 @@ def pull(
         n = blocks.order[t]
         gradient = _oblique(flat, n * grid.columns, (grid.rows, _width(group)), grid.columns)
         gradient = jnp.where(_written(group, blocks, n)[None, None], gradient, 0)
-        cuts = _way(group).vector_cuts(i, n)
-        vectors = cut_leaves(own.vectors, cuts)
+        cut = _way(group).vector_cut(i, n)
+        turned = cut_leaves(own.turned, cut)
         # Autodiff would turn the gradient, which is larger than the rows: slow.
-        d_turned = jnp.matmul(rows_turned, gradient).sum(0)
-        d_bias = None if vectors.bias is None else gradient.sum((0, 2))
-        part = RowVectors(unbroadcast(d_turned, vectors.turned.shape), d_bias)
-        d_rows = d_rows + jnp.matmul(gradient, jnp.swapaxes(vectors.turned, 1, 2))
-        return d_rows, add_cuts(d_vectors, part, cuts)
+        part = unbroadcast(jnp.matmul(rows_turned, gradient).sum(0), turned.shape)
+        d_rows = d_rows + jnp.matmul(gradient, jnp.swapaxes(turned, 1, 2))
+        return d_rows, add_at(cut, d_vectors, part)
 
     total = totals[place]
-    carry = varying_like(jnp.zeros(rows.shape, jnp.float32), leaves), total.row.vectors
+    carry = varying_like(jnp.zeros(rows.shape, jnp.float32), leaves), total.row.turned
     d_rows, d_vectors = jax.lax.fori_loop(0, blocks.needed, turn, carry)
     d_rows = add_at(Cut(2, i * grid.rows, grid.rows), total.row.rows, d_rows)
     total = total._replace(row=RowLeaves(d_rows, d_vectors))

@@ -1,4 +1,4 @@
-"""Terms of distances without a horizon, in tiles: a window of the tables over all distances.
+"""Vectors of distances without a horizon, in tiles: a window of the tables over all distances.
 
 Positions are contiguous, so a tile of r × c scores has r + c - 1 distances, which lie side by side
 in a table. What meets queries is multiplied by `row_products`, once per row of tiles; for others a
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms import DistanceBias, RelativeKeys, RelativeState, repeat_heads
+from pe_jax.encodings.terms import RelativeKeys, RelativeState, repeat_heads
 from pe_jax.engines.tiled.distance_tables import (
     DistanceTables,
     evaluate,
@@ -23,7 +23,7 @@ from pe_jax.engines.tiled.distance_tables import (
     side_by_side,
 )
 from pe_jax.engines.tiled.leaves import Cut, Leaves
-from pe_jax.engines.tiled.ways import Way, add_up
+from pe_jax.engines.tiled.ways import Way
 from pe_jax.numerics.arrays import fit, varying_like
 
 
@@ -37,23 +37,15 @@ class WindowTables(NamedTuple):
 class WindowLeaves(NamedTuple):
     """What tiles read; None where there is no such term."""
 
-    bias: Any  # where it is not part of `RowVectors`, over all distances: [h, n]
     columns: Any  # keys before rotations, scaled: [b, h, S, E]
     queries: Any  # vectors that meet these, over all distances: [h or 1, n, E]
-
-
-class RowVectors(NamedTuple):
-    """What `row_products` multiplies queries by, over all distances."""
-
-    turned: Any  # vectors: [h or 1, C, n]
-    bias: Any  # added to the products: [h, n], or None
 
 
 class RowLeaves(NamedTuple):
     """What `row_products` multiplies, row of tiles by row of tiles."""
 
     rows: Any  # what queries bring: [b, h, T, C]
-    vectors: RowVectors
+    turned: Any  # vectors of all distances: [h or 1, C, n]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +56,8 @@ class Windows(Way):
 
     @classmethod
     def of(cls, terms, places, *how):
-        per_query = [type(term) in (RelativeKeys, RelativeState) for term in terms]
-        others = [type(term) not in (RelativeKeys, RelativeState, DistanceBias) for term in terms]
-        return cls(places, *how, once_per_row=any(per_query) and not any(others))
+        per_query = all(type(term) in (RelativeKeys, RelativeState) for term in terms)
+        return cls(places, *how, once_per_row=per_query)
 
     @property
     def cheap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -105,30 +96,28 @@ class Windows(Way):
         return self.grid.lengths[0] - self.grid.rows + self.row_blocks * self.grid.columns
 
     def prepare(self, tables, q, k):
-        """Beside vectors that queries meet, a bias is added where these are multiplied."""
         distances, heads = tables.distances, q.x.shape[1]
-        columns, bias, row = None, distances.bias, None
+        columns = row = None
         vectors = side_by_side(distances.per_query, heads)
         if vectors is not None:
             rows = features(distances, tables.biases, q, self.scale)
             rows = jnp.broadcast_to(rows, (*q.x.shape[:3], rows.shape[-1]))
-            vectors = RowVectors(jnp.swapaxes(vectors, 1, 2), bias)
-            row, bias = RowLeaves(rows, vectors), None
+            row = RowLeaves(rows, jnp.swapaxes(vectors, 1, 2))
         if distances.queries is not None:
             columns = self.scale * repeat_heads(k.raw, heads).astype(jnp.float32)
-        leaves = WindowLeaves(bias, columns, distances.queries)
+        leaves = WindowLeaves(columns, distances.queries)
         return Leaves(near=leaves, values=distances.values, row=row)
 
     def cuts(self, tile):
         """The window of r + c - 1 distances begins where the tile's top right corner is."""
         j, blocks = tile.j, self.grid.k_blocks // self.grid.runs
         window = self._cut(tile.i, j // blocks, j % blocks, self.grid.rows + self.grid.columns - 1)
-        return Leaves(near=WindowLeaves(window, self.column_cut(tile), window), values=window)
+        return Leaves(near=WindowLeaves(self.column_cut(tile), window), values=window)
 
-    def vector_cuts(self, i, n) -> RowVectors:
-        """The n-th block of the distances of block row i."""
+    def vector_cut(self, i, n) -> Cut:
+        """Of turned vectors, the n-th block of the distances of block row i."""
         cut = self._cut(i, n // self.row_blocks, n % self.row_blocks, self.grid.columns)
-        return RowVectors(cut._replace(axis=2), cut)
+        return cut._replace(axis=2)
 
     def _cut(self, i, run, n, size: int) -> Cut:
         """Of tables, `size` distances of block row i from the n-th block of a run of keys on."""
@@ -139,14 +128,9 @@ class Windows(Way):
 
     def scores(self, near, always, tile):
         """Products with the window, sheared; seen from the keys, distances run backwards."""
-        bias = from_columns = None
-        if near.bias is not None:
-            ones = jnp.ones((1, 1, self.grid.rows, 1), jnp.float32)
-            bias = self._sheared(ones, near.bias[..., None])
-        if near.columns is not None:
-            turned = self._sheared(near.columns, near.queries[:, ::-1])
-            from_columns = jnp.swapaxes(turned, -1, -2)
-        return add_up([bias, from_columns])
+        if near.columns is None:
+            return None
+        return jnp.swapaxes(self._sheared(near.columns, near.queries[:, ::-1]), -1, -2)
 
     def plain_scores(self, always, tile):
         """Nothing: only where `row_products` has it all are tiles plain."""
