@@ -85,8 +85,8 @@ def setup_of(spec: str, causal: bool = True, sizes: TileSizes = SMALL.sizes, len
         ("fire+t5", ["Bands", "Pairwise"]),
         ("tupe(length=40)+fox", ["InPlace"]),
         ("shaw+transformer_xl", ["Windows"]),
-        ("sandwich+alibi", ["Diagonals", "InPlace"]),
-        ("kerple+sandwich+cope(positions=6)", ["Diagonals", "RowSums"]),
+        ("sandwich+alibi", ["DistanceBiases", "InPlace"]),
+        ("kerple+sandwich+cope(positions=6)", ["DistanceBiases", "RowSums"]),
     ],
 )
 def test_each_term_has_its_own_way(spec, ways):

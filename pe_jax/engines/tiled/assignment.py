@@ -9,14 +9,14 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled.bands import Bands
 from pe_jax.engines.tiled.channels import Channels
-from pe_jax.engines.tiled.diagonals import Diagonals
+from pe_jax.engines.tiled.distance_biases import DistanceBiases
 from pe_jax.engines.tiled.in_place import InPlace
 from pe_jax.engines.tiled.pairwise import Pairwise
 from pe_jax.engines.tiled.row_sums import RowSums
 from pe_jax.engines.tiled.ways import Way
 from pe_jax.engines.tiled.windows import Windows
 
-WAYS = (Bands, Windows, Diagonals, Pairwise, InPlace, Channels, RowSums)
+WAYS = (Bands, Windows, DistanceBiases, Pairwise, InPlace, Channels, RowSums)
 OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
 IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
 # operations of a formula that take longer than to read its bias from memory
@@ -56,11 +56,11 @@ def _way(spec: AttentionSpec, term: kinds.Term, bands: bool) -> type[Way] | None
     if isinstance(term, kinds.ChannelDecay):
         return Channels
     if type(term) in IN_PLACE:
-        return Diagonals if spec.contiguous and _takes_long(term) else InPlace
+        return DistanceBiases if spec.contiguous and _takes_long(term) else InPlace
     if type(term) is kinds.RowSum:
         return RowSums
     if type(term) in BY_DISTANCE and spec.contiguous:
-        others = Diagonals if type(term) is kinds.DistanceBias else Windows
+        others = DistanceBiases if type(term) is kinds.DistanceBias else Windows
         return Bands if bands else others
     if isinstance(term, kinds.ScoreTerm | kinds.RelativeValues):
         return Pairwise

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from pe_jax.encodings.terms import repeat_heads
 from pe_jax.engines.tiled.distance_tables import (
     DistanceTables,
-    diagonal_windows,
     distances,
     evaluate,
     features,
@@ -42,13 +41,12 @@ class Band(NamedTuple):
     """What tiles that meet the band read; None where there is no such term.
 
     Attributes:
-      tiles: of the bias, one for each gap at which a tile meets the band, and one of zeros:
-        [gaps + 1, h, r, c].
+      bias: of all distances in tiles that meet the band, zeros beside it: [h, n].
       rows: the products of queries and vectors, flat: [b, h, (1 + T + 3)·W].
       columns: the products of keys and vectors, likewise.
     """
 
-    tiles: Any = None
+    bias: Any = None
     rows: Any = None
     columns: Any = None
 
@@ -172,7 +170,7 @@ class Bands(Way):
         heads = q.x.shape[1]
         band, ends, values = Band(), Ends(), None
         if near.bias is not None:
-            band = band._replace(tiles=self._bias_tiles(near.bias))
+            band = band._replace(bias=self._padded(near.bias))
             ends = ends._replace(bias=step.bias[None, :, None, None])
         if (vectors := side_by_side(near.per_query, heads)) is not None:
             rows = features(near, biases, q, self.scale)
@@ -196,12 +194,16 @@ class Bands(Way):
         vectors = jnp.pad(vectors, [(0, 0), (0, self.width - self.n), (0, 0)])
         return products(x, vectors).reshape(*x.shape[:2], -1)
 
-    def _bias_tiles(self, bias):
-        """The tile at each gap, and one of zeros: [gaps + 1, h, r, c]."""
-        rows, columns, gaps = self.grid.rows, self.grid.columns, self.gaps
-        ends = gaps[-1] + rows - self.high, self.low + columns - gaps[0]
-        windows = diagonal_windows(jnp.pad(bias, [(0, 0), ends]), gaps, rows, columns)
-        return spread(jnp.pad(windows, [(0, 1), (0, 0), (0, 0)]), rows)
+    @property
+    def _clipped(self) -> tuple[int, int]:
+        """The gaps next to those that meet the band: all beyond are as they are."""
+        return self.gaps[0] - self.gaps.step, self.gaps[-1] + self.gaps.step
+
+    def _padded(self, bias):
+        """The bias of all distances of tiles whose gap is clipped, the largest first: [h, n]."""
+        least, most = self._clipped
+        before = most + self.grid.rows - self.high
+        return jnp.pad(bias, [(0, 0), (before, self.low + self.grid.columns - least)])
 
     def _assemble(self, gap: int, block) -> jax.Array:
         """The tile of block(offset, a, b): [b, h, m, m] at sub-block (a, b), zeros off the band."""
@@ -221,10 +223,12 @@ class Bands(Way):
     # What each tile does.
 
     def cuts(self, tile):
-        """Bands with their halo; the tile of the bias."""
+        """Bands with their halo; the distances of the bias."""
         columns = self.column_cut(tile)
         ends = Ends(rows=self.row_cut(tile), columns=columns, columns_above=columns)
-        bias = Cut(0, self._which(tile), 1)
+        least, most = self._clipped
+        window = self.grid.rows + self.grid.columns - 1
+        bias = Cut(1, most - jnp.clip(tile.gap, least, most), window)
         return Leaves(Band(bias, self._row_band(tile.i, tile), self._column_band(tile)), ends)
 
     def _row_band(self, i, tile) -> Cut:
@@ -255,7 +259,8 @@ class Bands(Way):
     def scores(self, near, always, tile):
         """The bands, and the ends where they reach into the tile."""
         ends = self._ends(always, self._below(tile))
-        return add_up([self._meet(near.rows, near.columns, tile), ends, near.tiles])
+        bias = None if near.bias is None else spread(near.bias, self.grid.rows)[None]
+        return add_up([self._meet(near.rows, near.columns, tile), ends, bias])
 
     def plain_scores(self, always, tile):
         """The ends."""

@@ -48,37 +48,27 @@ class RowLeaves(NamedTuple):
     turned: Any  # vectors of all distances: [h or 1, C, n]
 
 
-@dataclasses.dataclass(frozen=True)
-class Windows(Way):
-    """Tables over all distances of contiguous positions."""
+class OverDistances(Way):
+    """Has tables over all distances of contiguous positions, the largest first."""
 
-    once_per_row: bool = False  # whether `row_products` makes all of it, so that tiles only add it
+    def distances(self, run_gaps=None) -> jax.Array:
+        """All T + S - 1, or those that the mask does not always hide; `run_gaps` as in `tables`.
 
-    @classmethod
-    def of(cls, terms, places, *how):
-        per_query = all(type(term) in (RelativeKeys, RelativeState) for term in terms)
-        return cls(places, *how, once_per_row=per_query)
-
-    @property
-    def cheap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.once_per_row
-
-    def tables(self, terms, run_gaps=None):
-        """Over all T + S - 1 distances; zeros for those that the mask always hides.
-
-        Of several runs: over the distances of each two runs, one after the other.
+        Of several runs: those of each two runs, one after the other.
         """
         queries, keys = self.grid.lengths
         last = 0 if self.one_sided and run_gaps is None else 1 - keys
         distance = jnp.arange(queries - 1, last - 1, -1, dtype=jnp.int32)
-        if run_gaps is not None:
-            distance = fit(distance, 0, self._length)
-            distance = (run_gaps[..., None] + distance).reshape(-1)
-            # Anything will do where the mask hides all.
-            distance = jnp.maximum(distance, 0) if self.one_sided else distance
-        length = self.grid.runs**2 * self._length
-        tables = evaluate(terms, distance, self.scale)
-        return WindowTables(jax.tree.map(lambda x: fit(x, 1, length), tables), query_biases(terms))
+        if run_gaps is None:
+            return distance
+        distance = fit(distance, 0, self._length)
+        distance = (run_gaps[..., None] + distance).reshape(-1)
+        # Anything will do where the mask hides all.
+        return jnp.maximum(distance, 0) if self.one_sided else distance
+
+    def filled(self, table: jax.Array) -> jax.Array:
+        """A table [H or 1, n, …] of `distances`, zeros for those that are always hidden."""
+        return fit(table, 1, self.grid.runs**2 * self._length)
 
     @property
     def overhang(self) -> int:
@@ -95,6 +85,38 @@ class Windows(Way):
         """Entries of a table, for each two runs: to the end of the first row's last block."""
         return self.grid.lengths[0] - self.grid.rows + self.row_blocks * self.grid.columns
 
+    def window(self, tile) -> Cut:
+        """Of tables, the r + c - 1 distances of a tile, which begin at its top right corner."""
+        j, blocks = tile.j, self.grid.k_blocks // self.grid.runs
+        return self.cut(tile.i, j // blocks, j % blocks, self.grid.rows + self.grid.columns - 1)
+
+    def cut(self, i, run, n, size: int) -> Cut:
+        """Of tables, `size` distances of block row i from the n-th block of a run of keys on."""
+        rows, blocks = self.grid.rows, self.grid.q_blocks // self.grid.runs
+        pair = i // blocks * self.grid.runs + run
+        start = (blocks - 1 - i % blocks) * rows + n * self.grid.columns
+        return Cut(1, pair * self._length + start, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows(OverDistances):
+    """Vectors of distances without a horizon."""
+
+    once_per_row: bool = False  # whether `row_products` makes all of it, so that tiles only add it
+
+    @classmethod
+    def of(cls, terms, places, *how):
+        per_query = all(type(term) in (RelativeKeys, RelativeState) for term in terms)
+        return cls(places, *how, once_per_row=per_query)
+
+    @property
+    def cheap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.once_per_row
+
+    def tables(self, terms, run_gaps=None):
+        tables = evaluate(terms, self.distances(run_gaps), self.scale)
+        return WindowTables(jax.tree.map(self.filled, tables), query_biases(terms))
+
     def prepare(self, tables, q, k):
         distances, heads = tables.distances, q.x.shape[1]
         columns = row = None
@@ -109,22 +131,13 @@ class Windows(Way):
         return Leaves(near=leaves, values=distances.values, row=row)
 
     def cuts(self, tile):
-        """The window of r + c - 1 distances begins where the tile's top right corner is."""
-        j, blocks = tile.j, self.grid.k_blocks // self.grid.runs
-        window = self._cut(tile.i, j // blocks, j % blocks, self.grid.rows + self.grid.columns - 1)
+        window = self.window(tile)
         return Leaves(near=WindowLeaves(self.column_cut(tile), window), values=window)
 
     def vector_cut(self, i, n) -> Cut:
         """Of turned vectors, the n-th block of the distances of block row i."""
-        cut = self._cut(i, n // self.row_blocks, n % self.row_blocks, self.grid.columns)
+        cut = self.cut(i, n // self.row_blocks, n % self.row_blocks, self.grid.columns)
         return cut._replace(axis=2)
-
-    def _cut(self, i, run, n, size: int) -> Cut:
-        """Of tables, `size` distances of block row i from the n-th block of a run of keys on."""
-        rows, blocks = self.grid.rows, self.grid.q_blocks // self.grid.runs
-        pair = i // blocks * self.grid.runs + run
-        start = (blocks - 1 - i % blocks) * rows + n * self.grid.columns
-        return Cut(1, pair * self._length + start, size)
 
     def scores(self, near, always, tile):
         """Products with the window, sheared; seen from the keys, distances run backwards."""
