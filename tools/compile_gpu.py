@@ -73,6 +73,7 @@ STANDING = {  # for all schemes that read as much, where launches are chosen
     "table": ("t5", "sandwich"),
     "vectors": ("shaw", "deberta"),
     "explicit": ("t5", "shaw", "deberta"),
+    "bias": ("fire", "transformer_xl"),
 }
 FIELDS = (  # of kernels.csv
     *("arch", "dtype", "width", "kernel", *Launch._fields, "encodings", "status", "shared"),

@@ -108,7 +108,7 @@ def shear(x: jax.Array) -> jax.Array:
 def spread(windows: jax.Array, rows: int) -> jax.Array:
     """y[…, r, c] = x[…, rows - 1 - r + c]: [*n, rows + columns - 1] → [*n, r, c].
 
-    Row by row: XLA copies slices, and adds up their gradients, faster than it shears.
+    XLA copies slices, and above all adds up their gradients, faster than it shears one row.
     """
     axis, columns = windows.ndim - 1, windows.shape[-1] - rows + 1
 
