@@ -96,6 +96,28 @@ def test_each_term_has_its_own_way(spec, ways):
     assert len(set(places)) == len(places)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", ["kerple", "kerple(kind='power')+alibi", "sandwich+alibi+rope"])
+def test_a_bias_of_all_distances_is_the_dense_matrix(spec, causal):
+    got = outcome(spec, SMALL, causal=causal)
+    assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
+
+
+def of_distances(table, distance):
+    """A bias that differs at every distance."""
+    return table[:, jnp.abs(distance)]
+
+
+def test_a_bias_of_all_distances_may_be_scaled_as_products_are():
+    term = kinds.DistanceBias(of_distances, jnp.asarray(noise(HEADS, 40)), scaled=True)
+    q = noise(1, 40, HEADS, WIDTH)
+    tiled, dense = (
+        pe_jax.attention(q, q, q, terms=(term,), implementation=engine)
+        for engine in (SMALL, "dense")
+    )
+    np.testing.assert_allclose(tiled, dense, atol=1e-5)
+
+
 def test_a_kind_that_no_way_knows_is_named():
     (encoding,) = pe_jax.parse("dape")
     terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)

@@ -2,11 +2,12 @@
 
 * `Bands`: terms of distances with a horizon, contiguous positions. A tile beyond the horizon gets
   constants; nearer ones read a band of products, made once per call.
-* `Windows`: terms of distances without a horizon, contiguous positions. A tile cuts the window of
+* `Windows`: vectors of distances without a horizon, contiguous positions. A tile cuts the window of
   the distances that occur in it from tables over all of them, or its part of products that are made
   once per row of tiles (`row_products`).
+* `DistanceBiases`: biases of distances without a horizon, and formulas that take long, likewise.
 * `Pairwise`: any kind at any positions, evaluated pair by pair.
-* `InPlace`: arithmetic on distances or on the states of two tokens.
+* `InPlace`: plain arithmetic on distances or on the states of two tokens.
 * `Channels`: what stands for q·k itself.
 
 A way makes `tables` once per call and `prepare`s, for a group of heads, the `Leaves` of which a
