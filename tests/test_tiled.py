@@ -18,7 +18,7 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dispatch import Call
 from pe_jax.engines.reference import multiply
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from pe_jax.engines.tiled import Tiled, TileSizes, schedule, tiles
+from pe_jax.engines.tiled import Tiled, TileSizes, distance_tables, schedule, tiles
 from pe_jax.engines.tiled.assignment import assign
 from pe_jax.engines.tiled.groups import Groups
 from pe_jax.engines.tiled.pairwise import Pairwise
@@ -101,6 +101,13 @@ def test_each_term_has_its_own_way(spec, ways):
 def test_a_bias_of_all_distances_is_the_dense_matrix(spec, causal):
     got = outcome(spec, SMALL, causal=causal)
     assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
+
+
+def test_a_window_is_spread_in_the_same_way_on_every_device():
+    windows = jnp.asarray(noise(2, 3, 11))
+    expected = np.stack([windows[..., 3 - r : 3 - r + 8] for r in range(4)], axis=-2)
+    for how in (distance_tables.spread, distance_tables.by_slices, distance_tables.by_shear):
+        np.testing.assert_array_equal(how(windows, 4), expected)
 
 
 def of_distances(table, distance):
