@@ -50,8 +50,8 @@ from pe_jax.engines.tpu import operands, passes
 from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 
 KINDS = (  # these exact kinds
-    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE, kinds.PairBias),
-    *(kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
+    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
+    *(kinds.PairBias, kinds.PiecewiseBias, kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
 )
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
@@ -78,11 +78,13 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
 
 def in_strips(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
     """For each term "pairs" if it is computed in strips, else ""."""
-    distances = kinds.DistanceFormula, kinds.DistanceBias
+    distances, pairs = (kinds.DistanceFormula, kinds.DistanceBias), select(terms, kinds.PairBias)
+    inside = spec.contiguous and spec.causal and len(pairs) == 1
 
     def of_pairs(term):
         elsewhere = isinstance(term, distances) and not spec.contiguous
-        return isinstance(term, kinds.PairBias) or elsewhere
+        in_pieces = inside and isinstance(term, kinds.PiecewiseBias)
+        return elsewhere or (isinstance(term, kinds.PairBias) and not in_pieces)
 
     return tuple("pairs" if of_pairs(term) else "" for term in terms)
 
@@ -172,6 +174,7 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
     return Plan(
         **common.ScorePlan.fields(spec, terms),
         real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
+        growth=next((t.growth for t in select(terms, kinds.PiecewiseBias)), None),
         by_distance=bool(select(terms, DistanceTerm)),
         by_diagonal=bool(select(terms, *kinds.RELATIVE)) and horizon is None,
         horizon=horizon,
