@@ -127,7 +127,7 @@ class FIRE(Encoding):
         w1, b1, w2 = arrays["w1"], arrays["b1"], arrays["w2"]
         bends = (w1 * b1 < 0) & (jnp.abs(b1) < jnp.abs(w1))
         on = jnp.where(bends, w1 < 0, w1 / 2 + b1 > 0)[:, None]  # before its knot, or everywhere
-        knots = jnp.where(bends, -b1 / jnp.where(bends, w1, 1), 2)  # beyond all
+        knots = jnp.where(bends, -b1 / jnp.where(bends, w1, 1), 1e30)  # or none
         rates = 1 / _whole(q_pos, arrays["c"], arrays["multiplier"] * self.length)
         return Pieces(
             numbers=jnp.abs(arrays["c"])[None, None],

@@ -57,6 +57,7 @@ MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a
 MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
 MAX_VECTORS = 2**23  # the same of strips of vectors; beyond it they are taken to have no horizon
 MAX_PAIRS = 2**24  # of a strip, unless a block has more; a gather takes 16 times their memory
+MAX_KNOTS = 127  # of a bias in pieces, whose lines are the lanes of a register
 MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 
 
@@ -67,7 +68,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
-    if select(terms, *kinds.RELATIVE) and not spec.contiguous:
+    if select(terms, *kinds.RELATIVE) and not spec.in_order:
         return "vectors of distances at explicit positions"
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
     if numbers > MAX_NUMBERS:
@@ -79,14 +80,20 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
 def in_strips(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
     """For each term "pairs" if it is computed in strips, else ""."""
     distances, pairs = (kinds.DistanceFormula, kinds.DistanceBias), select(terms, kinds.PairBias)
-    inside = spec.contiguous and spec.causal and len(pairs) == 1
+    alone = spec.in_order and spec.causal and len(pairs) == 1
 
     def of_pairs(term):
-        elsewhere = isinstance(term, distances) and not spec.contiguous
-        in_pieces = inside and isinstance(term, kinds.PiecewiseBias)
-        return elsewhere or (isinstance(term, kinds.PairBias) and not in_pieces)
+        if isinstance(term, kinds.PiecewiseBias) and alone:
+            return _count_knots(term) > MAX_KNOTS
+        elsewhere = isinstance(term, distances) and not spec.in_order
+        return isinstance(term, kinds.PairBias) or elsewhere
 
     return tuple("pairs" if of_pairs(term) else "" for term in terms)
+
+
+def _count_knots(term: kinds.PiecewiseBias) -> int:
+    position = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(term.pieces, term.arrays, position).knots.shape[1]
 
 
 def _too_much_memory(plan: Plan) -> str | None:

@@ -80,7 +80,7 @@ def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: A
             for c, part in enumerate(jax.vjp(*tiles.formula_of(plan, x, tile))[1](d_s)[0]):
                 grads.coefficients[c] += part
         if grads.pieces is not None:
-            pieces.add_gradients(plan, x, tile, grads, kept.q_rates, found.pieces, d_s)
+            pieces.Gradients(plan, x, tile, grads, kept.q_rates, found.pieces, d_s).add()
         if grads.bias is not None:
             grads.bias[...] = d_s
         strip = plan.strip(tile.gap) if plan.by_distance else 0

@@ -118,7 +118,9 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
             return of_pairs(array)
         if name not in (*OF_QUERIES, *OF_KEYS):
             read = arrays is x
-            return of_head(array, strip=read and name in BY_DISTANCE, scalars=read and name == "pieces")
+            return of_head(
+                array, strip=read and name in BY_DISTANCE, scalars=read and name == "pieces"
+            )
         return of_tokens(array, name in OF_KEYS, along_lanes=name not in WIDE)
 
     def of_pairs(array):
@@ -185,7 +187,13 @@ def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
     moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
     for name, array, spec in zip(x._fields, x, specs, strict=True):
         if array is not None:
-            anew = name in (*visited, "coefficients", "pieces", "bias", *BY_DISTANCE)  # in each tile
+            anew = name in (
+                *visited,
+                "coefficients",
+                "pieces",
+                "bias",
+                *BY_DISTANCE,
+            )  # in each tile
             block = math.prod(n for n in spec.block_shape if n)
             count = tiles * block if anew else array.size
             moved += array.dtype.itemsize * count * (near if name in VECTORS else 1)

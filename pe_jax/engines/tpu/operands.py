@@ -71,12 +71,18 @@ def _pieces(plan: Plan, terms: tuple, q: Side) -> dict:
         return jnp.concatenate([first, first + jnp.cumsum(steps, axis=1)], axis=1)
 
     columns = lines(pieces.start, -knots * bends), lines(pieces.slope, bends)
-    columns += tuple(jnp.broadcast_to(jnp.pad(x, ((0, 0), (0, 1))), columns[0].shape) for x in (knots, bends))
+    columns += tuple(
+        jnp.broadcast_to(jnp.pad(x, ((0, 0), (0, 1))), columns[0].shape) for x in (knots, bends)
+    )
     rates = common.pad(pieces.rates, 2, plan.block, mode="edge")
     return {
-        "growth": jnp.broadcast_to(pieces.numbers, (heads, pieces.numbers.shape[1]))[..., None, None],
+        "growth": jnp.broadcast_to(pieces.numbers, (heads, pieces.numbers.shape[1]))[
+            ..., None, None
+        ],
         "pieces": jnp.stack(columns, axis=1),
-        "q_rates": jnp.broadcast_to(rates.swapaxes(0, 1)[:, :, None], (rates.shape[1], heads, 1, rates.shape[2])),
+        "q_rates": jnp.broadcast_to(
+            rates.swapaxes(0, 1)[:, :, None], (rates.shape[1], heads, 1, rates.shape[2])
+        ),
     }
 
 

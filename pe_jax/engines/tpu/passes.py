@@ -22,7 +22,9 @@ def forward(plan: Plan, x: Arrays, places: Places, dtype: Any) -> Arrays:
         out=jax.ShapeDtypeStruct((batch, heads, tokens, value), dtype),
         lse=jax.ShapeDtypeStruct((batch, heads, 1, tokens), jnp.float32),
     )
-    return launch(plan, kernels.forward_kernel, places, x, outs, Arrays(out=value, **_columns(plan, x)))
+    return launch(
+        plan, kernels.forward_kernel, places, x, outs, Arrays(out=value, **_columns(plan, x))
+    )
 
 
 def backward(
@@ -37,7 +39,14 @@ def backward(
     wanted = [n for n in ("q_numbers", "q_rates", "rows", "bias", *OF_HEADS) if n in learned]
     elsewhere = [n for n in wanted if plan.by_diagonal and n in BY_DISTANCE]
     d_q = _shapes(x, dtype, "q", *(n for n in wanted if n not in elsewhere))
-    grads = launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q)._replace(**_columns(plan, x)))
+    grads = launch(
+        plan,
+        kernels.queries_kernel,
+        of_queries,
+        x,
+        d_q,
+        _kept(plan, d_q)._replace(**_columns(plan, x)),
+    )
     if elsewhere:
         shapes = _shapes(x, dtype, *elsewhere)
         more = launch(plan, kernels.diagonals_kernel, of_queries, x, shapes, Arrays())

@@ -6,7 +6,7 @@ below the numbers of a tile are in its line, those above them in none; easy tile
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,6 @@ from pe_jax.engines.tpu.plan import Arrays, Plan, Tile
 from pe_jax.engines.tpu.shear import as_column, lane_sums, repeat_columns
 
 START, SLOPE, KNOT, BEND = range(4)  # rows of `Arrays.pieces`
-CHUNK = 32
 
 
 class Bias(NamedTuple):
@@ -72,52 +71,86 @@ def bias(plan: Plan, x: Arrays, tile: Tile) -> Bias:
     return Bias(pairs, start, grown, number, pull)
 
 
-def add_gradients(
-    plan: Plan, x: Arrays, tile: Tile, grads: Arrays, kept, own: Bias, d_s: jax.Array
-) -> None:
+class Gradients(NamedTuple):
     """Adds to the gradients of lines, of knots, of numbers, and of rates.
 
-    That of rates is `kept`, to be summed and divided by them.
+    A tile is gone through in a few rows at a time, whose registers last from one operation to the
+    next: its `parts` are what grown numbers get, [rows, block] each.
+
+    Attributes:
+      plan: as of the kernel, as the rest.
+      x: what it reads.
+      tile: that is not transposed.
+      grads: those of lines and knots, and of numbers.
+      of_rates: to be summed over lanes and divided by the rates, [block, lanes].
+      own: the bias of the tile.
+      d_s: the gradient of its scores, [block, block].
     """
-    rate, (low, high) = _rate(plan, x, tile), tile.knots
-    slope = x.pieces[SLOPE, low]
-    sums = lane_sums(d_s * own.grown) * rate
-    kept[...] += slope * sums
-    _add(grads, low, {START: lane_sums(d_s), SLOPE: sums})
 
-    def loop(d_number):
-        def step(n, _):
-            knot, bend = x.pieces[KNOT, n], x.pieces[BEND, n]
-            moved, turned = 0.0, 0.0
-            for rows in _chunks(plan.block):
-                number = own.x[rows]
-                d = jnp.where(number > knot, d_s[rows], 0)
-                sums, total = lane_sums(d * number), lane_sums(d)
-                kept[rows] += bend * sums
-                d_number[rows] += bend * d
-                moved, turned = moved + total.sum(0), turned + sums.sum(0)
-            _add(grads, n, {KNOT: -bend * moved, BEND: turned - knot * moved})
+    plan: Plan
+    x: Arrays
+    tile: Tile
+    grads: Arrays
+    of_rates: Any
+    own: Bias
+    d_s: jax.Array
 
-        d_number[...] = slope * d_s
-        if tile.bends is None:
-            jax.lax.fori_loop(low, high, step, None)
+    def add(self) -> None:
+        """All of the tile."""
+        if self.tile.bends is None:
+            d_grown = pl.run_scoped(self._loop, pltpu.VMEM(self.d_s.shape, jnp.float32))
         else:
-            for n in range(tile.bends):
-                step(low + n, None)
-        return d_number[...] * _spread(plan, tile, rate)
+            parts = self._line()
+            for n in range(self.tile.bends):
+                parts = self._bent(self.tile.knots[0] + n, parts)
+            d_grown = jnp.concatenate(list(parts))
+        for c, part in enumerate(self.own.pull(d_grown)[0]):
+            self.grads.growth[c] += part
 
-    if tile.bends == 0:
-        d_grown = _spread(plan, tile, slope * rate) * d_s
-    else:
-        d_grown = pl.run_scoped(loop, pltpu.VMEM(d_s.shape, d_s.dtype))
-    for c, part in enumerate(own.pull(d_grown)[0]):
-        grads.growth[c] += part
+    def _rows(self) -> list[slice]:
+        size = min(shear.PART, self.plan.block)
+        return [slice(first, first + size) for first in range(0, self.plan.block, size)]
 
+    def _line(self) -> Iterator[jax.Array]:
+        """Of the line of all pairs."""
+        low, total, turned = self.tile.knots[0], 0.0, 0.0
+        for rows in self._rows():
+            part, *sums = self._weighted(rows, self.d_s[rows], self.x.pieces[SLOPE, low])
+            total, turned = total + sums[0], turned + sums[1]
+            yield part
+        _add(self.grads, low, {START: total, SLOPE: turned})
 
-def _chunks(rows: int) -> list[slice]:
-    """Rows of a tile whose registers last from one operation to the next."""
-    size = min(CHUNK, rows)
-    return [slice(first, first + size) for first in range(0, rows, size)]
+    def _bent(self, n: Any, parts: Iterable[jax.Array]) -> Iterator[jax.Array]:
+        """Of what a knot adds, beside the parts so far."""
+        knot, bend, total, turned = self.x.pieces[KNOT, n], self.x.pieces[BEND, n], 0.0, 0.0
+        for rows, part in zip(self._rows(), parts, strict=True):
+            on = jnp.where(self.own.x[rows] > knot, self.d_s[rows], 0)
+            more, *sums = self._weighted(rows, on, bend)
+            total, turned = total + sums[0], turned + sums[1]
+            yield part + more
+        _add(self.grads, n, {KNOT: -bend * total, BEND: turned - knot * total})
+
+    def _weighted(self, rows: slice, d: jax.Array, weight: Any) -> tuple[jax.Array, ...]:
+        """A part where the bias is weight·number; sums of d, and of d·number."""
+        rate = _rate(self.plan, self.x, self.tile)[rows]
+        sums = lane_sums(d * self.own.grown[rows]) * rate
+        self.of_rates[rows] += weight * sums
+        part = _spread(self.plan, self.tile, weight * rate) * d
+        return part, lane_sums(d).sum(0), sums.sum(0)
+
+    def _loop(self, kept: Any) -> jax.Array:
+        """The parts, in a tile that has many knots."""
+
+        def store(parts):
+            for rows, part in zip(self._rows(), parts, strict=True):
+                kept[rows] = part
+
+        def step(n, _):
+            store(self._bent(n, (kept[rows] for rows in self._rows())))
+
+        store(self._line())
+        jax.lax.fori_loop(*self.tile.knots, step, None)
+        return kept[...]
 
 
 def growth_of(plan: Plan, x: Arrays, tile: Tile):

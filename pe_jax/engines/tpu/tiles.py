@@ -36,7 +36,7 @@ class Scores(NamedTuple):
 
 def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
     """The scores of a tile."""
-    own = None if x.pieces is None else pieces.bias(plan, x, tile)
+    in_pieces = None if x.pieces is None else pieces.bias(plan, x, tile)
     a, b = (x.k, x.q) if tile.transposed else (x.q, x.k)
     s, slope = dot(a[...], b[...], 1), None
     rest: Any = 0.0
@@ -58,14 +58,14 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
         rest = added
     elif not isinstance(added, float):
         s += spread(plan, added)
-    if own is not None:
-        s += own.pairs
-        rest, s = (rest + own.start, s) if plan.cap is None else (rest, s + own.start)
+    if in_pieces is not None:
+        s += in_pieces.pairs
+        rest, s = (rest + in_pieces.start, s) if plan.cap is None else (rest, s + in_pieces.start)
     if plan.cap is not None:
         bent = jnp.tanh(s * (1 / plan.cap))
         s, slope = bent * plan.cap, 1 - bent * bent
     seen = visible(plan, x, tile)
-    return Scores(s if seen is None else jnp.where(seen, s, LOWEST), rest, slope, own)
+    return Scores(s if seen is None else jnp.where(seen, s, LOWEST), rest, slope, in_pieces)
 
 
 def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:

@@ -1,0 +1,170 @@
+"""A bias in pieces (FIRE) in the TPU's kernels: what the dense engine gives, from lines and knots.
+
+The kernels run interpreted, in tiles that have no knot, one, or several.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax.encodings.base import abstract_terms
+from pe_jax.engines import reference
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tpu import engine, operands, shear
+from pe_jax.engines.tpu.hops import Kernels
+from tests import util
+from tests.engine_calls import arguments, equations
+from tests.test_gpu_token_terms import PACKED, assert_dense
+from tests.test_tpu_kernels import HEADS, IDS, E, F, outcome, setting
+from tests.util import noise
+
+BLOCK = 8
+KERNELS = Kernels(block=BLOCK, interpret=True)
+FIRE = "fire(width=12,length=9.0)"
+RANDOM_PARAMS = util.random_params
+T5 = "t5(num_buckets=6,max_distance=9)"
+CASES = {
+    "alone": (FIRE, {"tokens": 61}),
+    "grouped heads, window": (FIRE, {"tokens": 40, "kv_heads": 2, "window": 19}),
+    "segments of contiguous positions": (FIRE, {"ids": IDS}),
+    "shared by layers, one key head": ("fire(width=5,shared=True)", {"kv_heads": 1}),
+    "+rope": (f"{FIRE}+rope", {"tokens": 40}),
+    "+alibi": (f"alibi+{FIRE}", {"tokens": 40}),
+    "one token": (FIRE, {"tokens": 1}),
+}
+
+
+def trained(encoding, dims=util.DIMS):
+    """Random numbers, c and L others than at first; of most units the knot lies within (0, 1)."""
+
+    def change(path, x):
+        name = getattr(path[-1], "key", None)
+        of_knots = -0.3 * noise(*x.shape, seed=7) ** 2 * np.sign(x) if name == "b1" else x
+        return jnp.float32({"c": -0.7, "multiplier": 1.3}.get(name, of_knots))
+
+    return jax.tree_util.tree_map_with_path(change, RANDOM_PARAMS(encoding, dims))
+
+
+@pytest.fixture(autouse=True)
+def parameters(monkeypatch):
+    """Of all tests here: arrays of one shape are alike elsewhere, which puts all knots at -1."""
+    monkeypatch.setattr(util, "random_params", trained)
+
+
+def call(spec, options):
+    (encoding,) = pe_jax.parse(spec)
+    tokens, kv_heads = options.get("tokens", 21), options.get("kv_heads", HEADS)
+    sizes = (HEADS, E), (kv_heads, E), (kv_heads, F)
+    qkv = [noise(2, heads, tokens, width, seed=n) for n, (heads, width) in enumerate(sizes)]
+    spec, places = setting(qkv[0].shape, kv_heads, options)
+    return encoding, spec, places, util.random_params(encoding, spec.dims), qkv
+
+
+def assert_as_dense(spec, options):
+    """Results and all gradients. That of c is a difference of two larger ones."""
+    given = call(spec, options)
+    attend = functools.partial(engine.attend, block=BLOCK, interpret=True)
+    got, want = (
+        util.jit(lambda f=f: outcome(f, *given, True))() for f in (attend, reference.attend)
+    )
+    util.assert_close(got, want, 3e-5)
+
+
+@pytest.mark.parametrize("spec, options", CASES.values(), ids=list(CASES))
+def test_results_and_gradients_are_those_of_the_dense_engine(spec, options):
+    assert_as_dense(spec, options)
+
+
+def test_tiles_may_have_several_parts_alike_along_diagonals(monkeypatch):
+    monkeypatch.setattr(shear, "PART", 4)
+    assert_as_dense(FIRE, {"tokens": 40})
+
+
+def test_where_tiles_are_too_many_to_be_told_apart_each_tries_all_knots(monkeypatch):
+    monkeypatch.setattr(operands, "MAX_PLACES", 0)
+    assert_as_dense(FIRE, {"tokens": 40})
+
+
+def test_without_rates_kept_as_columns_they_are_made_anew():
+    """By the kernel that goes along diagonals: its programs share no block of queries."""
+    assert_dense(f"{FIRE}+transformer_xl", KERNELS, tol=3e-5, length=37)
+
+
+@pytest.mark.parametrize(
+    "spec, options",
+    [
+        (FIRE, {"q_segments": PACKED}),  # whose positions restart in each document
+        (f"{FIRE}+{T5}+shaw(clip=3)", {"q_segments": PACKED, "window": 20}),
+        (f"fox+{FIRE}+rope", {"logit_cap": 3.0}),
+    ],
+)
+def test_documents_caps_and_other_terms(spec, options):
+    assert_dense(spec, KERNELS, tol=3e-5, **options)
+
+
+def test_half_precision_differs_from_dense_as_rounding_does():
+    assert_dense(FIRE, KERNELS, tol=3e-2, q_segments=PACKED, dtype="bfloat16")
+
+
+def arrays_and_plan(spec, options):
+    encoding, attention, tokens, params, qkv = call(spec, options)
+    given = arguments(encoding, attention, params, qkv, tokens)
+    plan = engine.counted(engine.make_plan(*given[:3], block=BLOCK))
+    return plan, operands.make_arrays(plan, *given[1:]), given
+
+
+def test_every_knot_that_some_pair_of_a_tile_passes_is_among_the_tile_s():
+    """And the tests above have tiles of every sort: of none, of one, and of several."""
+    plan, x, (_, (term,), q, *_) = arrays_and_plan(FIRE, {"tokens": 61})
+    first = jnp.arange(0, 64, BLOCK, dtype=jnp.int32)
+    places = operands.find_places(plan, x, first, first, by_keys=False)
+    knots, rates = np.asarray(x.pieces[0, 2, :-1]), np.asarray(x.q_rates[0, 0, 0])
+    counts = []
+    for i in range(8):
+        for j in range(i):
+            low, high = places.knots_of(i, j)
+            rows, columns = (np.arange(n * BLOCK, (n + 1) * BLOCK) for n in (i, j))
+            grown = term.growth(list(x.growth[0, :, 0, 0]), rows[:, None] - columns)
+            number = np.asarray(grown) * rates[rows, None]
+            passed = (knots > number.min()) & (knots < number.max())
+            assert set(np.flatnonzero(passed)) <= set(range(int(low), int(high)))
+            assert (knots[: int(low)] < number.min()).all() and (
+                knots[int(high) :] > number.max()
+            ).all()
+            counts.append(int(high - low))
+    assert {0, 1, 2} <= set(counts) and q.x.shape[2] == 61
+
+
+def test_gradients_of_constants_are_not_computed():
+    *static, params, qkv = call(FIRE, {})
+    attend = functools.partial(engine.attend, block=BLOCK, interpret=True)
+    of_all = jax.make_jaxpr(functools.partial(outcome, attend, *static))(params, qkv)
+
+    def frozen(qkv):
+        encoding, spec, tokens = static
+        return jax.vjp(lambda qkv: attend(*arguments(encoding, spec, params, qkv, tokens)), qkv)[1](
+            attend(*arguments(encoding, spec, params, qkv, tokens))
+        )
+
+    counts = [
+        [len(e.outvars) for e in equations(jaxpr.jaxpr, "pallas_call")]
+        for jaxpr in (of_all, jax.make_jaxpr(frozen)(qkv))
+    ]
+    assert counts == [[2, 4, 2], [2, 2, 1, 2]]
+
+
+def ways(spec="fire", **changes):
+    (encoding,) = pe_jax.parse(spec)
+    given = {"aligned": True, "contiguous": True} | changes
+    attention = AttentionSpec(util.DIMS, given.pop("causal", True), **given)
+    return engine.in_strips(attention, abstract_terms(encoding, util.DIMS))
+
+
+def test_what_is_no_line_of_known_distances_goes_by_strips():
+    assert ways() == ways(contiguous=False, restarts=True) == ways("fire(width=127)") == ("",)
+    assert ways(causal=False) == ways(contiguous=False) == ways("fire(width=128)") == ("pairs",)
+    assert ways("fire+fire") == ("pairs", "pairs") and not any(ways("fire+t5+alibi"))
