@@ -157,6 +157,45 @@ def test_gradients_of_constants_are_not_computed():
     assert counts == [[2, 4, 2], [2, 2, 1, 2]]
 
 
+def test_of_some_parameters_that_are_learned_the_gradient_is_the_same():
+    encoding, spec, tokens, params, qkv = call(FIRE, {})
+
+    def gradient(attend):
+        def total(w2):
+            own = pe_jax.Params(params.shared, params.layer | {"w2": w2})
+            out, _ = attend(*arguments(encoding, spec, own, qkv, tokens))
+            return (out**2).sum()
+
+        return util.jit(jax.grad(total))(params.layer["w2"])
+
+    attend = functools.partial(engine.attend, block=BLOCK, interpret=True)
+    util.assert_close(gradient(attend), gradient(reference.attend), 1e-5)
+
+
+@pytest.mark.parametrize("spec, restarts", [("fire", True), ("alibi", False), ("t5+fire", True)])
+def test_positions_of_packed_documents_restart_where_they_are_read(spec, restarts):
+    specs = []
+
+    def attend(spec, terms, q, k, v):
+        specs.append(spec)
+        assert (int(q.tokens.positions[0, 10]) == 0) == restarts
+        return v, None
+
+    assert_runs(spec, attend, q_segments=PACKED)
+    assert all(
+        (s.restarts, s.contiguous, s.in_order) == (restarts, not restarts, True) for s in specs
+    )
+    assert_runs(spec, attend, q_positions=PACKED.cumsum(1))
+    assert not specs[-1].in_order
+
+
+def assert_runs(spec, implementation, **options):
+    (encoding,) = pe_jax.parse(spec)
+    x = noise(2, 70, util.H, util.E)
+    given = {"encoding": encoding, "params": util.random_params(encoding)}
+    pe_jax.attention(x, x, x, **given, implementation=implementation, **options)
+
+
 def ways(spec="fire", **changes):
     (encoding,) = pe_jax.parse(spec)
     given = {"aligned": True, "contiguous": True} | changes

@@ -13,8 +13,10 @@ logarithms of rows' sums. What is added reaches them so, never as a matrix in me
 * so are vectors of distances. A tile multiplies them with what its tokens have for them, q, k or a
   state, and shears the products (Shaw, DeBERTa, Inkling). Those without a horizon get gradients
   from a kernel that goes along block diagonals (Transformer-XL);
-* a bias of pairs of positions, or of distances of several axes or at explicit positions, is an
-  array for one strip of queries after the other (`strips`: FIRE, Swin).
+* a `PiecewiseBias` is a table of lines, numbers of the queries, and a function that is traced into
+  the kernel: a tile takes one line, and the knots that lie within it (FIRE; see `pieces`);
+* any other bias of pairs of positions, or of distances of several axes or at explicit positions, is
+  an array for one strip of queries after the other (`strips`: Swin).
 
 Beyond the horizon of all that is read by distance a tile takes one number per query, which moves
 the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
@@ -260,10 +262,10 @@ def _mask(spec: AttentionSpec, length: int) -> masks.Mask:
 def _forward(plan: Plan, x: Arrays):
     """Output [B, H, T, F], logarithms of rows' sums [B, H, T, 1]; what is saved.
 
-    The output is in v's dtype, but with a bias of pairs in float32: gradients of such are sums over
-    rows that add up to 0, as far as `inner` is exact.
+    The output is in v's dtype, but with a bias of pairs, or in pieces, in float32: gradients of
+    such are sums over rows that add up to 0, as far as `inner` is exact.
     """
-    dtype = x.v.dtype if x.bias is None else jnp.float32
+    dtype = x.v.dtype if x.bias is None and x.pieces is None else jnp.float32
     result = passes.forward(plan, x, _places(plan, x, by_keys=False), dtype)
     out, kept = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
     lse = jnp.where(kept == -LOWEST, LOWEST, kept)
