@@ -174,26 +174,22 @@ def test_of_some_parameters_that_are_learned_the_gradient_is_the_same():
 
 @pytest.mark.parametrize("spec, restarts", [("fire", True), ("alibi", False), ("t5+fire", True)])
 def test_positions_of_packed_documents_restart_where_they_are_read(spec, restarts):
-    specs = []
+    (encoding,) = pe_jax.parse(spec)
+    given = {"encoding": encoding, "params": util.random_params(encoding)}
+    x, calls = noise(2, 70, util.H, util.E), []
 
     def attend(spec, terms, q, k, v):
-        specs.append(spec)
-        assert (int(q.tokens.positions[0, 10]) == 0) == restarts
+        calls.append(
+            (spec.restarts, spec.contiguous, spec.in_order, int(q.tokens.positions[0, 11]))
+        )
         return v, None
 
-    assert_runs(spec, attend, q_segments=PACKED)
-    assert all(
-        (s.restarts, s.contiguous, s.in_order) == (restarts, not restarts, True) for s in specs
-    )
-    assert_runs(spec, attend, q_positions=PACKED.cumsum(1))
-    assert not specs[-1].in_order
-
-
-def assert_runs(spec, implementation, **options):
-    (encoding,) = pe_jax.parse(spec)
-    x = noise(2, 70, util.H, util.E)
-    given = {"encoding": encoding, "params": util.random_params(encoding)}
-    pe_jax.attention(x, x, x, **given, implementation=implementation, **options)
+    for where in ({"q_segments": PACKED}, {"q_positions": 2 * np.arange(70)}):
+        pe_jax.attention(x, x, x, **given, **where, implementation=attend)
+    assert calls == [
+        (restarts, not restarts, True, 1 if restarts else 11),
+        (False, False, False, 22),
+    ]
 
 
 def ways(spec="fire", **changes):

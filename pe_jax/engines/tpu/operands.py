@@ -157,13 +157,14 @@ def _knots(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array) -> jax
     count = x.pieces.shape[2] - 1
     if 4 * len(q_first) * max(128, len(k_first)) > MAX_PLACES:
         return jnp.full((1, 1), count << 16, jnp.int32)
+    growth: Any = plan.growth
     knots, numbers = x.pieces[0, 2, :-1], list(x.growth[0, :, 0, 0])
     rates = x.q_rates[:, 0].reshape(len(x.q_rates), -1, plan.block)
     ends = []
     gap = q_first[:, None] - k_first
     for apart, rate in ((1 - plan.block, rates.min((0, 2))), (plan.block - 1, rates.max((0, 2)))):
         distance = jnp.maximum(gap + apart, 0).astype(jnp.float32)
-        ends.append((plan.growth(numbers, distance) * rate[:, None])[..., None])
+        ends.append((growth(numbers, distance) * rate[:, None])[..., None])
     low = (knots < ends[0] * (1 - SLACK)).sum(-1, dtype=jnp.int32)
     high = (knots <= ends[1] * (1 + SLACK)).sum(-1, dtype=jnp.int32)
     return low | high << 16

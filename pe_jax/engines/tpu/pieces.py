@@ -113,7 +113,7 @@ class Gradients(NamedTuple):
 
     def _line(self) -> Iterator[jax.Array]:
         """Of the line of all pairs."""
-        low, total, turned = self.tile.knots[0], 0.0, 0.0
+        low, total, turned = self.tile.knots[0], jnp.float32(0), jnp.float32(0)
         for rows in self._rows():
             part, *sums = self._weighted(rows, self.d_s[rows], self.x.pieces[SLOPE, low])
             total, turned = total + sums[0], turned + sums[1]
@@ -122,7 +122,8 @@ class Gradients(NamedTuple):
 
     def _bent(self, n: Any, parts: Iterable[jax.Array]) -> Iterator[jax.Array]:
         """Of what a knot adds, beside the parts so far."""
-        knot, bend, total, turned = self.x.pieces[KNOT, n], self.x.pieces[BEND, n], 0.0, 0.0
+        knot, bend = self.x.pieces[KNOT, n], self.x.pieces[BEND, n]
+        total, turned = jnp.float32(0), jnp.float32(0)
         for rows, part in zip(self._rows(), parts, strict=True):
             on = jnp.where(self.own.x[rows] > knot, self.d_s[rows], 0)
             more, *sums = self._weighted(rows, on, bend)
@@ -149,7 +150,8 @@ class Gradients(NamedTuple):
             store(self._bent(n, (kept[rows] for rows in self._rows())))
 
         store(self._line())
-        jax.lax.fori_loop(*self.tile.knots, step, None)
+        low, high = self.tile.knots
+        jax.lax.fori_loop(low, high, step, None)
         return kept[...]
 
 
