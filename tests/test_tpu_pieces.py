@@ -12,12 +12,14 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.engines import reference
+from pe_jax.engines import reference, small_case
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.small_case import FirstHeads
 from pe_jax.engines.tpu import engine, operands, shear
 from pe_jax.engines.tpu.hops import Kernels
 from tests import util
 from tests.engine_calls import arguments, equations
+from tests.kernel_calls import LENGTH, drawn
 from tests.test_gpu_token_terms import PACKED, assert_dense
 from tests.test_tpu_kernels import HEADS, IDS, E, F, outcome, setting
 from tests.util import noise
@@ -190,6 +192,23 @@ def test_positions_of_packed_documents_restart_where_they_are_read(spec, restart
         (restarts, not restarts, True, 1 if restarts else 11),
         (False, False, False, 22),
     ]
+
+
+def test_a_term_of_some_heads_has_their_lines_and_a_small_case_takes_its_own():
+    spec, (term,), q, k, v = arguments(*[call(FIRE, {})[n] for n in (0, 1, 3, 4, 2)])
+    some = term.for_heads(FirstHeads(2))
+    few, whole = (t.pieces(t.arrays, np.arange(3)) for t in (some, term))
+    for name, heads in {"start": 2, "slope": 2, "bends": 2, "knots": 1, "rates": 1}.items():
+        np.testing.assert_array_equal(getattr(few, name), getattr(whole, name)[:heads])
+    (own,) = small_case.shrink(41, spec, (some,), q, k, v).terms
+    assert (own.pieces.fn, own.fn.fn) == (term.pieces, term.fn)
+
+
+def test_positions_of_a_small_case_restart_where_those_of_the_call_do():
+    tokens = drawn((), "fire", q_segments=np.zeros((2, LENGTH), np.int32)).q.tokens
+    restarted = pe_jax.positions.per_segment(tokens.segments)
+    np.testing.assert_array_equal(tokens.positions, restarted)
+    assert tokens.positions.max() < len(tokens.index[0]) - 1
 
 
 def ways(spec="fire", **changes):
