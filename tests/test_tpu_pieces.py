@@ -12,7 +12,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.engines import reference, small_case
+from pe_jax.engines import reference, small_case, trust
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.small_case import FirstHeads
 from pe_jax.engines.tpu import engine, operands, shear
@@ -20,6 +20,7 @@ from pe_jax.engines.tpu.hops import Kernels
 from tests import util
 from tests.engine_calls import arguments, equations
 from tests.kernel_calls import LENGTH, drawn
+from tests.kernel_calls import operands as operands_of_calls
 from tests.test_gpu_token_terms import PACKED, assert_dense
 from tests.test_tpu_kernels import HEADS, IDS, E, F, outcome, setting
 from tests.util import noise
@@ -117,6 +118,13 @@ def arrays_and_plan(spec, options):
     given = arguments(encoding, attention, params, qkv, tokens)
     plan = engine.counted(engine.make_plan(*given[:3], block=BLOCK))
     return plan, operands.make_arrays(plan, *given[1:]), given
+
+
+def test_gradients_in_half_precision_are_as_exact_as_trust_asks_for():
+    """An output in bfloat16 would put those of the network's weights beyond that."""
+    case = drawn((), "fire", qkv=operands_of_calls(dtype="bfloat16"), length=150)
+    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < trust.bound("bfloat16")
 
 
 def test_every_knot_that_some_pair_of_a_tile_passes_is_among_the_tile_s():
