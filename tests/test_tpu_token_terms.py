@@ -17,13 +17,14 @@ from tests.util import DIMS, B, E, H, noise
 
 KERNELS = Kernels(block=16, interpret=True)
 T5 = "t5(num_buckets=6,max_distance=9)"
+ELSEWHERE = np.arange(7, 217, 3)
 ALL = {"causal": False}
 DISTANCES = "deberta(buckets=4,max_distance=7)+shaw(clip=3)+clipped(clip=2)"
 PAGE = np.stack([np.arange(70), *np.divmod(np.arange(70), 10)], axis=-1)
 CASES = {
     "fox, far": ("fox", {"length": 128, "sharp": 0.1}),
     "fox, all, packed": ("fox", {"q_segments": PACKED, **ALL}),
-    "fox, elsewhere": ("fox", {"q_positions": np.arange(7, 217, 3)}),
+    "fox, elsewhere": ("fox", {"q_positions": ELSEWHERE}),
     "fox, cable, a table": (f"fox+cable+{T5}", {}),
     "fox+alibi": ("fox+alibi", {"sharp": 0.1}),
     "tupe, cap": ("tupe(length=80)", {"logit_cap": 1.5}),
@@ -43,15 +44,19 @@ CASES = {
         f"fire(width=3)+{T5}",
         {"window": 20, "q_segments": PACKED},
     ),
-    "pairs, fox, cap": ("fox+fire(width=3)+rope", {"logit_cap": 3.0}),
-    "pairs, transformer_xl": ("fire(width=3)+transformer_xl", {"length": 128}),
+    "pairs, fox, cap": ("fox+fire(width=3)+rope", {"logit_cap": 3.0, "q_positions": ELSEWHERE}),
+    "pairs, transformer_xl": ("fire(width=3)+transformer_xl", {"length": 128, **ALL}),
+    "pairs, a table, elsewhere": (
+        f"fire(width=3)+{T5}",
+        {"window": 20, "q_segments": PACKED, "q_positions": ELSEWHERE},
+    ),
     "a table of two axes": ("swin(width=10)+rope_2d", {"q_positions": PLANE, **ALL}),
     "two of two axes, packed": (
         "cpb+alibi_2d",
         {"q_positions": PLANE, "q_segments": PACKED, **ALL},
     ),
     "layoutlmv3": ("layoutlmv3", {"q_positions": PAGE[None], **ALL}),
-    "t5+alibi, elsewhere": (f"{T5}+alibi", {"q_positions": np.arange(7, 217, 3)}),
+    "t5+alibi, elsewhere": (f"{T5}+alibi", {"q_positions": ELSEWHERE}),
 }
 
 
@@ -63,7 +68,7 @@ def test_tpu_equals_dense_and_so_does_every_gradient(spec, options):
 def test_later_groups_of_strips_meet_more_keys(monkeypatch):
     monkeypatch.setattr(strips, "BLOCKS", 1)  # 5 strips of 16 queries, the last one of 6
     monkeypatch.setattr(strips, "GROUPS", 2)
-    assert_dense("fire(width=3)", KERNELS, q_segments=PACKED)
+    assert_dense("fire(width=3)", KERNELS, q_segments=PACKED, q_positions=ELSEWHERE)
 
 
 def test_vectors_too_wide_for_a_core_get_gradients_by_diagonal(monkeypatch):

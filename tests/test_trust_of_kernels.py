@@ -3,12 +3,15 @@
 import functools
 
 import jax
+import numpy as np
 import pytest
 
 from pe_jax.engines import trust
 from pe_jax.engines.gpu import engine
 from pe_jax.engines.tpu import engine as tpu
-from tests.kernel_calls import drawn, operands
+from tests.kernel_calls import LENGTH, drawn, operands
+
+DOCUMENTS = np.arange(2 * LENGTH).reshape(2, LENGTH) // 70
 
 
 @pytest.fixture
@@ -25,19 +28,21 @@ def not_kept():
 
 
 @pytest.mark.parametrize(
-    "spec, dtype, tokens",
+    "spec, options, dtype, tokens",
     [
-        ("nope", "float32", 2 * 256 + 61),
-        ("t5", "bfloat16", 2 * 256 + 113 + 61),
-        ("alibi", "float32", 2 * 256 + 61),
-        ("transformer_xl", "float32", 2 * 256 + 61),
-        ("fire", "float32", 4 * 256 + 61),
+        ("nope", {}, "float32", 2 * 256 + 61),
+        ("t5", {}, "bfloat16", 2 * 256 + 113 + 61),
+        ("alibi", {}, "float32", 2 * 256 + 61),
+        ("transformer_xl", {}, "float32", 2 * 256 + 61),
+        ("fire", {}, "float32", 2 * 256 + 61),
+        ("fire", {"q_segments": DOCUMENTS}, "float32", 2 * 256 + 61),
+        ("fire", {"causal": False}, "float32", 4 * 256 + 61),
     ],
 )
 @pytest.mark.usefixtures("not_kept")
-def test_kernels_of_tpus_are_compared_the_same_way(spec, dtype, tokens):
+def test_kernels_of_tpus_are_compared_the_same_way(spec, options, dtype, tokens):
     """The first by splash; the last in strips of four blocks, of which a case has two."""
-    case = drawn((), spec, qkv=operands(dtype=dtype), length=150)
+    case = drawn((), spec, qkv=operands(dtype=dtype), length=150, **options)
     attend = functools.partial(tpu.attend, interpret=True)
     assert tpu.sample_length(*case) == tokens
     errors = trust.differences(attend, case)

@@ -265,10 +265,10 @@ def attend(
     term_inputs.check_values(terms, v.shape[-1], claims.axes)
     q_states, k_states = term_inputs.check_states(terms, q_states, k_states, q, k)
 
+    restarts = contiguous and q_seg is not None and kinds.reads_places(terms)
     if contiguous:
-        positions = [layout.order(queries)] * 2
-        if q_seg is not None and kinds.reads_places(terms):
-            positions, contiguous = [layout.per_segment(q_seg)] * 2, False
+        positions = [layout.per_segment(q_seg) if restarts else layout.order(queries)] * 2
+        contiguous = not restarts
     q_pos, k_pos = (_flat(x, 1 + (claims.axes > 1)) for x in positions)
     rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
     q_tokens = Tokens(q_pos, _flat(q_places, 1), q_seg)
@@ -277,7 +277,7 @@ def attend(
     q, k, v, q_raw, k_raw = jax.tree.map(_heads_first, (q, k, v, *raw))
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     read = return_lse or kinds.reads_lse(terms)
-    spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous, lse=read)
+    spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous, restarts, read)
     q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
     call = dispatch.Call(spec, terms, q_side, k_side, v)
     out, lse = dispatch.engine(implementation, layout, call, name)(*call)

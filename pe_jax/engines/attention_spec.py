@@ -22,7 +22,13 @@ class AttentionSpec:
     sinks: int = 0  # the first tokens of each segment that stay in sight beyond the window
     aligned: bool = False  # query i and key i are the same token, of index i
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
+    restarts: bool = False  # the same, but that positions restart in each run of one segment
     lse: bool = False  # whether the logarithms of rows' sums are read; else an engine may give None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the distance of a query and a key of one segment is that of their places."""
+        return self.contiguous or self.restarts
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are seen: bool [B or 1, 1, T, S]."""

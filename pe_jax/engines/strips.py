@@ -1,11 +1,11 @@
 """Terms that kernels do not compute: their scores, one strip of queries after the other.
 
-A bias of pairs (FIRE, class tokens), of distances of several axes (Swin), or of distances that are
-not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it once for
-all heads, and all rows of the batch that share positions, for as many queries as make a `strip`:
-[B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each score
-of the strip, and XLA pulls it back through the function: no atomics, and memory for one strip.
-Of keys that causality hides, strips meet at most those up to the end of their group: of four
+A bias of pairs (class tokens; on a GPU, FIRE), of distances of several axes (Swin), or of distances
+that are not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it
+once for all heads, and all rows of the batch that share positions, for as many queries as make a
+`strip`: [B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of
+each score of the strip, and XLA pulls it back through the function: no atomics, and memory for one
+strip. Of keys that causality hides, strips meet at most those up to the end of their group: of four
 groups, 5/8 of all pairs are evaluated.
 
 So can be products with vectors of all distances (Transformer-XL): a strip meets R + S - 1 of them,

@@ -65,3 +65,42 @@ def test_c_and_the_threshold_are_learned_and_their_signs_do_not_count():
     np.testing.assert_array_equal(bias(turned), bias(own))
     slopes = jax.grad(lambda own: jnp.square(bias(own)).sum())(own)
     assert slopes["c"] != 0 and slopes["multiplier"] != 0
+
+
+@pytest.mark.parametrize("change", [{}, {"w1": 0.0}, {"b1": 0.0}, {"c": 0.0}])
+def test_lines_and_knots_give_the_bias_of_earlier_keys_and_its_gradients(change):
+    encoding = pe_jax.make("fire", width=50, length=30.0)
+    own = random_params(encoding).layer
+    own |= {name: jnp.full_like(own[name], value) for name, value in change.items()}
+    places = np.arange(1, 101)  # at distance 0 a unit without a bias is off, here it may be on
+    past = np.tri(100, k=-1, dtype=bool)
+
+    def by_pieces(own):
+        pieces = encoding.pieces(own, places)
+        grown = fire.logarithm(list(pieces.numbers[0]), places[:, None] - places)
+        x = grown * pieces.rates[0][:, None]
+        bends = pieces.bends[..., None, None] * jax.nn.relu(x - pieces.knots[..., None, None])
+        return pieces.start[:, None, None] + pieces.slope[:, None, None] * x + bends.sum(1)
+
+    def results(bias):
+        def weighed(own):
+            return (jnp.where(past, bias(own), 0) * np.cos(places)).sum(), bias(own)
+
+        return jax.jit(jax.value_and_grad(weighed, has_aux=True))(own)
+
+    (_, got), got_gradients = results(by_pieces)
+    (_, want), gradients = results(lambda own: encoding.bias(own, places, places))
+    np.testing.assert_allclose(got[:, past], want[:, past], atol=2e-6)
+    for name, gradient in gradients.items():
+        scale = max(1, np.abs(gradient).max())
+        np.testing.assert_allclose(got_gradients[name] / scale, gradient / scale, atol=3e-5)
+
+
+def test_a_knot_is_where_a_unit_turns_and_a_unit_that_does_not_is_no_knot():
+    encoding = pe_jax.make("fire", width=5)
+    own = random_params(encoding).layer
+    own |= {"w1": jnp.float32([2, -2, 1, 1, -1]), "b1": jnp.float32([-1, 1, 2, -2, -1])}
+    pieces = encoding.pieces(own, np.arange(3))
+    np.testing.assert_array_equal(pieces.knots[0, :2], 0.5)
+    assert (pieces.knots[0, 2:] > 1e20).all() and not pieces.bends[:, 2:].any()
+    np.testing.assert_array_equal(pieces.bends[:, :2], 2 * own["w2"][:2].T)

@@ -167,14 +167,14 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class OfSomeHeads:
-    """`fn` for some of the heads: those that `share` selects along `axis`."""
+    """`fn` for some of the heads: those that `share` selects along `axis` of what it gives."""
 
     fn: Callable
     share: Callable
     axis: int
 
     def __call__(self, *args):
-        return self.share(self.fn(*args), self.axis)
+        return jax.tree.map(lambda x: self.share(x, self.axis), self.fn(*args))
 
 
 def pair_distance(q: Side, k: Side) -> jax.Array:

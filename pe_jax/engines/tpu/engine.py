@@ -13,8 +13,10 @@ logarithms of rows' sums. What is added reaches them so, never as a matrix in me
 * so are vectors of distances. A tile multiplies them with what its tokens have for them, q, k or a
   state, and shears the products (Shaw, DeBERTa, Inkling). Those without a horizon get gradients
   from a kernel that goes along block diagonals (Transformer-XL);
-* a bias of pairs of positions, or of distances of several axes or at explicit positions, is an
-  array for one strip of queries after the other (`strips`: FIRE, Swin).
+* a `PiecewiseBias` is a table of lines, numbers of the queries, and a function that is traced into
+  the kernel: a tile takes one line, and the knots that lie within it (FIRE; see `pieces`);
+* any other bias of pairs of positions, or of distances of several axes or at explicit positions, is
+  an array for one strip of queries after the other (`strips`: Swin).
 
 Beyond the horizon of all that is read by distance a tile takes one number per query, which moves
 the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
@@ -50,13 +52,14 @@ from pe_jax.engines.tpu import operands, passes
 from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 
 KINDS = (  # these exact kinds
-    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE, kinds.PairBias),
-    *(kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
+    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
+    *(kinds.PairBias, kinds.PiecewiseBias, kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
 )
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
 MAX_VECTORS = 2**23  # the same of strips of vectors; beyond it they are taken to have no horizon
 MAX_PAIRS = 2**24  # of a strip, unless a block has more; a gather takes 16 times their memory
+MAX_KNOTS = 127  # of a bias in pieces, whose lines are the lanes of a register
 MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 
 
@@ -67,7 +70,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
-    if select(terms, *kinds.RELATIVE) and not spec.contiguous:
+    if select(terms, *kinds.RELATIVE) and not spec.in_order:
         return "vectors of distances at explicit positions"
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
     if numbers > MAX_NUMBERS:
@@ -78,13 +81,21 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
 
 def in_strips(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
     """For each term "pairs" if it is computed in strips, else ""."""
-    distances = kinds.DistanceFormula, kinds.DistanceBias
+    distances, pairs = (kinds.DistanceFormula, kinds.DistanceBias), select(terms, kinds.PairBias)
+    alone = spec.in_order and spec.causal and len(pairs) == 1
 
     def of_pairs(term):
-        elsewhere = isinstance(term, distances) and not spec.contiguous
+        if isinstance(term, kinds.PiecewiseBias) and alone:
+            return _count_knots(term) > MAX_KNOTS
+        elsewhere = isinstance(term, distances) and not spec.in_order
         return isinstance(term, kinds.PairBias) or elsewhere
 
     return tuple("pairs" if of_pairs(term) else "" for term in terms)
+
+
+def _count_knots(term: kinds.PiecewiseBias) -> int:
+    position = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(term.pieces, term.arrays, position).knots.shape[1]
 
 
 def _too_much_memory(plan: Plan) -> str | None:
@@ -172,6 +183,7 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
     return Plan(
         **common.ScorePlan.fields(spec, terms),
         real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
+        growth=next((t.growth for t in select(terms, kinds.PiecewiseBias)), None),
         by_distance=bool(select(terms, DistanceTerm)),
         by_diagonal=bool(select(terms, *kinds.RELATIVE)) and horizon is None,
         horizon=horizon,
@@ -250,10 +262,10 @@ def _mask(spec: AttentionSpec, length: int) -> masks.Mask:
 def _forward(plan: Plan, x: Arrays):
     """Output [B, H, T, F], logarithms of rows' sums [B, H, T, 1]; what is saved.
 
-    The output is in v's dtype, but with a bias of pairs in float32: gradients of such are sums over
-    rows that add up to 0, as far as `inner` is exact.
+    The output is in v's dtype, but with a bias of pairs, or in pieces, in float32: gradients of
+    such are sums over rows that add up to 0, as far as `inner` is exact.
     """
-    dtype = x.v.dtype if x.bias is None else jnp.float32
+    dtype = x.v.dtype if x.bias is None and x.pieces is None else jnp.float32
     result = passes.forward(plan, x, _places(plan, x, by_keys=False), dtype)
     out, kept = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
     lse = jnp.where(kept == -LOWEST, LOWEST, kept)

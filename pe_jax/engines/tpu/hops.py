@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side
+from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.tiled.setup import Fixed, Operands, Result
@@ -68,7 +68,7 @@ def refusal(
         return f"devices have runs of {run} tokens: not of whole blocks of {engine.LANES}"
     if (why := engine.refusal(spec, terms, q, k, v)) is not None:
         return why
-    if any(engine.in_strips(spec, terms)):
+    if any(engine.in_strips(spec, terms)) or select(terms, kinds.PairBias):
         return "in a ring it has no biases of pairs of positions"
     by_diagonal = engine.make_plan(spec, terms, q).by_diagonal
     return "in a ring it has no vectors without a horizon" if by_diagonal else None

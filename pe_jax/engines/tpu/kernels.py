@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import tiles
-from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan
-from pe_jax.engines.tpu.shear import dot
-from pe_jax.engines.tpu.tiles import Tile, repeat_columns, scores
+from pe_jax.engines.tpu import pieces, tiles
+from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan, Tile
+from pe_jax.engines.tpu.shear import dot, repeat_columns
+from pe_jax.engines.tpu.tiles import scores
 
 FLOOR = -1e29  # where row maxima begin, above masked scores: exp(LOWEST - FLOOR) is 0
+FEW = 1  # the most knots of easy tiles that have programs of their own
 
 
 def forward_kernel(
@@ -29,9 +30,10 @@ def forward_kernel(
     first, last = places.bounds(b, h, i)
     fill(step == 0, 0, kept.out, total)
     fill(step == 0, FLOOR, top)
+    x = with_columns(plan, x, kept, step == 0)
 
     def visit(tile: Tile):
-        s, rest, _ = scores(plan, x, tile)
+        s, rest = scores(plan, x, tile)[:2]
         new_top = jnp.maximum(top[...], s.max(1, keepdims=True) + rest)
         p = jnp.exp(s - repeat_columns(new_top - rest, plan.block))
         fade, v = jnp.exp(top[...] - new_top), x.v[...]
@@ -60,10 +62,11 @@ def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: A
     """
     h, b, i, step = (pl.program_id(axis) for axis in range(4))
     first, last = places.bounds(b, h, i)
-    fill(step == 0, 0, kept.q, kept.rows, kept.q_numbers)
+    fill(step == 0, 0, kept.q, kept.rows, kept.q_numbers, kept.q_rates)
     of_head = [getattr(grads, name) for name in OF_HEADS]
     fill((b == 0) & (i == 0) & (step == 0), 0, *of_head)
     fill(first + step > last, 0, grads.bias)
+    x = with_columns(plan, x, kept, step == 0)
 
     def visit(tile: Tile):
         found, k = tiles.gradient(plan, x, tile), x.k[...]
@@ -76,6 +79,8 @@ def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: A
         if grads.coefficients is not None:
             for c, part in enumerate(jax.vjp(*tiles.formula_of(plan, x, tile))[1](d_s)[0]):
                 grads.coefficients[c] += part
+        if grads.pieces is not None:
+            pieces.Gradients(plan, x, tile, grads, kept.q_rates, found.pieces, d_s).add()
         if grads.bias is not None:
             grads.bias[...] = d_s
         strip = plan.strip(tile.gap) if plan.by_distance else 0
@@ -89,6 +94,8 @@ def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: A
         if kept.rows is not None:
             grads.rows[...] = kept.rows[...].astype(grads.rows.dtype)
         store_numbers(grads.q_numbers, kept.q_numbers)
+        if grads.q_rates is not None:
+            grads.q_rates[...] = kept.q_rates[...].T.sum(0, keepdims=True) / x.q_rates[...]
 
 
 def keys_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arrays) -> None:
@@ -100,7 +107,7 @@ def keys_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arra
     fill(step == 0, 0, kept.k_numbers)
 
     def visit(tile: Tile):
-        s, rest, slope = scores(plan, x, tile)
+        s, rest, slope, _ = scores(plan, x, tile)
         p = jnp.exp(s - (x.lse[...] - rest))
         d_out, q = x.d_out[...], x.q[...]
         kept.v[...] += dot(p.astype(d_out.dtype), d_out, 0)
@@ -144,17 +151,38 @@ def diagonals_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, _) ->
 def of_each_kind(
     plan: Plan, places: Places, i, j, inside, visit: Callable[[Tile], None], transposed=False
 ) -> None:
-    """Runs `visit(tile)` on tile (i, j) if it is `inside`; an easy one by a program of its own."""
+    """Runs `visit(tile)` on tile (i, j) if it is `inside`; easy ones by programs of their own."""
     last_i, last_j = (n.shape[0] - 1 for n in (places.q_first, places.k_first))
     i, j = jnp.minimum(i, last_i), jnp.minimum(j, last_j)  # those outside are read nevertheless
-    gap, k_first = places.gap(i, j), places.k_first[j]
+    gap, k_first, knots = places.gap(i, j), places.k_first[j], places.knots_of(i, j)
+
+    def program(when, easy, bends=None):
+        pl.when(when)(lambda: visit(Tile(gap, k_first, knots, easy, transposed, bends)))
+
     easy = plan.easy(gap, k_first)
     if isinstance(easy, bool):
-        pl.when(inside)(lambda: visit(Tile(gap, k_first, easy, transposed)))
+        program(inside, easy)
+        return
+    if knots is None:
+        program(inside & easy, True)
     else:
-        pl.when(inside & easy)(lambda: visit(Tile(gap, k_first, True, transposed)))
-        hard = inside & jnp.logical_not(easy)
-        pl.when(hard)(lambda: visit(Tile(gap, k_first, False, transposed)))
+        count = knots[1] - knots[0]
+        for bends in range(FEW + 1):
+            program(inside & easy & (count == bends), True, bends)
+        easy &= count <= FEW
+    program(inside & jnp.logical_not(easy), False)
+
+
+def with_columns(plan: Plan, x: Arrays, kept: Arrays, first) -> Arrays:
+    """With the rates of a block of queries as columns, which its first program makes."""
+    if x.pieces is None:
+        return x
+
+    @pl.when(first)
+    def _():
+        kept.rate_columns[...] = pieces.columns(plan, x)
+
+    return x._replace(rate_columns=kept.rate_columns)
 
 
 def fill(when, value: float, *refs) -> None:

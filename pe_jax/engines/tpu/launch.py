@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pe_jax.engines.tpu import kernels
 from pe_jax.engines.tpu.plan import BY_DISTANCE, VECTORS, Arrays, Places, Plan
 
-OF_QUERIES = ("q", "q_numbers", "rows", "q_ids", "out", "lse", "d_out", "inner")
+OF_QUERIES = ("q", "q_numbers", "q_rates", "rows", "q_ids", "out", "lse", "d_out", "inner")
 OF_KEYS = ("k", "v", "k_numbers", "columns", "k_ids")
 WIDE = ("q", "k", "v", "rows", "columns", "out", "d_out")  # tokens along the axis before the last
 PRODUCTS = {  # how many of each width a kernel computes, with the gradients of vectors
@@ -28,7 +28,8 @@ PRODUCTS = {  # how many of each width a kernel computes, with the gradients of 
     kernels.keys_kernel: dict(zip(("q", "v", *VECTORS), (2, 2, 1, 2, 1), strict=True)),
     kernels.diagonals_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 2, 2, 2), strict=True)),
 }
-VMEM = 64 * 2**20  # bytes for a kernel with vectors or a bias of pairs; others have 16 MiB
+LARGE = (*VECTORS, "bias", "pieces")  # with which a kernel has …
+VMEM = 64 * 2**20  # … so many bytes; others have 16 MiB
 
 
 def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays, kept: Arrays):
@@ -47,7 +48,7 @@ def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays
     scratch: list[Any] = [jax.tree.map(memory, kept)]
     if kernel is kernels.forward_kernel:  # row maxima and sums
         scratch += [memory(plan.lanes)] * 2
-    large = any(getattr(x, name) is not None for name in (*VECTORS, "bias"))
+    large = any(getattr(x, name) is not None for name in LARGE)
     (result,) = pl.pallas_call(
         functools.partial(kernel, plan),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -116,7 +117,10 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
         if name == "bias":
             return of_pairs(array)
         if name not in (*OF_QUERIES, *OF_KEYS):
-            return of_head(array, strip=arrays is x and name in BY_DISTANCE)
+            read = arrays is x
+            return of_head(
+                array, strip=read and name in BY_DISTANCE, scalars=read and name == "pieces"
+            )
         return of_tokens(array, name in OF_KEYS, along_lanes=name not in WIDE)
 
     def of_pairs(array):
@@ -130,7 +134,7 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
 
         return pl.BlockSpec((None, None, None, plan.block, plan.block), place)
 
-    def of_head(array, strip: bool):
+    def of_head(array, strip: bool, scalars: bool):
         if by_row:
             one_row = (None, 1, *array.shape[2:])
             return pl.BlockSpec(one_row, lambda h, row, *_: (h, row, 0, 0))
@@ -138,12 +142,13 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
             shape, rest = (None, None, *array.shape[2:]), (0, 0)
         else:
             shape, rest = (None, *array.shape[1:]), (0,) * (array.ndim - 1)
+        memory = pltpu.SMEM if scalars else None
 
         def place(*grid):
             places, _, h, i, j = at(*grid)
             return (h, plan.strip(places.gap(i, j)), *rest) if strip else (h, *rest)
 
-        return pl.BlockSpec(shape, place)
+        return pl.BlockSpec(shape, place, memory_space=memory)
 
     def of_tokens(array, of_keys: bool, along_lanes: bool):
         lead, (*_, rows, columns) = (None,) * (array.ndim - 2), array.shape
@@ -182,7 +187,13 @@ def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
     moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
     for name, array, spec in zip(x._fields, x, specs, strict=True):
         if array is not None:
-            anew = name in (*visited, "coefficients", "bias", *BY_DISTANCE)  # in each tile
+            anew = name in (
+                *visited,
+                "coefficients",
+                "pieces",
+                "bias",
+                *BY_DISTANCE,
+            )  # in each tile
             block = math.prod(n for n in spec.block_shape if n)
             count = tiles * block if anew else array.size
             moved += array.dtype.itemsize * count * (near if name in VECTORS else 1)
@@ -196,6 +207,9 @@ def _of_biases(plan: Plan, x: Arrays) -> Iterator[pl.CostEstimate]:
     if plan.formula:
         numbers = [jnp.zeros((1, 1))] * x.coefficients.shape[1]
         yield pl.estimate_cost(plan.formula, numbers, jnp.zeros((128, 128), jnp.int32))
+    if plan.growth is not None:
+        numbers = [jnp.zeros((1, 1))] * x.growth.shape[1]
+        yield pl.estimate_cost(plan.growth, numbers, jnp.zeros((128, 128)))
     if plan.of_tokens:
         sides = ([jnp.zeros(shape)] * x.q_numbers.shape[2] for shape in ((128, 1), (1, 128)))
         yield pl.estimate_cost(plan.of_tokens, *sides)

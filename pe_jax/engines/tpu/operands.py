@@ -16,6 +16,7 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tpu.plan import VECTORS, Arrays, Places, Plan
 
 MAX_PLACES = 2**18  # bytes of bounds
+SLACK = 1e-5  # of rounding, by which a number of a pair may be beyond those of its tile's corners
 
 
 def with_products(
@@ -45,6 +46,7 @@ def make_arrays(
         v=v,
         bias=bias,
         coefficients=None if numbers is None else numbers[:, :, None, None],
+        **_pieces(plan, terms, q),
         strips=None if strips is None else strips[:, :, None],
         q_numbers=common.token_numbers(terms, q, plan.block),
         k_numbers=common.token_numbers(terms, k, plan.block),
@@ -53,6 +55,35 @@ def make_arrays(
         begin=None if bias is None else q.tokens.index[0, 0],
         **_vectors(plan, terms, q, k, falling, v.dtype),
     )
+
+
+def _pieces(plan: Plan, terms: tuple, q: Side) -> dict:
+    """The lines of a bias in pieces, by rising knots, and what its number of a pair is made of."""
+    if not (own := select(terms, kinds.PiecewiseBias)):
+        return {}
+    (term,), heads = own, q.x.shape[1]
+    pieces = term.pieces(term.arrays, q.tokens.positions)
+    order = jnp.argsort(jax.lax.stop_gradient(pieces.knots[0]))
+    knots, bends = pieces.knots[:, order], pieces.bends[:, order]
+
+    def lines(first, steps):  # one more than knots
+        first = jnp.broadcast_to(first[:, None], (heads, 1))
+        return jnp.concatenate([first, first + jnp.cumsum(steps, axis=1)], axis=1)
+
+    columns = lines(pieces.start, -knots * bends), lines(pieces.slope, bends)
+    columns += tuple(
+        jnp.broadcast_to(jnp.pad(x, ((0, 0), (0, 1))), columns[0].shape) for x in (knots, bends)
+    )
+    rates = common.pad(pieces.rates, 2, plan.block, mode="edge")
+    return {
+        "growth": jnp.broadcast_to(pieces.numbers, (heads, pieces.numbers.shape[1]))[
+            ..., None, None
+        ],
+        "pieces": jnp.stack(columns, axis=1),
+        "q_rates": jnp.broadcast_to(
+            rates.swapaxes(0, 1)[:, :, None], (rates.shape[1], heads, 1, rates.shape[2])
+        ),
+    }
 
 
 def _vectors(plan: Plan, terms: tuple, q: Side, k: Side, falling: jax.Array, dtype: Any) -> dict:
@@ -117,7 +148,26 @@ def find_places(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array, b
         matters = common.Matters(plan.scale, plan.formula, plan.of_tokens)
         sizes = plan.block, plan.block
         seen &= matters(x.q, x.k, numbers, x.q_numbers, x.k_numbers, sizes)
-    return Places(q_first, k_first, *bounds(seen, by_keys))
+    knots = None if x.pieces is None else _knots(plan, x, q_first, k_first)
+    return Places(q_first, k_first, *bounds(seen, by_keys), knots)
+
+
+def _knots(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array) -> jax.Array:
+    """Which knots tiles may have, as in `Places`: all, where there are too many tiles."""
+    count = x.pieces.shape[2] - 1
+    if 4 * len(q_first) * max(128, len(k_first)) > MAX_PLACES:
+        return jnp.full((1, 1), count << 16, jnp.int32)
+    growth: Any = plan.growth
+    knots, numbers = x.pieces[0, 2, :-1], list(x.growth[0, :, 0, 0])
+    rates = x.q_rates[:, 0].reshape(len(x.q_rates), -1, plan.block)
+    ends = []
+    gap = q_first[:, None] - k_first
+    for apart, rate in ((1 - plan.block, rates.min((0, 2))), (plan.block - 1, rates.max((0, 2)))):
+        distance = jnp.maximum(gap + apart, 0).astype(jnp.float32)
+        ends.append((growth(numbers, distance) * rate[:, None])[..., None])
+    low = (knots < ends[0] * (1 - SLACK)).sum(-1, dtype=jnp.int32)
+    high = (knots <= ends[1] * (1 + SLACK)).sum(-1, dtype=jnp.int32)
+    return low | high << 16
 
 
 def _fits(seen: jax.Array, count: int) -> bool:

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.engines.tpu import kernels
-from pe_jax.engines.tpu.launch import launch
+from pe_jax.engines.tpu.launch import WIDE, launch
 from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan
+
+PIECES = ("growth", "pieces", "q_rates")  # which one gradient has all
 
 
 def forward(plan: Plan, x: Arrays, places: Places, dtype: Any) -> Arrays:
@@ -20,7 +22,9 @@ def forward(plan: Plan, x: Arrays, places: Places, dtype: Any) -> Arrays:
         out=jax.ShapeDtypeStruct((batch, heads, tokens, value), dtype),
         lse=jax.ShapeDtypeStruct((batch, heads, 1, tokens), jnp.float32),
     )
-    return launch(plan, kernels.forward_kernel, places, x, outs, Arrays(out=value))
+    return launch(
+        plan, kernels.forward_kernel, places, x, outs, Arrays(out=value, **_columns(plan, x))
+    )
 
 
 def backward(
@@ -30,10 +34,19 @@ def backward(
 
     `dtype` is that of the gradients of tokens; None: that of what they are gradients of.
     """
-    wanted = [n for n in ("q_numbers", "rows", "bias", *OF_HEADS) if n in learned]
+    if any(n in learned for n in PIECES):
+        learned = {*learned, *PIECES}
+    wanted = [n for n in ("q_numbers", "q_rates", "rows", "bias", *OF_HEADS) if n in learned]
     elsewhere = [n for n in wanted if plan.by_diagonal and n in BY_DISTANCE]
     d_q = _shapes(x, dtype, "q", *(n for n in wanted if n not in elsewhere))
-    grads = launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q))
+    grads = launch(
+        plan,
+        kernels.queries_kernel,
+        of_queries,
+        x,
+        d_q,
+        _kept(plan, d_q)._replace(**_columns(plan, x)),
+    )
     if elsewhere:
         shapes = _shapes(x, dtype, *elsewhere)
         more = launch(plan, kernels.diagonals_kernel, of_queries, x, shapes, Arrays())
@@ -65,8 +78,13 @@ def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
     return Arrays(**shapes)
 
 
+def _columns(plan: Plan, x: Arrays) -> dict[str, int]:
+    """The width of rates as columns, where there are any."""
+    return {} if x.pieces is None else {"rate_columns": plan.lanes}
+
+
 def _kept(plan: Plan, outs: Arrays) -> Arrays:
-    """Widths of the float32 sums of what is of tokens; numbers have a lane each."""
+    """Widths of the float32 sums of what is of tokens; numbers have a lane each, rates all."""
     given, others = zip(Arrays._fields, outs, strict=True), (*OF_HEADS, "bias")
     widths = {n: a.shape[-1] for n, a in given if a is not None and n not in others}
-    return Arrays(**{n: plan.lanes if "numbers" in n else width for n, width in widths.items()})
+    return Arrays(**{n: width if n in WIDE else plan.lanes for n, width in widths.items()})

@@ -9,6 +9,7 @@ same tokens, or the queries some of them, in whole blocks.
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +27,12 @@ class Arrays(NamedTuple):
     v: Any = None  # [B, K, S, F], or its gradient
     bias: Any = None  # of all pairs, [chunks, B or 1, H or 1, T, keys of one], or its gradient
     coefficients: Any = None  # the numbers of all formulas, [H, C, 1, 1], or their gradient
+    growth: Any = None  # the numbers of what grows with the distance, [H, C, 1, 1]
+    pieces: Any = None  # start, slope, knot, bend of each line of a bias, [H, 4, N + 1]
     strips: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
+    q_rates: Any = None  # of queries, what this growth is multiplied by, [B or 1, H, 1, T]
+    rate_columns: Any = None  # those of a block as equal columns [block, lanes], kept by a core
     k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
     rows: Any = None  # what queries dot with vectors of distances, [B, H, T, X]
     row_vectors: Any = None  # these, [H, R, 2·block, X]: distances fall
@@ -45,7 +50,7 @@ class Arrays(NamedTuple):
 
 VECTORS = ("row_vectors", "column_vectors", "value_vectors")
 BY_DISTANCE = ("strips", *VECTORS)  # a strip for each block diagonal
-OF_HEADS = ("coefficients", *BY_DISTANCE)  # the same for all tokens
+OF_HEADS = ("coefficients", "growth", "pieces", *BY_DISTANCE)  # the same for all tokens
 
 
 class Places(NamedTuple):
@@ -55,10 +60,18 @@ class Places(NamedTuple):
     k_first: Any  # index of the first key of each block
     first: Any  # the first block that each owned one visits, [B or 1, H or 1, blocks]
     last: Any  # the last one; below the first: none
+    knots: Any = None  # which a tile may have: low + 2¹⁶·high, [q blocks, k blocks] or [1, 1]
 
     def gap(self, i, j):
         """The gap of tile (i, j)."""
         return self.q_first[i] - self.k_first[j]
+
+    def knots_of(self, i, j) -> Any:
+        """The first knot of tile (i, j), and the one after its last; None: there are no pieces."""
+        if self.knots is None:
+            return None
+        both = self.knots[(i, j) if self.knots.shape[0] > 1 else (0, 0)]
+        return both & 0xFFFF, both >> 16
 
     def along_diagonal(self, diagonal, block: int, step) -> tuple[Any, Any, Any]:
         """The tile of query block `step` with this gap, in blocks; whether there is one.
@@ -78,11 +91,23 @@ class Places(NamedTuple):
         return self.first[at], self.last[at]
 
 
+class Tile(NamedTuple):
+    """Where a tile is, and what is known of it."""
+
+    gap: Any  # the distance of its first query and first key
+    k_first: Any  # the index of its first key
+    knots: Any  # as `Places.knots_of`
+    easy: bool  # as `Plan.easy`
+    transposed: bool = False
+    bends: int | None = None  # how many knots it has, if that is known: then no loop goes over them
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan(ScorePlan):
     """What is static about a call."""
 
     real_distances: bool  # whether formulas take float32 distances, which saves conversions
+    growth: Callable | None  # of a bias in pieces, with the distance
     by_distance: bool  # whether anything else is read by distance
     by_diagonal: bool  # whether gradients of what is read so come from a kernel of their own
     horizon: tuple[int, int] | None  # distances beyond which what is read is constant

@@ -8,7 +8,8 @@ token, a part of at most 128 rows at a time: of the strip a part meets rows + 12
 X width of a vector.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 PART = 128  # rows that share a window
-ROWS = 8  # of a register
+ROWS, LANES = 8, 128  # of a register
 
 
 def shear(strip: jax.Array) -> jax.Array:
@@ -86,6 +87,38 @@ def _turn_back(wide: jax.Array) -> jax.Array:
     for bit in (1, 2, 4):
         wide = jnp.where(row & bit != 0, pltpu.roll(wide, width - bit, 1), wide)
     return wide
+
+
+def by_diagonal(fn: Callable, gap: Any, rows: int, transposed: bool = False) -> jax.Array:
+    """y[r, c] = fn(gap + r - c), of float32 distances; of c - r if transposed: [rows, rows].
+
+    Parts of the tile on one diagonal are alike, and evaluated once.
+    """
+    size = min(PART, rows)
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
+    own = (column - row if transposed else row - column) + gap
+    count = rows // size
+    of_part = {n: fn((own + n * size).astype(jnp.float32)) for n in range(1 - count, count)}
+    sign = -1 if transposed else 1
+    tiles = [[of_part[sign * (r - c)] for c in range(count)] for r in range(count)]
+    return jnp.concatenate([jnp.concatenate(parts, axis=1) for parts in tiles])
+
+
+def lane_sums(y: jax.Array) -> jax.Array:
+    """[rows, rows] → [rows, lanes]: what is left to sum is one register per row."""
+    size = min(LANES, y.shape[1])
+    firsts = range(0, y.shape[1], size)
+    return functools.reduce(jnp.add, (y[:, n : n + size] for n in firsts))
+
+
+def as_column(row: jax.Array) -> jax.Array:
+    """[1, n] → [n, 1]."""
+    return jnp.expand_dims(row[0], -1)
+
+
+def repeat_columns(x: jax.Array, width: int) -> jax.Array:
+    """Columns, all equal: as many as asked."""
+    return jnp.tile(x, (1, -(-width // x.shape[1])))[:, :width]
 
 
 def dot(a: jax.Array, b: jax.Array, axis: int, of: int = 1) -> jax.Array:

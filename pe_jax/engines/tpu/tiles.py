@@ -12,18 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import shear
-from pe_jax.engines.tpu.plan import Arrays, Plan
-from pe_jax.engines.tpu.shear import dot
-
-
-class Tile(NamedTuple):
-    """Where a tile is, and what is known of it."""
-
-    gap: Any  # the distance of its first query and first key
-    k_first: Any  # the index of its first key
-    easy: bool  # as `Plan.easy`
-    transposed: bool = False
+from pe_jax.engines.tpu import pieces, shear
+from pe_jax.engines.tpu.plan import Arrays, Plan, Tile
+from pe_jax.engines.tpu.shear import as_column, dot, lane_sums, repeat_columns
 
 
 class Scores(NamedTuple):
@@ -34,15 +25,18 @@ class Scores(NamedTuple):
       rest: what all pairs of a query still lack: [block or 1, lanes] with equal columns, [1, block]
         if transposed, or 0.
       slope: what the gradient of the uncapped scores is multiplied by, or None.
+      pieces: the bias in pieces that is in them, or None.
     """
 
     pairs: jax.Array
     rest: Any
     slope: Any = None
+    pieces: Any = None
 
 
 def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
     """The scores of a tile."""
+    in_pieces = None if x.pieces is None else pieces.bias(plan, x, tile)
     a, b = (x.k, x.q) if tile.transposed else (x.q, x.k)
     s, slope = dot(a[...], b[...], 1), None
     rest: Any = 0.0
@@ -64,11 +58,14 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
         rest = added
     elif not isinstance(added, float):
         s += spread(plan, added)
+    if in_pieces is not None:
+        s += in_pieces.pairs
+        rest, s = (rest + in_pieces.start, s) if plan.cap is None else (rest, s + in_pieces.start)
     if plan.cap is not None:
         bent = jnp.tanh(s * (1 / plan.cap))
         s, slope = bent * plan.cap, 1 - bent * bent
     seen = visible(plan, x, tile)
-    return Scores(s if seen is None else jnp.where(seen, s, LOWEST), rest, slope)
+    return Scores(s if seen is None else jnp.where(seen, s, LOWEST), rest, slope, in_pieces)
 
 
 def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
@@ -111,20 +108,22 @@ class Gradient(NamedTuple):
     Attributes:
       p: the weights.
       d_s: the gradient of the scores before a cap.
+      pieces: as `Scores.pieces`.
     """
 
     p: jax.Array
     d_s: jax.Array
+    pieces: Any = None
 
 
 def gradient(plan: Plan, x: Arrays, tile: Tile) -> Gradient:
     """The weights of a tile, whose rows are queries, and the gradient of its scores."""
-    s, rest, slope = scores(plan, x, tile)
-    rest = rest if isinstance(rest, float) else rest[:, :1]
+    s, rest, slope, own = scores(plan, x, tile)
+    rest = rest[:, :1] if jnp.ndim(rest) else rest
     p = jnp.exp(s - (as_column(x.lse[...]) - rest))
     d_p = dot(x.d_out[...], x.v[...], 1) - as_column(x.inner[...])
     d_s = p * with_value_vectors(plan, x, tile, d_p)
-    return Gradient(p, d_s if slope is None else d_s * slope)
+    return Gradient(p, d_s if slope is None else d_s * slope, own)
 
 
 def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax.Array:
@@ -139,7 +138,7 @@ def add_by_distance(
     plan: Plan, x: Arrays, grads: Arrays, strip, found: Gradient, easy: bool
 ) -> None:
     """Adds to the gradients of what is read by distance, as far as they are wanted."""
-    p, d_s = found
+    p, d_s, _ = found
     if grads.strips is not None:
         add_to_strip(plan, grads.strips, strip, d_s, easy)
     if grads.row_vectors is not None:
@@ -153,7 +152,7 @@ def add_by_distance(
 def own_gradient(plan: Plan, vectors, d: jax.Array, easy: bool) -> jax.Array:
     """The gradient of tokens [block, X] from that of what `multiply` gave, tokens along rows."""
     if easy:
-        return dot(lane_sums(plan, d).astype(vectors.dtype), vectors[: plan.lanes], 0)
+        return dot(lane_sums(d).astype(vectors.dtype), vectors[: plan.lanes], 0)
     rows = (dot(w.astype(vectors.dtype), vectors[n], 0) for _, n, w in shear.windows(d))
     return jnp.concatenate(list(rows))
 
@@ -163,7 +162,7 @@ def add_to_vectors(
 ) -> None:
     """Adds to the gradient of a strip of vectors, which `own` [block, X] were dotted with."""
     if easy:  # the first entries of the strip stand for all
-        sums = row_sums(plan, d) if across else lane_sums(plan, d)
+        sums = row_sums(plan, d) if across else lane_sums(d)
         sums = dot(sums.astype(own.dtype), own, 0, of=1 if across else 0)
         grads[strip, : plan.lanes] += sums
         return
@@ -238,23 +237,7 @@ def distances(plan: Plan, tile: Tile, dtype: Any = jnp.int32) -> jax.Array:
     return (queries + tile.gap).astype(dtype) - keys.astype(dtype)
 
 
-def lane_sums(plan: Plan, d: jax.Array) -> jax.Array:
-    """[block, block] → [block, lanes]: what is left to sum is one register per row."""
-    firsts = range(0, plan.block, plan.lanes)
-    return functools.reduce(jnp.add, (d[:, n : n + plan.lanes] for n in firsts))
-
-
 def row_sums(plan: Plan, d: jax.Array) -> jax.Array:
     """[block, block] → [lanes, block], of rows likewise."""
     firsts = range(0, plan.block, plan.lanes)
     return functools.reduce(jnp.add, (d[n : n + plan.lanes] for n in firsts))
-
-
-def as_column(row: jax.Array) -> jax.Array:
-    """[1, n] → [n, 1]."""
-    return jnp.expand_dims(row[0], -1)
-
-
-def repeat_columns(x: jax.Array, width: int) -> jax.Array:
-    """Columns, all equal: as many as asked."""
-    return jnp.tile(x, (1, -(-width // x.shape[1])))[:, :width]
