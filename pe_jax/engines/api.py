@@ -78,7 +78,8 @@ def attention(
         engine, though the functions of `pe_jax.encodings` by themselves have one.
       k_positions: the same for the keys; None: as `q_positions`, if T = S.
       q_segments: integers [*B, T]: a query sees the keys of its own segment only. A negative id
-        (padding) sees nothing.
+        (padding) sees nothing. Tokens of a segment lie side by side: of an id that returns,
+        engines may take different distances.
       k_segments: the same for the keys, [*B, S]; None: as `q_segments`, if T = S.
       q_index: the place of each query among the tokens, [T] or [*B, T], for the mask. None:
         0 … T - 1 if T = S.
