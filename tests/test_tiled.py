@@ -68,12 +68,15 @@ def test_a_band_of_sub_blocks_or_of_whole_tiles_is_the_dense_matrix(spec, causal
 
 def setup_of(spec: str, causal: bool = True, sizes: TileSizes = SMALL.sizes, length: int = LENGTH):
     """What is static about a call with contiguous positions."""
-    (encoding,) = pe_jax.parse(spec)
-    terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
     q, k = (jax.ShapeDtypeStruct((2, n, length, WIDTH), "float32") for n in (HEADS, 2))
-    return set_up(
-        AttentionSpec(DIMS, causal, aligned=True, contiguous=True), terms, q, k, WHOLE, sizes
-    )
+    told = AttentionSpec(DIMS, causal, aligned=True, contiguous=True)
+    return set_up(told, terms_of(spec), q, k, WHOLE, sizes)
+
+
+def terms_of(spec: str) -> tuple:
+    """The terms of a scheme."""
+    (encoding,) = pe_jax.parse(spec)
+    return encoding.terms(util.random_params(encoding, DIMS), DIMS)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,8 @@ def test_each_term_has_its_own_way(spec, ways):
     assert [type(way).__name__ for way in setup.ways] == ways
     places = sorted(place for way in setup.ways for place in way.places)
     assert len(set(places)) == len(places)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), terms_of(spec))
+    assert [way.__name__ for way in assign(setup.spec, shapes)] == ways  # no array is read
 
 
 @pytest.mark.parametrize("causal", [True, False])

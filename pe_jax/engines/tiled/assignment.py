@@ -72,5 +72,5 @@ def _takes_long(term: kinds.Term) -> bool:
     if type(term) is not kinds.DistanceFormula:
         return False
     distance = jax.ShapeDtypeStruct((1,), jnp.int32)
-    program = str(jax.make_jaxpr(lambda x: term.at(x))(distance))
+    program = str(jax.make_jaxpr(lambda term, x: term.at(x))(term, distance))
     return not SLOW.isdisjoint(re.findall(r"\w+", program))
