@@ -66,7 +66,7 @@ CANDIDATES = {  # blocks and warps to try in turn: by bytes of a number, width, 
     (4, 256, False): ((32, 16, 8), (16, 16, 8), (16, 16, 4)),
 }
 STAGES = (3, 2)  # the fewer where the more do not fit
-WIDENING = {"pope": 2, "tupe": 4}  # how many times as wide as a head queries and keys are, where not once
+WIDENING = {"pope": 2, "tupe": 4}  # how many times as wide as heads q and k are, where not once
 STANDING = {  # for all schemes that read as much, where launches are chosen
     "scores": ("rope", "pope", "tupe"),
     "formulas": ("alibi", "fox", "kerple"),
