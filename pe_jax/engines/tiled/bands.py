@@ -41,7 +41,7 @@ class Band(NamedTuple):
     """What tiles that meet the band read; None where there is no such term.
 
     Attributes:
-      bias: of all distances in tiles that meet the band, zeros beside it: [h, n].
+      bias: of all distances in tiles that meet the band, zeros off the band: [h, n].
       rows: the products of queries and vectors, flat: [b, h, (1 + T + 3)·W].
       columns: the products of keys and vectors, likewise.
     """

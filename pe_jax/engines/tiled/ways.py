@@ -5,7 +5,7 @@
 * `Windows`: vectors of distances without a horizon, contiguous positions. A tile cuts the window of
   the distances that occur in it from tables over all of them, or its part of products that are made
   once per row of tiles (`row_products`).
-* `DistanceBiases`: biases of distances without a horizon, and formulas that take long, likewise.
+* `DistanceBiases`: biases without a horizon, and formulas that take long, from such windows.
 * `Pairwise`: any kind at any positions, evaluated pair by pair.
 * `InPlace`: plain arithmetic on distances or on the states of two tokens.
 * `Channels`: what stands for q·k itself.
