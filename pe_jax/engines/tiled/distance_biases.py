@@ -6,9 +6,8 @@ pair, so formulas with such operations go this way too, and run once per call.
 
 import jax
 
-from pe_jax.engines.tiled.distance_tables import spread
+from pe_jax.engines.tiled.distance_tables import bias_at, spread
 from pe_jax.engines.tiled.leaves import Leaves
-from pe_jax.engines.tiled.ways import add_up
 from pe_jax.engines.tiled.windows import OverDistances
 
 
@@ -16,11 +15,7 @@ class DistanceBiases(OverDistances):
     """Biases without a horizon, and formulas that take long, at contiguous positions."""
 
     def tables(self, terms, run_gaps=None):
-        distance = self.distances(run_gaps)
-        biases = (
-            self.scale * term.at(distance) if term.scaled else term.at(distance) for term in terms
-        )
-        return self.filled(add_up(biases))
+        return self.filled(bias_at(terms, self.distances(run_gaps), self.scale))
 
     def prepare(self, tables, q, k):
         return Leaves(always=tables)

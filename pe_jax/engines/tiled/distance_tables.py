@@ -1,6 +1,7 @@
 """Terms of distances in tables: what each adds for n distances, and what it is multiplied by."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,19 +36,20 @@ class DistanceTables(NamedTuple):
 
 def evaluate(terms: tuple, distance: jax.Array, scale: float) -> DistanceTables:
     """All terms of distances at `distance` [n]; biases of scaled kinds are scaled here."""
-    biases = [
-        scale * term.at(distance) if term.scaled else term.at(distance)
-        for term in select(terms, DistanceBias)
-    ]
     keys = select(terms, RelativeKeys)
     return DistanceTables(
-        add_up(biases),
+        bias_at(select(terms, DistanceBias), distance, scale),
         add_up(term.at(distance) for term in keys if term.u is None),
         tuple(term.at(distance) for term in keys if term.u is not None),
         tuple(term.at(distance) for term in select(terms, RelativeState)),
         add_up(term.at(distance) for term in select(terms, RelativeQueries)),
         add_up(term.at(distance) for term in select(terms, RelativeValues)),
     )
+
+
+def bias_at(terms: Iterable[Any], distance: jax.Array, scale: float) -> Any:
+    """The sum of biases at `distance` [n], scaled where their kinds are: [H, n], or None."""
+    return add_up(scale * term.at(distance) if term.scaled else term.at(distance) for term in terms)
 
 
 def query_biases(terms: tuple) -> tuple[jax.Array, ...]:
