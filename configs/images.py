@@ -13,4 +13,6 @@ from experiments.running.sweep_configs import ImagesConfig
 
 
 def get_config() -> ImagesConfig:
-    return ImagesConfig(seeds=5, rates=(1e-3, 3e-3, 1e-2), encoding_rates=(1.0, 3.0, 10.0))
+    return ImagesConfig(
+        reference="rope_2d", seeds=5, rates=(1e-3, 3e-3, 1e-2), encoding_rates=(1.0, 3.0, 10.0)
+    )

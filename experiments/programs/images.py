@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from experiments.reporting import plotting
-from experiments.reporting.images_report import View, figure, table, views
+from experiments.reporting.images_report import View, differences, figure, lines, table, views
 from experiments.running import launch, short_runs, signals
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
@@ -223,6 +223,7 @@ def main(config: ImagesConfig) -> None:
 
     with completed(config, BINDING, parts, count_runs, train) as (now, runs):
         encodings = collect(config, runs)
+        compared = differences(config, encodings)
         save_json(
             workdir / "results.json",
             {
@@ -231,6 +232,7 @@ def main(config: ImagesConfig) -> None:
                 **environments(x for e in runs.values() for x in e.values()),
                 "config": now,
                 "encodings": encodings,
+                "differences": compared,
             },
         )
         rows = [
@@ -241,4 +243,5 @@ def main(config: ImagesConfig) -> None:
         ]
         plotting.write(figure(config, encodings, rows), workdir)
     launch.show(table(config, encodings))
+    print(*lines(compared), sep="\n")
     print(f"Results: {workdir / 'results.json'}, {workdir / 'accuracy.png'}")

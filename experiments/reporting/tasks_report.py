@@ -4,12 +4,12 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 import rich.table
 
-from experiments.reporting import number_formats, plotting, statistics
+from experiments.reporting import plotting, statistics
+from experiments.reporting.accuracy_differences import Difference, judged, line
 from experiments.running.run_names import find, short_names, title
 from experiments.running.sweep_configs import TasksConfig
 from pe_jax import position_schemes
@@ -104,22 +104,6 @@ def pairs(config: TasksConfig, entries: list[dict]) -> dict[str, list[tuple[dict
     }
 
 
-class Difference(NamedTuple):
-    """The difference of two entries in tokens right beyond the training length, in points.
-
-    Attributes:
-      of: the name of the first entry.
-      minus: the name of the subtracted entry.
-      estimate: paired by seed, over the tasks with a number in both; None if there is none.
-      without: the other tasks, and why.
-    """
-
-    of: str
-    minus: str
-    estimate: statistics.Estimate | None
-    without: dict[str, str]
-
-
 def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
     """The difference of two entries, paired by seed."""
     without, accuracies = {}, []
@@ -136,39 +120,12 @@ def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
     return Difference(entry["name"], other["name"], estimate, without)
 
 
-def judged(differences: list[Difference], same: dict[str, str | None] | None = None) -> list[dict]:
-    """Differences with intervals and verdicts after Holm's correction, for results.json.
-
-    Those without a number count too; those in `same`, from `statistics.copies`, do not.
-    """
-    tested, _ = statistics.family({d.of: d.estimate for d in differences}, same)
-    rows = []
-    for d in differences:
-        row = {"of": d.of, "minus": d.minus, "without": d.without}
-        if d.of not in tested:
-            rows.append({**row, "verdict": "no task has a number in both"})
-            continue
-        x = tested[d.of]
-        bounds = {"points": x.estimate.mean, "low": x.low, "high": x.high}
-        row |= {name: None if np.isnan(value) else value for name, value in bounds.items()}
-        rows.append({**row, "seeds": x.estimate.n, "verdict": _verdict(x)})
-    return rows
-
-
-def _verdict(tested: statistics.Tested) -> str:
-    """Whether more tokens are right, or fewer, or none is shown."""
-    kind, reason = statistics.judge(tested)
-    if kind in (statistics.HIGHER, statistics.LOWER):
-        more = "more" if kind == statistics.HIGHER else "fewer"
-        return f"{more} tokens right ({number_formats.p_equation(tested.holm)})"
-    what = "no difference" if kind == statistics.SAME else "inconclusive"
-    return what + f" ({reason})" * bool(reason)
-
-
 def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:
     """All of `pairs`, judged: by family, each corrected separately."""
     return {
-        family: judged([difference(config, *pair) for pair in compared], _copies(compared))
+        family: judged(
+            [difference(config, *pair) for pair in compared], "tokens", _copies(compared)
+        )
         for family, compared in pairs(config, entries).items()
     }
 
@@ -191,15 +148,6 @@ def lines(config: TasksConfig, differences: dict[str, list[dict]]) -> list[str]:
     if not differences["encodings"]:
         printed.append(f"No encodings are compared with reference={config.reference!r}.")
     return printed
-
-
-def line(row: dict) -> str:
-    """A difference for the terminal."""
-    interval = "" if row.get("low") is None else f" [{row['low']:+.1f}, {row['high']:+.1f}]"
-    points = f"{row['points']:+.1f} points{interval}: " if "points" in row else ""
-    missing = ", ".join(f"{task} ({why})" for task, why in row["without"].items())
-    without = f"; without {missing}" if missing else ""
-    return f"{row['of']} minus {row['minus']}: {points}{row['verdict']}{without}"
 
 
 def table(config: TasksConfig, entries: list[dict]) -> rich.table.Table:

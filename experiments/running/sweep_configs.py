@@ -191,6 +191,9 @@ class ImagesConfig(TrialsConfig):
         than the patches' indices (`positions.grid`; the same, rescaled in training as DINOv3's are,
         `positions.augmented`; `positions.resized`); an encoding of one axis gets the patches row by
         row.
+      reference: the encoding that the others are compared with, by the fraction of images right on
+        each kind of view, mean over its sides. As in `encodings`, or its short name; empty: the
+        first.
       sides: of the images in pixels, ascending: trained at the first, tested at all.
       patch: side of a patch in pixels.
     """
@@ -214,6 +217,7 @@ class ImagesConfig(TrialsConfig):
         "at least one encoding",
         lambda v: len(v) > 0,
     )
+    reference: str = ""
     sides: tuple[int, ...] = ranged(
         (32, 48, 64),
         "ascending positive integers",
@@ -249,6 +253,7 @@ class ImagesConfig(TrialsConfig):
                     )
         if len(set(self.entries())) < len(self.encodings):
             raise ConfigError(f"encodings={self.encodings}: name each once")
+        with_references(self, self.encodings)
 
     def entries(self) -> list[tuple[str, str]]:
         """(encoding, convention of its positions), with the training size filled in."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy import stats
 
 from experiments.programs import images as program
 from experiments.reporting import images_report
@@ -19,6 +20,7 @@ from pe_jax.models import vit
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import digits, images, sharding
 from pe_jax.training.config import MeshConfig, OptimizerConfig
+from pe_jax.validation import ConfigError
 from tests.trainers import TRIALS, interrupt
 
 COUNT = 64
@@ -209,6 +211,9 @@ def test_a_table_is_not_defined_on_a_larger_image_unless_it_is_resized(compared)
     assert len(rows) == 3 * 3 * 2
     assert [r["accuracy"] for r in rows if r["encoding"] == "learned_2d"][2:] == [""] * 4
     assert (folder / "accuracy.png").stat().st_size > 1000
+    assert [*json.loads((folder / "results.json").read_text())["differences"]] == [
+        *("trained", "wider", "finer")
+    ]
 
 
 def test_a_run_that_diverged_is_words_not_a_number(compared):
@@ -224,6 +229,37 @@ def test_a_run_that_diverged_is_words_not_a_number(compared):
     entries = program.collect(config, {("nope", "index"): bad, learned: good})
     cells = [[images_report.cell(e, view) for view in program.views(config)] for e in entries]
     assert cells == [["diverged"] * 3, ["0.500"] * 3, ["0.500"] * 3]
+
+
+def test_differences_to_the_reference_are_paired_by_seed_and_each_kind_of_view_is_a_family(
+    tmp_path,
+):
+    config = settings(tmp_path, reference=LEARNED + "@resized")
+    rng, noise = np.random.default_rng(0), np.arange(5) / 100
+
+    def entry(name, wider, finer):
+        each = {"trained 24": noise + 0.5, "wider 48": wider, "finer 48": finer}
+        return {"name": name, "accuracy": {v: dict(enumerate(x)) for v, x in each.items()}}
+
+    theirs = rng.uniform(0.2, 0.4, 5)
+    better = entry("nope", theirs + 0.1 + noise, theirs)
+    undefined = entry("learned_2d", [None] * 5, [None] * 5)
+    reference = entry("learned_2d, resized", theirs, theirs + 0.01)
+    found = images_report.differences(config, [better, undefined, reference])
+    assert [*found] == ["trained", "wider", "finer"]
+    assert [row["verdict"] for row in found["trained"]] == ["no difference (identical numbers)"] * 2
+    (row, no_number), mean = found["wider"], 100 * (0.1 + noise.mean())
+    half = stats.t.isf(0.025 / 2, 4) * 100 * noise.std(ddof=1) / np.sqrt(5)  # of two
+    np.testing.assert_allclose([row[x] for x in ("points", "low")], [mean, mean - half])
+    assert row["verdict"].startswith("more images right")
+    assert no_number["verdict"] == "no number in both" and [*no_number["without"]] == ["wider 48"]
+    shown = images_report.lines(found)
+    assert shown[2].startswith("wider: nope minus learned_2d, resized: +12.0 points [+9.")
+
+
+def test_a_reference_that_is_none_of_the_encodings_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="reference='swim': pass one of the encodings"):
+        settings(tmp_path, reference="swim").check()
 
 
 def test_the_first_seed_tries_all_rates_and_the_others_take_the_best(tmp_path):

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from configs import tasks_published
 from experiments.programs import tasks as program
-from experiments.reporting import tasks_report
+from experiments.reporting import accuracy_differences, tasks_report
 from experiments.running.sweep_configs import TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
@@ -200,7 +200,7 @@ def test_a_planted_gain_is_found_and_a_diverged_task_is_not_averaged_over(tmp_pa
     gain = difference.estimate
     np.testing.assert_allclose(gain.mean, 20 + 0.5 / 3)
     assert gain.n == 3 and 19 < gain.low < 20 < gain.high < 22
-    line = tasks_report.line(*tasks_report.judged([difference]))
+    line = accuracy_differences.line(*accuracy_differences.judged([difference], "tokens"))
     assert line.startswith("rope, randomized minus rope: +20.2 points [+19.")
     assert ": more tokens right (p < 0.001)" in line
     assert line.endswith("; without parity_check (diverged)")
@@ -214,13 +214,16 @@ def test_every_encoding_is_compared_with_the_reference_and_holm_counts_them_all(
     found = tasks_report.pairs(config, [plain, better, same])
     assert found == {"positions": [], "encodings": [(better, plain), (same, plain)]}
     both = [tasks_report.difference(config, *pair) for pair in found["encodings"]]
-    alone, rows = tasks_report.judged(both[:1]), tasks_report.judged(both)
+    alone, rows = (
+        accuracy_differences.judged(both[:1], "tokens"),
+        accuracy_differences.judged(both, "tokens"),
+    )
     assert rows[1]["verdict"] == "no difference (identical numbers)"
     p = [float(re.search(r"p [=<] ([\d.]+)", row["verdict"])[1]) for row in (*alone, rows[0])]
     assert p[0] <= p[1] and rows[0]["points"] > 20
     nothing = tasks_report.difference(settings(tmp_path, tasks=("parity_check",)), better, plain)
-    assert tasks_report.line(*tasks_report.judged([nothing])) == (
-        "t5 minus rope: no task has a number in both; without parity_check (diverged)"
+    assert accuracy_differences.line(*accuracy_differences.judged([nothing], "tokens")) == (
+        "t5 minus rope: no number in both; without parity_check (diverged)"
     )
 
 
@@ -265,12 +268,16 @@ def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
     config = settings(tmp_path, positions=("contiguous", RANDOM), seeds=3, encodings=("rope",))
     plain = planted(0.2)[0]
     again = {**plain, "name": "again", "positions": RANDOM}
-    (found,) = tasks_report.judged([tasks_report.difference(config, again, plain)])
+    (found,) = accuracy_differences.judged(
+        [tasks_report.difference(config, again, plain)], "tokens"
+    )
     assert found["points"] == 0 and found["verdict"] == "no difference (identical numbers)"
     estimate = tasks_report.statistics.estimate([0.3])
-    (once,) = tasks_report.judged([tasks_report.Difference("a", "b", estimate, {})])
+    (once,) = accuracy_differences.judged(
+        [accuracy_differences.Difference("a", "b", estimate, {})], "tokens"
+    )
     assert once["low"] is None and once["verdict"] == "inconclusive (one seed)"
-    assert tasks_report.line(once) == "a minus b: +0.3 points: inconclusive (one seed)"
+    assert accuracy_differences.line(once) == "a minus b: +0.3 points: inconclusive (one seed)"
     json.dumps([found, once], allow_nan=False)
 
 
