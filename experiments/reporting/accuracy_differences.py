@@ -23,6 +23,15 @@ class Difference(NamedTuple):
     without: dict[str, str]
 
 
+def difference(
+    of: str, minus: str, accuracies: list[tuple[dict, dict]], without: dict[str, str]
+) -> Difference:
+    """The mean over tests of two entries' accuracies by seed, one minus the other, in points."""
+    seeds = accuracies[0][0] if accuracies else ()
+    values = [float(np.mean([100 * (a[s] - b[s]) for a, b in accuracies])) for s in seeds]
+    return Difference(of, minus, statistics.estimate(values) if values else None, without)
+
+
 def judged(
     differences: list[Difference], what: str, same: dict[str, str | None] | None = None
 ) -> list[dict]:

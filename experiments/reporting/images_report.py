@@ -6,7 +6,12 @@ import numpy as np
 import rich.table
 
 from experiments.reporting import plotting, statistics
-from experiments.reporting.accuracy_differences import Difference, judged, line
+from experiments.reporting.accuracy_differences import (
+    Difference,
+    difference,
+    judged,
+    line,
+)
 from experiments.reporting.results import Scheme
 from experiments.running.run_names import find
 from experiments.running.sweep_configs import IMAGES, ImagesConfig
@@ -65,32 +70,29 @@ def differences(config: ImagesConfig, entries: list[dict]) -> dict[str, list[dic
     """Each entry minus `reference`, by kind of view, mean over its sides; a kind is a family."""
     named = find("reference", config.reference, config.encodings)
     reference = entries[config.encodings.index(named)]
+    others = [e for e in entries if e is not reference]
     judgements = {}
     for kind in dict.fromkeys(view.kind for view in views(config)):
-        numbers = {e["name"]: _by_view(config, e, kind) for e in entries}
-        theirs = numbers.pop(reference["name"])
-        whole = {name: repr(x) for name, x in numbers.items() if not any(map(_missing, x.values()))}
-        pairs = [_difference(name, reference["name"], x, theirs) for name, x in numbers.items()]
-        judgements[kind] = judged(pairs, "images", statistics.copies(whole, repr(theirs)))
+        seen = [view for view in views(config) if view.kind == kind]
+        found = [_difference(e, reference, seen) for e in others]
+        numbers = {d.of: e["accuracy"] for d, e in zip(found, others, strict=True) if d.estimate}
+        each = {of: repr([x[view.name] for view in seen]) for of, x in numbers.items()}
+        theirs = repr([reference["accuracy"][view.name] for view in seen])
+        judgements[kind] = judged(found, "images", statistics.copies(each, theirs))
     return judgements
 
 
-def _by_view(config: ImagesConfig, entry: dict, kind: str) -> dict[str, dict]:
-    """View → seed → accuracy, of the views of a kind."""
-    return {v.name: entry["accuracy"][v.name] for v in views(config) if v.kind == kind}
-
-
-def _missing(by_seed: dict) -> bool:
-    return None in by_seed.values()
-
-
-def _difference(of: str, minus: str, ours: dict, theirs: dict) -> Difference:
-    """In points, over the views in which both have a number."""
-    without = {v: "no number" for v in ours if _missing(ours[v]) or _missing(theirs[v])}
-    both = [v for v in ours if v not in without]
-    seeds = ours[both[0]] if both else ()
-    values = [float(np.mean([100 * (ours[v][s] - theirs[v][s]) for v in both])) for s in seeds]
-    return Difference(of, minus, statistics.estimate(values) if values else None, without)
+def _difference(entry: dict, reference: dict, seen: list[View]) -> Difference:
+    """Over the views in which both have a number."""
+    without, accuracies = {}, []
+    for view in seen:
+        both = tuple(e["accuracy"][view.name] for e in (entry, reference))
+        missing = [e for e, x in zip((entry, reference), both, strict=True) if None in x.values()]
+        if missing:
+            without[view.name] = cell(missing[0], view)
+        else:
+            accuracies.append(both)
+    return difference(entry["name"], reference["name"], accuracies, without)
 
 
 def lines(differences: dict[str, list[dict]]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import rich.table
 
-from experiments.reporting import plotting, statistics
+from experiments.reporting import accuracy_differences, plotting
 from experiments.reporting.accuracy_differences import Difference, judged, line
 from experiments.running.run_names import find, short_names, title
 from experiments.running.sweep_configs import TasksConfig
@@ -114,10 +114,7 @@ def difference(config: TasksConfig, entry: dict, other: dict) -> Difference:
             without[task] = problems[0]
         else:
             accuracies.append(both)
-    seeds = accuracies[0][0] if accuracies else ()
-    values = [float(np.mean([100 * (a[s] - b[s]) for a, b in accuracies])) for s in seeds]
-    estimate = statistics.estimate(values) if values else None
-    return Difference(entry["name"], other["name"], estimate, without)
+    return accuracy_differences.difference(entry["name"], other["name"], accuracies, without)
 
 
 def differences(config: TasksConfig, entries: list[dict]) -> dict[str, list[dict]]:

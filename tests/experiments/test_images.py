@@ -234,12 +234,15 @@ def test_a_run_that_diverged_is_words_not_a_number(compared):
 def test_differences_to_the_reference_are_paired_by_seed_and_each_kind_of_view_is_a_family(
     tmp_path,
 ):
-    config = settings(tmp_path, reference=LEARNED + "@resized")
+    config = settings(tmp_path, reference=LEARNED + "@resized", sides=(24, 48, 72))
     rng, noise = np.random.default_rng(0), np.arange(5) / 100
 
     def entry(name, wider, finer):
         each = {"trained 24": noise + 0.5, "wider 48": wider, "finer 48": finer}
-        return {"name": name, "accuracy": {v: dict(enumerate(x)) for v, x in each.items()}}
+        each |= {"wider 72": wider if None in wider else wider + (name == "nope") * 0.02}
+        each |= {"finer 72": finer}
+        accuracy = {v: dict(enumerate(x)) for v, x in each.items()}
+        return {"name": name, "status": dict.fromkeys(range(5), "ok"), "accuracy": accuracy}
 
     theirs = rng.uniform(0.2, 0.4, 5)
     better = entry("nope", theirs + 0.1 + noise, theirs)
@@ -248,13 +251,15 @@ def test_differences_to_the_reference_are_paired_by_seed_and_each_kind_of_view_i
     found = images_report.differences(config, [better, undefined, reference])
     assert [*found] == ["trained", "wider", "finer"]
     assert [row["verdict"] for row in found["trained"]] == ["no difference (identical numbers)"] * 2
-    (row, no_number), mean = found["wider"], 100 * (0.1 + noise.mean())
+    (row, no_number), mean = found["wider"], 100 * (0.11 + noise.mean())
     half = stats.t.isf(0.025 / 2, 4) * 100 * noise.std(ddof=1) / np.sqrt(5)  # of two
     np.testing.assert_allclose([row[x] for x in ("points", "low")], [mean, mean - half])
     assert row["verdict"].startswith("more images right")
-    assert no_number["verdict"] == "no number in both" and [*no_number["without"]] == ["wider 48"]
+    assert no_number["verdict"] == "no number in both"
+    assert no_number["without"] == dict.fromkeys(("wider 48", "wider 72"), "not defined")
+    assert found["finer"][0]["points"] == pytest.approx(-1)
     shown = images_report.lines(found)
-    assert shown[2].startswith("wider: nope minus learned_2d, resized: +12.0 points [+9.")
+    assert shown[2].startswith("wider: nope minus learned_2d, resized: +13.0 points [+10.")
 
 
 def test_a_reference_that_is_none_of_the_encodings_is_refused(tmp_path):
