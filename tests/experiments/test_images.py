@@ -260,6 +260,9 @@ def test_differences_to_the_reference_are_paired_by_seed_and_each_kind_of_view_i
     assert found["finer"][0]["points"] == pytest.approx(-1)
     shown = images_report.lines(found)
     assert shown[2].startswith("wider: nope minus learned_2d, resized: +13.0 points [+10.")
+    twice = images_report.differences(config, [better, {**better, "name": "again"}, reference])
+    half *= stats.t.isf(0.025, 4) / stats.t.isf(0.025 / 2, 4)  # a copy does not enlarge a family
+    np.testing.assert_allclose([row["low"] for row in twice["wider"]], mean - half)
 
 
 def test_a_reference_that_is_none_of_the_encodings_is_refused(tmp_path):
