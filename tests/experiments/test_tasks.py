@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from configs import tasks_published
 from experiments.programs import tasks as program
-from experiments.reporting import accuracy_differences, tasks_report
+from experiments.reporting import accuracy_differences, statistics, tasks_report
 from experiments.running.sweep_configs import TasksConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import tasks
@@ -272,7 +272,7 @@ def test_the_same_numbers_under_another_name_are_no_gain(tmp_path):
         [tasks_report.difference(config, again, plain)], "tokens"
     )
     assert found["points"] == 0 and found["verdict"] == "no difference (identical numbers)"
-    estimate = tasks_report.statistics.estimate([0.3])
+    estimate = statistics.estimate([0.3])
     (once,) = accuracy_differences.judged(
         [accuracy_differences.Difference("a", "b", estimate, {})], "tokens"
     )
