@@ -13,7 +13,15 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from experiments.reporting import figures, images_report, length_figures, plotting, tasks_report
+from experiments.reporting import (
+    figures,
+    images_report,
+    length_figures,
+    plotting,
+    size_figure,
+    statistics,
+    tasks_report,
+)
 from experiments.reporting.extension_report import Page
 from experiments.reporting.results import Results, Run, Scheme
 from experiments.running.sweep_configs import (
@@ -101,6 +109,19 @@ def by_position(path: Path, like: Results) -> Results:
     return results(runs, like.manifest["train_length"], like.manifest["lengths"])
 
 
+def sizes(path: Path) -> list[size_figure.Point]:
+    """The differences of tables that `experiments.report --sizes` wrote, one below the other."""
+    rows = rows_of(path)
+    schemes = {row["encoding"]: Scheme(row["encoding"], row["encoding"], 0, {}) for row in rows}
+
+    def point(row: dict[str, str]) -> size_figure.Point:
+        parameters, steps, length = (int(row[x]) for x in ("parameters", "steps", "length"))
+        values = statistics.estimate([*map(float, row["each_seed"].split(";"))])
+        return size_figure.Point(schemes[row["encoding"]], parameters, steps, length, values)
+
+    return [*map(point, rows)]
+
+
 def by_step(path: Path) -> Results:
     """Losses while training, with the learning rates of the config."""
     runs: dict[str, dict[int, list]] = {}
@@ -180,6 +201,8 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     decided = verdicts(folder / "compare_verdicts.csv", COMPARED.length)
     yield "compare_differences", length_figures.differences_by_length(decided, PROTOCOLS[0])
     yield "loss_by_step", figures.loss_by_step(by_step(folder / "loss_by_step.csv"))
+    reference = Scheme(REFERENCE, REFERENCE, 0, {})
+    yield "sizes", size_figure.differences_by_size(sizes(folder / "sizes.csv"), reference)
     extended = extension(folder)
     yield "extend_sliding", extended.losses(PROTOCOLS[1])
     yield "extend_passkeys", extended.map()
