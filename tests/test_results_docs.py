@@ -38,6 +38,20 @@ def test_differences_of_verdicts_alone_make_the_same_figure():
         assert expected[row[:3]] == pytest.approx(row[3], abs=1e-5)
 
 
+def test_the_figure_of_sizes_has_the_differences_of_every_size():
+    drawing = dict(results_docs.draw(FIGURES))["sizes"]
+    assert drawing is not None
+    drawn: dict[int, dict] = {}
+    for name, parameters, _, length, mean, *_ in drawing.rows:
+        drawn.setdefault(parameters, {})[name, length] = mean
+    files = sorted(FIGURES.glob("size_*_verdicts.csv"))
+    assert len(files) == len(drawn) > 1
+    for path, found in zip(files, (drawn[n] for n in sorted(drawn)), strict=True):
+        rows = [row for row in results_docs.rows_of(path) if row["difference"]]
+        wanted = {(r["encoding"], int(r["length"])): float(r["difference"]) for r in rows}
+        assert found == pytest.approx(wanted, abs=1e-6)
+
+
 def test_the_answers_quote_the_results():
     """Every number with a decimal point in docs/which.md is in one of the pages that it cites."""
     pages = (
