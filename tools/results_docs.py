@@ -36,7 +36,7 @@ from pe_jax.training.optimizer import schedule
 REFERENCE = "rope"
 TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64}
 TRAINED_TASKS = {"tasks": 12, "tasks_decoders": 16, "what_where": 16}  # symbols
-IMAGES = {"images_accuracy": "discs"}
+IMAGES = {"images_accuracy": "discs", "images_digits": "digits"}
 EXTENDED = 256  # what configs/extend.py trains at
 COMPARED = CompareConfig(steps=500, optimizer=OptimizerConfig(learning_rate=0.01))  # `make compare`
 
