@@ -39,11 +39,9 @@ def test_differences_of_verdicts_alone_make_the_same_figure():
 
 
 def test_the_figure_of_sizes_has_the_differences_of_every_size():
-    drawing = dict(results_docs.draw(FIGURES))["sizes"]
-    assert drawing is not None
     drawn: dict[int, dict] = {}
-    for name, parameters, _, length, mean, *_ in drawing.rows:
-        drawn.setdefault(parameters, {})[name, length] = mean
+    for p in results_docs.sizes(FIGURES / "sizes.csv"):
+        drawn.setdefault(p.parameters, {})[p.scheme.name, p.length] = p.difference.mean
     files = sorted(FIGURES.glob("size_*_verdicts.csv"))
     assert len(files) == len(drawn) > 1
     for path, found in zip(files, (drawn[n] for n in sorted(drawn)), strict=True):
