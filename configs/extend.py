@@ -18,6 +18,14 @@ run of a RoPE model works; several seeds of one model give intervals:
       --config.workdir=runs/extend_base1
     python -m experiments.extend --config=configs/extend.py \
       --runs=runs/extend_base --runs=runs/extend_base1
+
+Natural text, and 16 times the trained length:
+
+    for seed in 0 1 2; do
+      python -m experiments.train --config=configs/extend.py:train --config.seed=$seed \
+        --config.data=passkeys:text:DIR --config.workdir=runs/extend_novels$seed
+    done
+    python -m experiments.extend --config=configs/extend.py:4k
 """
 
 from experiments.running.sweep_configs import ExtendConfig
@@ -38,6 +46,26 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             model=ModelConfig(layers=3, heads=2),
             optimizer=OptimizerConfig(learning_rate=5e-3, warmup=100),
             eval=EvalConfig(lengths=(256,), windows=64),
+        )
+    if part == "4k":
+        return ExtendConfig(
+            workdir="runs/extend_4k",
+            runs=tuple(f"runs/extend_novels{seed}" for seed in range(3)),
+            encodings=(
+                "rope",
+                "rope(scaling=linear(factor={factor}))",
+                "rope(scaling=ntk(factor={factor}))",
+                "rope(scaling=yarn(factor={factor},original_length={length}))",
+                "rerope(window={window})",
+                "self_extend(window={window},group={group})",
+                "dual_chunk(chunk_size={chunk},local_size={local})",
+                "nope",
+            ),
+            factor=16.0,
+            batch=1,
+            trials=4,
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
+            eval=EvalConfig(lengths=(256, 1024, 4096), windows=4, stride=128, batch_tokens=4096),
         )
     return ExtendConfig(
         runs=("runs/extend_base",),

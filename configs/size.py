@@ -4,7 +4,7 @@
       python -m experiments.compare --config=configs/size.py:$size --config.data=text:DIR
     done
     python -m experiments.report --workdir=runs/sizes \
-      --sizes=runs/size_0.1M,runs/size_0.4M,runs/size_1M,runs/size_3M
+      --series=runs/size_0.1M,runs/size_0.4M,runs/size_1M,runs/size_3M
 
 Byte models of 0.11M, 0.36M, 1.0M and 3.2M parameters, the same steps of the same text in the same
 order; for each size and scheme two learning rates, for T5 each with two multiples for its table, in

@@ -5,10 +5,10 @@
 
 writes report.html with its figures and tables into the folder that `experiments.compare` filled.
 
-    python -m experiments.report --sizes=runs/a,runs/b,runs/c --workdir=runs/sizes
+    python -m experiments.report --series=runs/a,runs/b,runs/c --workdir=runs/series
 
-writes differences-by-size.png and .csv: each scheme's difference to the reference against the
-number of parameters, from comparisons that differ in the size of their models.
+writes differences-by-parameters.png and .csv: each scheme's difference to the reference, from
+comparisons that differ in the size of their models; or differences-by-steps, if all have one size.
 """
 
 from pathlib import Path
@@ -18,16 +18,18 @@ from absl import flags
 from experiments.running import launch
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/compare", "folder that a comparison filled")
-SIZES = flags.DEFINE_list("sizes", [], "folders of comparisons of several sizes, for one figure")
+SERIES = flags.DEFINE_list(
+    "series", [], "folders of comparisons of several sizes, or numbers of steps, for one figure"
+)
 
 
 def main() -> None:
-    """Builds the report of --workdir, or the figure of --sizes there."""
-    from experiments.reporting import comparison_report, plotting, size_figure
+    """Builds the report of --workdir, or the figure of --series there."""
+    from experiments.reporting import comparison_report, plotting, series_figure
 
     workdir = Path(WORKDIR.value)
-    if SIZES.value:
-        drawing = size_figure.draw([Path(folder) for folder in SIZES.value])
+    if SERIES.value:
+        drawing = series_figure.draw([Path(folder) for folder in SERIES.value])
         plotting.write(drawing, workdir)
         print(workdir / f"{drawing.stem}.png")
         return

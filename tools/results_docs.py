@@ -18,7 +18,7 @@ from experiments.reporting import (
     images_report,
     length_figures,
     plotting,
-    size_figure,
+    series_figure,
     statistics,
     tasks_report,
 )
@@ -109,15 +109,15 @@ def by_position(path: Path, like: Results) -> Results:
     return results(runs, like.manifest["train_length"], like.manifest["lengths"])
 
 
-def sizes(path: Path) -> list[size_figure.Point]:
+def sizes(path: Path) -> list[series_figure.Point]:
     """The differences of tables that `experiments.report --sizes` wrote, one below the other."""
     rows = rows_of(path)
     schemes = {row["encoding"]: Scheme(row["encoding"], row["encoding"], 0, {}) for row in rows}
 
-    def point(row: dict[str, str]) -> size_figure.Point:
+    def point(row: dict[str, str]) -> series_figure.Point:
         parameters, steps, length = (int(row[x]) for x in ("parameters", "steps", "length"))
         values = statistics.estimate([*map(float, row["each_seed"].split(";"))])
-        return size_figure.Point(schemes[row["encoding"]], parameters, steps, length, values)
+        return series_figure.Point(schemes[row["encoding"]], parameters, steps, length, values)
 
     return [*map(point, rows)]
 
@@ -202,7 +202,7 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     yield "compare_differences", length_figures.differences_by_length(decided, PROTOCOLS[0])
     yield "loss_by_step", figures.loss_by_step(by_step(folder / "loss_by_step.csv"))
     reference = Scheme(REFERENCE, REFERENCE, 0, {})
-    yield "sizes", size_figure.differences_by_size(sizes(folder / "sizes.csv"), reference)
+    yield "sizes", series_figure.differences(sizes(folder / "sizes.csv"), reference)
     extended = extension(folder)
     yield "extend_sliding", extended.losses(PROTOCOLS[1])
     yield "extend_passkeys", extended.map()

@@ -186,10 +186,11 @@ def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
     return f"After {end:,.3g} s, when the first one ends, {best} is lowest, {number(there[best])}"
 
 
-def sizes_title(found: dict[str, list[Estimate]], reference: str, length: int) -> str:
+def series_title(found: dict[str, list[Estimate]], reference: str, length: int, varied: str) -> str:
     """Which schemes are below the reference at every size, above it, or first one, then the other.
 
-    `found` has a scheme's differences by size; a side is shown where the 95 % interval has no 0.
+    `found` has a scheme's differences by size, or by what else `varied` names; a side is shown
+    where the 95 % interval has no 0.
     """
     sides = {name: {_side(d) for d in each} for name, each in found.items()}
     words = [
@@ -201,8 +202,10 @@ def sizes_title(found: dict[str, list[Estimate]], reference: str, length: int) -
     if crossing:
         words.append(f"{listed(crossing, len(sides))} on both sides of")
     if not words:
-        return f"At {length:,} tokens no scheme is shown on one side of {reference} at every size"
-    return f"At {length:,} tokens and every size: {', '.join(words)} {reference} (95 %)"
+        return (
+            f"At {length:,} tokens no scheme is shown on one side of {reference} at every {varied}"
+        )
+    return f"At {length:,} tokens and every {varied}: {', '.join(words)} {reference} (95 %)"
 
 
 def _side(difference: Estimate) -> int:

@@ -102,7 +102,7 @@ def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of
     )
 
     def title(**found):
-        return takeaways.sizes_title(found, "rope", 128)
+        return takeaways.series_title(found, "rope", 128, "size")
 
     assert title(t5=[below, below], nope=[above, above], alibi=[unsure, above]) == (
         "At 128 tokens and every size: t5 below, nope above rope (95 %)"

@@ -1,9 +1,9 @@
-"""Paired differences to the reference against the size of the model.
+"""Paired differences to the reference against the size of the model, or the steps of training.
 
-Each size is a comparison of its own: the same text, length, batch and evaluation, and rates that
-were chosen for that size. A difference is the mean over the seeds of one size with its 95 % t
-interval, paired by seed over the same windows, without correction: verdicts are in the report of
-each size.
+Each size, or number of steps, is a comparison of its own: the same text, length, batch and
+evaluation, and rates that were chosen for it. A difference is the mean over the seeds of one
+comparison with its 95 % t interval, paired by seed over the same windows, without correction:
+verdicts are in the report of each comparison.
 """
 
 import itertools
@@ -30,11 +30,12 @@ from experiments.reporting.verdicts import paired_difference
 from pe_jax.validation import ConfigError
 
 SAME = ("corpus", "tokens", "length", "batch", "eval", "reference", "protocol")
+AXES = {"parameters": "size", "steps": "number of steps"}  # what varies, and what that is
 HEADER = ("encoding", "parameters", "steps", "length", "mean", "low", "high", "p", "each_seed")
 
 
 class Point(NamedTuple):
-    """The difference of one scheme to the reference, in models of one size.
+    """The difference of one scheme to the reference, in one comparison.
 
     `parameters` are those of the reference's model, so that the schemes of a size share a place.
     """
@@ -47,25 +48,28 @@ class Point(NamedTuple):
 
 
 def read(folders: Sequence[Path]) -> list[Results]:
-    """The comparisons, the smallest model first.
+    """The comparisons, the smallest model first; those of one size by their steps.
 
     Raises:
-      ConfigError: two of them differ in more than size, steps, seeds, schemes and rates, or have
-        the same size; one has no finished run of its reference.
+      ConfigError: two of them differ in more than size, steps, seeds, schemes and rates; some but
+        not all have one size, or two of one size the same steps; one has no finished run of its
+        reference.
     """
-    found = sorted((results.read(folder) for folder in folders), key=parameters)
+    found = sorted(map(results.read, folders), key=lambda x: (parameters(x), x.manifest["steps"]))
+    varied = "parameters" if len({*map(parameters, found)}) > 1 else "steps"
     for first, other in itertools.pairwise(found):
         ours, theirs = (results.binding(part.manifest) for part in (first, other))
         for field in SAME:
             if ours[field] != theirs[field]:
                 raise ConfigError(
                     f"{other.workdir}: {field}={theirs[field]!r}, and {first.workdir} has"
-                    f" {ours[field]!r}: only the sizes may differ"
+                    f" {ours[field]!r}: only sizes, or steps, may differ"
                 )
-        if parameters(first) == parameters(other):
+        value = {"parameters": parameters, "steps": lambda x: x.manifest["steps"]}[varied]
+        if value(first) == value(other):
             raise ConfigError(
-                f"{other.workdir}: models of {parameters(other):,} parameters, as in"
-                f" {first.workdir}; join comparisons of one size with experiments.compare --join"
+                f"{other.workdir}: {value(other):,} {varied}, as in {first.workdir}; in a series"
+                " every comparison has another size, or with one size other steps"
             )
     return found
 
@@ -87,7 +91,7 @@ def draw(folders: Sequence[Path]) -> Drawing:
     compared = points(found)
     if not compared:
         raise ConfigError(f"{found[0].workdir}: no scheme has losses to compare with its reference")
-    return differences_by_size(compared, reference)
+    return differences(compared, reference)
 
 
 def points(comparisons: Sequence[Results]) -> list[Point]:
@@ -106,15 +110,16 @@ def points(comparisons: Sequence[Results]) -> list[Point]:
 
 
 @styled
-def differences_by_size(found: Sequence[Point], reference: Scheme) -> Drawing:
+def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
     """One panel per length; a line per scheme with its 95 % interval, the reference at 0."""
     lengths = sorted({p.length for p in found})
-    sizes = sorted({p.parameters for p in found})
+    varied = "parameters" if len({p.parameters for p in found}) > 1 else "steps"
+    values = sorted({getattr(p, varied) for p in found})
     first = [p for p in found if p.length == lengths[0]]
     by_name: dict[str, list[Estimate]] = {}
     for p in first:
         by_name.setdefault(p.scheme.name, []).append(p.difference)
-    title = takeaways.sizes_title(by_name, reference.name, lengths[0])
+    title = takeaways.series_title(by_name, reference.name, lengths[0], AXES[varied])
     figure, panels = canvas(4.9 * len(lengths), 4.4, columns=len(lengths), title=title)
     schemes = {p.scheme.name: p.scheme for p in found}
     for axes, length in zip(panels, lengths, strict=True):
@@ -122,20 +127,22 @@ def differences_by_size(found: Sequence[Point], reference: Scheme) -> Drawing:
         for name, scheme in schemes.items():
             line = [p for p in found if (p.scheme.name, p.length) == (name, length)]
             if line:
-                line.sort(key=lambda p: p.parameters)
-                band(axes, scheme, [p.parameters for p in line], [p.difference for p in line])
-                ends.append((scheme, line[-1].parameters, line[-1].difference.mean))
-        axes.plot(sizes, np.zeros(len(sizes)), **POINTS, **look(reference))
-        log2_axis(axes, sizes)
-        axes.set_xticks(sizes, [_short(n) for n in sizes])
-        axes.set(xlabel=f"parameters; loss at {length:,} tokens")
-        name_lines(axes, [*ends, (reference, sizes[-1], 0.0)])
+                line.sort(key=lambda p: getattr(p, varied))
+                at = [getattr(p, varied) for p in line]
+                band(axes, scheme, at, [p.difference for p in line])
+                ends.append((scheme, at[-1], line[-1].difference.mean))
+        axes.plot(values, np.zeros(len(values)), **POINTS, **look(reference))
+        log2_axis(axes, values)
+        if varied == "parameters":
+            axes.set_xticks(values, [_short(n) for n in values])
+        axes.set(xlabel=f"{varied}; loss at {length:,} tokens")
+        name_lines(axes, [*ends, (reference, values[-1], 0.0)])
     panels[0].set_ylabel(f"loss minus that of {label(reference.name)} (nats per token)")
     alt = (
-        f"Paired difference of each scheme's loss to {reference.name} against the parameters of"
-        f" the model, with 95 % intervals over seeds. {title}"
+        f"Paired difference of each scheme's loss to {reference.name} against {varied}, with 95 %"
+        f" intervals over seeds. {title}"
     )
-    return Drawing("differences-by-size", figure, HEADER, [_row(p) for p in found], alt)
+    return Drawing(f"differences-by-{varied}", figure, HEADER, [_row(p) for p in found], alt)
 
 
 def _row(p: Point) -> tuple:

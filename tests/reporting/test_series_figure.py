@@ -1,11 +1,11 @@
-"""Differences against the size of the model, from comparisons of several sizes."""
+"""Differences against the size of the model or the steps, from several comparisons."""
 
 import json
 
 import pytest
 
 from experiments import report
-from experiments.reporting import results, size_figure
+from experiments.reporting import results, series_figure
 from experiments.reporting.verdicts import Question, verdicts
 from pe_jax.validation import ConfigError
 
@@ -34,8 +34,8 @@ def sizes(fake):
 
 
 def test_a_point_is_the_difference_of_that_sizes_report(sizes):
-    found = size_figure.points(size_figure.read(sizes))
-    reports = {size_figure.parameters(x): x for x in map(results.read, sizes)}
+    found = series_figure.points(series_figure.read(sizes))
+    reports = {series_figure.parameters(x): x for x in map(results.read, sizes)}
     assert [*dict.fromkeys(p.parameters for p in found)] == sorted(reports)
     assert len(found) == 3 * 2 * 2
     for p in found:
@@ -46,30 +46,48 @@ def test_a_point_is_the_difference_of_that_sizes_report(sizes):
 
 
 def test_the_figure_has_a_row_for_every_difference_and_its_own_title(sizes):
-    drawing = size_figure.draw(sizes)
-    assert len(drawing.rows) == 12 and drawing.header == size_figure.HEADER
+    drawing = series_figure.draw(sizes)
+    assert len(drawing.rows) == 12 and drawing.header == series_figure.HEADER
     assert "At 64 tokens" in drawing.alt
+
+
+def test_comparisons_of_one_size_are_drawn_against_their_steps(fake):
+    config = {"length": 64, "batch": 32}
+    long, short = (grown(fake(NAMES, config=config), 1, steps) for steps in (1600, 400))
+    drawing = series_figure.draw([long, short])
+    assert drawing.stem == "differences-by-steps"
+    assert "at every number of steps" in drawing.alt
+    steps, mean = (series_figure.HEADER.index(x) for x in ("steps", "mean"))
+    assert [row[steps] for row in drawing.rows] == [400] * 4 + [1600] * 4
+    axes = drawing.figure.axes[0]
+    alibi = [row for row in drawing.rows if row[0] == "alibi" and row[3] == 64]
+    lines = [[*zip(*line.get_data(), strict=True)] for line in axes.lines]
+    assert [(row[steps], row[mean]) for row in alibi] in lines
+    with pytest.raises(ConfigError, match=r"400 steps, as in .* with one size other steps"):
+        series_figure.read([short, short])
 
 
 def test_the_program_writes_the_figure_and_its_table(sizes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "WORKDIR", type("Flag", (), {"value": str(tmp_path)}))
-    monkeypatch.setattr(report, "SIZES", type("Flag", (), {"value": [*map(str, sizes)]}))
+    monkeypatch.setattr(report, "SERIES", type("Flag", (), {"value": [*map(str, sizes)]}))
     report.main()
-    assert capsys.readouterr().out.strip() == str(tmp_path / "differences-by-size.png")
-    assert (tmp_path / "differences-by-size.csv").read_text().count("\n") == 13
+    assert capsys.readouterr().out.strip() == str(tmp_path / "differences-by-parameters.png")
+    assert (tmp_path / "differences-by-parameters.csv").read_text().count("\n") == 13
 
 
 def test_comparisons_that_differ_in_more_than_size_are_refused(sizes, fake):
     other = fake(NAMES, config={"length": 64, "batch": 16})
-    with pytest.raises(ConfigError, match=r"batch=16, and .* has 32: only the sizes may differ"):
-        size_figure.read([grown(other, 27), sizes[0]])
-    with pytest.raises(ConfigError, match=r"models of 120,400 parameters, as in .*--join"):
-        size_figure.read([sizes[1], sizes[1]])
+    with pytest.raises(
+        ConfigError, match=r"batch=16, and .* has 32: only sizes, or steps, may differ"
+    ):
+        series_figure.read([grown(other, 27), sizes[0]])
+    with pytest.raises(ConfigError, match=r"120,400 parameters, as in .* another size"):
+        series_figure.read([sizes[1], sizes[1], sizes[0]])
 
 
 def test_where_nothing_is_to_compare_it_says_so(fake):
     alone = fake(["rope"], config={"length": 64, "batch": 32})
     with pytest.raises(ConfigError, match="no scheme has losses to compare with its reference"):
-        size_figure.draw([alone])
+        series_figure.draw([alone])
     with pytest.raises(ConfigError, match="holds no manifest"):
-        size_figure.draw([alone / "elsewhere"])
+        series_figure.draw([alone / "elsewhere"])

@@ -1,0 +1,47 @@
+"""Does the order of encodings depend on the number of steps? Novels, trained at 128, to 1,024.
+
+    for steps in 1000 4000; do
+      python -m experiments.compare --config=configs/steps.py:$steps --config.data=text:DIR
+    done
+
+The byte model of 0.11M parameters of `configs/size.py` with nine schemes, for 2 or 8 million
+tokens (18 or 72 per parameter). For each scheme and number of steps two learning rates, for schemes
+with parameters each with two multiples for these, in runs of full length; three seeds.
+"""
+
+from experiments.running.sweep_configs import CompareConfig
+from pe_jax.models.config import ModelConfig
+from pe_jax.training.config import EvalConfig, OptimizerConfig
+
+
+def get_config(steps: str = "4000") -> CompareConfig:
+    return CompareConfig(
+        workdir=f"runs/steps_{steps}",
+        data="text:novels",
+        encodings=(
+            "nope",
+            "sinusoidal",
+            "t5",
+            "rope",
+            "alibi",
+            "kerple",
+            "fire",
+            "fox",
+            "inkling(extent={length})",
+        ),
+        baseline="nope",
+        reference="rope",
+        length=128,
+        batch=16,
+        steps=int(steps),
+        rates=(3e-3, 1e-2),
+        encoding_rates=(1.0, 20.0),
+        rate_steps=int(steps),
+        log_every=100,
+        save_every=500,
+        model=ModelConfig(width=64, layers=2, heads=4),
+        optimizer=OptimizerConfig(warmup=100),
+        eval=EvalConfig(
+            lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test", every=250
+        ),
+    )
