@@ -1,7 +1,8 @@
 """The main job: ten encodings, three seeds, a 2-layer byte model trained at 64 and tested to 512.
 
     make compare
-    python -m experiments.compare --config=configs/compare.py --config.data=text:DIR
+    python -m experiments.compare --config=configs/compare.py --config.data=text:DIR \
+      --config.workdir=runs/mine
 
 Minutes on 2 cores. One learning rate for all, which is near the best of a grid for each
 (docs/results.md); for encodings with parameters, six multiples of it are tried for these, and the

@@ -1,7 +1,8 @@
 """Encodings of 2024–2026 beside RoPE, T5 and NoPE: five seeds, every scheme with its own rates.
 
     python -m experiments.compare --config=configs/field_2026.py
-    python -m experiments.compare --config=configs/field_2026.py --config.data=text:DIR
+    python -m experiments.compare --config=configs/field_2026.py --config.data=text:DIR \
+      --config.workdir=runs/mine
     python -m experiments.compare --config=configs/field_2026.py:bases
     python -m experiments.compare --config=configs/field_2026.py:qk_norm
     python -m experiments.compare --config=configs/field_2026.py:slopes

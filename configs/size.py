@@ -11,8 +11,8 @@ order; for each size and scheme two learning rates, for T5 each with two multipl
 runs of full length, and neighbours of the best while it lies at an edge. Five seeds, of 3M three.
 On two CPU cores with AVX-512 a quarter of an hour, half an hour and an hour; by that pace more
 than two for 3M, which was not run.
-Expect T5, RoPE, ALiBi and NoPE in this order at 128, and RoPE to lose its lead at 1,024
-(docs/results.md).
+Expect T5, RoPE, ALiBi and NoPE in this order at 128, and at 1,024 RoPE behind ALiBi, and in the
+two smaller models behind NoPE (docs/results.md).
 """
 
 from experiments.running.sweep_configs import CompareConfig

@@ -3,6 +3,7 @@
     for steps in 1000 4000; do
       python -m experiments.compare --config=configs/steps.py:$steps --config.data=text:DIR
     done
+    python -m experiments.report --workdir=runs/steps --series=runs/steps_1000,runs/steps_4000
 
 The byte model of 0.11M parameters of `configs/size.py` with nine schemes, for 2 or 8 million
 tokens (18 or 72 per parameter). For each scheme and number of steps two learning rates, for schemes

@@ -6,7 +6,7 @@ Retrieval: every key's value (MQAR), one of several needles, variables that stan
 copying what is not blank. State tracking: the order of five objects after swaps (S5), and the last
 bit written. A causal mask tells a decoder without positions what came before. As in
 configs/tasks.py, each learning rate is tried with the first seed, and for encodings with parameters
-each with multiples. 240 runs: an hour and a half on two CPU cores.
+each with multiples. 240 runs: an hour and a quarter on two CPU cores.
 """
 
 from experiments.running.sweep_configs import TasksConfig

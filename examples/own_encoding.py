@@ -3,8 +3,8 @@
     python -m examples.own_encoding
 
 prints by how much tiles, and decoding token by token, differ from attention with all scores at
-once: rounding. With one line in `pe_jax/encodings/schemes.py`, or in your own program
-(examples/compare_mine.py), it has a name in configs and is held to the laws of tests/contract/.
+once: rounding. One line in your own program (examples/compare_mine.py) gives it a name in
+configs; in `pe_jax/encodings/schemes.py` it is held to the laws of tests/contract/ too.
 """
 
 import dataclasses

@@ -14,4 +14,4 @@ set -euo pipefail
 
 make .venv/ready-cuda
 srun .venv/bin/python -m experiments.train --config=configs/train.py --encoding=rope \
-  --config.mesh.fsdp=-1 --config.batch=64 --config.workdir=runs/slurm
+  --config.mesh.data=1 --config.mesh.fsdp=-1 --config.batch=64 --config.workdir=runs/slurm

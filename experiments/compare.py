@@ -1,8 +1,10 @@
 r"""The comparison: every encoding with every seed, then speed and memory, then one report.
 
-    python -m experiments.compare --config=configs/compare.py --config.data=text:DIR
+    python -m experiments.compare --config=configs/compare.py --config.data=text:DIR \
+      --config.workdir=runs/mine
     python -m experiments.compare --config=configs/compare.py --encodings=rope \
-      --encodings='rope*3,nope' --encodings=t5+rope --config.workdir=runs/mine
+      --encodings='rope*3,nope' --encodings=t5+rope --config.model.layers=4 \
+      --config.workdir=runs/pattern
 
 The second command compares three encodings, of which one is a pattern over layers and one a sum.
 

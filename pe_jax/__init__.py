@@ -10,7 +10,7 @@
 per scheme; `spec` writes the string that `parse` reads; `hf` reads whole Hugging Face configs;
 `cache` decodes token by token; `masks` are for prefixes, trees and chunks; `adapters` for Flax's
 own attention; `naive` and `reference` to test against. Memory is in proportion to the length,
-except for DAPE and PaTH, which need whole rows of scores.
+except for DAPE and PaTH, which only the dense engine has.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -30,6 +30,12 @@ def test_the_page_is_the_generated_one():
     )
 
 
+def test_the_readme_counts_its_models():
+    read = sum(bool(row.model_type) for row in ROWS)
+    readme = (cookbook.encoding_facts.ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"the trap of {read} released models" in readme
+
+
 def test_it_has_forty_families_and_each_live_test_that_it_names():
     assert len({row.model_type for row in ROWS}) >= 40
     assert len({row.name for row in ROWS}) == len(ROWS)

@@ -38,11 +38,13 @@ def test_differences_of_verdicts_alone_make_the_same_figure():
         assert expected[row[:3]] == pytest.approx(row[3], abs=1e-5)
 
 
-def test_the_figure_of_sizes_has_the_differences_of_every_size():
-    drawn: dict[int, dict] = {}
-    for p in results_docs.sizes(FIGURES / "sizes.csv"):
-        drawn.setdefault(p.parameters, {})[p.scheme.name, p.length] = p.difference.mean
-    files = sorted(FIGURES.glob("size_*_verdicts.csv"))
+@pytest.mark.parametrize(("stem", "parts"), [("sizes", "size_*M")])
+def test_the_figure_of_a_series_has_the_differences_of_every_verdict(stem, parts):
+    drawn: dict[tuple[int, int], dict] = {}
+    for p in results_docs.series(FIGURES / f"{stem}.csv"):
+        found = drawn.setdefault((p.parameters, p.steps), {})
+        found[p.scheme.name, p.length] = p.difference.mean
+    files = sorted(FIGURES.glob(f"{parts}_verdicts.csv"))
     assert len(files) == len(drawn) > 1
     for path, found in zip(files, (drawn[n] for n in sorted(drawn)), strict=True):
         rows = [row for row in results_docs.rows_of(path) if row["difference"]]

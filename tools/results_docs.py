@@ -36,6 +36,7 @@ from pe_jax.training.optimizer import schedule
 REFERENCE = "rope"
 TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64}
 TRAINED_TASKS = {"tasks": 12, "tasks_decoders": 16, "what_where": 16}  # symbols
+SERIES = ("sizes",)
 IMAGES = {"images_accuracy": "discs", "images_digits": "digits"}
 EXTENDED = 256  # what configs/extend.py trains at
 COMPARED = CompareConfig(steps=500, optimizer=OptimizerConfig(learning_rate=0.01))  # `make compare`
@@ -109,8 +110,8 @@ def by_position(path: Path, like: Results) -> Results:
     return results(runs, like.manifest["train_length"], like.manifest["lengths"])
 
 
-def sizes(path: Path) -> list[series_figure.Point]:
-    """The differences of tables that `experiments.report --sizes` wrote, one below the other."""
+def series(path: Path) -> list[series_figure.Point]:
+    """The differences of a table that `experiments.report --series` wrote."""
     rows = rows_of(path)
     schemes = {row["encoding"]: Scheme(row["encoding"], row["encoding"], 0, {}) for row in rows}
 
@@ -202,7 +203,8 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     yield "compare_differences", length_figures.differences_by_length(decided, PROTOCOLS[0])
     yield "loss_by_step", figures.loss_by_step(by_step(folder / "loss_by_step.csv"))
     reference = Scheme(REFERENCE, REFERENCE, 0, {})
-    yield "sizes", series_figure.differences(sizes(folder / "sizes.csv"), reference)
+    for stem in SERIES:
+        yield stem, series_figure.differences(series(folder / f"{stem}.csv"), reference)
     extended = extension(folder)
     yield "extend_sliding", extended.losses(PROTOCOLS[1])
     yield "extend_passkeys", extended.map()

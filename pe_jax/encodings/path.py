@@ -6,7 +6,7 @@
 w_t is a projection of the layer's input, of length 1, and β_t = 2 sigmoid(u_h·x_t + b_h): a query
 meets a key through what the tokens between say. The maps of one document do not reach into another.
 The paper's short convolution of w and its projection of low rank are left out; its forget gate is
-FoX: `path+fox`. The product of maps needs all tokens of a row, so the dense engine alone has it.
+FoX: `path+fox`. The paper computes it in blocks; here the dense engine alone has it.
 """
 
 import dataclasses

@@ -56,7 +56,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     text = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
     divisors = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
     if len(fill) > 1:
-        raise ConfigError(f"mesh.{text}: at most one axis may be -1")
+        raise ConfigError(f"mesh.{text}: at most one axis may be -1, as mesh.data is by default")
     if len(devices) % fixed or (not fill and fixed != len(devices)):
         raise ConfigError(
             f"mesh.{text}: the product must be the {len(devices)} devices; sizes from {divisors}"

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from configs import train
 from experiments.running import distributed
 from experiments.running import training_loop as program
 from pe_jax import config_fields
@@ -227,11 +228,18 @@ def test_the_flags_of_every_documented_launch_exist():
     assert len(commands) == 6 and {name for name, _ in commands} == {"train"}
     known = {"config", "encoding", *distributed.FLAG_NAMES}
     for _, given in commands:
+        changes = {}
         for name, value in re.findall(r"--([\w.]+)=(\S+)", given):
             if name.startswith("config."):
-                field = config_fields.find(Config(), name.removeprefix("config."))
+                path = name.removeprefix("config.")
+                field = config_fields.find(Config(), path)
                 assert field is not None, name
-                assert field.metadata["ok"](type(field.default)(value))
+                changes[path] = type(field.default)(value)
+                assert field.metadata["ok"](changes[path])
             else:
                 assert name in known, name
                 assert name != "config" or (ROOT / value).exists()
+        axes = {k.removeprefix("mesh."): v for k, v in changes.items() if k.startswith("mesh.")}
+        mesh = sharding.make_mesh(MeshConfig(**axes))
+        trained = train.get_config()
+        sharding.check_fits(trained.model, changes.get("batch", trained.batch), mesh)
