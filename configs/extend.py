@@ -65,7 +65,9 @@ def get_config(part: str = "extend") -> Config | ExtendConfig:
             batch=1,
             trials=4,
             optimizer=OptimizerConfig(learning_rate=1e-3, warmup=10),
-            eval=EvalConfig(lengths=(256, 1024, 4096), windows=4, stride=128, batch_tokens=4096),
+            eval=EvalConfig(
+                lengths=(256, 1024, 4096), windows=4, stride=128, split="test", batch_tokens=4096
+            ),
         )
     return ExtendConfig(
         runs=("runs/extend_base",),

@@ -36,7 +36,8 @@ Shaw 0.53, FIRE 0.59, Transformer-XL 0.60 with 13.4 GiB, DeBERTa 0.84. Where mor
 
 RoPE's scalings are trained from the start with the frequencies for 16 times the length, dynamic NTK
 by the length of each call. `experiments.extend` applies these to a model that was trained without
-them; LongRoPE, whose factors are searched on a trained model, is only there. Gemma's pattern of 5:1 is 3:1 here, which divides the layers.
+them; LongRoPE, whose factors are searched on a trained model, is only there. Gemma's pattern of 5:1
+is 3:1 here, which divides the layers.
 """
 
 from experiments.running.sweep_configs import CompareConfig

@@ -1,11 +1,11 @@
 """Does the order of encodings depend on the number of steps? Novels, trained at 128, to 1,024.
 
-    for steps in 1000 4000; do
+    for steps in 1000 4000; do  # or 16000
       python -m experiments.compare --config=configs/steps.py:$steps --config.data=text:DIR
     done
     python -m experiments.report --workdir=runs/steps --series=runs/steps_1000,runs/steps_4000
 
-The byte model of 0.11M parameters of `configs/size.py` with nine schemes, for 2 or 8 million
+The byte model of 0.11M parameters of `configs/size.py` with eight schemes, for 2 or 8 million
 tokens (18 or 72 per parameter). For each scheme and number of steps two learning rates, for schemes
 with parameters each with two multiples for these, in runs of full length; three seeds.
 """
@@ -14,8 +14,11 @@ from experiments.running.sweep_configs import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 
+STEPS = {"1000": 1_000, "4000": 4_000, "16000": 16_000}
 
-def get_config(steps: str = "4000") -> CompareConfig:
+
+def get_config(part: str = "4000") -> CompareConfig:
+    steps = STEPS[part]
     return CompareConfig(
         workdir=f"runs/steps_{steps}",
         data="text:novels",
@@ -26,7 +29,6 @@ def get_config(steps: str = "4000") -> CompareConfig:
             "rope",
             "alibi",
             "kerple",
-            "fire",
             "fox",
             "inkling(extent={length})",
         ),
@@ -34,10 +36,10 @@ def get_config(steps: str = "4000") -> CompareConfig:
         reference="rope",
         length=128,
         batch=16,
-        steps=int(steps),
+        steps=steps,
         rates=(3e-3, 1e-2),
         encoding_rates=(1.0, 20.0),
-        rate_steps=int(steps),
+        rate_steps=steps,
         log_every=100,
         save_every=500,
         model=ModelConfig(width=64, layers=2, heads=4),
