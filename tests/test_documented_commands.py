@@ -1,0 +1,77 @@
+"""Every command of the pages, configs and examples starts: its flags and their values fit."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from experiments.measuring import benchmark_settings
+from experiments.running import launch
+from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from pe_jax.training.config import Config
+from tests.command_lines import status
+
+ROOT = Path(__file__).parents[1]
+KINDS = {
+    "train": Config,
+    "compare": CompareConfig,
+    "tasks": TasksConfig,
+    "images": ImagesConfig,
+    "extend": ExtendConfig,
+}
+PLACES = ("*.md", "docs/*.md", "configs/*.py", "experiments/*.py", "examples/*", "Makefile")
+VARIABLES = {"seed": "0", "size": "0.4M", "steps": "4000", "rate": "1e-3", "encoding": "rope"}
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """(program, arguments) of each command line, with a value for each variable of the shell."""
+    found = []
+    text = re.sub(r"\s*\\\n\s*", " ", text)
+    text = re.sub(r"(?<!`)`[^`]+`(?!`)", lambda code: code[0].replace("\n", " "), text)
+    for program, rest in re.findall(r"-m experiments\.(\w+)\b([^`\n]*)", text):
+        if program in {*KINDS, "benchmark"}:
+            rest = re.sub(r"\$\w+", lambda name: VARIABLES.get(name[0][1:], "x"), rest)
+            rest = rest.removesuffix('"') if rest.count('"') % 2 else rest  # quoted as a whole
+            found.append((program, shlex.split(rest, comments=True)))
+    return found
+
+
+CASES = {
+    f"{path.relative_to(ROOT)} {program} {' '.join(arguments)}": (program, arguments)
+    for place in PLACES
+    for path in sorted(ROOT.glob(place))
+    for program, arguments in commands(path.read_text(encoding="utf-8"))
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_documented_command_starts(case, monkeypatch, capfd):
+    program, arguments = CASES[case]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(launch, "check_writable", lambda _: None)
+    monkeypatch.setattr(launch, "keep_programs", lambda: None)
+    begun: list = []
+
+    def start() -> None:
+        if program == "benchmark":
+            benchmark_settings.define()
+            launch.run_flags(lambda: begun.append(benchmark_settings.settings()))
+        else:
+            launch.run(begun.append, f"configs/{program}.py", KINDS[program])
+
+    ended = status(start, *arguments)
+    assert ended is None and len(begun) == 1, capfd.readouterr().err
+
+
+def test_commands_are_found_as_the_shell_reads_them():
+    assert len(CASES) > 60
+    text = "for seed in 0 1; do\n  .venv/bin/python -m experiments.train --config=a.py \\\n"
+    text += "    --config.seed=$seed --encoding='rope(base=5e5)*3,nope'  # a model\ndone\n"
+    text += 'ssh host --command="cd x && python -m experiments.compare --config=b.py"\n'
+    text += "`python -m experiments.benchmark --modes=train\n--repeats=7` compares\n"
+    assert commands(text) == [
+        ("train", ["--config=a.py", "--config.seed=0", "--encoding=rope(base=5e5)*3,nope"]),
+        ("compare", ["--config=b.py"]),
+        ("benchmark", ["--modes=train", "--repeats=7"]),
+    ]
