@@ -38,7 +38,7 @@ def test_differences_of_verdicts_alone_make_the_same_figure():
         assert expected[row[:3]] == pytest.approx(row[3], abs=1e-5)
 
 
-@pytest.mark.parametrize(("stem", "parts"), [("sizes", "size_*M")])
+@pytest.mark.parametrize(("stem", "parts"), [("sizes", "size_*M"), ("steps", "steps_*000")])
 def test_the_figure_of_a_series_has_the_differences_of_every_verdict(stem, parts):
     drawn: dict[tuple[int, int], dict] = {}
     for p in results_docs.series(FIGURES / f"{stem}.csv"):

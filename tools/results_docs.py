@@ -7,8 +7,10 @@ so that this figure is without intervals.
 """
 
 import csv
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -24,22 +26,29 @@ from experiments.reporting import (
 )
 from experiments.reporting.extension_report import Page
 from experiments.reporting.results import Results, Run, Scheme
+from experiments.running import config_files
 from experiments.running.sweep_configs import (
     CompareConfig,
     ExtendConfig,
     ImagesConfig,
     TasksConfig,
 )
-from pe_jax.training.config import PROTOCOLS, EvalConfig, OptimizerConfig
+from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.optimizer import schedule
 
 REFERENCE = "rope"
 TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64}
 TRAINED_TASKS = {"tasks": 12, "tasks_decoders": 16, "what_where": 16}  # symbols
-SERIES = ("sizes",)
+SERIES = ("sizes", "steps")
 IMAGES = {"images_accuracy": "discs", "images_digits": "digits"}
 EXTENDED = 256  # what configs/extend.py trains at
-COMPARED = CompareConfig(steps=500, optimizer=OptimizerConfig(learning_rate=0.01))  # `make compare`
+EXTENSIONS = {"extend": "extend"}  # table → part of the config
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def config_of(source: str, kind: type) -> Any:
+    """The config that a section names: FILE or FILE:PART in configs/."""
+    return config_files.final(config_files.load(f"{CONFIGS}/{source}", kind))
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -123,10 +132,10 @@ def series(path: Path) -> list[series_figure.Point]:
     return [*map(point, rows)]
 
 
-def by_step(path: Path) -> Results:
+def by_step(path: Path, config: CompareConfig) -> Results:
     """Losses while training, with the learning rates of the config."""
     runs: dict[str, dict[int, list]] = {}
-    rate = schedule(COMPARED.optimizer, COMPARED.steps)
+    rate = schedule(config.optimizer, config.steps)
     for row in rows_of(path):
         for part in row["seeds"].split(";"):
             seed, loss = part.split(":")
@@ -138,15 +147,22 @@ def by_step(path: Path) -> Results:
             }
             runs.setdefault(row["encoding"], {}).setdefault(int(seed), []).append(line)
     done = {n: {s: run(s, {}, tuple(x)) for s, x in seeds.items()} for n, seeds in runs.items()}
-    return results(done, COMPARED.length, COMPARED.eval.lengths)
+    return results(done, config.length, config.eval.lengths)
 
 
-def extension(folder: Path) -> Page:
+def timed(found: Results, path: Path, config: CompareConfig) -> Results:
+    """The same losses, with the time of a step from a table of losses by seconds."""
+    took = {row["encoding"]: float(row["seconds"]) / int(row["step"]) for row in rows_of(path)}
+    each = {name: {"train_ms": [1e3 * seconds]} for name, seconds in took.items()}
+    about = {"length": config.length, "batch": config.batch}
+    manifest = {**found.manifest, "batch": config.batch}
+    return dataclasses.replace(found, manifest=manifest, speed={**about, "encodings": each})
+
+
+def extension(folder: Path, stem: str, config: ExtendConfig) -> Page:
     """The extended models, from both tables."""
     entries: dict[str, dict] = {}
-    text = rows_of(folder / "extend_sliding.csv")
-    lengths = sorted({int(row["length"]) for row in text})
-    config = ExtendConfig(eval=EvalConfig(lengths=(*lengths,)))
+    text = rows_of(folder / f"{stem}_sliding.csv")
     parts = {"no fine-tune": "plain", f"after {config.steps} steps": "tuned"}
 
     def part(row: dict[str, str]) -> dict:
@@ -159,7 +175,7 @@ def extension(folder: Path) -> Page:
     for row in text:
         by_length = part(row)["losses"].setdefault(row["protocol"], {})
         by_length[row["length"]] = [float(row["loss"])]
-    for row in rows_of(folder / "extend_passkeys.csv"):
+    for row in rows_of(folder / f"{stem}_passkeys.csv"):
         fields = part(row)["passkeys"].setdefault(row["length"], {"exact": [], "tokens": []})
         for field, values in fields.items():
             values.append(float(row[field]))
@@ -199,15 +215,22 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
             yield name, length_figures.loss_by_length(found, protocol)
     positions = by_position(folder / "novels_by_position.csv", losses(folder / "novels.csv", 128))
     yield "novels_by_position", length_figures.differences_by_position(positions)
-    decided = verdicts(folder / "compare_verdicts.csv", COMPARED.length)
+    compared = config_of("compare.py", CompareConfig)
+    decided = verdicts(folder / "compare_verdicts.csv", compared.length)
     yield "compare_differences", length_figures.differences_by_length(decided, PROTOCOLS[0])
-    yield "loss_by_step", figures.loss_by_step(by_step(folder / "loss_by_step.csv"))
+    yield "loss_by_step", figures.loss_by_step(by_step(folder / "loss_by_step.csv", compared))
+    trained_on = config_of("steps.py:4000", CompareConfig)
+    longer = by_step(folder / "steps_4000_by_step.csv", trained_on)
+    yield "steps_4000_by_step", figures.loss_by_step(longer)
+    in_time = timed(longer, folder / "steps_4000_by_seconds.csv", trained_on)
+    yield "steps_4000_by_seconds", figures.loss_by_seconds(in_time)
     reference = Scheme(REFERENCE, REFERENCE, 0, {})
     for stem in SERIES:
         yield stem, series_figure.differences(series(folder / f"{stem}.csv"), reference)
-    extended = extension(folder)
-    yield "extend_sliding", extended.losses(PROTOCOLS[1])
-    yield "extend_passkeys", extended.map()
+    for stem, part in EXTENSIONS.items():
+        extended = extension(folder, stem, config_of(f"extend.py:{part}", ExtendConfig))
+        yield f"{stem}_sliding", extended.losses(PROTOCOLS[1])
+        yield f"{stem}_passkeys", extended.map()
     for stem, images in IMAGES.items():
         seen = accuracies(folder / f"{stem}.csv")
         yield stem, images_report.figure(ImagesConfig(images=images), seen, [])
