@@ -42,7 +42,7 @@ TRAINED_TASKS = {"tasks": 12, "tasks_decoders": 16, "what_where": 16}  # symbols
 SERIES = ("sizes", "steps")
 IMAGES = {"images_accuracy": "discs", "images_digits": "digits"}
 EXTENDED = 256  # what configs/extend.py trains at
-EXTENSIONS = {"extend": "extend"}  # table → part of the config
+EXTENSIONS = {"extend": "extend", "extend_4k": "4k"}  # table → part of the config
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
