@@ -1,6 +1,6 @@
 """Does the order of encodings depend on the number of steps? Novels, trained at 128, to 1,024.
 
-    for steps in 1000 4000; do  # or 16000
+    for steps in 1000 4000; do
       python -m experiments.compare --config=configs/steps.py:$steps --config.data=text:DIR
     done
     python -m experiments.report --workdir=runs/steps --series=runs/steps_1000,runs/steps_4000
@@ -14,7 +14,7 @@ from experiments.running.sweep_configs import CompareConfig
 from pe_jax.models.config import ModelConfig
 from pe_jax.training.config import EvalConfig, OptimizerConfig
 
-STEPS = {"1000": 1_000, "4000": 4_000, "16000": 16_000}
+STEPS = {"1000": 1_000, "4000": 4_000}
 
 
 def get_config(part: str = "4000") -> CompareConfig:

@@ -3,11 +3,32 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from absl import app, flags
 
+from experiments.measuring import benchmark_settings
 from experiments.running import distributed, launch
+from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from pe_jax.training.config import Config
+
+KINDS = {  # program → its config
+    "train": Config,
+    "compare": CompareConfig,
+    "tasks": TasksConfig,
+    "images": ImagesConfig,
+    "extend": ExtendConfig,
+}
+
+
+def start(program: str, begin: Callable[[Any], None]) -> None:
+    """The command line of a program, up to what it does: `begin` gets its config or settings."""
+    if program == "benchmark":
+        benchmark_settings.define()
+        launch.run_flags(lambda: begin(benchmark_settings.settings()))
+    else:
+        launch.run(begin, f"configs/{program}.py", KINDS[program])
 
 
 @contextlib.contextmanager

@@ -6,20 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.measuring import benchmark_settings
 from experiments.running import launch
-from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
-from pe_jax.training.config import Config
-from tests.command_lines import status
+from tests.command_lines import KINDS, start, status
 
 ROOT = Path(__file__).parents[1]
-KINDS = {
-    "train": Config,
-    "compare": CompareConfig,
-    "tasks": TasksConfig,
-    "images": ImagesConfig,
-    "extend": ExtendConfig,
-}
 PLACES = ("*.md", "docs/*.md", "configs/*.py", "experiments/*.py", "examples/*", "Makefile")
 VARIABLES = {"seed": "0", "size": "0.4M", "steps": "4000", "rate": "1e-3", "encoding": "rope"}
 
@@ -52,15 +42,7 @@ def test_a_documented_command_starts(case, monkeypatch, capfd):
     monkeypatch.setattr(launch, "check_writable", lambda _: None)
     monkeypatch.setattr(launch, "keep_programs", lambda: None)
     begun: list = []
-
-    def start() -> None:
-        if program == "benchmark":
-            benchmark_settings.define()
-            launch.run_flags(lambda: begun.append(benchmark_settings.settings()))
-        else:
-            launch.run(begun.append, f"configs/{program}.py", KINDS[program])
-
-    ended = status(start, *arguments)
+    ended = status(lambda: start(program, begun.append), *arguments)
     assert ended is None and len(begun) == 1, capfd.readouterr().err
 
 

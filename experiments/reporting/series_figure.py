@@ -7,7 +7,7 @@ verdicts are in the report of each comparison.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,8 +55,10 @@ def read(folders: Sequence[Path]) -> list[Results]:
         not all have one size, or two of one size the same steps; one has no finished run of its
         reference.
     """
-    found = sorted(map(results.read, folders), key=lambda x: (parameters(x), x.manifest["steps"]))
-    varied = "parameters" if len({*map(parameters, found)}) > 1 else "steps"
+    about = {"parameters": parameters, "steps": lambda x: x.manifest["steps"]}
+    found = sorted(map(results.read, folders), key=lambda x: [get(x) for get in about.values()])
+    varied = _varied(map(parameters, found))
+    value = about[varied]
     for first, other in itertools.pairwise(found):
         ours, theirs = (results.binding(part.manifest) for part in (first, other))
         for field in SAME:
@@ -65,13 +67,17 @@ def read(folders: Sequence[Path]) -> list[Results]:
                     f"{other.workdir}: {field}={theirs[field]!r}, and {first.workdir} has"
                     f" {ours[field]!r}: only sizes, or steps, may differ"
                 )
-        value = {"parameters": parameters, "steps": lambda x: x.manifest["steps"]}[varied]
         if value(first) == value(other):
             raise ConfigError(
                 f"{other.workdir}: {value(other):,} {varied}, as in {first.workdir}; in a series"
                 " every comparison has another size, or with one size other steps"
             )
     return found
+
+
+def _varied(sizes: Iterable[int]) -> str:
+    """What the comparisons differ in: "parameters", or "steps" if all have one size."""
+    return "parameters" if len({*sizes}) > 1 else "steps"
 
 
 def parameters(comparison: Results) -> int:
@@ -113,7 +119,7 @@ def points(comparisons: Sequence[Results]) -> list[Point]:
 def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
     """One panel per length; a line per scheme with its 95 % interval, the reference at 0."""
     lengths = sorted({p.length for p in found})
-    varied = "parameters" if len({p.parameters for p in found}) > 1 else "steps"
+    varied = _varied(p.parameters for p in found)
     values = sorted({getattr(p, varied) for p in found})
     first = [p for p in found if p.length == lengths[0]]
     by_name: dict[str, list[Estimate]] = {}

@@ -9,34 +9,14 @@ from typing import Any
 import jax
 import pytest
 
-from experiments.measuring import benchmark_settings
-from experiments.running import launch
-from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
-from pe_jax.training.config import Config
-from tests.command_lines import status
+from tests.command_lines import start, status
 
 ROOT = Path(__file__).parents[2]
-KINDS = {
-    "train": Config,
-    "compare": CompareConfig,
-    "tasks": TasksConfig,
-    "images": ImagesConfig,
-    "extend": ExtendConfig,
-}
 C = "--config."
 
 
 def unreached(config=None):
     raise AssertionError("the program began")
-
-
-def start(program: str) -> None:
-    """The command line of a program, up to what it does."""
-    if program == "benchmark":
-        benchmark_settings.define()
-        launch.run_flags(benchmark_settings.settings)
-    else:
-        launch.run(unreached, f"configs/{program}.py", KINDS[program])
 
 
 LINES = (
@@ -101,7 +81,7 @@ LINES = (
 def test_a_wrong_command_line_is_one_line_with_the_fix(capfd, monkeypatch, line, words):
     monkeypatch.chdir(ROOT)
     program, *argv = line.split()
-    ended = status(lambda: start(program), *argv)
+    ended = status(lambda: start(program, unreached), *argv)
     error = capfd.readouterr().err
     assert ended == 2, error
     assert error.startswith("error: ") and error.count("\n") == 1 and len(error) < 500, error
