@@ -6,7 +6,7 @@
   the distances that occur in it from tables over all of them, or its part of products that are made
   once per row of tiles (`row_products`).
 * `DistanceBiases`: biases without a horizon, and formulas that take long, from such windows.
-* `Pairwise`: any kind at any positions, evaluated pair by pair.
+* `Pairwise`: any kind at any positions, evaluated pair by pair, once for rows that are alike.
 * `InPlace`: plain arithmetic on distances or on the states of two tokens.
 * `Channels`: what stands for q·k itself.
 
