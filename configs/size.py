@@ -10,7 +10,7 @@ Byte models of 0.11M, 0.36M, 1.0M and 3.2M parameters, the same steps of the sam
 order; for each size and scheme two learning rates, for T5 each with two multiples for its table, in
 runs of full length, and neighbours of the best while it lies at an edge. Five seeds, of 3M three.
 On two CPU cores with AVX-512 a quarter of an hour, half an hour and an hour; by that pace more
-than two for 3M, which was not run.
+than two for 3M, and without AVX-512 four. It was not run.
 Expect T5, RoPE, ALiBi and NoPE in this order at 128, and at 1,024 RoPE behind ALiBi, and in the
 two smaller models behind NoPE (docs/results.md).
 """

@@ -5,10 +5,10 @@
 An encoder of three layers reads a string and what is asked for, and writes one letter: whole
 answers right are the accuracy. It is trained on questions of up to 16 symbols and tested at 24 and
 36. Each of two learning rates is tried with the first seed, for schemes with parameters each with
-two multiples of it for these, and up to two rounds of neighbours of the best: 196 runs. Expect
-(docs/results.md) `index_content` to be solved by all, NoPE included, `index_place` by all but
-NoPE and, in some seeds, ALiBi, and `index_both`, which needs both at once, by none: it takes more
-steps than these.
+two multiples of it for these, and up to two rounds of neighbours of the best; five seeds, 244 runs.
+Expect (docs/results.md) `index_content` to be solved by all, NoPE included, `index_place` by all
+but NoPE and, in some seeds, ALiBi, and `index_both`, which needs both at once, by none: it takes
+more steps than these.
 """
 
 from experiments.running.sweep_configs import TasksConfig
@@ -33,6 +33,7 @@ def get_config() -> TasksConfig:
         tasks=("index_place", "index_content", "index_both"),
         length=16,
         lengths=(24, 36),
+        seeds=5,
         steps=1_500,
         rates=(1e-3, 3e-3),
         encoding_rates=(1.0, 10.0),
