@@ -11,6 +11,8 @@ from pe_jax.engines.tiled.leaves import Leaves
 from pe_jax.engines.tiled.tiles import alone, devices
 from pe_jax.engines.tiled.ways import Vectors, Way, add_up
 
+OF_POSITIONS = (kinds.PairBias, kinds.PiecewiseBias, kinds.DistanceBias)  # they read nothing else
+
 
 class PairLeaves(NamedTuple):
     """What tiles read: the terms of scores, and the vectors that these need."""
@@ -61,9 +63,8 @@ def _scores(term: ScoreTerm, q: Side, k: Side, states: list) -> jax.Array:
     within a row lower its positions, so that the greatest of all rows are those of a row without.
     """
     positions = q.tokens.positions, k.tokens.positions
-    of_positions = isinstance(term, kinds.PairBias | kinds.DistanceBias)
     batch = max(map(len, positions))
-    if not of_positions or batch == 1 or not alone(devices(q.x, k.x)):
+    if type(term) not in OF_POSITIONS or batch == 1 or not alone(devices(q.x, k.x)):
         return term.scores(q, k, states)
     q, k = (side._replace(x=side.x[:1]) for side in (q, k))  # says how many heads there are
 
