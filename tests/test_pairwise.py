@@ -1,5 +1,7 @@
 """Biases of positions in tiles: rows that have the same positions share an evaluation."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,10 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings import terms as kinds
+from pe_jax.engines.reference import multiply
 from pe_jax.engines.tiled import Tiled, TileSizes
+from pe_jax.engines.tiled.pairwise import Pairwise
+from pe_jax.engines.tiled.ways import Vectors
 from tests import util
 from tests.util import assert_close, noise
 
@@ -72,3 +77,19 @@ def test_a_bias_is_evaluated_once_for_all_rows_that_have_the_same_positions(star
     pe_jax.attention(q, q, q, **given, implementation=Tiled(TileSizes()))
     jax.effects_barrier()
     assert counter.count == evaluations
+
+
+@kinds.kind
+class OfVectors(kinds.ScoreTerm):
+    """A kind from outside, which may read vectors after rotations."""
+
+    def scores(self, q, k, states):
+        return multiply(q.x, k.x)
+
+
+@pytest.mark.parametrize("term, width", [(kinds.PairBias(counted), 0), (OfVectors(), WIDTH)])
+def test_biases_of_positions_take_no_vectors_along(term, width):
+    how: Any = (None,) * 4  # the tiles are not read
+    x = jnp.asarray(noise(1, HEADS, LENGTH, WIDTH))
+    leaves = Pairwise((0,), *how).prepare((term,), *[Vectors(x, None, (None,))] * 2)
+    assert leaves.near.q.x.shape == leaves.near.k.x.shape == (1, HEADS, LENGTH, width)

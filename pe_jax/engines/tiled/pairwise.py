@@ -66,7 +66,7 @@ def _scores(term: ScoreTerm, q: Side, k: Side, states: list) -> jax.Array:
     batch = max(map(len, positions))
     if type(term) not in OF_POSITIONS or batch == 1 or not alone(devices(q.x, k.x)):
         return term.scores(q, k, states)
-    q, k = (side._replace(x=side.x[:1]) for side in (q, k))  # says how many heads there are
+    q, k = (side._replace(x=side.x[:1]) for side in (q, k))  # tells the number of heads
 
     @jax.checkpoint
     def of_row(term: ScoreTerm, positions: tuple) -> jax.Array:
