@@ -3,7 +3,8 @@
 Heads lead here and in every engine: q [B, H, T, E], k [B, K, S, E], v [B, K, S, F]; each of the K
 key heads serves H/K query heads. An engine is a function `attend(spec, terms, q, k, v)` that
 returns the output, float32 [B, H, T, F], and the logarithm of each row's sum of exponentials,
-float32 [B, H, T, 1]; a row that sees nothing gets zeros and `LOWEST`.
+float32 [B, H, T, 1]; a row that sees nothing gets zeros and `LOWEST`. Where weights are dropped, it
+is also given `dropout=`.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,13 @@ from pe_jax.encodings.terms import (
     select,
 )
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.dropout import Dropout
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
 # base classes and kinds that this engine takes
 TERMS = (
     *(ScoreTerm, RelativeValues, RowSum, RowRescore, kinds.ChannelDecay),
-    *(kinds.PathProduct, kinds.LogitCap, kinds.Mask, kinds.Dropout),
+    *(kinds.PathProduct, kinds.Mask),
 )
 
 
@@ -69,7 +71,7 @@ def scores(
       more: a bias that is added too, or None.
     """
     kinds.check_known(terms, TERMS, "the dense engine")
-    scale = kinds.scale(terms, spec.dims.head_dim)
+    scale = spec.scale_of(terms)
     paths = [n for n, term in enumerate(terms) if isinstance(term, kinds.PathProduct)]
     s, bias = products(terms, q, k), 0.0 if more is None else more
     for n in paths:
@@ -86,7 +88,7 @@ def scores(
         bias = jnp.broadcast_to(jnp.asarray(bias, jnp.float32), s.shape)
         raw = scale * q.raw.astype(jnp.float32)
         bias = bias + sum(term.fn(term.arrays, s, bias, raw, seen) for term in rescores)
-    s, cap = s + bias, kinds.logit_cap(terms)
+    s, cap = s + bias, spec.logit_cap
     return s if cap is None else cap * jnp.tanh(s / cap)
 
 
@@ -109,13 +111,14 @@ def attend(
     *,
     mask: jax.Array | None = None,
     bias: jax.Array | None = None,
+    dropout: Dropout | None = None,
     change: Callable[[jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention with everything written out: output and log-sum-exp, see the head of this file.
 
     Only this engine takes what has no form but that of a matrix, of a shape that broadcasts to
     [B, H, T, S]: `mask` (bool) hides more than `spec` does, `bias` is added to the scores. `change`
-    maps the weights [B, H, T, S] before they average the values: dropout.
+    maps the weights [B, H, T, S], after `dropout`, before they average the values.
     """
     seen = spec.mask(q.tokens, k.tokens)
     for term in select(terms, kinds.Mask):
@@ -130,8 +133,8 @@ def attend(
     safe = jnp.where(total > 0, total, 1)
     lse = jnp.where(total > 0, top + jnp.log(safe), LOWEST)
     weights = e / safe
-    for term in select(terms, kinds.Dropout):
-        weights = weights * term.factors(q.tokens, k.tokens)
+    if dropout is not None:
+        weights = weights * dropout.factors(q.tokens, k.tokens)
     weights = weights if change is None else change(weights)
     out = average(weights, v)
     for term in select(terms, RelativeValues):

@@ -17,7 +17,7 @@ from pe_jax.engines.tiled.ways import Way
 from pe_jax.engines.tiled.windows import Windows
 
 WAYS = (Bands, Windows, DistanceBiases, Pairwise, InPlace, Channels, RowSums)
-OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.LogitCap, kinds.Mask, kinds.Dropout)  # `passes` has these
+OF_ALL_WAYS = (*kinds.OUTSIDE, kinds.Mask)  # `passes` has these
 IN_PLACE = (kinds.DistanceFormula, kinds.TokenBias, kinds.TokenProduct)
 # operations of a formula that take longer than to read its bias from memory
 SLOW = set("cos erf exp exp2 expm1 log log1p logistic pow sin tan tanh".split())
@@ -41,7 +41,7 @@ def assign(
         what = "RowSum of several views or fading channels"
         raise ValueError(f"the tiled engine has no {what}; pass 'dense'")
     # Bands leave a constant out of each row's scores, which a cap would not.
-    bands &= kinds.logit_cap(terms) is None
+    bands &= spec.logit_cap is None
     # Beside windows no tile is plain, and they take what has a horizon for next to nothing.
     bands &= all(term.horizon is not None for term in terms if type(term) in BY_DISTANCE)
     ways = [_way(spec, term, bands) for term in terms]

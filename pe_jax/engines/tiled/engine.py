@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from pe_jax.encodings.terms import Side
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.first_order import call_in_reverse, first_order
 from pe_jax.engines.tiled import passes
 from pe_jax.engines.tiled.setup import (
@@ -38,13 +39,29 @@ class Tiled:
 
     sizes: TileSizes = CHOSEN
 
-    def __call__(self, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array):
+    def __call__(
+        self,
+        spec: AttentionSpec,
+        terms: tuple,
+        q: Side,
+        k: Side,
+        v: jax.Array,
+        *,
+        dropout: Dropout | None = None,
+    ):
         """As `reference.attend`."""
-        return attend(spec, terms, q, k, v, self.sizes)
+        return attend(spec, terms, q, k, v, self.sizes, dropout=dropout)
 
 
 def attend(
-    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, sizes: TileSizes = CHOSEN
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    sizes: TileSizes = CHOSEN,
+    *,
+    dropout: Dropout | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, in tiles; gradients reach vectors, states and terms, not positions.
 
@@ -54,7 +71,7 @@ def attend(
     partition = Partition(devices=devices(q.x, k.x, v))
     setup = set_up(spec, terms, q.x, k.x, partition, sizes)
     own = setup.own_terms(terms)
-    operands, fixed = lay_out(setup, terms, q, k, v, partition)
+    operands, fixed = lay_out(setup, terms, q, k, v, partition, dropout)
     operands = operands._replace(tables=setup.tables(own))
     operands = varying_like(operands, operands)
     fixed = fixed._replace(max_bias=setup.max_bias(own, fixed.q, fixed.k))

@@ -24,18 +24,19 @@ NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight b
 
 def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
     """Whether negligible tiles can be told."""
-    others = kinds.RowSum, kinds.RelativeValues, kinds.LogitCap, kinds.Mask
+    others = kinds.RowSum, kinds.RelativeValues, kinds.Mask
     biases = select(terms, ScoreTerm, *others)
     known = DistanceFormula, kinds.TokenBias
     decay = bool(biases) and all(type(term) in known and term.decays for term in biases)
     placed = spec.contiguous or not select(terms, DistanceFormula)
+    decay &= spec.logit_cap is None
     return decay and spec.aligned and placed and kinds.views(terms) is None
 
 
 def can_stop(terms: tuple) -> bool:
     """Whether a row can be left where a sum along it makes all further keys negligible."""
     sums = select(terms, kinds.RowSum)
-    others = select(terms, ScoreTerm, kinds.RelativeValues, kinds.LogitCap)
+    others = select(terms, ScoreTerm, kinds.RelativeValues)
     return bool(sums) and all(term.decays for term in sums) and not others
 
 

@@ -8,6 +8,7 @@ import jax
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.tiled import negligible
 from pe_jax.engines.tiled.assignment import assign
 from pe_jax.engines.tiled.bands import Bands
@@ -160,7 +161,7 @@ def set_up(
     runs = partition.runs_per_row
     if Bands in assigned and runs > 1 and grid.lengths[0] * runs != q.shape[2]:
         assigned = assign(spec, terms, bands=False)  # runs begin off the tiles
-    scale = kinds.scale(terms, spec.dims.head_dim)
+    scale = spec.scale_of(terms)
     ways = tuple(
         way.of(tuple(terms[i] for i in places), places, spec, grid, scale, sizes)
         for way, places in assigned.items()
@@ -168,8 +169,8 @@ def set_up(
     views = TileViews(kinds.views(terms))
     few = sizes == CHOSEN and max(grid.lengths) * runs <= FEW
     skips = negligible.can_skip(spec, terms) and not few
-    leaves_out = skips, negligible.can_stop(terms), limited(terms)
-    cap, masks = kinds.logit_cap(terms), bool(kinds.select(terms, kinds.Mask))
+    leaves_out = skips, negligible.can_stop(terms) and spec.logit_cap is None, limited(terms)
+    cap, masks = spec.logit_cap, bool(kinds.select(terms, kinds.Mask))
     return Setup(spec, ways, views, scale, grid, groups, *leaves_out, cap, masks)
 
 
@@ -180,7 +181,13 @@ def _reach(terms: tuple) -> int:
 
 
 def lay_out(
-    setup: Setup, terms: tuple, q: Side, k: Side, v: jax.Array, partition: Partition
+    setup: Setup,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    partition: Partition,
+    dropout: Dropout | None = None,
 ) -> tuple[Operands, Fixed]:
     """The vectors and the tokens, padded to whole tiles; tables and bounds are made from these."""
     q, k = _halve_products(terms, q, k)
@@ -193,9 +200,11 @@ def lay_out(
         None,
     )
     q_tokens, k_tokens = fill_tokens(q.tokens, k.tokens, lengths, runs)
-    masks, dropout = (tuple(kinds.select(terms, kind)) for kind in (kinds.Mask, kinds.Dropout))
+    masks = tuple(kinds.select(terms, kinds.Mask))
     own_scores = setup.own_scores(operands.q, operands.k)
-    return operands, Fixed(q_tokens, k_tokens, own_scores, None, masks, dropout)
+    return operands, Fixed(
+        q_tokens, k_tokens, own_scores, None, masks, () if dropout is None else (dropout,)
+    )
 
 
 def _halve_products(terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
