@@ -159,13 +159,15 @@ def test_dropout_drops_the_share_that_it_says_and_keeps_the_mean():
 def test_a_cache_decodes_with_sinks_and_caps(scheme):
     encoding = pe_jax.make(scheme)
     params = encoding.init(jax.random.key(0), DIMS)
-    terms = pe_jax.Sink(noise(H)), pe_jax.LogitCap(1.5)
+    options = {"terms": (pe_jax.Sink(noise(H)),), "logit_cap": 1.5, "scale": None}
+    if scheme != "t5":
+        options["scale"] = 0.4
     x = noise(B, T, DIMS.width, seed=4)
-    whole = pe_jax.attention(*QKV, encoding=encoding, params=params, terms=terms, x=x)
+    whole = pe_jax.attention(*QKV, encoding=encoding, params=params, x=x, **options)
     cache = pe_jax.cache.empty(encoding, B, T, DIMS, params=params)
     extend = jit(
         functools.partial(
-            pe_jax.cache.extend, encoding=encoding, params=params, dims=DIMS, terms=terms
+            pe_jax.cache.extend, encoding=encoding, params=params, dims=DIMS, **options
         )
     )
     out, cache = extend(cache, *(a[:, :30] for a in QKV), x=x[:, :30])
@@ -203,9 +205,12 @@ def test_arguments_of_others_get_the_names_of_ours(wrong, words):
             "implementation='tiled': mask= as an array",
         ),
         ({"scale": 0}, "scale=0: pass a positive number"),
-        ({"scale": 0.5, "encoding": pe_jax.make("t5")}, "2 terms set a scale"),
+        (
+            {"scale": 0.5, "encoding": pe_jax.make("t5")},
+            "scale=0.5: a term sets a scale, 1.0; leave",
+        ),
         ({"logit_cap": -1}, "logit_cap=-1: pass a positive number"),
-        ({"logit_cap": 1.0, "terms": (pe_jax.LogitCap(2.0),)}, "2 terms cap scores"),
+        ({"terms": (pe_jax.Scale(1.0), pe_jax.Scale(2.0))}, "2 terms set a scale"),
         ({"dropout_rate": 1.0}, "dropout_rate=1.0: pass a fraction"),
     ],
 )

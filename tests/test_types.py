@@ -66,7 +66,7 @@ def schemes() -> tuple[Encoding, ...]:
 
 
 def own_terms(q: jax.Array, logits: jax.Array) -> jax.Array:
-    return pe_jax.attention(q, q, q, terms=(pe_jax.Sink(logits), pe_jax.LogitCap(30.0)))
+    return pe_jax.attention(q, q, q, terms=(pe_jax.Sink(logits),), logit_cap=30.0)
 """
 BEFORE = """
 import jax

@@ -13,6 +13,7 @@ from pe_jax.encodings.terms import Side, Term, Tokens
 from pe_jax.encodings.windowed import require_window
 from pe_jax.engines import dispatch, inputs, option_inputs, term_inputs, token_inputs
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
 from pe_jax.engines.sharded.heads import HeadsOfDevice
@@ -117,7 +118,8 @@ def attention(
         None takes no kernel, which XLA could not divide.
         Also `pe_jax.engines.tiled.Tiled(sizes)`, with tiles of given sizes, and an engine of one's
         own, a function like `pe_jax.engines.reference.attend` (with an attribute `has_own_mask`
-        that is True, if it hides more than `causal` says).
+        that is True, if it hides more than `causal` says); it is given `dropout=` only where there
+        is one.
       layout: how the tokens of a row lie on several devices, of `pe_jax.engines.sharded.layout`,
         under jit: `RowSharded(mesh, axes)`, where each row is on one of them, which runs the engine
         that it would run alone, a kernel too; `BlockPermuted(mesh)`, where they share a row's
@@ -159,11 +161,12 @@ def attention(
     q_positions, k_positions = token_inputs.positions(encoding.claims, q, k, **given, name=name)
     params = inputs.params(encoding, params, dims)
     encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
-    terms = term_inputs.terms(terms, dims, encoding.claims.axes) + option_inputs.options(
-        q, k, scale, logit_cap, mask, dropout_rate, dropout_key
-    )
-    all_terms = encoding.terms(params, dims) + terms
-    kinds.check(all_terms)
+    scale = option_inputs.positive("scale", scale)
+    logit_cap = option_inputs.positive("logit_cap", logit_cap)
+    dropout = option_inputs.dropout(q, dropout_rate, dropout_key)
+    terms = term_inputs.terms(terms, dims, encoding.claims.axes)
+    all_terms = encoding.terms(params, dims) + terms + option_inputs.mask_terms(mask, q, k)
+    kinds.check(all_terms, scale, logit_cap)
     implementation = option_inputs.matrices(q, k, mask, bias, implementation, layout)
 
     places = [q_positions, k_positions]
@@ -179,7 +182,7 @@ def attention(
     if heads_axis is not None:
         share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
         q_states, k_states = jax.tree.map(share, (q_states, k_states))
-        all_terms = inputs.some_heads(all_terms, heads_axis)
+        all_terms = inputs.some_heads(all_terms, dropout, heads_axis)
     found = attend(
         term_inputs.rotate(all_terms, "q", q, places[0], q_states),
         term_inputs.rotate(all_terms, "k", k, places[1], k_states),
@@ -199,6 +202,9 @@ def attention(
         causal=causal,
         window=window,
         sinks=sinks,
+        scale=scale,
+        logit_cap=logit_cap,
+        dropout=dropout,
         implementation=implementation,
         layout=layout,
         return_lse=return_lse,
@@ -232,6 +238,9 @@ def attend(
     causal: bool = True,
     window: int | None = None,
     sinks: int = 0,
+    scale: float | None = None,
+    logit_cap: float | None = None,
+    dropout: Dropout | None = None,
     implementation: str | Callable | None = None,
     layout: Contiguous = CONTIGUOUS,
     return_lse: bool = False,
@@ -278,10 +287,14 @@ def attend(
     q, k, v, q_raw, k_raw = jax.tree.map(_heads_first, (q, k, v, *raw))
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
     read = return_lse or kinds.reads_lse(terms)
-    spec = AttentionSpec(dims, causal, window, sinks, aligned, contiguous, restarts, read)
+    spec = AttentionSpec(
+        *(dims, causal, window, sinks, aligned, contiguous, restarts, read),
+        scale=scale,
+        logit_cap=logit_cap,
+    )
     q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
     call = dispatch.Call(spec, terms, q_side, k_side, v)
-    out, lse = dispatch.engine(implementation, layout, call, name)(*call)
+    out, lse = dispatch.engine(implementation, layout, call, name, dropout)(*call)
     out, lse = rescale(terms, q_states, out, lse)
     out = jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
     if not return_lse:

@@ -1,4 +1,4 @@
-"""What is static about a call of attention: the sizes, and the mask as a rule.
+"""What is static about a call of attention: sizes, the mask as a rule, scale and cap.
 
 T queries, S keys.
 """
@@ -8,13 +8,13 @@ import dataclasses
 import jax
 
 from pe_jax.encodings.base import Dims
-from pe_jax.encodings.terms import Tokens
+from pe_jax.encodings.terms import Tokens, scale
 from pe_jax.engines.mask import allowed
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """The sizes and the mask of a call, hashable."""
+    """The sizes, the mask, the scale and the cap of a call, hashable."""
 
     dims: Dims  # global sizes
     causal: bool  # whether later tokens are hidden
@@ -24,11 +24,17 @@ class AttentionSpec:
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
     restarts: bool = False  # the same, but that positions restart in each run of one segment
     lse: bool = False  # whether the logarithms of rows' sums are read; else an engine may give None
+    scale: float | None = None  # what q·k is multiplied by; None: see `scale_of`
+    logit_cap: float | None = None  # scores are cap·tanh(score / cap) before the mask
 
     @property
     def in_order(self) -> bool:
         """Whether the distance of a query and a key of one segment is that of their places."""
         return self.contiguous or self.restarts
+
+    def scale_of(self, terms: tuple) -> float:
+        """What q·k and the scaled terms are multiplied by: the call's, a term's, or 1/sqrt(E)."""
+        return scale(terms, self.dims.head_dim) if self.scale is None else self.scale
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are seen: bool [B or 1, 1, T, S]."""

@@ -13,9 +13,10 @@ import jax
 import jax.export
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import RELATIVE, Dropout, Mask, RowRescore, RowSum, Side, select
+from pe_jax.encodings.terms import RELATIVE, Mask, RowRescore, RowSum, Side, select
 from pe_jax.engines import reference, tiled, trust
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
 from pe_jax.engines.sharded.tile_hops import TileHops
@@ -51,31 +52,37 @@ class Call(NamedTuple):
     v: jax.Array
 
 
-def engine(implementation: Any, layout: Contiguous, call: Call, name: str) -> Callable:
+def engine(
+    implementation: Any, layout: Contiguous, call: Call, name: str, dropout: Dropout | None = None
+) -> Callable:
     """The engine that runs the call, a function of its fields. What is chosen is logged once.
 
-    `implementation` is what was asked for, or None, and `name` is the encoding's, for messages.
+    `implementation` is what was asked for, or None, and `name` is the encoding's, for messages. An
+    engine is given `dropout` only where weights are dropped.
 
     Raises:
       ValueError: what was asked for is unknown, needs another device, or cannot run this call.
     """
     if isinstance(layout, BlockPermuted):
-        return _ring(implementation, layout, call, name)
+        return _ring(implementation, layout, call, name, dropout)
     if isinstance(layout, RowSharded):
 
-        def on_each_device(*call):
-            return _of_whole_rows(implementation, Call(*call), name)(*call)
+        def on_each_device(*args):
+            *call, dropout = args
+            return _of_whole_rows(implementation, Call(*call), name, dropout)(*call)
 
-        return functools.partial(rows.attend, layout, on_each_device)
-    return _of_whole_rows(implementation, call, name)
+        return functools.partial(rows.attend, layout, on_each_device, dropout=dropout)
+    return _of_whole_rows(implementation, call, name, dropout)
 
 
-def _ring(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> Callable:
+def _ring(
+    implementation: Any, layout: BlockPermuted, call: Call, name: str, dropout: Dropout | None
+) -> Callable:
     """The ring, with the tiles or the kernels that were asked for, or that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
-    if terms := select(call.terms, Mask, Dropout):
-        kind = type(terms[0]).__name__
+    if dropout is not None or select(call.terms, Mask):
+        kind = "Dropout" if dropout is not None else "Mask"
         raise ValueError(f"devices that share rows have no {kind}: leave out the ring (mesh.seq=1)")
     begin = getattr(implementation, "begin", None)
     if isinstance(implementation, Tiled):
@@ -108,19 +115,21 @@ def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
     return begin
 
 
-def _of_whole_rows(implementation: Any, call: Call, name: str) -> Callable:
+def _of_whole_rows(implementation: Any, call: Call, name: str, dropout: Dropout | None) -> Callable:
     """The engine that was asked for, or that suits the call."""
     if callable(implementation) and not isinstance(implementation, type):
-        return implementation
-    if implementation is not None:
-        _check(implementation, call, name)
-        return _module(str(implementation)).attend
-    chosen, level, why = _choose(call)
-    _log(level, f"{name}: {why}")
-    return _module(chosen).attend
+        run = implementation
+    elif implementation is not None:
+        _check(implementation, call, name, dropout)
+        run = _module(str(implementation)).attend
+    else:
+        chosen, level, why = _choose(call, dropout)
+        _log(level, f"{name}: {why}")
+        run = _module(chosen).attend
+    return run if dropout is None else functools.partial(run, dropout=dropout)
 
 
-def _choose(call: Call) -> tuple[str, int, str]:
+def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
     """The engine that suits the call, and what the log says of it, at which level."""
     if _is_small(call):
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
@@ -129,7 +138,7 @@ def _choose(call: Call) -> tuple[str, int, str]:
     kernel = KERNELS.get(jax.default_backend())
     if kernel is None:
         return "tiled", logging.INFO, "tiled"
-    reason = _refusal(kernel, call)
+    reason = _refusal(kernel, call, dropout)
     if devices(call.q.x, call.k.x, call.v) > 1:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
     reason = reason or trust.doubt(_module(kernel), *call)
@@ -162,7 +171,7 @@ def _is_small(call: Call) -> bool:
     return queries == 1 or (max(queries, keys) <= tokens and fits)
 
 
-def _check(implementation: Any, call: Call, name: str) -> None:
+def _check(implementation: Any, call: Call, name: str, dropout: Dropout | None) -> None:
     """Raises ValueError where the engine of this name is unknown or cannot run the call."""
     asked = f"implementation={implementation!r}"
     if implementation not in IMPLEMENTATIONS:
@@ -173,14 +182,16 @@ def _check(implementation: Any, call: Call, name: str) -> None:
         raise ValueError(f"{asked}: {fix}")
     if implementation not in KERNELS.values():
         return
-    reason = _refusal(implementation, call) or trust.doubt(_module(implementation), *call)
+    reason = _refusal(implementation, call, dropout)
+    reason = reason or trust.doubt(_module(implementation), *call)
     if reason is not None:
         raise ValueError(f"{asked}: {reason}; pass 'tiled' or None")
 
 
-def _refusal(kernel: str, call: Call) -> str | None:
+def _refusal(kernel: str, call: Call, dropout: Dropout | None) -> str | None:
     """Why a kernel cannot run here, or cannot run this call; None if it can."""
-    return _elsewhere(kernel) or _module(kernel).refusal(*call)
+    no_dropout = None if dropout is None else "Dropout"
+    return _elsewhere(kernel) or no_dropout or _module(kernel).refusal(*call)
 
 
 def _elsewhere(kernel: str) -> str | None:

@@ -19,6 +19,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, adds_to_input, require_dims
 from pe_jax.encodings.terms import Term, select
 from pe_jax.encodings.windowed import Windowed, require_window
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import require_array
@@ -44,16 +45,14 @@ def encoding(encoding: Any) -> Encoding:
     return encoding
 
 
-def some_heads(terms: tuple, heads_axis: str | None) -> tuple[Term, ...]:
+def some_heads(terms: tuple, dropout: Dropout | None, heads_axis: str) -> tuple[Term, ...]:
     """Terms for the heads of this device, where those along a mesh axis share them.
 
     Raises:
-      ValueError: a kind of term that cannot be split by heads.
+      ValueError: a kind of term, or dropout, that cannot be split by heads.
     """
-    if heads_axis is None:
-        return terms
-    for term in select(terms, kinds.RowRescore, kinds.Dropout):
-        raise ValueError(f"heads_axis={heads_axis!r}: {type(term).__name__} needs all heads")
+    for what in (*select(terms, kinds.RowRescore), *([] if dropout is None else [dropout])):
+        raise ValueError(f"heads_axis={heads_axis!r}: {type(what).__name__} needs all heads")
     return tuple(term.for_heads(HeadsOfDevice(heads_axis)) for term in terms)
 
 

@@ -135,11 +135,11 @@ class ScorePlan:
         """These, by name, for plans that have more."""
         return {
             "spec": spec,
-            "scale": kinds.scale(terms, spec.dims.head_dim),
+            "scale": spec.scale_of(terms),
             "formula": FormulaSum.of(terms),
             "of_tokens": TokenSum.of(terms),
             "decays": decays(spec, terms),
-            "cap": kinds.logit_cap(terms),
+            "cap": spec.logit_cap,
         }
 
 
@@ -161,7 +161,7 @@ def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[
                 for x in term.factors((states[0], states[1]))
             )
             row, column = factors
-            rows.append((row / kinds.scale(terms, spec.dims.head_dim)).astype(q.x.dtype))
+            rows.append((row / spec.scale_of(terms)).astype(q.x.dtype))
             columns.append(column.astype(k.x.dtype))
     if len(rows) == 1:
         return q, k
@@ -194,7 +194,7 @@ def decays(spec: AttentionSpec, terms: tuple) -> bool:
     added, falling = select(terms, kinds.ScoreTerm), (kinds.DistanceFormula, kinds.TokenBias)
     known = bool(added) and all(isinstance(term, falling) and term.decays for term in added)
     in_order = spec.contiguous or not select(terms, kinds.DistanceFormula)
-    return known and in_order and spec.aligned and kinds.logit_cap(terms) is None
+    return known and in_order and spec.aligned and spec.logit_cap is None
 
 
 @dataclasses.dataclass(frozen=True)

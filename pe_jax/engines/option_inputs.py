@@ -14,6 +14,7 @@ import numpy as np
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Term
 from pe_jax.engines import reference
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import require_key
 from pe_jax.validation import is_real, require, shown
@@ -44,36 +45,46 @@ def no_others(others: dict[str, Any]) -> None:
         raise TypeError(f"{name}: attention has no such argument; {names}")
 
 
-def options(q, k, scale, logit_cap, mask, dropout_rate, dropout_key) -> tuple[Term, ...]:
-    """The terms that arguments of `attention` stand for.
+def positive(name: str, value: Any) -> float | None:
+    """A scale or a cap as a float, or None; raises ValueError unless it is a number above 0."""
+    if value is None:
+        return None
+    kinds.require_positive(name, value)
+    return float(value)
+
+
+def mask_terms(mask, q, k) -> tuple[Term, ...]:
+    """A `Mask` as a term of the call; nothing for an array, see `matrices`.
 
     Raises:
-      ValueError: a number out of range; dropout without a key.
+      ValueError: it is for another number of rows or tokens.
     """
-    terms: list[Term] = []
-    for name, value, kind in (
-        ("scale", scale, kinds.Scale),
-        ("logit_cap", logit_cap, kinds.LogitCap),
-    ):
-        if value is not None:
-            kinds.require_positive(name, value)
-            terms.append(kind(float(value)))
+    if not isinstance(mask, kinds.Mask):
+        return ()
+    batch, keys = math.prod(q.shape[:-3]), k.shape[-3]
+    for leaf in jax.tree.leaves(mask.arrays):
+        fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
+        require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
+    fix = f"k has {keys} tokens; make it of as many"
+    require(mask.length in (None, keys), "mask.length", mask.length, fix)
+    return (mask,)
+
+
+def dropout(q, rate, key) -> Dropout | None:
+    """The draws of a call; None where nothing is dropped.
+
+    Raises:
+      ValueError: a rate out of range.
+    """
     fix = "pass a fraction from 0 up to, but not, 1"
-    require(is_real(dropout_rate) and 0 <= dropout_rate < 1, "dropout_rate", dropout_rate, fix)
-    if isinstance(mask, kinds.Mask):
-        batch, keys = math.prod(q.shape[:-3]), k.shape[-3]
-        for leaf in jax.tree.leaves(mask.arrays):
-            fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
-            require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
-        fix = f"k has {keys} tokens; make it of as many"
-        require(mask.length in (None, keys), "mask.length", mask.length, fix)
-        terms.append(mask)
-    if dropout_key is not None:
-        require_key("dropout_key", dropout_key)
-    if dropout_rate and dropout_key is not None:
-        seeds = jax.random.bits(dropout_key, (math.prod(q.shape[:-3]), q.shape[-2]), jnp.uint32)
-        terms.append(kinds.Dropout(seeds, rate=float(dropout_rate)))
-    return tuple(terms)
+    require(is_real(rate) and 0 <= rate < 1, "dropout_rate", rate, fix)
+    if key is None:
+        return None
+    require_key("dropout_key", key)
+    if not rate:
+        return None
+    seeds = jax.random.bits(key, (math.prod(q.shape[:-3]), q.shape[-2]), jnp.uint32)
+    return Dropout(seeds, rate=float(rate))
 
 
 def matrices(q, k, mask, bias, implementation: Any, layout: Contiguous) -> Any:

@@ -151,7 +151,7 @@ def _places(which: tuple[str, ...], way: str) -> list[int]:
 def _of_pairs(spec: AttentionSpec, terms: tuple, n: int, q: Side, k: Side) -> jax.Array:
     """What one term adds to the scores of a strip: float32 [B or 1, H or 1, R, S]."""
     scores = terms[n].scores(q, k, (q.states[n], k.states[n]))
-    return scores * kinds.scale(terms, spec.dims.head_dim) if terms[n].scaled else scores
+    return scores * spec.scale_of(terms) if terms[n].scaled else scores
 
 
 def _in_chunks(
@@ -186,7 +186,7 @@ class Windows(NamedTuple):
         distance = jnp.clip(distance, last, queries - 1)  # no pair of others is seen
         windowed = {n: terms[n] for n in _places(which, "window")}
         tables = {n: term.at(distance) for n, term in windowed.items()}
-        scale = kinds.scale(terms, spec.dims.head_dim)
+        scale = spec.scale_of(terms)
         return cls(windowed, tables, rows, keys, scale) if windowed else None
 
     def scores(self, first: jax.Array, q: Side) -> jax.Array:

@@ -24,7 +24,7 @@ class LayerEncoding:
       chunk: chunk length in tokens: a query sees the keys of its chunk (Llama 4),
         `pe_jax.masks.chunks(chunk)`.
       scale: what q·k is multiplied by; None: 1/sqrt(E), or the encoding's own (T5, DeBERTa). To
-        `attention`, `terms=(pe_jax.Scale(scale),)`.
+        `attention`, `scale=`.
       logit_cap: c in c·tanh(score/c), before the mask (Gemma 2).
       causal: whether later tokens are hidden.
       stack: "decoder" or "encoder"; a model with both has its encoder's layers first.

@@ -51,7 +51,7 @@ def test_projections_of_keys_and_values_merge_with_those_around_them():
     past = pe_jax.cache.empty(encoding, B, T, dims)
     v = jnp.pad(HIDDEN[:, :, None], [(0, 0)] * 3 + [(R, 0)])  # a cache's values are as wide as keys
     shared = {"encoding": encoding, "params": encoding.init(jax.random.key(0), dims), "dims": dims}
-    shared["terms"] = (pe_jax.Scale(scale),)
+    shared["scale"] = scale
     extend, outs = jax.jit(lambda past, *x: pe_jax.cache.extend(past, *x, **shared)), []
     for t in range(T):
         out, past = extend(past, *(x[:, t : t + 1] for x in (q, k, v)))

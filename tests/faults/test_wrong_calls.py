@@ -144,7 +144,6 @@ ATTENTION: Calls = [
     (lambda: pe_jax.DistanceBias(TABLE[:2, :2], TABLE), "DistanceBias.fn=array"),
     (lambda: pe_jax.Scale("a"), "scale='a': pass a positive number"),
     (lambda: pe_jax.Scale(-1.0), "scale=-1.0"),
-    (lambda: pe_jax.LogitCap(0.0), "logit_cap=0.0"),
     *((rotated(**{n: x}), f"{n}=") for n, x in ROTATED),
 ]
 

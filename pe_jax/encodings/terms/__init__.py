@@ -8,8 +8,8 @@
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowSum                                    (from sums of gates along the row)
              + RowRescore                                             (from whole rows of scores)
-    score  = LogitCap(score), where every Mask shows the pair
-    out    = Dropout(weights)·v' + Σ weights·RelativeValues, times σ(lse - Sink) or Unnormalized
+    score  = logit_cap·tanh(score / logit_cap), where every Mask shows the pair
+    out    = dropout(weights)·v' + Σ weights·RelativeValues, times σ(lse - Sink) or Unnormalized
     out    = ValueRotation(out), by the query's position
 
 `encoding.terms(params, dims)` is a tuple of these: what it adds, and where. NoPE is the empty
@@ -18,7 +18,8 @@ term is a pytree. Its leaves are float arrays, gathered from the parameters and 
 else is static and compares by value: functions are module functions or methods of frozen
 dataclasses, so that jit does not trace them again. Costly maps belong in the function: engines
 evaluate it once for the distances that occur (`tabled`). Scores, biases and states are float32.
-`scale` is 1/sqrt(E) unless a `Scale` says otherwise; engines apply it to q·k and the scaled kinds.
+`scale` is 1/sqrt(E) unless the call or a `Scale` says otherwise; engines apply it to q·k and the
+scaled kinds. `logit_cap` and dropout are options of a call.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
@@ -43,7 +44,7 @@ from pe_jax.encodings.terms.scores import (
     TokenProduct,
     fade,
 )
-from pe_jax.encodings.terms.softmax import Dropout, LogitCap, Mask, Sink, Unnormalized, mix_bits
+from pe_jax.encodings.terms.softmax import Mask, Sink, Unnormalized
 from pe_jax.encodings.terms.term import (
     Method,
     OfSomeHeads,
@@ -69,7 +70,6 @@ from pe_jax.encodings.terms.tuples import (
     check_known,
     decay,
     has_plain_products,
-    logit_cap,
     reads_lse,
     reads_places,
     scale,
@@ -83,9 +83,7 @@ __all__ = [
     "DistanceBias",
     "DistanceFormula",
     "DistanceTerm",
-    "Dropout",
     "Input",
-    "LogitCap",
     "Mask",
     "Method",
     "OUTSIDE",
@@ -123,8 +121,6 @@ __all__ = [
     "halves",
     "has_plain_products",
     "kind",
-    "logit_cap",
-    "mix_bits",
     "pair_distance",
     "reads_lse",
     "reads_places",

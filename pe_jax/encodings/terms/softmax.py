@@ -1,4 +1,4 @@
-"""Kinds that change scores or weights as they stand: caps, masks, dropout, sinks.
+"""Kinds that change scores or weights as they stand: masks, sinks.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
@@ -9,22 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from pe_jax.encodings.terms.term import State, Term, Tokens, kind, require_positive, static
-
-
-@kind
-class LogitCap(Term):
-    """Bounds the scores, with all that is added to them: cap·tanh(score / cap); at most one.
-
-    Gemma 2 (arXiv 2408.00118, §2), before the mask.
-    """
-
-    value: float = static()
-
-    def __post_init__(self):
-        require_positive("logit_cap", self.value)
+from pe_jax.encodings.terms.term import State, Term, Tokens, kind, static
 
 
 @kind
@@ -57,38 +43,6 @@ class Mask(Term):
             given = f"its function gives {seen.dtype}{list(seen.shape)}"
             raise ValueError(f"mask: {given}; pass one that gives bool {['B or 1', *pairs]}")
         return seen[:, None]
-
-
-@kind
-class Dropout(Term):
-    """Drops weights and divides those that are kept by 1 - rate; at most one.
-
-    A pair is dropped by a hash of its row's seed and of the two tokens' indices: every engine drops
-    the same pairs, and the backward pass draws them again.
-
-    Attributes:
-      seeds: uint32 [B, H], drawn for each call.
-      rate: the fraction that is dropped.
-    """
-
-    seeds: jax.Array
-    rate: float = static(kw_only=True)
-
-    def factors(self, q: Tokens, k: Tokens) -> jax.Array:
-        """What the weights are multiplied by: 0 or 1 / (1 - rate), float32 [B, H, T, S]."""
-        golden, mixed = jnp.uint32(0x9E3779B9), jnp.uint32(0x85EBCA6B)
-        rows, columns = (tokens.index.astype(jnp.uint32) for tokens in (q, k))
-        bits = self.seeds[..., None] ^ (rows * golden)[:, None]
-        bits = mix_bits(bits)[..., None] ^ (columns * mixed)[:, None, None]
-        kept = mix_bits(bits) >= jnp.uint32(round(self.rate * 2**32))
-        return jnp.where(kept, jnp.float32(1 / (1 - self.rate)), 0)
-
-
-def mix_bits(x: jax.Array) -> jax.Array:
-    """Bits that look random, one to one: the finalizer of MurmurHash3 (Appleby), uint32."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
 
 
 @kind

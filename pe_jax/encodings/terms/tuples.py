@@ -12,7 +12,7 @@ from pe_jax.encodings.terms.distances import (
 )
 from pe_jax.encodings.terms.rows import PathProduct, RowRescore, RowSum
 from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
-from pe_jax.encodings.terms.softmax import Dropout, LogitCap, Sink, Unnormalized
+from pe_jax.encodings.terms.softmax import Sink, Unnormalized
 from pe_jax.encodings.terms.term import select
 from pe_jax.encodings.terms.vectors import Input, QueryBias, Rotation, Scale, ValueRotation, Views
 
@@ -51,13 +51,8 @@ def decay(terms: tuple) -> int | None:
 
 
 def scale(terms: tuple, head_dim: int) -> float:
-    """What dot products are multiplied by."""
+    """What dot products are multiplied by, unless a call says otherwise (`AttentionSpec.scale`)."""
     return next((term.value for term in select(terms, Scale)), head_dim**-0.5)
-
-
-def logit_cap(terms: tuple) -> float | None:
-    """What bounds the scores; None: nothing does."""
-    return next((term.value for term in select(terms, LogitCap)), None)
 
 
 def views(terms: tuple) -> Views | None:
@@ -71,12 +66,10 @@ def reads_places(terms: tuple) -> bool:
     return bool(select(terms, PairBias)) or (several is not None and several.unit > 1)
 
 
-def check(terms: tuple) -> None:
-    """Raises ValueError where terms cannot be combined."""
+def check(terms: tuple, scale: float | None = None, logit_cap: float | None = None) -> None:
+    """Raises ValueError where terms cannot be combined, or not with a call's scale and cap."""
     for kind, what in (
         (Scale, "set a scale"),
-        (LogitCap, "cap scores"),
-        (Dropout, "drop weights"),
         (Unnormalized, "leave weights unnormalized"),
         (ChannelDecay, "fade channels"),
         (PathProduct, "take products along paths"),
@@ -87,6 +80,8 @@ def check(terms: tuple) -> None:
         raise ValueError("a rotation cannot follow one of several views; put that last")
     if views(terms) is not None and select(terms, ChannelDecay):
         raise ValueError("channels of several views cannot fade; leave one of the two out")
-    if select(terms, Unnormalized) and (others := select(terms, Sink, LogitCap)):
-        name = type(others[0]).__name__
-        raise ValueError(f"weights that no softmax normalizes have no {name}; leave one out")
+    if scale is not None and (scales := select(terms, Scale)):
+        raise ValueError(f"scale={scale}: a term sets a scale, {scales[0].value}; leave one out")
+    other = "Sink" if select(terms, Sink) else "logit_cap" if logit_cap is not None else None
+    if select(terms, Unnormalized) and other:
+        raise ValueError(f"weights that no softmax normalizes have no {other}; leave one out")

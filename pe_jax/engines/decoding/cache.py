@@ -19,7 +19,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.encodings.terms import Side, Tokens, select
-from pe_jax.engines import dispatch, inputs, term_inputs
+from pe_jax.engines import dispatch, inputs, option_inputs, term_inputs
 from pe_jax.engines.api import rescale
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
@@ -232,6 +232,8 @@ def extend(
     terms: tuple[kinds.Term, ...] = (),
     window: int | None = None,
     sinks: int = 0,
+    scale: float | None = None,
+    logit_cap: float | None = None,
     embedded: bool = False,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Cache]:
@@ -239,8 +241,8 @@ def extend(
 
     q [B, T, H, E], k [B, T, K, E] and v [B, T, K, F] are not rotated. `positions` [B or 1, T] say
     where the new tokens stand; None: on from the cache's length, the tokens before standing at
-    0 … length - 1 (what is known to differ is refused). `terms` are of the kinds `Sink`, `LogitCap`
-    and `Scale`; others belong to an encoding. All else is as for `attention`, except that
+    0 … length - 1 (what is known to differ is refused). `terms` are of the kind `Sink`; others
+    belong to an encoding. All else is as for `attention`, except that
     a scheme that depends on the length of the sequence is `encoding.at_length(total_length)`, and
     that `implementation=None` also allows the short way of one contiguous token.
 
@@ -274,17 +276,18 @@ def extend(
     positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
     encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
     own, more = encoding.terms(params, dims), term_inputs.terms(terms, dims)
-    kinds.check(own + more)
+    scale = option_inputs.positive("scale", scale)
+    logit_cap = option_inputs.positive("logit_cap", logit_cap)
+    kinds.check(own + more, scale, logit_cap)
     for term in more:
-        ok = isinstance(term, kinds.Sink | kinds.LogitCap | kinds.Scale) and term.state is None
+        ok = isinstance(term, kinds.Sink) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
     term_inputs.layer_input(own, name, x, q.shape[:2], dims)
 
     states = _states(cache, own, x, positions)
     rotated = term_inputs.rotate(own, "q", q, positions, states)
     terms, nothing = own + more, (None,) * len(more)
-    others = kinds.PathProduct, kinds.RowRescore, kinds.Dropout
-    short = short and not select(terms, *others)
+    short = short and not select(terms, kinds.PathProduct, kinds.RowRescore)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(own, cache.capacity)
@@ -294,7 +297,8 @@ def extend(
     before, cache = cache, append(_go_on(cache, own, states), new)
 
     inputs.arrays(q, k, v)
-    spec = AttentionSpec(dims, True, window, sinks, lse=kinds.reads_lse(terms))
+    read = kinds.reads_lse(terms)
+    spec = AttentionSpec(dims, True, window, sinks, lse=read, scale=scale, logit_cap=logit_cap)
     rows, tokens = _in_sight(before, cache, new)
     call = _call(spec, terms, rows, tokens, q, rotated, states + nothing, positions, start)
     if short:

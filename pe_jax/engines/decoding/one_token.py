@@ -98,7 +98,7 @@ def attend(
     """
     view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at, turns)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
-    scale = kinds.scale(terms, spec.dims.head_dim)
+    scale = spec.scale_of(terms)
     seen = view.places <= at
     if spec.window is not None:
         seen &= (view.places > at - spec.window) | (view.places < spec.sinks)
@@ -111,7 +111,7 @@ def attend(
         s = terms[place].products(q, view.k, (q.states[place], view.k.states[place]))[:, :, 0]
     summed = _sums(scale, terms, s, q, view.k, seen)
     s = _scores(scale, terms, s, q, view, held) + _pairwise(scale, terms, q, view.k) + summed
-    cap = kinds.logit_cap(terms)
+    cap = spec.logit_cap
     s = s if cap is None else cap * jnp.tanh(s / cap)
     s = jnp.where(seen[:, :, 0], s, -jnp.inf)
     top = jnp.maximum(s.max(-1, keepdims=True), LOWEST / 2)  # finite where nothing is seen too

@@ -45,7 +45,7 @@ from pe_jax.engines.gpu.operands import MAX_DISTANCES
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
-    *(kinds.PairBias, kinds.PiecewiseBias, kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
+    *(kinds.PairBias, kinds.PiecewiseBias, kinds.TokenBias, kinds.TokenProduct),
 )
 MAX_WIDTH = 256  # of a head
 LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon
@@ -172,7 +172,7 @@ def stock(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> 
         and spec.aligned
         and (spec.causal or spec.window is None)
         and not spec.sinks
-        and kinds.logit_cap(terms) is None
+        and spec.logit_cap is None
         and q.tokens.segments is None
         and q.x.dtype in HALVES
         and q.x.dtype == k.x.dtype == v.dtype
@@ -184,7 +184,7 @@ def stock(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> 
 def _cudnn(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> jax.Array:
     out = jax.nn.dot_product_attention(
         *(jnp.swapaxes(x, 1, 2) for x in (q.x, k.x, v)),
-        scale=kinds.scale(terms, spec.dims.head_dim),
+        scale=spec.scale_of(terms),
         is_causal=spec.causal,
         local_window_size=None if spec.window is None else (spec.window - 1, 0),
         implementation="cudnn",

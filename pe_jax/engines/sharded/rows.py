@@ -9,8 +9,9 @@ from collections.abc import Callable
 import jax
 from jax.sharding import PartitionSpec
 
-from pe_jax.encodings.terms import Dropout, Mask, Side
+from pe_jax.encodings.terms import Mask, Side
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.layout import RowSharded
 
 
@@ -22,8 +23,10 @@ def attend(
     q: Side,
     k: Side,
     v: jax.Array,
+    *,
+    dropout: Dropout | None = None,
 ):
-    """`engine(spec, terms, q, k, v)` on each device with its own rows.
+    """`engine(spec, terms, q, k, v, dropout)` on each device with its own rows.
 
     Raises:
       ValueError: rows that do not divide among the devices.
@@ -35,11 +38,11 @@ def attend(
     def partition(x):
         return PartitionSpec(None if len(x) < rows else layout.batch)
 
-    def of_term(term):  # masks and dropout have arrays of rows, the others of parameters
-        per_row = isinstance(term, Mask | Dropout)
+    def of_term(term):  # masks have arrays of rows, the others of parameters
+        per_row = isinstance(term, Mask)
         return jax.tree.map(partition if per_row else lambda x: PartitionSpec(), term)
 
-    operands = q, k, v
+    operands = q, k, v, dropout
     return jax.shard_map(
         lambda terms, operands: engine(spec, terms, *operands),
         mesh=layout.mesh,

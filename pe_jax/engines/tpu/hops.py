@@ -21,8 +21,6 @@ from pe_jax.engines.tiled.ways import Vectors, without_state_arrays
 from pe_jax.engines.tpu import engine, operands, passes
 from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 
-OUTSIDE = (kinds.TokenProduct, kinds.LogitCap)  # of its kinds, what is no part of a hop
-
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
@@ -43,7 +41,9 @@ class Kernels:
         run = q.x.shape[2] // split.runs_per_row
         q, k, v = operands.with_products(spec, terms, q, k, v)
         plan = engine.make_plan(spec, terms, q, self.block or block_of(run), self.interpret)
-        inside = [isinstance(t, engine.KINDS) and not isinstance(t, OUTSIDE) for t in terms]
+        inside = [
+            isinstance(t, engine.KINDS) and not isinstance(t, kinds.TokenProduct) for t in terms
+        ]
 
         def vectors(side):
             states = (
