@@ -17,11 +17,10 @@ from pe_jax.encodings.terms import RELATIVE, Mask, RowRescore, RowSum, Side, sel
 from pe_jax.engines import reference, tiled, trust
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dropout import Dropout
-from pe_jax.engines.sharded import ring, rows
+from pe_jax.engines.sharded import rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
-from pe_jax.engines.sharded.tile_hops import TileHops
 from pe_jax.engines.tiled import Tiled
-from pe_jax.engines.tiled.tiles import CHOSEN, TILE, devices
+from pe_jax.engines.tiled.sizes import CHOSEN, MOST as TILE, devices
 from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
@@ -84,6 +83,8 @@ def _ring(
     if dropout is not None or select(call.terms, Mask):
         kind = "Dropout" if dropout is not None else "Mask"
         raise ValueError(f"devices that share rows have no {kind}: leave out the ring (mesh.seq=1)")
+    from pe_jax.engines.sharded import ring
+    from pe_jax.engines.sharded.tile_hops import TileHops
     begin = getattr(implementation, "begin", None)
     if isinstance(implementation, Tiled):
         begin = functools.partial(TileHops.begin, implementation.sizes)

@@ -26,7 +26,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tiled.distance_tables import shear
+from pe_jax.encodings.terms.diagonals import shear
 
 BLOCKS = 4  # of queries in a strip, unless …
 MOST = 2**26  # … it would have more numbers than these: 256 MiB

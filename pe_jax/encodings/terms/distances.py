@@ -37,7 +37,7 @@ class DistanceTerm(Term):
         tiles near the diagonal then pay for it.
     """
 
-    distances = "table"
+    distances = "vectors"
 
     fn: Callable = static()
     arrays: Any = None
@@ -78,6 +78,7 @@ class DistanceTerm(Term):
 class DistanceBias(DistanceTerm, ScoreTerm):
     """A bias: `fn` gives [H, *n]. With `scaled` it is multiplied by the scale, as q·k is."""
 
+    distances = "bias"
     positions_alone = True
 
     scaled: bool = static(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -77,7 +77,7 @@ class Term:
 
     reads: ClassVar[str] = ""
     scaled: ClassVar[bool] = False  # its scores are multiplied by the scale, as q·k is
-    distances: ClassVar[str] = ""  # "table" or "formula": it depends on the distance alone
+    distances: ClassVar[str] = ""  # it depends on these alone: a "formula", a "bias" or "vectors"
     by_head: ClassVar[bool] = False  # its arrays lead with heads, and no head's numbers need others
     hides: ClassVar[bool] = False  # it hides pairs: `visible`
     decays: bool = False  # it never rises as two tokens get farther apart: see `bound`

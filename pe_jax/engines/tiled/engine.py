@@ -1,0 +1,104 @@
+"""Attention tile by tile, forward and backward, in O(L) memory.
+
+An online softmax over blocks of keys (Milakov & Gimelshein, arXiv 1805.02867; FlashAttention, arXiv
+2205.14135), with a custom VJP that computes each tile again.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms import Side
+from pe_jax.engines import block
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.first_order import call_in_reverse, first_order
+from pe_jax.engines.tiled import passes
+from pe_jax.engines.tiled.plan import (
+    FIXED,
+    OPERANDS,
+    RESULT,
+    Fixed,
+    Operands,
+    Plan,
+    Result,
+    lay_out,
+    make_plan,
+    with_tables,
+)
+from pe_jax.engines.tiled.sizes import CHOSEN, TileSizes, devices
+from pe_jax.numerics.arrays import varying_like
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiled:
+    """The tiled engine with tiles of given sizes: `attention(…, implementation=Tiled(sizes))`."""
+
+    sizes: TileSizes = CHOSEN
+
+    def __call__(
+        self, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, **options: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """As `reference.attend`."""
+        return attend(spec, terms, q, k, v, sizes=self.sizes, **options)
+
+
+def attend(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    *,
+    dropout: Any = None,
+    sizes: TileSizes = CHOSEN,
+) -> tuple[jax.Array, jax.Array]:
+    """As `reference.attend`, in tiles; gradients reach vectors, states and terms, not positions.
+
+    Raises:
+      ValueError: a kind of term that it does not know.
+    """
+    block.require_known(terms, ("pairs", "later keys"), "the tiled engine")
+    options = {"devices": devices(q.x, k.x, v), "segments": q.tokens.segments is not None}
+    plan = make_plan(spec, terms, q.x, k.x, sizes, **options)
+    q, k = block.prepare(spec, terms, q, k)
+    operands, fixed = lay_out(plan, terms, q, k, v, dropout)
+    operands = with_tables(plan, operands)
+    operands = varying_like(operands, operands)
+    result = call_in_reverse(_attend, plan, operands, fixed)
+    queries = q.x.shape[2]
+    return result.out[:, :, :queries], result.lse[:, :, :queries]
+
+
+def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
+    """Attention over these keys alone."""
+    q, v = operands.q.x, operands.v
+    out, lse = (jax.ShapeDtypeStruct((*q.shape[:3], n), jnp.float32) for n in (v.shape[-1], 1))
+    run = functools.partial(passes.forward, plan)
+    return plan.groups.map(run, (OPERANDS, FIXED), (operands, fixed), RESULT, Result(out, lse))
+
+
+def backward(
+    plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
+) -> Operands:
+    """Gradients, float32, where `result` is that over all keys, of which these may be some."""
+    run = functools.partial(passes.backward, plan)
+    axes = (OPERANDS, FIXED, RESULT, RESULT)
+    return plan.groups.map(run, axes, (operands, fixed, result, cotangent), OPERANDS, operands)
+
+
+def _attend_forward(plan: Plan, operands: Operands, fixed: Fixed):
+    result = forward(plan, operands, fixed)
+    return result, (operands, fixed, result)
+
+
+def _attend_backward(plan: Plan, saved, cotangent: Result):
+    (operands, fixed, result), cotangent = first_order((saved, cotangent))
+    grads = backward(plan, operands, fixed, result, cotangent)
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, operands), None
+
+
+_attend: Any = jax.custom_vjp(forward, nondiff_argnums=(0,))
+_attend.defvjp(_attend_forward, _attend_backward)

@@ -1,0 +1,376 @@
+"""The forward and the backward pass over the tiles of a group of heads.
+
+`Row` is what a row of tiles has in common; its `tile` gives the scores of one, from `block`. Both
+passes visit a row's tiles stage by stage (`schedule`): forward an online softmax, backward each
+tile again and its VJP. Neither knows what an encoding adds.
+
+b, h batch and heads of the group, k its key heads, r, c rows and columns of a tile, T queries,
+S keys, E and F widths of keys and values.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms.diagonals import Line
+from pe_jax.engines import block
+from pe_jax.engines.block import LOWEST
+from pe_jax.engines.tiled import schedule, skipping
+from pe_jax.engines.tiled.plan import HELD, Fixed, Operands, Plan, Result, Vectors
+from pe_jax.engines.tiled.schedule import Stage, Visit
+from pe_jax.numerics import products
+from pe_jax.numerics.arrays import varying_like
+
+
+class Tile(NamedTuple):
+    """Where a tile is."""
+
+    stage: Stage
+    i: Any  # block row
+    j: Any  # block column
+
+
+class Group(NamedTuple):
+    """A group of heads, ready to be visited.
+
+    Keys are held transposed, [b, k, E, S], and backward the values too: the faster way to multiply
+    by, and to add up gradients.
+    """
+
+    plan: Plan
+    operands: Operands
+    fixed: Fixed
+    visits: tuple[Visit, ...]
+    reach: Any  # what no product of a query exceeds, [b, h, T, 1], where rows can be left; or None
+    v_axis: int  # of tokens, of the values
+
+    @classmethod
+    def of(cls, plan: Plan, operands: Operands, fixed: Fixed, backward: bool) -> "Group":
+        """The group of these operands."""
+        x, skip, reach = operands, None, None
+        if plan.skips:
+            skip = skipping.negligible_tiles(plan, x)
+        if plan.stops:
+            reach = skipping.reach(x.q.x, x.k.x, plan.spec.scale_of(x.terms))
+        visits = schedule.visits(plan, fixed.q, fixed.k, skip)
+        x = x._replace(k=x.k._replace(x=jnp.swapaxes(x.k.x, 2, 3)))
+        x = x._replace(v=jnp.swapaxes(x.v, 2, 3)) if backward else x
+        return cls(plan, x, fixed, visits, reach, 3 if backward else 2)
+
+    # What a tile takes, and where its gradients go.
+
+    def cut(self, tile: Tile) -> Operands:
+        """The tile's part of the operands, in float32."""
+        x, (rows, columns) = self.operands, self.plan.grid[:2]
+        q = jax.tree.map(lambda y: _cut(y, tile.i * rows, rows, 2), x.q)
+        k = jax.tree.map(
+            lambda y, axis: _cut(y, tile.j * columns, columns, axis), x.k, _key_axes(x.k)
+        )
+        v = _cut(x.v, tile.j * columns, columns, self.v_axis)
+        tables = x.tables
+        if (window := self.window(tile)) is not None:
+            tables = jax.tree.map(lambda y: _cut(y, *window, 1), tables)
+        q, k, v = jax.tree.map(lambda y: y.astype(jnp.float32), (q, k, v))
+        return Operands(q, k, v, tables, x.terms)
+
+    def add(self, total: Operands, part: Operands, tile: Tile) -> Operands:
+        """The gradients of all but the queries, with those of a tile."""
+        columns = self.plan.grid.columns
+        k = jax.tree.map(
+            lambda a, b, axis: _add(a, b, tile.j * columns, axis), total.k, part.k, _key_axes(part.k)
+        )
+        v = _add(total.v, part.v, tile.j * columns, self.v_axis)
+        if (window := self.window(tile)) is None:
+            tables = jax.tree.map(jnp.add, total.tables, part.tables)
+        else:
+            tables = jax.tree.map(
+                lambda a, b: _add(a, b, window[0], 1), total.tables, part.tables
+            )
+        terms = jax.tree.map(jnp.add, total.terms, part.terms)
+        return Operands(None, k, v, tables, terms)
+
+    def window(self, tile: Tile) -> tuple[Any, int] | None:
+        """Of tables of all distances, where the tile's begin and how many; None: takes them whole.
+
+        They begin at its top right corner, the greatest distance.
+        """
+        if self.plan.uniform:
+            return None
+        rows, columns = self.plan.grid[:2]
+        gap = tile.i * rows - tile.j * columns if tile.stage.gap is None else tile.stage.gap
+        return self.plan.grid.lengths[0] - rows - gap, rows + columns
+
+    def tokens(self, tile: Tile) -> tuple[Tokens, Tokens]:
+        """The tokens of a tile's queries and keys."""
+        each = (self.fixed.q, tile.i, self.plan.grid.rows), (self.fixed.k, tile.j, self.plan.grid.columns)
+        q, k = (
+            jax.tree.map(lambda x, n=n, size=size: _cut(x, n * size, size, 1), side)
+            for side, n, size in each
+        )
+        return q, k
+
+    # A tile.
+
+    def scores(self, own: Operands, tile: Tile, before: tuple) -> tuple[jax.Array, tuple]:
+        """The scores of a tile, hidden ones LOWEST: float32 [b, h, r, c]; and its rows' sums on."""
+        q_tokens, k_tokens = self.tokens(tile)
+        q = Side(own.q.x, own.q.raw, own.q.states, q_tokens)
+        k = Side(jnp.swapaxes(own.k.x, 2, 3), own.k.raw, own.k.states, k_tokens)
+        pairs = None
+        if tile.stage.masked:
+            pairs = block.visible(self.plan.spec, self.fixed.masks, q_tokens, k_tokens)
+        s, after = block.scores(
+            self.plan.spec,
+            own.terms,
+            q,
+            k,
+            pairs,
+            lines=self.lines(own, tile),
+            before=before,
+            multiply=functools.partial(products.multiply, self.operands.q.x.dtype),
+        )
+        return (s if pairs is None else jnp.where(pairs, s, LOWEST)), after
+
+    def values(self, own: Operands, tile: Tile, weights: jax.Array) -> jax.Array:
+        """What a tile of weights adds to the output: float32 [b, h, r, F]."""
+        v = jnp.swapaxes(own.v, 2, 3) if self.v_axis == 3 else own.v
+        tokens = self.tokens(tile)
+        if self.fixed.dropout is not None:
+            weights = weights * self.fixed.dropout.factors(*tokens)
+        mean = functools.partial(products.average, self.operands.v.dtype)
+        lines = self.lines(own, tile)
+        return block.values(own.terms, weights, *tokens, v, lines=lines, average=mean)
+
+    def lines(self, own: Operands, tile: Tile) -> tuple:
+        """For each term its values along the tile's diagonals, or None."""
+        plan, (rows, columns) = self.plan, self.plan.grid[:2]
+        gap = tile.stage.gap
+        if gap is None:
+            gap = tile.i * rows - tile.j * columns
+            gap = gap if self.fixed.base is None else gap + self.fixed.base
+        lines = []
+        for term, how, table in zip(own.terms, plan.by_distance, own.tables, strict=True):
+            if how == "formula":
+                far = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
+                lines.append(Line(term.at(gap + far), rows - 1))
+            elif how not in HELD:
+                lines.append(None)
+            elif not plan.uniform:
+                lines.append(Line(table, rows - 1))
+            elif tile.stage.uniform:
+                high, low = table[:, :1], table[:, -1:]
+                lines.append(Line(high if plan.one_sided else jnp.where(gap > 0, high, low)))
+            else:  # what is beyond the tile is left out
+                offset, n = plan.range_of(term)[1] - gap, table.shape[1]
+                first = min(max(offset - (rows - 1), 0), n - 1)
+                end = max(min(offset + columns, n), first + 1)
+                lines.append(Line(table[:, first:end], offset - first, last=not plan.one_sided))
+        return tuple(lines)
+
+    # Which tiles.
+
+    def visit(self, i: Any, f: Callable, carry: Any, more: Callable | None = None) -> Any:
+        """Carry = f(tile, n, carry) for each tile of block row i, n counting those of a stage.
+
+        Of a row that can be left, only while more(carry); then with how many were visited.
+        """
+        for stage, visit in zip(schedule.stages(self.plan), self.visits, strict=True):
+            columns, count = visit.columns[i], visit.count[i]
+
+            def step(n, carry, stage=stage, columns=columns):
+                return f(Tile(stage, i, columns[n]), n, carry)
+
+            if more is None:
+                carry = jax.lax.fori_loop(0, count, step, carry)
+                continue
+            start = jnp.zeros((), jnp.int32), carry
+            return jax.lax.while_loop(
+                lambda x: (x[0] < count) & more(x[1]),
+                lambda x: (x[0] + 1, step(*x)),
+                start,
+            )
+        return carry
+
+    def matters(self, i: Any, before: tuple, weight: jax.Array) -> jax.Array:
+        """Whether any key farther left can matter to block row i.
+
+        `before` are the sums that its rows carry, `weight` [b, h, r, 1] the largest score of each,
+        or the logarithm of its sum.
+        """
+        rows = self.plan.grid.rows
+        bias, sums = _cut(self.reach, i * rows, rows, 2), iter(before)
+        states = jax.tree.map(lambda x: _cut(x, i * rows, rows, 2), self.operands.q.states)
+        for term, own in zip(self.operands.terms, states, strict=True):
+            if term.reads == "later keys":
+                bias = bias + term.bias_of((own, None), next(sums))
+        matter = bias - weight >= skipping.NEGLIGIBLE
+        if self.fixed.q.segments is not None:  # what sees nothing would never settle
+            ids = _cut(self.fixed.q.segments, i * rows, rows, 1)
+            matter = matter & (ids >= 0)[:, None, :, None]
+        return matter.any()
+
+
+def _cut(x: jax.Array, start: Any, size: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+
+def _add(total: jax.Array, part: jax.Array, start: Any, axis: int) -> jax.Array:
+    old = jax.lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
+    return jax.lax.dynamic_update_slice_in_dim(total, old + part, start, axis)
+
+
+def _key_axes(k: Vectors) -> Vectors:
+    """The axis of tokens in each array."""
+    return Vectors(3, *jax.tree.map(lambda _: 2, (k.raw, k.states)))
+
+
+# Forward.
+
+
+class Running(NamedTuple):
+    """The online softmax of a row of tiles: sums of exp(score - top) so far."""
+
+    out: jax.Array
+    top: jax.Array
+    total: jax.Array
+
+
+def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
+    """Attention of a group over these keys alone."""
+    group = Group.of(plan, operands, fixed, backward=False)
+    shape = *operands.q.x.shape[:2], plan.grid.rows
+    start = Running(
+        jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
+        # above LOWEST: what the mask hides has weight exp(LOWEST - LOWEST/2) = 0
+        jnp.full((*shape, 1), LOWEST / 2, jnp.float32),
+        jnp.zeros((*shape, 1), jnp.float32),
+    )
+    start = varying_like((start, block.start_of_rows(operands.terms, shape)), operands)
+
+    def row(_, i):
+        def visit(tile, n, carry):
+            running, before = carry
+            own = group.cut(tile)
+            s, after = group.scores(own, tile, before)
+            top = jnp.maximum(running.top, s.max(-1, keepdims=True))
+            p, fade = jnp.exp(s - top), jnp.exp(running.top - top)
+            out = running.out * fade + group.values(own, tile, p)
+            return Running(out, top, running.total * fade + p.sum(-1, keepdims=True)), after
+
+        if plan.stops:
+            _, found = group.visit(i, visit, start, lambda x: group.matters(i, x[1], x[0].top))
+        else:
+            found = group.visit(i, visit, start)
+        out, top, total = found[0]
+        empty = total == 0
+        total = jnp.where(empty, 1, total)
+        return None, Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
+
+    _, rows = jax.lax.scan(row, None, jnp.arange(plan.grid.q_blocks, dtype=jnp.int32))
+    return jax.tree.map(_join_rows, rows)
+
+
+# Backward.
+
+
+class RowGradients(NamedTuple):
+    """What a row's tiles read of its output: [b, h, r, …]."""
+
+    d_out: jax.Array
+    inner: jax.Array  # the part of each score's gradient that is the same for all keys
+    lse: jax.Array
+
+
+def backward(
+    plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
+) -> Operands:
+    """Gradients of a group, float32, where `result` is that over all keys, of which these may be some."""
+    group = Group.of(plan, operands, fixed, backward=True)
+    inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
+    # of what sees nothing: a sum so large that the weights vanish again
+    lse = jnp.where(result.lse > LOWEST / 2, result.lse, -LOWEST)
+    all_rows, size = RowGradients(cotangent.out, inner, lse), plan.grid.rows
+    no_sums = block.start_of_rows(operands.terms, (*operands.q.x.shape[:2], size))
+    no_sums = varying_like(no_sums, operands)
+
+    def zeros(tree):
+        made = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+        return varying_like(made, operands)
+
+    def row(total, i):
+        rows = jax.tree.map(lambda x: _cut(x, i * size, size, 2), all_rows)
+        carried, count = _carried(group, i, rows.lse, no_sums)
+
+        def visit(tile, n, carry):
+            d_q, total, d_after = carry
+            before = jax.tree.map(lambda x: x[n], carried)
+            part, d_before = _tile_gradients(group, tile, rows, before, d_after)
+            d_q = jax.tree.map(jnp.add, d_q, part.q)
+            return d_q, group.add(total, part, tile), d_before
+
+        d_q = zeros(jax.tree.map(lambda x: _cut(x, 0, size, 2), operands.q))
+        start = d_q, total, no_sums
+        if plan.sums:  # from the left
+            (stage,), (order,) = schedule.stages(plan), group.visits
+
+            def step(n, carry):
+                n = count - 1 - n
+                return visit(Tile(stage, i, order.columns[i, n]), n, carry)
+
+            d_q, total, _ = jax.lax.fori_loop(0, count, step, start)
+        else:
+            d_q, total, _ = group.visit(i, visit, start)
+        return total, d_q
+
+    total = zeros(group.operands._replace(q=None))
+    block_rows = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
+    total, d_q = jax.lax.scan(row, total, block_rows)
+    k = total.k._replace(x=jnp.swapaxes(total.k.x, 2, 3))
+    return total._replace(q=jax.tree.map(_join_rows, d_q), k=k, v=jnp.swapaxes(total.v, 2, 3))
+
+
+def _tile_gradients(
+    group: Group, tile: Tile, rows: RowGradients, before: tuple, d_after: tuple
+) -> tuple[Operands, tuple]:
+    """Computes a tile again, then the gradients of its operands and of the sums carried into it."""
+    own = group.cut(tile)
+    (s, _), pull = jax.vjp(lambda own, before: group.scores(own, tile, before), own, before)
+    p = jnp.exp(s - rows.lse)
+    _, pull_values = jax.vjp(lambda own, p: group.values(own, tile, p), own, p)
+    d_own, d_p = pull_values(rows.d_out)
+    d_more, d_before = pull((p * (d_p - rows.inner), d_after))
+    return jax.tree.map(jnp.add, d_own, d_more), d_before
+
+
+def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tuple, Any]:
+    """The sums that block row i carries into each of its tiles, [k_blocks, b, h, r, 1].
+
+    Backward, the gradient of a sum from the right is a sum from the left: so the row is visited
+    twice, from the right for these, one number for each row, tile and term, and from the left. Also
+    returns how many tiles count.
+    """
+    plan = group.plan
+    if not plan.sums:
+        return (), None
+
+    def visit(tile, n, carry):
+        kept, before = carry
+        kept = jax.tree.map(lambda all, x: all.at[n].set(x), kept, before)
+        return kept, group.scores(group.cut(tile), tile, before)[1]
+
+    kept = tuple(jnp.zeros((plan.grid.k_blocks, *x.shape), x.dtype) for x in no_sums)
+    start = varying_like((kept, no_sums), group.operands)
+    if plan.stops:
+        count, (kept, _) = group.visit(i, visit, start, lambda x: group.matters(i, x[1], lse))
+        return kept, count
+    return group.visit(i, visit, start)[0], group.visits[0].count[i]
+
+
+def _join_rows(x: jax.Array) -> jax.Array:
+    """[q_blocks, b, h, r, …] → [b, h, T, …]."""
+    x = jnp.moveaxis(x, 0, 2)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])

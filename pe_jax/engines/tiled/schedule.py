@@ -1,0 +1,118 @@
+"""Which tiles of a row are visited, in which order and how: stages, one loop after the other.
+
+A tile of which the mask shows nothing is not visited, one that it shows as a whole needs no mask.
+Tiles near the diagonal, within the horizon of terms of distances, are compiled for their distances;
+in those beyond each such term is one value. Where a term sums along rows, all tiles are visited
+from the right.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms import Tokens
+from pe_jax.engines.tiled.plan import Plan
+
+
+class Stage(NamedTuple):
+    """What is known of the tiles that one loop visits.
+
+    Attributes:
+      gap: the distance of a tile's first query and first key; None: it follows from its indices.
+      uniform: whether each term of distances is one value in it.
+      masked: whether the mask may hide a part of it.
+    """
+
+    gap: int | None
+    uniform: bool
+    masked: bool
+
+
+class Visit(NamedTuple):
+    """For each row of tiles the block columns that a stage visits: the first `count` of these."""
+
+    columns: jax.Array  # int32 [q_blocks, n]
+    count: jax.Array  # int32 [q_blocks]
+
+
+def stages(plan: Plan) -> tuple[Stage, ...]:
+    """The loops of a row of tiles."""
+    if plan.sums:
+        return (Stage(None, uniform=False, masked=True),)
+    near = tuple(
+        Stage(gap, uniform=False, masked=plan.partial or (plan.spec.causal and gap < side - 1))
+        for gap, side in ((gap, plan.grid.columns) for gap in plan.gaps)
+    )
+    if len(near) > 0 and plan.grid.k_blocks == 1:
+        return near
+    whole, part = (Stage(None, plan.uniform, masked) for masked in (False, True))
+    if plan.masked:
+        return (part, *near)
+    return (whole, part, *near) if plan.partial or not near else (whole, *near)
+
+
+def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, ...]:
+    """The tiles of each stage; those in `skip` (bool [q_blocks, k_blocks]) are left out."""
+    some, whole = shown(plan, q, k)
+    some = some if skip is None else some & ~skip
+    i = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
+    j = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32)
+    ahead = i[:, None] - j[None]
+    near = jnp.isin(ahead, jnp.asarray(plan.gaps, jnp.int32) // plan.grid.rows)
+    found, several = [], sum(stage.gap is None for stage in stages(plan)) > 1
+    for stage in stages(plan):
+        if stage.gap is not None:
+            n = stage.gap // plan.grid.rows
+            count = (some & (ahead == n)).any(1).astype(jnp.int32)
+            found.append(Visit((i - n)[:, None], count))
+            continue
+        chosen = some & ~near
+        if several:
+            chosen &= ~whole if stage.masked else whole
+        if plan.sums:  # from the right
+            columns = plan.grid.k_blocks - 1 - jnp.argsort(~chosen[:, ::-1], axis=1, stable=True)
+        else:
+            columns = jnp.argsort(~chosen, axis=1, stable=True)
+        found.append(Visit(columns.astype(jnp.int32), chosen.sum(1, dtype=jnp.int32)))
+    return tuple(found)
+
+
+class Range(NamedTuple):
+    """The smallest and the largest value in each block."""
+
+    low: jax.Array
+    high: jax.Array
+
+
+def _ranges(q: jax.Array, k: jax.Array, plan: Plan) -> tuple[Range, Range]:
+    """Of values [B or 1, T]: in each block of queries [q_blocks, 1], and of keys [1, k_blocks]."""
+
+    def of_blocks(x, size, axis):
+        x = x.reshape(len(x), -1, size)
+        return Range(*(jnp.expand_dims(end, axis) for end in (x.min((0, 2)), x.max((0, 2)))))
+
+    return of_blocks(q, plan.grid.rows, 1), of_blocks(k, plan.grid.columns, 0)
+
+
+def shown(plan: Plan, q: Tokens, k: Tokens) -> tuple[jax.Array, jax.Array]:
+    """Tiles of which the mask shows any pair, and all: bool [q_blocks, k_blocks] each."""
+    spec = plan.spec
+    some = whole = jnp.ones((plan.grid.q_blocks, plan.grid.k_blocks), bool)
+    rows, columns = _ranges(q.index, k.index, plan)
+    if spec.causal:
+        some, whole = some & (rows.high >= columns.low), whole & (rows.low >= columns.high)
+    if spec.window is not None:
+        width = spec.window
+        near = (rows.low - columns.high < width) & (columns.low - rows.high < width)
+        inside = (rows.high - columns.low < width) & (columns.high - rows.low < width)
+        if spec.sinks:
+            rank = k.index if k.rank is None else k.rank
+            _, ranks = _ranges(q.index, rank, plan)
+            near, inside = near | (ranks.low < spec.sinks), inside | (ranks.high < spec.sinks)
+        some, whole = some & near, whole & inside
+    if q.segments is not None and k.segments is not None:
+        rows, columns = _ranges(q.segments, k.segments, plan)
+        some &= (rows.high >= columns.low) & (rows.low <= columns.high) & (rows.high >= 0)
+        whole &= (rows.low == columns.high) & (rows.high == columns.low) & (rows.low >= 0)
+    return some, whole
