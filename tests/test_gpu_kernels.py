@@ -23,7 +23,7 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import engine, operands
+from pe_jax.engines.kernels.gpu import engine, operands
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise

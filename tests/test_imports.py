@@ -45,7 +45,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (("examples",), ()),
 )
 OPTIONAL = {  # compared with where it is, needed nowhere
-    "pe_jax.engines.gpu.triton_call": ("triton", "jaxlib"),
+    "pe_jax.engines.kernels.gpu.triton_call": ("triton", "jaxlib"),
     "tools.gpu_code": ("triton",),
     "tools.compile_gpu": (),
     "experiments.measuring.torch_attention": ("torch",),

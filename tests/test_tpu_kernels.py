@@ -35,7 +35,7 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tpu import engine, operands, shear
+from pe_jax.engines.kernels.tpu import engine, operands, shear
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import contiguous, noise

@@ -12,11 +12,12 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.engines import reference, small_case, trust
+from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.small_case import FirstHeads
-from pe_jax.engines.tpu import engine, operands, shear
-from pe_jax.engines.tpu.hops import Kernels
+from pe_jax.engines.kernels import self_check, small_case
+from pe_jax.engines.kernels.small_case import FirstHeads
+from pe_jax.engines.kernels.tpu import engine, operands, shear
+from pe_jax.engines.kernels.tpu.hops import Kernels
 from tests import util
 from tests.engine_calls import arguments, equations
 from tests.kernel_calls import LENGTH, drawn
@@ -123,8 +124,8 @@ def arrays_and_plan(spec, options):
 def test_gradients_in_half_precision_are_as_exact_as_trust_asks_for():
     """An output in bfloat16 would put those of the network's weights beyond that."""
     case = drawn((), "fire", qkv=operands_of_calls(dtype="bfloat16"), length=150)
-    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
-    assert max(errors.values()) < trust.bound("bfloat16")
+    errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < self_check.bound("bfloat16")
 
 
 def test_every_knot_that_some_pair_of_a_tile_passes_is_among_the_tile_s():

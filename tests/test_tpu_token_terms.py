@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.engines import strips
-from pe_jax.engines.tpu import engine, operands
-from pe_jax.engines.tpu.hops import Kernels
+from pe_jax.engines.kernels import query_chunks
+from pe_jax.engines.kernels.tpu import engine, operands
+from pe_jax.engines.kernels.tpu.hops import Kernels
 from tests.test_gpu_token_terms import PACKED, PLANE, assert_dense
 from tests.util import DIMS, B, E, H, noise
 
@@ -66,8 +66,8 @@ def test_tpu_equals_dense_and_so_does_every_gradient(spec, options):
 
 
 def test_later_groups_of_strips_meet_more_keys(monkeypatch):
-    monkeypatch.setattr(strips, "BLOCKS", 1)  # 5 strips of 16 queries, the last one of 6
-    monkeypatch.setattr(strips, "GROUPS", 2)
+    monkeypatch.setattr(query_chunks, "BLOCKS", 1)  # 5 strips of 16 queries, the last one of 6
+    monkeypatch.setattr(query_chunks, "GROUPS", 2)
     assert_dense("fire(width=3)", KERNELS, q_segments=PACKED, q_positions=ELSEWHERE)
 
 

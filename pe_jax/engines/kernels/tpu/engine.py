@@ -44,12 +44,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import DistanceTerm, Side, select
-from pe_jax.engines import kernel_common as common
-from pe_jax.engines import strips
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common, query_chunks
+from pe_jax.engines.kernels.tpu import operands, passes
+from pe_jax.engines.kernels.tpu.plan import Arrays, Places, Plan
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import operands, passes
-from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
@@ -75,7 +74,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
     if numbers > MAX_NUMBERS:
         return f"{numbers} numbers per token (at most {MAX_NUMBERS})"
-    kept, _, _ = strips.others(in_strips(spec, terms), terms, q, k)
+    kept, _, _ = query_chunks.others(in_strips(spec, terms), terms, q, k)
     return _too_much_memory(make_plan(spec, kept, q))
 
 
@@ -115,9 +114,9 @@ def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Ar
     Of two strips, where there are any.
     """
     which = in_strips(spec, terms)
-    plan = make_plan(spec, strips.others(which, terms, q, k)[0], q)
+    plan = make_plan(spec, query_chunks.others(which, terms, q, k)[0], q)
     least = 2 * plan.block + min(max(map(abs, plan.horizon or (0,))), plan.block)
-    return max(least, strips.BLOCKS * plan.block if any(which) else 0) + 61
+    return max(least, query_chunks.BLOCKS * plan.block if any(which) else 0) + 61
 
 
 def attend(
@@ -143,13 +142,13 @@ def attend(
         return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
     q, k, v = operands.with_products(spec, terms, q, k, v)
     if any(which := in_strips(spec, terms)):
-        kept, _, _ = strips.others(which, terms, q, k)
+        kept, _, _ = query_chunks.others(which, terms, q, k)
         whole = counted(make_plan(spec, kept, q, block, interpret))
         of_strip = functools.partial(_attend_strip, whole)
-        rows = strips.length(whole.block, q, k, MAX_PAIRS)
+        rows = query_chunks.length(whole.block, q, k, MAX_PAIRS)
         # What a function of two positions takes may be many times what it gives.
-        chunk = strips.BLOCKS * whole.block if select(terms, kinds.PairBias) else None
-        return strips.attend(of_strip, rows, which, spec, terms, q, k, v, chunk)
+        chunk = query_chunks.BLOCKS * whole.block if select(terms, kinds.PairBias) else None
+        return query_chunks.attend(of_strip, rows, which, spec, terms, q, k, v, chunk)
     out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
 

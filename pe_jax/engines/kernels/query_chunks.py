@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common
 from pe_jax.engines.tiled.distance_tables import shear
 
 BLOCKS = 4  # of queries in a strip, unless …

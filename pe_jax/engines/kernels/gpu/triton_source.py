@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pe_jax.engines.gpu.triton_expressions import (
+from pe_jax.engines.kernels.gpu.triton_expressions import (
     FORMULAS,
     Value,
     along,

@@ -15,9 +15,9 @@ from typing import Any
 
 import jax
 
-from pe_jax.engines.gpu import triton_source
-from pe_jax.engines.gpu.launches import Launch
-from pe_jax.engines.gpu.triton_source import Kernel
+from pe_jax.engines.kernels.gpu import triton_source
+from pe_jax.engines.kernels.gpu.launches import Launch
+from pe_jax.engines.kernels.gpu.triton_source import Kernel
 
 TARGET = "triton_kernel_call_ffi"
 ALIGNED = 16  # bytes, at the least: XLA aligns arrays to more

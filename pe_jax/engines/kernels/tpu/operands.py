@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
-from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tpu.plan import VECTORS, Arrays, Places, Plan
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.tpu.plan import VECTORS, Arrays, Places, Plan
 
 MAX_PLACES = 2**18  # bytes of bounds
 SLACK = 1e-5  # of rounding, by which a number of a pair may be beyond those of its tile's corners

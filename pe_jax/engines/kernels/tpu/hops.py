@@ -14,12 +14,12 @@ import numpy as np
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels.tpu import engine, operands, passes
+from pe_jax.engines.kernels.tpu.plan import Arrays, Places, Plan
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.tiled.setup import Fixed, Operands, Result
 from pe_jax.engines.tiled.tiles import Partition
 from pe_jax.engines.tiled.ways import Vectors, without_state_arrays
-from pe_jax.engines.tpu import engine, operands, passes
-from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 
 OUTSIDE = (kinds.TokenProduct, kinds.LogitCap)  # of its kinds, what is no part of a hop
 

@@ -2,7 +2,7 @@
 
 Before kernels first run a kind of call on a kind of device, they compute a small case like it
 (`small_case`), forward and every gradient, and so does the dense engine in float32: a second or
-two. `doubt` says what is wrong, and `dispatch` takes another engine.
+two. `disagreement` says what is wrong, and `dispatch` takes another engine.
 
 What agreed is kept as a JSON file in `$PE_JAX_CACHE/kernels`, by default in `pe_jax/kernels` of
 `$XDG_CACHE_HOME` or `~/.cache`. It counts for the same case on the same kind of device, with the
@@ -31,9 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings.terms import Side
-from pe_jax.engines import reference, small_case
+from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.small_case import SmallCase
+from pe_jax.engines.kernels import small_case
+from pe_jax.engines.kernels.small_case import SmallCase
 
 PACKAGES = (  # whose versions a record is of
     *("jax", "jaxlib", "triton", "libtpu"),
@@ -48,7 +49,7 @@ TERM = re.compile(r"the gradient of terms\.\d+")
 _verdicts: dict[str, str | None] = {}  # by the keys of records, for as long as the process lives
 
 
-def doubt(
+def disagreement(
     kernels: Any, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
 ) -> str | None:
     """Why kernels are not to be trusted with a call, or None if they agreed on one like it.
@@ -66,11 +67,11 @@ def doubt(
     """
     leaves, structure = jax.tree.flatten((terms, q, k, v))
     shapes = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
-    return _doubt(kernels, spec, structure, shapes)
+    return _disagreement(kernels, spec, structure, shapes)
 
 
 @functools.lru_cache(4096)
-def _doubt(kernels: Any, spec: AttentionSpec, structure: Any, shapes: tuple) -> str | None:
+def _disagreement(kernels: Any, spec: AttentionSpec, structure: Any, shapes: tuple) -> str | None:
     device = _device()
     if device is None:
         return None
@@ -89,7 +90,7 @@ def _device() -> Any:
 
 
 def _check(kernels: Any, device: Any, spec: AttentionSpec, *call: Any) -> str | None:
-    """As `doubt`, for abstract arrays, on a device."""
+    """As `disagreement`, for abstract arrays, on a device."""
     try:
         with (
             jax.default_device(device),
@@ -286,7 +287,7 @@ def _versions() -> dict[str, str]:
 @functools.cache
 def _source(path: str) -> str:
     """A digest of the engines' source, and of all files beside a module of kernels."""
-    folders = Path(__file__).parent, Path(path).parent
+    folders = Path(reference.__file__).parent, Path(__file__).parent, Path(path).parent
     digest = hashlib.sha256()
     for file in sorted({x for folder in folders for x in folder.glob("*.*") if x.is_file()}):
         if file.suffix in (".py", ".json"):

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.gpu.plan import Arrays, Plan
-from pe_jax.engines.gpu.tiles import (
+from pe_jax.engines.kernels.gpu.kv_loops import Tile, Walk
+from pe_jax.engines.kernels.gpu.plan import Arrays, Plan
+from pe_jax.engines.kernels.gpu.tiles import (
     add_number_gradients,
     coefficient_gradients,
     dot,
@@ -26,7 +27,6 @@ from pe_jax.engines.gpu.tiles import (
     store_by_distance,
     store_numbers,
 )
-from pe_jax.engines.gpu.walks import Tile, Walk
 from pe_jax.engines.reference import LOWEST
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.engines.tpu import kernels
-from pe_jax.engines.tpu.launch import WIDE, launch
-from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan
+from pe_jax.engines.kernels.tpu import kernels
+from pe_jax.engines.kernels.tpu.launch import WIDE, launch
+from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan
 
 PIECES = ("growth", "pieces", "q_rates")  # which one gradient has all
 

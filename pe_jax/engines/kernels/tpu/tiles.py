@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pe_jax.engines.kernels.tpu import pieces, shear
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Tile
+from pe_jax.engines.kernels.tpu.shear import as_column, dot, lane_sums, repeat_columns
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import pieces, shear
-from pe_jax.engines.tpu.plan import Arrays, Plan, Tile
-from pe_jax.engines.tpu.shear import as_column, dot, lane_sums, repeat_columns
 
 
 class Scores(NamedTuple):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernel_common import ScorePlan
+from pe_jax.engines.kernels.common import ScorePlan
 
 
 class Arrays(NamedTuple):

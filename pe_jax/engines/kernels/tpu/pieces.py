@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.tpu import shear
-from pe_jax.engines.tpu.plan import Arrays, Plan, Tile
-from pe_jax.engines.tpu.shear import as_column, lane_sums, repeat_columns
+from pe_jax.engines.kernels.tpu import shear
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Tile
+from pe_jax.engines.kernels.tpu.shear import as_column, lane_sums, repeat_columns
 
 START, SLOPE, KNOT, BEND = range(4)  # rows of `Arrays.pieces`
 

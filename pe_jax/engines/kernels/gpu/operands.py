@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
-from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import launches
-from pe_jax.engines.gpu.plan import Arrays, PerToken, Plan
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.gpu import launches
+from pe_jax.engines.kernels.gpu.plan import Arrays, PerToken, Plan
 
 MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
 

@@ -37,11 +37,10 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
-from pe_jax.engines import kernel_common as common
-from pe_jax.engines import strips
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import assignment, launches, operands, passes, tiles
-from pe_jax.engines.gpu.operands import MAX_DISTANCES
+from pe_jax.engines.kernels import common, query_chunks
+from pe_jax.engines.kernels.gpu import assignment, launches, operands, passes, tiles
+from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
@@ -59,7 +58,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
         return why
     width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
     which = assignment.in_strips(spec, terms, q, k)
-    terms, q, k = strips.others(which, terms, q, k)
+    terms, q, k = query_chunks.others(which, terms, q, k)
     explicit = any(which) or not spec.contiguous
     relative, tables = bool(select(terms, *kinds.RELATIVE)), bool(select(terms, kinds.DistanceTerm))
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
@@ -86,10 +85,10 @@ def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Ar
     """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
     longest = _launches(spec, terms, q, k, v).longest
     which = assignment.in_strips(spec, terms, q, k)
-    kept, _, _ = strips.others(which, terms, q, k)
+    kept, _, _ = query_chunks.others(which, terms, q, k)
     near = max(map(abs, common.horizon(kept) or (0,)))
     least = 2 * longest + min(near, LONGEST_NEAR)
-    return max(least, strips.BLOCKS * longest if any(which) else 0) + 61
+    return max(least, query_chunks.BLOCKS * longest if any(which) else 0) + 61
 
 
 def attend(
@@ -117,8 +116,8 @@ def attend(
     if any(which := assignment.in_strips(spec, terms, q, k)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest
         of_strip = functools.partial(by_kernels, assignment.within(spec))
-        rows = strips.length(longest, q, k)
-        return strips.attend(of_strip, rows, which, spec, terms, q, k, v)
+        rows = query_chunks.length(longest, q, k)
+        return query_chunks.attend(of_strip, rows, which, spec, terms, q, k, v)
     return by_kernels(spec, terms, q, k, v)
 
 
@@ -134,7 +133,7 @@ def _launches(
     """Those of a call, whether or not it is computed in strips."""
     which = assignment.in_strips(spec, terms, q, k)
     spec = assignment.within(spec) if any(which) else spec
-    terms, q, k = strips.others(which, terms, q, k)
+    terms, q, k = query_chunks.others(which, terms, q, k)
     return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(which)).launches
 
 

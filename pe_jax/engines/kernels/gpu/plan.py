@@ -7,8 +7,8 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from pe_jax.engines.gpu.launches import Launch, Launches
-from pe_jax.engines.kernel_common import ScorePlan
+from pe_jax.engines.kernels.common import ScorePlan
+from pe_jax.engines.kernels.gpu.launches import Launch, Launches
 
 LOG2E = math.log2(math.e)
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.engines.gpu.plan import LOG2E
-from pe_jax.engines.gpu.walks import Tile
+from pe_jax.engines.kernels.gpu.kv_loops import Tile
+from pe_jax.engines.kernels.gpu.plan import LOG2E
 
 try:  # deprecated since jax 0.11, there in 0.12
     from jax.experimental.pallas import triton

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.tpu import kernels
-from pe_jax.engines.tpu.plan import BY_DISTANCE, VECTORS, Arrays, Places, Plan
+from pe_jax.engines.kernels.tpu import kernels
+from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, VECTORS, Arrays, Places, Plan
 
 OF_QUERIES = ("q", "q_numbers", "q_rates", "rows", "q_ids", "out", "lse", "d_out", "inner")
 OF_KEYS = ("k", "v", "k_numbers", "columns", "k_ids")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens, select
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu.operands import MAX_DISTANCES, table_span
+from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES, table_span
 
 WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.gpu.plan import Arrays, PerToken, Plan
+from pe_jax.engines.kernels.gpu.plan import Arrays, PerToken, Plan
 
 
 class Walk:

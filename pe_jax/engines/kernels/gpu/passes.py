@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
-from pe_jax.engines import kernel_common as common
-from pe_jax.engines.gpu import kernels, operands, tiles
-from pe_jax.engines.gpu.plan import LOG2E, Arrays, Plan
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.gpu import kernels, operands, tiles
+from pe_jax.engines.kernels.gpu.plan import LOG2E, Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
 KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks, entries and *outs
@@ -181,6 +181,6 @@ def run(plan: Plan, name: str, call: Callable, args: tuple) -> Any:
 
 def triton_route() -> Any:
     """The way through Triton itself; None where it is not installed."""
-    from pe_jax.engines.gpu import triton_call
+    from pe_jax.engines.kernels.gpu import triton_call
 
     return triton_call if triton_call.available() else None

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pe_jax.engines.kernels.tpu import pieces, tiles
+from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan, Tile
+from pe_jax.engines.kernels.tpu.shear import dot, repeat_columns
+from pe_jax.engines.kernels.tpu.tiles import scores
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import pieces, tiles
-from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan, Tile
-from pe_jax.engines.tpu.shear import dot, repeat_columns
-from pe_jax.engines.tpu.tiles import scores
 
 FLOOR = -1e29  # where row maxima begin, above masked scores: exp(LOWEST - FLOOR) is 0
 FEW = 1  # the most knots of easy tiles that have programs of their own
