@@ -32,7 +32,6 @@ ENTERS = {  # kind of term → where positions come in
     kinds.DistanceFormula: "bias",
     kinds.DistanceBias: "bias",
     kinds.PairBias: "bias",
-    kinds.PiecewiseBias: "bias",
     kinds.TokenProduct: "bias",
     kinds.RelativeKeys: "q · position",
     kinds.RelativeQueries: "k · position",

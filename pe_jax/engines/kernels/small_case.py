@@ -100,9 +100,8 @@ def _stateless(term: Any) -> Any:
     """The term without what engines do not read: arrays of its state, the device's own heads."""
     if term.state is not None:
         term = dataclasses.replace(term, state=dataclasses.replace(term.state, arrays=None))
-    for name in ("fn", "pieces"):
-        while isinstance(fn := getattr(term, name, None), kinds.OfSomeHeads):
-            term = dataclasses.replace(term, **{name: fn.fn})
+    while isinstance(fn := getattr(term, "fn", None), kinds.OfSomeHeads):
+        term = dataclasses.replace(term, fn=fn.fn)
     return term
 
 
@@ -156,19 +155,11 @@ def _code(term: Any, case: SmallCase, states: list) -> str:
     if isinstance(term, kinds.ScoreTerm):
         program = jax.make_jaxpr(lambda term, q, k, states: term.scores(q, k, states))
         text = program(term, case.q, case.k, states)
-        if isinstance(term, kinds.PiecewiseBias):
-            text = f"{text} {jax.make_jaxpr(_in_pieces)(term, case.q.tokens.positions)}"
     elif isinstance(term, kinds.DistanceTerm):
         text = jax.make_jaxpr(lambda term, d: term.at(d))(term, np.arange(3, dtype=np.int32))
     else:
         return ""
     return hashlib.sha256(_plain(str(text)).encode()).hexdigest()[:16]
-
-
-def _in_pieces(term: kinds.PiecewiseBias, positions: jax.Array) -> tuple:
-    """Its pieces, and what grows with the distance."""
-    pieces = term.pieces(term.arrays, positions)
-    return pieces, term.growth(list(pieces.numbers[0]), jnp.arange(3, dtype=jnp.float32))
 
 
 def _plain(text: str) -> str:

@@ -11,7 +11,7 @@ from pe_jax.engines.tiled.leaves import Leaves
 from pe_jax.engines.tiled.tiles import alone, devices
 from pe_jax.engines.tiled.ways import Vectors, Way, add_up
 
-OF_POSITIONS = (kinds.PairBias, kinds.PiecewiseBias, kinds.DistanceBias)  # they read nothing else
+OF_POSITIONS = (kinds.PairBias, kinds.DistanceBias)  # they read nothing else
 
 
 class PairLeaves(NamedTuple):

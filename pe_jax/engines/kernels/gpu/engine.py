@@ -44,7 +44,7 @@ from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
-    *(kinds.PairBias, kinds.PiecewiseBias, kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
+    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
 )
 MAX_WIDTH = 256  # of a head
 LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon

@@ -13,8 +13,8 @@ logarithms of rows' sums. What is added reaches them so, never as a matrix in me
 * so are vectors of distances. A tile multiplies them with what its tokens have for them, q, k or a
   state, and shears the products (Shaw, DeBERTa, Inkling). Those without a horizon get gradients
   from a kernel that goes along block diagonals (Transformer-XL);
-* a `PiecewiseBias` is a table of lines, numbers of the queries, and a function that is traced into
-  the kernel: a tile takes one line, and the knots that lie within it (FIRE; see `pieces`);
+* FIRE's network is a table of lines and numbers of the queries: a tile takes one line, and the
+  knots that lie within it (`piecewise` has the table, `pieces` the tile);
 * any other bias of pairs of positions, or of distances of several axes or at explicit positions, is
   an array for one strip of queries after the other (`strips`: Swin).
 
@@ -46,13 +46,13 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import DistanceTerm, Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common, query_chunks
-from pe_jax.engines.kernels.tpu import operands, passes
+from pe_jax.engines.kernels.tpu import operands, passes, piecewise
 from pe_jax.engines.kernels.tpu.plan import Arrays, Places, Plan
 from pe_jax.engines.reference import LOWEST
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
-    *(kinds.PairBias, kinds.PiecewiseBias, kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
+    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct, kinds.LogitCap),
 )
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
@@ -84,17 +84,12 @@ def in_strips(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
     alone = spec.in_order and spec.causal and len(pairs) == 1
 
     def of_pairs(term):
-        if isinstance(term, kinds.PiecewiseBias) and alone:
-            return _count_knots(term) > MAX_KNOTS
+        if alone and isinstance(term, kinds.PairBias) and (fire := piecewise.network(term.fn)):
+            return fire.width > MAX_KNOTS
         elsewhere = isinstance(term, distances) and not spec.in_order
         return isinstance(term, kinds.PairBias) or elsewhere
 
     return tuple("pairs" if of_pairs(term) else "" for term in terms)
-
-
-def _count_knots(term: kinds.PiecewiseBias) -> int:
-    position = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.eval_shape(term.pieces, term.arrays, position).knots.shape[1]
 
 
 def _too_much_memory(plan: Plan) -> str | None:
@@ -182,7 +177,6 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
     return Plan(
         **common.ScorePlan.fields(spec, terms),
         real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
-        growth=next((t.growth for t in select(terms, kinds.PiecewiseBias)), None),
         by_distance=bool(select(terms, DistanceTerm)),
         by_diagonal=bool(select(terms, *kinds.RELATIVE)) and horizon is None,
         horizon=horizon,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.kernels.tpu import kernels
+from pe_jax.engines.kernels.tpu import kernels, piecewise
 from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, VECTORS, Arrays, Places, Plan
 
 OF_QUERIES = ("q", "q_numbers", "q_rates", "rows", "q_ids", "out", "lse", "d_out", "inner")
@@ -207,9 +207,9 @@ def _of_biases(plan: Plan, x: Arrays) -> Iterator[pl.CostEstimate]:
     if plan.formula:
         numbers = [jnp.zeros((1, 1))] * x.coefficients.shape[1]
         yield pl.estimate_cost(plan.formula, numbers, jnp.zeros((128, 128), jnp.int32))
-    if plan.growth is not None:
+    if x.growth is not None:
         numbers = [jnp.zeros((1, 1))] * x.growth.shape[1]
-        yield pl.estimate_cost(plan.growth, numbers, jnp.zeros((128, 128)))
+        yield pl.estimate_cost(piecewise.growth, numbers, jnp.zeros((128, 128)))
     if plan.of_tokens:
         sides = ([jnp.zeros(shape)] * x.q_numbers.shape[2] for shape in ((128, 1), (1, 128)))
         yield pl.estimate_cost(plan.of_tokens, *sides)

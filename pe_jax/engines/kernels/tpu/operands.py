@@ -13,6 +13,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.tpu import piecewise
 from pe_jax.engines.kernels.tpu.plan import VECTORS, Arrays, Places, Plan
 
 MAX_PLACES = 2**18  # bytes of bounds
@@ -59,10 +60,10 @@ def make_arrays(
 
 def _pieces(plan: Plan, terms: tuple, q: Side) -> dict:
     """The lines of a bias in pieces, by rising knots, and what its number of a pair is made of."""
-    if not (own := select(terms, kinds.PiecewiseBias)):
+    if not (biases := select(terms, kinds.PairBias)):  # others are computed in chunks
         return {}
-    (term,), heads = own, q.x.shape[1]
-    pieces = term.pieces(term.arrays, q.tokens.positions)
+    (term,), heads = biases, q.x.shape[1]
+    pieces = piecewise.pieces(term.fn, term.arrays, q.tokens.positions)
     order = jnp.argsort(jax.lax.stop_gradient(pieces.knots[0]))
     knots, bends = pieces.knots[:, order], pieces.bends[:, order]
 
@@ -157,14 +158,13 @@ def _knots(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array) -> jax
     count = x.pieces.shape[2] - 1
     if 4 * len(q_first) * max(128, len(k_first)) > MAX_PLACES:
         return jnp.full((1, 1), count << 16, jnp.int32)
-    growth: Any = plan.growth
     knots, numbers = x.pieces[0, 2, :-1], list(x.growth[0, :, 0, 0])
     rates = x.q_rates[:, 0].reshape(len(x.q_rates), -1, plan.block)
     ends = []
     gap = q_first[:, None] - k_first
     for apart, rate in ((1 - plan.block, rates.min((0, 2))), (plan.block - 1, rates.max((0, 2)))):
         distance = jnp.maximum(gap + apart, 0).astype(jnp.float32)
-        ends.append((growth(numbers, distance) * rate[:, None])[..., None])
+        ends.append((piecewise.growth(numbers, distance) * rate[:, None])[..., None])
     low = (knots < ends[0] * (1 - SLACK)).sum(-1, dtype=jnp.int32)
     high = (knots <= ends[1] * (1 + SLACK)).sum(-1, dtype=jnp.int32)
     return low | high << 16

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.kernels.tpu import shear
+from pe_jax.engines.kernels.tpu import piecewise, shear
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Tile
 from pe_jax.engines.kernels.tpu.shear import as_column, lane_sums, repeat_columns
 
@@ -157,10 +157,9 @@ class Gradients(NamedTuple):
 
 def growth_of(plan: Plan, x: Arrays, tile: Tile):
     """What grows with the distance: a function for all pairs of a tile, and its numbers."""
-    growth: Any = plan.growth
 
     def of_tile(numbers):
-        at = functools.partial(growth, numbers)
+        at = functools.partial(piecewise.growth, numbers)
         return shear.by_diagonal(at, tile.gap, plan.block, tile.transposed)
 
     return of_tile, [x.growth[c] for c in range(x.growth.shape[0])]

@@ -9,7 +9,6 @@ same tokens, or the queries some of them, in whole blocks.
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -107,7 +106,6 @@ class Plan(ScorePlan):
     """What is static about a call."""
 
     real_distances: bool  # whether formulas take float32 distances, which saves conversions
-    growth: Callable | None  # of a bias in pieces, with the distance
     by_distance: bool  # whether anything else is read by distance
     by_diagonal: bool  # whether gradients of what is read so come from a kernel of their own
     horizon: tuple[int, int] | None  # distances beyond which what is read is constant
