@@ -280,7 +280,7 @@ def test_gradients_of_constants_are_not_computed(spec, outputs):
     assert [len(e.outvars) for e in equations(text.jaxpr, "pallas_call")] == outputs
 
 
-def test_no_kernel_runs_twice_for_strips():
+def test_no_kernel_runs_twice_for_chunks_of_queries():
     """What the backward pass would compute again of the forward kernel, nothing reads."""
     call = CASES["pairs"]
     text = jax.make_jaxpr(functools.partial(call.step, SQUARE))(call.params, call.arrays)

@@ -68,15 +68,15 @@ DISTANCE = np.arange(-5, 6)
 
 
 def test_profiles_add_up_and_each_takes_its_own_numbers():
-    total = common.FormulaSum.of(PROFILES)
-    assert total and not common.FormulaSum.of(()) and common.coefficients(()) is None
+    total = common.formula_sum(PROFILES)
+    assert total and not common.formula_sum(()) and common.coefficients(()) is None
     numbers = common.coefficients(PROFILES)
     assert numbers is not None
     want = PROFILES[0].at(DISTANCE) + PROFILES[2].at(DISTANCE)
     for head, columns in enumerate(numbers):
-        np.testing.assert_allclose(total(list(columns), DISTANCE), want[head], rtol=1e-6)
+        np.testing.assert_allclose(total(list(columns), distance=DISTANCE), want[head], rtol=1e-6)
     again = (DistanceFormula(line, 2 * NUMBERS[:, :1]), DistanceFormula(parabola, NUMBERS[:, 1:]))
-    assert common.FormulaSum.of(again) == total  # static: numbers do not count
+    assert common.formula_sum(again) == total  # static: numbers do not count
 
 
 def test_tables_add_up_each_with_the_scale_or_without():

@@ -1,4 +1,4 @@
-"""The kernels of GPUs and TPUs agree with the dense engine on the cases that trust asks for."""
+"""The kernels of GPUs and TPUs agree with the dense engine on the cases of the self-check."""
 
 import functools
 
@@ -41,7 +41,7 @@ def not_kept():
 )
 @pytest.mark.usefixtures("not_kept")
 def test_kernels_of_tpus_are_compared_the_same_way(spec, options, dtype, tokens):
-    """The first by splash; the last in strips of four blocks, of which a case has two."""
+    """The first by splash; the last in chunks of four blocks, of which a case has two."""
     case = drawn((), spec, qkv=operands(dtype=dtype), length=150, **options)
     attend = functools.partial(tpu.attend, interpret=True)
     assert tpu.sample_length(*case) == tokens

@@ -89,7 +89,7 @@ def test_tiles_may_have_several_parts_alike_along_diagonals(monkeypatch):
 
 
 def test_where_tiles_are_too_many_to_be_told_apart_each_tries_all_knots(monkeypatch):
-    monkeypatch.setattr(operands, "MAX_PLACES", 0)
+    monkeypatch.setattr(operands, "MAX_SCHEDULE", 0)
     assert_as_dense(FIRE, {"tokens": 40})
 
 
@@ -121,7 +121,7 @@ def arrays_and_plan(spec, options):
     return plan, operands.make_arrays(plan, *given[1:]), given
 
 
-def test_gradients_in_half_precision_are_as_exact_as_trust_asks_for():
+def test_gradients_in_half_precision_are_as_exact_as_the_self_check_asks_for():
     """An output in bfloat16 would put those of the network's weights beyond that."""
     case = drawn((), "fire", qkv=operands_of_calls(dtype="bfloat16"), length=150)
     errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
@@ -132,12 +132,12 @@ def test_every_knot_that_some_pair_of_a_tile_passes_is_among_the_tile_s():
     """And the tests above have tiles of every sort: of none, of one, and of several."""
     plan, x, (_, (term,), q, *_) = arrays_and_plan(FIRE, {"tokens": 61})
     first = jnp.arange(0, 64, BLOCK, dtype=jnp.int32)
-    places = operands.find_places(plan, x, first, first, by_keys=False)
+    schedule = operands.make_schedule(plan, x, first, first, by_keys=False)
     knots, rates = np.asarray(x.pieces[0, 2, :-1]), np.asarray(x.q_rates[0, 0, 0])
     counts = []
     for i in range(8):
         for j in range(i):
-            low, high = places.knots_of(i, j)
+            low, high = schedule.knots_of(i, j)
             rows, columns = (np.arange(n * BLOCK, (n + 1) * BLOCK) for n in (i, j))
             grown = piecewise.growth(list(x.growth[0, :, 0, 0]), rows[:, None] - columns)
             number = np.asarray(grown) * rates[rows, None]
@@ -220,17 +220,19 @@ def test_positions_of_a_small_case_restart_where_those_of_the_call_do():
     assert tokens.positions.max() < len(tokens.index[0]) - 1
 
 
-def ways(spec="fire", **changes):
+def chosen(spec="fire", **changes):
     (encoding,) = pe_jax.parse(spec)
     given = {"aligned": True, "contiguous": True} | changes
     attention = AttentionSpec(util.DIMS, given.pop("causal", True), **given)
-    return engine.in_strips(attention, abstract_terms(encoding, util.DIMS))
+    return engine.strategies(attention, abstract_terms(encoding, util.DIMS))
 
 
-def test_what_is_no_line_of_known_distances_goes_by_strips():
-    assert ways() == ways(contiguous=False, restarts=True) == ways("fire(width=127)") == ("",)
-    assert ways(causal=False) == ways(contiguous=False) == ways("fire(width=128)") == ("pairs",)
-    assert ways("fire+fire") == ("pairs", "pairs") and not any(ways("fire+t5+alibi"))
+def test_other_biases_of_pairs_are_computed_in_chunks():
+    assert chosen() == chosen(contiguous=False, restarts=True) == chosen("fire(width=127)") == ("",)
+    assert (
+        chosen(causal=False) == chosen(contiguous=False) == chosen("fire(width=128)") == ("pairs",)
+    )
+    assert chosen("fire+fire") == ("pairs", "pairs") and not any(chosen("fire+t5+alibi"))
 
 
 class Doubled(pe_jax.encodings.fire.FIRE):

@@ -18,7 +18,7 @@ from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, 
 
 STAGE = "agreement"
 SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")}
-FIRST = (  # one or two for each way of the kernels
+FIRST = (  # one or two for each strategy of the kernels
     *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
     *("inkling", "tupe", "cable", "sink"),
 )

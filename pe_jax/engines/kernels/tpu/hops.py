@@ -15,7 +15,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels.tpu import engine, operands, passes
-from pe_jax.engines.kernels.tpu.plan import Arrays, Places, Plan
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.tiled.setup import Fixed, Operands, Result
 from pe_jax.engines.tiled.tiles import Partition
@@ -26,7 +26,7 @@ OUTSIDE = (kinds.TokenProduct, kinds.LogitCap)  # of its kinds, what is no part 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The kernels with a block of one's own: `attention(…, implementation=Kernels(block=16))`."""
+    """The kernels with a given block: `attention(…, implementation=Kernels(block=16))`."""
 
     block: int | None = None
     interpret: bool = False
@@ -68,7 +68,7 @@ def refusal(
         return f"devices have runs of {run} tokens: not of whole blocks of {engine.LANES}"
     if (why := engine.refusal(spec, terms, q, k, v)) is not None:
         return why
-    if any(engine.in_strips(spec, terms)) or select(terms, kinds.PairBias):
+    if any(engine.strategies(spec, terms)) or select(terms, kinds.PairBias):
         return "in a ring it has no biases of pairs of positions"
     by_diagonal = engine.make_plan(spec, terms, q).by_diagonal
     return "in a ring it has no vectors without a horizon" if by_diagonal else None
@@ -102,8 +102,8 @@ class KernelHops(NamedTuple):
     def forward(self, x: Operands, fixed: Fixed) -> Result:
         """Attention over the keys of a hop; the tables are terms of the device's heads."""
         arrays = self._arrays(fixed, x.tables, x.q, x.k, x.v)
-        places = self._places(fixed, arrays, by_keys=False)
-        result = passes.forward(self.plan, arrays, places, jnp.float32)
+        schedule = self._schedule(fixed, arrays, by_keys=False)
+        result = passes.forward(self.plan, arrays, schedule, jnp.float32)
         lse = jnp.where(result.lse == -LOWEST, LOWEST, result.lse)
         return Result(result.out, jnp.swapaxes(lse, 2, 3))
 
@@ -118,7 +118,7 @@ class KernelHops(NamedTuple):
         lse = jnp.where(result.lse == LOWEST, -LOWEST, result.lse)
         lse, inner = (jnp.swapaxes(n, 2, 3) for n in (lse, inner))
         known = arrays._replace(d_out=cotangent.out.astype(x.v.dtype), lse=lse, inner=inner)
-        of_queries, of_keys = (self._places(fixed, arrays, by_keys) for by_keys in (False, True))
+        of_queries, of_keys = (self._schedule(fixed, arrays, by_keys) for by_keys in (False, True))
         learned = [name for name, a in zip(Arrays._fields, arrays, strict=True) if a is not None]
         grads = passes.backward(self.plan, known, of_queries, of_keys, learned, jnp.float32)
         of_q, of_k, of_v = grads[:3]
@@ -134,10 +134,10 @@ class KernelHops(NamedTuple):
         of_q, of_k = (Side(*of, tokens) for of, tokens in ((q, fixed.q), (k, fixed.k)))
         return operands.make_arrays(self.plan, terms, of_q, of_k, v)
 
-    def _places(self, fixed: Fixed, x: Arrays, by_keys: bool) -> Places:
+    def _schedule(self, fixed: Fixed, x: Arrays, by_keys: bool) -> Schedule:
         """Where the blocks of this device are, and those that visit it."""
         own, theirs = (tokens.index[0, :: self.plan.block] for tokens in (fixed.q, fixed.k))
-        return operands.find_places(self.plan, x, own, theirs, by_keys)
+        return operands.make_schedule(self.plan, x, own, theirs, by_keys)
 
 
 def _cotangent(grad: Any, of: Any) -> Any:
