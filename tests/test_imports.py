@@ -119,6 +119,14 @@ def test_naive_forms_need_numpy_alone_and_the_library_does_without_them():
             assert not naive or path == ROOT / "pe_jax" / "__init__.py", module(path)
 
 
+def test_dispatch_alone_imports_kernels_in_the_library():
+    kernels = ("pe_jax.engines.kernels",)
+    for path in ROOT.glob("pe_jax/**/*.py"):
+        named = {name for name in imports(path) if within(name, kernels)}
+        inside = within(module(path), (*kernels, "pe_jax.engines.dispatch"))
+        assert inside or not named, module(path)
+
+
 def test_programs_do_not_import_programs():
     programs = {module(path) for path in PROGRAMS}
     assert {"experiments.train", "experiments.compare", "tools.soak"} <= programs
