@@ -108,8 +108,9 @@ def attention(
       implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
         "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
         and for short rows of few scores (docs/guide.md has the numbers), else the device's kernel
-        where it can run this and has agreed with "dense" on this device (`pe_jax.engines.trust`),
-        else tiled. What was picked is logged once, under "pe_jax".
+        where it can run this and has agreed with "dense" on this device
+        (`pe_jax.engines.kernels.self_check`), else tiled. What was picked is logged once, under
+        "pe_jax".
         Schemes that need whole rows of scores (DAPE, PaTH) run dense at any length, O(L²) memory.
         Where a bias decays (ALiBi, FoX), engines other than "dense" leave out tiles in which each
         key weighs less than 2⁻⁴³ of the query's own.

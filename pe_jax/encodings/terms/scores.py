@@ -6,7 +6,7 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -156,46 +156,6 @@ class PairBias(ScoreTerm):
 
     def for_heads(self, share):
         return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, -3))
-
-
-class Pieces(NamedTuple):
-    """start + slope·x + Σ_n bends[n]·relu(x - knots[n]), of x = growth(numbers, distance)·rate.
-
-    Attributes:
-      numbers: what the growth takes, float32 [1, C].
-      rates: of queries, positive, [1, *B, T].
-      start: [H or 1].
-      slope: of the line before the first knot, [H or 1].
-      knots: the same for all heads, in any order, [1, N].
-      bends: what the slope rises by at each knot, [H or 1, N].
-    """
-
-    numbers: jax.Array
-    rates: jax.Array
-    start: jax.Array
-    slope: jax.Array
-    knots: jax.Array
-    bends: jax.Array
-
-
-@kind
-class PiecewiseBias(PairBias):
-    """A bias of two positions that is piecewise linear in one number of each pair, if causal.
-
-    So it is for keys up to the query alone; `fn` has the bias of any pair. Where distances of
-    tokens are known a kernel evaluates, in each tile, one line and the few knots within it.
-
-    Attributes:
-      growth: arithmetic, `growth([C numbers], distance)`: not negative, rises with |distance|.
-      pieces: `pieces(arrays, q_pos)` gives the `Pieces`.
-    """
-
-    growth: Callable = static(kw_only=True)
-    pieces: Callable = static(kw_only=True)
-
-    def for_heads(self, share):
-        term = super().for_heads(share)
-        return dataclasses.replace(term, pieces=OfSomeHeads(self.pieces, share, 0))
 
 
 @kind

@@ -62,13 +62,14 @@ def attend(
     """
     block.require_known(terms, ("pairs", "later keys"), "the tiled engine")
     options = {"devices": devices(q.x, k.x, v), "segments": q.tokens.segments is not None}
-    plan = make_plan(spec, terms, q.x, k.x, sizes, **options)
+    (batch, heads, queries, _), (_, kv_heads, keys, _) = q.x.shape, k.x.shape
+    shapes = (batch, heads, queries), (kv_heads, keys)
+    plan = make_plan(spec, terms, *shapes, sizes, **options)
     q, k = block.prepare(spec, terms, q, k)
     operands, fixed = lay_out(plan, terms, q, k, v, dropout)
     operands = with_tables(plan, operands)
     operands = varying_like(operands, operands)
     result = call_in_reverse(_attend, plan, operands, fixed)
-    queries = q.x.shape[2]
     return result.out[:, :, :queries], result.lse[:, :, :queries]
 
 

@@ -53,7 +53,7 @@ class Group(NamedTuple):
         """The group of these operands."""
         x, skip, reach = operands, None, None
         if plan.skips:
-            skip = skipping.negligible_tiles(plan, x)
+            skip = skipping.negligible_tiles(plan, x, fixed)
         if plan.stops:
             reach = skipping.reach(x.q.x, x.k.x, plan.spec.scale_of(x.terms))
         visits = schedule.visits(plan, fixed.q, fixed.k, skip)

@@ -46,6 +46,7 @@ class Fixed(NamedTuple):
     base: Any = None  # the distance of the first query and the first key; None: 0
     masks: tuple = ()  # the terms that hide pairs
     dropout: Any = None
+    own_scores: Any = None  # of each query and its own key, [B, H, T, 1]; read where tiles are left out
 
 
 class Result(NamedTuple):
@@ -60,7 +61,7 @@ class Result(NamedTuple):
 
 SIDES, HEADS, BATCH = Axes.BATCH_AND_HEADS, Axes.HEADS, Axes.BATCH
 OPERANDS = Operands(SIDES, SIDES, SIDES, HEADS, HEADS)
-FIXED = Fixed(BATCH, BATCH, Axes.NONE, BATCH, SIDES)
+FIXED = Fixed(BATCH, BATCH, Axes.NONE, BATCH, SIDES, SIDES)
 RESULT = Result(SIDES, SIDES)
 
 
@@ -114,8 +115,8 @@ class Plan(NamedTuple):
 def make_plan(
     spec: AttentionSpec,
     terms: tuple,
-    q: jax.Array,
-    k: jax.Array,
+    queries: tuple[int, int, int],
+    keys: tuple[int, int],
     sizes: TileSizes = CHOSEN,
     *,
     devices: int = 1,
@@ -127,8 +128,8 @@ def make_plan(
     Args:
       spec: sizes and options.
       terms: those of the call.
-      q: [B, H, T, E].
-      k: [B, K, S, E].
+      queries: B, H, T.
+      keys: K, S.
       sizes: of tiles.
       devices: how many share batch and heads.
       segments: whether tokens have segments.
@@ -139,19 +140,19 @@ def make_plan(
         how or term.by_head or term.reads == "outside"
         for how, term in zip(by_distance, terms, strict=True)
     )
-    (batch, heads, queries, _), (_, kv_heads, keys, _) = q.shape, k.shape
-    shapes = (batch, heads, queries), (kv_heads, keys)
-    grid, groups = arrange(*shapes, sizes, devices, by_head, _reach(terms))
+    by_head &= not on_ring
+    grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms))
+    lengths = queries[2], keys[1]
     inside = [term for term in terms if term.reads != "outside"]
     sums = any(term.reads == "later keys" for term in inside)
     masked = any(term.hides for term in inside)
-    padded = grid.lengths != (queries, keys)
-    few = sizes == CHOSEN and max(queries, keys) <= SHORT
+    padded = grid.lengths != lengths
+    few = sizes == CHOSEN and max(lengths) <= SHORT and not on_ring
     plan = Plan(
         spec,
         grid,
         groups,
-        (queries, keys),
+        lengths,
         by_distance,
         gaps=(),
         uniform=False,
@@ -189,19 +190,26 @@ def _near_and_far(plan: Plan, terms: tuple) -> Plan:
 
 
 def lay_out(
-    plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, dropout: Any = None
+    plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, dropout: Any = None, runs: int = 1
 ) -> tuple[Operands, Fixed]:
-    """The vectors and the tokens, padded to whole tiles; tables are made from the terms."""
-    tokens = _fill_tokens(plan, q.tokens, k.tokens)
-    masks = tuple(term for term in terms if term.hides)
+    """The vectors and the tokens, padded to whole tiles; tables are made from the terms.
+
+    On a ring rows are cut into `runs` of tokens, each as long as the plan says.
+    """
+    tokens = _fill_tokens(plan, q.tokens, k.tokens, runs)
     operands = Operands(
-        _fill(q, plan.grid.lengths[0]),
-        _fill(k, plan.grid.lengths[1]),
-        pad(v, 2, plan.grid.lengths[1]),
+        _fill(q, plan.grid.lengths[0], runs),
+        _fill(k, plan.grid.lengths[1], runs),
+        pad(v, 2, plan.grid.lengths[1], runs),
         None,
         tuple(_without_arrays(term) for term in terms),
     )
-    return operands, Fixed(*tokens, None, masks, dropout)
+    own_scores = None
+    if plan.skips:
+        x, y = operands.q.x, operands.k.x
+        own_scores = skipping.own_scores(x, y, plan.spec.scale_of(terms))
+    masks = tuple(term for term in terms if term.hides)
+    return operands, Fixed(*tokens, None, masks, dropout, own_scores)
 
 
 def _without_arrays(term: Term) -> Any:
@@ -244,32 +252,37 @@ def _table(plan: Plan, term: Any, base: Any) -> jax.Array:
 # Padding.
 
 
-def pad(x: jax.Array, axis: int, length: int, **how: Any) -> jax.Array:
-    """Pads one axis to a length, with zeros or as `jnp.pad` does by `how`."""
-    widths = [(0, (length - x.shape[axis]) * (n == axis)) for n in range(x.ndim)]
-    return jnp.pad(x, widths, **how) if x.shape[axis] < length else x
+def pad(x: jax.Array, axis: int, length: int, runs: int = 1, **how: Any) -> jax.Array:
+    """Pads each of `runs` along an axis to a length, with zeros or as `jnp.pad` does by `how`."""
+    short = x.shape[axis] // runs
+    if short == length:
+        return x
+    x = x.reshape(*x.shape[:axis], runs, short, *x.shape[axis + 1 :])
+    widths = [(0, (length - short) * (n == axis + 1)) for n in range(x.ndim)]
+    x = jnp.pad(x, widths, **how)
+    return x.reshape(*x.shape[:axis], runs * length, *x.shape[axis + 2 :])
 
 
-def _fill(side: Side, length: int) -> Vectors:
+def _fill(side: Side, length: int, runs: int) -> Vectors:
     """The vectors of a side; padding repeats the last state, so that of falling ones it is least."""
-    last = functools.partial(pad, axis=2, length=length, mode="edge")
+    last = functools.partial(pad, axis=2, length=length, runs=runs, mode="edge")
     states = jax.tree.map(
         lambda x: last(jnp.broadcast_to(x, (len(side.x), *x.shape[1:]))), side.states
     )
-    x, raw = jax.tree.map(lambda x: pad(x, 2, length), (side.x, side.raw))
+    x, raw = jax.tree.map(lambda x: pad(x, 2, length, runs), (side.x, side.raw))
     return Vectors(x, raw, states)
 
 
-def _fill_tokens(plan: Plan, q: Tokens, k: Tokens) -> list[Tokens]:
+def _fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int) -> list[Tokens]:
     """Padding comes later than every token, or is of a segment that sees nothing."""
     if plan.grid.lengths == plan.lengths:
         return [q, k]
     later = plan.one_sided and bool(plan.gaps) and q.segments is None
-    return [_fill_side(x, n, later) for x, n in zip((q, k), plan.grid.lengths, strict=True)]
+    return [_fill_side(x, n, later, runs) for x, n in zip((q, k), plan.grid.lengths, strict=True)]
 
 
-def _fill_side(tokens: Tokens, length: int, later: bool) -> Tokens:
-    last = functools.partial(pad, axis=1, length=length, mode="edge")
+def _fill_side(tokens: Tokens, length: int, later: bool, runs: int) -> Tokens:
+    last = functools.partial(pad, axis=1, length=length, runs=runs, mode="edge")
     more = length - tokens.index.shape[1]
     index, segments = last(tokens.index), tokens.segments
     if later:
@@ -277,6 +290,6 @@ def _fill_side(tokens: Tokens, length: int, later: bool) -> Tokens:
     elif segments is None:
         segments = jnp.zeros(tokens.index.shape, jnp.int32)
     if segments is not None:
-        segments = pad(segments, 1, length, constant_values=-1)
+        segments = pad(segments, 1, length, runs, constant_values=-1)
     rank = None if tokens.rank is None else last(tokens.rank)
     return Tokens(last(tokens.positions), index, segments, rank)

@@ -47,15 +47,22 @@ def reach(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
     return scale * q[..., None] * longest
 
 
-def negligible_tiles(plan: Any, operands: Any) -> jax.Array:
+def own_scores(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
+    """The score of each query [B, H, T, E] and its own key: float32 [B, H, T, 1]."""
+    q, k = (jax.lax.stop_gradient(x).astype(jnp.float32) for x in (q, k))
+    k = fit(repeat_heads(k, q.shape[1]), 2, q.shape[2])
+    return scale * (q * k).sum(-1, keepdims=True)
+
+
+def negligible_tiles(plan: Any, operands: Any, fixed: Any) -> jax.Array:
     """Tiles in which each key is negligible beside the query's own: bool [q_blocks, k_blocks]."""
-    grid, scale = plan.grid, plan.spec.scale_of(operands.terms)
-    q, k = (x.astype(jnp.float32) for x in (operands.q.x, operands.k.x))
-    own = scale * (q * fit(repeat_heads(k, q.shape[1]), 2, q.shape[2])).sum(-1, keepdims=True)
-    over = (reach(q, k, scale) - own).reshape(*q.shape[:2], grid.q_blocks, -1).max(-1)
+    grid, scale, q = plan.grid, plan.spec.scale_of(operands.terms), operands.q.x
+    over = reach(q, operands.k.x, scale) - fixed.own_scores
+    over = over.reshape(*q.shape[:2], grid.q_blocks, -1).max(-1)
     first_q = grid.rows * jnp.arange(grid.q_blocks, dtype=jnp.int32)[:, None]
     first_k = grid.columns * jnp.arange(grid.k_blocks, dtype=jnp.int32)[None]
-    behind, ahead = first_q - (first_k + grid.columns - 1), first_q + grid.rows - 1 - first_k
+    gap = first_q - first_k + (0 if fixed.base is None else fixed.base)
+    behind, ahead = gap - (grid.columns - 1), gap + grid.rows - 1
     most = over[..., None]
     for term, *states in zip(operands.terms, operands.q.states, operands.k.states, strict=True):
         if term.reads == "outside":

@@ -17,8 +17,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import pe_jax
-from pe_jax.engines import dispatch, reference, trust
-from pe_jax.engines.gpu import engine, passes
+from pe_jax.engines import dispatch, reference
+from pe_jax.engines.kernels import self_check
+from pe_jax.engines.kernels.gpu import engine, passes
 from tests.kernel_calls import LENGTH, T5, attend, operands
 from tests.util import DIMS, assert_close, random_params
 
@@ -62,8 +63,8 @@ def kernels(monkeypatch, tmp_path):
 
 def forget():
     """As a new process."""
-    trust._doubt.cache_clear()
-    trust._verdicts.clear()
+    self_check._disagreement.cache_clear()
+    self_check._verdicts.clear()
     dispatch._log.cache_clear()
 
 
@@ -174,7 +175,7 @@ def test_an_upgrade_asks_again(kernels, monkeypatch):
     forget()
     ask()
     assert len(records(kernels)) == 2
-    monkeypatch.setattr(trust, "_source", lambda path: "other")
+    monkeypatch.setattr(self_check, "_source", lambda path: "other")
     forget()
     ask()
     assert len(records(kernels)) == 3
@@ -207,13 +208,13 @@ def test_where_nothing_can_be_written_each_process_asks_once(kernels, monkeypatc
 
 def test_the_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("PE_JAX_CACHE", "/a")
-    assert str(trust._folder()) == "/a/kernels"
+    assert str(self_check._folder()) == "/a/kernels"
     monkeypatch.delenv("PE_JAX_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert str(trust._folder()) == "/b/pe_jax/kernels"
+    assert str(self_check._folder()) == "/b/pe_jax/kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert trust._folder() == tmp_path / ".cache" / "pe_jax" / "kernels"
+    assert self_check._folder() == tmp_path / ".cache" / "pe_jax" / "kernels"
 
 
 def test_under_every_transformation(kernels, caplog):
@@ -286,8 +287,9 @@ def test_another_process_reads_the_record(kernels):
         from types import ModuleType
         import jax, jax.numpy as jnp, pe_jax
         jax.config.update("jax_platforms", "cpu")
-        from pe_jax.engines import dispatch, reference, trust
-        from pe_jax.engines.gpu import engine
+        from pe_jax.engines import dispatch, reference
+        from pe_jax.engines.kernels import self_check
+        from pe_jax.engines.kernels.gpu import engine
         calls = []
         def attend(*call):
             calls.append(call)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pe_jax.engines.kernels.tpu import pieces, shear
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Tile
+from pe_jax.engines.kernels.tpu.shear import as_column, dot, lane_sums, repeat_columns
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import pieces, shear
-from pe_jax.engines.tpu.plan import Arrays, Plan, Tile
-from pe_jax.engines.tpu.shear import as_column, dot, lane_sums, repeat_columns
 
 
 class Scores(NamedTuple):
@@ -64,16 +64,16 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
     if plan.cap is not None:
         bent = jnp.tanh(s * (1 / plan.cap))
         s, slope = bent * plan.cap, 1 - bent * bent
-    seen = visible(plan, x, tile)
-    return Scores(s if seen is None else jnp.where(seen, s, LOWEST), rest, slope, in_pieces)
+    shown = visible(plan, x, tile)
+    return Scores(s if shown is None else jnp.where(shown, s, LOWEST), rest, slope, in_pieces)
 
 
 def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
     """What is read by distance, but for that of keys: a tile or, if easy, as `Scores.rest`."""
     parts: list[Any] = []
-    if x.strips is not None:
-        far = x.strips[:, : plan.block if tile.transposed else plan.lanes]
-        parts.append(far if tile.easy else shear.shear(x.strips[...]))
+    if x.bands is not None:
+        far = x.bands[:, : plan.block if tile.transposed else plan.lanes]
+        parts.append(far if tile.easy else shear.shear(x.bands[...]))
     if x.rows is not None:
         parts.append(multiply(plan, x.rows[...], x.row_vectors, tile.easy, tile.transposed))
     return functools.reduce(jnp.add, parts) if parts else 0.0
@@ -135,18 +135,18 @@ def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax
 
 
 def add_by_distance(
-    plan: Plan, x: Arrays, grads: Arrays, strip, found: Gradient, easy: bool
+    plan: Plan, x: Arrays, grads: Arrays, band, of_scores: Gradient, easy: bool
 ) -> None:
     """Adds to the gradients of what is read by distance, as far as they are wanted."""
-    p, d_s, _ = found
-    if grads.strips is not None:
-        add_to_strip(plan, grads.strips, strip, d_s, easy)
+    p, d_s, _ = of_scores
+    if grads.bands is not None:
+        add_to_band(plan, grads.bands, band, d_s, easy)
     if grads.row_vectors is not None:
-        add_to_vectors(plan, grads.row_vectors, strip, x.rows[...], d_s, easy)
+        add_to_vectors(plan, grads.row_vectors, band, x.rows[...], d_s, easy)
     if grads.column_vectors is not None:
-        add_to_vectors(plan, grads.column_vectors, strip, x.columns[...], d_s, easy, across=True)
+        add_to_vectors(plan, grads.column_vectors, band, x.columns[...], d_s, easy, across=True)
     if grads.value_vectors is not None:
-        add_to_vectors(plan, grads.value_vectors, strip, x.d_out[...], p, easy)
+        add_to_vectors(plan, grads.value_vectors, band, x.d_out[...], p, easy)
 
 
 def own_gradient(plan: Plan, vectors, d: jax.Array, easy: bool) -> jax.Array:
@@ -158,25 +158,25 @@ def own_gradient(plan: Plan, vectors, d: jax.Array, easy: bool) -> jax.Array:
 
 
 def add_to_vectors(
-    plan: Plan, grads, strip, own: jax.Array, d: jax.Array, easy: bool, across: bool = False
+    plan: Plan, grads, band, own: jax.Array, d: jax.Array, easy: bool, across: bool = False
 ) -> None:
-    """Adds to the gradient of a strip of vectors, which `own` [block, X] were dotted with."""
-    if easy:  # the first entries of the strip stand for all
+    """Adds to the gradient of a band of vectors, which `own` [block, X] were dotted with."""
+    if easy:  # the first entries of the band stand for all
         sums = row_sums(plan, d) if across else lane_sums(d)
         sums = dot(sums.astype(own.dtype), own, 0, of=1 if across else 0)
-        grads[strip, : plan.lanes] += sums
+        grads[band, : plan.lanes] += sums
         return
     for tokens, entries, window in shear.windows(d.T if across else d):
-        grads[strip, entries] += dot(window.astype(own.dtype), own[tokens], 0, 0)
+        grads[band, entries] += dot(window.astype(own.dtype), own[tokens], 0, 0)
 
 
-def add_to_strip(plan: Plan, grads, strip, d_s: jax.Array, easy: bool) -> None:
-    """Adds the score gradients of a tile to those of its strip."""
-    if easy:  # the first entry of the strip stands for all
+def add_to_band(plan: Plan, grads, band, d_s: jax.Array, easy: bool) -> None:
+    """Adds the score gradients of a tile to those of its band."""
+    if easy:  # the first entry of the band stands for all
         first = jax.lax.broadcasted_iota(jnp.int32, grads.shape[1:], 1) == 0
-        grads[strip] += jnp.where(first, d_s.sum(), 0)
+        grads[band] += jnp.where(first, d_s.sum(), 0)
     else:
-        grads[strip] += shear.unshear(d_s)
+        grads[band] += shear.unshear(d_s)
 
 
 def numbers(x: Arrays, tile: Tile) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -206,15 +206,15 @@ def add_number_gradients(plan: Plan, x: Arrays, tile: Tile, grads, d_s: jax.Arra
 
 
 def visible(plan: Plan, x: Arrays, tile: Tile) -> jax.Array | None:
-    """Which pairs are seen; None if all are."""
+    """Which pairs are visible; None if all are."""
     tests = []
     if not tile.easy:
         distance = distances(plan, tile)
         tests += [distance <= plan.back] if plan.back is not None else []
         tests += [distance >= -plan.ahead] if plan.ahead is not None else []
         if plan.padded:
-            place = jax.lax.broadcasted_iota(jnp.int32, distance.shape, int(not tile.transposed))
-            tests.append(tile.k_first + place < plan.tokens)
+            index = jax.lax.broadcasted_iota(jnp.int32, distance.shape, int(not tile.transposed))
+            tests.append(tile.k_first + index < plan.tokens)
     if x.q_ids is not None:
         a, b = x.q_ids[...], x.k_ids[...]
         tests.append(as_column(b) == a if tile.transposed else as_column(a) == b)
@@ -238,6 +238,6 @@ def distances(plan: Plan, tile: Tile, dtype: Any = jnp.int32) -> jax.Array:
 
 
 def row_sums(plan: Plan, d: jax.Array) -> jax.Array:
-    """[block, block] → [lanes, block], of rows likewise."""
+    """[block, block] → [lanes, block], the same of rows."""
     firsts = range(0, plan.block, plan.lanes)
     return functools.reduce(jnp.add, (d[n : n + plan.lanes] for n in firsts))

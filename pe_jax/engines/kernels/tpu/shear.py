@@ -1,9 +1,9 @@
-"""From windows of distances to tiles of pairs, and back: what a TPU has in the place of a gather.
+"""From windows of distances to tiles of pairs, and back: what a TPU has instead of a gather.
 
-A tile has `rows` tokens a side and 2·rows - 1 distances, a strip 2·rows entries: row r of the tile
-has the entries rows - 1 - r … 2·rows - 2 - r, so that row by row the strip is rotated by one lane.
-A row of numbers is the same strip for all rows of the tile. Vectors are dotted with each row's own
-token, a part of at most 128 rows at a time: of the strip a part meets rows + 128 entries, no more.
+A tile has `rows` tokens a side and 2·rows - 1 distances, a band 2·rows entries: row r of the tile
+has the entries rows - 1 - r … 2·rows - 2 - r, so that row by row the band is rotated by one lane.
+A row of numbers is the same band for all rows of the tile. Vectors are dotted with each row's own
+token, a part of at most 128 rows at a time: of the band a part meets rows + 128 entries, no more.
 
 X width of a vector.
 """
@@ -20,14 +20,14 @@ PART = 128  # rows that share a window
 ROWS, LANES = 8, 128  # of a register
 
 
-def shear(strip: jax.Array) -> jax.Array:
-    """y[r, c] = strip[0, rows - 1 - r + c]: [1, 2·rows] → [rows, rows].
+def shear(band: jax.Array) -> jax.Array:
+    """y[r, c] = band[0, rows - 1 - r + c]: [1, 2·rows] → [rows, rows].
 
     The rows so far, rotated as a whole, are the next ones. (A strided rotation does it in one
     instruction, for the same cost, from v5 on.)
     """
-    rows = strip.shape[1] // 2
-    wide = pltpu.roll(strip, rows + 1, 1)
+    rows = band.shape[1] // 2
+    wide = pltpu.roll(band, rows + 1, 1)
     while wide.shape[0] < rows:
         wide = jnp.concatenate([wide, pltpu.roll(wide, wide.shape[0], 1)])
     return wide[:, :rows]
@@ -36,15 +36,15 @@ def shear(strip: jax.Array) -> jax.Array:
 def unshear(y: jax.Array) -> jax.Array:
     """The transpose of `shear`, sums along diagonals: [rows, rows] → [1, 2·rows]."""
     rows = y.shape[0]
-    turn, wide = rows - 1, jnp.concatenate([y, jnp.zeros_like(y)], axis=1)
+    shift, wide = rows - 1, jnp.concatenate([y, jnp.zeros_like(y)], axis=1)
     while rows > 1:
         rows //= 2
         wide = wide[:rows] + pltpu.roll(wide[rows:], wide.shape[1] - rows, 1)
-    return pltpu.roll(wide, turn, 1)
+    return pltpu.roll(wide, shift, 1)
 
 
 def parts(rows: int) -> Iterator[tuple[slice, slice]]:
-    """Rows of a tile that share a window, and the entries of the strip that are in it."""
+    """Rows of a tile that share a window, and the entries of the band that are in it."""
     size = min(PART, rows)
     for first in range(0, rows, size):
         yield slice(first, first + size), slice(rows - first - size, 2 * rows - first)
@@ -66,23 +66,23 @@ def multiply(own: jax.Array, vectors: Any) -> jax.Array:
 
 
 def windows(y: jax.Array) -> Iterator[tuple[slice, slice, jax.Array]]:
-    """For each of `parts`, its rows of y [rows, rows] by entry of the strip, zeros elsewhere."""
+    """For each of `parts`, its rows of y [rows, rows] by entry of the band, zeros elsewhere."""
     for tokens, entries in parts(y.shape[0]):
         own = y[tokens]
         count = own.shape[0]
         wide = jnp.concatenate([own, jnp.zeros((count, count), y.dtype)], axis=1)
-        yield tokens, entries, _turn_back(wide)
+        yield tokens, entries, _rotate_back(wide)
 
 
-def _turn_back(wide: jax.Array) -> jax.Array:
+def _rotate_back(wide: jax.Array) -> jax.Array:
     """Row r of [rows, n] rotated by rows - 1 - r: there is no strided rotation in this direction.
 
-    Rows of one register rotate as a whole, then each by its own place among them, bit by bit.
+    Rows of one register rotate as a whole, then each by its index among them, bit by bit.
     """
     rows, width = wide.shape
     starts = range(0, rows, ROWS)
-    turned = (pltpu.roll(wide[n : n + ROWS], (rows - 1 - n) % width, 1) for n in starts)
-    wide = jnp.concatenate(list(turned))
+    rotated = (pltpu.roll(wide[n : n + ROWS], (rows - 1 - n) % width, 1) for n in starts)
+    wide = jnp.concatenate(list(rotated))
     row = jax.lax.broadcasted_iota(jnp.int32, wide.shape, 0)
     for bit in (1, 2, 4):
         wide = jnp.where(row & bit != 0, pltpu.roll(wide, width - bit, 1), wide)

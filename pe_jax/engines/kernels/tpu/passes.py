@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.engines.tpu import kernels
-from pe_jax.engines.tpu.launch import WIDE, launch
-from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan
+from pe_jax.engines.kernels.tpu import kernels
+from pe_jax.engines.kernels.tpu.launch import WIDE, launch
+from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Plan, Schedule
 
 PIECES = ("growth", "pieces", "q_rates")  # which one gradient has all
 
 
-def forward(plan: Plan, x: Arrays, places: Places, dtype: Any) -> Arrays:
+def forward(plan: Plan, x: Arrays, schedule: Schedule, dtype: Any) -> Arrays:
     """`out` in a dtype, and `lse`; -LOWEST for a row that sees nothing."""
     (batch, heads, tokens, _), value = x.q.shape, x.v.shape[3]
     outs = Arrays(
@@ -23,12 +23,12 @@ def forward(plan: Plan, x: Arrays, places: Places, dtype: Any) -> Arrays:
         lse=jax.ShapeDtypeStruct((batch, heads, 1, tokens), jnp.float32),
     )
     return launch(
-        plan, kernels.forward_kernel, places, x, outs, Arrays(out=value, **_columns(plan, x))
+        plan, kernels.forward_kernel, schedule, x, outs, Arrays(out=value, **_columns(plan, x))
     )
 
 
 def backward(
-    plan: Plan, x: Arrays, of_queries: Places, of_keys: Places, learned: Any, dtype: Any = None
+    plan: Plan, x: Arrays, of_queries: Schedule, of_keys: Schedule, learned: Any, dtype: Any = None
 ) -> Arrays:
     """Gradients of q, k, v and what is `learned`; x has `lse`, `d_out` and `inner` too.
 
@@ -51,8 +51,8 @@ def backward(
         shapes = _shapes(x, dtype, *elsewhere)
         more = launch(plan, kernels.diagonals_kernel, of_queries, x, shapes, Arrays())
         grads = _joined(grads, more)
-    if x.strips is not None:  # seen from the keys, distances run backwards
-        x = x._replace(strips=jnp.roll(x.strips[..., ::-1], -1, axis=-1))
+    if x.bands is not None:  # for keys, distances run backwards
+        x = x._replace(bands=jnp.roll(x.bands[..., ::-1], -1, axis=-1))
     d_k = _shapes(x, dtype, "k", "v", *(n for n in ("k_numbers", "columns") if n in learned))
     return _joined(grads, launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k)))
 

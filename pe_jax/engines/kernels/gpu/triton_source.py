@@ -1,7 +1,8 @@
 """A Pallas kernel as source code in the Triton language, for the compiler of Triton's authors.
 
-JAX's own way from Pallas to Triton is deprecated (0.11) and will go; Pallas itself stays, and with
-it the kernels, their tests without a GPU, and the functions of terms that are traced into them.
+JAX's own lowering of Pallas to Triton is deprecated (0.11) and will go; Pallas itself stays, and
+with it the kernels, their tests without a GPU, and the functions of terms that are traced into
+them.
 `source` writes the program that a `pallas_call` traces, operation by operation. It knows the
 operations that the kernels of this package use, and raises `NotImplementedError` for others.
 """
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pe_jax.engines.gpu.triton_expressions import (
+from pe_jax.engines.kernels.gpu.triton_expressions import (
     FORMULAS,
     Value,
     along,
@@ -100,16 +101,16 @@ class Writer:
         """The block of an array that the program reads or writes."""
         shape = block.array_aval.shape
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        places = self.program(opened(block.index_map_jaxpr), self.grid)
+        indices = self.program(opened(block.index_map_jaxpr), self.grid)
         offset, kept = [], []
-        for size, place, stride in zip(block.block_shape, places, strides, strict=True):
+        for size, index, stride in zip(block.block_shape, indices, strides, strict=True):
             length = size if isinstance(size, int) else getattr(size, "block_size", None)
             if length is None:
-                offset.append(f"tl.cast({place.text}, tl.int64) * {stride}")
+                offset.append(f"tl.cast({index.text}, tl.int64) * {stride}")
             else:
                 kept.append(stride)
-                if place.text != "0":
-                    offset.append(f"tl.cast({place.text}, tl.int64) * {length * stride}")
+                if index.text != "0":
+                    offset.append(f"tl.cast({index.text}, tl.int64) * {length * stride}")
         begin = self.let(" + ".join([pointer, *offset]))
         return Reference(begin.text, tuple(kept))
 
@@ -173,12 +174,12 @@ class Writer:
         ndim = len(equation.outvars[0].aval.shape)
         return self._spread(equation, x, range(ndim - x.ndim, ndim))
 
-    def _spread(self, equation, x, places):
-        """A number or an array repeated, whose axes lie at these places."""
+    def _spread(self, equation, x, axes):
+        """A number or an array repeated, whose axes become these."""
         shape, dtype = equation.outvars[0].aval.shape, equation.outvars[0].aval.dtype
         if shape and not x.shape:
             return f"tl.full({list(shape)}, {x.text}, {element(dtype)})"
-        return broadcast(along(x, places, len(shape)), shape)
+        return broadcast(along(x, axes, len(shape)), shape)
 
     def _write_reshape(self, equation, x):
         return reshaped(x, equation.outvars[0].aval.shape)
@@ -222,7 +223,7 @@ class Writer:
         exact = equation.invars[0].aval.dtype == np.float32
         return f"tl.dot({a}, {b}" + (', input_precision="ieee")' if exact else ")")
 
-    def _place(self, reference: Reference, index: Any) -> Value:
+    def _pointers(self, reference: Reference, index: Any) -> Value:
         """Pointers to what an index selects."""
         arrays = [x for x in index.indices if isinstance(x, Value) and x.shape]
         lead = max((x.shape for x in arrays), key=len, default=())
@@ -250,10 +251,10 @@ class Writer:
         return self._load(equation, reference, indices, mask, other)
 
     def _load(self, equation, reference, indices, mask, other):
-        place = self._place(reference, self._only(equation, indices))
+        pointers = self._pointers(reference, self._only(equation, indices))
         more = "" if mask is None else f", mask={mask.text}"
         more += "" if other is None else f", other={other.text}"
-        return f"tl.load({place.text}{more})"
+        return f"tl.load({pointers.text}{more})"
 
     def _write_swap(self, equation, reference, value, *index):
         indices = jax.tree.unflatten(equation.params["tree"], index)
@@ -264,9 +265,9 @@ class Writer:
         return self._store(equation, reference, indices, value, mask)
 
     def _store(self, equation, reference, indices, value, mask):
-        place = self._place(reference, self._only(equation, indices))
+        pointers = self._pointers(reference, self._only(equation, indices))
         more = "" if mask is None else f", mask={mask.text}"
-        self.line(f"tl.store({place.text}, {value.text}{more})")
+        self.line(f"tl.store({pointers.text}, {value.text}{more})")
         return [None]  # nobody reads what was there before
 
     def _only(self, equation, indices) -> Any:
@@ -285,10 +286,10 @@ class Writer:
         if params["cond_nconsts"] or test != ["lt"] or body.invars[count + 1] != body.outvars[1]:
             raise NotImplementedError("a loop that is no fori_loop")
 
-        def turn(index, carry):
+        def step(index, carry):
             return self.program(body, [*constants, index, last, *carry])[2:]
 
-        return [last, last, *self._loop(first, last, carry, turn)]
+        return [last, last, *self._loop(first, last, carry, step)]
 
     def _write_scan(self, equation, *args):
         """Only loops over a range whose length is known, as `fori_loop` traces them."""
@@ -305,13 +306,13 @@ class Writer:
             Value("0"), length, carry, lambda _, carry: self.program(body, [*constants, *carry])
         )
 
-    def _loop(self, first, last, carry, turn) -> list[Value]:
-        """Turns of a loop from `first` to before `last`, and what they leave."""
+    def _loop(self, first, last, carry, step) -> list[Value]:
+        """Steps of a loop from `first` to before `last`, and what they leave."""
         kept = [self.let(x.text, x.shape, f"c{next(self.names)}") for x in carry]
         index = f"i{next(self.names)}"
         self.line(f"for {index} in range({first.text}, {last.text}):")
         self.depth += 1
-        results = turn(Value(index), kept)
+        results = step(Value(index), kept)
         for name, x in zip(kept, [self._settled(x, kept) for x in results], strict=True):
             if x.text != name.text:
                 self.let(x.text, x.shape, name.text)

@@ -1,4 +1,4 @@
-"""What the TPU kernels read: arrays made of terms and tokens, and the places of blocks.
+"""What the TPU kernels read: arrays made of terms and tokens, and the schedule of blocks.
 
 Letters are those of `plan`.
 """
@@ -11,11 +11,12 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
-from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tpu.plan import VECTORS, Arrays, Places, Plan
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.tpu import piecewise
+from pe_jax.engines.kernels.tpu.plan import VECTORS, Arrays, Plan, Schedule
 
-MAX_PLACES = 2**18  # bytes of bounds
+MAX_SCHEDULE = 2**18  # bytes of bounds
 SLACK = 1e-5  # of rounding, by which a number of a pair may be beyond those of its tile's corners
 
 
@@ -35,10 +36,10 @@ def make_arrays(
     With a `bias` of all pairs, as in `Arrays`, q may be some of the tokens.
     """
     x, y, v = (common.pad(x, 2, plan.block) for x in (q.x, k.x, v))
-    # The distances of each strip: [R, 2·block], falling. From 1 - 2·block to 0 they rise.
+    # The distances of each band: [R, 2·block], falling. From 1 - 2·block to 0 they rise.
     first = (jnp.asarray(plan.diagonals, jnp.int32) + 1) * plan.block - 1
     falling = first[:, None] - jnp.arange(2 * plan.block, dtype=jnp.int32)
-    strips = common.distance_bias(terms, falling, plan.scale)
+    bands = common.distance_bias(terms, falling, plan.scale)
     numbers = common.coefficients(terms)
     return Arrays(
         q=x,
@@ -47,7 +48,7 @@ def make_arrays(
         bias=bias,
         coefficients=None if numbers is None else numbers[:, :, None, None],
         **_pieces(plan, terms, q),
-        strips=None if strips is None else strips[:, :, None],
+        bands=None if bands is None else bands[:, :, None],
         q_numbers=common.token_numbers(terms, q, plan.block),
         k_numbers=common.token_numbers(terms, k, plan.block),
         q_ids=_ids(plan, q.tokens.segments, -1),
@@ -59,10 +60,10 @@ def make_arrays(
 
 def _pieces(plan: Plan, terms: tuple, q: Side) -> dict:
     """The lines of a bias in pieces, by rising knots, and what its number of a pair is made of."""
-    if not (own := select(terms, kinds.PiecewiseBias)):
+    if not (biases := select(terms, kinds.PairBias)):  # others are computed in chunks
         return {}
-    (term,), heads = own, q.x.shape[1]
-    pieces = term.pieces(term.arrays, q.tokens.positions)
+    (term,), heads = biases, q.x.shape[1]
+    pieces = piecewise.pieces(term.fn, term.arrays, q.tokens.positions)
     order = jnp.argsort(jax.lax.stop_gradient(pieces.knots[0]))
     knots, bends = pieces.knots[:, order], pieces.bends[:, order]
 
@@ -114,7 +115,7 @@ def _vectors(plan: Plan, terms: tuple, q: Side, k: Side, falling: jax.Array, dty
     values = [at(term, falling) for term in select(terms, kinds.RelativeValues)]
     if values:
         parts["value_vectors"] = [functools.reduce(jnp.add, values).astype(dtype)]
-    return {name: jnp.concatenate(found, axis=-1) for name, found in parts.items() if found}
+    return {name: jnp.concatenate(part, axis=-1) for name, part in parts.items() if part}
 
 
 def _in_two(x: jax.Array, which: tuple[int, ...]) -> jax.Array:
@@ -125,62 +126,53 @@ def _in_two(x: jax.Array, which: tuple[int, ...]) -> jax.Array:
 
 
 def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
-    """Segments; of `hidden` tokens, which must not see even their like, another for each side."""
+    """Segments; of `hidden` tokens, which must not see even each other, another for each side."""
     if segments is None:
         return None
     ids = jnp.where(segments < 0, hidden, segments)
     return common.pad(ids, 1, plan.block, constant_values=hidden)[:, None]
 
 
-def find_places(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array, by_keys: bool):
-    """The places of blocks, whose first tokens are given, and what each visits.
+def make_schedule(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array, by_keys: bool):
+    """The schedule of blocks, whose first tokens are given, and what each visits.
 
     That is what the mask shows, the segments share, and biases that decay leave.
     """
     batch, heads, _, _ = x.q.shape
-    seen = plan.shows(q_first[:, None] - k_first)[None, None]
-    if x.q_ids is not None and _fits(seen, len(x.q_ids)):
+    visible = plan.shows(q_first[:, None] - k_first)[None, None]
+    if x.q_ids is not None and _fits(visible, len(x.q_ids)):
         (q_low, q_high), (k_low, k_high) = (_range(plan, ids) for ids in (x.q_ids, x.k_ids))
-        seen &= q_high[..., None] >= k_low[..., None, :]
-        seen &= q_low[..., None] <= k_high[..., None, :]
-    if plan.decays and _fits(seen, batch * heads):
+        visible &= q_high[..., None] >= k_low[..., None, :]
+        visible &= q_low[..., None] <= k_high[..., None, :]
+    if plan.decays and _fits(visible, batch * heads):
         numbers = None if x.coefficients is None else x.coefficients[..., 0, 0]
-        matters = common.Matters(plan.scale, plan.formula, plan.of_tokens)
-        sizes = plan.block, plan.block
-        seen &= matters(x.q, x.k, numbers, x.q_numbers, x.k_numbers, sizes)
+        known = x.q, x.k, numbers, x.q_numbers, x.k_numbers
+        visible &= common.blocks_that_matter(plan, *known, (plan.block, plan.block))
     knots = None if x.pieces is None else _knots(plan, x, q_first, k_first)
-    return Places(q_first, k_first, *bounds(seen, by_keys), knots)
+    first, end = common.block_range(visible, by_keys)
+    return Schedule(q_first, k_first, first, end - 1, knots)
 
 
 def _knots(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array) -> jax.Array:
-    """Which knots tiles may have, as in `Places`: all, where there are too many tiles."""
+    """Which knots tiles may have, as in `Schedule`: all, where there are too many tiles."""
     count = x.pieces.shape[2] - 1
-    if 4 * len(q_first) * max(128, len(k_first)) > MAX_PLACES:
+    if 4 * len(q_first) * max(128, len(k_first)) > MAX_SCHEDULE:
         return jnp.full((1, 1), count << 16, jnp.int32)
-    growth: Any = plan.growth
     knots, numbers = x.pieces[0, 2, :-1], list(x.growth[0, :, 0, 0])
     rates = x.q_rates[:, 0].reshape(len(x.q_rates), -1, plan.block)
     ends = []
     gap = q_first[:, None] - k_first
     for apart, rate in ((1 - plan.block, rates.min((0, 2))), (plan.block - 1, rates.max((0, 2)))):
         distance = jnp.maximum(gap + apart, 0).astype(jnp.float32)
-        ends.append((growth(numbers, distance) * rate[:, None])[..., None])
+        ends.append((piecewise.growth(numbers, distance) * rate[:, None])[..., None])
     low = (knots < ends[0] * (1 - SLACK)).sum(-1, dtype=jnp.int32)
     high = (knots <= ends[1] * (1 + SLACK)).sum(-1, dtype=jnp.int32)
     return low | high << 16
 
 
-def _fits(seen: jax.Array, count: int) -> bool:
+def _fits(visible: jax.Array, count: int) -> bool:
     """Whether the bounds of so many rows and heads may lie in a core's memory of scalars."""
-    return 8 * count * max(128, *seen.shape[2:]) <= MAX_PLACES
-
-
-def bounds(seen: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
-    """The first and the last block to visit, of bool [B or 1, H or 1, q blocks, k blocks]."""
-    seen = jnp.swapaxes(seen, 2, 3) if by_keys else seen
-    count = jnp.arange(seen.shape[3], dtype=jnp.int32)
-    first = jnp.where(seen, count, seen.shape[3]).min(3)
-    return first, jnp.where(seen, count, -1).max(3)
+    return 8 * count * max(128, *visible.shape[2:]) <= MAX_SCHEDULE
 
 
 def _range(plan: Plan, ids: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -73,50 +73,31 @@ def coefficients(terms: tuple) -> jax.Array | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class FormulaSum:
-    """The sum of formulas as one function, static and compared by value."""
-
-    parts: tuple[tuple[Callable, int], ...]  # each function, and how many coefficients it takes
-
-    @classmethod
-    def of(cls, terms: tuple) -> "FormulaSum":
-        """Of all formulas among the terms."""
-        return cls(tuple((t.fn, t.numbers.shape[1]) for t in select(terms, kinds.DistanceFormula)))
-
-    def __bool__(self) -> bool:
-        return bool(self.parts)
-
-    def __call__(self, coefficients: list[Any], distance: jax.Array) -> jax.Array:
-        """The bias of one head from its C coefficients, each of a shape that broadcasts."""
-        biases, first = [], 0
-        for fn, size in self.parts:
-            biases.append(fn(coefficients[first : first + size], distance))
-            first += size
-        return functools.reduce(jnp.add, biases)
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenSum:
-    """The sum of biases of two tokens' numbers as one function, static and compared by value."""
+class FunctionSum:
+    """A sum of functions of one head's numbers, static and compared by value."""
 
     parts: tuple[tuple[Callable, int], ...]  # each function, and how many numbers it takes
 
-    @classmethod
-    def of(cls, terms: tuple) -> "TokenSum":
-        """Of all `TokenBias` among the terms."""
-        return cls(tuple((t.fn, t.state.width) for t in select(terms, kinds.TokenBias)))
-
     def __bool__(self) -> bool:
         return bool(self.parts)
 
-    def __call__(self, of_query: list[Any], of_key: list[Any]) -> jax.Array:
-        """The bias of one head from the numbers of either side, of shapes that broadcast."""
+    def __call__(self, *numbers: list[Any], distance: Any = None) -> jax.Array:
+        """The sum of what the functions give for their share of each list, and the distance if any.
+
+        All have shapes that broadcast.
+        """
         biases, first = [], 0
         for fn, size in self.parts:
-            own = slice(first, first + size)
-            biases.append(fn(of_query[own], of_key[own]))
+            given: list[Any] = [x[first : first + size] for x in numbers]
+            biases.append(fn(*given, *(() if distance is None else (distance,))))
             first += size
         return functools.reduce(jnp.add, biases)
+
+
+def formula_sum(terms: tuple) -> FunctionSum:
+    """The sum of all formulas: a function of C `coefficients` and the distance."""
+    formulas = select(terms, kinds.DistanceFormula)
+    return FunctionSum(tuple((term.fn, term.numbers.shape[1]) for term in formulas))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,20 +106,29 @@ class ScorePlan:
 
     spec: AttentionSpec
     scale: float  # what q·k is multiplied by
-    formula: FormulaSum  # the biases that are computed in place from distances
-    of_tokens: TokenSum  # those that are computed from numbers of both tokens
+    formula: FunctionSum  # the biases that are computed in place from distances
+    of_tokens: FunctionSum  # those that are computed from numbers of both tokens
     decays: bool  # whether these fall with the distance, and nothing else is added
     cap: float | None  # what bounds the scores
 
     @classmethod
     def fields(cls, spec: AttentionSpec, terms: tuple) -> dict[str, Any]:
         """These, by name, for plans that have more."""
+        added = select(terms, kinds.ScoreTerm)
+        formulas, of_tokens = (
+            select(terms, kind) for kind in (kinds.DistanceFormula, kinds.TokenBias)
+        )
         return {
             "spec": spec,
             "scale": spec.scale_of(terms),
-            "formula": FormulaSum.of(terms),
-            "of_tokens": TokenSum.of(terms),
-            "decays": decays(spec, terms),
+            "formula": formula_sum(terms),
+            "of_tokens": FunctionSum(tuple((term.fn, term.state.width) for term in of_tokens)),
+            "decays": bool(added)
+            and len(added) == len(formulas) + len(of_tokens)
+            and all(term.decays for term in added)
+            and (spec.contiguous or not formulas)
+            and spec.aligned
+            and spec.logit_cap is None,
             "cap": spec.logit_cap,
         }
 
@@ -189,67 +179,72 @@ def token_numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
     return repeated.at[..., : numbers.shape[3]].set(numbers)
 
 
-def decays(spec: AttentionSpec, terms: tuple) -> bool:
-    """Whether nothing but biases that decay is added, so that `Matters` holds."""
-    added, falling = select(terms, kinds.ScoreTerm), (kinds.DistanceFormula, kinds.TokenBias)
-    known = bool(added) and all(isinstance(term, falling) and term.decays for term in added)
-    in_order = spec.contiguous or not select(terms, kinds.DistanceFormula)
-    return known and in_order and spec.aligned and spec.logit_cap is None
-
-
-@dataclasses.dataclass(frozen=True)
-class Matters:
+def blocks_that_matter(
+    plan: ScorePlan,
+    q: jax.Array,
+    k: jax.Array,
+    coefficients: Any,
+    q_numbers: Any,
+    k_numbers: Any,
+    sizes: tuple[int, int],
+) -> jax.Array:
     """Which blocks of keys matter to a block of queries, where biases that decay are all there is.
 
     A row's sum holds its own score. A key whose score is less by -NEGLIGIBLE at the least (by
     Cauchy and Schwarz, and as the bias falls from the nearest pair of two blocks on) is left out.
+
+    Args:
+      plan: of a call that `decays`.
+      q: [B, H, T, E], whole blocks.
+      k: [B, K, S, E], the same tokens.
+      coefficients: of the formulas, [H, C], or None.
+      q_numbers: of the queries, [B or 1, H, C, T], or None.
+      k_numbers: of the keys, [B or 1, H, C, S], or None.
+      sizes: tokens of a block of queries, of keys.
+
+    Returns:
+      bool [B, H, q blocks, k blocks].
     """
+    q, k = (repeat_heads(side.astype(jnp.float32), q.shape[1]) for side in (q, k))
+    q_size, k_size = sizes
+    norms = [jnp.sqrt((side * side).sum(-1)) for side in (q, k)]
+    gap = norms[0] * norms[1].max(-1, keepdims=True) - (q * k).sum(-1)
+    gap = plan.scale * gap.reshape(*gap.shape[:2], -1, q_size).max(-1)
+    q_first = jnp.arange(0, q.shape[2], q_size, dtype=jnp.int32)
+    k_first = jnp.arange(0, k.shape[2], k_size, dtype=jnp.int32)
+    apart = q_first[:, None] - k_first[None, :]
+    near = jnp.maximum(jnp.maximum(apart - k_size, -apart - q_size) + 1, 0)
+    fall = jnp.zeros((), jnp.float32)
+    if plan.formula:
+        columns = list(jnp.moveaxis(coefficients, 1, 0)[..., None, None])  # [C, H, 1, 1]
+        distance = jnp.where(apart > 0, near, -near)[None]
+        fall = plan.formula(columns, distance=distance)
+        fall = fall - plan.formula(columns, distance=jnp.zeros_like(distance))
+    if plan.of_tokens:
+        rows, columns = (
+            numbers.reshape(*numbers.shape[:3], -1, size)
+            for numbers, size in ((q_numbers, q_size), (k_numbers, k_size))
+        )
 
-    scale: float  # what q·k is multiplied by
-    formula: FormulaSum
-    of_tokens: TokenSum
+        def bias(row, column):  # of those tokens of each block
+            of_query = [rows[:, :, c, :, None, row] for c in range(rows.shape[2])]
+            of_key = [columns[:, :, c, None, :, column] for c in range(rows.shape[2])]
+            return plan.of_tokens(of_query, of_key)
 
-    def __call__(
-        self, q: jax.Array, k: jax.Array, coefficients, q_numbers, k_numbers, sizes: tuple[int, int]
-    ) -> jax.Array:
-        """Bool [B, H, q blocks, k blocks].
+        between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
+        fall = fall + jnp.where(near > 0, between, 0)
+    return ~(gap[..., None] + fall < NEGLIGIBLE)  # or is no number
 
-        Args:
-          q: [B, H, T, E], whole blocks.
-          k: [B, K, S, E], the same tokens.
-          coefficients: of the formulas, [H, C], or None.
-          q_numbers: of the queries, [B or 1, H, C, T], or None.
-          k_numbers: of the keys, [B or 1, H, C, S], or None.
-          sizes: tokens of a block of queries, of keys.
-        """
-        q, k = (repeat_heads(side.astype(jnp.float32), q.shape[1]) for side in (q, k))
-        q_size, k_size = sizes
-        norms = [jnp.sqrt((side * side).sum(-1)) for side in (q, k)]
-        gap = norms[0] * norms[1].max(-1, keepdims=True) - (q * k).sum(-1)
-        gap = self.scale * gap.reshape(*gap.shape[:2], -1, q_size).max(-1)
-        q_first = jnp.arange(0, q.shape[2], q_size, dtype=jnp.int32)
-        k_first = jnp.arange(0, k.shape[2], k_size, dtype=jnp.int32)
-        apart = q_first[:, None] - k_first[None, :]
-        near = jnp.maximum(jnp.maximum(apart - k_size, -apart - q_size) + 1, 0)
-        fall = jnp.zeros((), jnp.float32)
-        if self.formula:
-            columns = list(jnp.moveaxis(coefficients, 1, 0)[..., None, None])  # [C, H, 1, 1]
-            distance = jnp.where(apart > 0, near, -near)[None]
-            fall = self.formula(columns, distance) - self.formula(columns, jnp.zeros_like(distance))
-        if self.of_tokens:
-            rows, columns = (
-                numbers.reshape(*numbers.shape[:3], -1, size)
-                for numbers, size in ((q_numbers, q_size), (k_numbers, k_size))
-            )
 
-            def bias(row, column):  # of those tokens of each block
-                of_query = [rows[:, :, c, :, None, row] for c in range(rows.shape[2])]
-                of_key = [columns[:, :, c, None, :, column] for c in range(rows.shape[2])]
-                return self.of_tokens(of_query, of_key)
+def block_range(pairs: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
+    """Of bool [*n, q blocks, k blocks]: the first block that each meets, and one past the last.
 
-            between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
-            fall = fall + jnp.where(near > 0, between, 0)
-        return ~(gap[..., None] + fall < NEGLIGIBLE)  # or is no number
+    Blocks of keys that queries meet or, `by_keys`, the other way round; 0 past the last: none.
+    """
+    pairs = jnp.swapaxes(pairs, -1, -2) if by_keys else pairs
+    count = jnp.arange(pairs.shape[-1], dtype=jnp.int32)
+    first = jnp.where(pairs, count, pairs.shape[-1]).min(-1)
+    return first, jnp.where(pairs, count + 1, 0).max(-1)
 
 
 def multiply(x: jax.Array, vectors: jax.Array, form: str) -> jax.Array:
@@ -264,6 +259,15 @@ def pad(x: jax.Array, axis: int, multiple: int, **how: Any) -> jax.Array:
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % multiple)
     return jnp.pad(x, widths, **how) if widths[axis][1] else x
+
+
+def sum_shared(grad: Any, like: Any) -> Any:
+    """The sum of a gradient over the batch rows and heads that shared an array, in its dtype."""
+    if grad is None:
+        return None
+    sizes = zip(like.shape, grad.shape, strict=True)
+    split = [part for shared, size in sizes for part in (shared, size // shared)]
+    return grad.reshape(split).sum(tuple(range(1, 2 * grad.ndim, 2))).astype(like.dtype)
 
 
 def differentiable(forward: Callable, backward: Callable) -> Callable:

@@ -15,13 +15,13 @@ from typing import Any
 
 import jax
 
-from pe_jax.engines.gpu import triton_source
-from pe_jax.engines.gpu.launches import Launch
-from pe_jax.engines.gpu.triton_source import Kernel
+from pe_jax.engines.kernels.gpu import triton_source
+from pe_jax.engines.kernels.gpu.launches import Launch
+from pe_jax.engines.kernels.gpu.triton_source import Kernel
 
 TARGET = "triton_kernel_call_ffi"
 ALIGNED = 16  # bytes, at the least: XLA aligns arrays to more
-OPTIONS = {"enable_fp_fusion": True}  # no longer Triton's own choice from 3.10 on
+OPTIONS = {"enable_fp_fusion": True}  # no longer Triton's default from 3.10 on
 
 
 @functools.cache
@@ -94,11 +94,11 @@ def function(kernel: Kernel) -> Any:
     import triton  # pyright: ignore[reportMissingImports]
     from triton import language  # pyright: ignore[reportMissingImports]
 
-    place = f"<kernel {kernel.name} {hash(kernel.text):x}>"
-    linecache.cache[place] = len(kernel.text), None, kernel.text.splitlines(True), place
+    file = f"<kernel {kernel.name} {hash(kernel.text):x}>"
+    linecache.cache[file] = len(kernel.text), None, kernel.text.splitlines(True), file
     first = triton_source.HEAD.count("\n") + 1
     code = function.__code__.replace(
-        co_filename=place, co_firstlineno=first, co_name=kernel.name, co_freevars=()
+        co_filename=file, co_firstlineno=first, co_name=kernel.name, co_freevars=()
     )
     names = {"__name__": kernel.name, "triton": triton, "tl": language}
     written = types.FunctionType(code, names, kernel.name)

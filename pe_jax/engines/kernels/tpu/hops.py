@@ -14,17 +14,16 @@ import numpy as np
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels.tpu import engine, operands, passes
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tiled.setup import Fixed, Operands, Result
-from pe_jax.engines.tiled.tiles import Partition
-from pe_jax.engines.tiled.ways import Vectors, without_state_arrays
-from pe_jax.engines.tpu import engine, operands, passes
-from pe_jax.engines.tpu.plan import Arrays, Places, Plan
+from pe_jax.engines.sharded.ring import Partition
+from pe_jax.engines.tiled.plan import Fixed, Operands, Result, Vectors
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The kernels with a block of one's own: `attention(…, implementation=Kernels(block=16))`."""
+    """The kernels with a given block: `attention(…, implementation=Kernels(block=16))`."""
 
     block: int | None = None
     interpret: bool = False
@@ -53,9 +52,9 @@ class Kernels:
             return Vectors(side.x, side.raw, tuple(states))
 
         pairs = zip(inside, terms, strict=True)
-        own = tuple(without_state_arrays(term) if mine else None for mine, term in pairs)
-        x = Operands(vectors(q), vectors(k), v, tables=own)
-        fixed = Fixed(q.tokens, k.tokens, None, None, masks=(), dropout=())
+        own = tuple(term.without_state_arrays() if mine else None for mine, term in pairs)
+        x = Operands(vectors(q), vectors(k), v, tables=None, terms=own)
+        fixed = Fixed(q.tokens, k.tokens)
         return KernelHops(_shared(plan, split)), x, fixed
 
 
@@ -68,7 +67,7 @@ def refusal(
         return f"devices have runs of {run} tokens: not of whole blocks of {engine.LANES}"
     if (why := engine.refusal(spec, terms, q, k, v)) is not None:
         return why
-    if any(engine.in_strips(spec, terms)) or select(terms, kinds.PairBias):
+    if any(engine.strategies(spec, terms)) or select(terms, kinds.PairBias):
         return "in a ring it has no biases of pairs of positions"
     by_diagonal = engine.make_plan(spec, terms, q).by_diagonal
     return "in a ring it has no vectors without a horizon" if by_diagonal else None
@@ -100,10 +99,10 @@ class KernelHops(NamedTuple):
         return result.out, result.lse
 
     def forward(self, x: Operands, fixed: Fixed) -> Result:
-        """Attention over the keys of a hop; the tables are terms of the device's heads."""
-        arrays = self._arrays(fixed, x.tables, x.q, x.k, x.v)
-        places = self._places(fixed, arrays, by_keys=False)
-        result = passes.forward(self.plan, arrays, places, jnp.float32)
+        """Attention over the keys of a hop; the terms are those of the device's heads."""
+        arrays = self._arrays(fixed, x.terms, x.q, x.k, x.v)
+        schedule = self._schedule(fixed, arrays, by_keys=False)
+        result = passes.forward(self.plan, arrays, schedule, jnp.float32)
         lse = jnp.where(result.lse == -LOWEST, LOWEST, result.lse)
         return Result(result.out, jnp.swapaxes(lse, 2, 3))
 
@@ -113,12 +112,12 @@ class KernelHops(NamedTuple):
         def arrays_of(*x):
             return self._arrays(fixed, *x)
 
-        arrays, pull = jax.vjp(arrays_of, x.tables, x.q, x.k, x.v)
+        arrays, pull = jax.vjp(arrays_of, x.terms, x.q, x.k, x.v)
         inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
         lse = jnp.where(result.lse == LOWEST, -LOWEST, result.lse)
         lse, inner = (jnp.swapaxes(n, 2, 3) for n in (lse, inner))
         known = arrays._replace(d_out=cotangent.out.astype(x.v.dtype), lse=lse, inner=inner)
-        of_queries, of_keys = (self._places(fixed, arrays, by_keys) for by_keys in (False, True))
+        of_queries, of_keys = (self._schedule(fixed, arrays, by_keys) for by_keys in (False, True))
         learned = [name for name, a in zip(Arrays._fields, arrays, strict=True) if a is not None]
         grads = passes.backward(self.plan, known, of_queries, of_keys, learned, jnp.float32)
         of_q, of_k, of_v = grads[:3]
@@ -127,17 +126,17 @@ class KernelHops(NamedTuple):
         terms, q, k, _ = pull(Arrays(*map(_cotangent, rest, arrays)))
         vectors = jax.tree.map(lambda x: x.astype(jnp.float32), (q, k))
         q, k = vectors[0]._replace(x=of_q), vectors[1]._replace(x=of_k)
-        return Operands(q, k, of_v, tables=terms)
+        return Operands(q, k, of_v, tables=None, terms=terms)
 
     def _arrays(self, fixed: Fixed, terms: tuple, q: Vectors, k: Vectors, v: jax.Array) -> Arrays:
         """What the kernels read; none of it is padded."""
         of_q, of_k = (Side(*of, tokens) for of, tokens in ((q, fixed.q), (k, fixed.k)))
         return operands.make_arrays(self.plan, terms, of_q, of_k, v)
 
-    def _places(self, fixed: Fixed, x: Arrays, by_keys: bool) -> Places:
+    def _schedule(self, fixed: Fixed, x: Arrays, by_keys: bool) -> Schedule:
         """Where the blocks of this device are, and those that visit it."""
         own, theirs = (tokens.index[0, :: self.plan.block] for tokens in (fixed.q, fixed.k))
-        return operands.find_places(self.plan, x, own, theirs, by_keys)
+        return operands.make_schedule(self.plan, x, own, theirs, by_keys)
 
 
 def _cotangent(grad: Any, of: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a TPU kernel is told: its arrays, the places of blocks, and what is static about a call.
+"""What a TPU kernel is told: its arrays, the schedule of blocks, and what is static about a call.
 
 B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v, C numbers,
 R block diagonals, X width of what is dotted with vectors of distances. i is a query block, j a key
@@ -9,14 +9,13 @@ same tokens, or the queries some of them, in whole blocks.
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernel_common import ScorePlan
+from pe_jax.engines.kernels.common import ScorePlan
 
 
 class Arrays(NamedTuple):
@@ -29,7 +28,7 @@ class Arrays(NamedTuple):
     coefficients: Any = None  # the numbers of all formulas, [H, C, 1, 1], or their gradient
     growth: Any = None  # the numbers of what grows with the distance, [H, C, 1, 1]
     pieces: Any = None  # start, slope, knot, bend of each line of a bias, [H, 4, N + 1]
-    strips: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
+    bands: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
     q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
     q_rates: Any = None  # of queries, what this growth is multiplied by, [B or 1, H, 1, T]
     rate_columns: Any = None  # those of a block as equal columns [block, lanes], kept by a core
@@ -49,11 +48,11 @@ class Arrays(NamedTuple):
 
 
 VECTORS = ("row_vectors", "column_vectors", "value_vectors")
-BY_DISTANCE = ("strips", *VECTORS)  # a strip for each block diagonal
+BY_DISTANCE = ("bands", *VECTORS)  # a band for each block diagonal
 OF_HEADS = ("coefficients", "growth", "pieces", *BY_DISTANCE)  # the same for all tokens
 
 
-class Places(NamedTuple):
+class Schedule(NamedTuple):
     """Where blocks are, and which of them to visit: int32, read before tiles are fetched."""
 
     q_first: Any  # index of the first query of each block
@@ -96,7 +95,7 @@ class Tile(NamedTuple):
 
     gap: Any  # the distance of its first query and first key
     k_first: Any  # the index of its first key
-    knots: Any  # as `Places.knots_of`
+    knots: Any  # as `Schedule.knots_of`
     easy: bool  # as `Plan.easy`
     transposed: bool = False
     bends: int | None = None  # how many knots it has, if that is known: then no loop goes over them
@@ -107,9 +106,8 @@ class Plan(ScorePlan):
     """What is static about a call."""
 
     real_distances: bool  # whether formulas take float32 distances, which saves conversions
-    growth: Callable | None  # of a bias in pieces, with the distance
     by_distance: bool  # whether anything else is read by distance
-    by_diagonal: bool  # whether gradients of what is read so come from a kernel of their own
+    by_diagonal: bool  # whether gradients of what is read so come from a separate kernel
     horizon: tuple[int, int] | None  # distances beyond which what is read is constant
     tokens: int  # of a row, without padding
     block: int  # tokens of a block
@@ -162,7 +160,7 @@ class Plan(ScorePlan):
 
     @property
     def diagonals(self) -> range:
-        """The gaps, in blocks, that have a strip; what lies outside takes the nearest."""
+        """The gaps, in blocks, that have a band; what lies outside takes the nearest."""
         most = pl.cdiv(self.tokens, self.block) - 1
         ends = (self.ahead, self.back)
         ahead, back = (most if n is None else min(most, pl.cdiv(n, self.block)) for n in ends)
@@ -171,8 +169,8 @@ class Plan(ScorePlan):
             first, last = self.far[0] // self.block, -(-self.far[1] // self.block)
         return range(max(-ahead, min(first, back)), min(back, max(last, -ahead)) + 1)
 
-    def strip(self, gap):
-        """Which strip a tile takes."""
+    def band(self, gap):
+        """Which band a tile takes."""
         rows = self.diagonals
         least, most = rows[0] * self.block, rows[-1] * self.block
         return jax.lax.div(jnp.clip(gap, least, most) - least, self.block)

@@ -1,8 +1,8 @@
-"""A kernel is trusted only after it has agreed with the dense engine on the device at hand.
+"""A kernel runs only after it has agreed with the dense engine on the device at hand.
 
 Before kernels first run a kind of call on a kind of device, they compute a small case like it
 (`small_case`), forward and every gradient, and so does the dense engine in float32: a second or
-two. `doubt` says what is wrong, and `dispatch` takes another engine.
+two. `disagreement` says what is wrong, and `dispatch` picks another engine.
 
 What agreed is kept as a JSON file in `$PE_JAX_CACHE/kernels`, by default in `pe_jax/kernels` of
 `$XDG_CACHE_HOME` or `~/.cache`. It counts for the same case on the same kind of device, with the
@@ -31,9 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings.terms import Side
-from pe_jax.engines import reference, small_case
+from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.small_case import SmallCase
+from pe_jax.engines.kernels import small_case
+from pe_jax.engines.kernels.small_case import SmallCase
 
 PACKAGES = (  # whose versions a record is of
     *("jax", "jaxlib", "triton", "libtpu"),
@@ -48,10 +49,10 @@ TERM = re.compile(r"the gradient of terms\.\d+")
 _verdicts: dict[str, str | None] = {}  # by the keys of records, for as long as the process lives
 
 
-def doubt(
+def disagreement(
     kernels: Any, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
 ) -> str | None:
-    """Why kernels are not to be trusted with a call, or None if they agreed on one like it.
+    """Why kernels must not run a call, or None if they agreed on one like it.
 
     Only shapes of the call are read: it may be under any trace. Asked again for the same shapes,
     the answer is the same for as long as the process lives.
@@ -66,16 +67,16 @@ def doubt(
     """
     leaves, structure = jax.tree.flatten((terms, q, k, v))
     shapes = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
-    return _doubt(kernels, spec, structure, shapes)
+    return _disagreement(kernels, spec, structure, shapes)
 
 
 @functools.lru_cache(4096)
-def _doubt(kernels: Any, spec: AttentionSpec, structure: Any, shapes: tuple) -> str | None:
+def _disagreement(kernels: Any, spec: AttentionSpec, structure: Any, shapes: tuple) -> str | None:
     device = _device()
     if device is None:
         return None
     call = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in shapes])
-    # A thread of its own has no trace, no mesh, and no other setting of the caller's context.
+    # A new thread has no trace, no mesh, and no other setting of the caller's context.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(_check, kernels, device, spec, *call).result()
 
@@ -89,7 +90,7 @@ def _device() -> Any:
 
 
 def _check(kernels: Any, device: Any, spec: AttentionSpec, *call: Any) -> str | None:
-    """As `doubt`, for abstract arrays, on a device."""
+    """As `disagreement`, for abstract arrays, on a device."""
     try:
         with (
             jax.default_device(device),
@@ -99,7 +100,7 @@ def _check(kernels: Any, device: Any, spec: AttentionSpec, *call: Any) -> str | 
             case = small_case.shrink(kernels.sample_length(spec, *call), spec, *call)
             record = Record(_about(kernels, device) | {"case": small_case.describe(case)})
             if record.key not in _verdicts:
-                _verdicts[record.key] = None if record.found() else _compare(kernels, case, record)
+                _verdicts[record.key] = None if record.exists() else _compare(kernels, case, record)
             said = _verdicts[record.key]
     except Exception as error:
         said = _failure(error)
@@ -164,11 +165,11 @@ def _group(name: str) -> str:
 def relative_error(got: Any, want: Any, *whole: Any) -> float:
     """The largest difference ÷ the largest number wanted, or of `whole` if that is far larger."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    own, largest = (
+    wanted, largest = (
         max(float(np.abs(np.asarray(x)).max(initial=0)) for x in arrays)
         for arrays in ((want,), (want, *whole))
     )
-    largest = largest if own < ROUNDING * largest else own
+    largest = largest if wanted < ROUNDING * largest else wanted
     return float(np.abs(got - want).max(initial=0)) / (largest or 1)
 
 
@@ -182,14 +183,14 @@ def _outcome(attend: Callable, case: SmallCase) -> dict[str, jax.Array]:
     def run(numbers, tokens):
         def forward(numbers):
             of_q, of_k = (
-                Side(numbers[name], raw, states, own)
-                for name, raw, states, own in zip(
+                Side(numbers[name], raw, states, known)
+                for name, raw, states, known in zip(
                     "qk", numbers["unrotated"], numbers["states"], tokens, strict=True
                 )
             )
             out, lse = attend(spec, numbers["terms"], of_q, of_k, numbers["v"])
-            seen = jnp.where(lse > reference.LOWEST / 2, lse, 0) if spec.lse else None
-            return {"the output": out, "row sums": seen}
+            sums = jnp.where(lse > reference.LOWEST / 2, lse, 0) if spec.lse else None
+            return {"the output": out, "row sums": sums}
 
         results, pull = jax.vjp(forward, numbers)
         return results, pull(jax.tree.map(cotangent, results))[0]
@@ -221,7 +222,7 @@ class Record:
         folder = _folder()
         self.path = folder and folder / f"{self.key}.json"
 
-    def found(self) -> bool:
+    def exists(self) -> bool:
         """Whether this has agreed before."""
         if self.path is None:
             return False
@@ -249,8 +250,8 @@ class Record:
 
 def _folder() -> Path | None:
     """Where records are; None where there is no home."""
-    if own := os.environ.get("PE_JAX_CACHE"):
-        return Path(own) / "kernels"
+    if cache := os.environ.get("PE_JAX_CACHE"):
+        return Path(cache) / "kernels"
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "pe_jax" / "kernels"
     try:
@@ -274,19 +275,19 @@ def _about(kernels: Any, device: Any) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     """Those of the packages that compile and launch kernels."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @functools.cache
 def _source(path: str) -> str:
     """A digest of the engines' source, and of all files beside a module of kernels."""
-    folders = Path(__file__).parent, Path(path).parent
+    folders = Path(reference.__file__).parent, Path(__file__).parent, Path(path).parent
     digest = hashlib.sha256()
     for file in sorted({x for folder in folders for x in folder.glob("*.*") if x.is_file()}):
         if file.suffix in (".py", ".json"):

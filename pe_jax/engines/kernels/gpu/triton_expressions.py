@@ -83,14 +83,14 @@ def literal(x: Any) -> str:
     return f"({x!r})" if isinstance(x, int | float) and x < 0 else repr(x)
 
 
-def along(x: Value, places: Sequence[int], ndim: int) -> Value:
-    """An array whose axes lie at these places among `ndim`, the others being of length 1."""
-    places = tuple(places)
+def along(x: Value, axes: Sequence[int], ndim: int) -> Value:
+    """An array whose axes become these of `ndim`, the others being of length 1."""
+    axes = tuple(axes)
     if len(x.shape) == ndim:
         return x
-    axes = ", ".join(":" if axis in places else "None" for axis in range(ndim))
-    shape = tuple(x.shape[places.index(axis)] if axis in places else 1 for axis in range(ndim))
-    return Value(f"{x.text}[{axes}]", shape)
+    index = ", ".join(":" if axis in axes else "None" for axis in range(ndim))
+    shape = tuple(x.shape[axes.index(axis)] if axis in axes else 1 for axis in range(ndim))
+    return Value(f"{x.text}[{index}]", shape)
 
 
 def broadcast(x: Value, shape: Sequence[int]) -> str:
@@ -108,7 +108,7 @@ def reshaped(x: Value, shape: Sequence[int]) -> str:
         return f"tl.reshape({x.text}, {list(shape)})"
     ones = [axis for axis, n in enumerate(shape) if n == 1]
     if len(shape) == len(x.shape) + 1 and len(ones) >= 1:
-        places = [axis for axis in range(len(shape)) if axis != ones[-1 if x.shape[-1] != 1 else 0]]
-        if tuple(shape[p] for p in places) == x.shape:
-            return along(x, places, len(shape)).text
+        axes = [axis for axis in range(len(shape)) if axis != ones[-1 if x.shape[-1] != 1 else 0]]
+        if tuple(shape[axis] for axis in axes) == x.shape:
+            return along(x, axes, len(shape)).text
     return f"tl.reshape({x.text}, {list(shape)})"

@@ -1,4 +1,4 @@
-"""The kernels of GPUs and TPUs agree with the dense engine on the cases that trust asks for."""
+"""The kernels of GPUs and TPUs agree with the dense engine on the cases of the self-check."""
 
 import functools
 
@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from pe_jax.engines import trust
-from pe_jax.engines.gpu import engine
-from pe_jax.engines.tpu import engine as tpu
+from pe_jax.engines.kernels import self_check
+from pe_jax.engines.kernels.gpu import engine
+from pe_jax.engines.kernels.tpu import engine as tpu
 from tests.kernel_calls import LENGTH, drawn, operands
 
 DOCUMENTS = np.arange(2 * LENGTH).reshape(2, LENGTH) // 70
@@ -41,19 +41,19 @@ def not_kept():
 )
 @pytest.mark.usefixtures("not_kept")
 def test_kernels_of_tpus_are_compared_the_same_way(spec, options, dtype, tokens):
-    """The first by splash; the last in strips of four blocks, of which a case has two."""
+    """The first by splash; the last in chunks of four blocks, of which a case has two."""
     case = drawn((), spec, qkv=operands(dtype=dtype), length=150, **options)
     attend = functools.partial(tpu.attend, interpret=True)
     assert tpu.sample_length(*case) == tokens
-    errors = trust.differences(attend, case)
-    assert max(errors.values()) < trust.bound(dtype) / 2
+    errors = self_check.differences(attend, case)
+    assert max(errors.values()) < self_check.bound(dtype) / 2
 
 
 def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others():
     """FIRE's last bias is the same for a whole row, which the softmax ignores."""
     case = drawn((), "fire", qkv=operands(dtype="bfloat16"), length=100)
-    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
-    assert max(errors.values()) < trust.bound("bfloat16")
+    errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < self_check.bound("bfloat16")
 
 
 @pytest.mark.parametrize("spec", ["t5", "fox"])
@@ -61,5 +61,5 @@ def test_the_real_size_of_a_case(spec):
     """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
     case = drawn((), spec, qkv=operands(1000, "bfloat16"), length=None)
     assert case.q.x.shape[2] == 2 * 128 + 61 + (113 if spec == "t5" else 0)
-    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
-    assert max(errors.values()) < trust.bound("bfloat16") / 2
+    errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < self_check.bound("bfloat16") / 2

@@ -1,4 +1,4 @@
-"""A small case like a call: what a kernel and the dense engine are compared on (see `trust`).
+"""A small case like a call: what a kernel and the dense engine are compared on (see `self_check`).
 
 Of a call only shapes and static fields are read, so that it may be one under a trace. The case has
 the same kinds of terms with the same functions, and other numbers: a few heads, one or two rows, as
@@ -97,40 +97,35 @@ def shrink(length: int, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: 
 
 
 def _stateless(term: Any) -> Any:
-    """The term without what engines do not read: arrays of its state, the device's own heads."""
+    """The term without what engines do not read: its state's arrays, a device's choice of heads."""
     if term.state is not None:
         term = dataclasses.replace(term, state=dataclasses.replace(term.state, arrays=None))
-    for name in ("fn", "pieces"):
-        while isinstance(fn := getattr(term, name, None), kinds.OfSomeHeads):
-            term = dataclasses.replace(term, **{name: fn.fn})
+    while isinstance(fn := getattr(term, "fn", None), kinds.OfSomeHeads):
+        term = dataclasses.replace(term, fn=fn.fn)
     return term
 
 
 def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens:
-    """Tokens with all that the call's have: places from `first` on, two documents and padding.
+    """Tokens with all that the call's have: indices from `first` on, two documents and padding.
 
     Explicit positions have gaps, and of three tokens two share one.
     """
     index = first + np.arange(count, dtype=np.int32)
-    places = np.arange(count) if spec.contiguous else 2 * index + 3 - 2 * (index % 3 == 2)
+    positions = np.arange(count) if spec.contiguous else 2 * index + 3 - 2 * (index % 3 == 2)
     if axes := like.positions.shape[2:]:
-        places = _grid(np.arange(count), axes[0])
+        edge = max(1, int(count ** (1 / axes[0]) + 1e-6))  # of a square or cube, rows first
+        columns = [np.arange(count) // edge**axis % edge for axis in reversed(range(axes[0]))]
+        positions = np.stack(columns, axis=-1)  # what does not fit begins anew
     segments = rank = None
     if like.segments is not None:
         segments = np.where(np.arange(count) < 0.4 * count, 0, 1)
         segments = np.where(np.arange(count) < 0.9 * count, segments, -1)[None]
         segments = jnp.asarray(segments.repeat(min(len(like.segments), ROWS), 0), jnp.int32)
         rank = None if like.rank is None else per_segment(segments)
-    positions = places[None].repeat(min(len(like.positions), ROWS), 0)
+    positions = positions[None].repeat(min(len(like.positions), ROWS), 0)
     positions = per_segment(segments) if spec.restarts else positions
     index = index[None].repeat(min(len(like.index), ROWS), 0)
     return Tokens(jnp.asarray(positions, like.positions.dtype), jnp.asarray(index), segments, rank)
-
-
-def _grid(places: np.ndarray, axes: int) -> np.ndarray:
-    """Places on a square or cube [n, A], rows first; what does not fit begins anew."""
-    side = max(1, int(len(places) ** (1 / axes) + 1e-6))
-    return np.stack([places // side**axis % side for axis in reversed(range(axes))], axis=-1)
 
 
 # What tells one case from another.
@@ -145,9 +140,9 @@ def describe(case: SmallCase) -> str:
     lines.append(f"values {_shape(case.v)}")
     for term, *states in zip(case.terms, case.q.states, case.k.states, strict=True):
         fields = {f.name: getattr(term, f.name) for f in dataclasses.fields(term)}
-        shown = ", ".join(f"{name}={_named(value)}" for name, value in fields.items())
+        named = ", ".join(f"{name}={_named(value)}" for name, value in fields.items())
         shapes = " ".join(map(_shape, states)) if states[0] is not None else ""
-        lines.append(f"{type(term).__name__}({shown}) {shapes} {_code(term, case, states)}".strip())
+        lines.append(f"{type(term).__name__}({named}) {shapes} {_code(term, case, states)}".strip())
     return "\n".join(lines)
 
 
@@ -156,19 +151,11 @@ def _code(term: Any, case: SmallCase, states: list) -> str:
     if isinstance(term, kinds.ScoreTerm):
         program = jax.make_jaxpr(lambda term, q, k, states: term.scores(q, k, states))
         text = program(term, case.q, case.k, states)
-        if isinstance(term, kinds.PiecewiseBias):
-            text = f"{text} {jax.make_jaxpr(_in_pieces)(term, case.q.tokens.positions)}"
     elif isinstance(term, kinds.DistanceTerm):
         text = jax.make_jaxpr(lambda term, d: term.at(d))(term, np.arange(3, dtype=np.int32))
     else:
         return ""
     return hashlib.sha256(_plain(str(text)).encode()).hexdigest()[:16]
-
-
-def _in_pieces(term: kinds.PiecewiseBias, positions: jax.Array) -> tuple:
-    """Its pieces, and what grows with the distance."""
-    pieces = term.pieces(term.arrays, positions)
-    return pieces, term.growth(list(pieces.numbers[0]), jnp.arange(3, dtype=jnp.float32))
 
 
 def _plain(text: str) -> str:
@@ -198,8 +185,8 @@ def draw(case: SmallCase) -> SmallCase:
     """The case with arrays of numbers, the same each time, under which each term keeps its word.
 
     Formulas may need numbers of one sign (rates, widths), a bias that decays states that only
-    rise or fall. So for each term a few ways to draw are tried: the first under which all that is
-    seen is finite, and what decays does.
+    rise or fall. So for each term a few draws are tried: the first under which all visible
+    pairs are finite, and what decays does.
 
     Raises:
       ValueError: there is none.
@@ -210,7 +197,7 @@ def draw(case: SmallCase) -> SmallCase:
     ]
     terms, states = [], []
     for n, (term, *shapes) in enumerate(zip(case.terms, case.q.states, case.k.states, strict=True)):
-        for drawn, of_both in _ways(term, shapes, 10 * (n + 1)):
+        for drawn, of_both in _draws(term, shapes, 10 * (n + 1)):
             if _holds(case.spec, drawn, sides[0], sides[1], of_both):
                 break
         else:
@@ -223,8 +210,8 @@ def draw(case: SmallCase) -> SmallCase:
     return SmallCase(case.spec, tuple(terms), q, k, _normal(case.v, 5))
 
 
-def _ways(term: Any, states: list, seed: int) -> Iterator[tuple[Any, list]]:
-    """A term and its states of both sides, with numbers drawn in one way after the other."""
+def _draws(term: Any, states: list, seed: int) -> Iterator[tuple[Any, list]]:
+    """A term and its states of both sides, with numbers of one form after the other."""
     leaves, structure = jax.tree.flatten(term)
     for sign, course in FORMS:
         numbers = [_signed(_normal(x, seed + n), sign) for n, x in enumerate(leaves)]
@@ -253,18 +240,18 @@ def _course(x: Any, course: str) -> Any:
 
 
 def _holds(spec: AttentionSpec, term: Any, q: Side, k: Side, states: list) -> bool:
-    """Whether a term is finite where pairs are seen, and decays if it says so."""
+    """Whether a term is finite at visible pairs, and decays if it says so."""
     if isinstance(term, kinds.DistanceTerm) and q.tokens.positions.ndim == 2:
         far = max(q.x.shape[2], k.x.shape[2])
         distance = jnp.arange(-far, far, dtype=jnp.int32)
         return bool(jnp.isfinite(jax.jit(lambda d: term.at(d))(distance)).all())
     if not isinstance(term, kinds.ScoreTerm):
         return True
-    pairs, seen = jax.jit(lambda q, k, *s: (term.scores(q, k, s), spec.mask(q.tokens, k.tokens)))(
-        q, k, *states
-    )
-    pairs, seen = np.asarray(pairs), np.asarray(seen)
-    if not np.isfinite(np.where(seen, pairs, 0)).all():
+    pairs, visible = jax.jit(
+        lambda q, k, *s: (term.scores(q, k, s), spec.mask(q.tokens, k.tokens))
+    )(q, k, *states)
+    pairs, visible = np.asarray(pairs), np.asarray(visible)
+    if not np.isfinite(np.where(visible, pairs, 0)).all():
         return False
     if not (getattr(term, "decays", False) and spec.aligned):
         return True

@@ -12,13 +12,13 @@ kernels read (`operands`):
   diagonal loads its entries from there; a tile past the horizon takes one number per head, row or
   column;
 * other terms, a bias of two positions or of distances of several axes, or vectors without a
-  horizon, is an array of biases for one strip of queries after the other (`strips`);
+  horizon, is an array of biases for one chunk of queries after the other (`query_chunks`);
 * where nothing but biases that decay is added, each block begins where keys cannot matter yet
-  (`common.Matters`).
+  (`common.blocks_that_matter`).
 
 Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
-program owns; at explicit positions, which may repeat, it adds in turns (`tiles`). A table without a
-horizon gets its gradient from one program per block diagonal.
+program owns; at explicit positions, which may repeat, it adds in rounds (`tiles`). A table without
+a horizon gets its gradient from one program per block diagonal.
 
 Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
 n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
@@ -37,15 +37,14 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
-from pe_jax.engines import kernel_common as common
-from pe_jax.engines import strips
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import assignment, launches, operands, passes, tiles
-from pe_jax.engines.gpu.operands import MAX_DISTANCES
+from pe_jax.engines.kernels import common, query_chunks
+from pe_jax.engines.kernels.gpu import launches, operands, passes, strategies, tiles
+from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
-    *(kinds.PairBias, kinds.PiecewiseBias, kinds.TokenBias, kinds.TokenProduct),
+    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
 )
 MAX_WIDTH = 256  # of a head
 LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon
@@ -58,16 +57,16 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes, sinks=True)) is not None:
         return why
     width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
-    which = assignment.in_strips(spec, terms, q, k)
-    terms, q, k = strips.others(which, terms, q, k)
-    explicit = any(which) or not spec.contiguous
+    chosen = strategies.choose(spec, terms, q, k)
+    terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
+    explicit = any(chosen) or not spec.contiguous
     relative, tables = bool(select(terms, *kinds.RELATIVE)), bool(select(terms, kinds.DistanceTerm))
     low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
     positions = jnp.result_type(q.tokens.positions, k.tokens.positions)
     axes = q.tokens.positions.shape[2:]
     reasons = {
         "a GPU that is not NVIDIA's": launches.architecture() is None,
-        "triton is not installed, and this jax has none of its own": tiles.triton is None
+        "triton is not installed, and this jax has no copy of it": tiles.triton is None
         and passes.triton_route() is None,
         f"formulas or vectors of distances of {axes[-1] if axes else 1} axes": bool(axes)
         and (tables or bool(select(terms, kinds.DistanceFormula))),
@@ -85,11 +84,11 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
     longest = _launches(spec, terms, q, k, v).longest
-    which = assignment.in_strips(spec, terms, q, k)
-    kept, _, _ = strips.others(which, terms, q, k)
+    chosen = strategies.choose(spec, terms, q, k)
+    kept, _, _ = query_chunks.of_kernels(chosen, terms, q, k)
     near = max(map(abs, common.horizon(kept) or (0,)))
     least = 2 * longest + min(near, LONGEST_NEAR)
-    return max(least, strips.BLOCKS * longest if any(which) else 0) + 61
+    return max(least, query_chunks.BLOCKS * longest if any(chosen) else 0) + 61
 
 
 def attend(
@@ -106,19 +105,19 @@ def attend(
     """As `reference.attend`, for calls without a `refusal`; by cuDNN where that suffices.
 
     `sizes` make the `Launch` of all kernels; None: the table's, for an architecture `arch` (90 for
-    sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine. In the
-    place of row sums cuDNN gives None: its own have no gradient, and it runs where nothing reads
-    them.
+    sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine. Where
+    nothing reads row sums, cuDNN may run, which gives None in their place: it has no gradient
+    through them.
     """
     if not interpret and jax.default_backend() == "gpu" and stock(spec, terms, q, k, v):
         return _cudnn(spec, terms, q, k, v), None
     q, k = common.with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
-    if any(which := assignment.in_strips(spec, terms, q, k)):
+    if any(chosen := strategies.choose(spec, terms, q, k)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest
-        of_strip = functools.partial(by_kernels, assignment.within(spec))
-        rows = strips.length(longest, q, k)
-        return strips.attend(of_strip, rows, which, spec, terms, q, k, v)
+        of_chunk = functools.partial(by_kernels, strategies.of_chunk(spec))
+        rows = query_chunks.length(longest, q, k)
+        return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v)
     return by_kernels(spec, terms, q, k, v)
 
 
@@ -131,11 +130,11 @@ def _launches(
     sizes: tuple[int, ...] | None = None,
     arch: int | None = None,
 ) -> launches.Launches:
-    """Those of a call, whether or not it is computed in strips."""
-    which = assignment.in_strips(spec, terms, q, k)
-    spec = assignment.within(spec) if any(which) else spec
-    terms, q, k = strips.others(which, terms, q, k)
-    return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(which)).launches
+    """Those of a call, whether or not it is computed in chunks of queries."""
+    chosen = strategies.choose(spec, terms, q, k)
+    spec = strategies.of_chunk(spec) if any(chosen) else spec
+    terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
+    return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(chosen)).launches
 
 
 def _attend(

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
-from pe_jax.engines import kernel_common as common
-from pe_jax.engines.gpu import kernels, operands, tiles
-from pe_jax.engines.gpu.plan import LOG2E, Arrays, Plan
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.gpu import kernels, operands, tiles
+from pe_jax.engines.kernels.gpu.plan import LOG2E, Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
 KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks, entries and *outs
@@ -84,7 +84,7 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
         grads = grads._replace(rows=d_rows)
     if "table" in learned:
         grads = grads._replace(table=d_rows.sum(2) if plan.far else _of_diagonals(plan, x))
-    return Arrays(*map(_fold, grads, x))
+    return Arrays(*map(common.sum_shared, grads, x))
 
 
 def _of_diagonals(plan: Plan, x: Arrays) -> jax.Array:
@@ -104,15 +104,6 @@ def _of_diagonals(plan: Plan, x: Arrays) -> jax.Array:
     begin, end = low + keys - 1, high + keys
     inside = line[:, begin:end].at[:, 0].add(line[:, :begin].sum(1))
     return inside.at[:, -1].add(line[:, end:].sum(1))[None]
-
-
-def _fold(grad: Any, like: Any) -> Any:
-    """Sums over the batch rows and query heads that shared an array."""
-    if grad is None:
-        return None
-    batch, heads = like.shape[:2]
-    parts = grad.reshape(batch, -1, heads, grad.shape[1] // heads, *grad.shape[2:])
-    return parts.sum((1, 3)).astype(like.dtype)
 
 
 def _shape(x: Arrays, *rest: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -135,20 +126,20 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> t
     batch, heads = x.q.shape[:2]
     plan = dataclasses.replace(plan, launch=getattr(plan.launches, name))
     if not blocks:
-        keys_own = name == "keys"
-        blocks = (x.k if keys_own else x.q).shape[2] // plan.sizes[0]
-        x = operands.find_bounds(plan, x, keys_own)
+        by_keys = name == "keys"
+        blocks = (x.k if by_keys else x.q).shape[2] // plan.sizes[0]
+        x = operands.find_bounds(plan, x, by_keys)
 
     def block_spec(array):
         b, h, *rest = array.shape
 
-        def place(i, j, k):
+        def index(i, j, k):
             return jax.lax.div(k, batch // b), jax.lax.div(j, heads // h), *[0] * len(rest)
 
-        return pl.BlockSpec((None, None, *rest), place)
+        return pl.BlockSpec((None, None, *rest), index)
 
     if outs[0] is not None and not plan.spec.contiguous:
-        x = operands.with_turns(plan, x, name == "keys")
+        x = operands.with_rounds(plan, x, name == "keys")
     wanted = [out for out in outs if out is not None]
     over = [n for n, out in enumerate(wanted) if isinstance(out, Over)]
     blanks = [jnp.full(wanted[n].shape.shape, wanted[n].fill, jnp.float32) for n in over]
@@ -180,7 +171,7 @@ def run(plan: Plan, name: str, call: Callable, args: tuple) -> Any:
 
 
 def triton_route() -> Any:
-    """The way through Triton itself; None where it is not installed."""
-    from pe_jax.engines.gpu import triton_call
+    """The module that compiles by Triton itself; None where it is not installed."""
+    from pe_jax.engines.kernels.gpu import triton_call
 
     return triton_call if triton_call.available() else None

@@ -2,7 +2,7 @@
 
 A row meets each distance within the span of the tables at most once: the program that owns it
 stores those entries one by one and keeps a sum for either far end. At explicit positions it may
-meet one more often; then its program adds in turns, in each of which no two tokens of the block
+meet one more often; then its program adds in rounds, in each of which no two tokens of the block
 have the same position. So nothing is added atomically.
 Scores are kept times log2(e). Letters are those of `engine`.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.engines.gpu.plan import LOG2E
-from pe_jax.engines.gpu.walks import Tile
+from pe_jax.engines.kernels.gpu.kv_loops import Tile
+from pe_jax.engines.kernels.gpu.plan import LOG2E
 
 try:  # deprecated since jax 0.11, there in 0.12
     from jax.experimental.pallas import triton
@@ -31,25 +31,25 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
     parts = [look_up(tile, ref, side) for ref, side in tables if ref is not None]
     if x.bias is not None:
         bias = x.bias[tile.slices["q"], tile.slices["k"]]
-        parts.append(bias.T if tile.walk.keys_own else bias)
+        parts.append(bias.T if tile.loop.by_keys else bias)
     if x.coefficients is not None:
         numbers = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
-        parts.append(plan.formula(numbers, tile.distance()))
+        parts.append(plan.formula(numbers, distance=tile.distance()))
     if plan.of_tokens:
         parts.append(plan.of_tokens(tile.numbers("q"), tile.numbers("k")))
     s = product * (plan.scale * LOG2E)
     s = s + functools.reduce(jnp.add, parts) * LOG2E if parts else s
     if plan.cap is not None:
         s = jnp.tanh(s * (1 / (plan.cap * LOG2E))) * (plan.cap * LOG2E)
-    seen = visible(tile)
-    return s if seen is None else jnp.where(seen, s, -jnp.inf)
+    shown = visible(tile)
+    return s if shown is None else jnp.where(shown, s, -jnp.inf)
 
 
-def gradient(tile: Tile, mine: tuple, theirs: tuple) -> tuple[jax.Array, jax.Array]:
+def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array]:
     """Weights, and the gradient of the scores; from q, d_out and k, v, or the other way round."""
-    s, cap = scores(tile, dot(mine[0], theirs[0], 1)), tile.plan.cap
+    s, cap = scores(tile, dot(owned[0], visited[0], 1)), tile.plan.cap
     p = jnp.exp2(s - tile.token("q", "lse"))
-    d_p = dot(mine[1], theirs[1], 1) - tile.token("q", "delta")
+    d_p = dot(owned[1], visited[1], 1) - tile.token("q", "delta")
     d_weights = tile.x.d_weights
     d_s = p * (d_p if d_weights is None else d_p + look_up(tile, d_weights, "q"))
     if cap is not None:  # hidden pairs have infinite scores, and no weight
@@ -62,7 +62,7 @@ def coefficient_gradients(tile: Tile, d_s: jax.Array) -> list[jax.Array]:
     """One coefficient per row, so that its gradient is a sum along the row: [owned, 1] each."""
     ref, distance = tile.x.coefficients, tile.distance()
     rows = [jnp.full((len(d_s), 1), ref[c], jnp.float32) for c in range(ref.shape[0])]
-    return jax.vjp(lambda rows: tile.plan.formula(rows, distance), rows)[1](d_s)[0]
+    return jax.vjp(lambda rows: tile.plan.formula(rows, distance=distance), rows)[1](d_s)[0]
 
 
 def number_zeros(ref, rows: int) -> list[jax.Array]:
@@ -77,7 +77,7 @@ def add_number_gradients(tile: Tile, sums: list[jax.Array], d_s: jax.Array) -> l
     own, other = tile.numbers(tile.sides[0]), tile.numbers(tile.sides[1])
 
     def bias(own):
-        pair = (other, own) if tile.walk.keys_own else (own, other)
+        pair = (other, own) if tile.loop.by_keys else (own, other)
         return jnp.broadcast_to(tile.plan.of_tokens(*pair), d_s.shape)
 
     more = jax.vjp(bias, own)[1](d_s)[0]
@@ -93,7 +93,7 @@ def store_numbers(ref, own, sums: list[jax.Array]) -> None:
 def visible(tile: Tile) -> jax.Array | None:
     """What the mask shows; None where that is all."""
     plan, spec, parts = tile.plan, tile.plan.spec, []
-    q, k = (tile.along(side, tile.places[side]) for side in "qk")
+    q, k = (tile.along(side, tile.indices[side]) for side in "qk")
     if (tile.edge or plan.indexed) and (spec.causal or spec.window is not None):
         ahead = q - k if spec.aligned else tile.token("q", "index") - tile.token("k", "index")
         parts += [ahead >= 0] if spec.causal else []
@@ -101,7 +101,7 @@ def visible(tile: Tile) -> jax.Array | None:
             inside = jnp.abs(ahead) < spec.window
             rank = k if tile.x.of_key.rank is None else tile.token("k", "rank")
             parts.append(inside | (rank < plan.sinks) if plan.sinks else inside)
-    if tile.edge and plan.padded and not tile.walk.keys_own:
+    if tile.edge and plan.padded and not tile.loop.by_keys:
         parts.append(k < plan.lengths[1])
     if tile.x.of_query.segments is not None:
         ids = tile.token("q", "segments")
@@ -118,9 +118,9 @@ def look_up(tile: Tile, ref, side: str | None) -> jax.Array:
         return tile.along(side, ref[tile.slices[side], tile.far]) if side else ref[tile.far]
     lo, hi = tile.plan.span
     entry = jnp.clip(tile.distance(), lo, hi) - lo
-    row = [jnp.broadcast_to(tile.along(s, tile.places[s]), entry.shape) for s in side or ""]
-    # Always so; but a load of its own block is one that Triton does not keep several of, each
-    # as large as a tile, in the shared memory that the operands' pipeline needs.
+    row = [jnp.broadcast_to(tile.along(s, tile.indices[s]), entry.shape) for s in side or ""]
+    # Always so; but of a load in a conditional Triton does not keep several copies, each as large
+    # as a tile, in the shared memory that the operands' pipeline needs.
     near = tile.other.start >= 0
     return jax.lax.cond(near, lambda: ref[*row, entry], lambda: jnp.zeros(entry.shape, ref.dtype))
 
@@ -135,7 +135,7 @@ def store_by_distance(
 ) -> list:
     """Stores `entries` by distance, within the span; adds `amounts` past it to `ends` [owned] each.
 
-    Where each pair has a place to itself in `ref` [owned tokens, n], nothing is added there; at
+    Where each pair has an entry to itself in `ref` [owned tokens, n], nothing is added there; at
     explicit positions `add` makes one entry of two.
     """
     lo, hi = tile.plan.span
@@ -143,22 +143,22 @@ def store_by_distance(
         last = zip(ends, (0, hi - lo), strict=True)
         return [end + amounts.sum(1) if tile.far == entry else end for end, entry in last]
     d = tile.distance()
-    row = jnp.broadcast_to(tile.places[tile.sides[0]][:, None], d.shape)
+    row = jnp.broadcast_to(tile.indices[tile.sides[0]][:, None], d.shape)
     inside = (d > lo) & (d < hi)
     if tile.plan.spec.contiguous:
         triton.store(ref.at[row, jnp.clip(d, lo, hi) - lo], entries, mask=inside)
     else:
-        turns = tile.token(tile.sides[1], "turn")
+        rounds = tile.token(tile.sides[1], "round")
 
-        def take_turn(n, done):
-            now = inside & (turns == n)
-            place = ref.at[row, jnp.where(now, d - lo, 0)]  # 0: what `ends` will be stored over
-            triton.store(place, add(triton.load(place, mask=now, other=0), entries), mask=now)
+        def take_round(n, done):
+            now = inside & (rounds == n)
+            entry = ref.at[row, jnp.where(now, d - lo, 0)]  # 0: what `ends` will be stored over
+            triton.store(entry, add(triton.load(entry, mask=now, other=0), entries), mask=now)
             if not tile.plan.interpret:
                 triton.debug_barrier()  # what comes next may read what other threads have stored
             return done
 
-        jax.lax.fori_loop(0, turns.max() + 1, take_turn, 0)
+        jax.lax.fori_loop(0, rounds.max() + 1, take_round, 0)
     past = zip(ends, (d <= lo, d >= hi), strict=True)
     return [end + jnp.where(out, amounts, 0).sum(1) for end, out in past]
 

@@ -1,7 +1,7 @@
 """The GPU kernels: what one program computes, and from what.
 
 FlashAttention-2 (Dao, arXiv 2307.08691) in Pallas, lowered by Triton. A program owns a block of
-tokens of one side and visits the blocks of the other (`walks`), tile by tile (`tiles`). What the
+tokens of one side and visits the blocks of the other (`kv_loops`), tile by tile (`tiles`). What the
 kernels read is prepared in `operands`; `passes` launches them.
 
 Kernels take references: `Arrays`, what outputs are stored over where not all of them is stored (the
@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.gpu.plan import Arrays, Plan
-from pe_jax.engines.gpu.tiles import (
+from pe_jax.engines.kernels.gpu.kv_loops import KVLoop, Tile
+from pe_jax.engines.kernels.gpu.plan import Arrays, Plan
+from pe_jax.engines.kernels.gpu.tiles import (
     add_number_gradients,
     coefficient_gradients,
     dot,
@@ -26,7 +27,6 @@ from pe_jax.engines.gpu.tiles import (
     store_by_distance,
     store_numbers,
 )
-from pe_jax.engines.gpu.walks import Tile, Walk
 from pe_jax.engines.reference import LOWEST
 
 
@@ -35,8 +35,8 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
 
     `entries` [T, n] hold scores, and at either end the logarithm of the sum of all beyond it.
     """
-    walk, rows = Walk(plan, x), plan.sizes[0]
-    q, own = x.q[walk.own, :], walk.own
+    loop, rows = KVLoop(plan, x), plan.sizes[0]
+    q, own = x.q[loop.own, :], loop.own
 
     def visit(tile, carry):
         total, top, sums, ends = carry
@@ -50,15 +50,15 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
         total = total * fade[:, None] + dot(p.astype(v.dtype), v, 0)
         return total, new, sums * fade + p.sum(1), ends
 
-    # A row that has seen nothing yet needs no special care: LOWEST is finite.
+    # A row without visible keys so far needs no special care: LOWEST is finite.
     zero = jnp.zeros((rows,), jnp.float32)
     start = jnp.zeros((rows, x.v.shape[1]), jnp.float32), zero + LOWEST, zero, [zero, zero]
-    total, top, sums, ends = walk(visit, start)
+    total, top, sums, ends = loop(visit, start)
 
     def log2(sums, empty):
         return jnp.where(sums > 0, top + jnp.log2(jnp.where(sums > 0, sums, 1)), empty)
 
-    # A row that sees nothing gets zeros, and a sum so large that its weights vanish again.
+    # A row without visible keys gets zeros, and a sum so large that its weights vanish again.
     out[own, :] = total / jnp.where(sums > 0, sums, 1)[:, None]
     lse[own] = log2(sums, -LOWEST)
     if entries is not None:
@@ -75,8 +75,8 @@ def queries_kernel(
 
     `entries` [T, n] get the gradient of the scores by distance, if it is not None.
     """
-    walk, rows = Walk(plan, x), plan.sizes[0]
-    q, d_out, own = x.q[walk.own, :], x.d_out[walk.own, :], walk.own
+    loop, rows = KVLoop(plan, x), plan.sizes[0]
+    q, d_out, own = x.q[loop.own, :], x.d_out[loop.own, :], loop.own
     count = 0 if of_coefficients is None else of_coefficients.shape[0]
 
     def visit(tile, carry):
@@ -95,7 +95,7 @@ def queries_kernel(
 
     zero, column = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
     start = jnp.zeros(q.shape, jnp.float32), [zero, zero], [column] * count
-    d_q, ends, d_c, d_n = walk(visit, (*start, number_zeros(of_numbers, rows)))
+    d_q, ends, d_c, d_n = loop(visit, (*start, number_zeros(of_numbers, rows)))
     of_q[own, :] = (d_q * plan.scale).astype(of_q.dtype)
     if entries is not None:
         entries[own, 0], entries[own, plan.distances - 1] = ends
@@ -110,8 +110,8 @@ def keys_kernel(plan: Plan, x: Arrays, _, entries, of_k, of_v, of_numbers) -> No
 
     `entries` [S, n] as in `queries_kernel`.
     """
-    walk, rows = Walk(plan, x, keys_own=True), plan.sizes[0]
-    k, v, own = x.k[walk.own, :], x.v[walk.own, :], walk.own
+    loop, rows = KVLoop(plan, x, by_keys=True), plan.sizes[0]
+    k, v, own = x.k[loop.own, :], x.v[loop.own, :], loop.own
 
     def visit(tile, carry):
         d_k, d_v, ends, d_n = carry
@@ -125,7 +125,7 @@ def keys_kernel(plan: Plan, x: Arrays, _, entries, of_k, of_v, of_numbers) -> No
 
     zero = jnp.zeros((rows,), jnp.float32)
     start = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32), [zero, zero]
-    d_k, d_v, ends, d_n = walk(visit, (*start, number_zeros(of_numbers, rows)))
+    d_k, d_v, ends, d_n = loop(visit, (*start, number_zeros(of_numbers, rows)))
     of_k[own, :] = (d_k * plan.scale).astype(of_k.dtype)
     of_v[own, :] = d_v.astype(of_v.dtype)
     if entries is not None:
@@ -140,13 +140,13 @@ def diagonal_kernel(plan: Plan, x: Arrays, _, __, tiles) -> None:
     offset = pl.program_id(0) - (columns - 1)
 
     def visit(i, total):
-        walk = Walk(plan, x, at=i)
-        tile = Tile(walk, i - offset)
-        mine = x.q[walk.own, :], x.d_out[walk.own, :]
-        theirs = x.k[tile.other, :], x.v[tile.other, :]
-        return total + gradient(tile, mine, theirs)[1]
+        loop = KVLoop(plan, x, at=i)
+        tile = Tile(loop, i - offset)
+        owned = x.q[loop.own, :], x.d_out[loop.own, :]
+        visited = x.k[tile.other, :], x.v[tile.other, :]
+        return total + gradient(tile, owned, visited)[1]
 
-    lo, hi = plan.span  # what lies outside is not seen
+    lo, hi = plan.span  # what lies outside is not visible
     meets = (offset * size + size > lo) & (offset * size - size < hi)
     first = jnp.maximum(offset, 0)
     last = jnp.where(meets, jnp.minimum(rows, columns + offset), first)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.tpu import shear
-from pe_jax.engines.tpu.plan import Arrays, Plan, Tile
-from pe_jax.engines.tpu.shear import as_column, lane_sums, repeat_columns
+from pe_jax.engines.kernels.tpu import piecewise, shear
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Tile
+from pe_jax.engines.kernels.tpu.shear import as_column, lane_sums, repeat_columns
 
 START, SLOPE, KNOT, BEND = range(4)  # rows of `Arrays.pieces`
 
@@ -66,8 +66,8 @@ def bias(plan: Plan, x: Arrays, tile: Tile) -> Bias:
     if tile.bends is None:
         pairs = pl.run_scoped(loop, pltpu.VMEM(number.shape, number.dtype))
     else:
-        places = (low + n for n in range(tile.bends))
-        pairs = functools.reduce(lambda pairs, n: bent(n, pairs), places, slope * number)
+        knots = (low + n for n in range(tile.bends))
+        pairs = functools.reduce(lambda pairs, n: bent(n, pairs), knots, slope * number)
     return Bias(pairs, start, grown, number, pull)
 
 
@@ -83,7 +83,7 @@ class Gradients(NamedTuple):
       tile: that is not transposed.
       grads: those of lines and knots, and of numbers.
       of_rates: to be summed over lanes and divided by the rates, [block, lanes].
-      own: the bias of the tile.
+      bias: that of the tile.
       d_s: the gradient of its scores, [block, block].
     """
 
@@ -92,7 +92,7 @@ class Gradients(NamedTuple):
     tile: Tile
     grads: Arrays
     of_rates: Any
-    own: Bias
+    bias: Bias
     d_s: jax.Array
 
     def add(self) -> None:
@@ -104,7 +104,7 @@ class Gradients(NamedTuple):
             for n in range(self.tile.bends):
                 parts = self._bent(self.tile.knots[0] + n, parts)
             d_grown = jnp.concatenate(list(parts))
-        for c, part in enumerate(self.own.pull(d_grown)[0]):
+        for c, part in enumerate(self.bias.pull(d_grown)[0]):
             self.grads.growth[c] += part
 
     def _rows(self) -> list[slice]:
@@ -113,28 +113,28 @@ class Gradients(NamedTuple):
 
     def _line(self) -> Iterator[jax.Array]:
         """Of the line of all pairs."""
-        low, total, turned = self.tile.knots[0], jnp.float32(0), jnp.float32(0)
+        low, total, by_number = self.tile.knots[0], jnp.float32(0), jnp.float32(0)
         for rows in self._rows():
             part, *sums = self._weighted(rows, self.d_s[rows], self.x.pieces[SLOPE, low])
-            total, turned = total + sums[0], turned + sums[1]
+            total, by_number = total + sums[0], by_number + sums[1]
             yield part
-        _add(self.grads, low, {START: total, SLOPE: turned})
+        _add(self.grads, low, {START: total, SLOPE: by_number})
 
     def _bent(self, n: Any, parts: Iterable[jax.Array]) -> Iterator[jax.Array]:
-        """Of what a knot adds, beside the parts so far."""
+        """Of what a knot adds, in addition to the parts so far."""
         knot, bend = self.x.pieces[KNOT, n], self.x.pieces[BEND, n]
-        total, turned = jnp.float32(0), jnp.float32(0)
+        total, by_number = jnp.float32(0), jnp.float32(0)
         for rows, part in zip(self._rows(), parts, strict=True):
-            on = jnp.where(self.own.x[rows] > knot, self.d_s[rows], 0)
+            on = jnp.where(self.bias.x[rows] > knot, self.d_s[rows], 0)
             more, *sums = self._weighted(rows, on, bend)
-            total, turned = total + sums[0], turned + sums[1]
+            total, by_number = total + sums[0], by_number + sums[1]
             yield part + more
-        _add(self.grads, n, {KNOT: -bend * total, BEND: turned - knot * total})
+        _add(self.grads, n, {KNOT: -bend * total, BEND: by_number - knot * total})
 
     def _weighted(self, rows: slice, d: jax.Array, weight: Any) -> tuple[jax.Array, ...]:
         """A part where the bias is weight·number; sums of d, and of d·number."""
         rate = _rate(self.plan, self.x, self.tile)[rows]
-        sums = lane_sums(d * self.own.grown[rows]) * rate
+        sums = lane_sums(d * self.bias.grown[rows]) * rate
         self.of_rates[rows] += weight * sums
         part = _spread(self.plan, self.tile, weight * rate) * d
         return part, lane_sums(d).sum(0), sums.sum(0)
@@ -157,10 +157,9 @@ class Gradients(NamedTuple):
 
 def growth_of(plan: Plan, x: Arrays, tile: Tile):
     """What grows with the distance: a function for all pairs of a tile, and its numbers."""
-    growth: Any = plan.growth
 
     def of_tile(numbers):
-        at = functools.partial(growth, numbers)
+        at = functools.partial(piecewise.growth, numbers)
         return shear.by_diagonal(at, tile.gap, plan.block, tile.transposed)
 
     return of_tile, [x.growth[c] for c in range(x.growth.shape[0])]
@@ -185,6 +184,6 @@ def _spread(plan: Plan, tile: Tile, x: jax.Array) -> jax.Array:
 
 def _add(grads: Arrays, n: Any, parts: dict[int, jax.Array]) -> None:
     """Adds sums of matrices to the gradients of numbers of the pieces, by their rows."""
-    row, place = (jax.lax.broadcasted_iota(jnp.int32, grads.pieces.shape, axis) for axis in (0, 1))
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, grads.pieces.shape, axis) for axis in (0, 1))
     for own, x in parts.items():
-        grads.pieces[...] += jnp.where((row == own) & (place == n), x.sum(), 0)
+        grads.pieces[...] += jnp.where((row == own) & (column == n), x.sum(), 0)

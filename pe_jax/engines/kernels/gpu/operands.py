@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
-from pe_jax.engines import kernel_common as common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import launches
-from pe_jax.engines.gpu.plan import Arrays, PerToken, Plan
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.gpu import launches
+from pe_jax.engines.kernels.gpu.plan import Arrays, PerToken, Plan
 
 MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
 
@@ -56,7 +56,7 @@ def make_plan(
 
 
 def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tuple[int, int]:
-    """The distances that a table has to hold: those that occur, are seen, and differ."""
+    """The distances that a table has to hold: those that occur, are visible, and differ."""
     limits = common.horizon(terms)
     if not spec.contiguous:
         return limits or (0, 1)
@@ -142,9 +142,9 @@ def table_distances(plan: Plan) -> jax.Array:
     return jnp.arange(plan.span[0], plan.span[1] + 1, dtype=jnp.int32)
 
 
-def find_bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> Arrays:
+def find_bounds(plan: Plan, x: Arrays, by_keys: bool = False) -> Arrays:
     """The arrays with `bounds` and `sinks` of the blocks of one side; None: all blocks."""
-    spec, (q_size, k_size) = plan.spec, plan.sizes[::-1] if keys_own else plan.sizes
+    spec, (q_size, k_size) = plan.spec, plan.sizes[::-1] if by_keys else plan.sizes
     tests, by_index, inside = [], [], []
     if plan.indexed or plan.sinks:
         q_index, k_index = _index(x.of_query.index, x.q), _index(x.of_key.index, x.k)
@@ -156,43 +156,36 @@ def find_bounds(plan: Plan, x: Arrays, keys_own: bool = False) -> Arrays:
         tests += [most >= 0, least <= 0]
     if plan.decays:
         numbers = None if x.coefficients is None else x.coefficients[0]
-        matters = common.Matters(plan.scale, plan.formula, plan.of_tokens)
-        tests.append(matters(x.q, x.k, numbers, x.q_numbers, x.k_numbers, (q_size, k_size)))
+        known = x.q, x.k, numbers, x.q_numbers, x.k_numbers
+        tests.append(common.blocks_that_matter(plan, *known, (q_size, k_size)))
     sinks = None
     if plan.sinks:
         rank = _index(x.of_key.rank, x.k)
         first = rank.reshape(*rank.shape[:2], 1, -1, k_size).min(-1) < plan.sinks
-        sinks = _first_and_last([*tests, *by_index, first, ~inside[0]], keys_own)
-    bounds = _first_and_last([*tests, *by_index, *inside] if plan.indexed else tests, keys_own)
+        out_of_window = [*tests, *by_index, first, ~inside[0]]
+        sinks = common.block_range(functools.reduce(jnp.logical_and, out_of_window), by_keys)
+    tests += [*by_index, *inside] if plan.indexed else []
+    if not tests:
+        return x._replace(sinks=sinks)
+    bounds = common.block_range(functools.reduce(jnp.logical_and, tests), by_keys)
     return x._replace(bounds=bounds, sinks=sinks)
 
 
-def with_turns(plan: Plan, x: Arrays, keys_own: bool) -> Arrays:
-    """The arrays with turns for the tokens of the side that is visited, block by block."""
-    side, size = "of_query" if keys_own else "of_key", plan.sizes[1]
-    tokens, length = getattr(x, side), plan.lengths[not keys_own]
+def with_rounds(plan: Plan, x: Arrays, by_keys: bool) -> Arrays:
+    """The arrays with rounds for the tokens of the side that is visited, block by block."""
+    side, size = "of_query" if by_keys else "of_key", plan.sizes[1]
+    tokens, length = getattr(x, side), plan.lengths[not by_keys]
     blocks = tokens.positions.reshape(*tokens.positions.shape[:2], -1, size)
     same = blocks[..., :, None] == blocks[..., None, :]
-    turn = (same & jnp.tri(size, k=-1, dtype=bool)).sum(-1, dtype=jnp.int32)
-    turn = turn.reshape(tokens.positions.shape)
-    turn = jnp.where(jnp.arange(turn.shape[2]) < length, turn, -1)
-    return x._replace(**{side: tokens._replace(turn=turn)})
+    round_ = (same & jnp.tri(size, k=-1, dtype=bool)).sum(-1, dtype=jnp.int32)
+    round_ = round_.reshape(tokens.positions.shape)
+    round_ = jnp.where(jnp.arange(round_.shape[2]) < length, round_, -1)
+    return x._replace(**{side: tokens._replace(round=round_)})
 
 
 def _index(index: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Numbers of tokens [B or 1, 1, T]: the given ones, or the places of those of x."""
+    """Numbers of tokens [B or 1, 1, T]: the given ones, or the indices of those of x."""
     return jnp.arange(x.shape[2], dtype=jnp.int32)[None, None] if index is None else index
-
-
-def _first_and_last(tests: list[jax.Array], keys_own: bool) -> tuple | None:
-    """The first block that passes all tests and one past the last, for each owned block."""
-    if not tests:
-        return None
-    pairs = functools.reduce(jnp.logical_and, tests)
-    pairs = jnp.swapaxes(pairs, -1, -2) if keys_own else pairs
-    count = jnp.arange(pairs.shape[-1], dtype=jnp.int32)
-    first = jnp.where(pairs, count, pairs.shape[-1]).min(-1)
-    return first, jnp.where(pairs, count + 1, 0).max(-1)
 
 
 def _differences(q: jax.Array, k: jax.Array, q_size: int, k_size: int):

@@ -7,8 +7,8 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from pe_jax.engines.gpu.launches import Launch, Launches
-from pe_jax.engines.kernel_common import ScorePlan
+from pe_jax.engines.kernels.common import ScorePlan
+from pe_jax.engines.kernels.gpu.launches import Launch, Launches
 
 LOG2E = math.log2(math.e)
 
@@ -43,17 +43,17 @@ class Plan(ScorePlan):
 
     @property
     def sinks(self) -> int:
-        """How many tokens of each document are seen out of the window."""
+        """How many tokens of each document are visible outside the window."""
         return 0 if self.spec.window is None else self.spec.sinks
 
     @property
     def padded(self) -> bool:
-        """Whether keys of the padding could be seen: not if causality hides them."""
+        """Whether keys of the padding could be visible: not if causality hides them."""
         hidden = self.spec.aligned and self.spec.causal
         return not hidden and self.lengths[1] % self.sizes[1] != 0
 
     def visible_distances(self) -> tuple[float, float]:
-        """The least and the largest distance that the mask shows, by place; may be infinite."""
+        """The least and the largest distance that the mask shows, by index; may be infinite."""
         window = self.spec.window if self.spec.aligned else None
         high = math.inf if window is None else window - 1
         return 0 if self.spec.aligned and self.spec.causal else -high, high
@@ -64,9 +64,9 @@ class PerToken(NamedTuple):
 
     positions: Any = None
     index: Any = None
-    rank: Any = None  # of keys: the place within the document, for sinks; None: that in the row
+    rank: Any = None  # of keys: the index within the document, for sinks; None: that in the row
     segments: Any = None
-    turn: Any = None  # how many before it in its block have its position; -1: padding
+    round: Any = None  # how many before it in its block have its position; -1: padding
     lse: Any = None  # log2 of each row's sum, for gradients, [B, H, T]
     delta: Any = None  # what is subtracted from the gradient of each weight, [B, H, T]
 
@@ -87,6 +87,6 @@ class Arrays(NamedTuple):
     of_query: Any = None  # `PerToken` of the queries
     of_key: Any = None  # `PerToken` of the keys
     bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
-    sinks: tuple | None = None  # the same of what sinks leave to be seen out of the window
+    sinks: tuple | None = None  # the same of what sinks leave visible outside the window
     d_out: Any = None  # cotangent of the output, [B, H, T, F]
     d_weights: Any = None  # cotangent of the weights by distance, [B, H, T, n]

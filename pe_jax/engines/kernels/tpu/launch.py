@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.tpu import kernels
-from pe_jax.engines.tpu.plan import BY_DISTANCE, VECTORS, Arrays, Places, Plan
+from pe_jax.engines.kernels.tpu import kernels, piecewise
+from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, VECTORS, Arrays, Plan, Schedule
 
 OF_QUERIES = ("q", "q_numbers", "q_rates", "rows", "q_ids", "out", "lse", "d_out", "inner")
 OF_KEYS = ("k", "v", "k_numbers", "columns", "k_ids")
@@ -32,12 +32,12 @@ LARGE = (*VECTORS, "bias", "pieces")  # with which a kernel has …
 VMEM = 64 * 2**20  # … so many bytes; others have 16 MiB
 
 
-def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays, kept: Arrays):
-    """Runs `kernel(plan, places, x, outs, kept, …)`; `outs` are given as shapes.
+def launch(plan: Plan, kernel: Callable, schedule: Schedule, x: Arrays, outs: Arrays, kept: Arrays):
+    """Runs `kernel(plan, schedule, x, outs, kept, …)`; `outs` are given as shapes.
 
     `kept` are widths of what lasts from tile to tile, [block, width] each.
     """
-    x = x._replace(begin=None)  # which is in the places
+    x = x._replace(begin=None)  # which is in the schedule
     grid, at, store = _grid(plan, kernel, x)
     by_row = kernel is kernels.diagonals_kernel
     of_x, of_outs = _specs(plan, x, x, at), _specs(plan, x, outs, store, by_row)
@@ -65,12 +65,12 @@ def launch(plan: Plan, kernel: Callable, places: Places, x: Arrays, outs: Arrays
         ),
         cost_estimate=_cost(plan, kernel, x, of_x, outs),
         interpret=plan.interpret,
-    )(places, x)
+    )(schedule, x)
     return result
 
 
 def _grid(plan: Plan, kernel: Callable, x: Arrays):
-    """The grid, and (places, batch, head, i, j) of a place in it: of what it reads, what it stores.
+    """The grid; (schedule, batch, head, i, j) of a point in it, for reads and for stores.
 
     A tile outside the mask fetches none.
     """
@@ -78,24 +78,24 @@ def _grid(plan: Plan, kernel: Callable, x: Arrays):
     kv_heads, keys = x.k.shape[1:3]
     groups = heads // kv_heads
 
-    def other(places: Places, b, h, own, step):
-        first, last = places.bounds(b, h, own)
+    def other(schedule: Schedule, b, h, own, step):
+        first, last = schedule.bounds(b, h, own)
         return jnp.maximum(jnp.minimum(first + step, last), 0)
 
-    def along_keys(h, b, i, step, places):
-        return places, b, h, i, other(places, b, h, i, step)
+    def along_keys(h, b, i, step, schedule):
+        return schedule, b, h, i, other(schedule, b, h, i, step)
 
-    def along_queries(b, kv, j, group, step, places):
+    def along_queries(b, kv, j, group, step, schedule):
         h = kv * groups + group
-        return places, b, h, other(places, b, h, j, step), j
+        return schedule, b, h, other(schedule, b, h, j, step), j
 
-    def along_all_keys(h, b, i, step, places):
-        first, _ = places.bounds(b, h, i)
-        return places, b, h, i, jax.lax.rem(first + step, plan.steps[0])
+    def along_all_keys(h, b, i, step, schedule):
+        first, _ = schedule.bounds(b, h, i)
+        return schedule, b, h, i, jax.lax.rem(first + step, plan.steps[0])
 
-    def along_diagonals(h, row, b, step, places):
-        i, j, _ = places.along_diagonal(plan.diagonals[0] + row, plan.block, step)
-        return places, b, h, i, j
+    def along_diagonals(h, row, b, step, schedule):
+        i, j, _ = schedule.along_diagonal(plan.diagonals[0] + row, plan.block, step)
+        return schedule, b, h, i, j
 
     if kernel is kernels.keys_kernel:
         grid = batch, kv_heads, keys // plan.block, groups, plan.steps[1]
@@ -119,7 +119,7 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
         if name not in (*OF_QUERIES, *OF_KEYS):
             read = arrays is x
             return of_head(
-                array, strip=read and name in BY_DISTANCE, scalars=read and name == "pieces"
+                array, band=read and name in BY_DISTANCE, scalars=read and name == "pieces"
             )
         return of_tokens(array, name in OF_KEYS, along_lanes=name not in WIDE)
 
@@ -127,33 +127,33 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
         _, rows, heads, _, chunk = array.shape
         blocks = chunk // plan.block
 
-        def place(*grid):
+        def index(*grid):
             _, b, h, i, j = at(*grid)
             own = b if rows > 1 else 0, h if heads > 1 else 0, i
             return jax.lax.div(j, blocks), *own, jax.lax.rem(j, blocks)
 
-        return pl.BlockSpec((None, None, None, plan.block, plan.block), place)
+        return pl.BlockSpec((None, None, None, plan.block, plan.block), index)
 
-    def of_head(array, strip: bool, scalars: bool):
+    def of_head(array, band: bool, scalars: bool):
         if by_row:
             one_row = (None, 1, *array.shape[2:])
             return pl.BlockSpec(one_row, lambda h, row, *_: (h, row, 0, 0))
-        if strip:
+        if band:
             shape, rest = (None, None, *array.shape[2:]), (0, 0)
         else:
             shape, rest = (None, *array.shape[1:]), (0,) * (array.ndim - 1)
         memory = pltpu.SMEM if scalars else None
 
-        def place(*grid):
-            places, _, h, i, j = at(*grid)
-            return (h, plan.strip(places.gap(i, j)), *rest) if strip else (h, *rest)
+        def index(*grid):
+            schedule, _, h, i, j = at(*grid)
+            return (h, plan.band(schedule.gap(i, j)), *rest) if band else (h, *rest)
 
-        return pl.BlockSpec(shape, place, memory_space=memory)
+        return pl.BlockSpec(shape, index, memory_space=memory)
 
     def of_tokens(array, of_keys: bool, along_lanes: bool):
         lead, (*_, rows, columns) = (None,) * (array.ndim - 2), array.shape
 
-        def place(*grid):
+        def index(*grid):
             _, b, h, i, j = at(*grid)
             own = j if of_keys else i
             row = 0 if len(array) == 1 else b  # the batch may share an array
@@ -161,7 +161,7 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
             return (row, *head, 0, own) if along_lanes else (row, *head, own, 0)
 
         size = (rows, plan.block) if along_lanes else (plan.block, columns)
-        return pl.BlockSpec((*lead, *size), place)
+        return pl.BlockSpec((*lead, *size), index)
 
     given = zip(Arrays._fields, arrays, strict=True)
     return Arrays(**{name: block_spec(name, a) for name, a in given if a is not None})
@@ -173,7 +173,7 @@ def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
     Negligible tiles, which may be left out, count as well.
     """
     tiles, near = math.prod(x.q.shape[:2]) * plan.tiles, plan.near / plan.tiles
-    flops, powers = 2.0 * (x.strips is not None), 1.0 + (plan.cap is not None)
+    flops, powers = 2.0 * (x.bands is not None), 1.0 + (plan.cap is not None)
     for name, count in PRODUCTS[kernel].items():
         if kernel is kernels.queries_kernel and plan.by_diagonal and name in VECTORS:
             count -= 1  # that of the vectors' gradient
@@ -206,10 +206,10 @@ def _of_biases(plan: Plan, x: Arrays) -> Iterator[pl.CostEstimate]:
     """The costs of biases that are computed in place, for 128 × 128 pairs."""
     if plan.formula:
         numbers = [jnp.zeros((1, 1))] * x.coefficients.shape[1]
-        yield pl.estimate_cost(plan.formula, numbers, jnp.zeros((128, 128), jnp.int32))
-    if plan.growth is not None:
+        yield pl.estimate_cost(plan.formula, numbers, distance=jnp.zeros((128, 128), jnp.int32))
+    if x.growth is not None:
         numbers = [jnp.zeros((1, 1))] * x.growth.shape[1]
-        yield pl.estimate_cost(plan.growth, numbers, jnp.zeros((128, 128)))
+        yield pl.estimate_cost(piecewise.growth, numbers, jnp.zeros((128, 128)))
     if plan.of_tokens:
         sides = ([jnp.zeros(shape)] * x.q_numbers.shape[2] for shape in ((128, 1), (1, 128)))
         yield pl.estimate_cost(plan.of_tokens, *sides)

@@ -12,22 +12,22 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pe_jax.engines.kernels.tpu import pieces, tiles
+from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Plan, Schedule, Tile
+from pe_jax.engines.kernels.tpu.shear import dot, repeat_columns
+from pe_jax.engines.kernels.tpu.tiles import scores
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import pieces, tiles
-from pe_jax.engines.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Places, Plan, Tile
-from pe_jax.engines.tpu.shear import dot, repeat_columns
-from pe_jax.engines.tpu.tiles import scores
 
 FLOOR = -1e29  # where row maxima begin, above masked scores: exp(LOWEST - FLOOR) is 0
-FEW = 1  # the most knots of easy tiles that have programs of their own
+FEW = 1  # the most knots of easy tiles that have separate programs
 
 
 def forward_kernel(
-    plan: Plan, places: Places, x: Arrays, result: Arrays, kept: Arrays, top, total
+    plan: Plan, schedule: Schedule, x: Arrays, result: Arrays, kept: Arrays, top, total
 ) -> None:
     """`out` and `lse`: online softmax over key blocks. `top` and `total` have equal columns."""
     h, b, i, step = (pl.program_id(axis) for axis in range(4))
-    first, last = places.bounds(b, h, i)
+    first, last = schedule.bounds(b, h, i)
     fill(step == 0, 0, kept.out, total)
     fill(step == 0, FLOOR, top)
     x = with_columns(plan, x, kept, step == 0)
@@ -44,7 +44,7 @@ def forward_kernel(
         total[...] = total[...] * fade + p.sum(1, keepdims=True)
         top[...] = new_top
 
-    of_each_kind(plan, places, i, first + step, first + step <= last, visit)
+    of_each_kind(plan, schedule, i, first + step, first + step <= last, visit)
 
     @pl.when(step == pl.num_programs(3) - 1)
     def _():
@@ -55,13 +55,13 @@ def forward_kernel(
         result.lse[...] = jnp.where(empty, -LOWEST, top[...] + jnp.log(safe)).T[:1]
 
 
-def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arrays) -> None:
+def queries_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kept: Arrays) -> None:
     """Gradients of a block of queries, and of what heads learn: that stays for all their tiles.
 
     That of the bias of a tile is stored at once; tiles that are not visited get zeros.
     """
     h, b, i, step = (pl.program_id(axis) for axis in range(4))
-    first, last = places.bounds(b, h, i)
+    first, last = schedule.bounds(b, h, i)
     fill(step == 0, 0, kept.q, kept.rows, kept.q_numbers, kept.q_rates)
     of_head = [getattr(grads, name) for name in OF_HEADS]
     fill((b == 0) & (i == 0) & (step == 0), 0, *of_head)
@@ -69,8 +69,8 @@ def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: A
     x = with_columns(plan, x, kept, step == 0)
 
     def visit(tile: Tile):
-        found, k = tiles.gradient(plan, x, tile), x.k[...]
-        d_s = found.d_s
+        of_scores, k = tiles.gradient(plan, x, tile), x.k[...]
+        d_s = of_scores.d_s
         kept.q[...] += dot(d_s.astype(k.dtype), k, 0)
         if kept.rows is not None:
             kept.rows[...] += tiles.own_gradient(plan, x.row_vectors, d_s, tile.easy)
@@ -80,13 +80,13 @@ def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: A
             for c, part in enumerate(jax.vjp(*tiles.formula_of(plan, x, tile))[1](d_s)[0]):
                 grads.coefficients[c] += part
         if grads.pieces is not None:
-            pieces.Gradients(plan, x, tile, grads, kept.q_rates, found.pieces, d_s).add()
+            pieces.Gradients(plan, x, tile, grads, kept.q_rates, of_scores.pieces, d_s).add()
         if grads.bias is not None:
             grads.bias[...] = d_s
-        strip = plan.strip(tile.gap) if plan.by_distance else 0
-        tiles.add_by_distance(plan, x, grads, strip, found, tile.easy)
+        band = plan.band(tile.gap) if plan.by_distance else 0
+        tiles.add_by_distance(plan, x, grads, band, of_scores, tile.easy)
 
-    of_each_kind(plan, places, i, first + step, first + step <= last, visit)
+    of_each_kind(plan, schedule, i, first + step, first + step <= last, visit)
 
     @pl.when(step == pl.num_programs(3) - 1)
     def _():
@@ -98,11 +98,11 @@ def queries_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: A
             grads.q_rates[...] = kept.q_rates[...].T.sum(0, keepdims=True) / x.q_rates[...]
 
 
-def keys_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arrays) -> None:
+def keys_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kept: Arrays) -> None:
     """Gradients of a block of keys and values, from all query heads that read it."""
     b, kv, j, group, step = (pl.program_id(axis) for axis in range(5))
     groups, steps = pl.num_programs(3), pl.num_programs(4)
-    first, last = places.bounds(b, kv * groups + group, j)
+    first, last = schedule.bounds(b, kv * groups + group, j)
     fill((group == 0) & (step == 0), 0, kept.k, kept.v, kept.columns)
     fill(step == 0, 0, kept.k_numbers)
 
@@ -120,7 +120,7 @@ def keys_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arra
         if kept.k_numbers is not None:
             tiles.add_number_gradients(plan, x, tile, kept.k_numbers, d_s)
 
-    of_each_kind(plan, places, first + step, j, first + step <= last, visit, transposed=True)
+    of_each_kind(plan, schedule, first + step, j, first + step <= last, visit, transposed=True)
 
     @pl.when(step == steps - 1)
     def _():
@@ -134,27 +134,27 @@ def keys_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, kept: Arra
             grads.columns[...] = kept.columns[...].astype(grads.columns.dtype)
 
 
-def diagonals_kernel(plan: Plan, places: Places, x: Arrays, grads: Arrays, _) -> None:
+def diagonals_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, _) -> None:
     """Gradients of what is read by distance, of one block diagonal after the other."""
     h, row, b, step = (pl.program_id(axis) for axis in range(4))
     fill((b == 0) & (step == 0), 0, *(getattr(grads, name) for name in BY_DISTANCE))
-    i, j, inside = places.along_diagonal(plan.diagonals[0] + row, plan.block, step)
-    first, last = places.bounds(b, h, i)
+    i, j, inside = schedule.along_diagonal(plan.diagonals[0] + row, plan.block, step)
+    first, last = schedule.bounds(b, h, i)
 
     def visit(tile: Tile):
-        found = tiles.gradient(plan, x, tile)
-        tiles.add_by_distance(plan, x, grads, 0, found, tile.easy)
+        of_scores = tiles.gradient(plan, x, tile)
+        tiles.add_by_distance(plan, x, grads, 0, of_scores, tile.easy)
 
-    of_each_kind(plan, places, i, j, inside & (j >= first) & (j <= last), visit)
+    of_each_kind(plan, schedule, i, j, inside & (j >= first) & (j <= last), visit)
 
 
 def of_each_kind(
-    plan: Plan, places: Places, i, j, inside, visit: Callable[[Tile], None], transposed=False
+    plan: Plan, schedule: Schedule, i, j, inside, visit: Callable[[Tile], None], transposed=False
 ) -> None:
-    """Runs `visit(tile)` on tile (i, j) if it is `inside`; easy ones by programs of their own."""
-    last_i, last_j = (n.shape[0] - 1 for n in (places.q_first, places.k_first))
+    """Runs `visit(tile)` on tile (i, j) if it is `inside`; easy ones by separate programs."""
+    last_i, last_j = (n.shape[0] - 1 for n in (schedule.q_first, schedule.k_first))
     i, j = jnp.minimum(i, last_i), jnp.minimum(j, last_j)  # those outside are read nevertheless
-    gap, k_first, knots = places.gap(i, j), places.k_first[j], places.knots_of(i, j)
+    gap, k_first, knots = schedule.gap(i, j), schedule.k_first[j], schedule.knots_of(i, j)
 
     def program(when, easy, bends=None):
         pl.when(when)(lambda: visit(Tile(gap, k_first, knots, easy, transposed, bends)))

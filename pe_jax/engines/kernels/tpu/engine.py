@@ -8,15 +8,15 @@ logarithms of rows' sums. What is added reaches them so, never as a matrix in me
 * functions of `DistanceFormula`s are traced into the kernel (ALiBi), and so are `TokenBias`es,
   with the numbers of the tokens of both sides (FoX);
 * a `TokenProduct` is further channels of q and k, rounded as these are (TUPE);
-* `DistanceBias`es are evaluated outside, once for each block diagonal: a strip of the distances
+* `DistanceBias`es are evaluated outside, once for each block diagonal: a band of the distances
   that occur there, which a tile shears into place by rotating lanes (T5);
 * so are vectors of distances. A tile multiplies them with what its tokens have for them, q, k or a
   state, and shears the products (Shaw, DeBERTa, Inkling). Those without a horizon get gradients
   from a kernel that goes along block diagonals (Transformer-XL);
-* a `PiecewiseBias` is a table of lines, numbers of the queries, and a function that is traced into
-  the kernel: a tile takes one line, and the knots that lie within it (FIRE; see `pieces`);
+* FIRE's network is a table of lines and numbers of the queries: a tile takes one line, and the
+  knots that lie within it (`piecewise` has the table, `pieces` the tile);
 * any other bias of pairs of positions, or of distances of several axes or at explicit positions, is
-  an array for one strip of queries after the other (`strips`: Swin).
+  an array for one chunk of queries after the other (`query_chunks`: Swin).
 
 Beyond the horizon of all that is read by distance a tile takes one number per query, which moves
 the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
@@ -24,7 +24,7 @@ nothing but biases that decay is added, tiles in which no key can matter are lef
 
 `kernels` holds what runs on a core, `launch` the grids; here is who runs what, and what is read.
 
-Letters: B batch, T tokens (queries and keys alike, but in a strip), H query heads, K key heads,
+Letters: B batch, T tokens (queries and keys alike, but in a chunk), H query heads, K key heads,
 E width of q and k, F width of v, C numbers, R block diagonals, X width of what meets vectors. i is
 a query block, j a key block.
 """
@@ -44,21 +44,20 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import DistanceTerm, Side, select
-from pe_jax.engines import kernel_common as common
-from pe_jax.engines import strips
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common, query_chunks
+from pe_jax.engines.kernels.tpu import operands, passes, piecewise
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
 from pe_jax.engines.reference import LOWEST
-from pe_jax.engines.tpu import operands, passes
-from pe_jax.engines.tpu.plan import Arrays, Places, Plan
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
-    *(kinds.PairBias, kinds.PiecewiseBias, kinds.TokenBias, kinds.TokenProduct),
+    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
 )
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
-MAX_STRIPS = 2**22  # bytes of a head's strips, or their gradients, that may stay in a core's memory
-MAX_VECTORS = 2**23  # the same of strips of vectors; beyond it they are taken to have no horizon
-MAX_PAIRS = 2**24  # of a strip, unless a block has more; a gather takes 16 times their memory
+MAX_BANDS = 2**22  # bytes of a head's bands, or their gradients, that may stay in a core's memory
+MAX_VECTORS = 2**23  # the same of bands of vectors; beyond it they are taken to have no horizon
+MAX_PAIRS = 2**24  # of a chunk, unless a block has more; a gather takes 16 times their memory
 MAX_KNOTS = 127  # of a bias in pieces, whose lines are the lanes of a register
 MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 
@@ -75,34 +74,29 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
     if numbers > MAX_NUMBERS:
         return f"{numbers} numbers per token (at most {MAX_NUMBERS})"
-    kept, _, _ = strips.others(in_strips(spec, terms), terms, q, k)
+    kept, _, _ = query_chunks.of_kernels(strategies(spec, terms), terms, q, k)
     return _too_much_memory(make_plan(spec, kept, q))
 
 
-def in_strips(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
-    """For each term "pairs" if it is computed in strips, else ""."""
+def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
+    """The strategy of each term, as in `query_chunks`: "pairs" or ""."""
     distances, pairs = (kinds.DistanceFormula, kinds.DistanceBias), select(terms, kinds.PairBias)
     alone = spec.in_order and spec.causal and len(pairs) == 1
 
     def of_pairs(term):
-        if isinstance(term, kinds.PiecewiseBias) and alone:
-            return _count_knots(term) > MAX_KNOTS
+        if alone and isinstance(term, kinds.PairBias) and (fire := piecewise.network(term.fn)):
+            return fire.width > MAX_KNOTS
         elsewhere = isinstance(term, distances) and not spec.in_order
         return isinstance(term, kinds.PairBias) or elsewhere
 
     return tuple("pairs" if of_pairs(term) else "" for term in terms)
 
 
-def _count_knots(term: kinds.PiecewiseBias) -> int:
-    position = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.eval_shape(term.pieces, term.arrays, position).knots.shape[1]
-
-
 def _too_much_memory(plan: Plan) -> str | None:
-    """Why the strips of biases and their gradients do not fit; None where they do."""
+    """Why the bands of biases and their gradients do not fit; None where they do."""
     if not plan.by_distance or plan.by_diagonal:
         return None
-    if 8 * plan.block * len(plan.diagonals) <= MAX_STRIPS:
+    if 8 * plan.block * len(plan.diagonals) <= MAX_BANDS:
         return None
     if plan.horizon is None:
         return f"a bias without a horizon over {plan.tokens} tokens"
@@ -112,12 +106,12 @@ def _too_much_memory(plan: Plan) -> str | None:
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases.
 
-    Of two strips, where there are any.
+    Of two chunks, where there are any.
     """
-    which = in_strips(spec, terms)
-    plan = make_plan(spec, strips.others(which, terms, q, k)[0], q)
+    chosen = strategies(spec, terms)
+    plan = make_plan(spec, query_chunks.of_kernels(chosen, terms, q, k)[0], q)
     least = 2 * plan.block + min(max(map(abs, plan.horizon or (0,))), plan.block)
-    return max(least, strips.BLOCKS * plan.block if any(which) else 0) + 61
+    return max(least, query_chunks.BLOCKS * plan.block if any(chosen) else 0) + 61
 
 
 def attend(
@@ -133,8 +127,8 @@ def attend(
     """As `reference.attend`, where `refusal` gives None; rounded to v's dtype, then float32.
 
     `block` is a number of tokens, a power of two; None: chosen here. `interpret` runs the kernels
-    without a TPU, slowly, for tests. In the place of row sums splash gives None: its own have no
-    gradient, and it runs where nothing reads them.
+    without a TPU, slowly, for tests. Where nothing reads row sums, splash
+    may run, which gives None in their place: it has no gradient through them.
     """
     plan = make_plan(spec, terms, q, block, interpret)
     # Times q the scale must be no further rounding: in float32, or by a power of two.
@@ -142,19 +136,19 @@ def attend(
     if exact and not spec.lse and not select(terms, *KINDS):
         return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
     q, k, v = operands.with_products(spec, terms, q, k, v)
-    if any(which := in_strips(spec, terms)):
-        kept, _, _ = strips.others(which, terms, q, k)
+    if any(chosen := strategies(spec, terms)):
+        kept, _, _ = query_chunks.of_kernels(chosen, terms, q, k)
         whole = counted(make_plan(spec, kept, q, block, interpret))
-        of_strip = functools.partial(_attend_strip, whole)
-        rows = strips.length(whole.block, q, k, MAX_PAIRS)
+        of_chunk = functools.partial(_attend_chunk, whole)
+        rows = query_chunks.length(whole.block, q, k, MAX_PAIRS)
         # What a function of two positions takes may be many times what it gives.
-        chunk = strips.BLOCKS * whole.block if select(terms, kinds.PairBias) else None
-        return strips.attend(of_strip, rows, which, spec, terms, q, k, v, chunk)
+        key_chunk = query_chunks.BLOCKS * whole.block if select(terms, kinds.PairBias) else None
+        return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v, key_chunk)
     out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
 
 
-def _attend_strip(
+def _attend_chunk(
     whole: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """As `attend`, of some of the queries, where all other terms are in a bias of pairs.
@@ -183,7 +177,6 @@ def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=
     return Plan(
         **common.ScorePlan.fields(spec, terms),
         real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
-        growth=next((t.growth for t in select(terms, kinds.PiecewiseBias)), None),
         by_distance=bool(select(terms, DistanceTerm)),
         by_diagonal=bool(select(terms, *kinds.RELATIVE)) and horizon is None,
         horizon=horizon,
@@ -216,10 +209,10 @@ def counted(plan: Plan) -> Plan:
     """The plan for whole rows, with its tiles counted."""
     first = np.arange(0, plan.tokens, plan.block)
     gap = first[:, None] - first
-    seen = plan.shows(gap)
-    near = seen & np.logical_not(plan.is_far(gap))
-    steps = int(seen.sum(1).max()), int(seen.sum(0).max())
-    return dataclasses.replace(plan, steps=steps, tiles=int(seen.sum()), near=int(near.sum()))
+    visible = plan.shows(gap)
+    near = visible & np.logical_not(plan.is_far(gap))
+    steps = int(visible.sum(1).max()), int(visible.sum(0).max())
+    return dataclasses.replace(plan, steps=steps, tiles=int(visible.sum()), near=int(near.sum()))
 
 
 def _takes_reals(term: kinds.DistanceFormula) -> bool:
@@ -240,7 +233,7 @@ def _with_splash(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, ids: Any)
     kernel: Any = splash.make_splash_mha(
         mask, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=plan.interpret
     )
-    if ids is None and tokens % block and not plan.spec.causal:  # padding keys must not be seen
+    if ids is None and tokens % block and not plan.spec.causal:  # padding keys must not be visible
         ids = jnp.zeros((batch, tokens), jnp.int32)
     if ids is None:
         return jax.vmap(kernel)(q, k, v)[:, :, :tokens]
@@ -266,7 +259,7 @@ def _forward(plan: Plan, x: Arrays):
     such are sums over rows that add up to 0, as far as `inner` is exact.
     """
     dtype = x.v.dtype if x.bias is None and x.pieces is None else jnp.float32
-    result = passes.forward(plan, x, _places(plan, x, by_keys=False), dtype)
+    result = passes.forward(plan, x, _schedule(plan, x, by_keys=False), dtype)
     out, kept = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
     lse = jnp.where(kept == -LOWEST, LOWEST, kept)
     return (out, jnp.swapaxes(lse, 2, 3)), (x, out, kept)
@@ -277,26 +270,17 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
     d_out = d_out.astype(x.v.dtype)
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
     whole = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
-    of_queries, of_keys = (_places(plan, x, by_keys) for by_keys in (False, True))
+    of_queries, of_keys = (_schedule(plan, x, by_keys) for by_keys in (False, True))
     grads = passes.backward(plan, whole, of_queries, of_keys, learned)
-    return Arrays(*map(_fold, grads, x))
+    return Arrays(*map(common.sum_shared, grads, x))
 
 
-def _places(plan: Plan, x: Arrays, by_keys: bool) -> Places:
+def _schedule(plan: Plan, x: Arrays, by_keys: bool) -> Schedule:
     q_first, k_first = (
         jnp.arange(0, side.shape[2], plan.block, dtype=jnp.int32) for side in (x.q, x.k)
     )
     q_first = q_first if x.begin is None else q_first + x.begin
-    return operands.find_places(plan, x, q_first, k_first, by_keys)
-
-
-def _fold(grad: Any, like: Any) -> Any:
-    """The sum over batch rows and heads that shared an array, in its dtype."""
-    if grad is None:
-        return None
-    sizes = zip(like.shape, grad.shape, strict=True)
-    shared = tuple(axis for axis, (own, all_of) in enumerate(sizes) if own < all_of)
-    return (grad.sum(shared, keepdims=True) if shared else grad).astype(like.dtype)
+    return operands.make_schedule(plan, x, q_first, k_first, by_keys)
 
 
 _attention = common.differentiable(_forward, _backward)
