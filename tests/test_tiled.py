@@ -29,7 +29,7 @@ from tests.util import assert_close, noise
 HEADS, WIDTH = 4, 8
 DIMS = pe_jax.Dims(HEADS * WIDTH, HEADS, 2, WIDTH)
 LENGTH = 300
-SMALL = Tiled(TileSizes(16, 16, group=(1, 2), sub_blocks=(1, 2)))
+SMALL = Tiled(TileSizes(16, 16, group=(1, 2)))
 WHOLE = tiles.Partition()
 
 
@@ -58,7 +58,7 @@ SIDES += [(spec, False) for spec in (BOTH, WIDE[1])]
 
 @pytest.mark.parametrize("spec, causal", SIDES)
 def test_a_band_of_sub_blocks_or_of_whole_tiles_is_the_dense_matrix(spec, causal):
-    sizes = TileSizes(128, 128, group=(1, 2), sub_blocks=(64,))
+    sizes = TileSizes(128, 128, group=(1, 2))
     for part in (spec, *spec.split("+")):
         (bands,) = setup_of(part, causal, sizes).ways
         assert bands.wide == (spec in WIDE), part

@@ -196,7 +196,7 @@ def lay_out(
 
     On a ring rows are cut into `runs` of tokens, each as long as the plan says.
     """
-    tokens = _fill_tokens(plan, q.tokens, k.tokens, runs)
+    tokens = fill_tokens(plan, q.tokens, k.tokens, runs)
     operands = Operands(
         _fill(q, plan.grid.lengths[0], runs),
         _fill(k, plan.grid.lengths[1], runs),
@@ -273,8 +273,11 @@ def _fill(side: Side, length: int, runs: int) -> Vectors:
     return Vectors(x, raw, states)
 
 
-def _fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int) -> list[Tokens]:
-    """Padding comes later than every token, or is of a segment that sees nothing."""
+def fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int = 1) -> list[Tokens]:
+    """Tokens to the end of the last tile of each of `runs`.
+
+    Padding comes later than every token, or is of a segment that sees nothing.
+    """
     if plan.grid.lengths == plan.lengths:
         return [q, k]
     later = plan.one_sided and bool(plan.gaps) and q.segments is None
