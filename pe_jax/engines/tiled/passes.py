@@ -19,7 +19,7 @@ from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.encodings.terms.diagonals import Line
 from pe_jax.engines import block
 from pe_jax.engines.block import LOWEST
-from pe_jax.engines.tiled import schedule, skipping
+from pe_jax.engines.tiled import alike_rows, schedule, skipping
 from pe_jax.engines.tiled.plan import HELD, Fixed, Operands, Plan, Result, Vectors
 from pe_jax.engines.tiled.schedule import Stage, Visit
 from pe_jax.numerics import products
@@ -132,6 +132,7 @@ class Group(NamedTuple):
             lines=self.lines(own, tile),
             before=before,
             multiply=functools.partial(products.multiply, self.operands.q.x.dtype),
+            term_scores=alike_rows.scores if self.plan.alone else block.term_scores,
         )
         return (s if pairs is None else jnp.where(pairs, s, LOWEST)), after
 

@@ -14,7 +14,7 @@ from pe_jax.encodings.terms import Side, Term, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled import skipping
 from pe_jax.engines.tiled.groups import Axes, Groups
-from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, arrange
+from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, alone, arrange
 
 HELD = ("bias", "vectors")  # terms of distances whose values are held in tables
 NEAR = 4  # at most so many tiles of a row are compiled one by one for their own distances
@@ -83,6 +83,7 @@ class Plan(NamedTuple):
       sums: whether a term sums along rows.
       skips: whether negligible tiles are left out.
       stops: whether a row is left where sums along it make all further keys negligible.
+      alone: whether one CPU computes the call: rows of the batch may then be looked at one by one.
     """
 
     spec: AttentionSpec
@@ -97,6 +98,7 @@ class Plan(NamedTuple):
     sums: bool
     skips: bool
     stops: bool
+    alone: bool
 
     @property
     def one_sided(self) -> bool:
@@ -161,6 +163,7 @@ def make_plan(
         sums=sums,
         skips=skipping.can_skip(spec, terms) and not few,
         stops=skipping.can_stop(spec, terms),
+        alone=alone(devices),
     )
     if sums or on_ring or not (spec.in_order and spec.aligned and grid.rows == grid.columns):
         return plan
