@@ -86,7 +86,7 @@ def _of_layer(
 
     @jax.vmap
     def counts(pair):
-        q, k = (jax.tree.map(lambda x: x[i], side) for side, i in zip(sides, pair, strict=True))
+        q, k = (jax.tree.map(lambda x, i=i: x[i], side) for side, i in zip(sides, pair, strict=True))
         return [visit.count for visit in schedule.visits(plan, q, k)]
 
     hops = ring.hops(layout, spec, length) if on_ring else 0
