@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.numerics.arrays import varying_like
+
 
 class Line(NamedTuple):
     """The values of a term at the distances of a block, the greatest first.
@@ -58,12 +60,12 @@ class Line(NamedTuple):
         """Weights [B, H, r, c] times the vectors [H or 1, n, F] of all pairs: [B, H, r, F]."""
         form = "bhrn,hnf->bhrf" if len(self.values) > 1 else "bhrn,nf->bhrf"
         vectors = self.values if len(self.values) > 1 else self.values[0]
-        of_distance = jax.ShapeDtypeStruct((*weights.shape[:3], self.values.shape[1]), jnp.float32)
+        zeros = jnp.zeros((*weights.shape[:3], self.values.shape[1]), jnp.float32)
 
         def place(x):
             return jnp.broadcast_to(self.place(x, weights.shape[3]), weights.shape)
 
-        (summed,) = jax.linear_transpose(place, of_distance)(weights)
+        (summed,) = jax.vjp(place, varying_like(zeros, (weights, vectors)))[1](weights)
         return jnp.einsum(form, summed, vectors)
 
     def place(self, x: jax.Array, columns: int) -> jax.Array:
