@@ -5,6 +5,7 @@ distances.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -236,12 +237,13 @@ def _table(plan: Plan, term: Any, base: Any) -> jax.Array:
 
     To the horizon, or of all distances of tiles, and one more, so that each cuts rows + columns.
     """
-    (queries, keys), lengths = plan.lengths, plan.grid.lengths
+    (queries, keys), lengths, (rows, columns) = plan.lengths, plan.grid.lengths, plan.grid[:2]
     if plan.uniform:
         low, high = plan.range_of(term)
         return term.at(jnp.arange(high, low - 1, -1, dtype=jnp.int32))
     one_sided = plan.one_sided and base is None
-    count = lengths[0] + (plan.grid.columns if one_sided else lengths[1])
+    ahead = columns + rows - math.gcd(rows, columns)  # of tiles that end below the diagonal
+    count = lengths[0] + (ahead if one_sided else lengths[1])
     if base is not None:
         distance = base + lengths[0] - 1 - jnp.arange(count, dtype=jnp.int32)
         return term.at(jnp.maximum(distance, 0) if plan.one_sided else distance)
