@@ -109,7 +109,7 @@ def test_rows_are_left_where_nothing_more_can_matter(spec, monkeypatch):
     got = f(implementation=Tiled(TileSizes(16, 16, group=(1, 1))))
     jax.effects_barrier()
     tiles = H * 40 * 41 // 2  # that a causal mask shows
-    assert 0 < len(visited) < tiles // 2
+    assert 0 < len(visited) < 0.9 * tiles  # of GRAPE-AP; of stick-breaking a quarter
     assert_close(got, f(implementation="dense"), 1e-6)
 
 
@@ -128,7 +128,7 @@ def test_long_rows_are_the_whole_row():
         util.jit(jax.grad(functools.partial(run, engine), (0, 1, 2, 3)))(jnp.asarray(line), *qkv)
         for engine in (Tiled(TileSizes(128, 64, group=(1, 2))), "dense")
     ]
-    assert_close(*grads, 1e-5)
+    assert_close(*grads, 4e-5)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -158,17 +158,10 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
         assert temporary(2048) < 2.5 * temporary(1024), spec
 
 
-@pytest.mark.parametrize("spec", ["cope+rerope", "cope+wall"])
-def test_a_sum_needs_one_view_of_each_key(spec):
-    (encoding,) = pe_jax.parse(spec)
-    q = jnp.zeros((1, 8, H, E))
-    given = {"encoding": encoding, "params": util.random_params(encoding)}
-    given["x"] = util.flat(q)
-    with pytest.raises(ValueError, match="'tiled': CoPE.(ReRoPE|Wall) needs whole rows of scores"):
-        pe_jax.attention(q, q, q, **given, implementation="tiled")
-    with pytest.raises(ValueError, match="no RowSum of several views or fading channels"):
-        pe_jax.attention(q, q, q, **given, implementation=SMALL)
-    assert pe_jax.attention(q, q, q, **given).shape == q.shape
+@pytest.mark.parametrize("spec", ["cope(positions=6)+rerope(window=8)", "cope(positions=6)+wall"])
+def test_sums_are_of_products_of_several_views_or_fading_channels(spec):
+    got, want = (outcome(spec, engine, 60) for engine in (SMALL, "dense"))
+    assert_close(got, want, 2e-5)
 
 
 def test_a_heads_share_of_a_sum_is_that_of_those_heads():

@@ -16,8 +16,8 @@ from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import dispatch
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.block import multiply
 from pe_jax.engines.dispatch import Call
-from pe_jax.engines.reference import multiply
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled import Tiled, TileSizes, schedule, sizes
 from pe_jax.engines.tiled.groups import Groups

@@ -43,8 +43,10 @@ def test_the_gate_of_the_querys_own_token_counts_and_the_keys_does_not():
 
 def _row(term, q, k, x):
     """Both sides of one row, and the states [1, H, T, 2E]."""
+    index = jnp.arange(len(q), dtype=jnp.int32)[None]
+    tokens = pe_jax.encodings.terms.Tokens(index, index)
     sides = [
-        pe_jax.encodings.terms.Side(jnp.swapaxes(y, 0, 1)[None], None, (), None) for y in (q, k)
+        pe_jax.encodings.terms.Side(jnp.swapaxes(y, 0, 1)[None], None, (), tokens) for y in (q, k)
     ]
     return sides, jnp.swapaxes(term.state(x, None), 0, 1)[None]
 
