@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.products import average, multiply
 
 
 class Line(NamedTuple):
@@ -52,21 +53,22 @@ class Line(NamedTuple):
 
         Or [B, H, r, 1], if all vectors are alike.
         """
-        form = "bhre,hne->bhrn" if len(self.values) > 1 else "bhre,ne->bhrn"
-        vectors = self.values if len(self.values) > 1 else self.values[0]
-        return self.place(jnp.einsum(form, x.astype(jnp.float32), vectors), columns)
+        products = multiply(jnp.float32, x.astype(jnp.float32), self._of_rows(x))
+        return self.place(products, columns)
 
     def average(self, weights: jax.Array) -> jax.Array:
         """Weights [B, H, r, c] times the vectors [H or 1, n, F] of all pairs: [B, H, r, F]."""
-        form = "bhrn,hnf->bhrf" if len(self.values) > 1 else "bhrn,nf->bhrf"
-        vectors = self.values if len(self.values) > 1 else self.values[0]
         zeros = jnp.zeros((*weights.shape[:3], self.values.shape[1]), jnp.float32)
 
         def place(x):
             return jnp.broadcast_to(self.place(x, weights.shape[3]), weights.shape)
 
-        (summed,) = jax.vjp(place, varying_like(zeros, (weights, vectors)))[1](weights)
-        return jnp.einsum(form, summed, vectors)
+        (summed,) = jax.vjp(place, varying_like(zeros, (weights, self.values)))[1](weights)
+        return average(jnp.float32, summed, self._of_rows(summed))
+
+    def _of_rows(self, x: jax.Array) -> jax.Array:
+        """The values for each row of the batch: [B, H or 1, n, E]."""
+        return jnp.broadcast_to(self.values, (len(x), *self.values.shape))
 
     def place(self, x: jax.Array, columns: int) -> jax.Array:
         """y[…, a, b] = x[…, a, offset - a + b], ends repeated: [..., r, n] → [..., r, c].
@@ -81,16 +83,24 @@ class Line(NamedTuple):
         if first >= 0 and end <= n:
             return shear(x[..., first:end])
         start = x[..., :1]
-        left = max(-self.offset, 0)
-        width = max(rows + n, end) + left
-        moved = jax.lax.optimization_barrier(x - start)
-        widths = [(0, 0)] * (len(lead) + 1) + [(left, width + 1 - n - left)]
-        moved = jnp.pad(moved, widths).reshape(*lead, -1)[..., : rows * width]
-        moved = moved.reshape(*lead, rows, width)[..., self.offset + left : end + left]
-        y = start + moved
+        skipped = max(1 - self.offset, 0)  # columns in which every pair reads the first
+        kept = max(min(rows, self.offset + columns - 1), 1)  # rows in which not every one does
+        moved = self._moved(x[..., :kept, :] - start[..., :kept, :], skipped, columns - skipped)
+        widths = [(0, 0)] * len(lead) + [(0, rows - kept), (skipped, 0)]
+        return start + jnp.pad(moved, widths)
+
+    def _moved(self, x: jax.Array, first: int, columns: int) -> jax.Array:
+        """`place` from column `first` on, of numbers whose first is 0."""
+        *lead, rows, n = x.shape
+        offset, end = self.offset + first, self.offset + first + columns
+        width = max(rows + n, end)
+        y = jax.lax.optimization_barrier(x)
+        widths = [(0, 0)] * (len(lead) + 1) + [(0, width + 1 - n)]
+        y = jnp.pad(y, widths).reshape(*lead, -1)[..., : rows * width]
+        y = y.reshape(*lead, rows, width)[..., offset:end]
         if not self.last or end <= n:
             return y
-        index = self.offset - np.arange(rows)[:, None] + np.arange(columns)
+        index = offset - np.arange(rows)[:, None] + np.arange(columns)
         return jnp.where(index >= n, x[..., -1:], y)
 
 
