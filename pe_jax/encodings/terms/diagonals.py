@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.encodings.terms.term import repeat_heads
 from pe_jax.numerics.arrays import varying_like
 from pe_jax.numerics.products import average, multiply
 
@@ -30,11 +31,6 @@ class Line(NamedTuple):
     values: Any
     offset: int = 0
     last: bool = True
-
-    def reversed(self) -> "Line":
-        """The same seen from the keys: pair (b, a) reads number `offset - b + a`."""
-        n = self.values.shape[1]
-        return Line(self.values[:, ::-1], n - 1 - self.offset)
 
     def spread(self, rows: int, columns: int) -> jax.Array:
         """Biases [H or 1, n] of all pairs: [H or 1, r, c], or [H or 1, 1, 1] if all are alike."""
@@ -55,6 +51,14 @@ class Line(NamedTuple):
         """
         products = multiply(jnp.float32, x.astype(jnp.float32), self._of_rows(x))
         return self.place(products, columns)
+
+    def key_products(self, k: jax.Array, heads: int, rows: int) -> jax.Array:
+        """Keys [B, K, c, E] times the vectors of all pairs: [B, H, r, c], or [B, H, 1, c].
+
+        Seen from the keys distances run backwards: pair (b, a) reads number `offset - b + a`.
+        """
+        backwards = Line(self.values[:, ::-1], self.values.shape[1] - 1 - self.offset)
+        return jnp.swapaxes(backwards.products(repeat_heads(k, heads), rows), 2, 3)
 
     def average(self, weights: jax.Array) -> jax.Array:
         """Weights [B, H, r, c] times the vectors [H or 1, n, F] of all pairs: [B, H, r, F]."""
