@@ -35,14 +35,31 @@ class Line(NamedTuple):
     def spread(self, rows: int, columns: int) -> jax.Array:
         """Biases [H or 1, n] of all pairs: [H or 1, r, c], or [H or 1, 1, 1] if all are alike."""
         n = self.values.shape[1]
-        if n == 1:
-            return self.values[..., None]
-        first = self.offset - (rows - 1)
-        before, end = max(-first, 0), first + rows + columns - 1
-        kept = self.values[:, max(first, 0) : max(min(end, n), 1)]
-        edges = jnp.pad(kept, [(0, 0), (before, max(end - n, 0))], mode="edge")
-        by_slices, by_shear = (functools.partial(f, rows=rows) for f in (_by_slices, _by_shear))
-        return jax.lax.platform_dependent(edges, cpu=by_slices, default=by_shear)
+        if (only := self._only(n, rows, columns)) is not None:
+            return self.values[:, only, None, None]
+        skipped, kept = self._corner(rows, columns)
+        first = self.offset + skipped - (kept - 1)
+        before, end = max(-first, 0), self.offset + columns
+        values = self.values[:, max(first, 0) : max(min(end, n), 1)]
+        edges = jnp.pad(values, [(0, 0), (before, max(end - n, 0))], mode="edge")
+        by_slices, by_shear = (functools.partial(f, rows=kept) for f in (_by_slices, _by_shear))
+        if (skipped, kept) == (0, rows):
+            return jax.lax.platform_dependent(edges, cpu=by_slices, default=by_shear)
+        start = self.values[:, :1]
+        corner = jax.lax.platform_dependent(edges - start, cpu=by_slices, default=by_shear)
+        widths = [(0, 0), (0, rows - kept), (skipped, 0)]
+        return start[..., None] + jnp.pad(corner, widths)
+
+    def _only(self, n: int, rows: int, columns: int) -> int | None:
+        """Which of the n numbers all pairs read, if they read one."""
+        if n == 1 or self.offset + columns - 1 <= 0:
+            return 0
+        return n - 1 if self.offset - (rows - 1) >= n - 1 else None
+
+    def _corner(self, rows: int, columns: int) -> tuple[int, int]:
+        """Columns in which every pair reads the first value, and rows in which not every one does."""
+        skipped = min(max(1 - self.offset, 0), columns - 1)
+        return skipped, max(min(rows, self.offset + columns - 1), 1)
 
     def products(self, x: jax.Array, columns: int) -> jax.Array:
         """x [B, H, r, E] times the vectors [H or 1, n, E] of all pairs: [B, H, r, c].
@@ -81,14 +98,13 @@ class Line(NamedTuple):
         the n numbers is zero there: they are measured from the first.
         """
         *lead, rows, n = x.shape
-        if n == 1:
-            return x
+        if (only := self._only(n, rows, columns)) is not None:
+            return x[..., only, None]
         first, end = self.offset - (rows - 1), self.offset + columns
         if first >= 0 and end <= n:
             return shear(x[..., first:end])
         start = x[..., :1]
-        skipped = max(1 - self.offset, 0)  # columns in which every pair reads the first
-        kept = max(min(rows, self.offset + columns - 1), 1)  # rows in which not every one does
+        skipped, kept = self._corner(rows, columns)
         moved = self._moved(x[..., :kept, :] - start[..., :kept, :], skipped, columns - skipped)
         widths = [(0, 0)] * len(lead) + [(0, rows - kept), (skipped, 0)]
         return start + jnp.pad(moved, widths)
