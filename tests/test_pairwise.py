@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pe_jax.engines.tiled.pairwise import Pairwise
+from pe_jax.engines.tiled.ways import Vectors
 
 import pe_jax
 from pe_jax.encodings import terms as kinds
 from pe_jax.engines.reference import multiply
 from pe_jax.engines.tiled import Tiled, TileSizes
-from pe_jax.engines.tiled.pairwise import Pairwise
-from pe_jax.engines.tiled.ways import Vectors
 from tests import util
 from tests.util import assert_close, noise
 

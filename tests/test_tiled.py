@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from pe_jax.engines.tiled.assignment import assign
+from pe_jax.engines.tiled.pairwise import Pairwise
+from pe_jax.engines.tiled.setup import set_up
 
 import pe_jax
 from pe_jax.encodings import terms as kinds
@@ -19,10 +22,7 @@ from pe_jax.engines.dispatch import Call
 from pe_jax.engines.reference import multiply
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled import Tiled, TileSizes, distance_tables, schedule, tiles
-from pe_jax.engines.tiled.assignment import assign
 from pe_jax.engines.tiled.groups import Groups
-from pe_jax.engines.tiled.pairwise import Pairwise
-from pe_jax.engines.tiled.setup import set_up
 from tests import util
 from tests.util import assert_close, noise
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, Term, Tokens, repeat_heads
+from pe_jax.encodings.terms import Side, Tokens, repeat_heads
 from pe_jax.engines.attention_spec import AttentionSpec
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
@@ -147,4 +147,3 @@ def values(
             added = term.values_along(line, weights)
         out = out if added is None else out + added
     return out
-

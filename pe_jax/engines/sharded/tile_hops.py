@@ -125,9 +125,7 @@ class TileHops(NamedTuple):
 
                 nothing = zeros(x._replace(tables=None))
                 grads = self._unless_hidden(known, run, nothing, x)
-                d_q, d_terms = jax.tree.map(
-                    jnp.add, (d_q, d_terms), (grads.q, grads.terms)
-                )
+                d_q, d_terms = jax.tree.map(jnp.add, (d_q, d_terms), (grads.q, grads.terms))
                 return (d_q, d_terms), (grads.k, grads.v)
 
             d_terms, d_keys = carry

@@ -81,15 +81,16 @@ class Group(NamedTuple):
         """The gradients of all but the queries, with those of a tile."""
         columns = self.plan.grid.columns
         k = jax.tree.map(
-            lambda a, b, axis: _add(a, b, tile.j * columns, axis), total.k, part.k, _key_axes(part.k)
+            lambda a, b, axis: _add(a, b, tile.j * columns, axis),
+            total.k,
+            part.k,
+            _key_axes(part.k),
         )
         v = _add(total.v, part.v, tile.j * columns, self.v_axis)
         if (window := self.window(tile)) is None:
             tables = jax.tree.map(jnp.add, total.tables, part.tables)
         else:
-            tables = jax.tree.map(
-                lambda a, b: _add(a, b, window[0], 1), total.tables, part.tables
-            )
+            tables = jax.tree.map(lambda a, b: _add(a, b, window[0], 1), total.tables, part.tables)
         terms = jax.tree.map(jnp.add, total.terms, part.terms)
         return Operands(None, k, v, tables, terms)
 
@@ -106,7 +107,10 @@ class Group(NamedTuple):
 
     def tokens(self, tile: Tile) -> tuple[Tokens, Tokens]:
         """The tokens of a tile's queries and keys."""
-        each = (self.fixed.q, tile.i, self.plan.grid.rows), (self.fixed.k, tile.j, self.plan.grid.columns)
+        each = (
+            (self.fixed.q, tile.i, self.plan.grid.rows),
+            (self.fixed.k, tile.j, self.plan.grid.columns),
+        )
         q, k = (
             jax.tree.map(lambda x, n=n, size=size: _cut(x, n * size, size, 1), side)
             for side, n, size in each
@@ -288,7 +292,7 @@ class RowGradients(NamedTuple):
 def backward(
     plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
 ) -> Operands:
-    """Gradients of a group, float32, where `result` is that over all keys, of which these may be some."""
+    """Gradients of a group, float32, where `result` is that over all keys, these or more."""
     group = Group.of(plan, operands, fixed, backward=True)
     inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
     # of what sees nothing: a sum so large that the weights vanish again

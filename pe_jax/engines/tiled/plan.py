@@ -46,7 +46,9 @@ class Fixed(NamedTuple):
     base: Any = None  # the distance of the first query and the first key; None: 0
     masks: tuple = ()  # the terms that hide pairs
     dropout: Any = None
-    own_scores: Any = None  # of each query and its own key, [B, H, T, 1]; read where tiles are left out
+    own_scores: Any = (
+        None  # of each query and its own key, [B, H, T, 1]; read where tiles are left out
+    )
 
 
 class Result(NamedTuple):
@@ -264,7 +266,7 @@ def pad(x: jax.Array, axis: int, length: int, runs: int = 1, **how: Any) -> jax.
 
 
 def _fill(side: Side, length: int, runs: int) -> Vectors:
-    """The vectors of a side; padding repeats the last state, so that of falling ones it is least."""
+    """The vectors of a side; padding repeats the last state: of falling ones it is the least."""
     last = functools.partial(pad, axis=2, length=length, runs=runs, mode="edge")
     states = jax.tree.map(
         lambda x: last(jnp.broadcast_to(x, (len(side.x), *x.shape[1:]))), side.states
