@@ -2,8 +2,7 @@
 
     python -m examples.own_kind
 
-prints by how much tiles and a ring of two devices, with their gradients, and decoding differ from
-attention with all scores at once: rounding.
+prints by how far tiles, a ring (with gradients) and decoding are from the dense engine: rounding.
 """
 
 import dataclasses

@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pe_jax.engines.tiled.padding import fill_tokens
+from pe_jax.engines.tiled.setup import set_up
+from pe_jax.engines.tiled.tiles import CHOSEN, Partition
 
 from pe_jax.encodings.base import Encoding, abstract_terms
 from pe_jax.encodings.terms import Tokens, sums_rows
@@ -12,9 +15,6 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
 from pe_jax.engines.tiled import schedule
-from pe_jax.engines.tiled.padding import fill_tokens
-from pe_jax.engines.tiled.setup import set_up
-from pe_jax.engines.tiled.tiles import CHOSEN, Partition
 from pe_jax.models.config import ModelConfig
 
 

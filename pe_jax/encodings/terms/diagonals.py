@@ -57,7 +57,7 @@ class Line(NamedTuple):
         return n - 1 if self.offset - (rows - 1) >= n - 1 else None
 
     def _corner(self, rows: int, columns: int) -> tuple[int, int]:
-        """Columns in which every pair reads the first value, and rows in which not every one does."""
+        """Columns in which all pairs read the first value, and rows in which not all do."""
         skipped = min(max(1 - self.offset, 0), columns - 1)
         return skipped, max(min(rows, self.offset + columns - 1), 1)
 

@@ -191,12 +191,12 @@ class Group(NamedTuple):
             if more is None:
                 carry = jax.lax.fori_loop(0, count, step, carry)
                 continue
+
+            def goes_on(state, count=count):
+                return (state[0] < count) & more(state[1])
+
             start = jnp.zeros((), jnp.int32), carry
-            return jax.lax.while_loop(
-                lambda x: (x[0] < count) & more(x[1]),
-                lambda x: (x[0] + 1, step(*x)),
-                start,
-            )
+            return jax.lax.while_loop(goes_on, lambda x, step=step: (x[0] + 1, step(*x)), start)
         return carry
 
     def matters(self, i: Any, before: tuple, weight: jax.Array) -> jax.Array:
