@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pe_jax import masks as masks
     from pe_jax import naive as naive
     from pe_jax.engines import reference as reference
-    from pe_jax.engines.api import attend, attention
+    from pe_jax.engines.api import attention
     from pe_jax.engines.decoding import cache as cache
     from pe_jax.models import adapters as adapters
 
@@ -83,7 +83,6 @@ __all__ = [
     "Views",
     "Windowed",
     "adapters",
-    "attend",
     "attention",
     "cache",
     "hf",
@@ -101,10 +100,8 @@ def __getattr__(name: str) -> Any:
     match name:
         case "adapters":
             import pe_jax.models.adapters as value
-        case "attend" | "attention":
-            from pe_jax.engines import api
-
-            value = getattr(api, name)
+        case "attention":
+            from pe_jax.engines.api import attention as value
         case "cache":
             import pe_jax.engines.decoding.cache as value
         case "hf":
