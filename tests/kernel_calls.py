@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 
 import pe_jax
-from pe_jax.engines import small_case
-from pe_jax.engines.gpu import engine
+from pe_jax.engines.kernels import small_case
+from pe_jax.engines.kernels.gpu import engine
 from tests.test_gpu_kernels import parse
 from tests.util import DIMS, B, E, H, K, noise, random_params
 

@@ -17,8 +17,8 @@ import pytest
 from jaxlib import gpu_triton
 
 import pe_jax
-from pe_jax.engines.gpu import engine, launches, triton_call
-from pe_jax.engines.gpu.launches import Launch, Launches
+from pe_jax.engines.kernels.gpu import engine, launches, triton_call
+from pe_jax.engines.kernels.gpu.launches import Launch, Launches
 from tools import compile_gpu, gpu_code
 from tools.compile_gpu import Case
 from tools.gpu_code import Job

@@ -23,7 +23,7 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import engine, operands
+from pe_jax.engines.kernels.gpu import engine, operands
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -280,7 +280,7 @@ def test_gradients_of_constants_are_not_computed(spec, outputs):
     assert [len(e.outvars) for e in equations(text.jaxpr, "pallas_call")] == outputs
 
 
-def test_no_kernel_runs_twice_for_strips():
+def test_no_kernel_runs_twice_for_chunks_of_queries():
     """What the backward pass would compute again of the forward kernel, nothing reads."""
     call = CASES["pairs"]
     text = jax.make_jaxpr(functools.partial(call.step, SQUARE))(call.params, call.arrays)

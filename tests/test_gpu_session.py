@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_jax.engines.gpu import engine
+from pe_jax.engines.kernels.gpu import engine
 from tools.gpu_stages import agreement, results, summary
 from tools.gpu_stages.results import Clock, Refused, Results, in_parallel
 

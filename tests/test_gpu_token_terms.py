@@ -9,8 +9,8 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import adds_to_input
-from pe_jax.engines import strips
-from pe_jax.engines.gpu import assignment, engine, operands
+from pe_jax.engines.kernels import query_chunks
+from pe_jax.engines.kernels.gpu import engine, operands, strategies
 from tests import util
 from tests.test_gpu_kernels import equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -92,11 +92,11 @@ def test_fused_equals_dense_and_so_does_every_gradient(spec, options):
 def test_vectors_of_many_distances_are_windows_of_tables(monkeypatch):
     """Times q and times a state, where even five distances are too many for a table per token.
 
-    Of 5 strips of 16 queries the later ones meet more keys.
+    Of 5 chunks of 16 queries the later ones meet more keys.
     """
-    monkeypatch.setattr(assignment, "MAX_DISTANCES", 4)
-    monkeypatch.setattr(strips, "BLOCKS", 1)
-    monkeypatch.setattr(strips, "GROUPS", 2)
+    monkeypatch.setattr(strategies, "MAX_DISTANCES", 4)
+    monkeypatch.setattr(query_chunks, "BLOCKS", 1)
+    monkeypatch.setattr(query_chunks, "GROUPS", 2)
     assert_dense("transformer_xl+inkling(extent=5,width=3)", KERNELS)
 
 

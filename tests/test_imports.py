@@ -45,7 +45,7 @@ FLOORS = (  # what a floor may import besides the standard library, and all that
     (("examples",), ()),
 )
 OPTIONAL = {  # compared with where it is, needed nowhere
-    "pe_jax.engines.gpu.triton_call": ("triton", "jaxlib"),
+    "pe_jax.engines.kernels.gpu.triton_call": ("triton", "jaxlib"),
     "tools.gpu_code": ("triton",),
     "tools.compile_gpu": (),
     "experiments.measuring.torch_attention": ("torch",),
@@ -117,6 +117,14 @@ def test_naive_forms_need_numpy_alone_and_the_library_does_without_them():
             assert others <= {"numpy", *sys.stdlib_module_names}, module(path)
         else:
             assert not naive or path == ROOT / "pe_jax" / "__init__.py", module(path)
+
+
+def test_dispatch_alone_imports_kernels_in_the_library():
+    kernels = ("pe_jax.engines.kernels",)
+    for path in ROOT.glob("pe_jax/**/*.py"):
+        named = {name for name in imports(path) if within(name, kernels)}
+        inside = within(module(path), (*kernels, "pe_jax.engines.dispatch"))
+        assert inside or not named, module(path)
 
 
 def test_programs_do_not_import_programs():

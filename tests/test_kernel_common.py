@@ -9,10 +9,10 @@ import pytest
 import pe_jax
 from pe_jax.encodings.base import abstract_terms
 from pe_jax.encodings.terms import DistanceBias, DistanceFormula, Scale
-from pe_jax.engines import kernel_common
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.gpu import engine as gpu
-from pe_jax.engines.tpu import engine as tpu
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.gpu import engine as gpu
+from pe_jax.engines.kernels.tpu import engine as tpu
 from tests.util import DIMS, H, noise
 
 
@@ -68,15 +68,15 @@ DISTANCE = np.arange(-5, 6)
 
 
 def test_profiles_add_up_and_each_takes_its_own_numbers():
-    total = kernel_common.FormulaSum.of(PROFILES)
-    assert total and not kernel_common.FormulaSum.of(()) and kernel_common.coefficients(()) is None
-    numbers = kernel_common.coefficients(PROFILES)
+    total = common.formula_sum(PROFILES)
+    assert total and not common.formula_sum(()) and common.coefficients(()) is None
+    numbers = common.coefficients(PROFILES)
     assert numbers is not None
     want = PROFILES[0].at(DISTANCE) + PROFILES[2].at(DISTANCE)
     for head, columns in enumerate(numbers):
-        np.testing.assert_allclose(total(list(columns), DISTANCE), want[head], rtol=1e-6)
+        np.testing.assert_allclose(total(list(columns), distance=DISTANCE), want[head], rtol=1e-6)
     again = (DistanceFormula(line, 2 * NUMBERS[:, :1]), DistanceFormula(parabola, NUMBERS[:, 1:]))
-    assert kernel_common.FormulaSum.of(again) == total  # static: numbers do not count
+    assert common.formula_sum(again) == total  # static: numbers do not count
 
 
 def test_tables_add_up_each_with_the_scale_or_without():
@@ -84,8 +84,8 @@ def test_tables_add_up_each_with_the_scale_or_without():
     rows = noise(H, 5), noise(H, 5, seed=1)
     terms = (DistanceBias(table, rows[0], **near), DistanceBias(table, rows[1], **far))
     want = table(rows[0], DISTANCE) + 0.5 * table(rows[1], DISTANCE)
-    np.testing.assert_allclose(kernel_common.distance_bias(terms, DISTANCE, 0.5), want, rtol=1e-6)
-    assert kernel_common.distance_bias(PROFILES, DISTANCE, 0.5) is None
-    assert kernel_common.horizon((*terms, *PROFILES)) == (-9, 2)
-    assert kernel_common.horizon((*terms, DistanceBias(table, rows[0]))) is None
-    assert kernel_common.horizon(PROFILES) is None
+    np.testing.assert_allclose(common.distance_bias(terms, DISTANCE, 0.5), want, rtol=1e-6)
+    assert common.distance_bias(PROFILES, DISTANCE, 0.5) is None
+    assert common.horizon((*terms, *PROFILES)) == (-9, 2)
+    assert common.horizon((*terms, DistanceBias(table, rows[0]))) is None
+    assert common.horizon(PROFILES) is None

@@ -27,7 +27,7 @@ T = 48  # on four devices: twelve tokens each, in four tiles of three
 IDS = np.repeat(np.int32([[0, 1, 2, -1], [3, 4, 4, -1]]), [9, 8, 20, 11], axis=1)
 CASES = [c for c in SINGLE + SUMS if not util.terms(c.encoding, PathProduct, RowRescore, RowSum)]
 SLOW = pytest.mark.slow
-SMALL = Tiled(TileSizes(3, 3, group=(1, 2), sub_blocks=(1,)))  # few tokens are many tiles
+SMALL = Tiled(TileSizes(3, 3, group=(1, 2)))  # few tokens are many tiles
 T5 = "t5(num_buckets=6,max_distance=9)"
 BOTH = "t5(num_buckets=8,max_distance=6,bidirectional=True)"
 

@@ -8,7 +8,7 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.terms import DistanceFormula, State, TokenBias, select
-from pe_jax.engines import small_case
+from pe_jax.engines.kernels import small_case
 from tests.kernel_calls import LENGTH, T5, attend, drawn, operands
 from tests.util import B, E, H, K
 

@@ -35,7 +35,7 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tpu import engine, operands, shear
+from pe_jax.engines.kernels.tpu import engine, operands, shear
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import contiguous, noise
@@ -214,8 +214,8 @@ def test_a_half_precision_q_is_not_rounded_by_the_scale(scheme, width, causal):
 
 
 def test_shear_takes_diagonals_and_unshear_is_its_transpose():
-    strip, y = noise(1, 32), noise(16, 16, seed=1)
-    want = [[strip[0, 15 - r + c] for c in range(16)] for r in range(16)]
+    band, y = noise(1, 32), noise(16, 16, seed=1)
+    want = [[band[0, 15 - r + c] for c in range(16)] for r in range(16)]
 
     def on_tpu(f, x, shape):
         def kernel(x_ref, y_ref):
@@ -224,9 +224,9 @@ def test_shear_takes_diagonals_and_unshear_is_its_transpose():
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
         return pl.pallas_call(kernel, out_shape=out, interpret=True)(x)
 
-    np.testing.assert_array_equal(on_tpu(shear.shear, strip, (16, 16)), want)
+    np.testing.assert_array_equal(on_tpu(shear.shear, band, (16, 16)), want)
     summed = on_tpu(shear.unshear, y, (1, 32))
-    np.testing.assert_allclose((summed * strip).sum(), (want * y).sum(), rtol=1e-5)
+    np.testing.assert_allclose((summed * band).sum(), (want * y).sum(), rtol=1e-5)
 
 
 def test_windows_of_vectors_take_each_pair_its_own(monkeypatch):
@@ -254,8 +254,8 @@ def test_tiles_outside_the_mask_are_not_in_the_grid():
     arrays = operands.make_arrays(plan, *call[1:])
     ends = []
     for by_keys in (False, True):
-        places = operands.find_places(plan, arrays, first, first, by_keys)
-        ends.append([np.asarray(x)[0, 0].tolist() for x in (places.first, places.last)])
+        schedule = operands.make_schedule(plan, arrays, first, first, by_keys)
+        ends.append([np.asarray(x)[0, 0].tolist() for x in (schedule.first, schedule.last)])
     assert ends[0] == [[0, 0, 0, 1, 2, 3, 4, 5], [*range(8)]]
     assert ends[1] == [[*range(8)], [2, 3, 4, 5, 6, 7, 7, 7]]
 
@@ -338,7 +338,7 @@ def test_every_scheme_compiles_for_a_tpu_and_takes_memory_in_proportion(name, sl
     assert found.returncode == 0, found.stderr[-3000:]
     for once, twice in json.loads(found.stdout.splitlines()[-1]):
         assert twice <= 2.2 * (once + NEAR), f"{once} bytes became {twice}"
-        # Of a bias in bfloat16; of biases of pairs there are strips and gradients in float32.
+        # Of a bias in bfloat16; biases of pairs and their gradients are in float32.
         part = 6 if select(abstract_terms(pe_jax.make(name), util.DIMS), PairBias) else 10
         assert twice + NEAR < 8 * LENGTHS[1] ** 2 * 2 / part
 

@@ -12,11 +12,12 @@ import pytest
 
 import pe_jax
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.engines import reference, small_case, trust
+from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.small_case import FirstHeads
-from pe_jax.engines.tpu import engine, operands, shear
-from pe_jax.engines.tpu.hops import Kernels
+from pe_jax.engines.kernels import self_check, small_case
+from pe_jax.engines.kernels.small_case import FirstHeads
+from pe_jax.engines.kernels.tpu import engine, operands, piecewise, shear
+from pe_jax.engines.kernels.tpu.hops import Kernels
 from tests import util
 from tests.engine_calls import arguments, equations
 from tests.kernel_calls import LENGTH, drawn
@@ -88,7 +89,7 @@ def test_tiles_may_have_several_parts_alike_along_diagonals(monkeypatch):
 
 
 def test_where_tiles_are_too_many_to_be_told_apart_each_tries_all_knots(monkeypatch):
-    monkeypatch.setattr(operands, "MAX_PLACES", 0)
+    monkeypatch.setattr(operands, "MAX_SCHEDULE", 0)
     assert_as_dense(FIRE, {"tokens": 40})
 
 
@@ -120,25 +121,25 @@ def arrays_and_plan(spec, options):
     return plan, operands.make_arrays(plan, *given[1:]), given
 
 
-def test_gradients_in_half_precision_are_as_exact_as_trust_asks_for():
+def test_gradients_in_half_precision_are_as_exact_as_the_self_check_asks_for():
     """An output in bfloat16 would put those of the network's weights beyond that."""
     case = drawn((), "fire", qkv=operands_of_calls(dtype="bfloat16"), length=150)
-    errors = trust.differences(functools.partial(engine.attend, interpret=True), case)
-    assert max(errors.values()) < trust.bound("bfloat16")
+    errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < self_check.bound("bfloat16")
 
 
 def test_every_knot_that_some_pair_of_a_tile_passes_is_among_the_tile_s():
     """And the tests above have tiles of every sort: of none, of one, and of several."""
     plan, x, (_, (term,), q, *_) = arrays_and_plan(FIRE, {"tokens": 61})
     first = jnp.arange(0, 64, BLOCK, dtype=jnp.int32)
-    places = operands.find_places(plan, x, first, first, by_keys=False)
+    schedule = operands.make_schedule(plan, x, first, first, by_keys=False)
     knots, rates = np.asarray(x.pieces[0, 2, :-1]), np.asarray(x.q_rates[0, 0, 0])
     counts = []
     for i in range(8):
         for j in range(i):
-            low, high = places.knots_of(i, j)
+            low, high = schedule.knots_of(i, j)
             rows, columns = (np.arange(n * BLOCK, (n + 1) * BLOCK) for n in (i, j))
-            grown = term.growth(list(x.growth[0, :, 0, 0]), rows[:, None] - columns)
+            grown = piecewise.growth(list(x.growth[0, :, 0, 0]), rows[:, None] - columns)
             number = np.asarray(grown) * rates[rows, None]
             passed = (knots > number.min()) & (knots < number.max())
             assert set(np.flatnonzero(passed)) <= set(range(int(low), int(high)))
@@ -205,11 +206,11 @@ def test_positions_of_packed_documents_restart_where_they_are_read(spec, restart
 def test_a_term_of_some_heads_has_their_lines_and_a_small_case_takes_its_own():
     spec, (term,), q, k, v = arguments(*[call(FIRE, {})[n] for n in (0, 1, 3, 4, 2)])
     some = term.for_heads(FirstHeads(2))
-    few, whole = (t.pieces(t.arrays, np.arange(3)) for t in (some, term))
+    few, whole = (piecewise.pieces(t.fn, t.arrays, np.arange(3)) for t in (some, term))
     for name, heads in {"start": 2, "slope": 2, "bends": 2, "knots": 1, "rates": 1}.items():
         np.testing.assert_array_equal(getattr(few, name), getattr(whole, name)[:heads])
     (own,) = small_case.shrink(41, spec, (some,), q, k, v).terms
-    assert (own.pieces.fn, own.fn.fn) == (term.pieces, term.fn)
+    assert own.fn.fn == term.fn
 
 
 def test_positions_of_a_small_case_restart_where_those_of_the_call_do():
@@ -219,14 +220,74 @@ def test_positions_of_a_small_case_restart_where_those_of_the_call_do():
     assert tokens.positions.max() < len(tokens.index[0]) - 1
 
 
-def ways(spec="fire", **changes):
+def chosen(spec="fire", **changes):
     (encoding,) = pe_jax.parse(spec)
     given = {"aligned": True, "contiguous": True} | changes
     attention = AttentionSpec(util.DIMS, given.pop("causal", True), **given)
-    return engine.in_strips(attention, abstract_terms(encoding, util.DIMS))
+    return engine.strategies(attention, abstract_terms(encoding, util.DIMS))
 
 
-def test_what_is_no_line_of_known_distances_goes_by_strips():
-    assert ways() == ways(contiguous=False, restarts=True) == ways("fire(width=127)") == ("",)
-    assert ways(causal=False) == ways(contiguous=False) == ways("fire(width=128)") == ("pairs",)
-    assert ways("fire+fire") == ("pairs", "pairs") and not any(ways("fire+t5+alibi"))
+def test_other_biases_of_pairs_are_computed_in_chunks():
+    assert chosen() == chosen(contiguous=False, restarts=True) == chosen("fire(width=127)") == ("",)
+    assert (
+        chosen(causal=False) == chosen(contiguous=False) == chosen("fire(width=128)") == ("pairs",)
+    )
+    assert chosen("fire+fire") == ("pairs", "pairs") and not any(chosen("fire+t5+alibi"))
+
+
+class Doubled(pe_jax.encodings.fire.FIRE):
+    """Another function of the same parameters."""
+
+    def bias(self, arrays, q_pos, k_pos):
+        return 2 * super().bias(arrays, q_pos, k_pos)
+
+
+def test_only_the_papers_function_has_lines_and_knots():
+    (term,) = abstract_terms(Doubled(), util.DIMS)
+    assert piecewise.network(term.fn) is None
+    (term,) = abstract_terms(pe_jax.make("fire"), util.DIMS)
+    assert piecewise.network(term.fn) == pe_jax.make("fire")
+
+
+def lines(encoding, arrays, q_pos):
+    (term,) = encoding.terms(pe_jax.Params({}, arrays), util.DIMS)
+    return piecewise.pieces(term.fn, arrays, q_pos)
+
+
+@pytest.mark.parametrize("change", [{}, {"w1": 0.0}, {"b1": 0.0}, {"c": 0.0}])
+def test_lines_and_knots_give_the_bias_of_earlier_keys_and_its_gradients(change):
+    encoding = pe_jax.make("fire", width=50, length=30.0)
+    own = trained(encoding).layer
+    own |= {name: jnp.full_like(own[name], value) for name, value in change.items()}
+    places = np.arange(1, 101)  # at distance 0 a unit without a bias is off, here it may be on
+    past = np.tri(100, k=-1, dtype=bool)
+
+    def by_pieces(own):
+        pieces = lines(encoding, own, places)
+        grown = piecewise.growth(list(pieces.numbers[0]), places[:, None] - places)
+        x = grown * pieces.rates[0][:, None]
+        bends = pieces.bends[..., None, None] * jax.nn.relu(x - pieces.knots[..., None, None])
+        return pieces.start[:, None, None] + pieces.slope[:, None, None] * x + bends.sum(1)
+
+    def results(bias):
+        def weighed(own):
+            return (jnp.where(past, bias(own), 0) * np.cos(places)).sum(), bias(own)
+
+        return jax.jit(jax.value_and_grad(weighed, has_aux=True))(own)
+
+    (_, got), got_gradients = results(by_pieces)
+    (_, want), gradients = results(lambda own: encoding.bias(own, places, places))
+    np.testing.assert_allclose(got[:, past], want[:, past], atol=2e-6)
+    for name, gradient in gradients.items():
+        scale = max(1, np.abs(gradient).max())
+        np.testing.assert_allclose(got_gradients[name] / scale, gradient / scale, atol=3e-5)
+
+
+def test_a_knot_is_where_a_unit_turns_and_a_unit_that_does_not_is_no_knot():
+    encoding = pe_jax.make("fire", width=5)
+    own = trained(encoding).layer
+    own |= {"w1": jnp.float32([2, -2, 1, 1, -1]), "b1": jnp.float32([-1, 1, 2, -2, -1])}
+    pieces = lines(encoding, own, np.arange(3))
+    np.testing.assert_array_equal(pieces.knots[0, :2], 0.5)
+    assert (pieces.knots[0, 2:] > 1e20).all() and not pieces.bends[:, 2:].any()
+    np.testing.assert_array_equal(pieces.bends[:, :2], 2 * own["w2"][:2].T)

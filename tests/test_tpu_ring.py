@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import pe_jax
+from pe_jax.engines.kernels.tpu.hops import Kernels
 from pe_jax.engines.sharded.layout import BlockPermuted
-from pe_jax.engines.tpu.hops import Kernels
 from tests.test_ring import BOTH, IDS, T5, case_of, check, mesh
 
 CASES = {  # 48 tokens: runs of 6, or of 12 where blocks are not balanced

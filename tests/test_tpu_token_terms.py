@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.engines import strips
-from pe_jax.engines.tpu import engine, operands
-from pe_jax.engines.tpu.hops import Kernels
+from pe_jax.engines.kernels import query_chunks
+from pe_jax.engines.kernels.tpu import engine, operands
+from pe_jax.engines.kernels.tpu.hops import Kernels
 from tests.test_gpu_token_terms import PACKED, PLANE, assert_dense
 from tests.util import DIMS, B, E, H, noise
 
@@ -39,7 +39,7 @@ CASES = {
     "deberta and all": (DISTANCES, ALL),
     "transformer_xl": ("transformer_xl", {"length": 37}),
     "transformer_xl, all, packed": ("transformer_xl", {"q_segments": PACKED, **ALL}),
-    # In strips of 64 queries, or of 32 where there are no more.
+    # In chunks of 64 queries, or of 32 where there are no more.
     "pairs, a table, packed": (
         f"fire(width=3)+{T5}",
         {"window": 20, "q_segments": PACKED},
@@ -65,9 +65,9 @@ def test_tpu_equals_dense_and_so_does_every_gradient(spec, options):
     assert_dense(spec, KERNELS, **options)
 
 
-def test_later_groups_of_strips_meet_more_keys(monkeypatch):
-    monkeypatch.setattr(strips, "BLOCKS", 1)  # 5 strips of 16 queries, the last one of 6
-    monkeypatch.setattr(strips, "GROUPS", 2)
+def test_later_groups_of_chunks_meet_more_keys(monkeypatch):
+    monkeypatch.setattr(query_chunks, "BLOCKS", 1)  # 5 chunks of 16 queries, the last one of 6
+    monkeypatch.setattr(query_chunks, "GROUPS", 2)
     assert_dense("fire(width=3)", KERNELS, q_segments=PACKED, q_positions=ELSEWHERE)
 
 
@@ -93,8 +93,10 @@ def test_keys_that_have_faded_are_not_visited():
         @jax.jit
         def found(*call):
             x = operands.make_arrays(plan, *call)
-            both = [operands.find_places(plan, x, first, first, way) for way in (False, True)]
-            return [(places.first, places.last) for places in both]
+            both = [
+                operands.make_schedule(plan, x, first, first, by_keys) for by_keys in (False, True)
+            ]
+            return [(schedule.first, schedule.last) for schedule in both]
 
         ends.extend(jax.tree.map(np.asarray, found(terms, q, k, v)))
         return v, None

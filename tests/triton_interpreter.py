@@ -9,7 +9,7 @@ import numpy as np
 
 import pe_jax
 from pe_jax.encodings.base import Dims, adds_to_input
-from pe_jax.engines.gpu import engine, passes, triton_call
+from pe_jax.engines.kernels.gpu import engine, passes, triton_call
 from tests.util import assert_close, noise, random_params
 
 B, T, H, K, E = 1, 40, 2, 1, 16

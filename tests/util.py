@@ -36,7 +36,7 @@ B, T, H, K, E = 2, 13, 4, 2, 8
 DIMS = Dims(H * E, H, K, E)
 BLOCKS = (4, 4)  # T is no multiple of it: 4 × 4 tiles
 # T tokens are many tiles of two heads at a time, as thousands of tokens are on a CPU.
-TILED = Tiled(TileSizes(*BLOCKS, group=(1, 2), sub_blocks=(1, 2)))
+TILED = Tiled(TileSizes(*BLOCKS, group=(1, 2)))
 
 # Settings under which horizons are reached within T tokens; a scheme not named here has its
 # defaults. `causal` is no field: False makes a case that looks both ways.

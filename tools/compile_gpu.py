@@ -2,7 +2,7 @@
 
     make gpu-compile
     python -m tools.compile_gpu --encodings=shaw --widths=64 --archs=90
-    python -m tools.compile_gpu --choose    # writes pe_jax/engines/gpu/launches.json
+    python -m tools.compile_gpu --choose    # writes pe_jax/engines/kernels/gpu/launches.json
 
 The kernels are those of `attention(implementation="fused")`, forward and backward, with the blocks,
 warps and stages that it would launch on such a device. Triton (the extra `gpu-compile`) takes them
@@ -40,9 +40,9 @@ from experiments.running import launch
 from pe_jax import encodings
 from pe_jax.encodings.base import Dims, Encoding, adds_to_input
 from pe_jax.engines.api import attention
-from pe_jax.engines.gpu import engine, launches, passes, triton_call
-from pe_jax.engines.gpu.launches import Launch
-from pe_jax.engines.gpu.triton_source import Kernel
+from pe_jax.engines.kernels.gpu import engine, launches, passes, triton_call
+from pe_jax.engines.kernels.gpu.launches import Launch
+from pe_jax.engines.kernels.gpu.triton_source import Kernel
 from pe_jax.validation import ConfigError
 from tools import gpu_code
 from tools.gpu_code import CHIPS, Job

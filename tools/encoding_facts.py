@@ -19,8 +19,8 @@ from pe_jax import ENCODINGS, Dims, Encoding, Params
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import abstract_terms, adds_to_input
 from pe_jax.engines.decoding import cache
-from pe_jax.engines.gpu import engine as gpu
-from pe_jax.engines.tpu import engine as tpu
+from pe_jax.engines.kernels.gpu import engine as gpu
+from pe_jax.engines.kernels.tpu import engine as tpu
 from pe_jax.validation import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +32,6 @@ ENTERS = {  # kind of term → where positions come in
     kinds.DistanceFormula: "bias",
     kinds.DistanceBias: "bias",
     kinds.PairBias: "bias",
-    kinds.PiecewiseBias: "bias",
     kinds.TokenProduct: "bias",
     kinds.RelativeKeys: "q · position",
     kinds.RelativeQueries: "k · position",

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pe_jax.engines.gpu import triton_call
-from pe_jax.engines.gpu.triton_source import Kernel
+from pe_jax.engines.kernels.gpu import triton_call
+from pe_jax.engines.kernels.gpu.triton_source import Kernel
 
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
 WARPS, BLOCKS = 64, 32  # the most that it holds at a time

@@ -75,7 +75,7 @@ class _OfScores(Sum):
 def _scores(spec, terms, q, k, v) -> tuple[jax.Array, jax.Array]:
     """An engine that returns the scores [B, H, T, S] as its output, of rows that add up to 1."""
     seen = spec.mask(q.tokens, k.tokens)
-    for term in select(terms, Mask):
+    for term in terms:
         seen = seen & term.shows(q.tokens, k.tokens)
     scores = jnp.where(seen, reference.scores(spec, terms, q, k, seen), jnp.nan)
     return scores, jnp.zeros((1, 1, 1, 1))

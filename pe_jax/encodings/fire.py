@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
-from pe_jax.encodings.terms import Pieces, PiecewiseBias
+from pe_jax.encodings.terms import PairBias
 from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_int, is_real, require, require_bool
 
@@ -38,31 +38,10 @@ def interpolate(q_pos, k_pos, c, threshold) -> jax.Array:
       TypeError: half-precision positions.
     """
     q_pos, k_pos = (pos.as_positions(x, real=True) for x in (q_pos, k_pos))
-    distance = q_pos[..., :, None] - k_pos[..., None, :]
-    return logarithm([jnp.abs(c)], distance) / _whole(q_pos, c, threshold)[..., None]
-
-
-def logarithm(numbers, distance) -> jax.Array:
-    """ψ(|distance|) of one number, |c|: float32."""
-    return _log1p(numbers[0] * jnp.abs(distance).astype(jnp.float32))
-
-
-@jax.custom_jvp
-def _log1p(x):
-    return jnp.log1p(x)
-
-
-@_log1p.defjvp
-def _log1p_jvp(primals, tangents):
-    """1/(1 + x) as exp(-log(1 + x)): in kernels a division takes more instructions."""
-    y = _log1p(*primals)
-    return y, jnp.exp(-y) * tangents[0]
-
-
-def _whole(q_pos, c, threshold) -> jax.Array:
-    """ψ(max(|L|, i)) + ε."""
+    distance = jnp.abs(q_pos[..., :, None] - k_pos[..., None, :]).astype(jnp.float32)
     longest = jnp.maximum(q_pos.astype(jnp.float32), jnp.abs(threshold))
-    return logarithm([jnp.abs(c)], longest) + EPSILON
+    whole = jnp.log1p(jnp.abs(c) * longest) + EPSILON
+    return jnp.log1p(jnp.abs(c) * distance) / whole[..., None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +86,7 @@ class FIRE(Encoding):
 
     def terms(self, params, dims):
         own = params.shared if self.shared else params.layer
-        return (PiecewiseBias(self.bias, own, growth=logarithm, pieces=self.pieces),)
+        return (PairBias(self.bias, own),)
 
     def bias(self, arrays, q_pos, k_pos):
         """f(ψ(|i - j|)/ψ(max(L, i))): float32 [*B, H, T, S]."""
@@ -117,23 +96,3 @@ class FIRE(Encoding):
         exact = jax.lax.Precision.HIGHEST
         out = jnp.einsum("...tsw,wh->...hts", hidden, arrays["w2"], precision=exact)
         return out + align(arrays["b2"][:, None, None], out)
-
-    def pieces(self, arrays, q_pos) -> Pieces:
-        """f on [0, 1]: each unit bends it at -b1/w1, or is on or off in all of it.
-
-        A unit that bends it has |b1| < |w1|, so that its knot is as exact as its weights. One that
-        is on before its knot is its line, plus what takes this away again.
-        """
-        w1, b1, w2 = arrays["w1"], arrays["b1"], arrays["w2"]
-        bends = (w1 * b1 < 0) & (jnp.abs(b1) < jnp.abs(w1))
-        on = jnp.where(bends, w1 < 0, w1 / 2 + b1 > 0)[:, None]  # before its knot, or everywhere
-        knots = jnp.where(bends, -b1 / jnp.where(bends, w1, 1), 1e30)  # or none
-        rates = 1 / _whole(q_pos, arrays["c"], arrays["multiplier"] * self.length)
-        return Pieces(
-            numbers=jnp.abs(arrays["c"])[None, None],
-            rates=rates[None],
-            start=arrays["b2"] + jnp.where(on, b1[:, None] * w2, 0).sum(0),
-            slope=jnp.where(on, w1[:, None] * w2, 0).sum(0),
-            knots=knots[None],
-            bends=(jnp.where(bends, jnp.abs(w1), 0)[:, None] * w2).T,
-        )

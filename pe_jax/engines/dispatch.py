@@ -14,14 +14,15 @@ import jax.export
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import RELATIVE, Mask, RowRescore, RowSum, Side, select
-from pe_jax.engines import reference, tiled, trust
+from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dropout import Dropout
+from pe_jax.engines.kernels import self_check
 from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
 from pe_jax.engines.sharded.tile_hops import TileHops
 from pe_jax.engines.tiled import Tiled
-from pe_jax.engines.tiled.tiles import CHOSEN, TILE, devices
+from pe_jax.engines.tiled.sizes import CHOSEN, MOST as TILE, devices
 from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
@@ -102,10 +103,10 @@ def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
     begin = functools.partial(TileHops.begin, CHOSEN)
     if implementation == "tiled" or (implementation is None and jax.default_backend() != "tpu"):
         return begin
-    from pe_jax.engines.tpu import hops
+    from pe_jax.engines.kernels.tpu import hops
 
     reason = _elsewhere("tpu") or hops.refusal(ring.partition(layout), *call)
-    reason = reason or trust.doubt(_module("tpu"), *call)  # which has the same kernels
+    reason = reason or self_check.disagreement(_module("tpu"), *call)  # which has the same kernels
     if reason is None:
         _log(logging.INFO, f"{name}: a ring of the tpu kernel")
         return hops.Kernels().begin
@@ -141,7 +142,7 @@ def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
     reason = _refusal(kernel, call, dropout)
     if devices(call.q.x, call.k.x, call.v) > 1:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
-    reason = reason or trust.doubt(_module(kernel), *call)
+    reason = reason or self_check.disagreement(_module(kernel), *call)
     if reason is not None:
         return "tiled", logging.WARNING, f"tiles of XLA, not the {kernel} kernel: {reason}"
     return kernel, logging.INFO, f"the {kernel} kernel"
@@ -183,7 +184,7 @@ def _check(implementation: Any, call: Call, name: str, dropout: Dropout | None) 
     if implementation not in KERNELS.values():
         return
     reason = _refusal(implementation, call, dropout)
-    reason = reason or trust.doubt(_module(implementation), *call)
+    reason = reason or self_check.disagreement(_module(implementation), *call)
     if reason is not None:
         raise ValueError(f"{asked}: {reason}; pass 'tiled' or None")
 
@@ -206,9 +207,9 @@ def _elsewhere(kernel: str) -> str | None:
 def _module(name: str) -> Any:
     """That of an engine; kernels are imported when they are used."""
     if name == "fused":
-        from pe_jax.engines.gpu import engine
+        from pe_jax.engines.kernels.gpu import engine
     elif name == "tpu":
-        from pe_jax.engines.tpu import engine
+        from pe_jax.engines.kernels.tpu import engine
     else:
         engine = {"dense": reference, "tiled": tiled}[name]
     return engine

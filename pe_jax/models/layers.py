@@ -15,7 +15,7 @@ from pe_jax.encodings.base import Encoding, Params, abstract_terms
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from pe_jax.engines.tiled.tiles import alone, devices
+from pe_jax.engines.tiled.sizes import alone, devices
 from pe_jax.models.config import DTYPES, ModelConfig
 
 # what the names in a config are

@@ -10,14 +10,15 @@ import numpy as np
 
 from pe_jax.encodings import ENCODINGS, parse
 from pe_jax.encodings.base import Dims, Encoding, adds_to_input
-from pe_jax.engines import reference, trust
+from pe_jax.engines import reference
 from pe_jax.engines.api import attention
-from pe_jax.engines.gpu import engine
+from pe_jax.engines.kernels import self_check
+from pe_jax.engines.kernels.gpu import engine
 from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, reason
 
 STAGE = "agreement"
 SPECS = {name: name + "(length=1024)" for name in ("learned", "tupe")}
-FIRST = (  # one or two for each way of the kernels
+FIRST = (  # one or two for each strategy of the kernels
     *("nope", "rope", "alibi", "t5", "shaw", "fox", "deberta", "kerple", "sandwich", "wavlm"),
     *("inkling", "tupe", "cable", "sink"),
 )
@@ -98,13 +99,13 @@ def compare(spec: str, shape: Shape, options: dict, dtype: str, attend: Callable
     with jax.default_matmul_precision("highest"):
         got, want = (outcome(run)(*given) for run in (attend, dense))
     errors = {
-        jax.tree_util.keystr(path, simple=True, separator="."): trust.relative_error(a, b)
+        jax.tree_util.keystr(path, simple=True, separator="."): self_check.relative_error(a, b)
         for (path, a), b in zip(
             jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True
         )
     }
     name, worst = max(errors.items(), key=lambda item: np.nan_to_num(item[1], nan=np.inf))
-    most = trust.bound(dtype)
+    most = self_check.bound(dtype)
     return {"agrees": worst <= most, "error": worst, "of": name, "bound": most}
 
 
@@ -138,7 +139,7 @@ def _outcome(encoding: Encoding, shape: Shape, options: dict, attend: Callable) 
     @jax.jit
     def run(*given):
         results, pull = jax.vjp(forward, *given)
-        gradients = pull(jax.tree.map(trust.cotangent, results))
+        gradients = pull(jax.tree.map(self_check.cotangent, results))
         return results | {"d": dict(zip(("params", *"qkvx"), gradients, strict=True))}
 
     return run

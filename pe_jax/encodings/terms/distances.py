@@ -37,9 +37,11 @@ class DistanceTerm(Term):
         tiles near the diagonal then pay for it.
     """
 
+    distances = "vectors"
+
     fn: Callable = static()
     arrays: Any = None
-    horizon: tuple[int, int] | None = static(default=None, kw_only=True)
+    horizon: tuple[int, int] | None = static(default=None, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def at(self, distance: jax.Array) -> jax.Array:
         """Of distances [*n]: float32 [H or 1, *n, …]."""
@@ -53,6 +55,10 @@ class DistanceTerm(Term):
         table = self.at(jnp.arange(first, last + 1, dtype=jnp.int32))
         horizon = None if self.horizon is None else (first, last)
         return dataclasses.replace(self, fn=Rows(first, last), arrays=table, horizon=horizon)
+
+    def without_function_arrays(self) -> "DistanceTerm":
+        """The term as engines need it that have its values in a table."""
+        return dataclasses.replace(self, arrays=None)
 
     def contract(self, form: str, x: jax.Array, q: Side, k: Side) -> jax.Array:
         """Sums x times the vectors [H or 1, B or 1, T, S, E] of all pairs as `form` says.
@@ -72,10 +78,16 @@ class DistanceTerm(Term):
 class DistanceBias(DistanceTerm, ScoreTerm):
     """A bias: `fn` gives [H, *n]. With `scaled` it is multiplied by the scale, as q·k is."""
 
+    distances = "bias"
+    positions_alone = True
+
     scaled: bool = static(default=False, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def scores(self, q, k, states):
         return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
+
+    def along(self, line, q, k, states):
+        return line.spread(q.x.shape[2], k.x.shape[2])[None]
 
 
 @kind
@@ -93,6 +105,9 @@ class RelativeKeys(DistanceTerm, ScoreTerm):
     def scores(self, q, k, states):
         return self.contract("bhte,*tse->bhts", self.queries(q.raw), q, k)
 
+    def along(self, line, q, k, states):
+        return line.products(self.queries(q.raw), k.x.shape[2])
+
     def for_heads(self, share):
         term = super().for_heads(share)
         return term if self.u is None else dataclasses.replace(term, u=share(self.u, 0))
@@ -107,6 +122,10 @@ class RelativeQueries(DistanceTerm, ScoreTerm):
     def scores(self, q, k, states):
         return self.contract("bhse,*tse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
 
+    def along(self, line, q, k, states):
+        keys = repeat_heads(k.raw, q.x.shape[1])
+        return jnp.swapaxes(line.reversed().products(keys, q.x.shape[2]), 2, 3)
+
 
 @kind
 class RelativeState(DistanceTerm, ScoreTerm):
@@ -117,11 +136,19 @@ class RelativeState(DistanceTerm, ScoreTerm):
     def scores(self, q, k, states):
         return self.contract("bhte,*tse->bhts", states[0], q, k)
 
+    def along(self, line, q, k, states):
+        return line.products(states[0], k.x.shape[2])
+
 
 @kind
 class RelativeValues(DistanceTerm):
     """Vectors [H or 1, *n, F] averaged with the attention weights, as the values are."""
 
+    reads = "pairs"
+
     def values(self, weights: jax.Array, q: Side, k: Side) -> jax.Array:
         """Float32 [B, H, T, F] for weights [B, H, T, S]."""
         return self.contract("bhts,*tse->bhte", weights, q, k)
+
+    def values_along(self, line, weights):
+        return line.average(weights)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms.term import (
@@ -17,11 +18,14 @@ from pe_jax.encodings.terms.term import (
     State,
     Term,
     Tokens,
+    halves,
     kind,
     repeat_heads,
-    state_product,
     static,
 )
+
+EXACT = jax.lax.Precision.HIGHEST
+BLOCK = 32  # columns that are summed by one small matrix product
 
 
 @kind
@@ -48,37 +52,73 @@ class RowSum(Term):
       state: 2C numbers of each token; None: the product is q·k.
     """
 
+    reads = "later keys"
+    by_head = True
+
     gate: Callable = static()
     fn: Callable = static()
     numbers: Callable | None = static(default=None)
     arrays: Any = None
     own: bool = static(default=False)
     limit: float | None = static(default=None)
-    decays: bool = static(default=False)
+    decays: bool = static(default=False)  # pyright: ignore[reportIncompatibleVariableOverride]
     state: State | None = None
 
     def of_queries(self, q: jax.Array | None) -> jax.Array | None:
         """The numbers [B or 1, H, T, C] of queries [B, H, T, E] before rotations, scaled."""
         return None if self.numbers is None else self.numbers(self.arrays, q)
 
-    def sums(self, products: jax.Array, seen: jax.Array) -> jax.Array:
-        """p for all keys, of products [B, H, T, S] and the mask [B or 1, H or 1, T, S]."""
-        gates = jnp.where(seen, self.gate(products), 0)
-        sums = jax.lax.cumsum(gates, axis=gates.ndim - 1, reverse=True)
-        after = [(0, 0)] * (gates.ndim - 1) + [(0, 1)]
-        return sums if self.own else jnp.pad(sums[..., 1:], after)
+    def prepare(self, q, k, states, scale):
+        """The queries' numbers and half of their state, and the keys' half."""
+        raw = None if q.raw is None else scale * q.raw.astype(jnp.float32)
+        left, right = (None, None) if self.state is None else halves(self.state, states)
+        return (self.of_queries(raw), left), right
 
-    def bias(self, scores: jax.Array, q: Side, scale: float, states: Any, seen: Any) -> jax.Array:
-        """The bias of all pairs: float32 [B, H, T, S] for scaled products [B, H, T, S]."""
-        numbers = None
-        if self.numbers is not None:
-            numbers = self.of_queries(scale * q.raw.astype(jnp.float32))
-        if self.state is not None:
-            scores = jnp.broadcast_to(state_product(self.state, states), scores.shape)
-        return self.fn(numbers, self.sums(scores, seen))
+    def row_bias(
+        self, products: jax.Array, states: Any, visible: jax.Array, before: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The bias of a block of a row, and the sums that go on to its left.
+
+        Args:
+          products: q·k times the scale, float32 [B, H, T, S].
+          states: what `prepare` gives.
+          visible: what the mask shows, bool [B or 1, H or 1, T, S].
+          before: the sums of the gates to the right of the block, [B, H, T, 1].
+        """
+        (numbers, left), right = states
+        if left is not None:
+            product = jnp.einsum("...tc,...sc->...ts", left, right, precision=EXACT)
+            products = jnp.broadcast_to(product, products.shape)
+        gates = jnp.where(visible, self.gate(products), 0)
+        bias = self.fn(numbers, before + suffix_sums(gates, self.own))
+        return bias, before + gates.sum(-1, keepdims=True)
+
+    def bias_of(self, states: Any, sums: jax.Array) -> jax.Array:
+        """The bias of all keys of the same sums: [B, H, T, 1]."""
+        return self.fn(states[0][0], sums)
 
     def for_heads(self, share):
         return dataclasses.replace(self, arrays=jax.tree.map(lambda x: share(x, 0), self.arrays))
+
+
+def suffix_sums(x: jax.Array, own: bool) -> jax.Array:
+    """The sum over all later columns, and `own`: [..., c] → [..., c].
+
+    By products with triangles of ones, of blocks and within them: XLA's own sums along an axis take
+    several times as long on a CPU.
+    """
+    *lead, columns = x.shape
+    if jax.export.is_symbolic_dim(columns) or columns % BLOCK or columns == BLOCK:
+        return _triangle_sums(x, own)
+    blocks = x.reshape(*lead, columns // BLOCK, BLOCK)
+    later = suffix_sums(blocks.sum(-1), False)
+    return (_triangle_sums(blocks, own) + later[..., None]).reshape(x.shape)
+
+
+def _triangle_sums(x: jax.Array, own: bool) -> jax.Array:
+    index = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    later = index[:, None] >= index[None] + int(not own)
+    return jnp.matmul(x, later.astype(x.dtype), precision=EXACT)
 
 
 @kind
@@ -89,6 +129,8 @@ class PathProduct(Term):
 
     For causal attention; maps of other documents are left out. The state has u ‖ w, 2E numbers.
     """
+
+    reads = "rows"
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -129,5 +171,12 @@ class RowRescore(Term):
     [B, H, T, E], and what the mask shows (bool [B or 1, H or 1, T, S]).
     """
 
+    reads = "rows"
+
     fn: Callable = static()
     arrays: Any = None
+
+    def rescore(self, scores, bias, q, scale, pairs):
+        bias = jnp.broadcast_to(jnp.asarray(0 if bias is None else bias, jnp.float32), scores.shape)
+        raw = scale * q.raw.astype(jnp.float32)
+        return self.fn(self.arrays, scores, bias, raw, pairs)

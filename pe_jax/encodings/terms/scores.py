@@ -6,7 +6,7 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,9 @@ class ChannelDecay(Term):
     one, and none beside several views.
     """
 
+    reads = "pairs"
+    by_head = True
+
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def products(self, q: Side, k: Side, states: Any) -> jax.Array:
@@ -49,22 +52,45 @@ class ChannelDecay(Term):
         width = self.state.width // 2
         fix = f"{width} fade: leave out the rotation that makes others of them"
         require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
-        rows = [q.x.astype(jnp.float32), *jnp.split(states[0], 2, axis=-1)]
-        keys = repeat_heads(k.x, q.x.shape[1]).astype(jnp.float32)
-        columns = [keys, *jnp.split(states[1], 2, axis=-1)]
-        if q.x.shape[2] == 1:
-            return fade(*rows, *columns).sum(-1)[:, :, None]
+        each = q.x, repeat_heads(k.x, q.x.shape[1]), *states
+        if q.tokens.index.shape[1] == 1:
+            return _faded(*each)
+        first = q.tokens.index[:, :1]
+        behind = jnp.all(q.tokens.index >= first) & jnp.all(k.tokens.index <= first)
+        return jax.lax.cond(behind, _faded_before, _faded, *each)
 
-        @jax.checkpoint
-        def add(total, channel):
-            return total + fade(*channel), None
 
-        channels = (
-            *(jnp.moveaxis(x, -1, 0)[..., :, None] for x in rows),
-            *(jnp.moveaxis(x, -1, 0)[..., None, :] for x in columns),
-        )
-        start = jnp.zeros((*q.x.shape[:3], k.x.shape[2]), jnp.float32)
-        return jax.lax.scan(add, varying_like(start, channels), channels)[0]
+def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """`ChannelDecay.products`, channel by channel."""
+    rows = [q.astype(jnp.float32), *jnp.split(q_state, 2, axis=-1)]
+    columns = [k.astype(jnp.float32), *jnp.split(k_state, 2, axis=-1)]
+    if q.shape[2] == 1:
+        return fade(*rows, *columns).sum(-1)[:, :, None]
+
+    @jax.checkpoint
+    def add(total, channel):
+        return total + fade(*channel), None
+
+    channels = (
+        *(jnp.moveaxis(x, -1, 0)[..., :, None] for x in rows),
+        *(jnp.moveaxis(x, -1, 0)[..., None, :] for x in columns),
+    )
+    start = jnp.zeros((*q.shape[:3], k.shape[2]), jnp.float32)
+    return jax.lax.scan(add, varying_like(start, channels), channels)[0]
+
+
+def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
+    """The same where the first query follows all keys and the others follow it: one product.
+
+    |P - P'| is then the way from the key to the first query, and on from there: of steps of one
+    sign, so that neither exponential exceeds 1. (Padding, whose sums are 0, has any it likes.)
+    """
+    rows, columns = (jnp.split(x, 2, axis=-1) for x in (q_state, k_state))
+    first = [x[..., :1, :] for x in rows]
+    fade_q, fade_k = (jnp.exp(-between(x, first)) for x in (rows, columns))
+    keys, queries = k.astype(jnp.float32) * fade_k, q.astype(jnp.float32) * fade_q
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.einsum("bhre,bhce->bhrc", queries, keys, precision=exact)
 
 
 def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
@@ -86,9 +112,13 @@ class DistanceFormula(ScoreTerm):
         makes every key negligible.
     """
 
+    distances = "formula"
+    by_head = True
+    positions_alone = True
+
     fn: Callable = static()
     numbers: jax.Array
-    decays: bool = static(default=False)
+    decays: bool = static(default=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def at(self, distance: jax.Array) -> jax.Array:
         """Of distances [*n]: float32 [H, *n]."""
@@ -98,6 +128,12 @@ class DistanceFormula(ScoreTerm):
 
     def scores(self, q, k, states):
         return jnp.moveaxis(self.at(pair_distance(q, k)), 0, 1)
+
+    def along(self, line, q, k, states):
+        return line.spread(q.x.shape[2], k.x.shape[2])[None]
+
+    def bound(self, distance, states):
+        return (self.at(distance) - self.at(jnp.zeros_like(distance)))[None]
 
     def for_heads(self, share):
         return dataclasses.replace(self, numbers=share(self.numbers, 0))
@@ -110,6 +146,8 @@ class PairBias(ScoreTerm):
     The last resort: it is evaluated pair by pair in every tile.
     """
 
+    positions_alone = True
+
     fn: Callable = static()
     arrays: Any = None
 
@@ -118,46 +156,6 @@ class PairBias(ScoreTerm):
 
     def for_heads(self, share):
         return dataclasses.replace(self, fn=OfSomeHeads(self.fn, share, -3))
-
-
-class Pieces(NamedTuple):
-    """start + slope·x + Σ_n bends[n]·relu(x - knots[n]), of x = growth(numbers, distance)·rate.
-
-    Attributes:
-      numbers: what the growth takes, float32 [1, C].
-      rates: of queries, positive, [1, *B, T].
-      start: [H or 1].
-      slope: of the line before the first knot, [H or 1].
-      knots: the same for all heads, in any order, [1, N].
-      bends: what the slope rises by at each knot, [H or 1, N].
-    """
-
-    numbers: jax.Array
-    rates: jax.Array
-    start: jax.Array
-    slope: jax.Array
-    knots: jax.Array
-    bends: jax.Array
-
-
-@kind
-class PiecewiseBias(PairBias):
-    """A bias of two positions that is piecewise linear in one number of each pair, if causal.
-
-    So it is for keys up to the query alone; `fn` has the bias of any pair. Where distances of
-    tokens are known a kernel evaluates, in each tile, one line and the few knots within it.
-
-    Attributes:
-      growth: arithmetic, `growth([C numbers], distance)`: not negative, rises with |distance|.
-      pieces: `pieces(arrays, q_pos)` gives the `Pieces`.
-    """
-
-    growth: Callable = static(kw_only=True)
-    pieces: Callable = static(kw_only=True)
-
-    def for_heads(self, share):
-        term = super().for_heads(share)
-        return dataclasses.replace(term, pieces=OfSomeHeads(self.pieces, share, 0))
 
 
 @kind
@@ -173,9 +171,11 @@ class TokenBias(ScoreTerm):
         come between. Engines then skip tiles in which it makes every key negligible.
     """
 
+    by_head = True
+
     fn: Callable = static()
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
-    decays: bool = static(default=False)
+    decays: bool = static(default=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def scores(self, q, k, states):
         numbers, (rows, columns) = range(self.state.width), states
@@ -183,16 +183,24 @@ class TokenBias(ScoreTerm):
             [rows[..., :, None, n] for n in numbers], [columns[..., None, :, n] for n in numbers]
         )
 
+    def bound(self, distance, states):
+        return self.scores(None, None, states)  # pyright: ignore[reportArgumentType]
+
 
 @kind
 class TokenProduct(ScoreTerm):
     """A bias that is a dot product: half the query's state · the other half of the key's."""
+
+    by_head = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def factors(self, states: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """[B or 1, H, T, C/2] of queries and [B or 1, H, S, C/2] of keys."""
         return halves(self.state, states)
+
+    def prepare(self, q, k, states, scale):
+        return self.factors(states)
 
     def scores(self, q, k, states):
         return state_product(self.state, states)

@@ -27,12 +27,16 @@ class Mask(Term):
       length: how many tokens it can tell apart (a tree's); None: any number.
     """
 
+    reads = "pairs"
+    hides = True
+    by_head = True
+
     fn: Callable = static()
     arrays: Any = None
     length: int | None = static(default=None, kw_only=True)
 
-    def shows(self, q: Tokens, k: Tokens) -> jax.Array:
-        """Which pairs are seen: bool [B or 1, 1, T, S]."""
+    def visible(self, q: Tokens, k: Tokens) -> jax.Array:
+        """Which pairs are visible: bool [B or 1, 1, T, S]."""
         seen = self.fn(self.arrays, q, k)
         pairs = (q.index.shape[-1], k.index.shape[-1])
         if seen.dtype != bool or seen.ndim != 3 or seen.shape[1:] != pairs:
@@ -48,6 +52,8 @@ class Sink(Term):
     With a `state` of one number, that of the query is added to it.
     """
 
+    reads = "outside"
+
     logit: jax.Array
     state: State | None = None
 
@@ -58,3 +64,5 @@ class Sink(Term):
 @kind
 class Unnormalized(Term):
     """Weights are exp(score): no softmax divides them by their sum. At most one, and no `Sink`."""
+
+    reads = "outside"

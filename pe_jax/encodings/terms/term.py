@@ -68,9 +68,71 @@ class Method:
 
 
 class Term:
-    """One thing that an encoding adds to attention."""
+    """One thing that an encoding adds to attention: engines call these methods, whatever the kind.
 
+    What a kind does not do is None, as here. `reads` says how much of a row of scores a kind has
+    to see: "outside" (it acts before or after an engine), "pairs", "later keys" (sums along a
+    row), "rows" (whole rows: dense alone); "" is a kind that no engine knows, which is refused.
+    """
+
+    reads: ClassVar[str] = ""
+    scaled: ClassVar[bool] = False  # its scores are multiplied by the scale, as q·k is
+    distances: ClassVar[str] = ""  # it depends on these alone: a "formula", a "bias" or "vectors"
+    by_head: ClassVar[bool] = False  # its arrays lead with heads, and no head's numbers need others
+    hides: ClassVar[bool] = False  # it hides pairs: `visible`
+    decays: bool = False  # it never rises as two tokens get farther apart: see `bound`
+    horizon: tuple[int, int] | None = None  # beyond it, it is constant
     state: "State | None" = None  # of the kinds that read each token's state
+
+    def scores(self, q: "Side", k: "Side", states: Any) -> Any:
+        """What it adds to the scores of a block, by its definition, or None.
+
+        Float32 [B or 1, H or 1, T, S]; `states` are the term's of queries and keys.
+        """
+        return None
+
+    def along(self, line: Any, q: "Side", k: "Side", states: Any) -> Any:
+        """The same at contiguous positions, from its values along the diagonals (a `Line`)."""
+        return None
+
+    def prepare(self, q: "Side", k: "Side", states: Any, scale: float) -> Any:
+        """Its states of queries and of keys as `scores` takes them, made once per call."""
+        return states
+
+    def products(self, q: "Side", k: "Side", states: Any) -> Any:
+        """What takes the place of q·k, float32 [B, H, T, S], or None."""
+        return None
+
+    def rescore(self, scores: Any, bias: Any, q: "Side", scale: float, pairs: Any) -> Any:
+        """What it adds to whole rows of scores, in view of them and of the biases, or None."""
+        return None
+
+    def values(self, weights: jax.Array, q: "Side", k: "Side") -> Any:
+        """What weights [B, H, T, S] add to the output, float32 [B, H, T, F], or None."""
+        return None
+
+    def values_along(self, line: Any, weights: jax.Array) -> Any:
+        """The same at contiguous positions."""
+        return None
+
+    def bound(self, distance: jax.Array, states: Any) -> Any:
+        """What a bias that `decays` is at most, beyond its value for a token and itself.
+
+        float32 [B or 1, H or 1, *n] for the nearest two tokens of blocks, which are `distance` [*n]
+        apart and have `states`.
+        """
+        return None
+
+    def visible(self, q: "Tokens", k: "Tokens") -> Any:
+        """Which pairs it shows: bool [B or 1, 1, T, S]; None: all."""
+        return None
+
+    def without_state_arrays(self) -> Any:
+        """The term without the parameters of its state, which is computed before an engine runs."""
+        if self.state is None:
+            return self
+        state = dataclasses.replace(self.state, arrays=None)
+        return dataclasses.replace(self, state=state)  # pyright: ignore[reportArgumentType]
 
     def for_heads(self, share: Callable[[jax.Array, int], jax.Array]) -> Any:
         """The term for some of the heads: `share(x, axis)` selects them in arrays of all heads."""
@@ -132,9 +194,10 @@ class State(Term):
 
 
 class ScoreTerm(Term):
-    """A kind with a formula for every pair. Engines that work pair by pair accept all of these."""
+    """A kind with a formula for every pair, `scores`: every engine but kernels accepts these."""
 
-    scaled: ClassVar[bool] = False  # multiplied by the scale, as q·k is
+    reads = "pairs"
+    positions_alone: ClassVar[bool] = False  # `scores` reads positions, and nothing else of a token
 
     def scores(self, q: Side, k: Side, states: Any) -> jax.Array:
         """Float32 [B or 1, H or 1, T, S]; `states` are the term's states of queries and keys."""

@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings.terms.term import State, Term, kind, require_positive, static
+from pe_jax.encodings.terms.term import Side, State, Term, kind, require_positive, static
 
 
 @kind
 class Input(Term):
     """Adds `fn(arrays, positions, width)` [*B, T, D] to the input of the first layer, D = width."""
+
+    reads = "outside"
 
     fn: Callable = static()
     arrays: Any = None
@@ -25,6 +27,8 @@ class Input(Term):
 @kind
 class QueryBias(Term):
     """Adds u [H, E] to every query, before any rotation."""
+
+    reads = "outside"
 
     u: jax.Array
 
@@ -65,6 +69,29 @@ class Views:
         apart = self.block(q_positions) - self.block(k_positions)
         return sum(((apart >= edge).astype(jnp.int32) for edge in self.edges), jnp.int32(0))
 
+    def products(self, multiply: Callable, q: Side, k: Side) -> jax.Array:
+        """q·k of each pair in its own view: [B, H, T, S], `multiply(q.x, k.x)` of one view.
+
+        A block that one view scores as a whole takes one product.
+        """
+        queries = jnp.stack(jnp.split(q.x, self.count, axis=-1))
+        keys = k.x[None] if self.shared_keys else jnp.stack(jnp.split(k.x, self.count, axis=-1))
+        view = self.of(q.tokens.positions[:, :, None], k.tokens.positions[:, None])[:, None]
+
+        def product(queries, keys, n):
+            return multiply(queries[n], keys[0 if self.shared_keys else n])
+
+        def one_view(queries, keys, view):
+            return product(queries, keys, view.min())
+
+        def by_pair(queries, keys, view):
+            scores = product(queries, keys, 0)
+            for n in range(1, self.count):
+                scores = jnp.where(view == n, product(queries, keys, n), scores)
+            return scores
+
+        return jax.lax.cond(view.min() == view.max(), one_view, by_pair, queries, keys, view)
+
 
 @kind
 class Rotation(Term):
@@ -82,6 +109,8 @@ class Rotation(Term):
       state: a state of the tokens, [*B, T, H, C], passed to the functions as the last argument.
       heads: the axis of the arrays that counts heads; None: they are the same for all.
     """
+
+    reads = "outside"
 
     q: Callable | None = static()
     k: Callable | None = static()
@@ -118,6 +147,8 @@ class ValueRotation(Term):
       arrays: their parameters.
     """
 
+    reads = "outside"
+
     v: Callable = static()
     out: Callable = static()
     arrays: Any = None
@@ -126,6 +157,8 @@ class ValueRotation(Term):
 @kind
 class Scale(Term):
     """The factor of q·k and the scaled kinds, instead of 1/sqrt(E); at most one."""
+
+    reads = "outside"
 
     value: float = static()
 

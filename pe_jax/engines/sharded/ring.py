@@ -26,10 +26,18 @@ from pe_jax.engines.first_order import first_order
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import BlockPermuted
 from pe_jax.engines.tiled.groups import Axes, map_by_axes
-from pe_jax.engines.tiled.setup import FIXED, OPERANDS, RESULT, Fixed, Operands, Result
-from pe_jax.engines.tiled.tiles import Partition
-from pe_jax.engines.tiled.ways import Vectors
+from pe_jax.engines.tiled.plan import FIXED, OPERANDS, RESULT, Fixed, Operands, Result, Vectors
 from pe_jax.numerics.arrays import varying_like
+
+
+class Partition(NamedTuple):
+    """How devices share a call."""
+
+    runs_per_row: int  # contiguous runs of tokens that a row is cut into
+    runs: int  # those that one device holds
+    batch: int  # devices that share the batch, each with rows of its own
+    heads: int  # devices that share the heads, each with heads of its own
+    hops: int = 0  # devices whose keys each one meets, besides its own
 
 
 def attend(
@@ -67,7 +75,7 @@ def partition(layout: BlockPermuted) -> Partition:
     rows = math.prod(layout.mesh.shape[axis] for axis in layout.batch)
     heads = layout.mesh.shape[layout.heads] if layout.heads else 1
     parts = len(layout.blocks)
-    return Partition(parts, parts // layout.devices, rows, heads, rows * heads)
+    return Partition(parts, parts // layout.devices, rows, heads)
 
 
 def hops(layout: BlockPermuted, spec: AttentionSpec, length: int) -> int:
@@ -142,7 +150,7 @@ def _forward(call: Call, operands: Operands, fixed: Fixed):
         def hop(keys):
             return call.each.forward(*_meet(operands, fixed, keys))
 
-        operands = operands._replace(tables=call.for_heads(operands.tables))
+        operands = operands._replace(terms=call.for_heads(operands.terms))
         return _round(call, own, lambda result, keys: merge(result, hop(keys)), hop(own))
 
     args = operands, fixed
@@ -155,8 +163,8 @@ def _backward(call: Call, saved: tuple, cotangent: Result):
 
     def device(operands, fixed, result, cotangent):
         operands, own = _begin(operands, fixed)
-        terms, pull = jax.vjp(call.for_heads, operands.tables)
-        operands = operands._replace(tables=terms)
+        terms, pull = jax.vjp(call.for_heads, operands.terms)
+        operands = operands._replace(terms=terms)
 
         def hop(keys):
             return call.each.backward(*_meet(operands, fixed, keys), result, cotangent)
@@ -171,9 +179,9 @@ def _backward(call: Call, saved: tuple, cotangent: Result):
         grads = _round(call, own, visit, grads._replace(k=k, v=v))
         if call.hops:
             home = _add(home, call.send((grads.k, grads.v), -call.hops))
-        (terms,) = pull(grads.tables)
+        (terms,) = pull(grads.terms)
         terms = jax.lax.psum(terms, call.layout.axes)
-        return Operands(grads.q, k=home[0], v=home[1], tables=terms)
+        return Operands(grads.q, k=home[0], v=home[1], tables=None, terms=terms)
 
     axes = OPERANDS, FIXED, RESULT, RESULT
     grads = call.on_devices(device, axes, (*saved, cotangent), OPERANDS)
@@ -193,8 +201,8 @@ class Visitor(NamedTuple):
 
 def _begin(operands: Operands, fixed: Fixed) -> tuple[Operands, Visitor]:
     """The operands, typed as varying over devices, and what this one sends round."""
-    terms = varying_like(operands.tables, operands._replace(tables=None))
-    return operands._replace(tables=terms), Visitor(operands.k, operands.v, fixed.k)
+    terms = varying_like(operands.terms, operands._replace(terms=None))
+    return operands._replace(terms=terms), Visitor(operands.k, operands.v, fixed.k)
 
 
 def _round(call: Call, own: Visitor, visit, carry):

@@ -1,29 +1,39 @@
 """What a device of a ring computes in one hop, in tiles of XLA: any scheme, any number of tokens.
 
-A hop is the queries of a device and the keys that visit it.
+A hop is the queries of a device and the keys that visit it. Each are one or two runs of contiguous
+tokens; tiles are those of two runs, whose distances follow from where their first tokens are.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms import Side
+from pe_jax.engines import block
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.reference import LOWEST
+from pe_jax.engines.block import LOWEST
+from pe_jax.engines.sharded.ring import Partition, merge
 from pe_jax.engines.tiled import engine as tiled
 from pe_jax.engines.tiled import schedule
-from pe_jax.engines.tiled.padding import stretch
-from pe_jax.engines.tiled.setup import Fixed, Operands, Result, Setup, lay_out, set_up
-from pe_jax.engines.tiled.tiles import Partition, TileSizes
+from pe_jax.engines.tiled.plan import (
+    Fixed,
+    Operands,
+    Plan,
+    Result,
+    Vectors,
+    lay_out,
+    make_plan,
+    with_tables,
+)
+from pe_jax.engines.tiled.sizes import TileSizes
 from pe_jax.numerics.arrays import varying_like
 
 
 class TileHops(NamedTuple):
     """What is static about a call. `KernelHops` of the TPU's engine has the same methods."""
 
-    setup: Setup
+    plan: Plan  # of two runs
     split: Partition
 
     typed = True  # results say along which mesh axes they vary
@@ -39,59 +49,145 @@ class TileHops(NamedTuple):
         k: Side,
         v: jax.Array,
     ) -> tuple["TileHops", Operands, Fixed]:
-        """The hops of a call, and its operands, with terms in the place of their tables.
+        """The hops of a call, and its operands.
 
         Tables are made in each hop, for the distances that occur in it: over all that occur in a
         row they would not shrink with the number of devices.
         """
-        setup = set_up(spec, terms, q.x, k.x, split, sizes)
-        operands, fixed = lay_out(setup, terms, q, k, v, split)
-        return cls(setup, split), operands._replace(tables=setup.own_terms(terms)), fixed
+        block.require_known(terms, ("pairs",), "a ring")
+        (batch, heads, length, _), kv_heads = q.x.shape, k.x.shape[1]
+        run = length // split.runs_per_row
+        queries = batch // split.batch, heads // split.heads, run
+        keys = kv_heads // split.heads, run
+        segments = q.tokens.segments is not None
+        plan = make_plan(spec, terms, queries, keys, sizes, segments=segments, on_ring=True)
+        q, k = block.prepare(spec, terms, q, k)
+        operands, fixed = lay_out(plan, terms, q, k, v, runs=split.runs_per_row)
+        return cls(plan, split), operands, fixed
 
     def whole(self, terms: tuple, q: Side, result: Result) -> tuple[jax.Array, jax.Array]:
         """The output and the logarithms of rows' sums, without padding."""
-        runs, length = self.split.runs_per_row, q.x.shape[2]
-        out, lse = (stretch(x, 2, length // runs, runs) for x in result)
-        return out, self.setup.whole_lse(self.setup.own_terms(terms), q, lse)
+        runs, run = self.split.runs_per_row, self.plan.lengths[0]
+
+        def cut(x):
+            x = x.reshape(*x.shape[:2], runs, -1, x.shape[3])[:, :, :, :run]
+            return x.reshape(*x.shape[:2], runs * run, x.shape[4])
+
+        return cut(result.out), cut(result.lse)
 
     def forward(self, operands: Operands, fixed: Fixed) -> Result:
-        """Attention over the keys of a hop; the tables are terms of the device's heads."""
-        operands, fixed, _ = self._with_tables(operands, fixed)
-        shape = operands.q.x.shape[:3]
-        nothing = Result(
-            jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
-            jnp.full((*shape, 1), LOWEST, jnp.float32),
-        )
-        run = functools.partial(tiled.forward, self.setup, operands, fixed)
-        return self._unless_hidden(operands, fixed, run, nothing)
+        """Attention over the keys of a hop; the terms are those of the device's heads."""
+
+        def of_queries(queries):
+            def meet(result, keys):
+                x, known = _pair(operands, queries, keys)
+
+                def run():
+                    return tiled.forward(self.plan, with_tables(self.plan, x, known.base), known)
+
+                return merge(result, self._unless_hidden(known, run, nothing, x)), None
+
+            shape = *queries.q.x.shape[:3], operands.v.shape[-1]
+            nothing = Result(
+                jnp.zeros(shape, jnp.float32), jnp.full((*shape[:3], 1), LOWEST, jnp.float32)
+            )
+            nothing = varying_like(nothing, operands)
+            return jax.lax.scan(meet, nothing, self._keys(operands, fixed))[0]
+
+        found = jax.lax.map(of_queries, self._queries(operands, fixed))
+        return jax.tree.map(self._join, found)
 
     def backward(
         self, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
     ) -> Operands:
         """Gradients, float32, where `result` is that over all keys."""
-        terms = operands.tables
-        operands, fixed, pull = self._with_tables(operands, fixed)
 
-        def gradients():
-            grads = tiled.backward(self.setup, operands, fixed, result, cotangent)
-            (of_terms,) = pull(grads.tables)
-            vectors = jax.tree.map(lambda x: x.astype(jnp.float32), grads._replace(tables=None))
-            return vectors._replace(tables=of_terms)
+        def zeros(tree):
+            made = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+            return varying_like(made, operands)
 
-        vectors = operands._replace(tables=None)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), vectors)
-        nothing = nothing._replace(tables=jax.tree.map(jnp.zeros_like, terms))
-        return self._unless_hidden(operands, fixed, gradients, nothing)
+        def of_queries(carry, each):
+            queries, result, cotangent = each
 
-    def _with_tables(self, operands: Operands, fixed: Fixed):
-        """The same with tables, and what pulls the gradient of these back to the terms."""
-        setup, terms = self.setup, operands.tables
-        run_gaps = setup.grid.run_gaps(fixed.q, fixed.k) if setup.spec.contiguous else None
-        made, pull = jax.vjp(lambda terms: setup.tables(terms, run_gaps), terms)
-        max_bias = setup.max_bias(terms, fixed.q, fixed.k)
-        return operands._replace(tables=made), fixed._replace(max_bias=max_bias), pull
+            def meet(carry, keys):
+                d_q, d_terms = carry
+                x, known = _pair(operands, queries, keys)
 
-    def _unless_hidden(self, operands: Operands, fixed: Fixed, f, nothing: Any):
-        """f(); or `nothing`, typed alike, where the mask hides the whole hop."""
-        seen = schedule.shows_any(self.setup, fixed.q, fixed.k)
-        return jax.lax.cond(seen, f, lambda: varying_like(nothing, operands.q))
+                def run():
+                    def tabled(terms):
+                        return with_tables(self.plan, x._replace(terms=terms), known.base)
+
+                    held, pull = jax.vjp(lambda terms: tabled(terms)[3:], x.terms)
+                    whole = Operands(x.q, x.k, x.v, *held)
+                    grads = tiled.backward(self.plan, whole, known, result, cotangent)
+                    (terms,) = pull(jax.tree.map(lambda g, y: g.astype(y.dtype), grads[3:], held))
+                    return grads._replace(tables=None, terms=terms)
+
+                nothing = zeros(x._replace(tables=None))
+                grads = self._unless_hidden(known, run, nothing, x)
+                d_q, d_terms = jax.tree.map(
+                    jnp.add, (d_q, d_terms), (grads.q, grads.terms)
+                )
+                return (d_q, d_terms), (grads.k, grads.v)
+
+            d_terms, d_keys = carry
+            start = zeros(queries.q), d_terms
+            (d_q, d_terms), more = jax.lax.scan(meet, start, self._keys(operands, fixed))
+            return (d_terms, jax.tree.map(jnp.add, d_keys, more)), d_q
+
+        keys = self._keys(operands, fixed)
+        start = zeros(operands.terms), zeros((keys.k, keys.v))
+        runs = self._queries(operands, fixed), *self._split_trees((result, cotangent))
+        (d_terms, d_keys), d_q = jax.lax.scan(of_queries, start, runs)
+        d_q, (d_k, d_v) = jax.tree.map(self._join, (d_q, d_keys))
+        return Operands(d_q, d_k, d_v, tables=None, terms=d_terms)
+
+    # Runs: they lead.
+
+    def _split(self, x: jax.Array, axis: int = 2) -> jax.Array:
+        x = x.reshape(*x.shape[:axis], self.split.runs, -1, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    def _join(self, x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, 0, 2)
+        return x.reshape(*x.shape[:2], -1, *x.shape[4:])
+
+    def _split_trees(self, trees: Any) -> Any:
+        return jax.tree.map(self._split, trees)
+
+    def _queries(self, operands: Operands, fixed: Fixed) -> "QueryRun":
+        tokens = jax.tree.map(lambda x: self._split(x, 1), fixed.q)
+        own = self._split_trees((operands.q, fixed.own_scores))
+        return QueryRun(own[0], tokens, own[1])
+
+    def _keys(self, operands: Operands, fixed: Fixed) -> "KeyRun":
+        tokens = jax.tree.map(lambda x: self._split(x, 1), fixed.k)
+        return KeyRun(*self._split_trees((operands.k, operands.v)), tokens)
+
+    def _unless_hidden(self, fixed: Fixed, f: Any, nothing: Any, like: Any):
+        """f(); or `nothing`, typed alike, where the mask hides all of two runs."""
+        visible = schedule.shown(self.plan, fixed.q, fixed.k)[0].any()
+        return jax.lax.cond(visible, f, lambda: varying_like(nothing, like))
+
+
+class QueryRun(NamedTuple):
+    """A run of queries."""
+
+    q: Vectors
+    tokens: Any
+    own_scores: Any
+
+
+class KeyRun(NamedTuple):
+    """A run of keys."""
+
+    k: Vectors
+    v: Any
+    tokens: Any
+
+
+def _pair(operands: Operands, queries: QueryRun, keys: KeyRun) -> tuple[Operands, Fixed]:
+    """The operands of two runs."""
+    base = queries.tokens.index[0, 0] - keys.tokens.index[0, 0]
+    fixed = Fixed(queries.tokens, keys.tokens, base, own_scores=queries.own_scores)
+    return operands._replace(q=queries.q, k=keys.k, v=keys.v), fixed

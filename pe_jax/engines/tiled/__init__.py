@@ -1,10 +1,11 @@
 """The tiled engine: attention with any encoding, forward and backward, in O(L) memory.
 
-`engine` holds the algorithm and reads top-down. `tiles` says how large tiles are, `schedule` which
-of them are visited, `ways` how the terms of an encoding enter a tile.
+`engine` reads top-down: what a call is made of, and its gradients. `passes` visits the tiles,
+`schedule` says which and in which order, `skipping` which of them are negligible, `sizes` how large
+they are, `groups` which heads take turns.
 """
 
 from pe_jax.engines.tiled.engine import Tiled, attend
-from pe_jax.engines.tiled.tiles import TileSizes
+from pe_jax.engines.tiled.sizes import TileSizes
 
 __all__ = ["TileSizes", "Tiled", "attend"]

@@ -15,6 +15,7 @@ class Axes(enum.Enum):
     BATCH_AND_HEADS = enum.auto()  # [B, H or K, …]
     HEADS = enum.auto()  # [H or 1, …]
     BATCH = enum.auto()  # [B or 1, …]
+    NONE = enum.auto()  # every group has all of it
 
 
 class Groups(NamedTuple):
@@ -53,6 +54,8 @@ class Groups(NamedTuple):
         """What group u has of x."""
         row, head = u // self.heads, u % self.heads
         cut = jax.lax.dynamic_slice_in_dim
+        if axes is Axes.NONE:
+            return x
         if axes is Axes.HEADS:
             return x if len(x) == 1 else cut(x, head * self.heads_size, self.heads_size, 0)
         x = x if len(x) == 1 else cut(x, row * self.batch_size, self.batch_size, 0)
@@ -74,7 +77,7 @@ class Groups(NamedTuple):
 
 
 def map_by_axes(f: Callable, axes: Any, *trees: Any) -> Any:
-    """f(axes, x, …) of every leaf; `axes` may be a prefix of the trees."""
+    """f(axes, x, …) of every array; `axes` may be a prefix of the trees."""
 
     def subtree(axes, *trees):
         return jax.tree.map(functools.partial(f, axes), *trees)

@@ -1,35 +1,231 @@
 """The forward and the backward pass over the tiles of a group of heads.
 
-A row of tiles is visited in two loops, `schedule` says which tiles in which; what the terms of an
-encoding add to a tile comes from `ways`, products that are made once per row from `row_products`,
-sums along the row from `along_rows`.
+`Row` is what a row of tiles has in common; its `tile` gives the scores of one, from `block`. Both
+passes visit a row's tiles stage by stage (`schedule`): forward an online softmax, backward each
+tile again and its VJP. Neither knows what an encoding adds.
 
 b, h batch and heads of the group, k its key heads, r, c rows and columns of a tile, T queries,
 S keys, E and F widths of keys and values.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pe_jax.engines.reference import LOWEST, average
-from pe_jax.engines.tiled import along_rows, row_products
-from pe_jax.engines.tiled.grid import Tile, cut_block
-from pe_jax.engines.tiled.group import Group, make_group, multiply
-from pe_jax.engines.tiled.leaves import Cut, Leaves, add_at, add_leaves, cut_leaves
-from pe_jax.engines.tiled.schedule import Stage
-from pe_jax.engines.tiled.setup import Fixed, Operands, Result, Setup
-from pe_jax.engines.tiled.ways import Vectors, Way, add_up, unbroadcast
+from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms.diagonals import Line
+from pe_jax.engines import block
+from pe_jax.engines.block import LOWEST
+from pe_jax.engines.tiled import schedule, skipping
+from pe_jax.engines.tiled.plan import HELD, Fixed, Operands, Plan, Result, Vectors
+from pe_jax.engines.tiled.schedule import Stage, Visit
+from pe_jax.numerics import products
 from pe_jax.numerics.arrays import varying_like
 
 
-def _prepare(setup: Setup, tables: tuple, q: Vectors, k: Vectors) -> tuple[Leaves, ...]:
-    """The leaves of each way, for a group of heads."""
-    ways = zip(setup.ways, tables, strict=True)
-    leaves = tuple(way.prepare(own, way.own(q), way.own(k)) for way, own in ways)
-    return varying_like(leaves, q)
+class Tile(NamedTuple):
+    """Where a tile is."""
+
+    stage: Stage
+    i: Any  # block row
+    j: Any  # block column
+
+
+class Group(NamedTuple):
+    """A group of heads, ready to be visited.
+
+    Keys are held transposed, [b, k, E, S], and backward the values too: the faster way to multiply
+    by, and to add up gradients.
+    """
+
+    plan: Plan
+    operands: Operands
+    fixed: Fixed
+    visits: tuple[Visit, ...]
+    reach: Any  # what no product of a query exceeds, [b, h, T, 1], where rows can be left; or None
+    v_axis: int  # of tokens, of the values
+
+    @classmethod
+    def of(cls, plan: Plan, operands: Operands, fixed: Fixed, backward: bool) -> "Group":
+        """The group of these operands."""
+        x, skip, reach = operands, None, None
+        if plan.skips:
+            skip = skipping.negligible_tiles(plan, x, fixed)
+        if plan.stops:
+            reach = skipping.reach(x.q.x, x.k.x, plan.spec.scale_of(x.terms))
+        visits = schedule.visits(plan, fixed.q, fixed.k, skip)
+        x = x._replace(k=x.k._replace(x=jnp.swapaxes(x.k.x, 2, 3)))
+        x = x._replace(v=jnp.swapaxes(x.v, 2, 3)) if backward else x
+        return cls(plan, x, fixed, visits, reach, 3 if backward else 2)
+
+    # What a tile takes, and where its gradients go.
+
+    def cut(self, tile: Tile) -> Operands:
+        """The tile's part of the operands, in float32."""
+        x, (rows, columns) = self.operands, self.plan.grid[:2]
+        q = jax.tree.map(lambda y: _cut(y, tile.i * rows, rows, 2), x.q)
+        k = jax.tree.map(
+            lambda y, axis: _cut(y, tile.j * columns, columns, axis), x.k, _key_axes(x.k)
+        )
+        v = _cut(x.v, tile.j * columns, columns, self.v_axis)
+        tables = x.tables
+        if (window := self.window(tile)) is not None:
+            tables = jax.tree.map(lambda y: _cut(y, *window, 1), tables)
+        q, k, v = jax.tree.map(lambda y: y.astype(jnp.float32), (q, k, v))
+        return Operands(q, k, v, tables, x.terms)
+
+    def add(self, total: Operands, part: Operands, tile: Tile) -> Operands:
+        """The gradients of all but the queries, with those of a tile."""
+        columns = self.plan.grid.columns
+        k = jax.tree.map(
+            lambda a, b, axis: _add(a, b, tile.j * columns, axis), total.k, part.k, _key_axes(part.k)
+        )
+        v = _add(total.v, part.v, tile.j * columns, self.v_axis)
+        if (window := self.window(tile)) is None:
+            tables = jax.tree.map(jnp.add, total.tables, part.tables)
+        else:
+            tables = jax.tree.map(
+                lambda a, b: _add(a, b, window[0], 1), total.tables, part.tables
+            )
+        terms = jax.tree.map(jnp.add, total.terms, part.terms)
+        return Operands(None, k, v, tables, terms)
+
+    def window(self, tile: Tile) -> tuple[Any, int] | None:
+        """Of tables of all distances, where the tile's begin and how many; None: takes them whole.
+
+        They begin at its top right corner, the greatest distance.
+        """
+        if self.plan.uniform:
+            return None
+        rows, columns = self.plan.grid[:2]
+        gap = tile.i * rows - tile.j * columns if tile.stage.gap is None else tile.stage.gap
+        return self.plan.grid.lengths[0] - rows - gap, rows + columns
+
+    def tokens(self, tile: Tile) -> tuple[Tokens, Tokens]:
+        """The tokens of a tile's queries and keys."""
+        each = (self.fixed.q, tile.i, self.plan.grid.rows), (self.fixed.k, tile.j, self.plan.grid.columns)
+        q, k = (
+            jax.tree.map(lambda x, n=n, size=size: _cut(x, n * size, size, 1), side)
+            for side, n, size in each
+        )
+        return q, k
+
+    # A tile.
+
+    def scores(self, own: Operands, tile: Tile, before: tuple) -> tuple[jax.Array, tuple]:
+        """The scores of a tile, hidden ones LOWEST: float32 [b, h, r, c]; and its rows' sums on."""
+        q_tokens, k_tokens = self.tokens(tile)
+        q = Side(own.q.x, own.q.raw, own.q.states, q_tokens)
+        k = Side(jnp.swapaxes(own.k.x, 2, 3), own.k.raw, own.k.states, k_tokens)
+        pairs = None
+        if tile.stage.masked:
+            pairs = block.visible(self.plan.spec, self.fixed.masks, q_tokens, k_tokens)
+        s, after = block.scores(
+            self.plan.spec,
+            own.terms,
+            q,
+            k,
+            pairs,
+            lines=self.lines(own, tile),
+            before=before,
+            multiply=functools.partial(products.multiply, self.operands.q.x.dtype),
+        )
+        return (s if pairs is None else jnp.where(pairs, s, LOWEST)), after
+
+    def values(self, own: Operands, tile: Tile, weights: jax.Array) -> jax.Array:
+        """What a tile of weights adds to the output: float32 [b, h, r, F]."""
+        v = jnp.swapaxes(own.v, 2, 3) if self.v_axis == 3 else own.v
+        tokens = self.tokens(tile)
+        if self.fixed.dropout is not None:
+            weights = weights * self.fixed.dropout.factors(*tokens)
+        mean = functools.partial(products.average, self.operands.v.dtype)
+        lines = self.lines(own, tile)
+        return block.values(own.terms, weights, *tokens, v, lines=lines, average=mean)
+
+    def lines(self, own: Operands, tile: Tile) -> tuple:
+        """For each term its values along the tile's diagonals, or None."""
+        plan, (rows, columns) = self.plan, self.plan.grid[:2]
+        gap = tile.stage.gap
+        if gap is None:
+            gap = tile.i * rows - tile.j * columns
+            gap = gap if self.fixed.base is None else gap + self.fixed.base
+        lines = []
+        for term, how, table in zip(own.terms, plan.by_distance, own.tables, strict=True):
+            if how == "formula":
+                far = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
+                lines.append(Line(term.at(gap + far), rows - 1))
+            elif how not in HELD:
+                lines.append(None)
+            elif not plan.uniform:
+                lines.append(Line(table, rows - 1))
+            elif tile.stage.uniform:
+                high, low = table[:, :1], table[:, -1:]
+                lines.append(Line(high if plan.one_sided else jnp.where(gap > 0, high, low)))
+            else:  # what is beyond the tile is left out
+                offset, n = plan.range_of(term)[1] - gap, table.shape[1]
+                first = min(max(offset - (rows - 1), 0), n - 1)
+                end = max(min(offset + columns, n), first + 1)
+                lines.append(Line(table[:, first:end], offset - first, last=not plan.one_sided))
+        return tuple(lines)
+
+    # Which tiles.
+
+    def visit(self, i: Any, f: Callable, carry: Any, more: Callable | None = None) -> Any:
+        """Carry = f(tile, n, carry) for each tile of block row i, n counting those of a stage.
+
+        Of a row that can be left, only while more(carry); then with how many were visited.
+        """
+        for stage, visit in zip(schedule.stages(self.plan), self.visits, strict=True):
+            columns, count = visit.columns[i], visit.count[i]
+
+            def step(n, carry, stage=stage, columns=columns):
+                return f(Tile(stage, i, columns[n]), n, carry)
+
+            if more is None:
+                carry = jax.lax.fori_loop(0, count, step, carry)
+                continue
+            start = jnp.zeros((), jnp.int32), carry
+            return jax.lax.while_loop(
+                lambda x: (x[0] < count) & more(x[1]),
+                lambda x: (x[0] + 1, step(*x)),
+                start,
+            )
+        return carry
+
+    def matters(self, i: Any, before: tuple, weight: jax.Array) -> jax.Array:
+        """Whether any key farther left can matter to block row i.
+
+        `before` are the sums that its rows carry, `weight` [b, h, r, 1] the largest score of each,
+        or the logarithm of its sum.
+        """
+        rows = self.plan.grid.rows
+        bias, sums = _cut(self.reach, i * rows, rows, 2), iter(before)
+        states = jax.tree.map(lambda x: _cut(x, i * rows, rows, 2), self.operands.q.states)
+        for term, own in zip(self.operands.terms, states, strict=True):
+            if term.reads == "later keys":
+                bias = bias + term.bias_of((own, None), next(sums))
+        matter = bias - weight >= skipping.NEGLIGIBLE
+        if self.fixed.q.segments is not None:  # what sees nothing would never settle
+            ids = _cut(self.fixed.q.segments, i * rows, rows, 1)
+            matter = matter & (ids >= 0)[:, None, :, None]
+        return matter.any()
+
+
+def _cut(x: jax.Array, start: Any, size: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+
+def _add(total: jax.Array, part: jax.Array, start: Any, axis: int) -> jax.Array:
+    old = jax.lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
+    return jax.lax.dynamic_update_slice_in_dim(total, old + part, start, axis)
+
+
+def _key_axes(k: Vectors) -> Vectors:
+    """The axis of tokens in each array."""
+    return Vectors(3, *jax.tree.map(lambda _: 2, (k.raw, k.states)))
 
 
 # Forward.
@@ -43,257 +239,135 @@ class Running(NamedTuple):
     total: jax.Array
 
 
-def forward(setup: Setup, operands: Operands, fixed: Fixed) -> Result:
+def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
     """Attention of a group over these keys alone."""
-    group = make_group(setup, operands, fixed)
-    leaves = _prepare(setup, operands.tables, operands.q, operands.k)
-    turned = jnp.swapaxes(group.k, 2, 3)  # the faster way to multiply by
-    columns = setup.grid.columns
+    group = Group.of(plan, operands, fixed, backward=False)
+    shape = *operands.q.x.shape[:2], plan.grid.rows
+    start = Running(
+        jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
+        # above LOWEST: what the mask hides has weight exp(LOWEST - LOWEST/2) = 0
+        jnp.full((*shape, 1), LOWEST / 2, jnp.float32),
+        jnp.zeros((*shape, 1), jnp.float32),
+    )
+    start = varying_like((start, block.start_of_rows(operands.terms, shape)), operands)
 
-    def row(found, i):
-        q, order = group.rows(group.q, i), group.order(i)
-        filled = row_products.fill(group, leaves, found, order, i)
-
-        def visit(stage, n, carry):
-            (running, carried), plain = carry, stage.plain
-            tile = group.tile(i, n)
-            cut = cut_leaves(leaves, group.cuts(tile))
-            s = group.products(q, cut_block(turned, group.key_block(n), columns, 3), tile)
-            summed, carried = along_rows.add(group, stage, cut, s, tile, carried)
-            added = _scores(setup.ways, cut, tile, plain), row_products.read(group, filled, tile)
-            s, _ = group.cap(add_up([s, *added, summed]))
-            s = s if plain else group.mask(s, tile)
+    def row(_, i):
+        def visit(tile, n, carry):
+            running, before = carry
+            own = group.cut(tile)
+            s, after = group.scores(own, tile, before)
             top = jnp.maximum(running.top, s.max(-1, keepdims=True))
             p, fade = jnp.exp(s - top), jnp.exp(running.top - top)
-            weights = group.drop(p, tile)
-            out = average(weights, cut_block(operands.v, tile.j, columns))
-            out = add_up([out, _values(setup.ways, cut, weights, tile, plain)])
-            total = running.total * fade + p.sum(-1, keepdims=True)
-            return Running(running.out * fade + out, top, total), carried
+            out = running.out * fade + group.values(own, tile, p)
+            return Running(out, top, running.total * fade + p.sum(-1, keepdims=True)), after
 
-        shape = q.shape[:3]
-        start = Running(
-            jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
-            # above LOWEST: what the mask hides has weight exp(LOWEST - LOWEST/2) = 0
-            jnp.full((*shape, 1), LOWEST / 2, jnp.float32),
-            jnp.zeros((*shape, 1), jnp.float32),
-        )
-        start = varying_like((start, along_rows.start(group, leaves)), operands)
-        (out, top, total), _ = along_rows.visit(group, leaves, order, i, visit, start)
+        if plan.stops:
+            _, found = group.visit(i, visit, start, lambda x: group.matters(i, x[1], x[0].top))
+        else:
+            found = group.visit(i, visit, start)
+        out, top, total = found[0]
         empty = total == 0
         total = jnp.where(empty, 1, total)
-        return filled, Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
+        return None, Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
 
-    block_rows = jnp.arange(setup.grid.q_blocks, dtype=jnp.int32)
-    _, rows = jax.lax.scan(row, row_products.start(group, leaves), block_rows)
+    _, rows = jax.lax.scan(row, None, jnp.arange(plan.grid.q_blocks, dtype=jnp.int32))
     return jax.tree.map(_join_rows, rows)
 
 
 # Backward.
 
 
-class RowOperands(NamedTuple):
-    """What tiles read of their queries: [b, h, T or r, …]."""
+class RowGradients(NamedTuple):
+    """What a row's tiles read of its output: [b, h, r, …]."""
 
-    q: jax.Array  # the queries, as in `Group`
-    d_out: jax.Array  # the gradient of the output
-    d_low: jax.Array  # the same in the dtype of the values
+    d_out: jax.Array
     inner: jax.Array  # the part of each score's gradient that is the same for all keys
-    lse: jax.Array  # the logarithm of each row's sum
-    # [b, h, E or F, r], of one row of tiles: sums over rows are twice as fast from these
-    q_turned: Any = None
-    d_turned: Any = None
-
-    def with_turned(self) -> "RowOperands":
-        """With q and d_low turned."""
-        q, d = (jnp.swapaxes(x, 2, 3) for x in (self.q, self.d_low))
-        return self._replace(q_turned=q, d_turned=d)
-
-
-class ColumnOperands(NamedTuple):
-    """What a tile reads of its keys: k [b, k, c, E], turned [b, k, E, c], v turned [b, k, F, c]."""
-
-    k: jax.Array
-    k_turned: jax.Array
-    v_turned: jax.Array
-
-
-class Gradients(NamedTuple):
-    """Gradients of a tile, or those that grow from tile to tile: float32."""
-
-    k: jax.Array  # [b, k, E, c or S] (faster so)
-    v: jax.Array  # [b, k, F, c or S]
-    leaves: tuple[Leaves, ...]  # for each way
+    lse: jax.Array
 
 
 def backward(
-    setup: Setup, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
+    plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
 ) -> Operands:
-    """Gradients of a group, where `result` is that over all keys, of which these may be some."""
-    group = make_group(setup, operands, fixed)
-    prepare = functools.partial(_prepare, setup)
-    leaves, pull_prepare = jax.vjp(prepare, operands.tables, operands.q, operands.k)
-    all_rows = _row_operands(group, operands.v.dtype, result, cotangent)
-    k_turned, v_turned = (jnp.swapaxes(x, 2, 3) for x in (group.k, operands.v))
-    columns = setup.grid.columns
-
-    def row(carry, i):
-        totals, found = carry
-        rows, order = group.rows(all_rows, i).with_turned(), group.order(i)
-        sums = along_rows.collect(group, leaves, rows.q, rows.lse, k_turned, order, i)
-        carried, left = sums
-        filled = row_products.fill(group, leaves, found, order, i)
-
-        def visit(stage, n, carry):
-            dq, totals, d_carried, filled = carry
-            tile, block = group.tile(i, n), group.key_block(n)
-            cuts = group.cuts(tile)
-            keys = ColumnOperands(
-                cut_block(group.k, block, columns),
-                cut_block(k_turned, block, columns, 3),
-                cut_block(v_turned, tile.j, columns, 3),
-            )
-            cut = cut_leaves(leaves, cuts)
-            before = jax.tree.map(lambda x: x[n], carried)
-            from_row = row_products.read(group, filled, tile)
-            dq_tile, part, d_carried, ds = _tile_gradients(
-                group, rows, keys, cut, from_row, tile, stage, before, d_carried
-            )
-            totals = Gradients(
-                add_at(Cut(3, block * columns, columns), totals.k, part.k),
-                add_at(Cut(3, tile.j * columns, columns), totals.v, part.v),
-                tuple(map(add_leaves, totals.leaves, part.leaves, cuts)),
-            )
-            return dq + dq_tile, totals, d_carried, row_products.put(group, filled, ds, tile)
-
-        dq = jnp.zeros(rows.q.shape, jnp.float32)
-        dq, d_carried = varying_like((dq, along_rows.start(group, leaves)), operands)
-        carry = dq, totals, d_carried, filled
-        dq, totals, _, filled = along_rows.visit_back(group, order, left, visit, carry)
-        d_leaves = row_products.pull(group, leaves, totals.leaves, filled, order, i)
-        return (totals._replace(leaves=d_leaves), filled), dq
-
-    totals = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, jnp.float32), Gradients(k_turned, v_turned, leaves)
-    )
-    block_rows = jnp.arange(setup.grid.q_blocks, dtype=jnp.int32)
-    carry = varying_like(totals, operands), row_products.start(group, leaves)
-    (totals, _), dq = jax.lax.scan(row, carry, block_rows)
-    d_leaves = jax.tree.map(lambda g, x: g.astype(x.dtype), totals.leaves, leaves)
-    d_tables, d_q, d_k = pull_prepare(d_leaves)
-    dq, dk = _join_rows(dq), setup.views.merge_keys(jnp.swapaxes(totals.k, 2, 3))
-    return Operands(
-        d_q._replace(x=d_q.x.astype(jnp.float32) + group.prescale * dq),
-        d_k._replace(x=d_k.x.astype(jnp.float32) + dk),
-        jnp.swapaxes(totals.v, 2, 3),
-        d_tables,
-    )
-
-
-def _row_operands(group: Group, dtype, result: Result, cotangent: Result) -> RowOperands:
-    """The backward pass's rows, for values of a dtype."""
-    d_out, d_lse = cotangent
-    inner = (d_out * result.out).sum(-1, keepdims=True) - d_lse
+    """Gradients of a group, float32, where `result` is that over all keys, of which these may be some."""
+    group = Group.of(plan, operands, fixed, backward=True)
+    inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
     # of what sees nothing: a sum so large that the weights vanish again
     lse = jnp.where(result.lse > LOWEST / 2, result.lse, -LOWEST)
-    return RowOperands(group.q, d_out, d_out.astype(dtype), inner, lse)
+    all_rows, size = RowGradients(cotangent.out, inner, lse), plan.grid.rows
+    no_sums = block.start_of_rows(operands.terms, (*operands.q.x.shape[:2], size))
+    no_sums = varying_like(no_sums, operands)
+
+    def zeros(tree):
+        made = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+        return varying_like(made, operands)
+
+    def row(total, i):
+        rows = jax.tree.map(lambda x: _cut(x, i * size, size, 2), all_rows)
+        carried, count = _carried(group, i, rows.lse, no_sums)
+
+        def visit(tile, n, carry):
+            d_q, total, d_after = carry
+            before = jax.tree.map(lambda x: x[n], carried)
+            part, d_before = _tile_gradients(group, tile, rows, before, d_after)
+            d_q = jax.tree.map(jnp.add, d_q, part.q)
+            return d_q, group.add(total, part, tile), d_before
+
+        d_q = zeros(jax.tree.map(lambda x: _cut(x, 0, size, 2), operands.q))
+        start = d_q, total, no_sums
+        if plan.sums:  # from the left
+            (stage,), (order,) = schedule.stages(plan), group.visits
+
+            def step(n, carry):
+                n = count - 1 - n
+                return visit(Tile(stage, i, order.columns[i, n]), n, carry)
+
+            d_q, total, _ = jax.lax.fori_loop(0, count, step, start)
+        else:
+            d_q, total, _ = group.visit(i, visit, start)
+        return total, d_q
+
+    total = zeros(group.operands._replace(q=None))
+    block_rows = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
+    total, d_q = jax.lax.scan(row, total, block_rows)
+    k = total.k._replace(x=jnp.swapaxes(total.k.x, 2, 3))
+    return total._replace(q=jax.tree.map(_join_rows, d_q), k=k, v=jnp.swapaxes(total.v, 2, 3))
 
 
 def _tile_gradients(
-    group: Group,
-    rows: RowOperands,
-    keys: ColumnOperands,
-    leaves: tuple[Leaves, ...],
-    from_row: Any,
-    tile: Tile,
-    stage: Stage,
-    carried: tuple,
-    d_carried: tuple,
-) -> tuple[jax.Array, Gradients, tuple, jax.Array]:
-    """Computes a tile again, then the gradients of its queries [b, h, r, E] and of the rest.
+    group: Group, tile: Tile, rows: RowGradients, before: tuple, d_after: tuple
+) -> tuple[Operands, tuple]:
+    """Computes a tile again, then the gradients of its operands and of the sums carried into it."""
+    own = group.cut(tile)
+    (s, _), pull = jax.vjp(lambda own, before: group.scores(own, tile, before), own, before)
+    p = jnp.exp(s - rows.lse)
+    _, pull_values = jax.vjp(lambda own, p: group.values(own, tile, p), own, p)
+    d_own, d_p = pull_values(rows.d_out)
+    d_more, d_before = pull((p * (d_p - rows.inner), d_after))
+    return jax.tree.map(jnp.add, d_own, d_more), d_before
 
-    `from_row` is its part of the row's products, `carried` are the sums that its rows carry into
-    it, `d_carried` the gradients of those that they carry on; the gradients of `carried` and of
-    `from_row` are returned last.
+
+def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tuple, Any]:
+    """The sums that block row i carries into each of its tiles, [k_blocks, b, h, r, 1].
+
+    Backward, the gradient of a sum from the right is a sum from the left: so the row is visited
+    twice, from the right for these, one number for each row, tile and term, and from the left. Also
+    returns how many tiles count.
     """
-    ways, views, kv_heads = group.setup.ways, group.setup.views, keys.k.shape[1]
-    plain = stage.plain
-    added, pull_added = _pull_scores(ways, leaves, tile, plain)
-    products = group.products(rows.q, keys.k_turned, tile)
-    summed, pull_sums = along_rows.pull(group, stage, leaves, products, tile, carried)
-    s, slope = group.cap(add_up([products, added, from_row, summed]))
-    s = s if plain else group.mask(s, tile)
-    p, dp = jnp.exp(s - rows.lse), multiply(rows.d_low, keys.v_turned)
-    weights = group.drop(p, tile)
-    d_values, d_weights = _pull_values(ways, leaves, weights, tile, plain, rows.d_out)
-    ds = p * (group.drop(add_up([dp, d_weights]), tile) - rows.inner)
-    ds = ds if slope is None else ds * slope
-    d_leaves = tuple(
-        own._replace(values=values) for own, values in zip(pull_added(ds), d_values, strict=True)
-    )
-    d_row = ds
-    ds, d_leaves, d_carried = pull_sums(ds, d_leaves, d_carried)
-    dv = _sum_rows(rows.d_turned, weights, kv_heads)
-    if not group.setup.has_products:
-        dq, dk = (jnp.zeros(x.shape, jnp.float32) for x in (rows.q, keys.k_turned))
-        return dq, Gradients(dk, dv, d_leaves), d_carried, d_row
-    q = views.queries(rows.q_turned, tile.view, axis=2)
-    dk = group.gain * _sum_rows(q, ds, kv_heads)
-    dq = group.gain * average(ds, keys.k)
-    return views.merge_queries(dq, tile.view), Gradients(dk, dv, d_leaves), d_carried, d_row
+    plan = group.plan
+    if not plan.sums:
+        return (), None
 
+    def visit(tile, n, carry):
+        kept, before = carry
+        kept = jax.tree.map(lambda all, x: all.at[n].set(x), kept, before)
+        return kept, group.scores(group.cut(tile), tile, before)[1]
 
-# Of a tile.
-
-
-def _scores(ways: tuple[Way, ...], leaves: tuple[Leaves, ...], tile: Tile, plain: bool) -> Any:
-    """What all ways add to the scores of a tile: broadcasts to [b, h, r, c]; or None."""
-    each = zip(ways, leaves, strict=True)
-    if plain:
-        return add_up(way.plain_scores(own.always, tile) for way, own in each)
-    return add_up(way.scores(own.near, own.always, tile) for way, own in each)
-
-
-def _pull_scores(ways: tuple[Way, ...], leaves: tuple[Leaves, ...], tile: Tile, plain: bool):
-    """The same, and the function from its gradient [b, h, r, c] to those of the leaves."""
-    read = tuple(own._replace(values=None, row=None) for own in leaves)
-    if plain:
-        read = tuple(own._replace(near=None) for own in read)
-    scores, pull = jax.vjp(lambda read: _scores(ways, read, tile, plain), read)
-
-    def pull_back(ds):
-        if scores is None:
-            return (Leaves(),) * len(ways)
-        return pull(unbroadcast(ds, scores.shape))[0]
-
-    return scores, pull_back
-
-
-def _values(
-    ways: tuple[Way, ...], leaves: tuple[Leaves, ...], weights: jax.Array, tile: Tile, plain: bool
-) -> Any:
-    """What all ways add to the output of a tile: [b, h, r, F]; or None."""
-    each = zip(ways, leaves, strict=True)
-    if plain:
-        return add_up(way.plain_values(own.values, weights, tile) for way, own in each)
-    return add_up(way.values(own.values, weights, tile) for way, own in each)
-
-
-def _pull_values(ways, leaves: tuple[Leaves, ...], weights, tile: Tile, plain: bool, d_out):
-    """The gradients of each way's values and of the weights, where `_values` adds anything."""
-
-    def added(values, weights):
-        return _values(ways, tuple(Leaves(values=x) for x in values), weights, tile, plain)
-
-    out, pull = jax.vjp(added, tuple(own.values for own in leaves), weights)
-    return ((None,) * len(ways), None) if out is None else pull(d_out)
-
-
-def _sum_rows(turned: jax.Array, x: jax.Array, kv_heads: int) -> jax.Array:
-    """turned [b, h, E, r], x [b, h, r, c] → [b, k, E, c]: sums over rows and a key's heads."""
-    x = x.astype(turned.dtype)
-    x = jnp.einsum("bher,bhrc->bhec", turned, x, preferred_element_type=jnp.float32)
-    return x.reshape(len(x), kv_heads, -1, *x.shape[2:]).sum(2)
+    kept = tuple(jnp.zeros((plan.grid.k_blocks, *x.shape), x.dtype) for x in no_sums)
+    start = varying_like((kept, no_sums), group.operands)
+    if plan.stops:
+        count, (kept, _) = group.visit(i, visit, start, lambda x: group.matters(i, x[1], lse))
+        return kept, count
+    return group.visit(i, visit, start)[0], group.visits[0].count[i]
 
 
 def _join_rows(x: jax.Array) -> jax.Array:

@@ -1,9 +1,9 @@
-"""Which tiles of a row are visited, and in which order: plain ones first, then the others.
+"""Which tiles of a row are visited, in which order and how: stages, one loop after the other.
 
-A tile is plain where the mask shows all of its pairs, one view scores them all, and every way is
-beyond its horizon: it needs no mask and less of the terms, in a loop of its own. A tile of which
-the mask shows nothing is not visited. Where a term sums along the row, tiles are visited from the
-right instead, until the sums are beyond their limits or make all that is left negligible.
+A tile of which the mask shows nothing is not visited, one that it shows as a whole needs no mask.
+Tiles near the diagonal, within the horizon of terms of distances, are compiled for their distances;
+in those beyond each such term is one value. Where a term sums along rows, all tiles are visited
+from the right.
 """
 
 from typing import Any, NamedTuple
@@ -12,37 +12,94 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms import Tokens
-from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tiled.grid import Grid, Range, ranges
-from pe_jax.engines.tiled.setup import Setup
-
-
-class Order(NamedTuple):
-    """The tiles of a row: the first `plain` of `columns` are plain, `partial` follow."""
-
-    columns: jax.Array
-    plain: jax.Array
-    partial: jax.Array
+from pe_jax.engines.tiled.plan import Plan
 
 
 class Stage(NamedTuple):
-    """What is known of the tiles that a loop visits."""
+    """What is known of the tiles that one loop visits.
 
-    plain: bool = False  # they are plain
-    settled: bool = False  # the sums along their rows are beyond their limits
+    Attributes:
+      gap: the distance of a tile's first query and first key; None: it follows from its indices.
+      uniform: whether each term of distances is one value in it.
+      masked: whether the mask may hide a part of it.
+    """
+
+    gap: int | None
+    uniform: bool
+    masked: bool
 
 
-class Shown(NamedTuple):
-    """Of a row of tiles, those of which the mask shows any pair, and all: [k_blocks] each."""
+class Visit(NamedTuple):
+    """For each row of tiles the block columns that a stage visits: the first `count` of these."""
 
-    some: jax.Array
-    whole: jax.Array
+    columns: jax.Array  # int32 [q_blocks, n]
+    count: jax.Array  # int32 [q_blocks]
 
 
-def shown(spec: AttentionSpec, grid: Grid, q: Tokens, k: Tokens, i) -> Shown:
-    """What the mask shows of block row i, from the ranges of indices and segments in each block."""
-    some = whole = jnp.ones(grid.k_blocks, bool)
-    rows, columns = _row_and_columns(grid, q.index, k.index, i)
+def stages(plan: Plan) -> tuple[Stage, ...]:
+    """The loops of a row of tiles."""
+    if plan.sums:
+        return (Stage(None, uniform=False, masked=True),)
+    near = tuple(
+        Stage(gap, uniform=False, masked=plan.partial or (plan.spec.causal and gap < side - 1))
+        for gap, side in ((gap, plan.grid.columns) for gap in plan.gaps)
+    )
+    if len(near) > 0 and plan.grid.k_blocks == 1:
+        return near
+    whole, part = (Stage(None, plan.uniform, masked) for masked in (False, True))
+    if plan.masked:
+        return (part, *near)
+    return (whole, part, *near) if plan.partial or not near else (whole, *near)
+
+
+def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, ...]:
+    """The tiles of each stage; those in `skip` (bool [q_blocks, k_blocks]) are left out."""
+    some, whole = shown(plan, q, k)
+    some = some if skip is None else some & ~skip
+    i = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
+    j = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32)
+    ahead = i[:, None] - j[None]
+    near = jnp.isin(ahead, jnp.asarray(plan.gaps, jnp.int32) // plan.grid.rows)
+    found, several = [], sum(stage.gap is None for stage in stages(plan)) > 1
+    for stage in stages(plan):
+        if stage.gap is not None:
+            n = stage.gap // plan.grid.rows
+            count = (some & (ahead == n)).any(1).astype(jnp.int32)
+            found.append(Visit((i - n)[:, None], count))
+            continue
+        chosen = some & ~near
+        if several:
+            chosen &= ~whole if stage.masked else whole
+        if plan.sums:  # from the right
+            columns = plan.grid.k_blocks - 1 - jnp.argsort(~chosen[:, ::-1], axis=1, stable=True)
+        else:
+            columns = jnp.argsort(~chosen, axis=1, stable=True)
+        found.append(Visit(columns.astype(jnp.int32), chosen.sum(1, dtype=jnp.int32)))
+    return tuple(found)
+
+
+class Range(NamedTuple):
+    """The smallest and the largest value in each block."""
+
+    low: jax.Array
+    high: jax.Array
+
+
+def _ranges(q: jax.Array, k: jax.Array, plan: Plan) -> tuple[Range, Range]:
+    """Of values [B or 1, T]: in each block of queries [q_blocks, 1], and of keys [1, k_blocks]."""
+
+    def of_blocks(x, size, axis):
+        x = x.reshape(len(x), -1, size)
+        return Range(*(jnp.expand_dims(end, axis) for end in (x.min((0, 2)), x.max((0, 2)))))
+
+    return of_blocks(q, plan.grid.rows, 1), of_blocks(k, plan.grid.columns, 0)
+
+
+def shown(plan: Plan, q: Tokens, k: Tokens) -> tuple[jax.Array, jax.Array]:
+    """Tiles of which the mask shows any pair, and all: bool [q_blocks, k_blocks] each."""
+    spec = plan.spec
+    some = whole = jnp.ones((plan.grid.q_blocks, plan.grid.k_blocks), bool)
+    rows, columns = _ranges(q.index, k.index, plan)
     if spec.causal:
         some, whole = some & (rows.high >= columns.low), whole & (rows.low >= columns.high)
     if spec.window is not None:
@@ -50,74 +107,12 @@ def shown(spec: AttentionSpec, grid: Grid, q: Tokens, k: Tokens, i) -> Shown:
         near = (rows.low - columns.high < width) & (columns.low - rows.high < width)
         inside = (rows.high - columns.low < width) & (columns.high - rows.low < width)
         if spec.sinks:
-            rank = ranges(k.index if k.rank is None else k.rank, grid.k_blocks)
-            near, inside = near | (rank.low < spec.sinks), inside | (rank.high < spec.sinks)
+            rank = k.index if k.rank is None else k.rank
+            _, ranks = _ranges(q.index, rank, plan)
+            near, inside = near | (ranks.low < spec.sinks), inside | (ranks.high < spec.sinks)
         some, whole = some & near, whole & inside
-    if q.segments is not None:
-        rows, columns = _row_and_columns(grid, q.segments, k.segments, i)
+    if q.segments is not None and k.segments is not None:
+        rows, columns = _ranges(q.segments, k.segments, plan)
         some &= (rows.high >= columns.low) & (rows.low <= columns.high) & (rows.high >= 0)
         whole &= (rows.low == columns.high) & (rows.high == columns.low) & (rows.low >= 0)
-    return Shown(some, whole)
-
-
-def _row_and_columns(grid: Grid, q, k, i) -> tuple[Range, Range]:
-    """The ranges of values [B or 1, T]: in block row i, and in each block column."""
-    rows = ranges(q, grid.q_blocks)
-    return Range(rows.low[i], rows.high[i]), ranges(k, grid.k_blocks)
-
-
-def shows_any(setup: Setup, q: Tokens, k: Tokens) -> jax.Array:
-    """Whether the mask shows any tile at all."""
-    rows = jnp.arange(setup.grid.q_blocks, dtype=jnp.int32)
-    return jax.vmap(lambda i: shown(setup.spec, setup.grid, q, k, i).some)(rows).any()
-
-
-def order(setup: Setup, q: Tokens, k: Tokens, i, skip: Any = None) -> Order:
-    """The tiles of block row i; those in `skip` (bool [q_blocks, k_blocks]) are left out."""
-    grid = setup.grid
-    some, whole = shown(setup.spec, grid, q, k, i)
-    if skip is not None:
-        some &= ~skip[i]
-    if setup.spec.contiguous:
-        distances = grid.distances(q, k, i)
-        for way in setup.ways:
-            past = way.past_horizon(distances)
-            whole = whole if past is None else whole & past
-    some, whole = setup.views.by_view(grid, q, k, i, some, whole)
-    plain = whole & (setup.cheap and not setup.masks)
-    kind = jnp.where(some, jnp.where(plain, 0, 1), 2)
-    columns = jnp.argsort(kind, stable=True).astype(jnp.int32)
-    return Order(columns, *((kind == n).sum(dtype=jnp.int32) for n in (0, 1)))
-
-
-def visit(setup: Setup, order: Order, f, carry):
-    """Carry = f(stage, n, carry) for each tile of a row, the plain ones first."""
-    if setup.cheap and not setup.masks:
-        carry = visit_range(Stage(plain=True), order, 0, order.plain, f, carry)
-    return visit_range(Stage(), order, order.plain, order.plain + order.partial, f, carry)
-
-
-def visit_from_right(order: Order, f, carry, more) -> tuple[Any, Any]:
-    """Carry = f(n, carry) from the last tile of a row on, while more(carry).
-
-    Also returns how many tiles, the first of `order.columns`, are not visited.
-    """
-
-    def turn(state):
-        left, carry = state
-        return left - 1, f(order.columns[left - 1], carry)
-
-    def goes_on(state):
-        left, carry = state
-        return (left > 0) & more(carry)
-
-    return jax.lax.while_loop(goes_on, turn, (order.partial, carry))
-
-
-def visit_range(stage: Stage, order: Order, first, end, f, carry):
-    """Carry = f(stage, n, carry) for the tiles `first` … `end` - 1 of a row, from the left."""
-
-    def turn(t, carry):
-        return f(stage, order.columns[t], carry)
-
-    return jax.lax.fori_loop(first, end, turn, carry)
+    return some, whole

@@ -1,0 +1,150 @@
+"""The score of a pair, and what weights are averaged with: every engine calls these two functions.
+
+A block is some queries and some keys: all of them in the dense engine, a tile, one query and a
+cache. Terms are evaluated by their definitions, or at contiguous positions along diagonals, where
+the engine has a `Line` for them. What a term does is its own: no kind is asked for here.
+
+B batch, T queries, S keys, H query heads, K key heads, E and F widths of keys and values.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, Term, Tokens, repeat_heads
+from pe_jax.engines.attention_spec import AttentionSpec
+
+LOWEST = -1e30  # below any score; finite, so that differences are never NaN
+
+
+def multiply(q: jax.Array, k: jax.Array) -> jax.Array:
+    """[B, H, T, E] and [B, K, S, E]: float32 [B, H, T, S]."""
+    k = repeat_heads(k, q.shape[1])
+    return jnp.einsum("bhte,bhse->bhts", q, k, preferred_element_type=jnp.float32)
+
+
+def average(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """Weights [B, H, T, S] times values [B, K, S, F]: float32 [B, H, T, F]."""
+    v = repeat_heads(v, weights.shape[1])
+    weights = weights.astype(v.dtype)
+    return jnp.einsum("bhts,bhsf->bhtf", weights, v, preferred_element_type=jnp.float32)
+
+
+def require_known(terms: tuple, known: tuple[str, ...], engine: str) -> None:
+    """Raises ValueError for a term that reads more than an engine has, or of an unknown kind."""
+    for term in terms:
+        if term.reads not in ("outside", *known):
+            raise ValueError(f"{engine} has no {type(term).__name__}")
+
+
+def prepare(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
+    """Both sides with what terms read of each token, made once per call."""
+    scale = spec.scale_of(terms)
+    each = [t.prepare(q, k, s, scale) for t, *s in zip(terms, q.states, k.states, strict=True)]
+    rows, columns = zip(*each, strict=True) if each else ((), ())
+    return q._replace(states=rows), k._replace(states=columns)
+
+
+def visible(spec: AttentionSpec, terms: tuple, q: Tokens, k: Tokens) -> jax.Array:
+    """Which pairs are visible: bool [B or 1, 1, T, S]."""
+    pairs = spec.mask(q, k)
+    for term in terms:
+        if (shown := term.visible(q, k)) is not None:
+            pairs = pairs & shown
+    return pairs
+
+
+def scores(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    pairs: Any = None,
+    *,
+    lines: Any = None,
+    bias: Any = None,
+    before: tuple = (),
+    multiply: Callable = multiply,
+) -> tuple[jax.Array, tuple]:
+    """The scores of a block before the mask: float32 [B, H, T, S]; and what its rows carry on.
+
+    Args:
+      spec: the sizes and options.
+      terms: what the encoding adds.
+      q: the queries, with the states that `prepare` gives.
+      k: the keys.
+      pairs: which of them are visible, bool [B or 1, H or 1, T, S]; read by sums along rows and by
+        terms of whole rows.
+      lines: for each term a `Line` of the block, or None; None: none has one.
+      bias: what is added besides.
+      before: for each term that sums along rows, the sums to the right, [B, H, T, 1].
+      multiply: q·k in one view.
+    """
+    scale, content, carried = spec.scale_of(terms), None, []
+    states = tuple(zip(q.states, k.states, strict=True))
+    for term, own in zip(terms, states, strict=True):
+        if (instead := term.products(q, k, own)) is not None:
+            content = scale * instead
+    if content is None:
+        content = _products(scale, kinds.views(terms), q, k, multiply)
+    s, sums = content, iter(before)
+    for term, own, line in zip(terms, states, lines or (None,) * len(terms), strict=True):
+        if term.reads == "later keys":
+            added, after = term.row_bias(content, own, pairs, next(sums))
+            carried.append(after)
+        elif line is None:
+            added = term.scores(q, k, own)
+        else:
+            added = term.along(line, q, k, own)
+        if added is None:
+            continue
+        if term.scaled:
+            s = s + scale * added
+        else:
+            bias = added if bias is None else bias + added
+    rescored = [term.rescore(s, bias, q, scale, pairs) for term in terms]
+    for added in (bias, *rescored):
+        s = s if added is None else s + added
+    if spec.logit_cap is not None:
+        s = spec.logit_cap * jnp.tanh(s / spec.logit_cap)
+    return s, tuple(carried)
+
+
+def _products(scale: float, views: Any, q: Side, k: Side, multiply: Callable) -> jax.Array:
+    """q·k times the scale: the queries are scaled, unless that would round them once more."""
+    exact = q.x.dtype == jnp.float32
+    q = q._replace(x=scale * q.x) if exact else q
+    product = multiply(q.x, k.x) if views is None else views.products(multiply, q, k)
+    return product if exact else scale * product
+
+
+def start_of_rows(terms: tuple, shape: tuple[int, ...]) -> tuple:
+    """What rows carry into their last block: zeros [B, H, T, 1] for each term that sums."""
+    sums = [term for term in terms if term.reads == "later keys"]
+    return tuple(jnp.zeros((*shape, 1), jnp.float32) for _ in sums)
+
+
+def values(
+    terms: tuple,
+    weights: jax.Array,
+    q: Tokens,
+    k: Tokens,
+    v: jax.Array,
+    *,
+    lines: Any = None,
+    average: Callable = average,
+) -> jax.Array:
+    """The values of a block averaged with weights [B, H, T, S]: float32 [B, H, T, F]."""
+    out = average(weights, v)
+    for term, line in zip(terms, lines or (None,) * len(terms), strict=True):
+        if line is None:
+            q_side, k_side = (Side(weights, None, (), tokens) for tokens in (q, k))
+            added = term.values(weights, q_side, k_side)
+        else:
+            added = term.values_along(line, weights)
+        out = out if added is None else out + added
+    return out
+

@@ -1,0 +1,299 @@
+"""What the kernels of either device share: refusals, how terms add up, padding, a gradient.
+
+H query heads, C numbers of all formulas, n any shape.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, repeat_heads, select
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.first_order import call_in_reverse, first_order
+
+SAVED = "pe_jax_attention"  # what `jax.checkpoint` may keep, so that no forward kernel runs twice
+NEGLIGIBLE = -30.0  # logarithm of a weight that may be left out: below 2^-43
+
+
+def unsupported(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    taken: tuple,
+    dtypes: set,
+    *,
+    sinks: bool = False,
+) -> str | None:
+    """What kernels that take these exact kinds and dtypes lack for a call; None: nothing.
+
+    Subclasses of a kind may mean something else: they are not taken. `sinks`: whether the kernels
+    have windows with attention sinks.
+    """
+    others = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + taken]
+    if others:
+        return f"it has no {' or '.join(dict.fromkeys(others))}"
+    if kinds.views(terms) is not None:
+        return "it has no Rotation with several views of each token"
+    if spec.sinks and not sinks:
+        return "it has no attention sinks of a window"
+    given = {str(x.dtype) for x in (q.x, k.x, v)}
+    mixed = len(given) > 1 or not given <= dtypes
+    return f"operands in {' and '.join(sorted(given))}" if mixed else None
+
+
+def horizon(terms: tuple) -> tuple[int, int] | None:
+    """Distances beyond which all distance terms are constant; None: one never is, or none is."""
+    horizons = [term.horizon for term in select(terms, kinds.DistanceTerm)]
+    if not horizons or None in horizons:
+        return None
+    return min(low for low, _ in horizons), max(high for _, high in horizons)
+
+
+def distance_bias(terms: tuple, distance: jax.Array, scale: float) -> jax.Array | None:
+    """The sum of the biases by distance: float32 [H, *n] for distances [*n], or None."""
+    biases = []
+    for term in select(terms, kinds.DistanceBias):
+        bias = term.at(distance)
+        biases.append(bias * scale if term.scaled else bias)
+    return functools.reduce(jnp.add, biases) if biases else None
+
+
+def coefficients(terms: tuple) -> jax.Array | None:
+    """The numbers of all formulas: float32 [H, C], or None."""
+    numbers = [term.numbers.astype(jnp.float32) for term in select(terms, kinds.DistanceFormula)]
+    return jnp.concatenate(numbers, axis=1) if numbers else None
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionSum:
+    """A sum of functions of one head's numbers, static and compared by value."""
+
+    parts: tuple[tuple[Callable, int], ...]  # each function, and how many numbers it takes
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def __call__(self, *numbers: list[Any], distance: Any = None) -> jax.Array:
+        """The sum of what the functions give for their share of each list, and the distance if any.
+
+        All have shapes that broadcast.
+        """
+        biases, first = [], 0
+        for fn, size in self.parts:
+            given: list[Any] = [x[first : first + size] for x in numbers]
+            biases.append(fn(*given, *(() if distance is None else (distance,))))
+            first += size
+        return functools.reduce(jnp.add, biases)
+
+
+def formula_sum(terms: tuple) -> FunctionSum:
+    """The sum of all formulas: a function of C `coefficients` and the distance."""
+    formulas = select(terms, kinds.DistanceFormula)
+    return FunctionSum(tuple((term.fn, term.numbers.shape[1]) for term in formulas))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScorePlan:
+    """What is static about the scores of a call."""
+
+    spec: AttentionSpec
+    scale: float  # what q·k is multiplied by
+    formula: FunctionSum  # the biases that are computed in place from distances
+    of_tokens: FunctionSum  # those that are computed from numbers of both tokens
+    decays: bool  # whether these fall with the distance, and nothing else is added
+    cap: float | None  # what bounds the scores
+
+    @classmethod
+    def fields(cls, spec: AttentionSpec, terms: tuple) -> dict[str, Any]:
+        """These, by name, for plans that have more."""
+        added = select(terms, kinds.ScoreTerm)
+        formulas, of_tokens = (
+            select(terms, kind) for kind in (kinds.DistanceFormula, kinds.TokenBias)
+        )
+        return {
+            "spec": spec,
+            "scale": spec.scale_of(terms),
+            "formula": formula_sum(terms),
+            "of_tokens": FunctionSum(tuple((term.fn, term.state.width) for term in of_tokens)),
+            "decays": bool(added)
+            and len(added) == len(formulas) + len(of_tokens)
+            and all(term.decays for term in added)
+            and (spec.contiguous or not formulas)
+            and spec.aligned
+            and spec.logit_cap is None,
+            "cap": spec.logit_cap,
+        }
+
+
+def product_width(terms: tuple) -> int:
+    """How many channels of q and k stand for products of states."""
+    return sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
+
+
+def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
+    """q and k with further channels, whose products are those of the states of `TokenProduct`s.
+
+    They are rounded as q and k are.
+    """
+    rows, columns, batch = [q.x], [k.x], q.x.shape[0]
+    for term, *states in zip(terms, q.states, k.states, strict=True):
+        if isinstance(term, kinds.TokenProduct):
+            factors = (
+                jnp.broadcast_to(x, (batch, *x.shape[1:]))
+                for x in term.factors((states[0], states[1]))
+            )
+            row, column = factors
+            rows.append((row / spec.scale_of(terms)).astype(q.x.dtype))
+            columns.append(column.astype(k.x.dtype))
+    if len(rows) == 1:
+        return q, k
+    columns[0] = repeat_heads(k.x, q.x.shape[1])
+    x, y = (jnp.concatenate(parts, axis=-1) for parts in (rows, columns))
+    return q._replace(x=x), k._replace(x=y)
+
+
+def token_numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:
+    """What all `TokenBias`es read of one side: float32 [B or 1, H, C, T], or None.
+
+    The padding repeats the last token, as a constant: nothing comes between the two.
+    """
+    states = [
+        jnp.swapaxes(state, 2, 3)
+        for term, state in zip(terms, side.states, strict=True)
+        if isinstance(term, kinds.TokenBias)
+    ]
+    if not states:
+        return None
+    rows = max(len(x) for x in states)
+    states = [jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in states]
+    numbers = jnp.concatenate(states, axis=2)
+    repeated = pad(jax.lax.stop_gradient(numbers), 3, multiple, mode="edge")
+    return repeated.at[..., : numbers.shape[3]].set(numbers)
+
+
+def blocks_that_matter(
+    plan: ScorePlan,
+    q: jax.Array,
+    k: jax.Array,
+    coefficients: Any,
+    q_numbers: Any,
+    k_numbers: Any,
+    sizes: tuple[int, int],
+) -> jax.Array:
+    """Which blocks of keys matter to a block of queries, where biases that decay are all there is.
+
+    A row's sum holds its own score. A key whose score is less by -NEGLIGIBLE at the least (by
+    Cauchy and Schwarz, and as the bias falls from the nearest pair of two blocks on) is left out.
+
+    Args:
+      plan: of a call that `decays`.
+      q: [B, H, T, E], whole blocks.
+      k: [B, K, S, E], the same tokens.
+      coefficients: of the formulas, [H, C], or None.
+      q_numbers: of the queries, [B or 1, H, C, T], or None.
+      k_numbers: of the keys, [B or 1, H, C, S], or None.
+      sizes: tokens of a block of queries, of keys.
+
+    Returns:
+      bool [B, H, q blocks, k blocks].
+    """
+    q, k = (repeat_heads(side.astype(jnp.float32), q.shape[1]) for side in (q, k))
+    q_size, k_size = sizes
+    norms = [jnp.sqrt((side * side).sum(-1)) for side in (q, k)]
+    gap = norms[0] * norms[1].max(-1, keepdims=True) - (q * k).sum(-1)
+    gap = plan.scale * gap.reshape(*gap.shape[:2], -1, q_size).max(-1)
+    q_first = jnp.arange(0, q.shape[2], q_size, dtype=jnp.int32)
+    k_first = jnp.arange(0, k.shape[2], k_size, dtype=jnp.int32)
+    apart = q_first[:, None] - k_first[None, :]
+    near = jnp.maximum(jnp.maximum(apart - k_size, -apart - q_size) + 1, 0)
+    fall = jnp.zeros((), jnp.float32)
+    if plan.formula:
+        columns = list(jnp.moveaxis(coefficients, 1, 0)[..., None, None])  # [C, H, 1, 1]
+        distance = jnp.where(apart > 0, near, -near)[None]
+        fall = plan.formula(columns, distance=distance)
+        fall = fall - plan.formula(columns, distance=jnp.zeros_like(distance))
+    if plan.of_tokens:
+        rows, columns = (
+            numbers.reshape(*numbers.shape[:3], -1, size)
+            for numbers, size in ((q_numbers, q_size), (k_numbers, k_size))
+        )
+
+        def bias(row, column):  # of those tokens of each block
+            of_query = [rows[:, :, c, :, None, row] for c in range(rows.shape[2])]
+            of_key = [columns[:, :, c, None, :, column] for c in range(rows.shape[2])]
+            return plan.of_tokens(of_query, of_key)
+
+        between = jnp.where(apart > 0, bias(0, -1), bias(-1, 0))
+        fall = fall + jnp.where(near > 0, between, 0)
+    return ~(gap[..., None] + fall < NEGLIGIBLE)  # or is no number
+
+
+def block_range(pairs: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
+    """Of bool [*n, q blocks, k blocks]: the first block that each meets, and one past the last.
+
+    Blocks of keys that queries meet or, `by_keys`, the other way round; 0 past the last: none.
+    """
+    pairs = jnp.swapaxes(pairs, -1, -2) if by_keys else pairs
+    count = jnp.arange(pairs.shape[-1], dtype=jnp.int32)
+    first = jnp.where(pairs, count, pairs.shape[-1]).min(-1)
+    return first, jnp.where(pairs, count + 1, 0).max(-1)
+
+
+def multiply(x: jax.Array, vectors: jax.Array, form: str) -> jax.Array:
+    """An einsum in float32 of x [B, H, …] and vectors [H or 1, n, E], named hne in `form`."""
+    if len(vectors) == 1:
+        return jnp.einsum(form.replace("hne", "ne"), x, vectors[0])
+    return jnp.einsum(form, x, vectors)
+
+
+def pad(x: jax.Array, axis: int, multiple: int, **how: Any) -> jax.Array:
+    """Pads one axis to a multiple of a size: with zeros, or as `jnp.pad` does by `how`."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, -x.shape[axis] % multiple)
+    return jnp.pad(x, widths, **how) if widths[axis][1] else x
+
+
+def sum_shared(grad: Any, like: Any) -> Any:
+    """The sum of a gradient over the batch rows and heads that shared an array, in its dtype."""
+    if grad is None:
+        return None
+    sizes = zip(like.shape, grad.shape, strict=True)
+    split = [part for shared, size in sizes for part in (shared, size // shared)]
+    return grad.reshape(split).sum(tuple(range(1, 2 * grad.ndim, 2))).astype(like.dtype)
+
+
+def differentiable(forward: Callable, backward: Callable) -> Callable:
+    """`f(plan, x)` of a NamedTuple x, whose gradient need not be computed for constants.
+
+    `forward(plan, x)` gives the results, and what the backward pass reads. `backward(plan, what it
+    reads, learned, cotangents)` gives gradients like x, None for zero; `learned` has the names of
+    the fields that are not constant.
+    """
+
+    def run(plan, x):
+        return forward(plan, x)[0]
+
+    def save(plan, x):
+        learned = [name for name in x._fields if getattr(getattr(x, name), "perturbed", False)]
+        results, saved = forward(plan, custom_vjp_primal_tree_values(x))
+        return results, (saved, dict.fromkeys(learned))  # as keys, for only arrays can be values
+
+    def pull(plan, saved, cotangents):
+        saved, cotangents = first_order((saved, jax.tree.map(dense, cotangents)))
+        return (backward(plan, *saved, cotangents),)
+
+    def dense(x):
+        zero = isinstance(x, SymbolicZero)
+        return jnp.zeros_like(x) if zero else x  # pyright: ignore[reportArgumentType]
+
+    f = jax.custom_vjp(run, nondiff_argnums=(0,))
+    f.defvjp(save, pull, symbolic_zeros=True)
+    return functools.partial(call_in_reverse, f)

@@ -1,0 +1,191 @@
+"""Attention on NVIDIA GPUs (`implementation="fused"`): Pallas kernels, forward and backward.
+
+FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what runs on the GPU,
+`passes` launches it; here is which calls it cannot run (`refusal`) or need not (`stock`). What the
+kernels read (`operands`):
+
+* a `DistanceFormula` is traced into the kernel, and so is a `TokenBias`, for which it loads the
+  numbers of the tokens of both sides;
+* a `TokenProduct` is further channels of q and k, rounded as these are;
+* other terms of distances are tables over the distances within their horizon. XLA evaluates them
+  once, adds up those of one kind, and multiplies vectors with q, k or a state. A tile near the
+  diagonal loads its entries from there; a tile past the horizon takes one number per head, row or
+  column;
+* other terms, a bias of two positions or of distances of several axes, or vectors without a
+  horizon, is an array of biases for one chunk of queries after the other (`query_chunks`);
+* where nothing but biases that decay is added, each block begins where keys cannot matter yet
+  (`common.blocks_that_matter`).
+
+Gradients are deterministic, without atomics: a table's are sums over rows, each of which one
+program owns; at explicit positions, which may repeat, it adds in rounds (`tiles`). A table without
+a horizon gets its gradient from one program per block diagonal.
+
+Letters: B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v,
+n distances of a table, C coefficients of the formulas. Arrays that kernels read lead with a batch
+and a head axis, either of which may be 1.
+
+The kernels are written in Pallas and tested as such. Triton itself compiles them where it is
+installed (`triton_call`), from source that `triton_source` writes; else JAX's own copy of it does,
+which JAX has deprecated since 0.11 and still has in 0.12. `launches` has blocks, warps and stages.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, select
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common, query_chunks
+from pe_jax.engines.kernels.gpu import launches, operands, passes, strategies, tiles
+from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
+
+KINDS = (  # these exact kinds
+    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
+    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
+)
+MAX_WIDTH = 256  # of a head
+LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon
+HALVES = (jnp.bfloat16, jnp.float16)
+
+
+def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
+    """Why the kernels cannot run this call, or None if they can. Arguments as those of `attend`."""
+    dtypes = {"float32", "bfloat16", "float16"}
+    if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes, sinks=True)) is not None:
+        return why
+    width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
+    chosen = strategies.choose(spec, terms, q, k)
+    terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
+    explicit = any(chosen) or not spec.contiguous
+    relative, tables = bool(select(terms, *kinds.RELATIVE)), bool(select(terms, kinds.DistanceTerm))
+    low, high = operands.table_span(spec, terms, q.x.shape[2], k.x.shape[2])
+    positions = jnp.result_type(q.tokens.positions, k.tokens.positions)
+    axes = q.tokens.positions.shape[2:]
+    reasons = {
+        "a GPU that is not NVIDIA's": launches.architecture() is None,
+        "triton is not installed, and this jax has no copy of it": tiles.triton is None
+        and passes.triton_route() is None,
+        f"formulas or vectors of distances of {axes[-1] if axes else 1} axes": bool(axes)
+        and (tables or bool(select(terms, kinds.DistanceFormula))),
+        f"heads of width {width} (at most {MAX_WIDTH})": width > MAX_WIDTH,
+        "relative vectors at real positions": tables and not jnp.issubdtype(positions, jnp.integer),
+        "relative vectors without a horizon": relative and common.horizon(terms) is None,
+        f"{high - low + 1} distances of tables and vectors (at most {MAX_DISTANCES})": (
+            relative or (tables and explicit)
+        )
+        and high - low + 1 > MAX_DISTANCES,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
+    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
+    longest = _launches(spec, terms, q, k, v).longest
+    chosen = strategies.choose(spec, terms, q, k)
+    kept, _, _ = query_chunks.of_kernels(chosen, terms, q, k)
+    near = max(map(abs, common.horizon(kept) or (0,)))
+    least = 2 * longest + min(near, LONGEST_NEAR)
+    return max(least, query_chunks.BLOCKS * longest if any(chosen) else 0) + 61
+
+
+def attend(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    *,
+    sizes: tuple[int, ...] | None = None,
+    arch: int | None = None,
+    interpret: bool = False,
+) -> tuple[jax.Array, Any]:
+    """As `reference.attend`, for calls without a `refusal`; by cuDNN where that suffices.
+
+    `sizes` make the `Launch` of all kernels; None: the table's, for an architecture `arch` (90 for
+    sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine. Where
+    nothing reads row sums, cuDNN may run, which gives None in their place: it has no gradient
+    through them.
+    """
+    if not interpret and jax.default_backend() == "gpu" and stock(spec, terms, q, k, v):
+        return _cudnn(spec, terms, q, k, v), None
+    q, k = common.with_products(spec, terms, q, k)
+    by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
+    if any(chosen := strategies.choose(spec, terms, q, k)):
+        longest = _launches(spec, terms, q, k, v, sizes, arch).longest
+        of_chunk = functools.partial(by_kernels, strategies.of_chunk(spec))
+        rows = query_chunks.length(longest, q, k)
+        return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v)
+    return by_kernels(spec, terms, q, k, v)
+
+
+def _launches(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    sizes: tuple[int, ...] | None = None,
+    arch: int | None = None,
+) -> launches.Launches:
+    """Those of a call, whether or not it is computed in chunks of queries."""
+    chosen = strategies.choose(spec, terms, q, k)
+    spec = strategies.of_chunk(spec) if any(chosen) else spec
+    terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
+    return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(chosen)).launches
+
+
+def _attend(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    sizes: tuple[int, ...] | None,
+    arch: int | None,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """As `attend`, where all other terms are in a `bias` [B or 1, H or 1, T, S]."""
+    plan = operands.make_plan(spec, terms, q, k, v, sizes, interpret, arch, bias is not None)
+    arrays = operands.make_arrays(plan, terms, q, k, v, bias)
+    out, lse, weights = passes.attention(plan, arrays)
+    queries, width = plan.lengths[0], v.shape[-1]
+    out, distance = out[:, :, :queries, :width], operands.table_distances(plan)
+    for term in select(terms, kinds.RelativeValues):
+        out = out + common.multiply(weights[:, :, :queries], term.at(distance), "bhtn,hne->bhte")
+    return out, lse[:, :, :queries, None]
+
+
+def stock(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> bool:
+    """Whether cuDNN's own attention gives the same: no score but q·k, no segments, aligned.
+
+    It does give the logarithms of rows' sums, no gradient through them: not for `spec.lse`.
+    """
+    return (
+        not select(terms, kinds.ScoreTerm, kinds.RelativeValues)
+        and not spec.lse
+        and spec.aligned
+        and (spec.causal or spec.window is None)
+        and not spec.sinks
+        and spec.logit_cap is None
+        and q.tokens.segments is None
+        and q.x.dtype in HALVES
+        and q.x.dtype == k.x.dtype == v.dtype
+        and q.x.shape[-1] == v.shape[-1] <= 128
+        and q.x.shape[-1] % 8 == 0
+    )
+
+
+def _cudnn(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> jax.Array:
+    out = jax.nn.dot_product_attention(
+        *(jnp.swapaxes(x, 1, 2) for x in (q.x, k.x, v)),
+        scale=spec.scale_of(terms),
+        is_causal=spec.causal,
+        local_window_size=None if spec.window is None else (spec.window - 1, 0),
+        implementation="cudnn",
+    )
+    return jnp.swapaxes(out, 1, 2).astype(jnp.float32)

@@ -1,0 +1,195 @@
+"""What the GPU kernels read: arrays made of terms and tokens, and the blocks to visit.
+
+Letters are those of `engine`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, repeat_heads, select
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.gpu import launches
+from pe_jax.engines.kernels.gpu.plan import Arrays, PerToken, Plan
+
+MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
+
+
+def make_plan(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    sizes: tuple[int, ...] | None,
+    interpret: bool,
+    arch: int | None = None,
+    biased: bool = False,
+) -> Plan:
+    """What is static about a call; `sizes` and `arch` as for `engine.attend`.
+
+    `biased`: whether there is an array of biases of all pairs.
+    """
+    lengths = q.x.shape[2], k.x.shape[2]
+    span = table_span(spec, terms, *lengths)
+    arch = arch or launches.architecture() or launches.DEFAULT
+    if sizes is None:
+        width = max(q.x.shape[-1], v.shape[-1])
+        chosen = launches.choose(arch, _reads(spec, terms, biased), str(q.x.dtype), width)
+    else:
+        chosen = launches.alike(launches.Launch(*sizes))
+    chosen = chosen.at_most(_power_of_two(max(lengths)))
+    return Plan(
+        **common.ScorePlan.fields(spec, terms),
+        lengths=lengths,
+        launches=chosen,
+        launch=chosen.forward,
+        arch=arch,
+        span=span,
+        far=common.horizon(terms) is not None and span[1] - span[0] < MAX_DISTANCES,
+        values=bool(select(terms, kinds.RelativeValues)),
+        interpret=interpret,
+    )
+
+
+def table_span(spec: AttentionSpec, terms: tuple, queries: int, keys: int) -> tuple[int, int]:
+    """The distances that a table has to hold: those that occur, are visible, and differ."""
+    limits = common.horizon(terms)
+    if not spec.contiguous:
+        return limits or (0, 1)
+    low, high = 1 - keys, queries - 1
+    if spec.aligned:
+        low = 0 if spec.causal else low
+        if spec.window is not None and not spec.sinks:
+            low, high = max(low, 1 - spec.window), min(high, spec.window - 1)
+    if limits is not None:
+        low, high = max(low, limits[0]), min(high, limits[1])
+    return low, max(high, low + 1)
+
+
+def _reads(spec: AttentionSpec, terms: tuple, biased: bool) -> str:
+    """The most of what a tile needs beside q, k and v, of `launches.READS`."""
+    if select(terms, kinds.DistanceTerm) and not spec.contiguous:
+        return "explicit"
+    if select(terms, *kinds.RELATIVE):
+        return "vectors"
+    if biased:
+        return "bias"
+    if select(terms, kinds.DistanceTerm):
+        return "table"
+    return "formulas" if select(terms, kinds.DistanceFormula, kinds.TokenBias) else "scores"
+
+
+def _power_of_two(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def make_arrays(
+    plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array | None = None
+) -> Arrays:
+    """What the kernels read, padded; `bias` [B or 1, H or 1, T, S] is added to the scores."""
+    tokens, distance = plan.launches.longest, table_distances(plan)
+    x, y, v = (
+        common.pad(common.pad(x, 2, tokens), 3, _power_of_two(x.shape[3])) for x in (q.x, k.x, v)
+    )
+    rows, columns = [], []
+    for term, state in zip(terms, q.states, strict=True):
+        if isinstance(term, kinds.RelativeState):
+            state = common.pad(state, 2, tokens)
+            rows.append(common.multiply(state, term.at(distance), "bhte,hne->bhtn"))
+    for term in select(terms, kinds.RelativeKeys):
+        raw = term.queries(common.pad(q.raw, 2, tokens))
+        rows.append(common.multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
+    for term in select(terms, kinds.RelativeQueries):
+        raw = repeat_heads(common.pad(k.raw, 2, tokens), q.x.shape[1]).astype(jnp.float32)
+        columns.append(common.multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
+    numbers = common.coefficients(terms)
+    table = common.distance_bias(terms, distance, plan.scale)
+    return Arrays(
+        q=x,
+        k=y,
+        v=v,
+        coefficients=None if numbers is None else numbers[None],
+        table=None if table is None else table[None],
+        rows=functools.reduce(jnp.add, rows) if rows else None,
+        columns=functools.reduce(jnp.add, columns) if columns else None,
+        bias=None if bias is None else common.pad(common.pad(bias, 2, tokens), 3, tokens),
+        q_numbers=common.token_numbers(terms, q, tokens),
+        k_numbers=common.token_numbers(terms, k, tokens),
+        of_query=_per_token(plan, q.tokens, tokens),
+        of_key=_per_token(plan, k.tokens, tokens, plan.sinks > 0),
+    )
+
+
+def _per_token(plan: Plan, tokens: kinds.Tokens, multiple: int, ranked: bool = False) -> PerToken:
+    """Positions, indices, ranks and segments as far as the kernels read them."""
+    read = (plan.formula or plan.far) and not plan.spec.contiguous
+    rank = tokens.index if plan.indexed and tokens.rank is None else tokens.rank
+    numbers = PerToken(
+        positions=tokens.positions if read else None,
+        index=tokens.index if plan.indexed else None,
+        rank=rank if ranked else None,
+        segments=tokens.segments,
+    )
+    return jax.tree.map(lambda x: common.pad(x[:, None], 2, multiple, mode="edge"), numbers)
+
+
+def table_distances(plan: Plan) -> jax.Array:
+    """The distances of the tables."""
+    return jnp.arange(plan.span[0], plan.span[1] + 1, dtype=jnp.int32)
+
+
+def find_bounds(plan: Plan, x: Arrays, by_keys: bool = False) -> Arrays:
+    """The arrays with `bounds` and `sinks` of the blocks of one side; None: all blocks."""
+    spec, (q_size, k_size) = plan.spec, plan.sizes[::-1] if by_keys else plan.sizes
+    tests, by_index, inside = [], [], []
+    if plan.indexed or plan.sinks:
+        q_index, k_index = _index(x.of_query.index, x.q), _index(x.of_key.index, x.k)
+        most, least = _differences(q_index, k_index, q_size, k_size)
+        by_index = [most >= 0] if spec.causal else []
+        inside = [(least < spec.window) & (most > -spec.window)] if spec.window else []
+    if x.of_query.segments is not None:
+        most, least = _differences(x.of_query.segments, x.of_key.segments, q_size, k_size)
+        tests += [most >= 0, least <= 0]
+    if plan.decays:
+        numbers = None if x.coefficients is None else x.coefficients[0]
+        known = x.q, x.k, numbers, x.q_numbers, x.k_numbers
+        tests.append(common.blocks_that_matter(plan, *known, (q_size, k_size)))
+    sinks = None
+    if plan.sinks:
+        rank = _index(x.of_key.rank, x.k)
+        first = rank.reshape(*rank.shape[:2], 1, -1, k_size).min(-1) < plan.sinks
+        out_of_window = [*tests, *by_index, first, ~inside[0]]
+        sinks = common.block_range(functools.reduce(jnp.logical_and, out_of_window), by_keys)
+    tests += [*by_index, *inside] if plan.indexed else []
+    if not tests:
+        return x._replace(sinks=sinks)
+    bounds = common.block_range(functools.reduce(jnp.logical_and, tests), by_keys)
+    return x._replace(bounds=bounds, sinks=sinks)
+
+
+def with_rounds(plan: Plan, x: Arrays, by_keys: bool) -> Arrays:
+    """The arrays with rounds for the tokens of the side that is visited, block by block."""
+    side, size = "of_query" if by_keys else "of_key", plan.sizes[1]
+    tokens, length = getattr(x, side), plan.lengths[not by_keys]
+    blocks = tokens.positions.reshape(*tokens.positions.shape[:2], -1, size)
+    same = blocks[..., :, None] == blocks[..., None, :]
+    round_ = (same & jnp.tri(size, k=-1, dtype=bool)).sum(-1, dtype=jnp.int32)
+    round_ = round_.reshape(tokens.positions.shape)
+    round_ = jnp.where(jnp.arange(round_.shape[2]) < length, round_, -1)
+    return x._replace(**{side: tokens._replace(round=round_)})
+
+
+def _index(index: jax.Array | None, x: jax.Array) -> jax.Array:
+    """Numbers of tokens [B or 1, 1, T]: the given ones, or the indices of those of x."""
+    return jnp.arange(x.shape[2], dtype=jnp.int32)[None, None] if index is None else index
+
+
+def _differences(q: jax.Array, k: jax.Array, q_size: int, k_size: int):
+    """The largest and the least q - k of each pair of blocks: [B or 1, 1, q blocks, k blocks]."""
+    rows, columns = (x.reshape(*x.shape[:2], -1, size) for x, size in ((q, q_size), (k, k_size)))
+    most = rows.max(-1)[..., :, None] - columns.min(-1)[..., None, :]
+    return most, rows.min(-1)[..., :, None] - columns.max(-1)[..., None, :]

@@ -1,0 +1,177 @@
+"""The passes of the GPU kernels over their tiles: forward, and backward; how they are launched.
+
+Letters are those of `engine`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.gpu import kernels, operands, tiles
+from pe_jax.engines.kernels.gpu.plan import LOG2E, Arrays, Plan
+from pe_jax.engines.reference import LOWEST
+
+KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks, entries and *outs
+    "forward": kernels.forward_kernel,
+    "queries": kernels.queries_kernel,
+    "keys": kernels.keys_kernel,
+    "diagonal": kernels.diagonal_kernel,
+}
+
+
+class Over(NamedTuple):
+    """A result of which not all is stored: its shape, and what the rest is."""
+
+    shape: jax.ShapeDtypeStruct
+    fill: float
+
+
+def _forward(plan: Plan, x: Arrays):
+    """Output [B, H, T, F], logarithms of rows' sums [B, H, T], weights by distance [B, H, T, n].
+
+    The weights are None unless the plan wants them. Also returns what the backward pass reads.
+    """
+    length, width = x.q.shape[2], x.v.shape[3]
+    entries = _by_distance(plan, x, length, -jnp.inf) if plan.values else None
+    outs = entries, _shape(x, length, width), _shape(x, length)
+    entries, out, lse = _launch(plan, "forward", x, outs)
+    out, lse, entries = (checkpoint_name(array, common.SAVED) for array in (out, lse, entries))
+    weights = jnp.exp2(entries - lse[..., None]) if plan.values else None
+    # From the kernel's base 2, in which a row that sees nothing has -LOWEST.
+    natural = jnp.where(lse >= -LOWEST, LOWEST, lse / LOG2E)
+    return (out, natural, weights), (x, out, lse, weights)
+
+
+def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
+    """The tiles again: for the queries, for the keys, and for tables that are nowhere constant."""
+    (x, out, lse, weights), (d_out, d_lse, d_weights) = saved, cotangents
+    delta = (d_out * out).sum(-1)
+    if plan.values:
+        delta = delta + (d_weights * weights).sum(-1)
+    of_query = x.of_query._replace(lse=lse, delta=delta - d_lse)
+    x = x._replace(of_query=of_query, d_out=d_out.astype(x.v.dtype), d_weights=d_weights)
+    (queries, keys), numbers = (side.shape[2] for side in (x.q, x.k)), None
+    entries = coefficients = bias = None
+    if "rows" in learned or ("table" in learned and plan.far):
+        entries = _by_distance(plan, x, queries, 0.0)
+    if "coefficients" in learned:
+        coefficients = _shape(x, x.coefficients.shape[2], queries)
+    if "q_numbers" in learned:
+        numbers = _shape(x, *x.q_numbers.shape[2:])
+    if "bias" in learned:
+        bias = Over(_shape(x, queries, keys), 0.0)
+    of_q = _shape(x, *x.q.shape[2:], dtype=x.q.dtype)
+    outs = entries, of_q, coefficients, numbers, bias
+    d_rows, d_q, d_coefficients, of_rows, d_bias = _launch(plan, "queries", x, outs)
+    shared = x.k.shape[1] < x.q.shape[1]
+    dtype = jnp.float32 if shared else x.k.dtype  # to be added up over heads
+    numbers = _shape(x, *x.k_numbers.shape[2:]) if "k_numbers" in learned else None
+    entries = _by_distance(plan, x, keys, 0.0) if "columns" in learned else None
+    of_k, of_v = (_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v))
+    d_columns, d_k, d_v, of_columns = _launch(plan, "keys", x, (entries, of_k, of_v, numbers))
+    grads = Arrays(q=d_q, k=d_k, v=d_v, columns=d_columns, bias=d_bias)
+    grads = grads._replace(q_numbers=of_rows, k_numbers=of_columns)
+    if "coefficients" in learned:
+        grads = grads._replace(coefficients=d_coefficients.sum(3))
+    if "rows" in learned:
+        grads = grads._replace(rows=d_rows)
+    if "table" in learned:
+        grads = grads._replace(table=d_rows.sum(2) if plan.far else _of_diagonals(plan, x))
+    return Arrays(*map(common.sum_shared, grads, x))
+
+
+def _of_diagonals(plan: Plan, x: Arrays) -> jax.Array:
+    """The gradient of a table from the sums of the block diagonals: [1, H, n]."""
+    size, (low, high) = plan.launches.diagonal.own, plan.span
+    queries, keys = x.q.shape[2], x.k.shape[2]
+    count = (queries + keys) // size - 1
+    _, sums = _launch(plan, "diagonal", x, (None, _shape(x, count, size, size)), count)
+    sums = sums.sum(0)
+    # With its columns flipped and each row begun one later than the last, a tile has one column per
+    # distance, the least first; neighbouring diagonals then overlap by half.
+    wide = jnp.pad(sums[..., ::-1], [(0, 0)] * 3 + [(0, size)])
+    wide = wide.reshape(*sums.shape[:2], -1)[..., :-size].reshape(*sums.shape[:2], size, -1)
+    lower, upper = jnp.split(jnp.pad(wide.sum(2), [(0, 0), (0, 0), (0, 1)]), 2, axis=-1)
+    line = jnp.pad(lower, [(0, 0), (0, 1), (0, 0)]) + jnp.pad(upper, [(0, 0), (1, 0), (0, 0)])
+    line = line.reshape(len(line), -1)  # from distance 1 - S on
+    begin, end = low + keys - 1, high + keys
+    inside = line[:, begin:end].at[:, 0].add(line[:, :begin].sum(1))
+    return inside.at[:, -1].add(line[:, end:].sum(1))[None]
+
+
+def _shape(x: Arrays, *rest: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*x.q.shape[:2], *rest), dtype)  # [B, H, …]
+
+
+def _by_distance(plan: Plan, x: Arrays, tokens: int, fill: float) -> Over:
+    return Over(_shape(x, tokens, plan.distances), fill)
+
+
+attention = common.differentiable(_forward, _backward)
+
+
+def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> tuple:
+    """The `outs`, entries by distance first, which a kernel, by its name in `KERNELS`, writes.
+
+    One program per block, head and batch row; unless told, the blocks are those of the side that
+    owns them. `outs` are given as shapes or `Over`, None for one that is not wanted.
+    """
+    batch, heads = x.q.shape[:2]
+    plan = dataclasses.replace(plan, launch=getattr(plan.launches, name))
+    if not blocks:
+        by_keys = name == "keys"
+        blocks = (x.k if by_keys else x.q).shape[2] // plan.sizes[0]
+        x = operands.find_bounds(plan, x, by_keys)
+
+    def block_spec(array):
+        b, h, *rest = array.shape
+
+        def index(i, j, k):
+            return jax.lax.div(k, batch // b), jax.lax.div(j, heads // h), *[0] * len(rest)
+
+        return pl.BlockSpec((None, None, *rest), index)
+
+    if outs[0] is not None and not plan.spec.contiguous:
+        x = operands.with_rounds(plan, x, name == "keys")
+    wanted = [out for out in outs if out is not None]
+    over = [n for n, out in enumerate(wanted) if isinstance(out, Over)]
+    blanks = [jnp.full(wanted[n].shape.shape, wanted[n].fill, jnp.float32) for n in over]
+    outs = tuple(out.shape if isinstance(out, Over) else out for out in outs)
+    given = len(jax.tree.leaves(x))
+    backend = None
+    if tiles.triton is not None:
+        backend = tiles.triton.CompilerParams(
+            num_warps=plan.launch.warps, num_stages=plan.launch.stages
+        )
+    call = pl.pallas_call(
+        functools.partial(KERNELS[name], plan),
+        grid=(blocks, heads, batch),
+        in_specs=jax.tree.map(block_spec, (x, blanks)),
+        out_specs=jax.tree.map(block_spec, outs),
+        out_shape=outs,
+        input_output_aliases={given + i: n for i, n in enumerate(over)},
+        compiler_params=backend,
+        interpret=plan.interpret,
+    )
+    return run(plan, name, call, (x, blanks))
+
+
+def run(plan: Plan, name: str, call: Callable, args: tuple) -> Any:
+    """What the call gives: by Triton itself where it is installed, else by JAX's copy of it."""
+    if plan.interpret or (triton := triton_route()) is None:
+        return call(*args)
+    return triton.run(call, args, name, plan.launch, plan.arch)
+
+
+def triton_route() -> Any:
+    """The module that compiles by Triton itself; None where it is not installed."""
+    from pe_jax.engines.kernels.gpu import triton_call
+
+    return triton_call if triton_call.available() else None

@@ -1,0 +1,199 @@
+"""Terms that no kernel computes: their scores, for one chunk of queries after the other.
+
+A bias of pairs (class tokens; on a GPU, FIRE), of distances of several axes (Swin), or of distances
+that are not known beforehand is a function of JAX on positions, learned or not. XLA evaluates it
+once for all heads, and all rows of the batch that share positions, for as many queries as make a
+chunk: [B or 1, H or 1, R, S], which the kernels read tile by tile. They write the gradient of each
+score of the chunk, and XLA pulls it back through the function: no atomics, and memory for one
+chunk. Of keys that causality hides, chunks meet at most those up to the end of their group: of four
+groups, 5/8 of all pairs are evaluated.
+
+So can be products with vectors of all distances (Transformer-XL): a chunk meets R + S - 1 of them,
+which lie side by side in a table, and its products with these are sheared into place.
+
+Each back end says which terms are computed so: a strategy per term, "pairs", a "window" of
+distances, or "" for its kernels. B batch, T queries, S keys, H query heads, E head width, F value
+width, n distances of a table; R queries of a chunk.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common
+from pe_jax.encodings.terms.diagonals import shear
+
+BLOCKS = 4  # of queries in a chunk, unless …
+MOST = 2**26  # … it would have more numbers than these: 256 MiB
+GROUPS = 4  # of chunks, if there are at least two in each and later keys are hidden
+
+
+def of_kernels(strategies: tuple[str, ...], terms: tuple, q: Side, k: Side):
+    """The terms that kernels compute, and both sides with their states alone."""
+    keep = [n for n, strategy in enumerate(strategies) if not strategy]
+    q, k = (side._replace(states=tuple(side.states[n] for n in keep)) for side in (q, k))
+    return tuple(terms[n] for n in keep), q, k
+
+
+def length(block: int, q: Side, k: Side, most: int = MOST) -> int:
+    """Queries of a chunk: of a few blocks, fewer if heads and keys are many; one block at least."""
+    (batch, heads, queries, _), rows = q.x.shape, BLOCKS * block
+    while rows > block and (rows // 2 >= queries or batch * heads * rows * k.x.shape[2] > most):
+        rows //= 2
+    return rows
+
+
+def attend(
+    by_kernels: Callable,
+    rows: int,
+    strategies: tuple[str, ...],
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    key_chunk: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """As `reference.attend`, chunk by chunk: the backward pass computes each bias again.
+
+    Args:
+      by_kernels: attention of the queries of a chunk: `(terms, q, k, v, bias)`.
+      rows: queries of a chunk, as `length` gives.
+      strategies: how each term is computed.
+      spec: of the whole call, as the rest.
+      terms: what is added.
+      q: the queries.
+      k: the keys.
+      v: the values.
+      key_chunk: how many keys biases of pairs are evaluated for at a time, so that what this takes
+        is small. The bias of a chunk is then [key chunks, B or 1, H or 1, R, key_chunk]. None: all
+        keys.
+    """
+    tokens = (_split(x, 1, rows) for x in (q.tokens.positions, q.tokens.index, q.tokens.segments))
+    x, raw, states = jax.tree.map(lambda x: _split(x, 2, rows), (q.x, q.raw, q.states))
+    chunks, count, keys = Side(x, raw, states, Tokens(*tokens)), len(x), k.x.shape[2]
+    groups = [(slice(0, count), keys)]  # computed by one program each, with the keys it may see
+    if spec.causal and spec.aligned and count >= 2 * GROUPS:
+        ends = [count * n // GROUPS for n in range(GROUPS + 1)]
+        parts = (slice(*pair) for pair in zip(ends, ends[1:], strict=False))
+        groups = [(part, min(keys, part.stop * rows)) for part in parts]
+    results = []
+    for part, end in groups:
+        x, raw, states = jax.tree.map(lambda x, end=end: x[:, :, :end], (k.x, k.raw, k.states))
+        visible = Side(x, raw, states, jax.tree.map(lambda x, end=end: x[:, :end], k.tokens))
+        windows = Windows.of(spec, strategies, terms, q, visible, rows)
+        of_chunk = _of_chunk(
+            by_kernels, strategies, windows, spec, terms, visible, v[:, :, :end], key_chunk
+        )
+        first = jnp.arange(part.start * rows, part.stop * rows, rows, dtype=jnp.int32)
+        own = jax.tree.map(lambda x, part=part: x[part], chunks)
+        results.append(jax.lax.map(of_chunk, (first, own)))
+
+    def join(*arrays):  # [chunks, B, H, R, F] → [B, H, T, F]
+        x = jnp.moveaxis(jnp.concatenate(arrays), 0, 2)
+        return x.reshape(*x.shape[:2], -1, x.shape[-1])[:, :, : q.x.shape[2]]
+
+    out, lse = (join(*arrays) for arrays in zip(*results, strict=True))
+    return out, lse
+
+
+def _of_chunk(
+    by_kernels: Callable,
+    strategies: tuple[str, ...],
+    windows: "Windows | None",
+    spec: AttentionSpec,
+    terms: tuple,
+    k: Side,
+    v: jax.Array,
+    key_chunk: int | None,
+) -> Callable:
+    """Attention of a chunk: a function of the index of its first query, and of its queries."""
+    dtypes = jax.tree.map(lambda x: x.dtype, (k.x, k.raw, v))
+    # Of keys and values gradients are added up over chunks: in float32.
+    exact = jax.tree.map(lambda x: x.astype(jnp.float32), (k.x, k.raw, v))
+    scale = spec.scale_of(terms)
+
+    def of_pairs(q, k):  # float32 [B or 1, H or 1, R, S]
+        parts = []
+        for n in _indices(strategies, "pairs"):
+            scores = terms[n].scores(q, k, (q.states[n], k.states[n]))
+            parts.append(scores * scale if terms[n].scaled else scores)
+        return parts
+
+    def of_chunk(chunk):
+        first, q = chunk
+        x, raw, values = jax.tree.map(lambda x, dtype: x.astype(dtype), exact, dtypes)
+        keys = k._replace(x=x, raw=raw)
+
+        @jax.checkpoint
+        def of_key_chunk(tokens):
+            return functools.reduce(jnp.add, of_pairs(q, keys._replace(tokens=Tokens(*tokens))))
+
+        if key_chunk is None:
+            scores = of_pairs(q, keys) + ([] if windows is None else [windows.scores(first, q)])
+            bias = functools.reduce(jnp.add, scores)
+        else:
+            tokens = tuple(_split(x, 1, key_chunk) for x in keys.tokens)
+            bias = jax.lax.map(of_key_chunk, tokens)
+        return by_kernels(*of_kernels(strategies, terms, q, keys), values, bias)
+
+    policy = jax.checkpoint_policies.save_only_these_names(common.SAVED)
+    return jax.checkpoint(of_chunk, policy=policy, prevent_cse=False)
+
+
+class Windows(NamedTuple):
+    """Terms of all distances of contiguous positions, in tables over these, the largest first."""
+
+    terms: dict[int, Any]  # by their indices among all
+    tables: dict[int, jax.Array]  # of biases [H, n], of vectors [H or 1, n, E]
+    rows: int  # of a chunk
+    keys: int
+    scale: float
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, strategies: tuple[str, ...], terms, q: Side, k: Side, rows):
+        """Those of a call; None: there are none."""
+        queries, keys = q.x.shape[2], k.x.shape[2]
+        last = 0 if spec.aligned and spec.causal else 1 - keys
+        padded = -(-queries // rows) * rows
+        distance = jnp.arange(padded - 1, -keys, -1, dtype=jnp.int32)
+        distance = jnp.clip(distance, last, queries - 1)  # no pair of others is visible
+        windowed = {n: terms[n] for n in _indices(strategies, "window")}
+        tables = {n: term.at(distance) for n, term in windowed.items()}
+        scale = spec.scale_of(terms)
+        return cls(windowed, tables, rows, keys, scale) if windowed else None
+
+    def scores(self, first: jax.Array, q: Side) -> jax.Array:
+        """What they add to the scores of the chunk of queries from `first` on: [B, H, R, S]."""
+        parts = []
+        for n, term in self.terms.items():
+            table, count = self.tables[n], self.rows + self.keys - 1
+            begin = table.shape[1] - count - first
+            window = jax.lax.dynamic_slice_in_dim(table, begin, count, axis=1)
+            if isinstance(term, kinds.DistanceBias):
+                part = jnp.broadcast_to(window[None, :, None], (1, len(window), self.rows, count))
+            else:
+                state = isinstance(term, kinds.RelativeState)
+                factor = q.states[n] if state else term.queries(q.raw)
+                part = common.multiply(factor, window, "bhte,hne->bhtn")
+            parts.append(part * self.scale if term.scaled else part)
+        return shear(functools.reduce(jnp.add, parts))
+
+
+def _indices(strategies: tuple[str, ...], strategy: str) -> list[int]:
+    return [n for n, other in enumerate(strategies) if other == strategy]
+
+
+def _split(x: jax.Array | None, axis: int, size: int) -> Any:
+    """An array cut along an axis into chunks, which come first; the last one is filled up."""
+    if x is None:
+        return None
+    x = common.pad(x, axis, size, mode="edge")
+    x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)

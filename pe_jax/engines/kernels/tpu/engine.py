@@ -1,0 +1,286 @@
+"""Attention on TPUs: jax's splash where a mask suffices, else Pallas kernels with score terms.
+
+The result is that of `reference`; what this engine cannot run, `refusal` names. Splash takes q as
+scaled. Where that would round a bfloat16 q once more (E = 32, 96, 128, …: any but a power of 4),
+our kernels run, without a bias: they scale float32 scores. They also run where a call reads the
+logarithms of rows' sums. What is added reaches them so, never as a matrix in memory:
+
+* functions of `DistanceFormula`s are traced into the kernel (ALiBi), and so are `TokenBias`es,
+  with the numbers of the tokens of both sides (FoX);
+* a `TokenProduct` is further channels of q and k, rounded as these are (TUPE);
+* `DistanceBias`es are evaluated outside, once for each block diagonal: a band of the distances
+  that occur there, which a tile shears into place by rotating lanes (T5);
+* so are vectors of distances. A tile multiplies them with what its tokens have for them, q, k or a
+  state, and shears the products (Shaw, DeBERTa, Inkling). Those without a horizon get gradients
+  from a kernel that goes along block diagonals (Transformer-XL);
+* FIRE's network is a table of lines and numbers of the queries: a tile takes one line, and the
+  knots that lie within it (`piecewise` has the table, `pieces` the tile);
+* any other bias of pairs of positions, or of distances of several axes or at explicit positions, is
+  an array for one chunk of queries after the other (`query_chunks`: Swin).
+
+Beyond the horizon of all that is read by distance a tile takes one number per query, which moves
+the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
+nothing but biases that decay is added, tiles in which no key can matter are left out.
+
+`kernels` holds what runs on a core, `launch` the grids; here is who runs what, and what is read.
+
+Letters: B batch, T tokens (queries and keys alike, but in a chunk), H query heads, K key heads,
+E width of q and k, F width of v, C numbers, R block diagonals, X width of what meets vectors. i is
+a query block, j a key block.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import DistanceTerm, Side, select
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common, query_chunks
+from pe_jax.engines.kernels.tpu import operands, passes, piecewise
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
+from pe_jax.engines.reference import LOWEST
+
+KINDS = (  # these exact kinds
+    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
+    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
+)
+MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
+MAX_BANDS = 2**22  # bytes of a head's bands, or their gradients, that may stay in a core's memory
+MAX_VECTORS = 2**23  # the same of bands of vectors; beyond it they are taken to have no horizon
+MAX_PAIRS = 2**24  # of a chunk, unless a block has more; a gather takes 16 times their memory
+MAX_KNOTS = 127  # of a bias in pieces, whose lines are the lanes of a register
+MAX_NUMBERS = 8  # per token, of all `TokenBias`es
+
+
+def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
+    """Why this engine cannot run the call, in a few words; None where it can."""
+    dtypes = {"float32", "bfloat16"}
+    if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes)) is not None:
+        return why
+    if not spec.aligned:
+        return "queries and keys are not the same tokens in order"
+    if select(terms, *kinds.RELATIVE) and not spec.in_order:
+        return "vectors of distances at explicit positions"
+    numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
+    if numbers > MAX_NUMBERS:
+        return f"{numbers} numbers per token (at most {MAX_NUMBERS})"
+    kept, _, _ = query_chunks.of_kernels(strategies(spec, terms), terms, q, k)
+    return _too_much_memory(make_plan(spec, kept, q))
+
+
+def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
+    """The strategy of each term, as in `query_chunks`: "pairs" or ""."""
+    distances, pairs = (kinds.DistanceFormula, kinds.DistanceBias), select(terms, kinds.PairBias)
+    alone = spec.in_order and spec.causal and len(pairs) == 1
+
+    def of_pairs(term):
+        if alone and isinstance(term, kinds.PairBias) and (fire := piecewise.network(term.fn)):
+            return fire.width > MAX_KNOTS
+        elsewhere = isinstance(term, distances) and not spec.in_order
+        return isinstance(term, kinds.PairBias) or elsewhere
+
+    return tuple("pairs" if of_pairs(term) else "" for term in terms)
+
+
+def _too_much_memory(plan: Plan) -> str | None:
+    """Why the bands of biases and their gradients do not fit; None where they do."""
+    if not plan.by_distance or plan.by_diagonal:
+        return None
+    if 8 * plan.block * len(plan.diagonals) <= MAX_BANDS:
+        return None
+    if plan.horizon is None:
+        return f"a bias without a horizon over {plan.tokens} tokens"
+    return f"a bias of distances from {plan.horizon[0]} to {plan.horizon[1]}"
+
+
+def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
+    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases.
+
+    Of two chunks, where there are any.
+    """
+    chosen = strategies(spec, terms)
+    plan = make_plan(spec, query_chunks.of_kernels(chosen, terms, q, k)[0], q)
+    least = 2 * plan.block + min(max(map(abs, plan.horizon or (0,))), plan.block)
+    return max(least, query_chunks.BLOCKS * plan.block if any(chosen) else 0) + 61
+
+
+def attend(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    *,
+    block: int | None = None,
+    interpret: bool = False,
+) -> tuple[jax.Array, Any]:
+    """As `reference.attend`, where `refusal` gives None; rounded to v's dtype, then float32.
+
+    `block` is a number of tokens, a power of two; None: chosen here. `interpret` runs the kernels
+    without a TPU, slowly, for tests. Where nothing reads row sums, splash
+    may run, which gives None in their place: it has no gradient through them.
+    """
+    plan = make_plan(spec, terms, q, block, interpret)
+    # Times q the scale must be no further rounding: in float32, or by a power of two.
+    exact = q.x.dtype == jnp.float32 or math.frexp(plan.scale)[0] == 0.5
+    if exact and not spec.lse and not select(terms, *KINDS):
+        return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
+    q, k, v = operands.with_products(spec, terms, q, k, v)
+    if any(chosen := strategies(spec, terms)):
+        kept, _, _ = query_chunks.of_kernels(chosen, terms, q, k)
+        whole = counted(make_plan(spec, kept, q, block, interpret))
+        of_chunk = functools.partial(_attend_chunk, whole)
+        rows = query_chunks.length(whole.block, q, k, MAX_PAIRS)
+        # What a function of two positions takes may be many times what it gives.
+        key_chunk = query_chunks.BLOCKS * whole.block if select(terms, kinds.PairBias) else None
+        return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v, key_chunk)
+    out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
+    return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
+
+
+def _attend_chunk(
+    whole: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """As `attend`, of some of the queries, where all other terms are in a bias of pairs.
+
+    The plan is that of all queries; the bias is in one piece or in chunks of keys.
+    """
+    bias = common.pad(bias, 3, whole.block)[None] if bias.ndim == 4 else bias
+    own, blocks = (n // whole.block for n in (q.x.shape[2], len(bias) * bias.shape[4]))
+    part = own / pl.cdiv(whole.tokens, whole.block)
+    plan = dataclasses.replace(
+        whole,
+        decays=False,  # for there is the bias too
+        steps=(blocks, own),
+        tiles=whole.tiles * part,
+        near=whole.near * part,
+    )
+    out, lse = _attention(plan, operands.make_arrays(plan, terms, q, k, v, bias))
+    return out.astype(jnp.float32), lse
+
+
+def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=False) -> Plan:
+    """What is static about a call; its tiles are not `counted` yet."""
+    tokens = q.x.shape[2]
+    block = block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens)))
+    horizon = _horizon(spec, terms, block)
+    return Plan(
+        **common.ScorePlan.fields(spec, terms),
+        real_distances=all(map(_takes_reals, select(terms, kinds.DistanceFormula))),
+        by_distance=bool(select(terms, DistanceTerm)),
+        by_diagonal=bool(select(terms, *kinds.RELATIVE)) and horizon is None,
+        horizon=horizon,
+        tokens=tokens,
+        block=block,
+        steps=(0, 0),
+        tiles=0,
+        near=0,
+        interpret=interpret,
+    )
+
+
+def _horizon(spec: AttentionSpec, terms: tuple, block: int) -> tuple[int, int] | None:
+    """The distances beyond which all is constant; None: nowhere, or so far that it is no help.
+
+    That is where the gradients of vectors within it do not stay in a core's memory. It must not
+    depend on the length, for a small case is to be computed as the call is.
+    """
+    limits, vectors = common.horizon(terms), select(terms, *kinds.RELATIVE)
+    if limits is None or not vectors:
+        return limits
+    distance = jax.ShapeDtypeStruct((1,), jnp.int32)
+    widths = (jax.eval_shape(term.at, distance).shape[-1] for term in vectors)
+    width = sum(pl.cdiv(n, LANES) * LANES for n in widths)
+    diagonals = (limits[1] - (0 if spec.causal else limits[0])) // block + 3
+    return limits if 8 * block * diagonals * width <= MAX_VECTORS else None
+
+
+def counted(plan: Plan) -> Plan:
+    """The plan for whole rows, with its tiles counted."""
+    first = np.arange(0, plan.tokens, plan.block)
+    gap = first[:, None] - first
+    visible = plan.shows(gap)
+    near = visible & np.logical_not(plan.is_far(gap))
+    steps = int(visible.sum(1).max()), int(visible.sum(0).max())
+    return dataclasses.replace(plan, steps=steps, tiles=int(visible.sum()), near=int(near.sum()))
+
+
+def _takes_reals(term: kinds.DistanceFormula) -> bool:
+    """Whether the function of a formula takes float32 distances too."""
+    try:
+        jax.eval_shape(term.at, jax.ShapeDtypeStruct((1,), jnp.float32))
+    except TypeError:
+        return False
+    return True
+
+
+def _with_splash(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> jax.Array:
+    """[B, H, T, F] in v's dtype."""
+    (batch, heads, tokens, _), block = q.shape, plan.block
+    q, k, v = (common.pad(x, 2, block) for x in (q * plan.scale, k, v))
+    mask = masks.MultiHeadMask([_mask(plan.spec, q.shape[2])] * heads)
+    blocks = splash.BlockSizes(block, block, block, block, block, block, block, block)
+    kernel: Any = splash.make_splash_mha(
+        mask, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=plan.interpret
+    )
+    if ids is None and tokens % block and not plan.spec.causal:  # padding keys must not be visible
+        ids = jnp.zeros((batch, tokens), jnp.int32)
+    if ids is None:
+        return jax.vmap(kernel)(q, k, v)[:, :, :tokens]
+    ids = jnp.broadcast_to(common.pad(ids, 1, block, constant_values=-1), (batch, q.shape[2]))
+    out = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(q, k, v, ids)
+    # Splash needs a key in each row: padding sees padding, and nothing of it passes here.
+    return jnp.where(ids[:, None, :, None] >= 0, out, 0)[:, :, :tokens]
+
+
+def _mask(spec: AttentionSpec, length: int) -> masks.Mask:
+    """The mask as a rule, which splash evaluates block by block."""
+    shape = (length, length)
+    if spec.window is not None and spec.window < length:
+        back = spec.window - 1
+        return masks.LocalMask(shape, (back, 0 if spec.causal else back), offset=0)
+    return masks.CausalMask(shape) if spec.causal else masks.FullMask(shape)
+
+
+def _forward(plan: Plan, x: Arrays):
+    """Output [B, H, T, F], logarithms of rows' sums [B, H, T, 1]; what is saved.
+
+    The output is in v's dtype, but with a bias of pairs, or in pieces, in float32: gradients of
+    such are sums over rows that add up to 0, as far as `inner` is exact.
+    """
+    dtype = x.v.dtype if x.bias is None and x.pieces is None else jnp.float32
+    result = passes.forward(plan, x, _schedule(plan, x, by_keys=False), dtype)
+    out, kept = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
+    lse = jnp.where(kept == -LOWEST, LOWEST, kept)
+    return (out, jnp.swapaxes(lse, 2, 3)), (x, out, kept)
+
+
+def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
+    (x, out, lse), (d_out, d_lse) = saved, cotangents
+    d_out = d_out.astype(x.v.dtype)
+    inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
+    whole = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
+    of_queries, of_keys = (_schedule(plan, x, by_keys) for by_keys in (False, True))
+    grads = passes.backward(plan, whole, of_queries, of_keys, learned)
+    return Arrays(*map(common.sum_shared, grads, x))
+
+
+def _schedule(plan: Plan, x: Arrays, by_keys: bool) -> Schedule:
+    q_first, k_first = (
+        jnp.arange(0, side.shape[2], plan.block, dtype=jnp.int32) for side in (x.q, x.k)
+    )
+    q_first = q_first if x.begin is None else q_first + x.begin
+    return operands.make_schedule(plan, x, q_first, k_first, by_keys)
+
+
+_attention = common.differentiable(_forward, _backward)

@@ -1,0 +1,148 @@
+"""What a device of a ring computes in one hop, in the TPU's kernels.
+
+Tokens lie in runs, of which a device has one or two. A block is within a run, so that the distances
+of a tile follow from where its first query and its first key are.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, select
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels.tpu import engine, operands, passes
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
+from pe_jax.engines.reference import LOWEST
+from pe_jax.engines.sharded.ring import Partition
+from pe_jax.engines.tiled.plan import Fixed, Operands, Result, Vectors
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """The kernels with a given block: `attention(…, implementation=Kernels(block=16))`."""
+
+    block: int | None = None
+    interpret: bool = False
+
+    def __call__(self, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array):
+        """As `reference.attend`."""
+        how = {"block": self.block, "interpret": self.interpret}
+        return engine.attend(spec, terms, q, k, v, **how)
+
+    def begin(
+        self, split: Partition, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
+    ) -> tuple["KernelHops", Operands, Fixed]:
+        """As `TileHops.begin`, for calls without a `refusal`."""
+        run = q.x.shape[2] // split.runs_per_row
+        q, k, v = operands.with_products(spec, terms, q, k, v)
+        plan = engine.make_plan(spec, terms, q, self.block or block_of(run), self.interpret)
+        inside = [
+            isinstance(t, engine.KINDS) and not isinstance(t, kinds.TokenProduct) for t in terms
+        ]
+
+        def vectors(side):
+            states = (
+                jnp.broadcast_to(x, (len(side.x), *x.shape[1:])) if own and x is not None else None
+                for own, x in zip(inside, side.states, strict=True)
+            )
+            return Vectors(side.x, side.raw, tuple(states))
+
+        pairs = zip(inside, terms, strict=True)
+        own = tuple(term.without_state_arrays() if mine else None for mine, term in pairs)
+        x = Operands(vectors(q), vectors(k), v, tables=None, terms=own)
+        fixed = Fixed(q.tokens, k.tokens)
+        return KernelHops(_shared(plan, split)), x, fixed
+
+
+def refusal(
+    split: Partition, spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
+) -> str | None:
+    """Why the kernels cannot run in a ring; None where they can."""
+    run = q.x.shape[2] // split.runs_per_row
+    if block_of(run) < engine.LANES:
+        return f"devices have runs of {run} tokens: not of whole blocks of {engine.LANES}"
+    if (why := engine.refusal(spec, terms, q, k, v)) is not None:
+        return why
+    if any(engine.strategies(spec, terms)) or select(terms, kinds.PairBias):
+        return "in a ring it has no biases of pairs of positions"
+    by_diagonal = engine.make_plan(spec, terms, q).by_diagonal
+    return "in a ring it has no vectors without a horizon" if by_diagonal else None
+
+
+def block_of(run: int) -> int:
+    """The tokens of a block, of which a run is whole ones."""
+    return min(engine.MAX_BLOCK, run & -run)
+
+
+def _shared(plan: Plan, split: Partition) -> Plan:
+    """The plan for one hop; its tiles are those of a mean one."""
+    whole, devices = engine.counted(plan), split.runs_per_row // split.runs
+    own, hops = plan.tokens // devices // plan.block, devices * (split.hops + 1)
+    # Which blocks matter is known of whole rows alone.
+    tiles, near = whole.tiles / hops, whole.near / hops
+    return dataclasses.replace(plan, steps=(own, own), tiles=tiles, near=near, decays=False)
+
+
+class KernelHops(NamedTuple):
+    """What is static about a call; methods as those of `TileHops`."""
+
+    plan: Plan
+
+    typed = False  # kernels do not say along which mesh axes their results vary
+
+    def whole(self, terms: tuple, q: Side, result: Result) -> tuple[jax.Array, jax.Array]:
+        """The output and the logarithms of rows' sums."""
+        return result.out, result.lse
+
+    def forward(self, x: Operands, fixed: Fixed) -> Result:
+        """Attention over the keys of a hop; the terms are those of the device's heads."""
+        arrays = self._arrays(fixed, x.terms, x.q, x.k, x.v)
+        schedule = self._schedule(fixed, arrays, by_keys=False)
+        result = passes.forward(self.plan, arrays, schedule, jnp.float32)
+        lse = jnp.where(result.lse == -LOWEST, LOWEST, result.lse)
+        return Result(result.out, jnp.swapaxes(lse, 2, 3))
+
+    def backward(self, x: Operands, fixed: Fixed, result: Result, cotangent: Result) -> Operands:
+        """Gradients, float32, where `result` is that over all keys."""
+
+        def arrays_of(*x):
+            return self._arrays(fixed, *x)
+
+        arrays, pull = jax.vjp(arrays_of, x.terms, x.q, x.k, x.v)
+        inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
+        lse = jnp.where(result.lse == LOWEST, -LOWEST, result.lse)
+        lse, inner = (jnp.swapaxes(n, 2, 3) for n in (lse, inner))
+        known = arrays._replace(d_out=cotangent.out.astype(x.v.dtype), lse=lse, inner=inner)
+        of_queries, of_keys = (self._schedule(fixed, arrays, by_keys) for by_keys in (False, True))
+        learned = [name for name, a in zip(Arrays._fields, arrays, strict=True) if a is not None]
+        grads = passes.backward(self.plan, known, of_queries, of_keys, learned, jnp.float32)
+        of_q, of_k, of_v = grads[:3]
+        # Those are the operands as they are: their gradients need no rounding.
+        rest = grads._replace(q=None, k=None, v=None)
+        terms, q, k, _ = pull(Arrays(*map(_cotangent, rest, arrays)))
+        vectors = jax.tree.map(lambda x: x.astype(jnp.float32), (q, k))
+        q, k = vectors[0]._replace(x=of_q), vectors[1]._replace(x=of_k)
+        return Operands(q, k, of_v, tables=None, terms=terms)
+
+    def _arrays(self, fixed: Fixed, terms: tuple, q: Vectors, k: Vectors, v: jax.Array) -> Arrays:
+        """What the kernels read; none of it is padded."""
+        of_q, of_k = (Side(*of, tokens) for of, tokens in ((q, fixed.q), (k, fixed.k)))
+        return operands.make_arrays(self.plan, terms, of_q, of_k, v)
+
+    def _schedule(self, fixed: Fixed, x: Arrays, by_keys: bool) -> Schedule:
+        """Where the blocks of this device are, and those that visit it."""
+        own, theirs = (tokens.index[0, :: self.plan.block] for tokens in (fixed.q, fixed.k))
+        return operands.make_schedule(self.plan, x, own, theirs, by_keys)
+
+
+def _cotangent(grad: Any, of: Any) -> Any:
+    """A gradient as `jax.vjp` takes it: of the array's dtype, float0 for integers."""
+    if of is None:
+        return None
+    if not jnp.issubdtype(of.dtype, jnp.floating):
+        return np.zeros(of.shape, jax.dtypes.float0)
+    return jnp.zeros_like(of) if grad is None else grad.astype(of.dtype)

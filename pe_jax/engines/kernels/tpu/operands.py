@@ -1,0 +1,181 @@
+"""What the TPU kernels read: arrays made of terms and tokens, and the schedule of blocks.
+
+Letters are those of `plan`.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import Side, repeat_heads, select
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.tpu import piecewise
+from pe_jax.engines.kernels.tpu.plan import VECTORS, Arrays, Plan, Schedule
+
+MAX_SCHEDULE = 2**18  # bytes of bounds
+SLACK = 1e-5  # of rounding, by which a number of a pair may be beyond those of its tile's corners
+
+
+def with_products(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
+) -> tuple[Side, Side, jax.Array]:
+    """As of both kernels; the values of as many heads as the keys then have."""
+    q, k = common.with_products(spec, terms, q, k)
+    return q, k, repeat_heads(v, k.x.shape[1])
+
+
+def make_arrays(
+    plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array | None = None
+) -> Arrays:
+    """What the kernels read, padded; q and k have the channels of products already.
+
+    With a `bias` of all pairs, as in `Arrays`, q may be some of the tokens.
+    """
+    x, y, v = (common.pad(x, 2, plan.block) for x in (q.x, k.x, v))
+    # The distances of each band: [R, 2·block], falling. From 1 - 2·block to 0 they rise.
+    first = (jnp.asarray(plan.diagonals, jnp.int32) + 1) * plan.block - 1
+    falling = first[:, None] - jnp.arange(2 * plan.block, dtype=jnp.int32)
+    bands = common.distance_bias(terms, falling, plan.scale)
+    numbers = common.coefficients(terms)
+    return Arrays(
+        q=x,
+        k=y,
+        v=v,
+        bias=bias,
+        coefficients=None if numbers is None else numbers[:, :, None, None],
+        **_pieces(plan, terms, q),
+        bands=None if bands is None else bands[:, :, None],
+        q_numbers=common.token_numbers(terms, q, plan.block),
+        k_numbers=common.token_numbers(terms, k, plan.block),
+        q_ids=_ids(plan, q.tokens.segments, -1),
+        k_ids=_ids(plan, k.tokens.segments, -2),
+        begin=None if bias is None else q.tokens.index[0, 0],
+        **_vectors(plan, terms, q, k, falling, v.dtype),
+    )
+
+
+def _pieces(plan: Plan, terms: tuple, q: Side) -> dict:
+    """The lines of a bias in pieces, by rising knots, and what its number of a pair is made of."""
+    if not (biases := select(terms, kinds.PairBias)):  # others are computed in chunks
+        return {}
+    (term,), heads = biases, q.x.shape[1]
+    pieces = piecewise.pieces(term.fn, term.arrays, q.tokens.positions)
+    order = jnp.argsort(jax.lax.stop_gradient(pieces.knots[0]))
+    knots, bends = pieces.knots[:, order], pieces.bends[:, order]
+
+    def lines(first, steps):  # one more than knots
+        first = jnp.broadcast_to(first[:, None], (heads, 1))
+        return jnp.concatenate([first, first + jnp.cumsum(steps, axis=1)], axis=1)
+
+    columns = lines(pieces.start, -knots * bends), lines(pieces.slope, bends)
+    columns += tuple(
+        jnp.broadcast_to(jnp.pad(x, ((0, 0), (0, 1))), columns[0].shape) for x in (knots, bends)
+    )
+    rates = common.pad(pieces.rates, 2, plan.block, mode="edge")
+    return {
+        "growth": jnp.broadcast_to(pieces.numbers, (heads, pieces.numbers.shape[1]))[
+            ..., None, None
+        ],
+        "pieces": jnp.stack(columns, axis=1),
+        "q_rates": jnp.broadcast_to(
+            rates.swapaxes(0, 1)[:, :, None], (rates.shape[1], heads, 1, rates.shape[2])
+        ),
+    }
+
+
+def _vectors(plan: Plan, terms: tuple, q: Side, k: Side, falling: jax.Array, dtype: Any) -> dict:
+    """Vectors of distances, side by side, and what queries and keys have for them, rounded."""
+    rising = falling[:, ::-1] + 1
+    parts: dict[str, list] = {name: [] for name in ("rows", "row_vectors", "columns", *VECTORS)}
+
+    def at(term, distance):
+        vectors = term.at(distance)
+        return jnp.broadcast_to(vectors, (q.x.shape[1], *vectors.shape[1:]))
+
+    def add(name, own, vectors):
+        parts[f"{name}s"].append(common.pad(own, 2, plan.block).astype(dtype))
+        parts[f"{name}_vectors"].append(vectors.astype(dtype))
+
+    for term, state in zip(terms, q.states, strict=True):
+        if isinstance(term, kinds.RelativeState):
+            own = jnp.broadcast_to(state, (len(q.x), *state.shape[1:]))
+            vectors = at(term, falling)
+            if dtype == jnp.bfloat16:  # numbers, not projections: sums of two lose next to nothing
+                own, vectors = _in_two(own, (0, 0, 1)), _in_two(vectors, (0, 1, 0))
+            add("row", own, vectors)
+        elif isinstance(term, kinds.RelativeKeys):
+            add("row", term.queries(q.raw), plan.scale * at(term, falling))
+        elif isinstance(term, kinds.RelativeQueries):
+            own = repeat_heads(k.raw, k.x.shape[1])
+            add("column", own, plan.scale * at(term, rising))
+    values = [at(term, falling) for term in select(terms, kinds.RelativeValues)]
+    if values:
+        parts["value_vectors"] = [functools.reduce(jnp.add, values).astype(dtype)]
+    return {name: jnp.concatenate(part, axis=-1) for name, part in parts.items() if part}
+
+
+def _in_two(x: jax.Array, which: tuple[int, ...]) -> jax.Array:
+    """Float32 as a sum of two bfloat16 numbers, of which those in `which` lie side by side."""
+    high = x.astype(jnp.bfloat16)
+    both = high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
+    return jnp.concatenate([both[n] for n in which], axis=-1)
+
+
+def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
+    """Segments; of `hidden` tokens, which must not see even each other, another for each side."""
+    if segments is None:
+        return None
+    ids = jnp.where(segments < 0, hidden, segments)
+    return common.pad(ids, 1, plan.block, constant_values=hidden)[:, None]
+
+
+def make_schedule(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array, by_keys: bool):
+    """The schedule of blocks, whose first tokens are given, and what each visits.
+
+    That is what the mask shows, the segments share, and biases that decay leave.
+    """
+    batch, heads, _, _ = x.q.shape
+    visible = plan.shows(q_first[:, None] - k_first)[None, None]
+    if x.q_ids is not None and _fits(visible, len(x.q_ids)):
+        (q_low, q_high), (k_low, k_high) = (_range(plan, ids) for ids in (x.q_ids, x.k_ids))
+        visible &= q_high[..., None] >= k_low[..., None, :]
+        visible &= q_low[..., None] <= k_high[..., None, :]
+    if plan.decays and _fits(visible, batch * heads):
+        numbers = None if x.coefficients is None else x.coefficients[..., 0, 0]
+        known = x.q, x.k, numbers, x.q_numbers, x.k_numbers
+        visible &= common.blocks_that_matter(plan, *known, (plan.block, plan.block))
+    knots = None if x.pieces is None else _knots(plan, x, q_first, k_first)
+    first, end = common.block_range(visible, by_keys)
+    return Schedule(q_first, k_first, first, end - 1, knots)
+
+
+def _knots(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array) -> jax.Array:
+    """Which knots tiles may have, as in `Schedule`: all, where there are too many tiles."""
+    count = x.pieces.shape[2] - 1
+    if 4 * len(q_first) * max(128, len(k_first)) > MAX_SCHEDULE:
+        return jnp.full((1, 1), count << 16, jnp.int32)
+    knots, numbers = x.pieces[0, 2, :-1], list(x.growth[0, :, 0, 0])
+    rates = x.q_rates[:, 0].reshape(len(x.q_rates), -1, plan.block)
+    ends = []
+    gap = q_first[:, None] - k_first
+    for apart, rate in ((1 - plan.block, rates.min((0, 2))), (plan.block - 1, rates.max((0, 2)))):
+        distance = jnp.maximum(gap + apart, 0).astype(jnp.float32)
+        ends.append((piecewise.growth(numbers, distance) * rate[:, None])[..., None])
+    low = (knots < ends[0] * (1 - SLACK)).sum(-1, dtype=jnp.int32)
+    high = (knots <= ends[1] * (1 + SLACK)).sum(-1, dtype=jnp.int32)
+    return low | high << 16
+
+
+def _fits(visible: jax.Array, count: int) -> bool:
+    """Whether the bounds of so many rows and heads may lie in a core's memory of scalars."""
+    return 8 * count * max(128, *visible.shape[2:]) <= MAX_SCHEDULE
+
+
+def _range(plan: Plan, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The least and the largest id of each block that is not hidden: [B or 1, 1, blocks]."""
+    blocks = ids.reshape(*ids.shape[:2], -1, plan.block)
+    return jnp.where(blocks < 0, jnp.int32(2**30), blocks).min(3), blocks.max(3)

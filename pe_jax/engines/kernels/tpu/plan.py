@@ -1,0 +1,191 @@
+"""What a TPU kernel is told: its arrays, the schedule of blocks, and what is static about a call.
+
+B batch, T queries, S keys, H query heads, K key heads, E width of q and k, F width of v, C numbers,
+R block diagonals, X width of what is dotted with vectors of distances. i is a query block, j a key
+block; the gap of a tile is the distance of its first query and first key. Queries and keys are the
+same tokens, or the queries some of them, in whole blocks.
+"""
+
+import dataclasses
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pe_jax.engines.kernels.common import ScorePlan
+
+
+class Arrays(NamedTuple):
+    """What kernels read and write: arrays, their blocks or references; None where there is none."""
+
+    q: Any = None  # [B, H, T, E], or its gradient
+    k: Any = None  # [B, K, S, E], or its gradient
+    v: Any = None  # [B, K, S, F], or its gradient
+    bias: Any = None  # of all pairs, [chunks, B or 1, H or 1, T, keys of one], or its gradient
+    coefficients: Any = None  # the numbers of all formulas, [H, C, 1, 1], or their gradient
+    growth: Any = None  # the numbers of what grows with the distance, [H, C, 1, 1]
+    pieces: Any = None  # start, slope, knot, bend of each line of a bias, [H, 4, N + 1]
+    bands: Any = None  # biases by distance, [H, R, 1, 2·block], or their gradient
+    q_numbers: Any = None  # of queries, which biases of two tokens read, [B or 1, H, C, T]
+    q_rates: Any = None  # of queries, what this growth is multiplied by, [B or 1, H, 1, T]
+    rate_columns: Any = None  # those of a block as equal columns [block, lanes], kept by a core
+    k_numbers: Any = None  # the same of keys, [B or 1, H, C, S]
+    rows: Any = None  # what queries dot with vectors of distances, [B, H, T, X]
+    row_vectors: Any = None  # these, [H, R, 2·block, X]: distances fall
+    columns: Any = None  # what keys dot with others, [B, H or K, S, X]
+    column_vectors: Any = None  # these, [H, R, 2·block, X]: distances rise
+    value_vectors: Any = None  # what is averaged as values are, [H, R, 2·block, F]: distances fall
+    q_ids: Any = None  # segments of queries, [B or 1, 1, T]
+    k_ids: Any = None  # segments of keys, [B or 1, 1, S]
+    begin: Any = None  # index of the first query where queries are some of the tokens, int32 []
+    out: Any = None  # [B, H, T, F]
+    lse: Any = None  # logarithms of rows' sums, [B, H, 1, T]
+    d_out: Any = None  # cotangent of the output, [B, H, T, F]
+    inner: Any = None  # what is subtracted from the gradient of each weight of a row, [B, H, 1, T]
+
+
+VECTORS = ("row_vectors", "column_vectors", "value_vectors")
+BY_DISTANCE = ("bands", *VECTORS)  # a band for each block diagonal
+OF_HEADS = ("coefficients", "growth", "pieces", *BY_DISTANCE)  # the same for all tokens
+
+
+class Schedule(NamedTuple):
+    """Where blocks are, and which of them to visit: int32, read before tiles are fetched."""
+
+    q_first: Any  # index of the first query of each block
+    k_first: Any  # index of the first key of each block
+    first: Any  # the first block that each owned one visits, [B or 1, H or 1, blocks]
+    last: Any  # the last one; below the first: none
+    knots: Any = None  # which a tile may have: low + 2¹⁶·high, [q blocks, k blocks] or [1, 1]
+
+    def gap(self, i, j):
+        """The gap of tile (i, j)."""
+        return self.q_first[i] - self.k_first[j]
+
+    def knots_of(self, i, j) -> Any:
+        """The first knot of tile (i, j), and the one after its last; None: there are no pieces."""
+        if self.knots is None:
+            return None
+        both = self.knots[(i, j) if self.knots.shape[0] > 1 else (0, 0)]
+        return both & 0xFFFF, both >> 16
+
+    def along_diagonal(self, diagonal, block: int, step) -> tuple[Any, Any, Any]:
+        """The tile of query block `step` with this gap, in blocks; whether there is one.
+
+        Where there is none, the nearest on the diagonal. Both sides are one run of tokens.
+        """
+        queries, keys = self.q_first.shape[0], self.k_first.shape[0]
+        ahead = jax.lax.div(self.gap(0, 0), block) - diagonal  # of the key block
+        least, most = jnp.maximum(0, -ahead), jnp.minimum(queries, keys - ahead) - 1
+        i = jnp.clip(jnp.minimum(jnp.maximum(step, least), most), 0, queries - 1)
+        return i, jnp.clip(i + ahead, 0, keys - 1), (step >= least) & (step <= most)
+
+    def bounds(self, b, h, own) -> tuple[Any, Any]:
+        """The first and the last block that block `own` visits, for a batch row and a head."""
+        rows, heads, _ = self.first.shape
+        at = (b if rows > 1 else 0, h if heads > 1 else 0, own)
+        return self.first[at], self.last[at]
+
+
+class Tile(NamedTuple):
+    """Where a tile is, and what is known of it."""
+
+    gap: Any  # the distance of its first query and first key
+    k_first: Any  # the index of its first key
+    knots: Any  # as `Schedule.knots_of`
+    easy: bool  # as `Plan.easy`
+    transposed: bool = False
+    bends: int | None = None  # how many knots it has, if that is known: then no loop goes over them
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(ScorePlan):
+    """What is static about a call."""
+
+    real_distances: bool  # whether formulas take float32 distances, which saves conversions
+    by_distance: bool  # whether anything else is read by distance
+    by_diagonal: bool  # whether gradients of what is read so come from a separate kernel
+    horizon: tuple[int, int] | None  # distances beyond which what is read is constant
+    tokens: int  # of a row, without padding
+    block: int  # tokens of a block
+    steps: tuple[int, int]  # the most blocks that any query block visits, that any key block does
+    tiles: float  # how many tiles of a row of tokens the mask leaves, for costs
+    near: float  # of these, how many reach within the horizon
+    interpret: bool  # whether the kernels run as plain JAX
+
+    @property
+    def lanes(self) -> int:
+        """Columns of what is the same in all columns of a tile."""
+        return min(128, self.block)
+
+    @property
+    def back(self) -> int | None:
+        """How far back a query sees; None: to the first token."""
+        window = self.spec.window
+        return None if window is None or window >= self.tokens else window - 1
+
+    @property
+    def ahead(self) -> int | None:
+        """How far ahead a query sees; None: to the last token."""
+        return 0 if self.spec.causal else self.back
+
+    @property
+    def padded(self) -> bool:
+        """Whether padding keys must be masked: a causal mask hides them as it is."""
+        return not self.spec.causal and self.tokens % self.block > 0
+
+    def shows(self, gap):
+        """Whether the mask shows any pair of a tile, segments aside."""
+        tests = [gap == gap]
+        if self.back is not None:
+            tests.append(gap - (self.block - 1) <= self.back)
+        if self.ahead is not None:
+            tests.append(gap + self.block - 1 >= -self.ahead)
+        return functools.reduce(operator.and_, tests)
+
+    @property
+    def far(self) -> tuple[int, int] | None:
+        """All in a tile of gap ≤ the first or ≥ the second is beyond the horizon; None: nowhere."""
+        if self.horizon is None:
+            return None
+        low, high = self.horizon
+        return low - self.block + 1, high + self.block - 1
+
+    def is_far(self, gap):
+        """Whether a tile is beyond the horizon."""
+        return False if self.far is None else (gap <= self.far[0]) | (gap >= self.far[1])
+
+    @property
+    def diagonals(self) -> range:
+        """The gaps, in blocks, that have a band; what lies outside takes the nearest."""
+        most = pl.cdiv(self.tokens, self.block) - 1
+        ends = (self.ahead, self.back)
+        ahead, back = (most if n is None else min(most, pl.cdiv(n, self.block)) for n in ends)
+        first, last = -ahead, back
+        if self.far is not None:
+            first, last = self.far[0] // self.block, -(-self.far[1] // self.block)
+        return range(max(-ahead, min(first, back)), min(back, max(last, -ahead)) + 1)
+
+    def band(self, gap):
+        """Which band a tile takes."""
+        rows = self.diagonals
+        least, most = rows[0] * self.block, rows[-1] * self.block
+        return jax.lax.div(jnp.clip(gap, least, most) - least, self.block)
+
+    def easy(self, gap, k_first):
+        """Whether a tile has no pair masked (segments aside) and needs no shear."""
+        tests = []
+        if self.back is not None:
+            tests.append(gap + self.block - 1 <= self.back)
+        if self.ahead is not None:
+            tests.append(gap - self.block + 1 >= -self.ahead)
+        if self.padded:
+            tests.append(k_first + self.block <= self.tokens)
+        if self.by_distance:
+            if self.far is None:
+                return False
+            tests.append(self.is_far(gap))
+        return functools.reduce(operator.and_, tests) if tests else True

@@ -1,0 +1,243 @@
+"""One tile of the scores: what is added to q·k, what is hidden, and the gradients of what is added.
+
+Rows of a tile are queries and columns keys; `transposed`, the other way round. Where all of a tile
+is beyond the horizon of what is read by distance (`easy`), queries meet one vector and one number:
+that moves the row maxima and not the scores.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.engines.kernels.tpu import pieces, shear
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Tile
+from pe_jax.engines.kernels.tpu.shear import as_column, dot, lane_sums, repeat_columns
+from pe_jax.engines.reference import LOWEST
+
+
+class Scores(NamedTuple):
+    """The scores of a tile, masked.
+
+    Attributes:
+      pairs: [block, block], or what is added to each row's.
+      rest: what all pairs of a query still lack: [block or 1, lanes] with equal columns, [1, block]
+        if transposed, or 0.
+      slope: what the gradient of the uncapped scores is multiplied by, or None.
+      pieces: the bias in pieces that is in them, or None.
+    """
+
+    pairs: jax.Array
+    rest: Any
+    slope: Any = None
+    pieces: Any = None
+
+
+def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
+    """The scores of a tile."""
+    in_pieces = None if x.pieces is None else pieces.bias(plan, x, tile)
+    a, b = (x.k, x.q) if tile.transposed else (x.q, x.k)
+    s, slope = dot(a[...], b[...], 1), None
+    rest: Any = 0.0
+    if plan.scale != 1:
+        s *= plan.scale
+    if plan.formula:
+        formula, values = formula_of(plan, x, tile)
+        s += formula(values)
+    if plan.of_tokens:
+        own, other = numbers(x, tile)
+        s += of_tokens(plan, tile, own, other)
+    if x.columns is not None:
+        s += spread(plan, of_keys(plan, x, tile))
+    if x.bias is not None:
+        bias = x.bias[...]
+        s += bias.T if tile.transposed else bias
+    added = of_queries(plan, x, tile)
+    if tile.easy and plan.cap is None:
+        rest = added
+    elif not isinstance(added, float):
+        s += spread(plan, added)
+    if in_pieces is not None:
+        s += in_pieces.pairs
+        rest, s = (rest + in_pieces.start, s) if plan.cap is None else (rest, s + in_pieces.start)
+    if plan.cap is not None:
+        bent = jnp.tanh(s * (1 / plan.cap))
+        s, slope = bent * plan.cap, 1 - bent * bent
+    shown = visible(plan, x, tile)
+    return Scores(s if shown is None else jnp.where(shown, s, LOWEST), rest, slope, in_pieces)
+
+
+def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
+    """What is read by distance, but for that of keys: a tile or, if easy, as `Scores.rest`."""
+    parts: list[Any] = []
+    if x.bands is not None:
+        far = x.bands[:, : plan.block if tile.transposed else plan.lanes]
+        parts.append(far if tile.easy else shear.shear(x.bands[...]))
+    if x.rows is not None:
+        parts.append(multiply(plan, x.rows[...], x.row_vectors, tile.easy, tile.transposed))
+    return functools.reduce(jnp.add, parts) if parts else 0.0
+
+
+def of_keys(plan: Plan, x: Arrays, tile: Tile) -> jax.Array:
+    """What keys dot with vectors of distances: a tile or, if easy, [block, lanes] or [1, block]."""
+    return multiply(plan, x.columns[...], x.column_vectors, tile.easy, not tile.transposed)
+
+
+def multiply(plan: Plan, own: jax.Array, vectors, easy: bool, across: bool) -> jax.Array:
+    """Tokens [block, X] times the vectors of their distances, `across`: along the columns.
+
+    A tile or, if easy, one number per token: equal columns [block, lanes], or a row [1, block].
+    """
+    if not easy:
+        pairs = shear.multiply(own, vectors)
+        return pairs.T if across else pairs
+    if across:  # one vector would do, sixteen fill a register
+        return dot(vectors[: min(16, plan.lanes)], own, 1)[:1]
+    return dot(own, vectors[: plan.lanes], 1)
+
+
+def spread(plan: Plan, x: jax.Array) -> jax.Array:
+    """Columns, all equal, as many as a tile has; a row or a tile as it is."""
+    return repeat_columns(x, plan.block) if x.shape[1] < plan.block else x
+
+
+class Gradient(NamedTuple):
+    """Of the scores of a tile that is not transposed: [block, block] each.
+
+    Attributes:
+      p: the weights.
+      d_s: the gradient of the scores before a cap.
+      pieces: as `Scores.pieces`.
+    """
+
+    p: jax.Array
+    d_s: jax.Array
+    pieces: Any = None
+
+
+def gradient(plan: Plan, x: Arrays, tile: Tile) -> Gradient:
+    """The weights of a tile, whose rows are queries, and the gradient of its scores."""
+    s, rest, slope, own = scores(plan, x, tile)
+    rest = rest[:, :1] if jnp.ndim(rest) else rest
+    p = jnp.exp(s - (as_column(x.lse[...]) - rest))
+    d_p = dot(x.d_out[...], x.v[...], 1) - as_column(x.inner[...])
+    d_s = p * with_value_vectors(plan, x, tile, d_p)
+    return Gradient(p, d_s if slope is None else d_s * slope, own)
+
+
+def with_value_vectors(plan: Plan, x: Arrays, tile: Tile, d_p: jax.Array) -> jax.Array:
+    """The gradient of the weights, with that through the vectors that are averaged by distance."""
+    if x.value_vectors is None:
+        return d_p
+    more = multiply(plan, x.d_out[...], x.value_vectors, tile.easy, tile.transposed)
+    return d_p + spread(plan, more)
+
+
+def add_by_distance(
+    plan: Plan, x: Arrays, grads: Arrays, band, of_scores: Gradient, easy: bool
+) -> None:
+    """Adds to the gradients of what is read by distance, as far as they are wanted."""
+    p, d_s, _ = of_scores
+    if grads.bands is not None:
+        add_to_band(plan, grads.bands, band, d_s, easy)
+    if grads.row_vectors is not None:
+        add_to_vectors(plan, grads.row_vectors, band, x.rows[...], d_s, easy)
+    if grads.column_vectors is not None:
+        add_to_vectors(plan, grads.column_vectors, band, x.columns[...], d_s, easy, across=True)
+    if grads.value_vectors is not None:
+        add_to_vectors(plan, grads.value_vectors, band, x.d_out[...], p, easy)
+
+
+def own_gradient(plan: Plan, vectors, d: jax.Array, easy: bool) -> jax.Array:
+    """The gradient of tokens [block, X] from that of what `multiply` gave, tokens along rows."""
+    if easy:
+        return dot(lane_sums(d).astype(vectors.dtype), vectors[: plan.lanes], 0)
+    rows = (dot(w.astype(vectors.dtype), vectors[n], 0) for _, n, w in shear.windows(d))
+    return jnp.concatenate(list(rows))
+
+
+def add_to_vectors(
+    plan: Plan, grads, band, own: jax.Array, d: jax.Array, easy: bool, across: bool = False
+) -> None:
+    """Adds to the gradient of a band of vectors, which `own` [block, X] were dotted with."""
+    if easy:  # the first entries of the band stand for all
+        sums = row_sums(plan, d) if across else lane_sums(d)
+        sums = dot(sums.astype(own.dtype), own, 0, of=1 if across else 0)
+        grads[band, : plan.lanes] += sums
+        return
+    for tokens, entries, window in shear.windows(d.T if across else d):
+        grads[band, entries] += dot(window.astype(own.dtype), own[tokens], 0, 0)
+
+
+def add_to_band(plan: Plan, grads, band, d_s: jax.Array, easy: bool) -> None:
+    """Adds the score gradients of a tile to those of its band."""
+    if easy:  # the first entry of the band stands for all
+        first = jax.lax.broadcasted_iota(jnp.int32, grads.shape[1:], 1) == 0
+        grads[band] += jnp.where(first, d_s.sum(), 0)
+    else:
+        grads[band] += shear.unshear(d_s)
+
+
+def numbers(x: Arrays, tile: Tile) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The numbers of the tokens along rows [block, 1] and along columns [1, block]."""
+    sides = (x.q_numbers, x.k_numbers)
+    own, other = sides[::-1] if tile.transposed else sides
+    count = own.shape[0]
+    rows = [as_column(own[c : c + 1]) for c in range(count)]
+    return rows, [other[c : c + 1] for c in range(count)]
+
+
+def of_tokens(plan: Plan, tile: Tile, own: list[jax.Array], other: list[jax.Array]) -> jax.Array:
+    """The biases of two tokens' numbers: [block, block]."""
+    pair = (other, own) if tile.transposed else (own, other)
+    return jnp.broadcast_to(plan.of_tokens(*pair), (plan.block, plan.block))
+
+
+def add_number_gradients(plan: Plan, x: Arrays, tile: Tile, grads, d_s: jax.Array) -> None:
+    """Adds those of the numbers of the tokens along rows to `grads` [block, lanes], one a lane."""
+    own, other = numbers(x, tile)
+    of_own = functools.partial(of_tokens, plan, tile, other=other)
+    lane = jax.lax.broadcasted_iota(jnp.int32, grads.shape, 1)
+    total = grads[...]
+    for c, d in enumerate(jax.vjp(of_own, own)[1](d_s)[0]):
+        total += jnp.where(lane == c, d, 0)
+    grads[...] = total
+
+
+def visible(plan: Plan, x: Arrays, tile: Tile) -> jax.Array | None:
+    """Which pairs are visible; None if all are."""
+    tests = []
+    if not tile.easy:
+        distance = distances(plan, tile)
+        tests += [distance <= plan.back] if plan.back is not None else []
+        tests += [distance >= -plan.ahead] if plan.ahead is not None else []
+        if plan.padded:
+            index = jax.lax.broadcasted_iota(jnp.int32, distance.shape, int(not tile.transposed))
+            tests.append(tile.k_first + index < plan.tokens)
+    if x.q_ids is not None:
+        a, b = x.q_ids[...], x.k_ids[...]
+        tests.append(as_column(b) == a if tile.transposed else as_column(a) == b)
+    return functools.reduce(jnp.logical_and, tests) if tests else None
+
+
+def formula_of(plan: Plan, x: Arrays, tile: Tile):
+    """The biases that are computed from distances: a function, and its coefficients."""
+    dtype = jnp.float32 if plan.real_distances else jnp.int32
+    distance = distances(plan, tile, dtype)
+    coefficients = [x.coefficients[c] for c in range(x.coefficients.shape[0])]
+    return functools.partial(plan.formula, distance=distance), coefficients
+
+
+def distances(plan: Plan, tile: Tile, dtype: Any = jnp.int32) -> jax.Array:
+    """Query - key of each pair of a tile."""
+    shape = (plan.block, plan.block)
+    queries = jax.lax.broadcasted_iota(jnp.int32, shape, int(tile.transposed))
+    keys = jax.lax.broadcasted_iota(jnp.int32, shape, int(not tile.transposed))
+    return (queries + tile.gap).astype(dtype) - keys.astype(dtype)
+
+
+def row_sums(plan: Plan, d: jax.Array) -> jax.Array:
+    """[block, block] → [lanes, block], the same of rows."""
+    firsts = range(0, plan.block, plan.lanes)
+    return functools.reduce(jnp.add, (d[n : n + plan.lanes] for n in firsts))

@@ -1,0 +1,295 @@
+"""What is known of a call before its tiles are visited: what is static, and its operands.
+
+B batch, T queries, S keys, H query heads, K key heads, E and F widths of keys and values, n
+distances.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms import Side, Term, Tokens
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.tiled import skipping
+from pe_jax.engines.tiled.groups import Axes, Groups
+from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, arrange
+
+HELD = ("bias", "vectors")  # terms of distances whose values are held in tables
+NEAR = 4  # at most so many tiles of a row are compiled one by one for their own distances
+
+
+class Vectors(NamedTuple):
+    """What queries or keys bring along, `Side` without its tokens: [B, H or K, T, …]."""
+
+    x: Any  # after rotations
+    raw: Any  # before rotations, or None
+    states: tuple  # for each term, as `Term.prepare` gives them
+
+
+class Operands(NamedTuple):
+    """What a call has gradients for, padded to whole tiles; or these gradients."""
+
+    q: Any
+    k: Any
+    v: Any
+    tables: Any  # for each term its values by distance, the greatest first, [H or 1, n, …]; or None
+    terms: Any  # without what tables and states hold
+
+
+class Fixed(NamedTuple):
+    """What it has no gradients for."""
+
+    q: Tokens
+    k: Tokens
+    base: Any = None  # the distance of the first query and the first key; None: 0
+    masks: tuple = ()  # the terms that hide pairs
+    dropout: Any = None
+    own_scores: Any = None  # of each query and its own key, [B, H, T, 1]; read where tiles are left out
+
+
+class Result(NamedTuple):
+    """The output [B, H, T, F] and the logarithm of each row's sum [B, H, T, 1], float32.
+
+    A row that sees nothing has zeros, and `LOWEST`.
+    """
+
+    out: Any
+    lse: Any
+
+
+SIDES, HEADS, BATCH = Axes.BATCH_AND_HEADS, Axes.HEADS, Axes.BATCH
+OPERANDS = Operands(SIDES, SIDES, SIDES, HEADS, HEADS)
+FIXED = Fixed(BATCH, BATCH, Axes.NONE, BATCH, SIDES, SIDES)
+RESULT = Result(SIDES, SIDES)
+
+
+class Plan(NamedTuple):
+    """What is static about a call.
+
+    Attributes:
+      spec: sizes and options.
+      grid: the tiles.
+      groups: the heads that take turns.
+      lengths: tokens of queries and of keys, without padding.
+      by_distance: for each term whether it is evaluated along diagonals: by its "formula", from a
+        table of a "bias" or of "vectors"; or "", by its definition.
+      gaps: distances of a tile's first query and first key for which tiles are compiled one by one.
+      uniform: whether beyond these each term of distances is one value, not to be told from pair to
+        pair.
+      partial: whether the mask may hide a part of any other tile than those on the diagonal.
+      masked: whether terms hide pairs, so that no tile is known to be visible as a whole.
+      sums: whether a term sums along rows.
+      skips: whether negligible tiles are left out.
+      stops: whether a row is left where sums along it make all further keys negligible.
+    """
+
+    spec: AttentionSpec
+    grid: Grid
+    groups: Groups
+    lengths: tuple[int, int]
+    by_distance: tuple[str, ...]
+    gaps: tuple[int, ...]
+    uniform: bool
+    partial: bool
+    masked: bool
+    sums: bool
+    skips: bool
+    stops: bool
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether the mask hides every distance below 0."""
+        return self.spec.causal and self.spec.aligned
+
+    def range_of(self, term: Term) -> tuple[int, int]:
+        """The lowest and the highest distance in a term's table, if tables end at horizons."""
+        queries, keys = self.lengths
+        low, high = term.horizon or (1 - keys, queries - 1)
+        low = max(low, 0 if self.one_sided else 1 - keys)
+        high = min(max(high, low), max(queries - 1, low))
+        return min(low, high), high
+
+
+def make_plan(
+    spec: AttentionSpec,
+    terms: tuple,
+    queries: tuple[int, int, int],
+    keys: tuple[int, int],
+    sizes: TileSizes = CHOSEN,
+    *,
+    devices: int = 1,
+    segments: bool = True,
+    on_ring: bool = False,
+) -> Plan:
+    """What is static about a call; no array is read.
+
+    Args:
+      spec: sizes and options.
+      terms: those of the call.
+      queries: B, H, T.
+      keys: K, S.
+      sizes: of tiles.
+      devices: how many share batch and heads.
+      segments: whether tokens have segments.
+      on_ring: whether these are a part of the tokens, whose distances are known when it runs.
+    """
+    by_distance = tuple(term.distances if spec.in_order else "" for term in terms)
+    by_head = all(
+        how or term.by_head or term.reads == "outside"
+        for how, term in zip(by_distance, terms, strict=True)
+    )
+    by_head &= not on_ring
+    grid, groups = arrange(queries, keys, sizes, devices, by_head, _reach(terms))
+    lengths = queries[2], keys[1]
+    inside = [term for term in terms if term.reads != "outside"]
+    sums = any(term.reads == "later keys" for term in inside)
+    masked = any(term.hides for term in inside)
+    padded = grid.lengths != lengths
+    few = sizes == CHOSEN and max(lengths) <= SHORT and not on_ring
+    plan = Plan(
+        spec,
+        grid,
+        groups,
+        lengths,
+        by_distance,
+        gaps=(),
+        uniform=False,
+        partial=segments or masked or spec.window is not None or (padded and not spec.causal),
+        masked=masked,
+        sums=sums,
+        skips=skipping.can_skip(spec, terms) and not few,
+        stops=skipping.can_stop(spec, terms),
+    )
+    if sums or on_ring or not (spec.in_order and spec.aligned and grid.rows == grid.columns):
+        return plan
+    return _near_and_far(plan, terms)
+
+
+def _reach(terms: tuple) -> int:
+    """The greatest distance within which vectors of distances differ."""
+    ends = [term.horizon or () for term in terms if term.distances == "vectors"]
+    return max((abs(end) for horizon in ends for end in horizon), default=0)
+
+
+def _near_and_far(plan: Plan, terms: tuple) -> Plan:
+    """With the gaps of tiles within the horizons, if all terms have one and these are few."""
+    held = [t for t, how in zip(terms, plan.by_distance, strict=True) if how in HELD]
+    if any(term.horizon is None for term in held):
+        return plan._replace(gaps=(0,))
+    side, most = plan.grid.rows, plan.grid.q_blocks - 1
+    ranges = [plan.range_of(term) for term in held]
+    ahead = max((-(-(high + side - 1) // side) - 1 for _, high in ranges), default=0)
+    behind = max((-(-(side - 1 - low) // side) - 1 for low, _ in ranges), default=0)
+    behind = 0 if plan.one_sided else behind
+    near = range(min(ahead, most), -min(behind, most) - 1, -1)
+    if len(near) > NEAR:
+        return plan._replace(gaps=(0,))
+    return plan._replace(gaps=tuple(side * n for n in near), uniform=True)
+
+
+def lay_out(
+    plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, dropout: Any = None, runs: int = 1
+) -> tuple[Operands, Fixed]:
+    """The vectors and the tokens, padded to whole tiles; tables are made from the terms.
+
+    On a ring rows are cut into `runs` of tokens, each as long as the plan says.
+    """
+    tokens = _fill_tokens(plan, q.tokens, k.tokens, runs)
+    operands = Operands(
+        _fill(q, plan.grid.lengths[0], runs),
+        _fill(k, plan.grid.lengths[1], runs),
+        pad(v, 2, plan.grid.lengths[1], runs),
+        None,
+        tuple(_without_arrays(term) for term in terms),
+    )
+    own_scores = None
+    if plan.skips:
+        x, y = operands.q.x, operands.k.x
+        own_scores = skipping.own_scores(x, y, plan.spec.scale_of(terms))
+    masks = tuple(term for term in terms if term.hides)
+    return operands, Fixed(*tokens, None, masks, dropout, own_scores)
+
+
+def _without_arrays(term: Term) -> Any:
+    """The term as a tile reads it, without arrays that none does."""
+    if term.reads == "outside" or term.hides:
+        return jax.tree.map(lambda _: None, term)
+    return term.without_state_arrays()
+
+
+def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
+    """With the values of terms of distances, each evaluated once; `base` as in `Fixed`."""
+    tables, terms = [], []
+    for term, how in zip(operands.terms, plan.by_distance, strict=True):
+        tables.append(_table(plan, term, base) if how in HELD else None)
+        terms.append(term.without_function_arrays() if how in HELD else term)
+    return operands._replace(tables=tuple(tables), terms=tuple(terms))
+
+
+def _table(plan: Plan, term: Any, base: Any) -> jax.Array:
+    """Values by distance, the greatest first: [H or 1, n, …].
+
+    To the horizon, or of all distances of tiles, and one more, so that each cuts rows + columns.
+    """
+    (queries, keys), lengths = plan.lengths, plan.grid.lengths
+    if plan.uniform:
+        low, high = plan.range_of(term)
+        return term.at(jnp.arange(high, low - 1, -1, dtype=jnp.int32))
+    one_sided = plan.one_sided and base is None
+    count = lengths[0] + (plan.grid.columns if one_sided else lengths[1])
+    if base is not None:
+        distance = base + lengths[0] - 1 - jnp.arange(count, dtype=jnp.int32)
+        return term.at(jnp.maximum(distance, 0) if plan.one_sided else distance)
+    lowest = 0 if one_sided else 1 - keys
+    table = term.at(jnp.arange(queries - 1, lowest - 1, -1, dtype=jnp.int32))
+    before = lengths[0] - queries
+    widths = [(0, 0), (before, count - before - table.shape[1])] + [(0, 0)] * (table.ndim - 2)
+    return jnp.pad(table, widths, mode="edge")
+
+
+# Padding.
+
+
+def pad(x: jax.Array, axis: int, length: int, runs: int = 1, **how: Any) -> jax.Array:
+    """Pads each of `runs` along an axis to a length, with zeros or as `jnp.pad` does by `how`."""
+    short = x.shape[axis] // runs
+    if short == length:
+        return x
+    x = x.reshape(*x.shape[:axis], runs, short, *x.shape[axis + 1 :])
+    widths = [(0, (length - short) * (n == axis + 1)) for n in range(x.ndim)]
+    x = jnp.pad(x, widths, **how)
+    return x.reshape(*x.shape[:axis], runs * length, *x.shape[axis + 2 :])
+
+
+def _fill(side: Side, length: int, runs: int) -> Vectors:
+    """The vectors of a side; padding repeats the last state, so that of falling ones it is least."""
+    last = functools.partial(pad, axis=2, length=length, runs=runs, mode="edge")
+    states = jax.tree.map(
+        lambda x: last(jnp.broadcast_to(x, (len(side.x), *x.shape[1:]))), side.states
+    )
+    x, raw = jax.tree.map(lambda x: pad(x, 2, length, runs), (side.x, side.raw))
+    return Vectors(x, raw, states)
+
+
+def _fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int) -> list[Tokens]:
+    """Padding comes later than every token, or is of a segment that sees nothing."""
+    if plan.grid.lengths == plan.lengths:
+        return [q, k]
+    later = plan.one_sided and bool(plan.gaps) and q.segments is None
+    return [_fill_side(x, n, later, runs) for x, n in zip((q, k), plan.grid.lengths, strict=True)]
+
+
+def _fill_side(tokens: Tokens, length: int, later: bool, runs: int) -> Tokens:
+    last = functools.partial(pad, axis=1, length=length, runs=runs, mode="edge")
+    more = length - tokens.index.shape[1]
+    index, segments = last(tokens.index), tokens.segments
+    if later:
+        index = index.at[:, length - more :].add(jnp.arange(1, more + 1, dtype=index.dtype))
+    elif segments is None:
+        segments = jnp.zeros(tokens.index.shape, jnp.int32)
+    if segments is not None:
+        segments = pad(segments, 1, length, runs, constant_values=-1)
+    rank = None if tokens.rank is None else last(tokens.rank)
+    return Tokens(last(tokens.positions), index, segments, rank)

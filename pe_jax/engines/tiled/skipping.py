@@ -1,0 +1,80 @@
+"""Tiles that a decaying bias makes negligible are left out.
+
+As q·k ≤ |q|·max|k|, every score of a tile has a bound; where it is far below the score of each
+query's own key, the tile changes nothing. It is known where biases that decay are all that is added
+to q·k and each query sees its own key. What a bias is at most in a tile its kind says
+(`Term.bound`): of distances from the nearest one, of running sums of the input (FoX; Lin et al.,
+"Adaptive Computation Pruning", arXiv 2504.06949) from the sums at the nearest two tokens.
+
+To skip more: give a kind a tighter `bound`, or lower NEGLIGIBLE's distance to 0.
+
+b, h batch and heads of a group, T queries.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.terms import repeat_heads
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.numerics.arrays import fit
+
+NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight below 2⁻⁴³
+
+
+def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
+    """Whether negligible tiles can be told."""
+    inside = [term for term in terms if term.reads != "outside"]
+    decay = bool(inside) and all(term.decays and term.reads == "pairs" for term in inside)
+    placed = spec.contiguous or not any(term.distances for term in inside)
+    plain = kinds.views(terms) is None and spec.logit_cap is None
+    return decay and placed and plain and spec.aligned
+
+
+def can_stop(spec: AttentionSpec, terms: tuple) -> bool:
+    """Whether a row can be left where a sum along it makes all further keys negligible."""
+    inside = [term for term in terms if term.reads != "outside" and not term.hides]
+    decay = bool(inside) and all(term.decays and term.reads == "later keys" for term in inside)
+    return decay and kinds.views(terms) is None and spec.logit_cap is None
+
+
+def reach(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
+    """What no product of a query [b, h, T, E] and a key exceeds: float32 [b, h, T, 1]."""
+    q, k = (jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k))
+    longest = repeat_heads(k.max(-1, keepdims=True)[..., None], q.shape[1])
+    return scale * q[..., None] * longest
+
+
+def own_scores(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
+    """The score of each query [B, H, T, E] and its own key: float32 [B, H, T, 1]."""
+    q, k = (jax.lax.stop_gradient(x).astype(jnp.float32) for x in (q, k))
+    k = fit(repeat_heads(k, q.shape[1]), 2, q.shape[2])
+    return scale * (q * k).sum(-1, keepdims=True)
+
+
+def negligible_tiles(plan: Any, operands: Any, fixed: Any) -> jax.Array:
+    """Tiles in which each key is negligible beside the query's own: bool [q_blocks, k_blocks]."""
+    grid, scale, q = plan.grid, plan.spec.scale_of(operands.terms), operands.q.x
+    over = reach(q, operands.k.x, scale) - fixed.own_scores
+    over = over.reshape(*q.shape[:2], grid.q_blocks, -1).max(-1)
+    first_q = grid.rows * jnp.arange(grid.q_blocks, dtype=jnp.int32)[:, None]
+    first_k = grid.columns * jnp.arange(grid.k_blocks, dtype=jnp.int32)[None]
+    gap = first_q - first_k + (0 if fixed.base is None else fixed.base)
+    behind, ahead = gap - (grid.columns - 1), gap + grid.rows - 1
+    most = over[..., None]
+    for term, *states in zip(operands.terms, operands.q.states, operands.k.states, strict=True):
+        if term.reads == "outside":
+            continue
+        (first, last), (k_first, k_last) = (
+            _ends(x, size) for x, size in zip(states, (grid.rows, grid.columns), strict=True)
+        )
+        past, future = term.bound(behind, (first, k_last)), term.bound(ahead, (last, k_first))
+        most = most + jnp.where(behind > 0, past, jnp.where(ahead < 0, future, 0))
+    return (most < NEGLIGIBLE).all((0, 1))
+
+
+def _ends(x: Any, size: int) -> tuple[Any, Any]:
+    """The states of the first and the last token of each block, [b, h, blocks, C]; or None."""
+    return (None, None) if x is None else (x[:, :, ::size], x[:, :, size - 1 :: size])

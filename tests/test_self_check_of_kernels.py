@@ -1,0 +1,65 @@
+"""The kernels of GPUs and TPUs agree with the dense engine on the cases of the self-check."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from pe_jax.engines.kernels import self_check
+from pe_jax.engines.kernels.gpu import engine
+from pe_jax.engines.kernels.tpu import engine as tpu
+from tests.kernel_calls import LENGTH, drawn, operands
+
+DOCUMENTS = np.arange(2 * LENGTH).reshape(2, LENGTH) // 70
+
+
+@pytest.fixture
+def not_kept():
+    """Programs are not written to JAX's cache on disk.
+
+    On a CPU, jaxlib 0.10.2 overflows its stack where it loads one of very many kernels from there.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    yield
+    jax.config.update(name, before)
+
+
+@pytest.mark.parametrize(
+    "spec, options, dtype, tokens",
+    [
+        ("nope", {}, "float32", 2 * 256 + 61),
+        ("t5", {}, "bfloat16", 2 * 256 + 113 + 61),
+        ("alibi", {}, "float32", 2 * 256 + 61),
+        ("transformer_xl", {}, "float32", 2 * 256 + 61),
+        ("fire", {}, "float32", 2 * 256 + 61),
+        ("fire", {"q_segments": DOCUMENTS}, "float32", 2 * 256 + 61),
+        ("fire", {"causal": False}, "float32", 4 * 256 + 61),
+    ],
+)
+@pytest.mark.usefixtures("not_kept")
+def test_kernels_of_tpus_are_compared_the_same_way(spec, options, dtype, tokens):
+    """The first by splash; the last in chunks of four blocks, of which a case has two."""
+    case = drawn((), spec, qkv=operands(dtype=dtype), length=150, **options)
+    attend = functools.partial(tpu.attend, interpret=True)
+    assert tpu.sample_length(*case) == tokens
+    errors = self_check.differences(attend, case)
+    assert max(errors.values()) < self_check.bound(dtype) / 2
+
+
+def test_a_gradient_that_is_only_rounding_is_measured_beside_its_terms_others():
+    """FIRE's last bias is the same for a whole row, which the softmax ignores."""
+    case = drawn((), "fire", qkv=operands(dtype="bfloat16"), length=100)
+    errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < self_check.bound("bfloat16")
+
+
+@pytest.mark.parametrize("spec", ["t5", "fox"])
+def test_the_real_size_of_a_case(spec):
+    """Two blocks of the real kernels and a part, which bfloat16 rounds as it does small ones."""
+    case = drawn((), spec, qkv=operands(1000, "bfloat16"), length=None)
+    assert case.q.x.shape[2] == 2 * 128 + 61 + (113 if spec == "t5" else 0)
+    errors = self_check.differences(functools.partial(engine.attend, interpret=True), case)
+    assert max(errors.values()) < self_check.bound("bfloat16") / 2
