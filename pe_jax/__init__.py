@@ -16,6 +16,7 @@ except for DAPE and PaTH, which only the dense engine has.
 from typing import TYPE_CHECKING, Any
 
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, Windowed, make, parse
+from pe_jax.encodings import terms as terms
 from pe_jax.encodings.registry import format_encoding as spec
 from pe_jax.encodings.terms import (
     DistanceBias,
@@ -92,6 +93,7 @@ __all__ = [
     "parse",
     "reference",
     "spec",
+    "terms",
 ]
 
 
