@@ -22,7 +22,7 @@ from pe_jax.positions import per_segment
 from tests import util
 from tests.util import H, K, assert_close, noise
 
-SMALL = Tiled(TileSizes(4, 2, group=(1, 2), sub_blocks=(1, 2)))
+SMALL = Tiled(TileSizes(4, 2, group=(1, 2)))
 ENGINES = {"dense": "dense", "tiled": SMALL}
 EACH_ENGINE = pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))
 WIDTH = 6
@@ -282,7 +282,7 @@ def reached(index, *, causal, window, ids):
 DEBERTA = "deberta(buckets=4,max_distance=7)"
 LONG = [(spec, False) for spec in ("t5", "shaw", DEBERTA, "transformer_xl")]
 LONG += [("t5", True)]
-SQUARE = Tiled(TileSizes(64, 64, group=(1, 2), sub_blocks=(1, 2)))
+SQUARE = Tiled(TileSizes(64, 64, group=(1, 2)))
 
 
 def step(spec: str, length: int, explicit: bool):

@@ -17,7 +17,7 @@ from tests.test_tiled import HEADS, LENGTH, WIDTH, outcome
 from tests.util import assert_close, noise
 from tools import skipped_tiles
 
-ONE_HEAD = Tiled(TileSizes(16, 16, group=(1, 1), sub_blocks=(1, 2)))
+ONE_HEAD = Tiled(TileSizes(16, 16, group=(1, 1)))
 
 
 def test_negligible_tiles_are_left_out_and_nothing_changes(monkeypatch):

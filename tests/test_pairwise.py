@@ -1,17 +1,13 @@
 """Biases of positions in tiles: rows that have the same positions share an evaluation."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pe_jax.engines.tiled.pairwise import Pairwise
-from pe_jax.engines.tiled.ways import Vectors
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pe_jax
 from pe_jax.encodings import terms as kinds
-from pe_jax.engines.reference import multiply
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests import util
 from tests.util import assert_close, noise
@@ -79,17 +75,24 @@ def test_a_bias_is_evaluated_once_for_all_rows_that_have_the_same_positions(star
     assert counter.count == evaluations
 
 
-@kinds.kind
-class OfVectors(kinds.ScoreTerm):
-    """A kind from outside, which may read vectors after rotations."""
+def test_devices_that_share_a_call_evaluate_all_rows_at_once():
+    """Looked at one by one, the rows of a sharded batch would have to be gathered."""
+    places, _ = packed(ROWS["all alike"][0])
+    given = {"q_positions": places[:2], "k_positions": places[:2]}
+    given |= {"terms": (kinds.PairBias(of_two),), "implementation": Tiled(TileSizes())}
 
-    def scores(self, q, k, states):
-        return multiply(q.x, k.x)
+    def branches(q):
+        return (
+            "stablehlo.case"
+            in jax.jit(lambda q: pe_jax.attention(q, q, q, **given)).lower(q).as_text()
+        )
+
+    q = jnp.asarray(noise(2, LENGTH, HEADS, WIDTH))
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    assert branches(q)
+    assert not branches(jax.device_put(q, NamedSharding(mesh, PartitionSpec("data"))))
 
 
-@pytest.mark.parametrize("term, width", [(kinds.PairBias(counted), 0), (OfVectors(), WIDTH)])
-def test_biases_of_positions_take_no_vectors_along(term, width):
-    how: Any = (None,) * 4  # the tiles are not read
-    x = jnp.asarray(noise(1, HEADS, LENGTH, WIDTH))
-    leaves = Pairwise((0,), *how).prepare((term,), *[Vectors(x, None, (None,))] * 2)
-    assert leaves.near.q.x.shape == leaves.near.k.x.shape == (1, HEADS, LENGTH, width)
+def of_two(_, q_pos, k_pos) -> jax.Array:
+    """A bias of two positions."""
+    return jnp.sin(q_pos[..., :, None] * 0.3 - k_pos[..., None, :])[..., None, :, :]

@@ -1,4 +1,4 @@
-"""The tiled engine where it is special: bands, groups, several devices."""
+"""The tiled engine where it is special: stages, tables, groups, several devices."""
 
 import contextlib
 import functools
@@ -9,28 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from pe_jax.engines.tiled.assignment import assign
-from pe_jax.engines.tiled.pairwise import Pairwise
-from pe_jax.engines.tiled.setup import set_up
 
 import pe_jax
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, TokenProduct, Tokens
+from pe_jax.encodings.base import abstract_terms
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import dispatch
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dispatch import Call
 from pe_jax.engines.reference import multiply
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from pe_jax.engines.tiled import Tiled, TileSizes, distance_tables, schedule, tiles
+from pe_jax.engines.tiled import Tiled, TileSizes, schedule, sizes
 from pe_jax.engines.tiled.groups import Groups
+from pe_jax.engines.tiled.plan import NEAR, Plan, make_plan
+from pe_jax.engines.tiled.schedule import Stage
 from tests import util
 from tests.util import assert_close, noise
 
 HEADS, WIDTH = 4, 8
 DIMS = pe_jax.Dims(HEADS * WIDTH, HEADS, 2, WIDTH)
 LENGTH = 300
-SMALL = Tiled(TileSizes(16, 16, group=(1, 2), sub_blocks=(1, 2)))
-WHOLE = tiles.Partition()
+SMALL = Tiled(TileSizes(16, 16, group=(1, 2)))
 
 
 def outcome(spec: str, engine, length: int = LENGTH, size: float = 1.0, **options):
@@ -47,58 +46,122 @@ def outcome(spec: str, engine, length: int = LENGTH, size: float = 1.0, **option
     return util.jit(run)(params, *qkv)
 
 
-NARROW = ["t5(max_distance=40)+shaw(clip=16)", "deberta(buckets=None,max_distance=20)"]
-WIDE = ["t5(max_distance=300)+shaw(clip=90)", "deberta(buckets=None,max_distance=90)"]
-
-
-BOTH = "t5(max_distance=40,bidirectional=True)"
-SIDES = [(spec, True) for spec in NARROW + WIDE]
-SIDES += [(spec, False) for spec in (BOTH, WIDE[1])]
-
-
-@pytest.mark.parametrize("spec, causal", SIDES)
-def test_a_band_of_sub_blocks_or_of_whole_tiles_is_the_dense_matrix(spec, causal):
-    sizes = TileSizes(128, 128, group=(1, 2), sub_blocks=(64,))
-    for part in (spec, *spec.split("+")):
-        (bands,) = setup_of(part, causal, sizes).ways
-        assert bands.wide == (spec in WIDE), part
-    got = outcome(spec, Tiled(sizes), causal=causal)
-    assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
-
-
-def setup_of(spec: str, causal: bool = True, sizes: TileSizes = SMALL.sizes, length: int = LENGTH):
+def plan_of(
+    spec: str,
+    causal: bool = True,
+    sizes: TileSizes = SMALL.sizes,
+    length: int = LENGTH,
+    **options,
+) -> Plan:
     """What is static about a call with contiguous positions."""
-    q, k = (jax.ShapeDtypeStruct((2, n, length, WIDTH), "float32") for n in (HEADS, 2))
     told = AttentionSpec(DIMS, causal, aligned=True, contiguous=True)
-    return set_up(told, terms_of(spec), q, k, WHOLE, sizes)
+    shapes = (2, HEADS, length), (2, length)
+    return make_plan(told, terms_of(spec), *shapes, sizes, segments=False, **options)
 
 
 def terms_of(spec: str) -> tuple:
-    """The terms of a scheme."""
+    """The terms of a scheme, abstract: a plan reads no array."""
     (encoding,) = pe_jax.parse(spec)
-    return encoding.terms(util.random_params(encoding, DIMS), DIMS)
+    return abstract_terms(encoding, DIMS)
+
+
+# Stages: terms of distances within their horizon and beyond it.
+
+BOTH = "t5(max_distance=40,bidirectional=True)"
+HORIZONS = [  # with the gaps of tiles of 32 within the horizon, in tiles
+    ("t5(max_distance=40)", True, (2, 1, 0)),
+    ("shaw(clip=16)", True, (1, 0)),
+    ("t5(max_distance=40)+shaw(clip=16)", True, (2, 1, 0)),
+    ("deberta(buckets=None,max_distance=20)", True, (1, 0)),
+    ("shaw(clip=70)+alibi+rope", True, (3, 2, 1, 0)),
+    ("shaw(clip=16)", False, (1, 0, -1)),
+    ("rope", True, (0,)),
+    ("alibi", True, (0,)),
+    ("rope", False, (0,)),
+]
+TABLES = [  # too many tiles within it, or no horizon
+    ("t5(max_distance=300)+shaw(clip=110)", True),
+    ("deberta(buckets=None,max_distance=110)", True),
+    (BOTH, False),
+    ("shaw(clip=70)", False),
+    ("transformer_xl", True),
+    ("kerple+t5(max_distance=40)", True),
+    ("sandwich+alibi", False),
+]
+SQUARE = TileSizes(32, 32, group=(1, 2))
+
+
+@pytest.mark.parametrize("spec, causal, gaps", HORIZONS)
+def test_tiles_within_horizons_are_stages_and_beyond_them_terms_are_one_value(spec, causal, gaps):
+    plan = plan_of(spec, causal, SQUARE)
+    assert plan.gaps == tuple(32 * n for n in gaps) and plan.uniform
+    far, near = [[s for s in schedule.stages(plan) if (s.gap is None) == far] for far in (1, 0)]
+    assert far and all(stage.uniform for stage in far)
+    assert near == [Stage(gap, False, causal and gap <= 0 or not causal) for gap in plan.gaps]
+    got = outcome(spec, Tiled(SQUARE), causal=causal)
+    assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
+
+
+@pytest.mark.parametrize("spec, causal", TABLES)
+def test_without_a_horizon_or_with_a_far_one_tables_have_all_distances(spec, causal):
+    plan = plan_of(spec, causal, SQUARE)
+    assert plan.gaps == (0,) and not plan.uniform
+    assert not any(stage.uniform for stage in schedule.stages(plan))
+    got = outcome(spec, Tiled(SQUARE), causal=causal)
+    assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
+
+
+def test_a_horizon_may_reach_over_so_many_tiles_and_no_more():
+    """Pair (a, b) of a tile whose gap is n tiles is at a distance of 32 n - 31 … 32 n + 31."""
+    assert len(plan_of(f"shaw(clip={32 * (NEAR - 1) + 1 - 32})", True, SQUARE).gaps) == NEAR - 1
+    assert len(plan_of(f"shaw(clip={32 * (NEAR - 1) + 1 - 31})", True, SQUARE).gaps) == NEAR
+    assert len(plan_of(f"shaw(clip={32 * (NEAR - 1) + 1})", True, SQUARE).gaps) == NEAR
+    assert plan_of(f"shaw(clip={32 * (NEAR - 1) + 2})", True, SQUARE).gaps == (0,)
+
+
+@pytest.mark.parametrize("spec", ["t5(max_distance=40)", "transformer_xl", "rope"])
+def test_rings_tiles_that_are_no_squares_and_sums_have_no_near_stages(spec):
+    assert plan_of(spec, sizes=SQUARE, on_ring=True).gaps == ()
+    assert plan_of(spec, sizes=TileSizes(32, 16)).gaps == ()
+    plan = plan_of(f"{spec}+stick_breaking", sizes=SQUARE)
+    assert plan.gaps == () and schedule.stages(plan) == (Stage(None, False, True),)
 
 
 @pytest.mark.parametrize(
-    "spec, ways",
+    "spec, how",
     [
         ("nope", []),
-        ("t5+alibi", ["Bands", "InPlace"]),
-        ("shaw+alibi+rope", ["Bands", "InPlace"]),
-        ("fire+t5", ["Bands", "Pairwise"]),
-        ("tupe(length=40)+fox", ["InPlace"]),
-        ("shaw+transformer_xl", ["Windows"]),
-        ("sandwich+alibi", ["DistanceBiases", "InPlace"]),
-        ("kerple+sandwich+cope(positions=6)", ["DistanceBiases", "RowSums"]),
+        ("t5+alibi", ["bias", "formula"]),
+        ("shaw+alibi+rope", ["vectors", "vectors", "formula", ""]),
+        ("fire+t5", ["", "bias"]),
+        ("transformer_xl", ["", "vectors"]),
+        ("kerple+cope(positions=6)", ["bias", ""]),
     ],
 )
-def test_each_term_has_its_own_way(spec, ways):
-    setup = setup_of(spec)
-    assert [type(way).__name__ for way in setup.ways] == ways
-    places = sorted(place for way in setup.ways for place in way.places)
-    assert len(set(places)) == len(places)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), terms_of(spec))
-    assert [way.__name__ for way in assign(setup.spec, shapes)] == ways  # no array is read
+def test_each_term_of_distances_is_evaluated_along_diagonals(spec, how):
+    by_distance = plan_of(spec).by_distance
+    assert sorted(by_distance) == sorted(how)
+    placed = AttentionSpec(DIMS, True)  # at explicit positions none is
+    shapes = (2, HEADS, LENGTH), (2, LENGTH)
+    assert {*make_plan(placed, terms_of(spec), *shapes).by_distance} <= {""}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    "spec", ["t5(max_distance=40)+shaw(clip=16)", "transformer_xl+alibi", "deberta+rope", "kerple"]
+)
+@pytest.mark.parametrize("options", [{"window": 50}, {"window": 20, "sinks": 3}], ids=str)
+def test_stages_under_a_window(spec, causal, options):
+    options = {"causal": causal, **options}
+    got = outcome(spec, Tiled(TileSizes(16, 16, group=(1, 2))), 120, **options)
+    assert_close(got, outcome(spec, "dense", 120, **options), 2e-5)
+
+
+@pytest.mark.parametrize("spec", ["t5(max_distance=40)+shaw(clip=16)", "transformer_xl", "alibi"])
+def test_stages_of_packed_documents(spec):
+    ids = np.repeat([0, 1, 2, -1], [50, 7, 55, 8])[None].repeat(2, 0)
+    got, want = (outcome(spec, e, 120, q_segments=ids) for e in (SMALL, "dense"))
+    assert_close(got, want, 2e-5)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -106,13 +169,6 @@ def test_each_term_has_its_own_way(spec, ways):
 def test_a_bias_of_all_distances_is_the_dense_matrix(spec, causal):
     got = outcome(spec, SMALL, causal=causal)
     assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
-
-
-def test_a_window_is_spread_in_the_same_way_on_every_device():
-    windows = jnp.asarray(noise(2, 3, 11))
-    expected = np.stack([windows[..., 3 - r : 3 - r + 8] for r in range(4)], axis=-2)
-    for how in (distance_tables.spread, distance_tables.by_slices, distance_tables.by_shear):
-        np.testing.assert_array_equal(how(windows, 4), expected)
 
 
 def of_distances(table, distance):
@@ -130,7 +186,7 @@ def test_a_bias_of_all_distances_may_be_scaled_as_products_are():
     np.testing.assert_allclose(tiled, dense, atol=1e-5)
 
 
-def test_a_kind_that_no_way_knows_is_named():
+def test_a_kind_that_reads_whole_rows_is_refused_by_name():
     (encoding,) = pe_jax.parse("dape")
     terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
     q = jnp.zeros((1, 8, HEADS, WIDTH))
@@ -140,7 +196,7 @@ def test_a_kind_that_no_way_knows_is_named():
 
 @kinds.kind
 class Echo(kinds.ScoreTerm):
-    """A kind from outside: it reads vectors after rotations, and has no way of its own."""
+    """A kind from outside: it reads vectors after rotations, and says nothing of distances."""
 
     gain: jax.Array  # [H]
 
@@ -150,7 +206,6 @@ class Echo(kinds.ScoreTerm):
 
 
 def test_a_kind_from_outside_is_evaluated_pair_by_pair():
-    assert list(assign(AttentionSpec(DIMS, True, contiguous=True), (Echo(None),))) == [Pairwise]
     gain = noise(HEADS)
 
     def run(engine, gain, *qkv):
@@ -170,7 +225,16 @@ def distance_bias(gain, distance):
     return gain.reshape(-1, *(1,) * distance.ndim) * jnp.sin(distance.astype(jnp.float32))
 
 
-@pytest.mark.parametrize("spec", ["alibi", *NARROW, BOTH, "fire"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "alibi",
+        "t5(max_distance=40)+shaw(clip=16)",
+        "deberta(buckets=None,max_distance=20)",
+        BOTH,
+        "fire",
+    ],
+)
 def test_sinks_take_the_same_share_in_tiles(spec):
     """Their gradient comes through the logarithm of each row's sum."""
     terms = (kinds.Sink(jnp.asarray(noise(HEADS, seed=5))),)
@@ -186,20 +250,13 @@ def test_groups_that_do_not_divide_the_heads_are_refused():
         pe_jax.attention(q, q, q, implementation=Tiled(TileSizes(4, 4, group=(1, 3))))
 
 
-def test_rows_may_share_a_window_in_parts():
-    tiles = Tiled(TileSizes(16, 16, group=(1, 2), window_rows=4))
-    spec = "shaw(clip=3)+transformer_xl+alibi"
-    assert_close(outcome(spec, tiles, 40), outcome(spec, "dense", 40), 2e-5)
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"causal": False}, {"window": 12}, {"window": 12, "sinks": 3}],
     ids=["causal", "both", "window", "sinks"],
 )
 @pytest.mark.parametrize("sizes", [(8, 16), (24, 8)], ids=str)
-def test_products_of_a_row_of_tiles_are_those_of_its_pairs(sizes, options):
-    """Where a row leaves out tiles, other rows' numbers are left there: none may be read."""
+def test_tiles_need_not_be_squares(sizes, options):
     spec, tiles = "clipped(clip=9)+transformer_xl", Tiled(TileSizes(*sizes, group=(1, 2)))
     want = outcome(spec, "dense", 60, **options)
     assert_close(outcome(spec, tiles, 60, **options), want, 2e-5)
@@ -213,12 +270,10 @@ def test_products_of_a_row_of_tiles_are_those_of_its_pairs(sizes, options):
     ],
     ids=["", "explicit"],
 )
-def test_a_product_of_tokens_is_a_product_of_tiles(monkeypatch, spec, places):
+def test_a_product_of_tokens_in_tiles(spec, places):
     options = {"x": noise(2, 40, HEADS * WIDTH), "q_positions": places}
-    with monkeypatch.context() as patch:  # it does not ask for the formula of any pair
-        patch.setattr(TokenProduct, "scores", None)
-        got = outcome(spec, SMALL, 40, **options)
-    assert_close(got, outcome(spec, "dense", 40, **options), 2e-5)
+    got, want = (outcome(spec, engine, 40, **options) for engine in (SMALL, "dense"))
+    assert_close(got, want, 2e-5)
 
 
 def test_a_product_of_tokens_beside_a_bias_of_pairs():
@@ -236,37 +291,24 @@ def test_states_enter_tiles_of_every_kind(spec, causal):
     assert_close(got, want, 2e-5)
 
 
-def test_states_join_the_products_of_windows():
+def test_states_join_the_products_of_distances():
     spec, x = "shaw(clip=3)+wavlm+transformer_xl+fox+alibi", noise(2, 60, HEADS * WIDTH, seed=7)
     assert_close(outcome(spec, SMALL, 60, x=x), outcome(spec, "dense", 60, x=x), 2e-5)
 
 
-def test_a_tile_is_visited_in_the_views_that_score_any_of_its_pairs():
-    setup = setup_of("rerope(window=8)", sizes=TileSizes(4, 4), length=40)
-    index = np.arange(40, dtype=np.int32)[None]
-    tokens = Tokens(index, index)
-    order = schedule.order(setup, tokens, tokens, 9)
-    plain, partial = np.split(order.columns[: order.plain + order.partial], [order.plain])
-    assert sorted(plain) == [8, *range(10, 17)] and sorted(partial) == [7, 9, 17]
-
-
-def test_chunks_are_visited_once_and_their_keys_are_shared_by_all_views():
-    spec = "dual_chunk(chunk_size=10,local_size=2)"
-    setup = setup_of(spec, sizes=TileSizes(4, 4), length=40)
-    index = np.arange(40, dtype=np.int32)[None]
-    tokens = Tokens(index, index)
-    order = schedule.order(setup, tokens, tokens, 9)  # the last half of the last chunk
-    plain, partial = np.split(order.columns[: order.plain + order.partial], [order.plain])
-    assert sorted(plain) == [8, 16, 17, *range(20, 26)] and sorted(partial) == [9]
-    assert [setup.views.key_block(n, 10) for n in (8, 17, 20)] == [8, 7, 0]
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", ["rerope(window=8)", "dual_chunk(chunk_size=10,local_size=2)"])
+def test_a_tile_has_pairs_of_several_views(spec, causal):
+    got, want = (outcome(spec, e, 60, causal=causal) for e in (SMALL, "dense"))
+    assert_close(got, want, 2e-5)
 
 
 @pytest.mark.parametrize(
     "spec, side", [("t5+shaw", 64), ("transformer_xl", 64), ("deberta", 256), ("wavlm+t5", 256)]
 )
 def test_tiles_of_short_rows_are_small_unless_vectors_reach_far(spec, side):
-    assert setup_of(spec, sizes=TileSizes(), length=256).grid.rows == side
-    assert setup_of(spec, sizes=TileSizes(), length=1024).grid.rows == 512
+    assert plan_of(spec, sizes=TileSizes(), length=256).grid.rows == side
+    assert plan_of(spec, sizes=TileSizes(), length=1024).grid.rows == 512
 
 
 @pytest.mark.parametrize("spec", ["t5+shaw", "transformer_xl"])
@@ -285,9 +327,8 @@ def chosen(shape=(2, 4, 2048, 64), put=None, mesh=None, inside=lambda f: f) -> t
     found = []
 
     def look(q):
-        count = tiles.devices(q)
-        partition = tiles.Partition(devices=count)
-        grid, groups = tiles.arrange(q, q, partition, TileSizes(), heads_apart=True)
+        count = sizes.devices(q)
+        grid, groups = sizes.arrange(q.shape[:3], q.shape[1:3], TileSizes(), count)
         found.append((count, (grid.rows, grid.columns), groups))
         return q
 

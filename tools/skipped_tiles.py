@@ -16,13 +16,13 @@ from absl import app, flags
 
 from experiments.measuring.timing import interleave
 from experiments.running.trained_run import load
-from pe_jax.engines.tiled import negligible
+from pe_jax.engines.tiled import skipping
 from pe_jax.training import data, tokenizer
 
 
 def logits_of(model, length: int, skip: bool, note=None):
     """A compiled forward pass; `note` gets the share of visible tiles that a group leaves out."""
-    can_skip, tiles = negligible.can_skip, negligible.negligible_tiles
+    can_skip, tiles = skipping.can_skip, skipping.negligible_tiles
 
     def counted(*args):
         found = tiles(*args)
@@ -34,14 +34,14 @@ def logits_of(model, length: int, skip: bool, note=None):
             jax.debug.callback(note, share)
         return found
 
-    negligible.negligible_tiles = counted
-    negligible.can_skip = can_skip if skip else lambda *_: False
+    skipping.negligible_tiles = counted
+    skipping.can_skip = can_skip if skip else lambda *_: False
     jax.clear_caches()  # of what was traced before
     try:  # while it is traced
         tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
         return jax.jit(model.at_length(length)).lower(tokens).compile()
     finally:
-        negligible.can_skip, negligible.negligible_tiles = can_skip, tiles
+        skipping.can_skip, skipping.negligible_tiles = can_skip, tiles
 
 
 def text(config, length: int) -> np.ndarray:

@@ -1,13 +1,11 @@
 """Iterations of the tiled engine's loops, which depend on the mask and so are known at run time."""
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pe_jax.engines.tiled.padding import fill_tokens
-from pe_jax.engines.tiled.setup import set_up
-from pe_jax.engines.tiled.tiles import CHOSEN, Partition
 
 from pe_jax.encodings.base import Encoding, abstract_terms
 from pe_jax.encodings.terms import Tokens, sums_rows
@@ -15,6 +13,7 @@ from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.sharded import ring
 from pe_jax.engines.sharded.layout import CONTIGUOUS, BlockPermuted, Contiguous
 from pe_jax.engines.tiled import schedule
+from pe_jax.engines.tiled.plan import fill_tokens, make_plan
 from pe_jax.models.config import ModelConfig
 
 
@@ -22,8 +21,8 @@ class Tiles(NamedTuple):
     """How many tiles the tiled engine visits in one program.
 
     Attributes:
-      turns: iterations of the two loops over a row's tiles (whole ones, partly masked ones), the
-        mean over rows.
+      turns: iterations of the loops over a row's tiles, one number per stage (`schedule.stages`),
+        the mean over rows. Layers with fewer stages have the last of them.
       share: the fraction of all tiles that is visited.
     """
 
@@ -40,14 +39,15 @@ def tiles(
     """
     layers = zip(model.pattern, model.windows, strict=True)
     tiled = [x for x in layers if not sums_rows(abstract_terms(x[0], model.dims))]
-    counts = [_turns(*layer, model, batch, length, layout, devices) for layer in tiled]
-    if not counts:
+    layer_tiles = [_of_layer(*layer, model, batch, length, layout, devices) for layer in tiled]
+    if not layer_tiles:
         return Tiles()
-    whole, partial, columns = (sum(x) / len(counts) for x in zip(*counts, strict=True))
-    return Tiles((whole, partial), (whole + partial) / columns)
+    from_last = itertools.zip_longest(*(layer.turns[::-1] for layer in layer_tiles))
+    turns = [float(np.mean([x for x in stage if x is not None])) for stage in from_last]
+    return Tiles(tuple(turns[::-1]), float(np.mean([layer.share for layer in layer_tiles])))
 
 
-def _turns(
+def _of_layer(
     encoding: Encoding,
     window: tuple[int | None, int],
     model: ModelConfig,
@@ -55,37 +55,49 @@ def _turns(
     length: int,
     layout: Contiguous,
     devices: int,
-):
-    """Mean whole and partly masked tiles per row of tiles, and all tiles per row.
+) -> Tiles:
+    """The tiles of a layer.
 
-    On a ring the mean is over its hops too, as every device gets the keys of all others.
+    On a ring the mean is over its hops too, as every device gets the keys of all others, and over
+    the pairs of runs that meet in a hop.
     """
     dims = model.dims
     spec = AttentionSpec(dims, model.causal, *window, aligned=True, contiguous=True)
-    q: Any
-    k: Any
-    q, k = (
-        jax.ShapeDtypeStruct((batch, heads, length, dims.head_dim), jnp.float32)
-        for heads in (dims.heads, dims.kv_heads)
+    on_ring = isinstance(layout, BlockPermuted)
+    split = ring.partition(layout) if on_ring else ring.Partition(1, 1, 1, 1)
+    run = length // split.runs_per_row
+    queries = batch // split.batch, dims.heads // split.heads, run
+    keys = dims.kv_heads // split.heads, run
+    plan = make_plan(
+        spec,
+        abstract_terms(encoding, dims),
+        queries,
+        keys,
+        devices=1 if on_ring else devices,
+        segments=False,
+        on_ring=on_ring,
     )
-    shared = isinstance(layout, BlockPermuted)
-    partition = ring.partition(layout) if shared else Partition(devices=devices)
-    setup = set_up(spec, abstract_terms(encoding, dims), q, k, partition, CHOSEN)
     order: Any = np.asarray(layout.order(length))[None]
-    tokens, runs = Tokens(order, order), partition.runs_per_row
-    devices = runs // partition.runs
+    tokens = Tokens(order, order)
     sides = jax.tree.map(
-        lambda x: jnp.asarray(x).reshape(devices, 1, -1),
-        fill_tokens(tokens, tokens, setup.grid.lengths, runs),
+        lambda x: jnp.asarray(x).reshape(split.runs_per_row, 1, -1),
+        fill_tokens(plan, tokens, tokens, split.runs_per_row),
     )
 
     @jax.vmap
-    def hop(pair):
-        q, k = (jax.tree.map(lambda x: x[i], side) for side, i in zip(sides, pair, strict=True))  # noqa: B023
-        rows = jnp.arange(setup.grid.q_blocks)
-        return jax.vmap(lambda i: schedule.order(setup, q, k, i)[1:])(rows)
+    def counts(pair):
+        q, k = (
+            jax.tree.map(lambda x, i=i: x[i], side) for side, i in zip(sides, pair, strict=True)
+        )
+        return [visit.counts for visit in schedule.visits(plan, q, k)]
 
-    far = ring.hops(layout, spec, length) if shared else 0
-    device, back = np.divmod(np.arange(devices * (far + 1)), far + 1)
-    plain, partial = hop(jnp.stack([device, (device - back) % devices], 1))
-    return float(plain.mean()), float(partial.mean()), setup.grid.k_blocks
+    hops = ring.hops(layout, spec, length) if on_ring else 0
+    runs = np.arange(split.runs_per_row).reshape(-1, split.runs)  # of each device
+    pairs = [
+        pair
+        for back in range(hops + 1)
+        for own, other in zip(runs, np.roll(runs, back, axis=0), strict=True)
+        for pair in itertools.product(own, other)
+    ]
+    turns = tuple(float(count.mean()) for count in counts(jnp.asarray(pairs)))
+    return Tiles(turns, sum(turns) / plan.grid.k_blocks)

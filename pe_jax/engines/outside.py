@@ -38,7 +38,7 @@ def states(
     of_keys = []
     for term, values in zip(terms, of_queries, strict=True):
         reads = kinds.reads_keys(term) or isinstance(term, kinds.Rotation)
-        if values is not None and term.state.of != "x" and reads:
+        if term.state is not None and term.state.of != "x" and reads:
             values = state(term, positions[1])
         of_keys.append(values if reads else None)
     return [tuple(of_queries), tuple(of_keys)]

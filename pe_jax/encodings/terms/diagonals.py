@@ -66,7 +66,7 @@ class Line(NamedTuple):
 
         Or [B, H, r, 1], if all vectors are alike.
         """
-        products = multiply(jnp.float32, x.astype(jnp.float32), self._of_rows(x))
+        products: Any = multiply(jnp.float32, x.astype(jnp.float32), self._of_rows(x))
         return self.place(products, columns)
 
     def key_products(self, k: jax.Array, heads: int, rows: int) -> jax.Array:

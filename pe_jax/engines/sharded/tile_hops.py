@@ -160,7 +160,8 @@ class TileHops(NamedTuple):
 
     def _keys(self, operands: Operands, fixed: Fixed) -> "KeyRun":
         tokens = jax.tree.map(lambda x: self._split(x, 1), fixed.k)
-        return KeyRun(*self._split_trees((operands.k, operands.v)), tokens)
+        k, v = self._split_trees((operands.k, operands.v))
+        return KeyRun(k, v, tokens)
 
     def _unless_hidden(self, fixed: Fixed, f: Any, nothing: Any, like: Any):
         """f(); or `nothing`, typed alike, where the mask hides all of two runs."""

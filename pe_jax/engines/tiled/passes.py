@@ -19,7 +19,7 @@ from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.encodings.terms.diagonals import Line
 from pe_jax.engines import block
 from pe_jax.engines.block import LOWEST
-from pe_jax.engines.tiled import schedule, skipping
+from pe_jax.engines.tiled import alike_rows, schedule, skipping
 from pe_jax.engines.tiled.plan import HELD, Fixed, Operands, Plan, Result, Vectors
 from pe_jax.engines.tiled.schedule import Stage, Visit
 from pe_jax.numerics import products
@@ -136,6 +136,7 @@ class Group(NamedTuple):
             lines=self.lines(own, tile),
             before=before,
             multiply=functools.partial(products.multiply, self.operands.q.x.dtype),
+            term_scores=alike_rows.scores if self.plan.alone else block.term_scores,
         )
         return (s if pairs is None else jnp.where(pairs, s, LOWEST)), after
 
@@ -183,7 +184,7 @@ class Group(NamedTuple):
         Of a row that can be left, only while more(carry); then with how many were visited.
         """
         for stage, visit in zip(schedule.stages(self.plan), self.visits, strict=True):
-            columns, count = visit.columns[i], visit.count[i]
+            columns, count = visit.columns[i], visit.counts[i]
 
             def step(n, carry, stage=stage, columns=columns):
                 return f(Tile(stage, i, columns[n]), n, carry)
@@ -371,7 +372,7 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
     if plan.stops:
         count, (kept, _) = group.visit(i, visit, start, lambda x: group.matters(i, x[1], lse))
         return kept, count
-    return group.visit(i, visit, start)[0], group.visits[0].count[i]
+    return group.visit(i, visit, start)[0], group.visits[0].counts[i]
 
 
 def _join_rows(x: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ distances.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from pe_jax.encodings.terms import Side, Term, Tokens
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled import skipping
 from pe_jax.engines.tiled.groups import Axes, Groups
-from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, arrange
+from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, alone, arrange
 
 HELD = ("bias", "vectors")  # terms of distances whose values are held in tables
 NEAR = 4  # at most so many tiles of a row are compiled one by one for their own distances
@@ -41,10 +42,10 @@ class Operands(NamedTuple):
 class Fixed(NamedTuple):
     """What it has no gradients for."""
 
-    q: Tokens
-    k: Tokens
+    q: Any  # tokens
+    k: Any
     base: Any = None  # the distance of the first query and the first key; None: 0
-    masks: tuple = ()  # the terms that hide pairs
+    masks: Any = ()  # the terms that hide pairs
     dropout: Any = None
     own_scores: Any = (
         None  # of each query and its own key, [B, H, T, 1]; read where tiles are left out
@@ -85,6 +86,7 @@ class Plan(NamedTuple):
       sums: whether a term sums along rows.
       skips: whether negligible tiles are left out.
       stops: whether a row is left where sums along it make all further keys negligible.
+      alone: whether one CPU computes the call: rows of the batch may then be looked at one by one.
     """
 
     spec: AttentionSpec
@@ -99,6 +101,7 @@ class Plan(NamedTuple):
     sums: bool
     skips: bool
     stops: bool
+    alone: bool
 
     @property
     def one_sided(self) -> bool:
@@ -163,6 +166,7 @@ def make_plan(
         sums=sums,
         skips=skipping.can_skip(spec, terms) and not few,
         stops=skipping.can_stop(spec, terms),
+        alone=alone(devices),
     )
     if sums or on_ring or not (spec.in_order and spec.aligned and grid.rows == grid.columns):
         return plan
@@ -198,7 +202,7 @@ def lay_out(
 
     On a ring rows are cut into `runs` of tokens, each as long as the plan says.
     """
-    tokens = _fill_tokens(plan, q.tokens, k.tokens, runs)
+    q_tokens, k_tokens = fill_tokens(plan, q.tokens, k.tokens, runs)
     operands = Operands(
         _fill(q, plan.grid.lengths[0], runs),
         _fill(k, plan.grid.lengths[1], runs),
@@ -211,7 +215,7 @@ def lay_out(
         x, y = operands.q.x, operands.k.x
         own_scores = skipping.own_scores(x, y, plan.spec.scale_of(terms))
     masks = tuple(term for term in terms if term.hides)
-    return operands, Fixed(*tokens, None, masks, dropout, own_scores)
+    return operands, Fixed(q_tokens, k_tokens, None, masks, dropout, own_scores)
 
 
 def _without_arrays(term: Term) -> Any:
@@ -235,12 +239,13 @@ def _table(plan: Plan, term: Any, base: Any) -> jax.Array:
 
     To the horizon, or of all distances of tiles, and one more, so that each cuts rows + columns.
     """
-    (queries, keys), lengths = plan.lengths, plan.grid.lengths
+    (queries, keys), lengths, (rows, columns) = plan.lengths, plan.grid.lengths, plan.grid[:2]
     if plan.uniform:
         low, high = plan.range_of(term)
         return term.at(jnp.arange(high, low - 1, -1, dtype=jnp.int32))
     one_sided = plan.one_sided and base is None
-    count = lengths[0] + (plan.grid.columns if one_sided else lengths[1])
+    ahead = columns + rows - math.gcd(rows, columns)  # of tiles that end below the diagonal
+    count = lengths[0] + (ahead if one_sided else lengths[1])
     if base is not None:
         distance = base + lengths[0] - 1 - jnp.arange(count, dtype=jnp.int32)
         return term.at(jnp.maximum(distance, 0) if plan.one_sided else distance)
@@ -275,8 +280,11 @@ def _fill(side: Side, length: int, runs: int) -> Vectors:
     return Vectors(x, raw, states)
 
 
-def _fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int) -> list[Tokens]:
-    """Padding comes later than every token, or is of a segment that sees nothing."""
+def fill_tokens(plan: Plan, q: Tokens, k: Tokens, runs: int = 1) -> list[Tokens]:
+    """Tokens to the end of the last tile of each of `runs`.
+
+    Padding comes later than every token, or is of a segment that sees nothing.
+    """
     if plan.grid.lengths == plan.lengths:
         return [q, k]
     later = plan.one_sided and bool(plan.gaps) and q.segments is None
