@@ -16,6 +16,7 @@ except for DAPE and PaTH, which only the dense engine has.
 from typing import TYPE_CHECKING, Any
 
 from pe_jax.encodings import ENCODINGS, Dims, Encoding, Params, Sum, Windowed, make, parse
+from pe_jax.encodings import terms as terms
 from pe_jax.encodings.registry import format_encoding as spec
 from pe_jax.encodings.terms import (
     DistanceBias,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pe_jax import masks as masks
     from pe_jax import naive as naive
     from pe_jax.engines import reference as reference
-    from pe_jax.engines.api import attend, attention
+    from pe_jax.engines.api import attention
     from pe_jax.engines.decoding import cache as cache
     from pe_jax.models import adapters as adapters
 
@@ -83,7 +84,6 @@ __all__ = [
     "Views",
     "Windowed",
     "adapters",
-    "attend",
     "attention",
     "cache",
     "hf",
@@ -93,6 +93,7 @@ __all__ = [
     "parse",
     "reference",
     "spec",
+    "terms",
 ]
 
 
@@ -101,10 +102,8 @@ def __getattr__(name: str) -> Any:
     match name:
         case "adapters":
             import pe_jax.models.adapters as value
-        case "attend" | "attention":
-            from pe_jax.engines import api
-
-            value = getattr(api, name)
+        case "attention":
+            from pe_jax.engines.api import attention as value
         case "cache":
             import pe_jax.engines.decoding.cache as value
         case "hf":

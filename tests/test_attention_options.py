@@ -186,7 +186,6 @@ def test_a_cache_decodes_with_sinks_and_caps(scheme):
         ({"key_value_seq_lengths": 3}, "pass k_segments=, with negative ids for padding"),
         ({"mask": np.zeros((T, T), np.float32)}, "dtype float32; pass booleans"),
         ({"colour": 3}, r"colour: .* see help\(pe_jax.attention\)"),
-        ({"encoding": "rope"}, "encoding='rope': pass one layer's encoding"),
         ({"encoding": pe_jax.parse("rope,nope")}, "pass one layer's encoding"),
     ],
 )
@@ -212,10 +211,13 @@ def test_arguments_of_others_get_the_names_of_ours(wrong, words):
         ({"logit_cap": -1}, "logit_cap=-1: pass a positive number"),
         ({"terms": (pe_jax.Scale(1.0), pe_jax.Scale(2.0))}, "2 terms set a scale"),
         ({"dropout_rate": 1.0}, "dropout_rate=1.0: pass a fraction"),
+        ({"encoding": "rope,nope"}, "encoding='rope,nope': it has 2 layers; pass that of one"),
+        ({"encoding": "rop"}, "encoding 'rop' is unknown; did you mean 'rope'"),
+        ({"encoding": "t5"}, "params=None, but T5 has parameters"),
     ],
 )
 def test_options_that_cannot_be_are_refused(wrong, words):
-    if "encoding" in wrong:
+    if isinstance(wrong.get("encoding"), pe_jax.Encoding):
         wrong = wrong | {"params": wrong["encoding"].init(jax.random.key(0), DIMS)}
     with pytest.raises(ValueError, match=words):
         pe_jax.attention(*QKV, **wrong)
@@ -228,12 +230,13 @@ def test_trees_and_chunks_that_cannot_be_are_refused():
         masks.chunks(0)
 
 
-def test_one_encoding_of_a_parsed_string_is_taken_and_positions_of_one_row():
-    own = pe_jax.attention(*QKV, encoding=pe_jax.parse("rope"))
+def test_an_encoding_is_a_string_or_parsed_and_positions_may_be_of_one_row():
     places = np.arange(T)[None]  # as Hugging Face has them
-    np.testing.assert_array_equal(
-        own, pe_jax.attention(*QKV, encoding=pe_jax.make("rope"), q_positions=places)
-    )
+    want = pe_jax.attention(*QKV, encoding=pe_jax.make("rope"), q_positions=places)
+    for encoding in ("rope", pe_jax.parse("rope")):
+        np.testing.assert_array_equal(pe_jax.attention(*QKV, encoding=encoding), want)
+    near = pe_jax.attention(*QKV, encoding=pe_jax.make("rope"), window=4)
+    np.testing.assert_array_equal(pe_jax.attention(*QKV, encoding="rope@window=4"), near)
 
 
 def test_numbers_of_numpy_are_numbers():

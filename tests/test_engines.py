@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pe_jax.engines.tiled.distance_tables import shear
+from pe_jax.engines.tiled.setup import set_up
 
 import pe_jax
 from pe_jax.encodings.terms import Tokens
 from pe_jax.engines import mask
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.tiled import Tiled, TileSizes, schedule, tiles
-from pe_jax.engines.tiled.distance_tables import shear
-from pe_jax.engines.tiled.setup import set_up
 from pe_jax.positions import per_segment
 from tests import util
 from tests.util import H, K, assert_close, noise

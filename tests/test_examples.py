@@ -12,7 +12,7 @@ import runpy
 import pytest
 
 import pe_jax
-from examples import own_checkpoint, own_encoding, repeat
+from examples import own_checkpoint, own_encoding, own_kind, repeat
 from experiments.programs import compare
 from experiments.running import launch
 from experiments.running.sweep_configs import CompareConfig
@@ -62,6 +62,12 @@ def test_a_model_borrows_three_schemes_trains_decodes_and_is_exported(name, caps
 
 def test_an_encoding_of_ones_own_runs_by_every_engine():
     assert max(own_encoding.gaps(own_encoding.LogBias(), length=130)) < 1e-5
+
+
+def test_a_kind_of_ones_own_runs_by_every_engine_with_gradients():
+    differences = own_kind.differences(length=40)
+    assert list(differences) == ["tiles", "ring", "decoding"]
+    assert max(differences.values()) < 1e-4
 
 
 def compared(monkeypatch, *argv: str) -> CompareConfig:

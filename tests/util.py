@@ -24,10 +24,11 @@ from pe_jax.encodings.terms import (
     Rotation,
     RowRescore,
     Term,
+    is_absolute,
     select,
 )
 from pe_jax.encodings.terms import scale as terms_scale
-from pe_jax.engines import term_inputs
+from pe_jax.engines import outside
 from pe_jax.engines.tiled import Tiled, TileSizes
 from pe_jax.positions import per_segment
 
@@ -129,7 +130,7 @@ def rotate(encoding: Encoding, side: str, params: Params, x, positions) -> jax.A
         t.state(flat_x, positions) if isinstance(t, Rotation) and t.state is not None else None
         for t in found
     )
-    return term_inputs.rotate(found, side, jnp.asarray(x), positions, states)
+    return outside.rotate(found, side, jnp.asarray(x), positions, states)
 
 
 def distance_bias(encoding: Encoding, params: Params, distance, dims: Dims = DIMS) -> jax.Array:
@@ -153,9 +154,7 @@ def naive_attention(encoding: Encoding, params: Params, q, k, v, **options) -> n
 
 def is_relative(encoding: Encoding) -> bool:
     """Whether only distances matter, by what the scheme declares."""
-    absolute = term_inputs.absolute(
-        abstract_terms(encoding, DIMS), encoding.claims.absolute_rotation
-    )
+    absolute = is_absolute(abstract_terms(encoding, DIMS), encoding.claims.absolute_rotation)
     return not (absolute or adds_to_input(encoding, DIMS))
 
 

@@ -19,7 +19,7 @@ from pe_jax.config_fields import (
     int_field,
     ranged,
 )
-from pe_jax.engines import inputs
+from pe_jax.engines import checks
 from pe_jax.validation import ConfigError, is_int, nearest, require
 
 
@@ -111,7 +111,7 @@ class Settings:
             try:
                 encoding = scheme(name, self.lengths[0])
                 encoding.check(self.sizes.dims)
-                inputs.causal(encoding, self.causal)
+                checks.causal(encoding, self.causal)
             except ValueError as error:
                 raise ConfigError(f"schemes={name!r}: {error}") from error
         for name in ("benchmark.csv", "benchmark.json"):

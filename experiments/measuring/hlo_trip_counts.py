@@ -86,8 +86,10 @@ def _of_layer(
 
     @jax.vmap
     def counts(pair):
-        q, k = (jax.tree.map(lambda x, i=i: x[i], side) for side, i in zip(sides, pair, strict=True))
-        return [visit.count for visit in schedule.visits(plan, q, k)]
+        q, k = (
+            jax.tree.map(lambda x, i=i: x[i], side) for side, i in zip(sides, pair, strict=True)
+        )
+        return [visit.counts for visit in schedule.visits(plan, q, k)]
 
     hops = ring.hops(layout, spec, length) if on_ring else 0
     runs = np.arange(split.runs_per_row).reshape(-1, split.runs)  # of each device

@@ -26,7 +26,7 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.alibi import ALiBi
 from pe_jax.encodings.base import Dims, Encoding, abstract_terms, adds_to_input
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.engines import term_inputs
+from pe_jax.engines import outside
 from pe_jax.engines.api import attention
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.dispatch import IMPLEMENTATIONS
@@ -187,8 +187,8 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
     def naive(params, q, k, v):
         terms, places = encoding.terms(params, sizes.dims), jnp.arange(q.shape[1])
         states = tuple(None if t.state is None else t.state(flat(q), places[None]) for t in terms)
-        rotated_q = term_inputs.rotate(terms, "q", q, places, states)
-        rotated_k = term_inputs.rotate(terms, "k", k, places, states)
+        rotated_q = outside.rotate(terms, "q", q, places, states)
+        rotated_k = outside.rotate(terms, "k", k, places, states)
 
         def side(rotated, raw) -> Side:
             x, raw, own = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), (rotated, raw, states))
@@ -199,12 +199,12 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
         out = jax.nn.dot_product_attention(
             rotated_q,
             rotated_k,
-            term_inputs.rotate_values(terms, v, places),
+            outside.rotate_values(terms, v, places),
             None if bias is None else bias.astype(q.dtype),
             scale=kinds.scale(terms, sizes.head_dim),
             is_causal=sizes.causal,
         )
-        return term_inputs.rotate_output(terms, out, places)
+        return outside.rotate_output(terms, out, places)
 
     def ours(params, q, k, v):
         implementation = None if engine == OURS else engine

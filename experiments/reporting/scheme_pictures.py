@@ -22,8 +22,7 @@ from experiments.reporting.plotting import SHADES
 from pe_jax import Dims, Encoding, Params, Sum, ValueRotation, positions
 from pe_jax.encodings import terms
 from pe_jax.encodings.base import abstract_terms
-from pe_jax.encodings.terms import Mask, select
-from pe_jax.engines import reference
+from pe_jax.engines import block, reference
 
 DIMS = Dims(width=256, heads=4, kv_heads=4, head_dim=64)
 REACH, TOKENS = 128, 48  # tokens of the curve, of the map
@@ -74,10 +73,8 @@ class _OfScores(Sum):
 
 def _scores(spec, terms, q, k, v) -> tuple[jax.Array, jax.Array]:
     """An engine that returns the scores [B, H, T, S] as its output, of rows that add up to 1."""
-    seen = spec.mask(q.tokens, k.tokens)
-    for term in terms:
-        seen = seen & term.shows(q.tokens, k.tokens)
-    scores = jnp.where(seen, reference.scores(spec, terms, q, k, seen), jnp.nan)
+    pairs = block.visible(spec, terms, q.tokens, k.tokens)
+    scores = jnp.where(pairs, reference.scores(spec, terms, q, k, pairs), jnp.nan)
     return scores, jnp.zeros((1, 1, 1, 1))
 
 

@@ -8,17 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.base import Claims, Dims, Encoding, Params, require_dims
+from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.terms import Side, Term, Tokens
-from pe_jax.encodings.windowed import require_window
-from pe_jax.engines import dispatch, inputs, option_inputs, term_inputs, token_inputs
+from pe_jax.engines import checks, dispatch, outside
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.axes import under_auto_axes
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
-from pe_jax.numerics.arrays import align
 from pe_jax.validation import require_bool
 
 
@@ -28,311 +25,181 @@ def attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    encoding: Encoding | tuple[Encoding, ...] | None = None,
+    # what is added to the scores
+    encoding: Encoding | tuple[Encoding, ...] | str | None = None,
     params: Params | None = None,
     terms: tuple[Term, ...] = (),
     x: Any = None,
+    embedded: bool = False,
+    bias: Any = None,
+    # where tokens are
     q_positions: Any = None,
     k_positions: Any = None,
-    q_segments: Any = None,
-    k_segments: Any = None,
-    q_index: Any = None,
-    k_index: Any = None,
+    # what they may see
     causal: bool | None = None,
     window: int | None = None,
     sinks: int = 0,
     mask: Any = None,
-    bias: Any = None,
+    q_segments: Any = None,
+    k_segments: Any = None,
+    q_index: Any = None,
+    k_index: Any = None,
+    # the softmax
     scale: float | None = None,
     logit_cap: float | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Any = None,
     return_lse: bool = False,
-    embedded: bool = False,
+    # how it runs
     implementation: str | Callable | None = None,
     layout: Contiguous = CONTIGUOUS,
     dims: Dims | None = None,
     heads_axis: str | None = None,
     **others: Any,
 ) -> Any:
-    """Attention with a positional encoding; rotates q and k, then calls `attend`.
+    """Attention with a positional encoding. docs/borrow.md has an example of each option.
 
     B batch (any number of axes), T queries, S keys, H query heads, K key heads (K divides H),
-    E width of q and k, F width of v.
+    E width of q and k, F width of v, D width of the model.
 
     Args:
       q: [*B, T, H, E]; float32, bfloat16 or float16.
       k: [*B, S, K, E].
       v: [*B, S, K, F]; F = E where the scheme adds vectors at the values (Shaw).
-      encoding: the scheme; None is NoPE. One that depends on the length of the sequence (a dynamic
-        NTK or LongRoPE scaling) is set for T where no positions are given and T = S; else it cannot
-        be known: pass `encoding.at_length(total_length)`, which stays as it is.
-      params: its parameters, of the shapes that `encoding.init(key, dims)` draws; may be left out
-        for a scheme that has none.
-      terms: what is added besides, as `(pe_jax.DistanceBias(f, table), pe_jax.Sink(logits))`: kinds
-        of `pe_jax.encodings.terms`, for who has a function and needs no class.
-      x: [*B, T, D], the layer's input, from which q, k and v were projected; read only by schemes
-        with a state (FoX, CABLE, WavLM), for which T must equal S (else call `attend`).
-      q_positions: where the queries stand, integers [T] or [*B, T] (float32 where the scheme
-        declares `real_positions`; a trailing axis where it has several). None: contiguous, from 0
-        in each segment; then T must equal S. They are constants: their gradient is zero in every
-        engine, though the functions of `pe_jax.encodings` by themselves have one.
-      k_positions: the same for the keys; None: as `q_positions`, if T = S.
-      q_segments: integers [*B, T]: a query sees the keys of its own segment only. A negative id
-        (padding) sees nothing. Tokens of a segment lie side by side: of an id that returns,
-        engines may take different distances.
-      k_segments: the same for the keys, [*B, S]; None: as `q_segments`, if T = S.
-      q_index: the place of each query among the tokens, [T] or [*B, T], for the mask. None:
+      encoding: the scheme, or its spec string ("rope"); None is NoPE. One that depends on the
+        length is set for T tokens; with positions pass `encoding.at_length(total_length)`.
+      params: its parameters, as `encoding.init(key, dims)` draws; None where it has none.
+      terms: kinds of `pe_jax.terms` that are added as well: `(pe_jax.Sink(logits),)`.
+      x: the layer's input [*B, T, D], for schemes that read it (FoX, CABLE); then T = S.
+      embedded: says that `encoding.embed` was called on the input of the first layer, for schemes
+        that add to it (sinusoidal and learned tables).
+      bias: floats that broadcast to [*B, H, T, S]: all scores are held at once.
+      q_positions: integers [T] or [*B, T] (floats if the scheme declares `real_positions`), with a
+        last axis if it has several. None: from 0 in each segment, T = S. They get no gradient.
+      k_positions: the same for the keys; None: `q_positions`, if T = S.
+      causal: whether later tokens are hidden; None: True. A scheme of several axes must be told.
+      window: number of tokens back that are visible (and ahead, if not causal), including itself.
+      sinks: number of first tokens of each segment that stay visible beyond the window.
+      mask: a `pe_jax.Mask` (`pe_jax.masks`), in O(L) memory, or booleans that broadcast to
+        [*B, H, T, S], True is visible. The causal mask holds as well unless causal=False.
+      q_segments: integers [*B, T]: tokens see their own segment; a negative id (padding) sees
+        nothing. Tokens of a segment are adjacent.
+      k_segments: the same for the keys; None: `q_segments`, if T = S.
+      q_index: index of each query among the tokens [T] or [*B, T], for causal and window; None:
         0 … T - 1 if T = S.
       k_index: the same for the keys; None: 0 … S - 1.
-      causal: whether later tokens (by index) are hidden. None: they are; a scheme of several axes
-        must be told.
-      window: how many tokens back are seen, oneself included; left out where the encoding is one
-        with a window, as `pe_jax.parse("rope@window=512")` gives.
-      sinks: how many tokens at the start of each segment (a run of equal ids; without segments,
-        those of index < sinks) stay in sight beyond the window (StreamingLLM, arXiv 2309.17453;
-        LM-Infinite, arXiv 2308.16137).
-      mask: pairs to show (True) or hide (False): a `pe_jax.Mask`, evaluated tile by tile in O(L)
-        memory (`pe_jax.masks` has prefix, tree and chunk masks), or booleans that broadcast to
-        [*B, H, T, S], which need all scores in memory. The causal mask applies as well: pass
-        causal=False if this mask is the whole mask.
-      bias: floats that broadcast to [*B, H, T, S], added to the scores, which are held all at once.
-      scale: what q·k is multiplied by; None: 1/sqrt(E), or what the encoding sets (T5 does).
-      logit_cap: bounds the scores before the mask by cap·tanh(score / cap); None: unbounded.
-      dropout_rate: the fraction of attention weights that is dropped.
-      dropout_key: the PRNG key of dropout, new for each call; None disables it.
-      return_lse: whether to return the logarithm of each row's sum of exponentials too.
-      embedded: says that `x = encoding.embed(params, x, positions)` was called on the input of the
-        first layer, for a scheme that adds to it (sinusoidal and learned tables, BiPE, sums with
-        them): attention sees q, k and v alone and cannot.
-      implementation: "dense" (all scores at once: the oracle), "tiled" (O(L) memory, any device),
-        "fused" (a kernel for NVIDIA GPUs), "tpu" (kernels for TPUs), or None: dense for one query
-        and for short rows of few scores (docs/guide.md has the numbers), else the device's kernel
-        where it can run this and has agreed with "dense" on this device
-        (`pe_jax.engines.kernels.self_check`), else tiled. What was picked is logged once, under
-        "pe_jax".
-        Schemes that need whole rows of scores (DAPE, PaTH) run dense at any length, O(L²) memory.
-        Where a bias decays (ALiBi, FoX), engines other than "dense" leave out tiles in which each
-        key weighs less than 2⁻⁴³ of the query's own.
-        How many devices share the call is that of the mesh in force (`jax.set_mesh`, shard_map),
-        else of the mesh that q, k and v lie on; else one. On several, tiles hold all heads, and
-        None takes no kernel, which XLA could not divide.
-        Also `pe_jax.engines.tiled.Tiled(sizes)`, with tiles of given sizes, and an engine of one's
-        own, a function like `pe_jax.engines.reference.attend` (with an attribute `has_own_mask`
-        that is True, if it hides more than `causal` says); it is given `dropout=` only where there
-        is one.
-      layout: how the tokens of a row lie on several devices, of `pe_jax.engines.sharded.layout`,
-        under jit: `RowSharded(mesh, axes)`, where each row is on one of them, which runs the engine
-        that it would run alone, a kernel too; `BlockPermuted(mesh)`, where they share a row's
-        tokens in a ring: q, k, v, x, positions and segments lie as its `spread` lays them, and so
-        does the output.
-      **others: none: for each name that other libraries have, a TypeError says ours.
-      dims: global sizes; None: from q and k, the model width being x's or H·E. Under jit, heads
-        may be sharded; inside shard_map pass `heads_axis`.
-      heads_axis: the mesh axis along which devices share the heads, inside shard_map: q, k and v
-        have this device's heads in order, parameters and `dims` all of them.
-
-    Gradients are first order and reverse mode where the tiled engine runs (a custom VJP).
+      scale: what q·k is multiplied by; None: 1/sqrt(E), or what the encoding sets (T5).
+      logit_cap: scores become cap·tanh(score / cap), before the mask.
+      dropout_rate: fraction of weights that is dropped.
+      dropout_key: PRNG key of dropout, a new one per call; None disables it.
+      return_lse: whether to return the log-sum-exp of each row as well.
+      implementation: "dense" (all scores at once), "tiled" (O(L) memory), "fused" (a kernel for
+        NVIDIA GPUs), "tpu" (a kernel for TPUs), a `Tiled(sizes)`, a function like
+        `pe_jax.reference.attend`, or None: chosen by device, length and terms, and logged.
+      layout: how tokens lie on several devices (`pe_jax.engines.sharded.layout`), under jit.
+      dims: global sizes; None: those of q and k, and D of x or H·E.
+      heads_axis: mesh axis whose devices share the heads, inside shard_map; q, k and v have this
+        device's heads, parameters and `dims` all.
+      **others: none; a TypeError says what other libraries' names are called here.
 
     Returns:
-      [*B, T, H, F] in v's dtype. A query that sees nothing gives zeros. With `return_lse` also
-      float32 [*B, T, H]: -1e30 for such a query. Both have gradients.
+      [*B, T, H, F] in v's dtype; zeros for a query that sees nothing. With `return_lse` also
+      float32 [*B, T, H], -1e30 for such a query. Both have gradients (of first order in tiles).
 
     Raises:
-      ValueError: shapes, positions, indices or segments that do not fit together; positions that
-        are missing although T ≠ S; parameters that are missing or of another shape; a scheme that
-        adds to the input, unless `embedded`; one that needs a length and has none, or a known
-        position beyond it; causal=False for a scheme that is causal alone, or to which all later
-        tokens look alike; causal=None for one of several axes; an implementation that is unknown,
-        needs another device, or cannot run this call (the message says why).
-      TypeError: positions of a dtype that the scheme does not take; q, k or v that is no array, or
-        of another dtype (float64 too).
+      ValueError: shapes, positions, segments or parameters that do not fit or are missing; a call
+        that would compute another model (an input without `embed`, a scheme that cannot tell later
+        tokens apart and sees them, positions beyond the length that it was set for); an
+        implementation that cannot run it. The message says what to pass.
+      TypeError: an argument of another type or dtype (float64 too), or of another name.
     """
-    option_inputs.no_others(others)
-    inputs.layout(layout)
-    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
-    inputs.arrays(q, k, v)
-    dims = inputs.dims(dims, q, k, x, heads_axis)
-    encoding.check(dims)
-    inputs.embedded(encoding, dims, embedded)
-    own_mask = mask is not None or getattr(implementation, "has_own_mask", False)
-    causal = inputs.causal(encoding, causal, own_mask)
-    given = {"q_positions": q_positions, "k_positions": k_positions}
-    name = inputs.title(encoding)
-    q_positions, k_positions = token_inputs.positions(encoding.claims, q, k, **given, name=name)
-    params = inputs.params(encoding, params, dims)
-    encoding = inputs.at_length(encoding, q.shape[-3], given, q_segments)
-    scale = option_inputs.positive("scale", scale)
-    logit_cap = option_inputs.positive("logit_cap", logit_cap)
-    dropout = option_inputs.dropout(q, dropout_rate, dropout_key)
-    terms = term_inputs.terms(terms, dims, encoding.claims.axes)
-    all_terms = encoding.terms(params, dims) + terms + option_inputs.mask_terms(mask, q, k)
-    kinds.check(all_terms, scale, logit_cap)
-    implementation = option_inputs.matrices(q, k, mask, bias, implementation, layout)
-
-    places = [q_positions, k_positions]
-    if q_positions is None:
-        places = [layout.order(q.shape[-3])] * 2
-        if q_segments is not None and term_inputs.absolute(
-            all_terms, encoding.claims.absolute_rotation
-        ):
-            ids = token_inputs.segments(q_segments, k_segments, q, k)
-            places = [layout.per_segment(rows).reshape(q.shape[:-2]) for rows in ids]
-    term_inputs.layer_input(all_terms, name, x, q.shape[:-2], dims)
-    q_states, k_states = _states(all_terms, layout, x, places)
-    if heads_axis is not None:
-        share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
-        q_states, k_states = jax.tree.map(share, (q_states, k_states))
-        all_terms = inputs.some_heads(all_terms, dropout, heads_axis)
-    found = attend(
-        term_inputs.rotate(all_terms, "q", q, places[0], q_states),
-        term_inputs.rotate(all_terms, "k", k, places[1], k_states),
-        term_inputs.rotate_values(all_terms, v, places[1]),
-        terms=all_terms,
-        dims=dims,
-        q_raw=q,
-        k_raw=k,
-        q_states=q_states,
-        k_states=k_states,
-        q_positions=q_positions,
-        k_positions=k_positions,
-        q_segments=q_segments,
-        k_segments=k_segments,
-        q_index=q_index,
-        k_index=k_index,
-        causal=causal,
-        window=window,
-        sinks=sinks,
-        scale=scale,
-        logit_cap=logit_cap,
-        dropout=dropout,
-        implementation=implementation,
-        layout=layout,
-        return_lse=return_lse,
-        claims=encoding.claims,
-        name=name,
-    )
-    if not return_lse:
-        return term_inputs.rotate_output(all_terms, found, places[0])
-    out, lse = found
-    return term_inputs.rotate_output(all_terms, out, places[0]), lse
-
-
-@under_auto_axes
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    terms: tuple[Term, ...],
-    dims: Dims,
-    q_raw: jax.Array,
-    k_raw: jax.Array,
-    q_states: Any = None,
-    k_states: Any = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
-    q_segments: Any = None,
-    k_segments: Any = None,
-    q_index: Any = None,
-    k_index: Any = None,
-    causal: bool = True,
-    window: int | None = None,
-    sinks: int = 0,
-    scale: float | None = None,
-    logit_cap: float | None = None,
-    dropout: Dropout | None = None,
-    implementation: str | Callable | None = None,
-    layout: Contiguous = CONTIGUOUS,
-    return_lse: bool = False,
-    claims: Claims = Encoding.claims,
-    name: str = "attention",
-) -> Any:
-    """Attention on q, k and v that are already rotated, as a cache holds them.
-
-    What comes before is the caller's: the input, `at_length` and the rotations; and, where values
-    are rotated, what turns the output back (`ValueRotation`). Takes what
-    `attention` takes, and `q_raw` [*B, T, H, E], `k_raw` [*B, S, K, E] as they were before the
-    rotation (read only by relative keys and queries). Instead of x it takes `q_states` and
-    `k_states`: for each term what its `State` gives for the tokens of either side, [*B, T, H, C],
-    or None where it has none (k_states=None: as `q_states`, if T = S). `claims` says what positions
-    the terms take, `name` what messages call them.
-    """
-    require_window(window, sinks)
-    term_inputs.terms(terms)
-    inputs.arrays(q, k, v, terms)
-    require_dims(dims)
-    require_bool("causal", causal)
+    checks.no_others(others)
+    checks.arrays(q, k, v)
+    checks.layout(layout)
     require_bool("return_lse", return_lse)
     (*batch, queries, heads, _), keys = q.shape, k.shape[-3]
-    q_seg, k_seg = token_inputs.segments(q_segments, k_segments, q, k)
-    masked = causal or window is not None
-    q_places, k_places = token_inputs.indices(q_index, k_index, q, k, layout, masked)
-    positions = token_inputs.positions(claims, q, k, q_positions, k_positions, name)
-    contiguous = positions[0] is None
+
+    # The scheme and the sizes.
+    encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
+    dims = checks.dims(dims, q, k, x, heads_axis)
+    encoding.check(dims)
+    name, claims = checks.title(encoding), encoding.claims
+    checks.embedded(encoding, dims, embedded)
+
+    # Where tokens are, and what they may see.
+    given = {"q_positions": q_positions, "k_positions": k_positions}
+    q_positions, k_positions = checks.positions(claims, q, k, q_positions, k_positions, name)
+    encoding = checks.at_length(encoding, queries, given, q_segments)
+    contiguous = q_positions is None
+    q_ids, k_ids = checks.segments(q_segments, k_segments, q, k)
+    aligned = queries == keys and q_index is None and k_index is None and k_segments is None
+    masked = mask is not None or getattr(implementation, "has_own_mask", False)
+    causal = checks.causal(encoding, causal, masked)
+    ordered = causal or window is not None
+    q_index, k_index = checks.indices(q_index, k_index, q, k, layout, ordered)
+
+    # What is added, the softmax, and how it runs.
+    params = checks.params(encoding, params, dims)
+    terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, q, k)
+    terms = encoding.terms(params, dims) + terms
+    checks.layer_input(terms, name, x, q.shape[:-2], keys, dims)
+    checks.value_width(terms, v, claims.axes)
+    scale, logit_cap = checks.positive("scale", scale), checks.positive("logit_cap", logit_cap)
+    dropout = checks.dropout(q, dropout_rate, dropout_key)
+    kinds.check(terms, scale, logit_cap)
+    implementation = checks.implementation(implementation, layout, q, k, mask, bias)
     if not (queries and keys and q.size):
         out = jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
         return (out, jnp.full(out.shape[:-1], LOWEST)) if return_lse else out
-    term_inputs.check_values(terms, v.shape[-1], claims.axes)
-    q_states, k_states = term_inputs.check_states(terms, q_states, k_states, q, k)
 
-    restarts = contiguous and q_seg is not None and kinds.reads_places(terms)
+    # States and rotations. Positions restart in each segment where more than the distance counts.
+    positions = [q_positions, k_positions]
     if contiguous:
-        positions = [layout.per_segment(q_seg) if restarts else layout.order(queries)] * 2
-        contiguous = not restarts
-    q_pos, k_pos = (_flat(x, 1 + (claims.axes > 1)) for x in positions)
-    rank = layout.per_segment(k_seg) if sinks and k_seg is not None else None
-    q_tokens = Tokens(q_pos, _flat(q_places, 1), q_seg)
-    k_tokens = Tokens(k_pos, _flat(k_places, 1), k_seg, rank)
-    raw = term_inputs.read_raw(terms, q_raw, k_raw)
-    q, k, v, q_raw, k_raw = jax.tree.map(_heads_first, (q, k, v, *raw))
-    aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    read = return_lse or kinds.reads_lse(terms)
+        positions = [layout.order(queries)] * 2
+        if q_ids is not None and kinds.is_absolute(terms, claims.absolute_rotation):
+            positions = [layout.per_segment(ids).reshape(q.shape[:-2]) for ids in (q_ids, k_ids)]
+    q_states, k_states = outside.states(terms, layout, x, positions, (*q.shape[:-2], dims.heads))
+    if heads_axis is not None:
+        share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
+        q_states, k_states = jax.tree.map(share, (q_states, k_states))
+        terms = checks.some_heads(terms, dropout, heads_axis)
+    q_rotated = outside.rotate(terms, "q", q, positions[0], q_states)
+    k_rotated = outside.rotate(terms, "k", k, positions[1], k_states)
+    v_rotated = outside.rotate_values(terms, v, positions[1])
+    checks.same_width(q_rotated, k_rotated, terms)
+
+    # The call as engines take it: heads first, one axis of rows.
+    restarts = contiguous and q_ids is not None and kinds.reads_positions(terms)
+    engine_positions = positions
+    if contiguous:
+        engine_positions = [layout.per_segment(q_ids) if restarts else layout.order(queries)] * 2
+    q_at, k_at = (_flat(at, 1 + (claims.axes > 1)) for at in engine_positions)
+    pairs = zip(terms, k_states, strict=True)
+    k_states = tuple(state if kinds.reads_keys(term) else None for term, state in pairs)
+    rank = layout.per_segment(k_ids) if sinks and k_ids is not None else None
+    arrays = q_rotated, k_rotated, v_rotated, *outside.read_raw(terms, q, k), q_states, k_states
+    q_x, k_x, v_x, q_raw, k_raw, q_states, k_states = jax.tree.map(outside.heads_first, arrays)
     spec = AttentionSpec(
-        *(dims, causal, window, sinks, aligned, contiguous, restarts, read),
+        dims,
+        causal,
+        window,
+        sinks,
+        aligned=aligned,
+        contiguous=contiguous and not restarts,
+        restarts=restarts,
+        lse=return_lse or kinds.reads_lse(terms),
         scale=scale,
         logit_cap=logit_cap,
     )
-    q_side, k_side = Side(q, q_raw, q_states, q_tokens), Side(k, k_raw, k_states, k_tokens)
-    call = dispatch.Call(spec, terms, q_side, k_side, v)
+    q_side = Side(q_x, q_raw, q_states, Tokens(q_at, _flat(q_index, 1), q_ids))
+    k_side = Side(k_x, k_raw, k_states, Tokens(k_at, _flat(k_index, 1), k_ids, rank))
+    call = dispatch.Call(spec, terms, q_side, k_side, v_x)
     out, lse = dispatch.engine(implementation, layout, call, name, dropout)(*call)
-    out, lse = rescale(terms, q_states, out, lse)
+
+    out, lse = outside.rescale(terms, q_states, out, lse)
     out = jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
-    if not return_lse:
-        return out
-    return out, jnp.swapaxes(lse, 1, 2).reshape(*batch, queries, heads)
-
-
-def _states(terms: tuple, layout: Contiguous, x: Any, places: Any) -> list[tuple[Any, ...]]:
-    """For each term its states of queries and of keys; what both read from `x` is made once."""
-    of_queries = tuple(t.state and layout.state(t.state, x, places[0]) for t in terms)
-    of_keys = tuple(
-        layout.state(t.state, x, places[1])
-        if term_inputs.reads_keys(t) and t.state.of != "x"  # pyright: ignore[reportOptionalMemberAccess]
-        else made
-        for t, made in zip(terms, of_queries, strict=True)
-    )
-    return [of_queries, of_keys]
-
-
-def rescale(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
-    """The output [B, H, T, F] with what sinks leave, or unnormalized, and lse [B, H, T, 1].
-
-    `states` [B or 1, H, T, 1] are those of the queries, for each term.
-    """
-    if kinds.select(terms, kinds.Unnormalized):
-        out = out * jnp.exp(lse)
-    for sink, state in zip(terms, states, strict=True):
-        if not isinstance(sink, kinds.Sink):
-            continue
-        logit = align(sink.logit[:, None, None], out) + (0 if state is None else state)
-        out, lse = out * jax.nn.sigmoid(lse - logit), jnp.logaddexp(lse, logit)
-    return out, lse
-
-
-def _heads_first(x: jax.Array) -> jax.Array:
-    """[*B, T, H, E] → [B, H, T, E]."""
-    return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)
+    out = outside.rotate_output(terms, out, positions[0])
+    return (out, jnp.swapaxes(lse, 1, 2).reshape(*batch, queries, heads)) if return_lse else out
 
 
 def _flat(x: jax.Array, axes: int) -> jax.Array:

@@ -154,4 +154,3 @@ def values(
             added = term.values_along(line, weights)
         out = out if added is None else out + added
     return out
-

@@ -22,7 +22,8 @@ from pe_jax.engines.sharded import ring, rows
 from pe_jax.engines.sharded.layout import BlockPermuted, Contiguous, RowSharded
 from pe_jax.engines.sharded.tile_hops import TileHops
 from pe_jax.engines.tiled import Tiled
-from pe_jax.engines.tiled.sizes import CHOSEN, MOST as TILE, devices
+from pe_jax.engines.tiled.sizes import CHOSEN, devices
+from pe_jax.engines.tiled.sizes import MOST as TILE
 from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")

@@ -29,10 +29,11 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from pe_jax import positions as pos
+from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
-from pe_jax.engines import inputs, option_inputs, reference, term_inputs
+from pe_jax.engines import checks, reference
 from pe_jax.engines.api import attention
-from pe_jax.validation import is_real, require, require_bool
+from pe_jax.validation import require, require_bool
 
 SIZES = Dims(512, 8, 8, 64)  # of no model: to ask which terms there are, before sizes are known
 
@@ -92,15 +93,15 @@ def attention_fn(
         reads the layer's input; a scheme of several axes without `positions`.
       TypeError: `encoding` is not an Encoding, `params` not a Params.
     """
-    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
+    encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
-    causal = inputs.causal(encoding, causal, masked=True)
+    causal = checks.causal(encoding, causal, masked=True)
     if dims is not None:
         require_dims(dims)
     sizes = dims or SIZES
-    inputs.embedded(encoding, sizes, embedded)
-    if term_inputs.reads_input(abstract_terms(encoding, sizes)):
+    checks.embedded(encoding, sizes, embedded)
+    if kinds.reads_input(abstract_terms(encoding, sizes)):
         raise ValueError(
             f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
             " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
@@ -190,8 +191,7 @@ class AttentionFn:
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
         places = self._tokens(shape, mask, self.causal or is_causal)
         drop = None
-        fix = "pass a fraction from 0 up to, but not, 1"
-        require(is_real(dropout_rate) and 0 <= dropout_rate < 1, "dropout_rate", dropout_rate, fix)
+        checks.dropout_rate(dropout_rate)
         require_bool("is_causal", is_causal)
         if dropout_rate > 0 and not deterministic:
             require(dropout_rng is not None, "dropout_rng", None, "pass a key, or no dropout_rate")
@@ -205,12 +205,10 @@ class AttentionFn:
 
         engine = None
         if mask is not None or bias is not None or module is not None or drop is not None:
-            hidden = (
-                None if mask is None else option_inputs.pair_array("mask", _booleans(mask), shape)
-            )
+            hidden = None if mask is None else checks.pair_array("mask", _booleans(mask), shape)
             if mask is not None and self.encoding.claims.one_sided and not places["causal"]:
                 _check_hides_later(self.encoding, mask, shape)
-            bias = None if bias is None else option_inputs.pair_array("bias", bias, shape)
+            bias = None if bias is None else checks.pair_array("bias", bias, shape)
             engine = functools.partial(reference.attend, mask=hidden, bias=bias, change=change)
             engine.has_own_mask = mask is not None  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
         with _precision(precision):
@@ -324,7 +322,7 @@ def _check_hides_later(encoding: Encoding, mask, shape: tuple[int, ...]) -> None
     known, (queries, keys) = pos.concrete(mask), shape[-2:]
     if known is not None and queries == keys:
         whole = np.broadcast_to(known, np.broadcast_shapes(known.shape, (queries, keys)))
-        require(not np.triu(whole, 1).any(), "mask", "…", inputs.alike(encoding))
+        require(not np.triu(whole, 1).any(), "mask", "…", checks.alike(encoding))
 
 
 def _drop(key: Any, rate: float, broadcast: bool, weights: jax.Array) -> jax.Array:

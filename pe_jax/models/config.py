@@ -11,7 +11,7 @@ from pe_jax.config_fields import bool_field, check_fields, choice_field, int_fie
 from pe_jax.encodings import parse
 from pe_jax.encodings.base import Dims, Encoding
 from pe_jax.encodings.windowed import Windowed, without_window
-from pe_jax.engines import inputs
+from pe_jax.engines import checks
 from pe_jax.validation import ConfigError, is_real, require
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -125,7 +125,7 @@ class ModelConfig:
             pattern = self.pattern
             for encoding in pattern:
                 encoding.check(self.dims)
-                inputs.causal(encoding, self.causal)
+                checks.causal(encoding, self.causal)
         except ValueError as error:
             raise ConfigError(f"model.encoding={self.encoding!r}: {error}") from error
         multiple = f"must be a multiple of the pattern's length {len(pattern)}"

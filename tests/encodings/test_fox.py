@@ -138,18 +138,11 @@ def test_a_packed_document_does_not_feel_how_much_the_one_before_forgot():
     np.testing.assert_allclose(other[4:], alone, atol=1e-5)
 
 
-def test_attend_takes_the_states_of_either_side():
+def test_queries_that_are_not_the_keys_have_no_states():
     q, k, v = qkv()
-    params, last = random_params(FOX), slice(LENGTH - 3, None)
-    terms = FOX.terms(params, DIMS)
-    state = terms[0].state(X, None)
-    given = {"terms": terms, "dims": DIMS, "k_raw": k, "k_states": (state,)}
-    given |= {"q_raw": q[last], "q_index": np.arange(LENGTH)[last], "k_index": np.arange(LENGTH)}
-    given |= {"q_positions": np.arange(LENGTH)[last], "k_positions": np.arange(LENGTH)}
-    got = pe_jax.attend(q[last], k, v, q_states=(state[last],), **given)
-    np.testing.assert_allclose(got, attend(q, k, v, FOX, params, x=X)[last], atol=1e-6)
-    with pytest.raises(ValueError, match=r"q_states\[0\] has shape None; pass \[3, 2, 2\]"):
-        pe_jax.attend(q[last], k, v, **given)
+    here = {"q_positions": np.arange(3), "k_positions": np.arange(LENGTH), "q_index": np.arange(3)}
+    with pytest.raises(ValueError, match="q has 3 tokens and k has .*: FoX reads x, from which"):
+        attend(q[:3], k, v, FOX, random_params(FOX), x=X[:3], **here)
 
 
 @pytest.mark.parametrize("stddev", [-1, float("nan"), "0.1"])

@@ -34,17 +34,10 @@ def test_an_equal_value_everywhere_is_read_as_a_mean_of_rotations():
 
 
 @pytest.mark.parametrize("implementation", ["dense", "tiled"])
-def test_who_calls_attend_turns_values_and_output(implementation):
+def test_values_are_rotated_before_attention_and_the_output_after(implementation):
     q, k, v = (x[None] for x in qkv())
     places, theta = np.arange(LENGTH), rope.frequencies(q.shape[-1])
-    out = pe_jax.attend(
-        *(q, k, rope.rotate(v, places, theta)),
-        terms=VALUES.terms(NONE, DIMS),
-        dims=DIMS,
-        q_raw=q,
-        k_raw=k,
-        implementation=implementation,
-    )
+    out = pe_jax.attention(q, k, rope.rotate(v, places, theta), implementation=implementation)
     turned = rope.rotate(out, places, -theta)
     given = {"encoding": VALUES, "implementation": implementation}
     util.assert_close(pe_jax.attention(q, k, v, **given), turned, 1e-6)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.engines import term_inputs
+from pe_jax.encodings import terms as kinds
 from tests import util
 from tests.encodings.common import qkv, random_params
 
@@ -19,7 +19,7 @@ def attend(encoding, params=None, **options):
         at = options["q_positions"]
         options["q_positions"] = np.stack([at] * encoding.claims.axes, axis=-1)
     q, k, v = np.random.default_rng(0).standard_normal((3, len(PLACES), 2, 8), np.float32)
-    options |= {"x": q.reshape(len(q), -1)} if term_inputs.reads_input(util.terms(encoding)) else {}
+    options |= {"x": q.reshape(len(q), -1)} if kinds.reads_input(util.terms(encoding)) else {}
     options |= {"causal": True, "embedded": True}
     return pe_jax.attention(
         q, k, v, encoding=encoding, params=params, implementation="dense", **options

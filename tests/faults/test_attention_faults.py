@@ -58,14 +58,14 @@ FAULTS = {
     "rank": (ValueError, "q has shape (4, 8) … [*B, length, heads, width]", dict(q=Q[0, 0])),
     "integers": (TypeError, "v has dtype int32 … float32", dict(v=np.ones(V.shape, np.int32))),
     "dims": (ValueError, "4 heads of 8 … 8 of 4", dict(dims=pe_jax.Dims(32, 8, 2, 4))),
-    "a list": (TypeError, "k is a list; pass an array", dict(k=K_.tolist())),
+    "a list": (TypeError, "k=[[[ … is a list; pass an array", dict(k=K_.tolist())),
     "causal": (ValueError, "causal='no' … True or False", dict(causal="no")),
     "a short table": (
         ValueError,
         "params.shared.table has shape [4, 16]; T5 takes [4, 32] for … init(key, dims)",
         dict(encoding=T5, params=Params({"table": np.zeros((H, 16))}, {})),
     ),
-    "a name": (TypeError, "encoding='rope' … pe_jax.make", dict(encoding="rope")),
+    "a name": (TypeError, "encoding=[RoPE … pe_jax.make", dict(encoding=[ROPE])),
     "no input": (ValueError, "x=None: FoX reads … pass x=", dict(encoding=FOX)),
     "another input": (
         ValueError,

@@ -17,9 +17,9 @@ CACHE_FAULTS = {
     "one row for two": (ValueError, "k has shape (1, 5", dict(q=Q[:1], k=K_[:1], v=V[:1])),
     "key heads": (ValueError, "(2, 5, 1, 8) … (2, 5, 2, 8)", dict(k=K_[:, :, :1])),
     "value width": (ValueError, "v has shape (2, 5, 2, 3)", dict(v=V[..., :3])),
-    "value length": (ValueError, "v has shape (2, 4", dict(v=V[:, :4])),
+    "value length": (ValueError, "v (2, 4, 2, 8) do not fit", dict(v=V[:, :4])),
     "lengths": (ValueError, "q (2, 5 … k (2, 4", dict(k=K_[:, :4])),
-    "positions": (ValueError, "positions has shape [5] … [1, 5]", dict(positions=np.arange(T))),
+    "positions": (ValueError, "positions has shape [4] … [5]", dict(positions=np.arange(4))),
     "one position": (ValueError, "shape [1, 1]", dict(positions=np.zeros((1, 1), int))),
     "float positions": (
         TypeError,

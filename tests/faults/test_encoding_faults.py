@@ -281,3 +281,36 @@ def test_alibi_takes_any_number_of_heads():
         assert len(set(alibi.slopes(heads).tolist())) == heads
     x = np.ones((3, 6, 2), np.float32)
     assert np.isfinite(pe_jax.attention(x, x, x, encoding=pe_jax.make("alibi"))).all()
+
+
+def _scaled(arrays, distance, rate):
+    return rate * arrays[:, None] * distance
+
+
+def _made(slope):
+    def bias(arrays, distance):
+        return slope * _scaled(arrays, distance, 1.0)
+
+    return bias
+
+
+def test_a_function_that_jit_would_compile_again_is_answered_with_the_one_to_write():
+    for function, words in (
+        (lambda w, d: w[:, None] * d, ["def fn(w, d): ...`"]),
+        (_made(3), ["def bias(arrays, distance): ...`; ", "pass slope as the field `arrays`"]),
+        (
+            functools.partial(_scaled, rate=0.5),
+            ["def fn_of_term(arrays, distance): return _scaled(arrays, distance, rate=0.5)"],
+        ),
+        (
+            functools.partial(_scaled, np.ones(4)),
+            ["(arrays, distance, rate): return _scaled(arrays, distance, rate)`; "],
+        ),
+    ):
+        refused(
+            functools.partial(pe_jax.DistanceBias, function, np.ones(4)),
+            "DistanceBias.fn=",
+            "write at the top level of a module `def ",
+            *words,
+            error=TypeError,
+        )

@@ -24,7 +24,7 @@ from tests.faults.attention_calls import (
     extend,
     refuses,
 )
-from tests.util import DIMS, B, E
+from tests.util import B, E
 
 INPUTS = "sinusoidal learned bipe sinusoidal_2d learned_2d learned_grid".split()
 INPUTS += ["sinusoidal+rope", "rope+learned"]
@@ -73,9 +73,7 @@ def test_a_scaling_that_depends_on_the_length_has_that_of_the_call(encoding, eng
 
     def by_hand(encoding):
         turned = [util.rotate(encoding, "q", NO_PARAMS, x, np.arange(T)) for x in (Q, K_)]
-        raw = {"q_raw": Q, "k_raw": K_, "dims": DIMS}
-        terms = encoding.terms(NO_PARAMS, DIMS)
-        return pe_jax.attend(*turned, V, terms=terms, **raw, **given)
+        return pe_jax.attention(*turned, V, **given)
 
     assert np.abs(got - by_hand(encoding)).max() > 0.01  # as it stands, it is for short sequences
     longer = encoding.at_length(4 * T)

@@ -68,15 +68,9 @@ def table(leaf, **more):
     return attend(encoding=T5, params=pe_jax.Params({"table": leaf, **more}, {}))
 
 
-def rotated(**options):
-    own = {"terms": (), "dims": DIMS, "q_raw": Q, "k_raw": K_, **options}
-    return functools.partial(pe_jax.attend, Q, K_, V, **own)
-
-
-ROTATED = ("terms", "rope"), ("dims", None), ("causal", "no"), ("causal", None)
 ATTENTION: Calls = [
     *((attend(**{name: 1}), f"{name}: attention has no such argument") for name in NAMES.split()),
-    (attend(q="q"), "q is a str; pass an array"),
+    (attend(q="q"), "q='q' is a str; pass an array"),
     (attend(q=Q > 0), "q has dtype bool"),
     (attend(q=Q[:, :, :0]), "q has shape (2, 5, 0, 8); pass at least one head"),
     (attend(k=K_[:, :, :0], v=V[:, :, :0]), "k has 0 heads"),
@@ -144,7 +138,6 @@ ATTENTION: Calls = [
     (lambda: pe_jax.DistanceBias(TABLE[:2, :2], TABLE), "DistanceBias.fn=array"),
     (lambda: pe_jax.Scale("a"), "scale='a': pass a positive number"),
     (lambda: pe_jax.Scale(-1.0), "scale=-1.0"),
-    *((rotated(**{n: x}), f"{n}=") for n, x in ROTATED),
 ]
 
 
@@ -232,7 +225,7 @@ OTHER = pe_jax.Dims(64, 8, 2, 8)
 CACHE: Calls = [
     *((empty(batch=x), f"batch={x!r}: pass an integer") for x in (-1, 2.5, "8", None, True)),
     *((empty(dims=x), "dims=", "pass pe_jax.Dims(") for x in (None, (32, 4, 2, 8))),
-    *((empty(x), "encoding=", "pass one layer's") for x in ("rope", pe_jax.parse("rope,nope"))),
+    *((empty(x), "encoding=", "pass one layer's") for x in (rope, pe_jax.parse("rope,nope"))),
     *((empty(dtype=x), "dtype=", "jnp.float32") for x in (jnp.int32, "float33")),
     (empty(T5, params={}), "params is a dict; pass pe_jax.Params"),
     (empty(T5, params=util.random_params(T5, OTHER)), "params.shared.table has shape [8, 32]"),
@@ -242,10 +235,10 @@ CACHE: Calls = [
     (extend(encoding=FOX, params=util.random_params(FOX), x=X), "cache.states=", "FoX needs"),
     (extend(cache.empty(ROPE, B, 8, pe_jax.Dims(32, 4, 4, 8))), "cache.k=(2, 4, 8, 8)"),
     (extend(dims=None), "dims=None: pass pe_jax.Dims("),
-    (extend(encoding="rope"), "encoding='rope': pass one layer's"),
+    (extend(encoding="rope,t5"), "encoding='rope,t5': it has 2 layers"),
     (extend(q=Q.tolist()), "q=[[[", "is a list; pass an array"),
     (extend(q=np.ones(Q.shape, int)), "q has dtype int64"),
-    (extend(q=Q[0], k=K_[0], v=V[0]), "q=(5, 4, 8): pass at least 4 axes"),
+    (extend(q=Q[0], k=K_[0], v=V[0]), "q has shape (5, 4, 8); pass [B, length, heads, width]"),
     (extend(terms=(pe_jax.Sink(TABLE[0, :3]),)), "terms: Sink has shape [3]; pass [4]"),
     (extend(terms=(masks.prefix(3),)), "terms='Mask'", "as part of an encoding"),
     (extend(implementation="flash"), "implementation='flash' is unknown"),

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pe_jax.encodings.terms.term import repeat_heads
 from pe_jax.numerics.arrays import varying_like
+from pe_jax.numerics.products import average, multiply
 
 
 class Line(NamedTuple):
@@ -30,43 +32,64 @@ class Line(NamedTuple):
     offset: int = 0
     last: bool = True
 
-    def reversed(self) -> "Line":
-        """The same seen from the keys: pair (b, a) reads number `offset - b + a`."""
-        n = self.values.shape[1]
-        return Line(self.values[:, ::-1], n - 1 - self.offset)
-
     def spread(self, rows: int, columns: int) -> jax.Array:
         """Biases [H or 1, n] of all pairs: [H or 1, r, c], or [H or 1, 1, 1] if all are alike."""
         n = self.values.shape[1]
-        if n == 1:
-            return self.values[..., None]
-        first = self.offset - (rows - 1)
-        before, end = max(-first, 0), first + rows + columns - 1
-        kept = self.values[:, max(first, 0) : max(min(end, n), 1)]
-        edges = jnp.pad(kept, [(0, 0), (before, max(end - n, 0))], mode="edge")
-        by_slices, by_shear = (functools.partial(f, rows=rows) for f in (_by_slices, _by_shear))
-        return jax.lax.platform_dependent(edges, cpu=by_slices, default=by_shear)
+        if (only := self._only(n, rows, columns)) is not None:
+            return self.values[:, only, None, None]
+        skipped, kept = self._corner(rows, columns)
+        first = self.offset + skipped - (kept - 1)
+        before, end = max(-first, 0), self.offset + columns
+        values = self.values[:, max(first, 0) : max(min(end, n), 1)]
+        edges = jnp.pad(values, [(0, 0), (before, max(end - n, 0))], mode="edge")
+        by_slices, by_shear = (functools.partial(f, rows=kept) for f in (_by_slices, _by_shear))
+        if (skipped, kept) == (0, rows):
+            return jax.lax.platform_dependent(edges, cpu=by_slices, default=by_shear)
+        start = self.values[:, :1]
+        corner = jax.lax.platform_dependent(edges - start, cpu=by_slices, default=by_shear)
+        widths = [(0, 0), (0, rows - kept), (skipped, 0)]
+        return start[..., None] + jnp.pad(corner, widths)
+
+    def _only(self, n: int, rows: int, columns: int) -> int | None:
+        """Which of the n numbers all pairs read, if they read one."""
+        if n == 1 or self.offset + columns - 1 <= 0:
+            return 0
+        return n - 1 if self.offset - (rows - 1) >= n - 1 else None
+
+    def _corner(self, rows: int, columns: int) -> tuple[int, int]:
+        """Columns in which all pairs read the first value, and rows in which not all do."""
+        skipped = min(max(1 - self.offset, 0), columns - 1)
+        return skipped, max(min(rows, self.offset + columns - 1), 1)
 
     def products(self, x: jax.Array, columns: int) -> jax.Array:
         """x [B, H, r, E] times the vectors [H or 1, n, E] of all pairs: [B, H, r, c].
 
         Or [B, H, r, 1], if all vectors are alike.
         """
-        form = "bhre,hne->bhrn" if len(self.values) > 1 else "bhre,ne->bhrn"
-        vectors = self.values if len(self.values) > 1 else self.values[0]
-        return self.place(jnp.einsum(form, x.astype(jnp.float32), vectors), columns)
+        products: Any = multiply(jnp.float32, x.astype(jnp.float32), self._of_rows(x))
+        return self.place(products, columns)
+
+    def key_products(self, k: jax.Array, heads: int, rows: int) -> jax.Array:
+        """Keys [B, K, c, E] times the vectors of all pairs: [B, H, r, c], or [B, H, 1, c].
+
+        Seen from the keys distances run backwards: pair (b, a) reads number `offset - b + a`.
+        """
+        backwards = Line(self.values[:, ::-1], self.values.shape[1] - 1 - self.offset)
+        return jnp.swapaxes(backwards.products(repeat_heads(k, heads), rows), 2, 3)
 
     def average(self, weights: jax.Array) -> jax.Array:
         """Weights [B, H, r, c] times the vectors [H or 1, n, F] of all pairs: [B, H, r, F]."""
-        form = "bhrn,hnf->bhrf" if len(self.values) > 1 else "bhrn,nf->bhrf"
-        vectors = self.values if len(self.values) > 1 else self.values[0]
         zeros = jnp.zeros((*weights.shape[:3], self.values.shape[1]), jnp.float32)
 
         def place(x):
             return jnp.broadcast_to(self.place(x, weights.shape[3]), weights.shape)
 
-        (summed,) = jax.vjp(place, varying_like(zeros, (weights, vectors)))[1](weights)
-        return jnp.einsum(form, summed, vectors)
+        (summed,) = jax.vjp(place, varying_like(zeros, (weights, self.values)))[1](weights)
+        return average(jnp.float32, summed, self._of_rows(summed))
+
+    def _of_rows(self, x: jax.Array) -> jax.Array:
+        """The values for each row of the batch: [B, H or 1, n, E]."""
+        return jnp.broadcast_to(self.values, (len(x), *self.values.shape))
 
     def place(self, x: jax.Array, columns: int) -> jax.Array:
         """y[…, a, b] = x[…, a, offset - a + b], ends repeated: [..., r, n] → [..., r, c].
@@ -75,22 +98,29 @@ class Line(NamedTuple):
         the n numbers is zero there: they are measured from the first.
         """
         *lead, rows, n = x.shape
-        if n == 1:
-            return x
+        if (only := self._only(n, rows, columns)) is not None:
+            return x[..., only, None]
         first, end = self.offset - (rows - 1), self.offset + columns
         if first >= 0 and end <= n:
             return shear(x[..., first:end])
         start = x[..., :1]
-        left = max(-self.offset, 0)
-        width = max(rows + n, end) + left
-        moved = jax.lax.optimization_barrier(x - start)
-        widths = [(0, 0)] * (len(lead) + 1) + [(left, width + 1 - n - left)]
-        moved = jnp.pad(moved, widths).reshape(*lead, -1)[..., : rows * width]
-        moved = moved.reshape(*lead, rows, width)[..., self.offset + left : end + left]
-        y = start + moved
+        skipped, kept = self._corner(rows, columns)
+        moved = self._moved(x[..., :kept, :] - start[..., :kept, :], skipped, columns - skipped)
+        widths = [(0, 0)] * len(lead) + [(0, rows - kept), (skipped, 0)]
+        return start + jnp.pad(moved, widths)
+
+    def _moved(self, x: jax.Array, first: int, columns: int) -> jax.Array:
+        """`place` from column `first` on, of numbers whose first is 0."""
+        *lead, rows, n = x.shape
+        offset, end = self.offset + first, self.offset + first + columns
+        width = max(rows + n, end)
+        y = jax.lax.optimization_barrier(x)
+        widths = [(0, 0)] * (len(lead) + 1) + [(0, width + 1 - n)]
+        y = jnp.pad(y, widths).reshape(*lead, -1)[..., : rows * width]
+        y = y.reshape(*lead, rows, width)[..., offset:end]
         if not self.last or end <= n:
             return y
-        index = self.offset - np.arange(rows)[:, None] + np.arange(columns)
+        index = offset - np.arange(rows)[:, None] + np.arange(columns)
         return jnp.where(index >= n, x[..., -1:], y)
 
 

@@ -123,8 +123,7 @@ class RelativeQueries(DistanceTerm, ScoreTerm):
         return self.contract("bhse,*tse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)
 
     def along(self, line, q, k, states):
-        keys = repeat_heads(k.raw, q.x.shape[1])
-        return jnp.swapaxes(line.reversed().products(keys, q.x.shape[2]), 2, 3)
+        return line.key_products(k.raw, *q.x.shape[1:3])
 
 
 @kind

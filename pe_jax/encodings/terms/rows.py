@@ -108,11 +108,13 @@ def suffix_sums(x: jax.Array, own: bool) -> jax.Array:
     several times as long on a CPU.
     """
     *lead, columns = x.shape
-    if jax.export.is_symbolic_dim(columns) or columns % BLOCK or columns == BLOCK:
+    if jax.export.is_symbolic_dim(columns) or columns <= BLOCK:
         return _triangle_sums(x, own)
-    blocks = x.reshape(*lead, columns // BLOCK, BLOCK)
+    padded = jnp.pad(x, [(0, 0)] * len(lead) + [(0, -columns % BLOCK)])
+    blocks = padded.reshape(*lead, -1, BLOCK)
     later = suffix_sums(blocks.sum(-1), False)
-    return (_triangle_sums(blocks, own) + later[..., None]).reshape(x.shape)
+    sums = _triangle_sums(blocks, own) + later[..., None]
+    return sums.reshape(padded.shape)[..., :columns]
 
 
 def _triangle_sums(x: jax.Array, own: bool) -> jax.Array:

@@ -4,6 +4,8 @@ B batch, T queries, S keys, H query heads, K key heads, E head width, F value wi
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
 """
 
+from typing import Any
+
 from pe_jax.encodings.terms.distances import (
     RelativeKeys,
     RelativeQueries,
@@ -11,7 +13,7 @@ from pe_jax.encodings.terms.distances import (
     RelativeValues,
 )
 from pe_jax.encodings.terms.rows import PathProduct, RowRescore, RowSum
-from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
+from pe_jax.encodings.terms.scores import ChannelDecay, PairBias, TokenBias, TokenProduct
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
 from pe_jax.encodings.terms.term import select
 from pe_jax.encodings.terms.vectors import Input, QueryBias, Rotation, Scale, ValueRotation, Views
@@ -60,10 +62,28 @@ def views(terms: tuple) -> Views | None:
     return next((t.views for t in select(terms, Rotation) if t.views is not None), None)
 
 
-def reads_places(terms: tuple) -> bool:
-    """Whether an engine reads where two tokens stand, beyond how far apart they are."""
+def reads_positions(terms: tuple) -> bool:
+    """Whether an engine reads the positions of two tokens, not only their distance."""
     several = views(terms)
     return bool(select(terms, PairBias)) or (several is not None and several.unit > 1)
+
+
+def reads_input(terms: tuple) -> bool:
+    """Whether a state is computed from the layer's input."""
+    return any(term.state is not None and term.state.of != "positions" for term in terms)
+
+
+def reads_keys(term: Any) -> bool:
+    """Whether a term reads the states of keys, and not of queries alone."""
+    if isinstance(term, RowSum):
+        return term.state is not None
+    return isinstance(term, TokenBias | TokenProduct | ChannelDecay | PathProduct)
+
+
+def is_absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
+    """Whether more than the distance counts, so that positions restart in each segment."""
+    of_positions = (term.state is not None and term.state.of != "x" for term in terms)
+    return absolute_rotation or any(of_positions) or reads_positions(terms)
 
 
 def check(terms: tuple, scale: float | None = None, logit_cap: float | None = None) -> None:

@@ -74,6 +74,8 @@ class Views:
 
         A block that one view scores as a whole takes one product.
         """
+        if q.x.shape[2] == 1:
+            return self._products_of_one(multiply, q, k)
         queries = jnp.stack(jnp.split(q.x, self.count, axis=-1))
         keys = k.x[None] if self.shared_keys else jnp.stack(jnp.split(k.x, self.count, axis=-1))
         view = self.of(q.tokens.positions[:, :, None], k.tokens.positions[:, None])[:, None]
@@ -91,6 +93,20 @@ class Views:
             return scores
 
         return jax.lax.cond(view.min() == view.max(), one_view, by_pair, queries, keys, view)
+
+    def _products_of_one(self, multiply: Callable, q: Side, k: Side) -> jax.Array:
+        """The same of one query: the keys are read once, whole, by a query for each view."""
+        queries = q.x[:, :, 0].reshape(*q.x.shape[:2], self.count, -1)
+        if not self.shared_keys:  # each in its place among zeros
+            placed = jnp.eye(self.count, dtype=q.x.dtype)[None, None, :, :, None]
+            queries = placed * queries[:, :, :, None]
+        queries = queries.reshape(len(q.x), -1, 1, k.x.shape[-1])
+        products = multiply(queries, k.x).reshape(*q.x.shape[:2], self.count, -1)
+        view = self.of(q.tokens.positions[:, :, None], k.tokens.positions[:, None])
+        scores = products[:, :, 0]
+        for n in range(1, self.count):
+            scores = jnp.where(view == n, products[:, :, n], scores)
+        return scores[:, :, None]
 
 
 @kind

@@ -19,13 +19,11 @@ from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params, abstract_terms, require_dims
 from pe_jax.encodings.terms import Side, Tokens, select
-from pe_jax.engines import dispatch, inputs, option_inputs, term_inputs
-from pe_jax.engines.api import rescale
+from pe_jax.engines import checks, dispatch, outside
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
 from pe_jax.engines.decoding.ring_buffer import RingBuffer, ring_buffer
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from pe_jax.numerics.arrays import require_array
 from pe_jax.validation import is_int, require
 
 
@@ -98,13 +96,13 @@ def empty(
       ValueError: `capacity` is not a positive integer; sizes or parameters that do not fit.
       TypeError: no encoding, no `Dims`.
     """
-    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
+    encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     require_dims(dims)
     encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
     require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
     named = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # or a string
-    floating = named in [jnp.dtype(known).name for known in inputs.DTYPES]
+    floating = named in [jnp.dtype(known).name for known in checks.DTYPES]
     require(floating, "dtype", dtype, "pass jnp.float32, jnp.bfloat16 or jnp.float16")
     claims, terms = encoding.claims, abstract_terms(encoding, dims)
     turns = ring_buffer(terms, capacity, window, sinks)
@@ -116,7 +114,7 @@ def empty(
 
     tables = None
     if params is not None:  # positions of several axes are never contiguous: they have no tables
-        params = inputs.params(encoding, params, dims)
+        params = checks.params(encoding, params, dims)
         own = encoding.terms(params, dims)
         tables = one_token.tables(own, capacity) if claims.axes == 1 else (None,) * len(own)
 
@@ -124,7 +122,7 @@ def empty(
         return jnp.zeros((batch, heads, rows, width), dtype)
 
     def state(term: Any):
-        if term_inputs.reads_keys(term):
+        if kinds.reads_keys(term):
             halves = isinstance(term, kinds.TokenProduct | kinds.RowSum)
             kept = 2 if halves else 1  # one half is for queries
             return zeros(dims.heads, term.state.width // kept, jnp.float32)
@@ -150,7 +148,7 @@ def _key_width(terms: tuple, places: tuple[int, ...], dims: Dims) -> int:
 
     def rotate(terms, x, k, positions):
         states = tuple(t.state and t.state(x, positions) for t in terms)
-        return term_inputs.rotate(terms, "k", k, positions, states)
+        return outside.rotate(terms, "k", k, positions, states)
 
     x = jax.ShapeDtypeStruct((*places[:2], dims.width), jnp.float32)
     k = jax.ShapeDtypeStruct((*places[:2], dims.kv_heads, dims.head_dim), jnp.float32)
@@ -242,9 +240,9 @@ def extend(
     q [B, T, H, E], k [B, T, K, E] and v [B, T, K, F] are not rotated. `positions` [B or 1, T] say
     where the new tokens stand; None: on from the cache's length, the tokens before standing at
     0 … length - 1 (what is known to differ is refused). `terms` are of the kind `Sink`; others
-    belong to an encoding. All else is as for `attention`, except that
-    a scheme that depends on the length of the sequence is `encoding.at_length(total_length)`, and
-    that `implementation=None` also allows the short way of one contiguous token.
+    belong to an encoding. All else is as for `attention`, except that a scheme that depends on the
+    length of the sequence is `encoding.at_length(total_length)`, and that `implementation=None`
+    also allows the short way of one contiguous token.
 
     Returns:
       Output [B, T, H, F], and the longer cache.
@@ -253,50 +251,46 @@ def extend(
       ValueError: tokens that do not fit the cache or each other; what `attention` refuses of
         positions, parameters, x, a scheme that adds to the input, or one that needs a length.
     """
-    encoding, window, sinks = inputs.window(inputs.encoding(encoding), window, sinks)
+    encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     require_dims(dims)
-    for name, rows in (("q", q), ("k", k), ("v", v)):
-        require_array(name, rows, 4)
+    checks.arrays(q, k, v, batch="B")
     _check_layout(cache, encoding, dims)
     if cache.ring is not None:
         own = cache.ring.window, cache.ring.sinks
         fix = f"the cache keeps what {own[0]} and {own[1]} need; pass what it was made with"
         require((window, sinks) == own, "window, sinks", (window, sinks), fix)
-    if q.shape != (*k.shape[:2], dims.heads, dims.head_dim):
-        raise ValueError(
-            f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both, and q with"
-            f" {dims.heads} heads of {dims.head_dim}"
-        )
+    checks.dims(dims, q, k)
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both")
     if not q.size:
         return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
-    inputs.embedded(encoding, dims, embedded)
-    params = inputs.params(encoding, params, dims)
-    name = inputs.title(encoding)
+    checks.embedded(encoding, dims, embedded)
+    params = checks.params(encoding, params, dims)
+    name = checks.title(encoding)
     start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
-    positions = jax.lax.stop_gradient(_positions(cache, positions, q, encoding))
-    encoding = inputs.at_length(encoding, q.shape[1], {"positions": positions})
-    own, more = encoding.terms(params, dims), term_inputs.terms(terms, dims)
-    scale = option_inputs.positive("scale", scale)
-    logit_cap = option_inputs.positive("logit_cap", logit_cap)
+    positions = _positions(cache, positions, q, encoding)
+    encoding = checks.at_length(encoding, q.shape[1], {"positions": positions})
+    own, more = encoding.terms(params, dims), checks.terms(terms, dims)
+    scale = checks.positive("scale", scale)
+    logit_cap = checks.positive("logit_cap", logit_cap)
     kinds.check(own + more, scale, logit_cap)
     for term in more:
         ok = isinstance(term, kinds.Sink) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
-    term_inputs.layer_input(own, name, x, q.shape[:2], dims)
+    checks.layer_input(own, name, x, q.shape[:2], q.shape[1], dims)
 
     states = _states(cache, own, x, positions)
-    rotated = term_inputs.rotate(own, "q", q, positions, states)
+    rotated = outside.rotate(own, "q", q, positions, states)
     terms, nothing = own + more, (None,) * len(more)
     short = short and not select(terms, kinds.PathProduct, kinds.RowRescore)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(own, cache.capacity)
-    keys = term_inputs.rotate(own, "k", k, positions, states)
-    rotated_v = term_inputs.rotate_values(own, v, positions)
+    keys = outside.rotate(own, "k", k, positions, states)
+    rotated_v = outside.rotate_values(own, v, positions)
     new = _rows(cache, own, tables, keys, k, rotated_v, states, positions, dims)
     before, cache = cache, append(_go_on(cache, own, states), new)
 
-    inputs.arrays(q, k, v)
     read = kinds.reads_lse(terms)
     spec = AttentionSpec(dims, True, window, sinks, lse=read, scale=scale, logit_cap=logit_cap)
     rows, tokens = _in_sight(before, cache, new)
@@ -307,8 +301,8 @@ def extend(
         out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start, turns)
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
-    out = _swap(rescale(terms, call.q.states, out, lse)[0]).astype(q.dtype)
-    return term_inputs.rotate_output(own, out, positions), cache
+    out = _swap(outside.rescale(terms, call.q.states, out, lse)[0]).astype(q.dtype)
+    return outside.rotate_output(own, out, positions), cache
 
 
 def _in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
@@ -350,7 +344,7 @@ def _kept(cache: Cache) -> Rows:
 def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
     """What is kept of new tokens: `keys` as rotated, and what else the cache has."""
     kept = [
-        _swap(state)[..., -old.shape[-1] :] if term_inputs.reads_keys(term) else None
+        _swap(state)[..., -old.shape[-1] :] if kinds.reads_keys(term) else None
         for term, state, old in zip(terms, states, cache.states, strict=True)
     ]
     far = None
@@ -368,7 +362,7 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
     for name, one in want.items():
         given = jax.tree.map(jnp.shape, getattr(cache, name))
         require(
-            given == one, f"cache.{name}", given, f"{inputs.title(encoding)} needs {one}; {fix}"
+            given == one, f"cache.{name}", given, f"{checks.title(encoding)} needs {one}; {fix}"
         )
 
 
@@ -386,9 +380,9 @@ def _call(
     """The last tokens, from number `start` on, against `rows`, as engines take them."""
     kept = rows.states + (None,) * (len(terms) - len(rows.states))
     of_keys = zip(terms, kept, strict=True)
-    k_states = tuple(state if term_inputs.reads_keys(term) else None for term, state in of_keys)
+    k_states = tuple(state if kinds.reads_keys(term) else None for term, state in of_keys)
     k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
-    q_raw, k_raw = term_inputs.read_raw(terms, _swap(q), k_raw)
+    q_raw, k_raw = outside.read_raw(terms, _swap(q), k_raw)
     positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
     index = pos.contiguous(q.shape[1], start)[None]
     q_tokens = Tokens(positions.astype(rows.positions.dtype), index)
@@ -413,7 +407,7 @@ def _states(cache: Cache, terms: tuple, x, positions) -> tuple:
         before = None
         if term.state.after is not None:
             last = cache.length - 1
-            if cache.ring is not None and term_inputs.reads_keys(term):
+            if cache.ring is not None and kinds.reads_keys(term):
                 last = cache.ring.row(last)
             last = jnp.clip(last, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
@@ -426,7 +420,7 @@ def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
     """The cache with the last value of each running sum that no key is asked for."""
     kept = list(cache.states)
     for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
-        if old is not None and not term_inputs.reads_keys(term):
+        if old is not None and not kinds.reads_keys(term):
             kept[i] = _write(old, _swap(states[i])[:, :, -1:], 0, 2)
     return dataclasses.replace(cache, states=tuple(kept))
 
@@ -435,10 +429,8 @@ def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax
     """Checked positions of the new tokens: [B or 1, T], with a trailing [A] if axes > 1."""
     tail = (q.shape[1],) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
     if positions is not None:
-        positions = pos.as_positions(positions, real=encoding.claims.real_positions)
-        term_inputs.check_shape("positions", positions, (1, *tail), (q.shape[0], *tail))
-        pos.check_near(positions)
-        return positions
+        positions = checks.positions_of(encoding.claims, "positions", positions, q.shape[:2])
+        return positions.reshape(-1, *tail)
     if encoding.claims.axes > 1:
         name = type(encoding).__name__
         raise ValueError(f"{name} has {encoding.claims.axes} axes: pass positions {[1, *tail]}")

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, Tokens
+from pe_jax.encodings.terms.diagonals import shear
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
-from pe_jax.encodings.terms.diagonals import shear
 
 BLOCKS = 4  # of queries in a chunk, unless …
 MOST = 2**26  # … it would have more numbers than these: 256 MiB

@@ -125,9 +125,7 @@ class TileHops(NamedTuple):
 
                 nothing = zeros(x._replace(tables=None))
                 grads = self._unless_hidden(known, run, nothing, x)
-                d_q, d_terms = jax.tree.map(
-                    jnp.add, (d_q, d_terms), (grads.q, grads.terms)
-                )
+                d_q, d_terms = jax.tree.map(jnp.add, (d_q, d_terms), (grads.q, grads.terms))
                 return (d_q, d_terms), (grads.k, grads.v)
 
             d_terms, d_keys = carry
@@ -162,7 +160,8 @@ class TileHops(NamedTuple):
 
     def _keys(self, operands: Operands, fixed: Fixed) -> "KeyRun":
         tokens = jax.tree.map(lambda x: self._split(x, 1), fixed.k)
-        return KeyRun(*self._split_trees((operands.k, operands.v)), tokens)
+        k, v = self._split_trees((operands.k, operands.v))
+        return KeyRun(k, v, tokens)
 
     def _unless_hidden(self, fixed: Fixed, f: Any, nothing: Any, like: Any):
         """f(); or `nothing`, typed alike, where the mask hides all of two runs."""

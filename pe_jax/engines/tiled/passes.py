@@ -81,15 +81,16 @@ class Group(NamedTuple):
         """The gradients of all but the queries, with those of a tile."""
         columns = self.plan.grid.columns
         k = jax.tree.map(
-            lambda a, b, axis: _add(a, b, tile.j * columns, axis), total.k, part.k, _key_axes(part.k)
+            lambda a, b, axis: _add(a, b, tile.j * columns, axis),
+            total.k,
+            part.k,
+            _key_axes(part.k),
         )
         v = _add(total.v, part.v, tile.j * columns, self.v_axis)
         if (window := self.window(tile)) is None:
             tables = jax.tree.map(jnp.add, total.tables, part.tables)
         else:
-            tables = jax.tree.map(
-                lambda a, b: _add(a, b, window[0], 1), total.tables, part.tables
-            )
+            tables = jax.tree.map(lambda a, b: _add(a, b, window[0], 1), total.tables, part.tables)
         terms = jax.tree.map(jnp.add, total.terms, part.terms)
         return Operands(None, k, v, tables, terms)
 
@@ -106,7 +107,10 @@ class Group(NamedTuple):
 
     def tokens(self, tile: Tile) -> tuple[Tokens, Tokens]:
         """The tokens of a tile's queries and keys."""
-        each = (self.fixed.q, tile.i, self.plan.grid.rows), (self.fixed.k, tile.j, self.plan.grid.columns)
+        each = (
+            (self.fixed.q, tile.i, self.plan.grid.rows),
+            (self.fixed.k, tile.j, self.plan.grid.columns),
+        )
         q, k = (
             jax.tree.map(lambda x, n=n, size=size: _cut(x, n * size, size, 1), side)
             for side, n, size in each
@@ -180,7 +184,7 @@ class Group(NamedTuple):
         Of a row that can be left, only while more(carry); then with how many were visited.
         """
         for stage, visit in zip(schedule.stages(self.plan), self.visits, strict=True):
-            columns, count = visit.columns[i], visit.count[i]
+            columns, count = visit.columns[i], visit.counts[i]
 
             def step(n, carry, stage=stage, columns=columns):
                 return f(Tile(stage, i, columns[n]), n, carry)
@@ -188,12 +192,12 @@ class Group(NamedTuple):
             if more is None:
                 carry = jax.lax.fori_loop(0, count, step, carry)
                 continue
+
+            def goes_on(state, count=count):
+                return (state[0] < count) & more(state[1])
+
             start = jnp.zeros((), jnp.int32), carry
-            return jax.lax.while_loop(
-                lambda x: (x[0] < count) & more(x[1]),
-                lambda x: (x[0] + 1, step(*x)),
-                start,
-            )
+            return jax.lax.while_loop(goes_on, lambda x, step=step: (x[0] + 1, step(*x)), start)
         return carry
 
     def matters(self, i: Any, before: tuple, weight: jax.Array) -> jax.Array:
@@ -289,7 +293,7 @@ class RowGradients(NamedTuple):
 def backward(
     plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
 ) -> Operands:
-    """Gradients of a group, float32, where `result` is that over all keys, of which these may be some."""
+    """Gradients of a group, float32, where `result` is that over all keys, these or more."""
     group = Group.of(plan, operands, fixed, backward=True)
     inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
     # of what sees nothing: a sum so large that the weights vanish again
@@ -368,7 +372,7 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
     if plan.stops:
         count, (kept, _) = group.visit(i, visit, start, lambda x: group.matters(i, x[1], lse))
         return kept, count
-    return group.visit(i, visit, start)[0], group.visits[0].count[i]
+    return group.visit(i, visit, start)[0], group.visits[0].counts[i]
 
 
 def _join_rows(x: jax.Array) -> jax.Array:

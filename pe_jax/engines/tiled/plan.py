@@ -42,12 +42,14 @@ class Operands(NamedTuple):
 class Fixed(NamedTuple):
     """What it has no gradients for."""
 
-    q: Tokens
-    k: Tokens
+    q: Any  # tokens
+    k: Any
     base: Any = None  # the distance of the first query and the first key; None: 0
-    masks: tuple = ()  # the terms that hide pairs
+    masks: Any = ()  # the terms that hide pairs
     dropout: Any = None
-    own_scores: Any = None  # of each query and its own key, [B, H, T, 1]; read where tiles are left out
+    own_scores: Any = (
+        None  # of each query and its own key, [B, H, T, 1]; read where tiles are left out
+    )
 
 
 class Result(NamedTuple):
@@ -200,7 +202,7 @@ def lay_out(
 
     On a ring rows are cut into `runs` of tokens, each as long as the plan says.
     """
-    tokens = fill_tokens(plan, q.tokens, k.tokens, runs)
+    q_tokens, k_tokens = fill_tokens(plan, q.tokens, k.tokens, runs)
     operands = Operands(
         _fill(q, plan.grid.lengths[0], runs),
         _fill(k, plan.grid.lengths[1], runs),
@@ -213,7 +215,7 @@ def lay_out(
         x, y = operands.q.x, operands.k.x
         own_scores = skipping.own_scores(x, y, plan.spec.scale_of(terms))
     masks = tuple(term for term in terms if term.hides)
-    return operands, Fixed(*tokens, None, masks, dropout, own_scores)
+    return operands, Fixed(q_tokens, k_tokens, None, masks, dropout, own_scores)
 
 
 def _without_arrays(term: Term) -> Any:
@@ -269,7 +271,7 @@ def pad(x: jax.Array, axis: int, length: int, runs: int = 1, **how: Any) -> jax.
 
 
 def _fill(side: Side, length: int, runs: int) -> Vectors:
-    """The vectors of a side; padding repeats the last state, so that of falling ones it is least."""
+    """The vectors of a side; padding repeats the last state: of falling ones it is the least."""
     last = functools.partial(pad, axis=2, length=length, runs=runs, mode="edge")
     states = jax.tree.map(
         lambda x: last(jnp.broadcast_to(x, (len(side.x), *x.shape[1:]))), side.states

@@ -30,10 +30,10 @@ class Stage(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """For each row of tiles the block columns that a stage visits: the first `count` of these."""
+    """For each row of tiles the block columns that a stage visits: the first `counts` of these."""
 
     columns: jax.Array  # int32 [q_blocks, n]
-    count: jax.Array  # int32 [q_blocks]
+    counts: jax.Array  # int32 [q_blocks]
 
 
 def stages(plan: Plan) -> tuple[Stage, ...]:

@@ -22,6 +22,7 @@ from pe_jax.validation import require
 MOST = 2**21  # scores in a tile that holds all heads: 8 MB of float32
 AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
 LARGEST, SMALL = 512, 64  # sides
+VECTORS = 256  # side, with vectors of distances: those within a horizon cost less
 SHORT = 512  # tokens: rows up to here have small tiles
 
 
@@ -79,7 +80,7 @@ def arrange(
     turns = by_head and alone(devices)
     pairs = 1 if turns else -(-batch * heads // devices)
     short = turns and max(length, keys_length) <= SHORT and reach <= SMALL
-    side = SMALL if short else LARGEST
+    side = SMALL if short else VECTORS if reach else LARGEST
     rows, columns = (_even(n, _side(side, pairs, n)) for n in (length, keys_length))
     rows = rows if sizes.rows is None else min(sizes.rows, length)
     columns = columns if sizes.columns is None else min(sizes.columns, keys_length)

@@ -1,0 +1,514 @@
+"""Checks of a call: `attention`, the cache and the adapters share them, and call each once.
+
+In the order of `attention`'s options: arrays and sizes; what is added to the scores; where tokens
+are; what they may see; the softmax; how the call runs. Functions return what they are given as
+engines take it. Errors name the argument, its value and what to pass: a TypeError for what is of
+another kind, a ValueError for what does not fit.
+
+B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, D model
+width, A axes of a position.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pe_jax import positions as pos
+from pe_jax.encodings import terms as kinds
+from pe_jax.encodings.base import Claims, Dims, Encoding, Params, adds_to_input, require_dims
+from pe_jax.encodings.registry import parse
+from pe_jax.encodings.terms import Term, select
+from pe_jax.encodings.windowed import Windowed, require_window
+from pe_jax.engines import reference
+from pe_jax.engines.dropout import Dropout
+from pe_jax.engines.sharded.heads import HeadsOfDevice
+from pe_jax.engines.sharded.layout import Contiguous
+from pe_jax.numerics.arrays import require_array, require_key
+from pe_jax.validation import is_real, require, require_bool, shown
+
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+DRAW = "pass encoding.init(key, dims)"
+NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pass here
+    "is_causal": "causal=",
+    "attn_mask": "mask=",
+    "dropout_p": "dropout_rate= and dropout_key=",
+    "dropout_rng": "dropout_key=",
+    "deterministic": "dropout_key=None to disable dropout",
+    "local_window_size": "window=, how many tokens back are visible, including the query's own",
+    "query_seq_lengths": "q_segments=, with negative ids for padding",
+    "key_value_seq_lengths": "k_segments=, with negative ids for padding",
+    "enable_gqa": "k and v with fewer heads: nothing else is needed",
+    "softcap": "logit_cap=",
+    "logits_soft_cap": "logit_cap=",
+    "sm_scale": "scale=",
+    "return_residual": "return_lse=",
+    "segment_ids": "q_segments=",
+    "positions": "q_positions=",
+}
+
+
+def no_others(others: dict[str, Any]) -> None:
+    """Raises TypeError for an unknown argument, naming the equivalent argument of `attention`."""
+    for name in others:
+        fix = f"pass {NAMES[name]}" if name in NAMES else "see help(pe_jax.attention)"
+        raise TypeError(f"{name}: attention has no such argument; {fix}")
+
+
+# --- Arrays and sizes ---
+
+
+def arrays(q: Any, k: Any, v: Any, batch: str = "*B") -> None:
+    """q, k and v are float arrays of shapes that fit; `batch` is "*B", or "B" for one axis.
+
+    The engines compute in float32: a float64 result would not be one. (Without `jax_enable_x64`
+    JAX makes float32 of what NumPy has in float64.)
+    """
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        require_array(name, x)
+        if x.ndim < 3 or (batch == "B" and x.ndim != 4):
+            raise ValueError(f"{name} has shape {x.shape}; pass [{batch}, length, heads, width]")
+        if jax.dtypes.canonicalize_dtype(x.dtype) not in DTYPES:
+            raise TypeError(f"{name} has dtype {x.dtype}; pass float32, bfloat16 or float16")
+    if 0 in q.shape[-2:]:
+        raise ValueError(f"q has shape {q.shape}; pass at least one head and one channel")
+    if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
+        shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+        fix = "q and k share batch axes, k and v all but the width"
+        raise ValueError(f"{shapes} do not fit: {fix}")
+    same_width(q, k)
+    heads, kv_heads = q.shape[-2], k.shape[-2]
+    if kv_heads == 0 or heads % kv_heads:
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ValueError(f"k has {kv_heads} heads, but q has {heads}; use one of {divisors}")
+
+
+def same_width(q: jax.Array, k: jax.Array, terms: tuple = ()) -> None:
+    """q and k have one width; after rotations by `terms`, q may have several views per key."""
+    views = kinds.views(terms)
+    count = views.count if views is not None and views.shared_keys else 1
+    if q.shape[-1] != count * k.shape[-1]:
+        raise ValueError(f"q {q.shape}, k {k.shape} do not fit: q and k need the same width")
+
+
+def dims(
+    dims: Dims | None, q: jax.Array, k: jax.Array, x: Any = None, heads_axis: str | None = None
+) -> Dims:
+    """The sizes as given, or those that q [*B, T, H, E] and k [*B, S, K, E] show.
+
+    The model's width is then that of the layer's input x [*B, T, D]; without one, H·E. Where
+    devices along `heads_axis` share the heads, q and k have some and `dims` says how many there
+    are.
+    """
+    heads, head_dim = q.shape[-2:]
+    if heads_axis is not None:
+        require(dims is not None, "dims", None, f"heads_axis={heads_axis!r} needs the global sizes")
+        try:
+            heads *= jax.lax.axis_size(heads_axis)
+        except (NameError, TypeError, ValueError):
+            fix = "pass the name of a mesh axis, inside jax.shard_map"
+            raise ValueError(f"heads_axis={heads_axis!r}: {fix}") from None
+    if x is not None:
+        require_array("x", x, 2)
+    if dims is None:
+        width = heads * head_dim if x is None else x.shape[-1]
+        return Dims(width, heads, k.shape[-2], head_dim)
+    require_dims(dims)
+    if (heads, head_dim) != (dims.heads, dims.head_dim):
+        raise ValueError(
+            f"q has {heads} heads of {head_dim}, dims says {dims.heads} of {dims.head_dim}"
+        )
+    return dims
+
+
+def shape(name: str, x: Any, *allowed: tuple[int, ...]) -> None:
+    """x has one of the shapes."""
+    if x.shape not in allowed:
+        fix = " or ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
+        raise ValueError(f"{name} has shape {list(x.shape)}; pass {fix}")
+
+
+# --- What is added to the scores ---
+
+
+def encoding(encoding: Any) -> Encoding:
+    """The encoding of one layer, also from a spec string or a tuple of one; None is NoPE."""
+    if isinstance(encoding, str):
+        layers = parse(encoding)
+        fix = f"it has {len(layers)} layers; pass that of one, as pe_jax.parse(…)[0]"
+        require(len(layers) == 1, "encoding", encoding, fix)
+        return layers[0]
+    if isinstance(encoding, tuple) and len(encoding) == 1:
+        encoding = encoding[0]
+    if encoding is None:
+        return Encoding()
+    if not isinstance(encoding, Encoding):
+        fix = "pass one layer's encoding, as 'rope', pe_jax.make('rope', base=5e5) or None"
+        raise TypeError(f"encoding={shown(encoding, 80)}: {fix}")
+    return encoding
+
+
+def title(encoding: Encoding) -> str:
+    """The name of an encoding in messages: T5+RoPE of a sum."""
+    parts = map(type, getattr(encoding, "parts", (encoding,)))
+    return "+".join("NoPE" if part is Encoding else part.__name__ for part in parts)
+
+
+def embedded(encoding: Encoding, dims: Dims, embedded: bool) -> None:
+    """A scheme that adds to the input has been called there, which the caller must say."""
+    require_bool("embedded", embedded)
+    fix = (
+        f"{title(encoding)} adds to the input of the first layer, which attention does not see;"
+        " call x = encoding.embed(params, x, positions) there, then pass embedded=True"
+    )
+    require(embedded or not adds_to_input(encoding, dims), "embedded", embedded, fix)
+
+
+def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
+    """The parameters, of the shapes that `encoding.init` draws; None for a scheme without any.
+
+    What broadcasts (the table of one head) would be another model.
+    """
+    want, name = _drawn_shapes(encoding, dims), type(encoding).__name__
+    if params is None:
+        if jax.tree.leaves(want):
+            raise ValueError(f"params=None, but {name} has parameters; {DRAW}")
+        return want
+    if not isinstance(params, Params):
+        raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating):
+            dtype = getattr(leaf, "dtype", type(leaf).__name__)
+            raise TypeError(f"params{jax.tree_util.keystr(path)} is of {dtype}; pass floats")
+    for side, wanted, given in zip(Params._fields, want, params, strict=True):
+        wanted, given = _shapes_by_path(wanted), _shapes_by_path(given)
+        if missing := sorted(wanted.keys() - given.keys()):
+            raise ValueError(f"params.{side} has no {', '.join(missing)} for {name}; {DRAW}")
+        if more := sorted(given.keys() - wanted.keys()):
+            raise ValueError(f"params.{side} has {', '.join(more)}, not of {name}; {DRAW}")
+        for path, wants in wanted.items():
+            if given[path] != wants:
+                raise ValueError(
+                    f"params.{side}.{path} has shape {list(given[path])}; {title(encoding)} takes"
+                    f" {list(wants)} for {dims}; {DRAW}, or the dims= that it was drawn for"
+                )
+    return params
+
+
+@functools.lru_cache(256)
+def _drawn_shapes(encoding: Encoding, dims: Dims) -> Params:
+    return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+
+
+def _shapes_by_path(tree: Any) -> dict[str, tuple[int, ...]]:
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): np.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = None) -> Encoding:
+    """The scheme for the length at hand, where it depends on that and was not told it.
+
+    `given` are positions by the name of the argument; None where there are none: then T, the number
+    of `queries`, is the length. With segments positions restart, and it does not tell their end.
+    """
+    valid = encoding.valid_length()
+    if valid is None:
+        return encoding
+    given = {name: x for name, x in given.items() if x is not None}
+    if not valid and not given:
+        return encoding.at_length(max(queries, 1))
+    if not valid:
+        raise ValueError(
+            f"encoding: {title(encoding)} depends on the length of the whole sequence, which"
+            " positions do not tell; pass encoding.at_length(total_length)"
+        )
+    if not given and segments is None:
+        given = {"q": np.asarray(queries - 1)}
+    for name, x in given.items():
+        known = pos.concrete(x)
+        if known is not None and known.size and (farthest := known.max()) >= valid:
+            raise ValueError(
+                f"{name} goes to position {farthest}, {title(encoding)} is set for {valid} tokens;"
+                f" pass encoding.at_length({math.floor(farthest) + 1})"
+            )
+    return encoding
+
+
+def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
+    """A tuple of terms of scores, with arrays for the heads and widths of `dims`."""
+    ok = isinstance(terms, tuple) and all(isinstance(term, Term) for term in terms)
+    if not ok or select(terms, kinds.Input):
+        fix = "pass a tuple of terms of scores, as (pe_jax.Sink(b),)"
+        raise TypeError(f"terms={shown(terms, 80)}: {fix}")
+    heads, width = dims.heads, dims.head_dim
+    for term in terms:
+        name = f"terms: {type(term).__name__}"
+        if isinstance(term, kinds.Sink):
+            require_array(name, term.logit)
+            shape(name, term.logit, (heads,))
+        elif isinstance(term, kinds.QueryBias):
+            require_array(name, term.u)
+            shape(name, term.u, (heads, width))
+        elif isinstance(term, kinds.DistanceTerm | kinds.DistanceFormula):
+            values = jax.eval_shape(term.at, _distances(7, axes))
+            tail = values.shape[2:]
+            if isinstance(term, kinds.RelativeKeys | kinds.RelativeQueries):
+                tail = (width,)
+            elif isinstance(term, kinds.DistanceBias | kinds.DistanceFormula):
+                tail = ()
+            shape(f"{name} of 7 distances", values, (heads, 7, *tail), (1, 7, *tail))
+    return terms
+
+
+def value_width(terms: tuple, v: jax.Array, axes: int) -> None:
+    """v is as wide as the vectors that are added to it."""
+    for term in select(terms, kinds.RelativeValues):
+        need = jax.eval_shape(term.at, _distances(1, axes)).shape[-1]
+        if need != v.shape[-1]:
+            raise ValueError(f"v has width {v.shape[-1]}; relative values need {need}")
+
+
+def _distances(count: int, axes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((count, axes) if axes > 1 else (count,), jnp.int32)
+
+
+def layer_input(
+    terms: tuple, name: str, x: Any, rows: tuple[int, ...], keys: int, dims: Dims
+) -> None:
+    """Terms that read the layer's input are given `rows` (*B, T) of it, which are the keys too."""
+    if not kinds.reads_input(terms):
+        return
+    if x is None:
+        raise ValueError(f"x=None: {name} reads the layer's input; pass x=[*B, T, D]")
+    if x.shape != (*rows, dims.width):
+        raise ValueError(f"x has shape {x.shape}; pass {[*rows, dims.width]}")
+    if keys != rows[-1]:
+        fix = f"{name} reads x, from which both come; decode with pe_jax.cache"
+        raise ValueError(f"q has {rows[-1]} tokens and k has {keys}: {fix}")
+
+
+# --- Where tokens are ---
+
+
+def positions(claims: Claims, q, k, q_positions, k_positions, name: str) -> list[Any]:
+    """Positions of queries and keys, or None twice where they are contiguous from 0."""
+    axes, queries, keys = claims.axes, q.shape[-3], k.shape[-3]
+    pair = _both_sides("positions", q_positions, k_positions, queries == keys)
+    if pair is None:
+        if queries != keys:
+            raise ValueError(
+                f"q has {queries} tokens and k has {keys}: pass q_positions and k_positions"
+            )
+        if axes > 1:
+            raise ValueError(f"{name} has {axes} axes: pass q_positions [*B, T, {axes}]")
+        return [None, None]
+    sides = zip(("q_positions", "k_positions"), pair, (q, k), strict=True)
+    checked = [positions_of(claims, side, x, rows.shape[:-2]) for side, x, rows in sides]
+    if checked[0].dtype != checked[1].dtype:  # only one side has integers
+        checked = [x.astype(jnp.float32) for x in checked]
+    return checked
+
+
+def positions_of(claims: Claims, name: str, x: Any, rows: tuple[int, ...]) -> jax.Array:
+    """Positions [T] or `rows` [*B, T], with a trailing axis A if the scheme has several.
+
+    They are constants to a gradient in every engine: a tile passes none to them.
+    """
+    tail = (claims.axes,) if claims.axes > 1 else ()
+    x = pos.as_positions(x, real=claims.real_positions, name=name)
+    if x.shape == (1, rows[-1], *tail):  # one row for all, as Hugging Face has it
+        x = x[0]
+    shape(name, x, (rows[-1], *tail), (*rows, *tail))
+    pos.check_near(x, name)
+    return jax.lax.stop_gradient(x)
+
+
+def segments(q_segments, k_segments, q, k) -> list[Any]:
+    """Segment ids [B, T] and [B, S] with one axis B, or None twice."""
+    pair = _both_sides("segments", q_segments, k_segments, q.shape[-3] == k.shape[-3])
+    if pair is None:
+        return [None, None]
+    checked = []
+    for side, x, rows in zip(("q_segments", "k_segments"), pair, (q, k), strict=True):
+        x = pos.as_positions(x, name=side)
+        shape(side, x, rows.shape[:-2])
+        checked.append(x.reshape(math.prod(rows.shape[:-3]), rows.shape[-3]))
+    return checked
+
+
+def _both_sides(name: str, of_queries, of_keys, same_length: bool):
+    """What queries and keys have, the same unless told if there are as many; None for neither."""
+    if of_queries is None and of_keys is None:
+        return None
+    if of_keys is None and same_length:
+        of_keys = of_queries
+    if of_queries is None or of_keys is None:
+        raise ValueError(f"q_{name} and k_{name}: pass both, or neither")
+    return of_queries, of_keys
+
+
+def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[jax.Array]:
+    """Indices of queries and keys among the tokens, each [T] or [*B, T], given or by `layout`.
+
+    `ordered`: the mask asks for them.
+    """
+    queries, keys, checked = q.shape[-3], k.shape[-3], []
+    sides = ("q_index", q_index, q), ("k_index", k_index, k)
+    if type(layout) is not Contiguous:
+        name = type(layout).__name__
+        for side, x, _ in sides:
+            require(x is None, side, "given", f"leave it out: {name} knows where tokens lie")
+        if queries != keys:
+            raise ValueError(f"{queries} queries and {keys} keys: {name} is for one row")
+    if q_index is None and ordered and queries != keys:
+        raise ValueError(
+            f"q has {queries} tokens and k has {keys}: pass q_index, the index of each query among"
+            " the tokens (the mask comes from it)"
+        )
+    for side, x, rows in sides:
+        x = layout.order(rows.shape[-3]) if x is None else pos.as_positions(x, name=side)
+        shape(side, x, rows.shape[-3:-2], rows.shape[:-2])
+        checked.append(x)
+    return checked
+
+
+# --- What tokens may see ---
+
+
+def causal(encoding: Encoding, causal: bool | None, masked: bool = False) -> bool:
+    """Whether later tokens are hidden: True unless told, for a scheme of one axis.
+
+    `masked`: a separate mask may hide what a one-sided scheme cannot tell apart.
+    """
+    name, claims = title(encoding), encoding.claims
+    if causal is None:
+        fix = f"{name} has {claims.axes} axes; pass True, or False to see all"
+        require(claims.axes == 1, "causal", None, fix)
+        return True
+    require_bool("causal", causal)
+    fix = f"{name} is for causal attention alone"
+    require(causal or not claims.causal_only, "causal", causal, fix)
+    require(causal or masked or not claims.one_sided, "causal", causal, alike(encoding))
+    return causal
+
+
+def alike(encoding: Encoding) -> str:
+    """What is wrong, and the fix, where a one-sided scheme sees later tokens."""
+    fix = "pass causal=True"
+    if any(hasattr(part, "bidirectional") for part in getattr(encoding, "parts", (encoding,))):
+        fix = f"make it with bidirectional=True, or {fix}"
+    return f"all later tokens look alike to {title(encoding)}; {fix}"
+
+
+def window(encoding: Encoding, window: int | None, sinks: int) -> tuple[Encoding, int | None, int]:
+    """The encoding without its window; the window and the sinks, of the call or of the encoding."""
+    if isinstance(encoding, Windowed):
+        fix = f"the encoding has its own, {encoding.window or 0}; leave one of them out"
+        require(window is None and not sinks, "window", window, fix)
+        return encoding.encoding, encoding.window, encoding.sinks
+    require_window(window, sinks)
+    return encoding, window, sinks
+
+
+def mask_terms(mask: Any, q: jax.Array, k: jax.Array) -> tuple[kinds.Mask, ...]:
+    """A `Mask` as a term of the call; nothing for an array (see `implementation`)."""
+    if not isinstance(mask, kinds.Mask):
+        return ()
+    batch, keys = math.prod(q.shape[:-3]), k.shape[-3]
+    for leaf in jax.tree.leaves(mask.arrays):
+        fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
+        require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
+    fix = f"k has {keys} tokens; make it of as many"
+    require(mask.length in (None, keys), "mask.length", mask.length, fix)
+    return (mask,)
+
+
+def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
+    """An array that broadcasts to `shape` [*B, H, T, S], with one axis B: [B, H or 1, …]."""
+    x = jnp.asarray(x)
+    fits = x.ndim <= len(shape) and all(
+        n in (1, m) for n, m in zip(x.shape[::-1], shape[::-1], strict=False)
+    )
+    require(fits, name, x.shape, f"pass a shape that broadcasts to {shape}")
+    x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
+    whole = jnp.broadcast_to(x, (*shape[:-3], *x.shape[-3:]))
+    return whole.reshape(math.prod(shape[:-3]), *x.shape[-3:])
+
+
+# --- The softmax ---
+
+
+def positive(name: str, value: Any) -> float | None:
+    """A scale or a cap as a float, or None."""
+    if value is None:
+        return None
+    kinds.require_positive(name, value)
+    return float(value)
+
+
+def dropout_rate(rate: Any) -> None:
+    """A fraction of weights that can be dropped."""
+    fix = "pass a fraction from 0 up to, but not, 1"
+    require(is_real(rate) and 0 <= rate < 1, "dropout_rate", rate, fix)
+
+
+def dropout(q: jax.Array, rate: Any, key: Any) -> Dropout | None:
+    """The draws of a call for q [*B, T, H, E]; None where nothing is dropped."""
+    dropout_rate(rate)
+    if key is not None:
+        require_key("dropout_key", key)
+    if key is None or not rate:
+        return None
+    seeds = jax.random.bits(key, (math.prod(q.shape[:-3]), q.shape[-2]), jnp.uint32)
+    return Dropout(seeds, rate=float(rate))
+
+
+# --- How the call runs ---
+
+
+def layout(layout: Any) -> None:
+    """One of the layouts."""
+    if not isinstance(layout, Contiguous):
+        fix = "pass one of pe_jax.engines.sharded.layout, as RowSharded(mesh, axes)"
+        raise TypeError(f"layout={shown(layout, 80)}: {fix}")
+
+
+def implementation(implementation: Any, layout: Contiguous, q, k, mask: Any, bias: Any) -> Any:
+    """The implementation; where a mask or a bias is an array, the dense engine with these."""
+    given = {"mask": None if isinstance(mask, kinds.Mask) else mask, "bias": bias}
+    given = {name: x for name, x in given.items() if x is not None}
+    if not given:
+        return implementation
+    fix = f"{min(given)}= as an array takes all scores at once: leave it out, or pass 'dense'"
+    fix += " (or a pe_jax.Mask)" if "mask" in given else ""
+    require(implementation in (None, "dense"), "implementation", implementation, fix)
+    require(type(layout) is Contiguous, "layout", type(layout).__name__, fix)
+    for name, kind, other, fix in (
+        ("mask", jnp.bool_, "booleans (an additive mask is a bias)", "booleans, or a pe_jax.Mask"),
+        ("bias", jnp.floating, "floats (booleans are a mask)", "floats"),
+    ):
+        if name not in given:
+            continue
+        x = given[name]
+        try:
+            dtype = x.dtype if hasattr(x, "ndim") else np.asarray(x).dtype
+        except ValueError:  # lists of several lengths
+            dtype = np.dtype(object)
+        if not any(jnp.issubdtype(dtype, known) for known in (jnp.bool_, jnp.number)):
+            raise TypeError(f"{name}={shown(x, 80)}: pass an array of {fix}")
+        if not jnp.issubdtype(dtype, kind):
+            raise TypeError(f"{name} has dtype {dtype}; pass {other}")
+        given[name] = pair_array(name, x, (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3]))
+    if bias is not None:
+        given["bias"] = given["bias"].astype(jnp.float32)
+    return functools.partial(reference.attend, **given)
+
+
+def some_heads(terms: tuple, dropout: Dropout | None, heads_axis: str) -> tuple[Term, ...]:
+    """Terms for the heads of this device, where those along a mesh axis share them."""
+    for whole in (*select(terms, kinds.RowRescore), *([] if dropout is None else [dropout])):
+        raise ValueError(f"heads_axis={heads_axis!r}: {type(whole).__name__} needs all heads")
+    return tuple(term.for_heads(HeadsOfDevice(heads_axis)) for term in terms)
