@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings.terms import RowSum
+from pe_jax.encodings.terms import RowSum, rows
 from pe_jax.encodings.terms.rows import suffix_sums
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests import util
@@ -111,6 +111,21 @@ def test_rows_are_left_where_nothing_more_can_matter(spec, monkeypatch):
     tiles = H * 40 * 41 // 2  # that a causal mask shows
     assert 0 < len(visited) < 0.9 * tiles  # of GRAPE-AP; of stick-breaking a quarter
     assert_close(got, f(implementation="dense"), 1e-6)
+
+
+def test_beyond_the_limit_no_gates_are_computed(monkeypatch):
+    """Forward and backward: two or three tiles of each row of 20, though all are visited."""
+    counted = []
+
+    def spy(x, own):
+        jax.debug.callback(lambda: counted.append(1))
+        return suffix_sums(x, own)
+
+    monkeypatch.setattr(rows, "suffix_sums", spy)
+    got = outcome("cope(positions=6)", Tiled(TileSizes(16, 16, group=(1, 2))), 320)
+    jax.effects_barrier()
+    assert 0 < len(counted) <= 3 * 3 * 2 * (H // 2) * 20  # thrice in each row of each group
+    assert_close(got, outcome("cope(positions=6)", "dense", 320), 2e-5)
 
 
 def test_long_rows_are_the_whole_row():

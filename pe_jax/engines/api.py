@@ -158,7 +158,8 @@ def attention(
         positions = [layout.order(queries)] * 2
         if q_ids is not None and kinds.is_absolute(terms, claims.absolute_rotation):
             positions = [layout.per_segment(ids).reshape(q.shape[:-2]) for ids in (q_ids, k_ids)]
-    q_states, k_states = outside.states(terms, layout, x, positions, (*q.shape[:-2], dims.heads))
+    tokens = q.shape[:-2], k.shape[:-2]
+    q_states, k_states = outside.states(terms, layout, x, positions, tokens, dims.heads)
     if heads_axis is not None:
         share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
         q_states, k_states = jax.tree.map(share, (q_states, k_states))

@@ -16,30 +16,32 @@ from pe_jax.numerics.arrays import align
 
 
 def states(
-    terms: tuple, layout: Contiguous, x: Any, positions: Any, rows: tuple[int, ...]
+    terms: tuple, layout: Contiguous, x: Any, positions: Any, tokens: Any, heads: int
 ) -> list[tuple[Any, ...]]:
     """For each term its states of queries and of keys [*B, T, H, C]; None where it reads none.
 
-    `rows` are (*B, T, H). What both sides read from the layer's input `x` is computed once.
+    `tokens` are the shapes (*B, T) and (*B, S), `heads` those of queries. What both sides read from
+    the layer's input `x` is computed once.
 
     Raises:
       ValueError: a state of another shape than its term declares.
     """
 
-    def state(term, positions):
-        values = layout.state(term.state, x, positions)
+    def state(term, side):
+        values = layout.state(term.state, x, positions[side])
+        rows = (*tokens[side], heads)
         leads = rows, rows[-2:], (1, *rows[-2:])
         if values.shape[:-1] not in leads or values.shape[-1] != term.state.width:
             name, want = type(term).__name__, [*rows, term.state.width]
             raise ValueError(f"{name}: its State gives shape {list(values.shape)}, not {want}")
         return values
 
-    of_queries = [None if t.state is None else state(t, positions[0]) for t in terms]
+    of_queries = [None if t.state is None else state(t, 0) for t in terms]
     of_keys = []
     for term, values in zip(terms, of_queries, strict=True):
         reads = kinds.reads_keys(term) or isinstance(term, kinds.Rotation)
         if term.state is not None and term.state.of != "x" and reads:
-            values = state(term, positions[1])
+            values = state(term, 1)
         of_keys.append(values if reads else None)
     return [tuple(of_queries), tuple(of_keys)]
 

@@ -35,7 +35,11 @@ def test_hidden_keys_are_not_counted():
     seen = jnp.asarray([[True, True, True, False]])
     gates = np.asarray(jax.nn.sigmoid(products))[0]
     want = np.cumsum(np.append(gates[:3], 0)[::-1])[::-1]
-    np.testing.assert_allclose(term.sums(products, seen)[0], want, rtol=1e-6)
+    numbers = jnp.arange(4.0)[None, None, None]  # as vectors' products: the bias is the sum itself
+    block = products[None, None], ((numbers, None), None), seen[None, None], jnp.zeros((1, 1, 1, 1))
+    bias, total = term.row_bias(*block)
+    np.testing.assert_allclose(bias[0, 0, 0], want, rtol=1e-6)
+    np.testing.assert_allclose(total.item(), want[0], rtol=1e-6)
 
 
 def test_vectors_are_interpolated_and_the_last_one_stays():
@@ -59,8 +63,10 @@ def test_the_gates_learn():
 
     def loss(k):
         products = jnp.einsum("bhte,bhse->bhts", q, k)
-        sums = term.sums(products, jnp.tri(LENGTH, dtype=bool)[None, None])
-        return (term.fn(numbers, sums) * jnp.cos(jnp.arange(LENGTH))).sum()
+        visible = jnp.tri(LENGTH, dtype=bool)[None, None]
+        before = jnp.zeros((*products.shape[:-1], 1))
+        bias, _ = term.row_bias(products, ((numbers, None), None), visible, before)
+        return (bias * jnp.cos(jnp.arange(LENGTH))).sum()
 
     assert np.abs(jax.grad(loss)(k)).max() > 1e-3
 

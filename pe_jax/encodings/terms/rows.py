@@ -79,12 +79,25 @@ class RowSum(Term):
     ) -> tuple[jax.Array, jax.Array]:
         """The bias of a block of a row, and the sums that go on to its left.
 
+        Beyond the limit no gates are computed.
+
         Args:
           products: q·k times the scale, float32 [B, H, T, S].
           states: what `prepare` gives.
           visible: what the mask shows, bool [B or 1, H or 1, T, S].
           before: the sums of the gates to the right of the block, [B, H, T, 1].
         """
+        if self.limit is None:
+            return self._counted(products, states, visible, before)
+        settled = self.settled(before) | ~visible.any(-1, keepdims=True)
+        return jax.lax.cond(
+            settled.all(),
+            lambda: (jnp.broadcast_to(self.bias_of(states, before), products.shape), before),
+            lambda: self._counted(products, states, visible, before),
+        )
+
+    def _counted(self, products, states, visible, before):
+        """`row_bias` where gates count."""
         (numbers, left), right = states
         if left is not None:
             product = jnp.einsum("...tc,...sc->...ts", left, right, precision=EXACT)
@@ -92,6 +105,10 @@ class RowSum(Term):
         gates = jnp.where(visible, self.gate(products), 0)
         bias = self.fn(numbers, before + suffix_sums(gates, self.own))
         return bias, before + gates.sum(-1, keepdims=True)
+
+    def settled(self, sums: jax.Array) -> jax.Array:
+        """Whether all keys farther left have the same bias, whatever their gates."""
+        return jnp.full(sums.shape, False) if self.limit is None else sums >= self.limit
 
     def bias_of(self, states: Any, sums: jax.Array) -> jax.Array:
         """The bias of all keys of the same sums: [B, H, T, 1]."""

@@ -108,9 +108,10 @@ class Call(NamedTuple):
     def for_heads(self, terms: tuple) -> tuple:
         """The terms of the device's heads."""
         axis = self.layout.heads
-        return (
-            terms if axis is None else tuple(t and t.for_heads(HeadsOfDevice(axis)) for t in terms)
-        )
+        if axis is None:
+            return terms
+        share = HeadsOfDevice(axis)  # terms outside the engine have no arrays here
+        return tuple(t if not t or t.reads == "outside" else t.for_heads(share) for t in terms)
 
     def on_devices(self, f, axes: tuple, args: tuple, out_axes: Any) -> Any:
         """f(*args) on each device, which has its part by `axes` (`HEADS`: terms, which are whole).

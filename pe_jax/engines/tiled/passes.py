@@ -200,6 +200,12 @@ class Group(NamedTuple):
             return jax.lax.while_loop(goes_on, lambda x, step=step: (x[0] + 1, step(*x)), start)
         return carry
 
+    def counts(self, i: Any, before: tuple) -> jax.Array:
+        """Whether the sums `before` that block row i carries can change what is farther left."""
+        sums = [term for term in self.operands.terms if term.reads == "later keys"]
+        each = [~term.settled(x) for term, x in zip(sums, before, strict=True)]
+        return self._sees(functools.reduce(jnp.logical_or, each), i).any()
+
     def matters(self, i: Any, before: tuple, weight: jax.Array) -> jax.Array:
         """Whether any key farther left can matter to block row i.
 
@@ -212,11 +218,14 @@ class Group(NamedTuple):
         for term, own in zip(self.operands.terms, states, strict=True):
             if term.reads == "later keys":
                 bias = bias + term.bias_of((own, None), next(sums))
-        matter = bias - weight >= skipping.NEGLIGIBLE
-        if self.fixed.q.segments is not None:  # what sees nothing would never settle
-            ids = _cut(self.fixed.q.segments, i * rows, rows, 1)
-            matter = matter & (ids >= 0)[:, None, :, None]
-        return matter.any()
+        return self._sees(bias - weight >= skipping.NEGLIGIBLE, i).any()
+
+    def _sees(self, rows: jax.Array, i: Any) -> jax.Array:
+        """Those of block row i, [b, h, r, 1], that see a key: others would go on for ever."""
+        if self.fixed.q.segments is None:
+            return rows
+        ids = _cut(self.fixed.q.segments, i * self.plan.grid.rows, self.plan.grid.rows, 1)
+        return rows & (ids >= 0)[:, None, :, None]
 
 
 def _cut(x: jax.Array, start: Any, size: int, axis: int) -> jax.Array:
@@ -372,7 +381,10 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
     if plan.stops:
         count, (kept, _) = group.visit(i, visit, start, lambda x: group.matters(i, x[1], lse))
         return kept, count
-    return group.visit(i, visit, start)[0], group.visits[0].counts[i]
+    count, (kept, last) = group.visit(i, visit, start, lambda x: group.counts(i, x[1]))
+    seen = (jnp.arange(plan.grid.k_blocks) < count)[:, None, None, None, None]
+    kept = jax.tree.map(lambda x, y: jnp.where(seen, x, y), kept, last)
+    return kept, group.visits[0].counts[i]
 
 
 def _join_rows(x: jax.Array) -> jax.Array:
