@@ -176,7 +176,7 @@ def attention(
         engine_positions = [layout.per_segment(q_ids) if restarts else layout.order(queries)] * 2
     q_at, k_at = (_flat(at, 1 + (claims.axes > 1)) for at in engine_positions)
     pairs = zip(terms, k_states, strict=True)
-    k_states = tuple(state if kinds.reads_keys(term) else None for term, state in pairs)
+    k_states = tuple(state if term.reads_keys else None for term, state in pairs)
     rank = layout.per_segment(k_ids) if sinks and k_ids is not None else None
     arrays = q_rotated, k_rotated, v_rotated, *outside.read_raw(terms, q, k), q_states, k_states
     q_x, k_x, v_x, q_raw, k_raw, q_states, k_states = jax.tree.map(outside.heads_first, arrays)

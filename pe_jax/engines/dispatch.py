@@ -13,7 +13,7 @@ import jax
 import jax.export
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import RELATIVE, Mask, RowRescore, RowSum, Side, select
+from pe_jax.encodings.terms import Side
 from pe_jax.engines import reference, tiled
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dropout import Dropout
@@ -40,8 +40,6 @@ FEW_OF_WIDE, WIDE = (256, 2**22), 64
 # ones with tiles, 1.08 at 64 × 32.
 FEW_OF_ALL_DISTANCES = 32, TILE
 FEW_OF_KERNELS = 256, TILE  # on GPUs and TPUs: not measured
-# added to q·k, or in its place
-ADDED = (kinds.ScoreTerm, kinds.RelativeValues, kinds.ChannelDecay)
 
 
 class Call(NamedTuple):
@@ -83,7 +81,7 @@ def _ring(
     """The ring, with the tiles or the kernels that were asked for, or that suit the call."""
     if kinds.sums_rows(call.terms):
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
-    if dropout is not None or select(call.terms, Mask):
+    if dropout is not None or any(term.hides for term in call.terms):
         kind = "Dropout" if dropout is not None else "Mask"
         raise ValueError(f"devices that share rows have no {kind}: leave out the ring (mesh.seq=1)")
     begin = getattr(implementation, "begin", None)
@@ -150,9 +148,8 @@ def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
 
 
 def _is_dense(terms: tuple) -> bool:
-    """Whether only the dense engine has all products of a row: tiles have one view, or fade."""
-    summed = select(terms, RowSum) and not kinds.has_plain_products(terms)
-    return bool(summed or select(terms, RowRescore, kinds.PathProduct))
+    """Whether a term reads whole rows of scores, which the dense engine alone has."""
+    return any(term.reads == "rows" for term in terms)
 
 
 def _is_small(call: Call) -> bool:
@@ -160,8 +157,8 @@ def _is_small(call: Call) -> bool:
     (batch, heads, queries, width), keys = call.q.x.shape, call.k.x.shape[2]
     if any(map(jax.export.is_symbolic_dim, (batch, queries, keys))):
         return True  # tiles need numbers: what is exported for any size is dense
-    vectors: list[Any] = select(call.terms, *RELATIVE)
-    added = kinds.sums_rows(call.terms) or select(call.terms, *ADDED)
+    vectors = [term for term in call.terms if term.distances == "vectors"]
+    added = any(term.reads != "outside" and not term.hides for term in call.terms)
     tokens, scores = FEW
     if jax.default_backend() in KERNELS:
         tokens, scores = FEW_OF_KERNELS

@@ -9,10 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import select
 from pe_jax.engines.sharded.layout import Contiguous
-from pe_jax.numerics.arrays import align
 
 
 def states(
@@ -39,7 +36,7 @@ def states(
     of_queries = [None if t.state is None else state(t, 0) for t in terms]
     of_keys = []
     for term, values in zip(terms, of_queries, strict=True):
-        reads = kinds.reads_keys(term) or isinstance(term, kinds.Rotation)
+        reads = term.reads_keys or term.reads == "outside"
         if term.state is not None and term.state.of != "x" and reads:
             values = state(term, 1)
         of_keys.append(values if reads else None)
@@ -49,34 +46,31 @@ def states(
 def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> jax.Array:
     """Queries (`side` "q") or keys ("k") [*B, T, H or K, E] after query biases and rotations."""
     if side == "q":
-        for term in select(terms, kinds.QueryBias):
-            x = x + align(term.u.astype(x.dtype), x)
+        for term in terms:
+            x = term.shift(x)
     for term, state in zip(terms, states, strict=True):
-        if isinstance(term, kinds.Rotation):
-            x = term.rotate(side, x, positions, state)
+        x = term.rotate(side, x, positions, state)
     return x
 
 
 def rotate_values(terms: tuple, v: jax.Array, positions) -> jax.Array:
     """Values [*B, S, K, F] as engines take them and a cache keeps them."""
-    for term in select(terms, kinds.ValueRotation):
-        v = term.v(term.arrays, v, positions)
+    for term in terms:
+        v = term.rotate_values(v, positions)
     return v
 
 
 def rotate_output(terms: tuple, out: jax.Array, positions) -> jax.Array:
     """Outputs [*B, T, H, F] of rotated values, turned by the queries' positions."""
-    for term in reversed(select(terms, kinds.ValueRotation)):
-        out = term.out(term.arrays, out, positions)
+    for term in reversed(terms):
+        out = term.rotate_output(out, positions)
     return out
 
 
 def read_raw(terms: tuple, q_raw: jax.Array, k_raw: jax.Array) -> tuple[Any, Any]:
     """Queries and keys before rotations where terms read them, else None."""
-    summed = [term for term in select(terms, kinds.RowSum) if term.numbers is not None]
-    of_queries = summed + select(terms, kinds.RelativeKeys, kinds.RowRescore)
-    of_keys = select(terms, kinds.RelativeQueries)
-    return q_raw if of_queries else None, k_raw if of_keys else None
+    read = {term.reads_raw for term in terms}
+    return q_raw if "q" in read else None, k_raw if "k" in read else None
 
 
 def rescale(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.Array, Any]:
@@ -84,13 +78,8 @@ def rescale(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.
 
     `states` [B or 1, H, T, 1] are those of the queries, for each term.
     """
-    if select(terms, kinds.Unnormalized):
-        out = out * jnp.exp(lse)
-    for sink, state in zip(terms, states, strict=True):
-        if not isinstance(sink, kinds.Sink):
-            continue
-        logit = align(sink.logit[:, None, None], out) + (0 if state is None else state)
-        out, lse = out * jax.nn.sigmoid(lse - logit), jnp.logaddexp(lse, logit)
+    for term, state in zip(terms, states, strict=True):
+        out, lse = term.rescale(out, lse, state)
     return out, lse
 
 

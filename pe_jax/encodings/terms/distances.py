@@ -95,6 +95,7 @@ class RelativeKeys(DistanceTerm, ScoreTerm):
     """Vectors [H or 1, *n, E] dotted with q as it was before rotations (plus `u` [H, E])."""
 
     scaled = True
+    reads_raw = "q"
     u: jax.Array | None = dataclasses.field(default=None, kw_only=True)
 
     def queries(self, raw: jax.Array) -> jax.Array:
@@ -118,6 +119,7 @@ class RelativeQueries(DistanceTerm, ScoreTerm):
     """Vectors [H or 1, *n, E] dotted with k as it was before rotations."""
 
     scaled = True
+    reads_raw = "k"
 
     def scores(self, q, k, states):
         return self.contract("bhse,*tse->bhts", repeat_heads(k.raw, q.x.shape[1]), q, k)

@@ -54,6 +54,7 @@ class RowSum(Term):
 
     reads = "later keys"
     by_head = True
+    halved = True
 
     gate: Callable = static()
     fn: Callable = static()
@@ -63,6 +64,14 @@ class RowSum(Term):
     limit: float | None = static(default=None)
     decays: bool = static(default=False)  # pyright: ignore[reportIncompatibleVariableOverride]
     state: State | None = None
+
+    @property
+    def reads_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.state is not None
+
+    @property
+    def reads_raw(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "q" if self.numbers is not None else ""
 
     def of_queries(self, q: jax.Array | None) -> jax.Array | None:
         """The numbers [B or 1, H, T, C] of queries [B, H, T, E] before rotations, scaled."""
@@ -150,6 +159,7 @@ class PathProduct(Term):
     """
 
     reads = "rows"
+    reads_keys = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -191,6 +201,7 @@ class RowRescore(Term):
     """
 
     reads = "rows"
+    reads_raw = "q"
 
     fn: Callable = static()
     arrays: Any = None

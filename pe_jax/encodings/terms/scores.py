@@ -40,6 +40,7 @@ class ChannelDecay(Term):
 
     reads = "pairs"
     by_head = True
+    reads_keys = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -172,6 +173,7 @@ class TokenBias(ScoreTerm):
     """
 
     by_head = True
+    reads_keys = True
 
     fn: Callable = static()
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -192,6 +194,8 @@ class TokenProduct(ScoreTerm):
     """A bias that is a dot product: half the query's state · the other half of the key's."""
 
     by_head = True
+    reads_keys = True
+    halved = True
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pe_jax.encodings.terms.term import State, Term, Tokens, kind, static
+from pe_jax.numerics.arrays import align
 
 
 @kind
@@ -57,6 +59,10 @@ class Sink(Term):
     logit: jax.Array
     state: State | None = None
 
+    def rescale(self, out, lse, state):
+        logit = align(self.logit[:, None, None], out) + (0 if state is None else state)
+        return out * jax.nn.sigmoid(lse - logit), jnp.logaddexp(lse, logit)
+
     def for_heads(self, share):
         return dataclasses.replace(self, logit=share(self.logit, 0))
 
@@ -66,3 +72,6 @@ class Unnormalized(Term):
     """Weights are exp(score): no softmax divides them by their sum. At most one, and no `Sink`."""
 
     reads = "outside"
+
+    def rescale(self, out, lse, state):
+        return out * jnp.exp(lse), lse

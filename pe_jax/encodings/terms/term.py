@@ -80,9 +80,41 @@ class Term:
     distances: ClassVar[str] = ""  # it depends on these alone: a "formula", a "bias" or "vectors"
     by_head: ClassVar[bool] = False  # its arrays lead with heads, and no head's numbers need others
     hides: ClassVar[bool] = False  # it hides pairs: `visible`
+    reads_keys: bool = False  # its state is of keys too, and not of queries alone
+    halved: ClassVar[bool] = False  # one half of its state is of queries, the other of keys
+    reads_raw: str = ""  # the side that it reads as it was before rotations: "q" or "k"
     decays: bool = False  # it never rises as two tokens get farther apart: see `bound`
     horizon: tuple[int, int] | None = None  # beyond it, it is constant
     state: "State | None" = None  # of the kinds that read each token's state
+
+    @property
+    def in_tables(self) -> bool:
+        """Whether engines hold its values by distance in a table."""
+        return self.distances in ("bias", "vectors")
+
+    # Outside engines.
+
+    def shift(self, q: jax.Array) -> jax.Array:
+        """Queries [*B, T, H, E] before any rotation."""
+        return q
+
+    def rotate(self, side: str, x: jax.Array, positions: jax.Array, state: Any = None) -> jax.Array:
+        """Queries (`side` "q") or keys ("k") as their products take them."""
+        return x
+
+    def rotate_values(self, v: jax.Array, positions: jax.Array) -> jax.Array:
+        """Values [*B, S, K, F] as they are averaged."""
+        return v
+
+    def rotate_output(self, out: jax.Array, positions: jax.Array) -> jax.Array:
+        """The output [*B, T, H, F], which undoes what was done to values."""
+        return out
+
+    def rescale(self, out: jax.Array, lse: Any, state: Any) -> tuple[jax.Array, Any]:
+        """The output [B, H, T, F] and the logarithm of the sum of each row, [B, H, T, 1]."""
+        return out, lse
+
+    # In engines.
 
     def scores(self, q: "Side", k: "Side", states: Any) -> Any:
         """What it adds to the scores of a block, by its definition, or None.

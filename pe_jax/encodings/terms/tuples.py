@@ -4,16 +4,14 @@ B batch, T queries, S keys, H query heads, K key heads, E head width, F value wi
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
 """
 
-from typing import Any
-
 from pe_jax.encodings.terms.distances import (
     RelativeKeys,
     RelativeQueries,
     RelativeState,
     RelativeValues,
 )
-from pe_jax.encodings.terms.rows import PathProduct, RowRescore, RowSum
-from pe_jax.encodings.terms.scores import ChannelDecay, PairBias, TokenBias, TokenProduct
+from pe_jax.encodings.terms.rows import PathProduct
+from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
 from pe_jax.encodings.terms.term import select
 from pe_jax.encodings.terms.vectors import Input, QueryBias, Rotation, Scale, ValueRotation, Views
@@ -31,25 +29,7 @@ def reads_lse(terms: tuple) -> bool:
 
 def sums_rows(terms: tuple) -> bool:
     """Whether a score depends on other keys of its row: devices cannot share rows."""
-    return bool(select(terms, RowSum, RowRescore, PathProduct))
-
-
-def has_plain_products(terms: tuple) -> bool:
-    """Whether q·k of every pair is one product of matrices: one view, and no channel fades."""
-    return views(terms) is None and decay(terms) is None
-
-
-def check_known(terms: tuple, known: tuple[type, ...], engine: str) -> None:
-    """Raises ValueError for a term of another kind, which the engine would ignore."""
-    for term in terms:
-        if not isinstance(term, OUTSIDE + known):
-            raise ValueError(f"{engine} has no {type(term).__name__}")
-
-
-def decay(terms: tuple) -> int | None:
-    """The place of the term that stands for q·k; None: q·k itself."""
-    places = (i for i, term in enumerate(terms) if isinstance(term, ChannelDecay))
-    return next(places, None)
+    return any(term.reads in ("later keys", "rows") for term in terms)
 
 
 def scale(terms: tuple, head_dim: int) -> float:
@@ -71,13 +51,6 @@ def reads_positions(terms: tuple) -> bool:
 def reads_input(terms: tuple) -> bool:
     """Whether a state is computed from the layer's input."""
     return any(term.state is not None and term.state.of != "positions" for term in terms)
-
-
-def reads_keys(term: Any) -> bool:
-    """Whether a term reads the states of keys, and not of queries alone."""
-    if isinstance(term, RowSum):
-        return term.state is not None
-    return isinstance(term, TokenBias | TokenProduct | ChannelDecay | PathProduct)
 
 
 def is_absolute(terms: tuple, absolute_rotation: bool = False) -> bool:

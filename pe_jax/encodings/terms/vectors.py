@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.terms.term import Side, State, Term, kind, require_positive, static
+from pe_jax.numerics.arrays import align
 
 
 @kind
@@ -31,6 +32,9 @@ class QueryBias(Term):
     reads = "outside"
 
     u: jax.Array
+
+    def shift(self, q):
+        return q + align(self.u.astype(q.dtype), q)
 
     def for_heads(self, share):
         return QueryBias(share(self.u, 0))
@@ -142,8 +146,7 @@ class Rotation(Term):
         arrays = jax.tree.map(lambda x: share(x, axis), self.arrays)
         return dataclasses.replace(self, arrays=arrays)
 
-    def rotate(self, side: str, x: jax.Array, positions: jax.Array, state: Any = None) -> jax.Array:
-        """Queries (`side` "q") or keys ("k")."""
+    def rotate(self, side, x, positions, state=None):
         function = self.q if side == "q" else self.k
         more = () if self.state is None else (state,)
         return x if function is None else function(self.arrays, x, positions, *more)
@@ -168,6 +171,12 @@ class ValueRotation(Term):
     v: Callable = static()
     out: Callable = static()
     arrays: Any = None
+
+    def rotate_values(self, v, positions):
+        return self.v(self.arrays, v, positions)
+
+    def rotate_output(self, out, positions):
+        return self.out(self.arrays, out, positions)
 
 
 @kind

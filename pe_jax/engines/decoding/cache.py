@@ -108,7 +108,7 @@ def empty(
     turns = ring_buffer(terms, capacity, window, sinks)
     capacity = capacity if turns is None else turns.rows
     places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
-    relative = bool(select(terms, kinds.RelativeQueries))
+    relative = any(term.reads_raw == "k" for term in terms)
     rotated = any(rotation.k is not None for rotation in select(terms, kinds.Rotation))
     far = relative and one_token.distances(terms, capacity) < capacity
 
@@ -122,10 +122,8 @@ def empty(
         return jnp.zeros((batch, heads, rows, width), dtype)
 
     def state(term: Any):
-        if kinds.reads_keys(term):
-            halves = isinstance(term, kinds.TokenProduct | kinds.RowSum)
-            kept = 2 if halves else 1  # one half is for queries
-            return zeros(dims.heads, term.state.width // kept, jnp.float32)
+        if term.reads_keys:
+            return zeros(dims.heads, term.state.width // (1 + term.halved), jnp.float32)
         if term.state is not None and term.state.after is not None:
             return zeros(dims.heads, term.state.width, jnp.float32, 1)
         return None
@@ -282,7 +280,7 @@ def extend(
     states = _states(cache, own, x, positions)
     rotated = outside.rotate(own, "q", q, positions, states)
     terms, nothing = own + more, (None,) * len(more)
-    short = short and not select(terms, kinds.PathProduct, kinds.RowRescore)
+    short = short and not any(term.reads == "rows" for term in terms)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
         tables = one_token.tables(own, cache.capacity)
@@ -344,7 +342,7 @@ def _kept(cache: Cache) -> Rows:
 def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
     """What is kept of new tokens: `keys` as rotated, and what else the cache has."""
     kept = [
-        _swap(state)[..., -old.shape[-1] :] if kinds.reads_keys(term) else None
+        _swap(state)[..., -old.shape[-1] :] if term.reads_keys else None
         for term, state, old in zip(terms, states, cache.states, strict=True)
     ]
     far = None
@@ -380,7 +378,7 @@ def _call(
     """The last tokens, from number `start` on, against `rows`, as engines take them."""
     kept = rows.states + (None,) * (len(terms) - len(rows.states))
     of_keys = zip(terms, kept, strict=True)
-    k_states = tuple(state if kinds.reads_keys(term) else None for term, state in of_keys)
+    k_states = tuple(state if term.reads_keys else None for term, state in of_keys)
     k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
     q_raw, k_raw = outside.read_raw(terms, _swap(q), k_raw)
     positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
@@ -407,7 +405,7 @@ def _states(cache: Cache, terms: tuple, x, positions) -> tuple:
         before = None
         if term.state.after is not None:
             last = cache.length - 1
-            if cache.ring is not None and kinds.reads_keys(term):
+            if cache.ring is not None and term.reads_keys:
                 last = cache.ring.row(last)
             last = jnp.clip(last, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
@@ -420,7 +418,7 @@ def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
     """The cache with the last value of each running sum that no key is asked for."""
     kept = list(cache.states)
     for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
-        if old is not None and not kinds.reads_keys(term):
+        if old is not None and not term.reads_keys:
             kept[i] = _write(old, _swap(states[i])[:, :, -1:], 0, 2)
     return dataclasses.replace(cache, states=tuple(kept))
 

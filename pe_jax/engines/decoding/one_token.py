@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import DistanceTerm, Side, Tokens, select
+from pe_jax.encodings.terms import Side, Tokens
 from pe_jax.engines import block
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.block import LOWEST
@@ -58,7 +57,7 @@ class View(NamedTuple):
 
 def distances(terms: tuple, rows: int) -> int:
     """How many distances differ among `rows`: n."""
-    horizons = [term.horizon for term in select(terms, DistanceTerm)]
+    horizons = [term.horizon for term in terms if term.in_tables]
     if not horizons or None in horizons:
         return rows if horizons else 1
     return min(rows, max(max(high, 0) for _, high in horizons) + 1)
@@ -67,14 +66,14 @@ def distances(terms: tuple, rows: int) -> int:
 def tables(terms: tuple, rows: int) -> tuple[Any, ...]:
     """For each term its values at n distances, float32 [H or 1, n, …]; None for other kinds."""
     away = jnp.arange(distances(terms, rows) - 1, -1, -1, dtype=jnp.int32)
-    return tuple(term.at(away) if isinstance(term, DistanceTerm) else None for term in terms)
+    return tuple(term.at(away) if term.in_tables else None for term in terms)
 
 
 def far(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
     """k·relative_queries past the horizon: float32 [B, H, T] for k_raw [B, K, T, E]."""
     raw, products = k_raw.astype(jnp.float32), []
     for term, table in zip(terms, held, strict=True):
-        if isinstance(term, kinds.RelativeQueries):
+        if term.reads_raw == "k":
             vectors = _by_key_head(table[:, 0], heads, k_raw.shape[1])
             products.append(jnp.einsum("bkte,kge->bkgt", raw, vectors))
     return functools.reduce(jnp.add, products).reshape(len(k_raw), heads, -1)
@@ -171,7 +170,7 @@ def _lines(terms: tuple, held: Any, view: "View") -> tuple:
     for term, table in zip(terms, held, strict=True):
         if table is None:
             lines.append(None)
-        elif isinstance(term, kinds.RelativeQueries):
+        elif term.reads_raw == "k":
             zero = None if view.far is None else jnp.zeros_like(view.far)
             lines.append(RowLine(table, view, far))
             far = zero

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import select
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +54,6 @@ def ring_buffer(terms: tuple, capacity: int, window: int | None, sinks: int) -> 
     """
     if window is None or sinks + window >= capacity or kinds.sums_rows(terms):
         return None
-    if sinks and select(terms, kinds.DistanceTerm):
+    if sinks and any(term.in_tables for term in terms):
         return None
     return RingBuffer(window, sinks)

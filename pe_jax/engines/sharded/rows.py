@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 from jax.sharding import PartitionSpec
 
-from pe_jax.encodings.terms import Mask, Side
+from pe_jax.encodings.terms import Side
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.layout import RowSharded
@@ -39,8 +39,7 @@ def attend(
         return PartitionSpec(None if len(x) < rows else layout.batch)
 
     def of_term(term):  # masks have arrays of rows, the others of parameters
-        per_row = isinstance(term, Mask)
-        return jax.tree.map(partition if per_row else lambda x: PartitionSpec(), term)
+        return jax.tree.map(partition if term.hides else lambda x: PartitionSpec(), term)
 
     operands = q, k, v, dropout
     return jax.shard_map(

@@ -20,7 +20,7 @@ from pe_jax.encodings.terms.diagonals import Line
 from pe_jax.engines import block
 from pe_jax.engines.block import LOWEST
 from pe_jax.engines.tiled import alike_rows, schedule, skipping
-from pe_jax.engines.tiled.plan import HELD, Fixed, Operands, Plan, Result, Vectors
+from pe_jax.engines.tiled.plan import Fixed, Operands, Plan, Result, Vectors
 from pe_jax.engines.tiled.schedule import Stage, Visit
 from pe_jax.numerics import products
 from pe_jax.numerics.arrays import varying_like
@@ -162,7 +162,7 @@ class Group(NamedTuple):
             if how == "formula":
                 far = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
                 lines.append(Line(term.at(gap + far), rows - 1))
-            elif how not in HELD:
+            elif not how or not term.in_tables:
                 lines.append(None)
             elif not plan.uniform:
                 lines.append(Line(table, rows - 1))

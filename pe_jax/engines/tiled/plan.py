@@ -17,7 +17,6 @@ from pe_jax.engines.tiled import skipping
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, alone, arrange
 
-HELD = ("bias", "vectors")  # terms of distances whose values are held in tables
 NEAR = 4  # at most so many tiles of a row are compiled one by one for their own distances
 
 
@@ -181,7 +180,7 @@ def _reach(terms: tuple) -> int:
 
 def _near_and_far(plan: Plan, terms: tuple) -> Plan:
     """With the gaps of tiles within the horizons, if all terms have one and these are few."""
-    held = [t for t, how in zip(terms, plan.by_distance, strict=True) if how in HELD]
+    held = [t for t, how in zip(terms, plan.by_distance, strict=True) if how and t.in_tables]
     if any(term.horizon is None for term in held):
         return plan._replace(gaps=(0,))
     side, most = plan.grid.rows, plan.grid.q_blocks - 1
@@ -229,8 +228,8 @@ def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
     """With the values of terms of distances, each evaluated once; `base` as in `Fixed`."""
     tables, terms = [], []
     for term, how in zip(operands.terms, plan.by_distance, strict=True):
-        tables.append(_table(plan, term, base) if how in HELD else None)
-        terms.append(term.without_function_arrays() if how in HELD else term)
+        tables.append(_table(plan, term, base) if how and term.in_tables else None)
+        terms.append(term.without_function_arrays() if how and term.in_tables else term)
     return operands._replace(tables=tuple(tables), terms=tuple(terms))
 
 
