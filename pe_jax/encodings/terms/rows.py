@@ -23,6 +23,7 @@ from pe_jax.encodings.terms.term import (
     repeat_heads,
     static,
 )
+from pe_jax.numerics.arrays import varying_like
 
 EXACT = jax.lax.Precision.HIGHEST
 BLOCK = 32  # columns that are summed by one small matrix product
@@ -98,6 +99,7 @@ class RowSum(Term):
         """
         if self.limit is None:
             return self._counted(products, states, visible, before)
+        before = varying_like(before, products)
         settled = self.settled(before) | ~visible.any(-1, keepdims=True)
         return jax.lax.cond(
             settled.all(),
