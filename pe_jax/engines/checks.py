@@ -252,13 +252,9 @@ def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
         elif isinstance(term, kinds.QueryBias):
             require_array(name, term.u)
             shape(name, term.u, (heads, width))
-        elif isinstance(term, kinds.DistanceTerm | kinds.DistanceFormula):
-            values = jax.eval_shape(term.at, _distances(7, axes))
-            tail = values.shape[2:]
-            if isinstance(term, kinds.RelativeKeys | kinds.RelativeQueries):
-                tail = (width,)
-            elif isinstance(term, kinds.DistanceBias | kinds.DistanceFormula):
-                tail = ()
+        elif term.distances:
+            values: Any = jax.eval_shape(getattr(term, "at"), _distances(7, axes))  # noqa: B009
+            tail = (width,) if term.reads_raw else values.shape[2:] * (term.distances == "vectors")
             shape(f"{name} of 7 distances", values, (heads, 7, *tail), (1, 7, *tail))
     return terms
 
