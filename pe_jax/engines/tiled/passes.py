@@ -99,11 +99,12 @@ class Group(NamedTuple):
 
         They begin at its top right corner, the greatest distance.
         """
-        if self.plan.uniform:
+        plan, (rows, columns) = self.plan, self.plan.grid[:2]
+        if tile.stage.uniform or (plan.uniform and plan.one_by_one):
             return None
-        rows, columns = self.plan.grid[:2]
         gap = tile.i * rows - tile.j * columns if tile.stage.gap is None else tile.stage.gap
-        return self.plan.grid.lengths[0] - rows - gap, rows + columns
+        first = plan.gaps[0] if plan.uniform else plan.grid.lengths[0] - rows
+        return first - gap, rows + columns
 
     def tokens(self, tile: Tile) -> tuple[Tokens, Tokens]:
         """The tokens of a tile's queries and keys."""
@@ -164,7 +165,7 @@ class Group(NamedTuple):
                 lines.append(Line(term.at(gap + far), rows - 1))
             elif not how or not term.in_tables:
                 lines.append(None)
-            elif not plan.uniform:
+            elif self.window(tile) is not None:
                 lines.append(Line(table, rows - 1))
             elif tile.stage.uniform:
                 high, low = table[:, :1], table[:, -1:]

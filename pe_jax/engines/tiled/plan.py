@@ -17,7 +17,7 @@ from pe_jax.engines.tiled import skipping
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, alone, arrange
 
-NEAR = 4  # at most so many tiles of a row are compiled one by one for their own distances
+NEAR = 2  # at most so many tiles of a row are compiled one by one for their own distances
 
 
 class Vectors(NamedTuple):
@@ -77,9 +77,10 @@ class Plan(NamedTuple):
       lengths: tokens of queries and of keys, without padding.
       by_distance: for each term whether it is evaluated along diagonals: by its "formula", from a
         table of a "bias" or of "vectors"; or "", by its definition.
-      gaps: distances of a tile's first query and first key for which tiles are compiled one by one.
+      gaps: distances of a tile's first query and first key in near tiles, the greatest first.
       uniform: whether beyond these each term of distances is one value, not to be told from pair to
         pair.
+      one_by_one: whether near tiles are compiled one by one, each for its distances.
       partial: whether the mask may hide a part of any other tile than those on the diagonal.
       masked: whether terms hide pairs, so that no tile is known to be visible as a whole.
       sums: whether a term sums along rows.
@@ -95,6 +96,7 @@ class Plan(NamedTuple):
     by_distance: tuple[str, ...]
     gaps: tuple[int, ...]
     uniform: bool
+    one_by_one: bool
     partial: bool
     masked: bool
     sums: bool
@@ -160,6 +162,7 @@ def make_plan(
         by_distance,
         gaps=(),
         uniform=False,
+        one_by_one=True,
         partial=segments or masked or spec.window is not None or (padded and not spec.causal),
         masked=masked,
         sums=sums,
@@ -179,7 +182,7 @@ def _reach(terms: tuple) -> int:
 
 
 def _near_and_far(plan: Plan, terms: tuple) -> Plan:
-    """With the gaps of tiles within the horizons, if all terms have one and these are few."""
+    """With the gaps of tiles within the horizons, if all terms have one; else of the diagonal."""
     held = [t for t, how in zip(terms, plan.by_distance, strict=True) if how and t.in_tables]
     if any(term.horizon is None for term in held):
         return plan._replace(gaps=(0,))
@@ -188,10 +191,8 @@ def _near_and_far(plan: Plan, terms: tuple) -> Plan:
     ahead = max((-(-(high + side - 1) // side) - 1 for _, high in ranges), default=0)
     behind = max((-(-(side - 1 - low) // side) - 1 for low, _ in ranges), default=0)
     behind = 0 if plan.one_sided else behind
-    near = range(min(ahead, most), -min(behind, most) - 1, -1)
-    if len(near) > NEAR:
-        return plan._replace(gaps=(0,))
-    return plan._replace(gaps=tuple(side * n for n in near), uniform=True)
+    gaps = tuple(side * n for n in range(min(ahead, most), -min(behind, most) - 1, -1))
+    return plan._replace(gaps=gaps, uniform=True, one_by_one=len(gaps) <= NEAR)
 
 
 def lay_out(
@@ -236,9 +237,14 @@ def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
 def _table(plan: Plan, term: Any, base: Any) -> jax.Array:
     """Values by distance, the greatest first: [H or 1, n, …].
 
-    To the horizon, or of all distances of tiles, and one more, so that each cuts rows + columns.
+    To the horizon, or of all distances of near tiles, or of all tiles, and one more, so that each
+    cuts rows + columns.
     """
     (queries, keys), lengths, (rows, columns) = plan.lengths, plan.grid.lengths, plan.grid[:2]
+    if plan.uniform and not plan.one_by_one:
+        count = plan.gaps[0] - plan.gaps[-1] + rows + columns
+        distance = plan.gaps[0] + rows - 1 - jnp.arange(count, dtype=jnp.int32)
+        return term.at(jnp.maximum(distance, 0) if plan.one_sided else distance)
     if plan.uniform:
         low, high = plan.range_of(term)
         return term.at(jnp.arange(high, low - 1, -1, dtype=jnp.int32))

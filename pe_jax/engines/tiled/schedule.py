@@ -1,8 +1,8 @@
 """Which tiles of a row are visited, in which order and how: stages, one loop after the other.
 
 A tile of which the mask shows nothing is not visited, one that it shows as a whole needs no mask.
-Tiles near the diagonal, within the horizon of terms of distances, are compiled for their distances;
-in those beyond each such term is one value. Where a term sums along rows, all tiles are visited
+Tiles near the diagonal, within the horizon of terms of distances, are compiled for their distances
+if they are few; in those beyond each such term is one value. Where a term sums along rows, all tiles are visited
 from the right.
 """
 
@@ -47,8 +47,10 @@ def stages(plan: Plan) -> tuple[Stage, ...]:
     if len(near) > 0 and plan.grid.k_blocks == 1:
         return near
     whole, part = (Stage(None, plan.uniform, masked) for masked in (False, True))
+    if not plan.one_by_one:
+        near = tuple(Stage(None, uniform=False, masked=masked) for masked in (False, True))
     if plan.masked:
-        return (part, *near)
+        return tuple(stage for stage in (part, *near) if stage.masked)
     return (whole, part, *near) if plan.partial or not near else (whole, *near)
 
 
@@ -60,15 +62,15 @@ def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, .
     j = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32)
     ahead = i[:, None] - j[None]
     near = jnp.isin(ahead, jnp.asarray(plan.gaps, jnp.int32) // plan.grid.rows)
-    found, several = [], sum(stage.gap is None for stage in stages(plan)) > 1
-    for stage in stages(plan):
+    found, each = [], stages(plan)
+    for stage in each:
         if stage.gap is not None:
             n = stage.gap // plan.grid.rows
             count = (some & (ahead == n)).any(1).astype(jnp.int32)
             found.append(Visit((i - n)[:, None], count))
             continue
-        chosen = some & ~near
-        if several:
+        chosen = some & (~near if stage.uniform == plan.uniform else near)
+        if stage._replace(masked=not stage.masked) in each:
             chosen &= ~whole if stage.masked else whole
         if plan.sums:  # from the right
             columns = plan.grid.k_blocks - 1 - jnp.argsort(~chosen[:, ::-1], axis=1, stable=True)
