@@ -2,8 +2,8 @@
 
 A tile of which the mask shows nothing is not visited, one that it shows as a whole needs no mask.
 Tiles near the diagonal, within the horizon of terms of distances, are compiled for their distances
-if they are few; in those beyond each such term is one value. Where a term sums along rows, all tiles are visited
-from the right.
+if they are few; in those beyond each such term is one value. Where a term sums along rows, all
+tiles are visited from the right.
 """
 
 from typing import Any, NamedTuple
