@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pe_jax.engines.tiled.distance_tables import shear
-from pe_jax.engines.tiled.setup import set_up
 
 import pe_jax
 from pe_jax.encodings.terms import Tokens
 from pe_jax.engines import mask
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.tiled import Tiled, TileSizes, schedule, tiles
+from pe_jax.engines.tiled import Tiled, TileSizes, schedule, sizes
+from pe_jax.engines.tiled.plan import Plan, make_plan
 from pe_jax.positions import per_segment
 from tests import util
 from tests.util import H, K, assert_close, noise
@@ -181,40 +180,50 @@ def test_positions_restart_in_each_run_of_a_segment(ids):
 # The parts of the tiled engine.
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 4), (4, 1), (3, 5), (5, 3)])
-def test_shear_takes_diagonals(rows, columns):
-    x = noise(2, rows, rows + columns - 1)
-    want = [[x[:, r, rows - 1 - r + c] for c in range(columns)] for r in range(rows)]
-    np.testing.assert_array_equal(shear(x), np.moveaxis(want, 2, 0))
-
-
-def test_blocks_fit_the_budget_and_never_exceed_the_lengths():
+@pytest.mark.parametrize("reach", [0, 100])
+def test_tiles_of_all_heads_fit_the_budget_and_never_exceed_the_lengths(reach):
     for pairs, queries, keys in [(1, 1, 1), (8, 5000, 300), (512, 4096, 4096), (10**6, 99, 7)]:
-        for shape in ((512, 512), (256, 1024)):
-            rows, columns = tiles.block_sizes(shape, pairs, queries, keys)
-            assert 1 <= rows <= queries and 1 <= columns <= keys
-            assert pairs * rows * columns <= tiles.TILE or max(rows, columns) <= 4 * tiles.NARROWEST
+        shapes = (pairs, 1, queries), (1, keys)
+        grid, _ = sizes.arrange(*shapes, sizes.CHOSEN, by_head=False, reach=reach)
+        assert 1 <= grid.rows <= queries and 1 <= grid.columns <= keys
+        area = pairs * grid.rows * grid.columns
+        assert area <= sizes.MOST or max(grid[:2]) <= sizes.SMALL
 
 
-def test_blocks_waste_little_of_a_length():
+def test_devices_that_share_heads_share_the_budget():
+    shapes = (64, 8, 4096), (8, 4096)
+    alone, shared = (sizes.arrange(*shapes, sizes.CHOSEN, n, by_head=False)[0] for n in (1, 64))
+    assert 512 * alone.rows**2 <= sizes.MOST < 512 * shared.rows**2
+    assert 8 * shared.rows**2 <= sizes.MOST
+
+
+def test_tiles_waste_little_of_a_length():
     for length in (513, 600, 1025, 5000):
-        rows, _ = tiles.block_sizes((512, 512), 1, length, length)
-        assert -(-length // rows) * rows - length < tiles.NARROWEST * -(-length // 512)
+        grid, _ = sizes.arrange((1, 1, length), (1, length), sizes.CHOSEN)
+        assert grid.q_blocks == -(-length // sizes.LARGEST)
+        assert 0 <= grid.lengths[0] - length < sizes.SMALL * grid.q_blocks
+
+
+def group_of(batch: int, heads: int, kv_heads: int, rows: int, columns: int) -> tuple[int, int]:
+    """Rows of the batch and heads that take turns, in tiles of a size."""
+    shapes = (batch, heads, rows), (kv_heads, columns)
+    _, groups = sizes.arrange(*shapes, TileSizes(rows, columns))
+    assert groups.batch * groups.batch_size == batch and groups.heads * groups.heads_size == heads
+    return groups.batch_size, groups.heads_size
 
 
 @given(st.integers(1, 6), st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 4), (6, 2), (12, 4)]))
 def test_groups_share_a_key_head_or_own_several(batch, heads):
-    for area in (16, 2**18, 2**19):
-        b, h = tiles.group_sizes(batch, *heads, area)
+    for rows, columns in ((4, 4), (512, 512), (512, 1024)):
+        b, h = group_of(batch, *heads, rows, columns)
         shared = heads[0] // heads[1]
-        assert batch % b == 0 and heads[0] % h == 0
         assert shared % h == 0 or h % shared == 0
         assert b == 1 or h == heads[0]
 
 
 def test_as_many_heads_to_a_tile_as_make_up_its_area():
-    assert tiles.group_sizes(1, 8, 8, 512 * 512)[1] >= 2
-    assert tiles.group_sizes(64, 4, 4, 64 * 64)[0] * 4 * 64 * 64 <= tiles.AREA
+    assert group_of(1, 8, 8, 512, 512)[1] >= 2
+    assert group_of(64, 4, 4, 64, 64)[0] * 4 * 64 * 64 <= sizes.AREA
 
 
 def test_blocks_that_the_mask_empties_are_not_visited():
@@ -233,8 +242,11 @@ def test_a_window_with_sinks_visits_their_tiles_and_its_own():
     for segments, first in ((None, 0), (ids, 24)):
         rank = None if segments is None else per_segment(segments)
         q, k = Tokens(index, index, segments), Tokens(index, index, segments, rank)
-        setup = without_terms(AttentionSpec(DIMS, True, 3, sinks=2), 60, 6, 6)
-        assert visited(setup, q, k, 9) == [first // 6, 8, 9]
+        for told in ({}, {"aligned": True, "restarts": True}):  # with a loop for the diagonal
+            spec = AttentionSpec(DIMS, True, 3, sinks=2, **told)
+            plan = without_terms(spec, 60, 6, 6, segments=segments is not None)
+            assert plan.gaps == ((0,) if told else ())
+            assert visited(plan, q, k, 9) == [first // 6, 8, 9]
 
 
 def test_streaming_llm_sees_its_sinks_and_its_window():
@@ -253,25 +265,27 @@ def test_streaming_llm_sees_its_sinks_and_its_window():
                 assert set(np.flatnonzero(weights[0, t, 0] > 1e-6)) == want
 
 
-def without_terms(spec: AttentionSpec, length: int, rows: int, columns: int):
+def without_terms(
+    spec: AttentionSpec, length: int, rows: int, columns: int, segments: bool
+) -> Plan:
     """What is static about a call without an encoding, in tiles of a size."""
-    q = jax.ShapeDtypeStruct((1, H, length, WIDTH), jnp.float32)
-    return set_up(spec, (), q, q, tiles.Partition(), TileSizes(rows, columns))
+    shapes = (1, H, length), (K, length)
+    return make_plan(spec, (), *shapes, TileSizes(rows, columns), segments=segments)
 
 
-def visited(setup, q: Tokens, k: Tokens, i: int) -> list[int]:
-    """The block columns of block row i."""
-    order = schedule.order(setup, q, k, i)
-    return sorted(order.columns[: order.plain + order.partial].tolist())
+def visited(plan: Plan, q: Tokens, k: Tokens, i: int) -> list[int]:
+    """The block columns of block row i, each as often as it is visited."""
+    visits = schedule.visits(plan, q, k)
+    return sorted(int(j) for visit in visits for j in visit.columns[i, : visit.counts[i]])
 
 
 def reached(index, *, causal, window, ids):
     """The first key block of each query block, and one past the last, or None; 4 by 3."""
-    setup = without_terms(AttentionSpec(DIMS, causal, window), 12, 4, 3)
+    plan = without_terms(AttentionSpec(DIMS, causal, window), 12, 4, 3, segments=ids is not None)
     tokens = Tokens(index, index, ids)
     ends = []
     for i in range(3):
-        seen = visited(setup, tokens, tokens, i)
+        seen = visited(plan, tokens, tokens, i)
         assert seen == list(range(seen[0], seen[-1] + 1)) if seen else True
         ends.append((seen[0], seen[-1] + 1) if seen else None)
     return ends

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import pe_jax
-from pe_jax.engines.tiled import Tiled, TileSizes, negligible
+from pe_jax.engines.tiled import Tiled, TileSizes, skipping
 from pe_jax.models.config import ModelConfig
 from pe_jax.models.transformer import Transformer
 from tests import util
@@ -56,14 +56,14 @@ def test_what_running_sums_make_negligible_is_left_out_too(monkeypatch, spec, ca
 def count_skipped(monkeypatch) -> list[int]:
     """How many tiles of each pass and group are left out, from here on."""
     skipped = []
-    negligible_tiles = negligible.negligible_tiles
+    negligible_tiles = skipping.negligible_tiles
 
     def spy(*args):
         skip = negligible_tiles(*args)
         jax.debug.callback(lambda x: skipped.append(int(x.sum())), skip)
         return skip
 
-    monkeypatch.setattr(negligible, "negligible_tiles", spy)
+    monkeypatch.setattr(skipping, "negligible_tiles", spy)
     return skipped
 
 

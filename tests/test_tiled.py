@@ -75,6 +75,8 @@ HORIZONS = [  # with the gaps of tiles of 32 within the horizon, in tiles
     ("deberta(buckets=None,max_distance=20)", True, (1, 0)),
     ("shaw(clip=70)+alibi+rope", True, (3, 2, 1, 0)),
     ("shaw(clip=16)", False, (1, 0, -1)),
+    (BOTH, False, (1, 0, -1)),
+    ("kerple+t5(max_distance=40)", True, (2, 1, 0)),  # a formula is in no table
     ("rope", True, (0,)),
     ("alibi", True, (0,)),
     ("rope", False, (0,)),
@@ -82,10 +84,10 @@ HORIZONS = [  # with the gaps of tiles of 32 within the horizon, in tiles
 TABLES = [  # too many tiles within it, or no horizon
     ("t5(max_distance=300)+shaw(clip=110)", True),
     ("deberta(buckets=None,max_distance=110)", True),
-    (BOTH, False),
+    ("t5(max_distance=100,bidirectional=True)", False),
     ("shaw(clip=70)", False),
     ("transformer_xl", True),
-    ("kerple+t5(max_distance=40)", True),
+    ("sandwich+t5(max_distance=40)", True),
     ("sandwich+alibi", False),
 ]
 SQUARE = TileSizes(32, 32, group=(1, 2))
@@ -132,23 +134,28 @@ def test_rings_tiles_that_are_no_squares_and_sums_have_no_near_stages(spec):
     [
         ("nope", []),
         ("t5+alibi", ["bias", "formula"]),
-        ("shaw+alibi+rope", ["vectors", "vectors", "formula", ""]),
+        ("shaw+alibi+rope", ["vectors", "vectors", "formula"]),
         ("fire+t5", ["", "bias"]),
-        ("transformer_xl", ["", "vectors"]),
-        ("kerple+cope(positions=6)", ["bias", ""]),
+        ("transformer_xl", ["vectors"]),
+        ("kerple+cope(positions=6)", ["formula", ""]),
+        ("tupe(length=40)+fox+sandwich", ["", "", "bias"]),
     ],
 )
 def test_each_term_of_distances_is_evaluated_along_diagonals(spec, how):
-    by_distance = plan_of(spec).by_distance
-    assert sorted(by_distance) == sorted(how)
-    placed = AttentionSpec(DIMS, True)  # at explicit positions none is
-    shapes = (2, HEADS, LENGTH), (2, LENGTH)
-    assert {*make_plan(placed, terms_of(spec), *shapes).by_distance} <= {""}
+    terms = terms_of(spec)
+
+    def inside(plan):
+        each = zip(terms, plan.by_distance, strict=True)
+        return [how for term, how in each if term.reads != "outside" or how]
+
+    assert inside(plan_of(spec)) == how
+    placed = make_plan(AttentionSpec(DIMS, True), terms, (2, HEADS, LENGTH), (2, LENGTH))
+    assert inside(placed) == [""] * len(how)  # at explicit positions none is
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    "spec", ["t5(max_distance=40)+shaw(clip=16)", "transformer_xl+alibi", "deberta+rope", "kerple"]
+    "spec", [f"{BOTH}+shaw(clip=16)", "transformer_xl+alibi", "deberta+rope", "kerple"]
 )
 @pytest.mark.parametrize("options", [{"window": 50}, {"window": 20, "sinks": 3}], ids=str)
 def test_stages_under_a_window(spec, causal, options):
@@ -296,19 +303,56 @@ def test_states_join_the_products_of_distances():
     assert_close(outcome(spec, SMALL, 60, x=x), outcome(spec, "dense", 60, x=x), 2e-5)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("spec", ["rerope(window=8)", "dual_chunk(chunk_size=10,local_size=2)"])
+@pytest.mark.parametrize(
+    "spec, causal",
+    [
+        ("rerope(window=8)", True),
+        ("rerope(window=8)", False),
+        ("dual_chunk(chunk_size=10,local_size=2)", True),  # it is for causal attention alone
+    ],
+)
 def test_a_tile_has_pairs_of_several_views(spec, causal):
     got, want = (outcome(spec, e, 60, causal=causal) for e in (SMALL, "dense"))
     assert_close(got, want, 2e-5)
 
 
+@pytest.mark.parametrize("shared_keys", [False, True])
+@pytest.mark.parametrize("gap, count", [(0, 1), (8, 2), (-30, 1), (30, 1)])
+def test_a_tile_that_one_view_scores_as_a_whole_takes_one_product(gap, count, shared_keys):
+    views, places = kinds.Views((8,), shared_keys=shared_keys), np.arange(4)[None]
+    taken = []
+
+    def counted(q, k):
+        jax.debug.callback(lambda: taken.append(1))
+        return multiply(q, k)
+
+    q, k = noise(1, 2, 4, 2 * WIDTH), noise(1, 2, 4, WIDTH if shared_keys else 2 * WIDTH)
+    sides = (
+        Side(q, None, (), Tokens(places + gap, places)),
+        Side(k, None, (), Tokens(places, places)),
+    )
+    got = jax.jit(lambda q, k: views.products(counted, q, k))(*sides)
+    jax.effects_barrier()
+    assert len(taken) == count
+    queries, keys = np.split(q, 2, -1), [k, k] if shared_keys else np.split(k, 2, -1)
+    apart = gap + np.arange(4)[:, None] - np.arange(4)
+    want = np.where(apart < 8, *map(multiply, queries, keys))
+    assert_close(got, want)
+
+
 @pytest.mark.parametrize(
-    "spec, side", [("t5+shaw", 64), ("transformer_xl", 64), ("deberta", 256), ("wavlm+t5", 256)]
+    "spec, short, long",
+    [
+        ("t5+rope", 64, 512),
+        ("t5+shaw", 64, 256),  # vectors within a horizon
+        ("transformer_xl", 64, 512),
+        ("deberta", 256, 256),
+        ("wavlm+t5", 256, 256),
+    ],
 )
-def test_tiles_of_short_rows_are_small_unless_vectors_reach_far(spec, side):
-    assert plan_of(spec, sizes=TileSizes(), length=256).grid.rows == side
-    assert plan_of(spec, sizes=TileSizes(), length=1024).grid.rows == 512
+def test_tiles_of_short_rows_are_small_unless_vectors_reach_far(spec, short, long):
+    assert plan_of(spec, sizes=TileSizes(), length=256).grid.rows == short
+    assert plan_of(spec, sizes=TileSizes(), length=1024).grid.rows == long
 
 
 @pytest.mark.parametrize("spec", ["t5+shaw", "transformer_xl"])
@@ -448,7 +492,8 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
             caplog.clear() if not caplog.records else None
             engine = dispatch.engine(None, CONTIGUOUS, call, name)
     said = [f"{r.levelname}: {r.getMessage()}" for r in caplog.records]
-    return [engine.__module__.split(".")[2], *said]
+    where = engine.__module__.removeprefix("pe_jax.engines.").removeprefix("kernels.")
+    return [where.split(".")[0], *said]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,11 @@ class Line(NamedTuple):
     last: bool = True
 
     def spread(self, rows: int, columns: int) -> jax.Array:
-        """Biases [H or 1, n] of all pairs: [H or 1, r, c], or [H or 1, 1, 1] if all are alike."""
+        """Biases [H or 1, n] of all pairs: [H or 1, r, c], or [H or 1, 1, 1] if all are alike.
+
+        None is a difference of two: one that hides pairs, -1e9 or -inf, leaves the others as they
+        are.
+        """
         n = self.values.shape[1]
         if (only := self._only(n, rows, columns)) is not None:
             return self.values[:, only, None, None]
@@ -43,12 +47,12 @@ class Line(NamedTuple):
         values = self.values[:, max(first, 0) : max(min(end, n), 1)]
         edges = jnp.pad(values, [(0, 0), (before, max(end - n, 0))], mode="edge")
         by_slices, by_shear = (functools.partial(f, rows=kept) for f in (_by_slices, _by_shear))
+        corner = jax.lax.platform_dependent(edges, cpu=by_slices, default=by_shear)
         if (skipped, kept) == (0, rows):
-            return jax.lax.platform_dependent(edges, cpu=by_slices, default=by_shear)
-        start = self.values[:, :1]
-        corner = jax.lax.platform_dependent(edges - start, cpu=by_slices, default=by_shear)
+            return corner
         widths = [(0, 0), (0, rows - kept), (skipped, 0)]
-        return start[..., None] + jnp.pad(corner, widths)
+        inside = jnp.pad(jnp.ones((1, *corner.shape[1:]), bool), widths)
+        return jnp.where(inside, jnp.pad(corner, widths), self.values[:, :1, None])
 
     def _only(self, n: int, rows: int, columns: int) -> int | None:
         """Which of the n numbers all pairs read, if they read one."""
