@@ -65,6 +65,11 @@ def schemes() -> tuple[Encoding, ...]:
     return *pe_jax.parse(text), longer.__class__(), made if params else longer
 
 
+def by_name(q: jax.Array) -> jax.Array:
+    fn = adapters.attention_fn("rope", causal=True)
+    return pe_jax.attention(q, q, q, encoding="rope") + fn(q, q, q)
+
+
 def own_terms(q: jax.Array, logits: jax.Array) -> jax.Array:
     return pe_jax.attention(q, q, q, terms=(pe_jax.Sink(logits),), logit_cap=30.0)
 """
@@ -78,14 +83,13 @@ encoding = pe_jax.make("rope")
 WRONG = """
 pe_jax.attention(q, q, q, causal="yes")
 pe_jax.attention(q, q, q, encoding=3)
-pe_jax.attention(q, q, q, encoding="rope")
 pe_jax.attention(q, q, q, params={})
 pe_jax.attention(q, q, q, window=2.5)
 pe_jax.attention(q, q)
 pe_jax.make(3)
 pe_jax.parse(encoding)
 pe_jax.Dims(512, 8)
-adapters.attention_fn("rope")
+adapters.attention_fn(3)
 adapters.attention_fn(encoding, window="4")
 cache.empty(encoding, 1, 16)
 cache.extend(q, q, q, q, encoding=encoding)

@@ -175,7 +175,8 @@ def params(encoding: Encoding, params: Params | None, dims: Dims) -> Params:
     want, name = _drawn_shapes(encoding, dims), type(encoding).__name__
     if params is None:
         if jax.tree.leaves(want):
-            raise ValueError(f"params=None, but {name} has parameters; {DRAW}")
+            fix = f"{DRAW} (pe_jax.parse(name)[0] is the encoding of a name)"
+            raise ValueError(f"params=None, but {name} has parameters; {fix}")
         return want
     if not isinstance(params, Params):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")

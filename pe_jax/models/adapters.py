@@ -39,7 +39,7 @@ SIZES = Dims(512, 8, 8, 64)  # of no model: to ask which terms there are, before
 
 
 def attention_fn(
-    encoding: Encoding,
+    encoding: Encoding | tuple[Encoding, ...] | str | None,
     params: Params | None = None,
     *,
     causal: bool | None = None,
@@ -64,9 +64,9 @@ def attention_fn(
     rotated.
 
     Args:
-      encoding: the scheme, from `pe_jax.make` or `pe_jax.parse`. One that depends on the length of
-        the sequence (a dynamic NTK or LongRoPE scaling) as for `pe_jax.attention`: without
-        `positions` a full pass is at its own length; to decode, or with `positions`, pass
+      encoding: the scheme, or its spec string ("rope"); None is NoPE. One that depends on the
+        length of the sequence (a dynamic NTK or LongRoPE scaling) as for `pe_jax.attention`:
+        without `positions` a full pass is at its own length; to decode, or with `positions`, pass
         `encoding.at_length(total_length)`.
       params: its parameters, `Params(shared, layer)`, of arrays (Linen) or of `nnx.Param` (NNX);
         None if it has none.
@@ -89,9 +89,9 @@ def attention_fn(
         model's width.
 
     Raises:
-      ValueError: a value out of range; a scheme that adds to the input, unless `embedded`; one that
-        reads the layer's input; a scheme of several axes without `positions`.
-      TypeError: `encoding` is not an Encoding, `params` not a Params.
+      ValueError: a value out of range; missing parameters; a scheme that adds to the input, unless
+        `embedded`; one that reads the layer's input; a scheme of several axes without `positions`.
+      TypeError: `encoding` is not a scheme, `params` not a Params.
     """
     encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     if not isinstance(params, Params | None):
@@ -106,6 +106,8 @@ def attention_fn(
             f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
             " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
         )
+    if params is None:
+        checks.params(encoding, None, sizes)
     axes = encoding.claims.axes
     if axes > 1 and positions is None:
         name = type(encoding).__name__

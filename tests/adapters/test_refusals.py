@@ -15,9 +15,20 @@ from tests.util import T
     "make, error, message",
     [
         (
-            lambda: adapters.attention_fn("rope", causal=False),
+            lambda: adapters.attention_fn(pe_jax.make, causal=False),
             TypeError,
-            "encoding='rope': pass one layer's encoding, what pe_jax.make",
+            "encoding=<function make at .*>: pass one layer's encoding, as 'rope', pe_jax.make",
+        ),
+        (
+            lambda: adapters.attention_fn("rope,alibi", causal=True),
+            ValueError,
+            "encoding='rope,alibi': it has 2 layers; pass that of one",
+        ),
+        (
+            lambda: adapters.attention_fn("t5", causal=True),
+            ValueError,
+            r"params=None, but T5 has parameters; pass encoding.init\(key, dims\) "
+            r"\(pe_jax.parse\(name\)\[0\] is the encoding of a name\)",
         ),
         (
             lambda: adapters.attention_fn(ROPE, {}, causal=False),

@@ -113,6 +113,20 @@ def test_in_linen_it_is_attention_and_decoding_equals_the_full_pass(case):
     assert_close(steps, full)
 
 
+@pytest.mark.parametrize("name", ["rope", "alibi", None])
+def test_an_encoding_may_be_given_by_its_name(name):
+    fn = adapters.attention_fn(name, causal=True)
+    attend = functools.partial(pe_jax.attention, encoding=name, implementation="dense")
+
+    def run(x):
+        linen = of_linen(fn).apply({"params": weights()}, x)
+        return linen, fill(of_nnx(fn))(x), by_hand(x, attend), by_hand(x, attend, K)
+
+    linen, module, every_head, grouped = util.jit(run)(X)
+    assert_close(linen, every_head)
+    assert_close(module, grouped)
+
+
 OPTIONS = [
     {},
     {"dtype": jnp.bfloat16},
