@@ -21,7 +21,7 @@ from pe_jax.engines.dispatch import Call
 from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.engines.tiled import Tiled, TileSizes, schedule, sizes
 from pe_jax.engines.tiled.groups import Groups
-from pe_jax.engines.tiled.plan import NEAR, Plan, make_plan
+from pe_jax.engines.tiled.plan import Plan, make_plan
 from pe_jax.engines.tiled.schedule import Stage
 from tests import util
 from tests.util import assert_close, noise
@@ -68,57 +68,73 @@ def terms_of(spec: str) -> tuple:
 # Stages: terms of distances within their horizon and beyond it.
 
 BOTH = "t5(max_distance=40,bidirectional=True)"
-HORIZONS = [  # with the gaps of tiles of 32 within the horizon, in tiles
+HORIZONS = [  # with the gaps of near tiles of 32: those n ahead are 32 n - 31 … 32 n + 31 apart
     ("t5(max_distance=40)", True, (2, 1, 0)),
     ("shaw(clip=16)", True, (1, 0)),
+    ("shaw(clip=2)", True, (1, 0)),
     ("t5(max_distance=40)+shaw(clip=16)", True, (2, 1, 0)),
     ("deberta(buckets=None,max_distance=20)", True, (1, 0)),
     ("shaw(clip=70)+alibi+rope", True, (3, 2, 1, 0)),
+    (
+        "shaw(clip=33)",
+        True,
+        (1, 0),
+    ),  # pairs of a tile n tiles ahead are 32 n - 31 … 32 n + 31 apart
+    ("shaw(clip=34)", True, (2, 1, 0)),
+    ("t5(max_distance=300)+shaw(clip=110)", True, tuple(range(8, -1, -1))),
+    ("deberta(buckets=None,max_distance=110)", True, (4, 3, 2, 1, 0)),
     ("shaw(clip=16)", False, (1, 0, -1)),
+    ("shaw(clip=70)", False, (3, 2, 1, 0, -1, -2, -3)),
     (BOTH, False, (1, 0, -1)),
     ("kerple+t5(max_distance=40)", True, (2, 1, 0)),  # a formula is in no table
     ("rope", True, (0,)),
     ("alibi", True, (0,)),
     ("rope", False, (0,)),
 ]
-TABLES = [  # too many tiles within it, or no horizon
-    ("t5(max_distance=300)+shaw(clip=110)", True),
-    ("deberta(buckets=None,max_distance=110)", True),
-    ("t5(max_distance=100,bidirectional=True)", False),
-    ("shaw(clip=70)", False),
-    ("transformer_xl", True),
-    ("sandwich+t5(max_distance=40)", True),
-    ("sandwich+alibi", False),
-]
+TABLES = [("transformer_xl", True), ("sandwich+t5(max_distance=40)", True)]  # no horizon
+TABLES += [("sandwich+alibi", False), ("sandwich", True)]
 SQUARE = TileSizes(32, 32, group=(1, 2))
 
 
 @pytest.mark.parametrize("spec, causal, gaps", HORIZONS)
-def test_tiles_within_horizons_are_stages_and_beyond_them_terms_are_one_value(spec, causal, gaps):
+def test_beyond_the_horizons_terms_are_one_value_and_tiles_within_are_near(spec, causal, gaps):
     plan = plan_of(spec, causal, SQUARE)
     assert plan.gaps == tuple(32 * n for n in gaps) and plan.uniform
-    far, near = [[s for s in schedule.stages(plan) if (s.gap is None) == far] for far in (1, 0)]
-    assert far and all(stage.uniform for stage in far)
-    assert near == [Stage(gap, False, causal and gap <= 0 or not causal) for gap in plan.gaps]
+    stages = schedule.stages(plan)
+    far = [stage for stage in stages if stage.uniform]
+    near = [stage for stage in stages if not stage.uniform]
+    assert far and all(stage.gap is None for stage in far)
+    if max(map(abs, gaps)) <= 1:  # compiled one by one
+        assert near == [Stage(gap, False, causal and gap <= 0 or not causal) for gap in plan.gaps]
+    else:
+        assert near == [Stage(None, False, False), Stage(None, False, True)]
     got = outcome(spec, Tiled(SQUARE), causal=causal)
     assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
 
 
+@pytest.mark.parametrize("spec, causal", [(spec, causal) for spec, causal, _ in HORIZONS])
+def test_each_visible_tile_is_visited_once(spec, causal):
+    plan = plan_of(spec, causal, SQUARE, length=320)
+    at = jnp.arange(320, dtype=jnp.int32)[None]
+    tokens = Tokens(at, at)
+    seen = np.zeros((10, 10), int)
+    stages = schedule.stages(plan)
+    for stage, visit in zip(stages, schedule.visits(plan, tokens, tokens), strict=True):
+        for i in range(10):
+            for j in np.asarray(visit.columns[i])[: int(visit.counts[i])]:
+                seen[i, j] += 1
+                assert stage.uniform != (32 * (i - j) in plan.gaps)
+                assert stage.masked or i > j or not causal
+    np.testing.assert_array_equal(seen, np.tri(10) if causal else np.ones((10, 10)))
+
+
 @pytest.mark.parametrize("spec, causal", TABLES)
-def test_without_a_horizon_or_with_a_far_one_tables_have_all_distances(spec, causal):
+def test_without_a_horizon_tables_have_all_distances(spec, causal):
     plan = plan_of(spec, causal, SQUARE)
     assert plan.gaps == (0,) and not plan.uniform
     assert not any(stage.uniform for stage in schedule.stages(plan))
     got = outcome(spec, Tiled(SQUARE), causal=causal)
     assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
-
-
-def test_a_horizon_may_reach_over_so_many_tiles_and_no_more():
-    """Pair (a, b) of a tile whose gap is n tiles is at a distance of 32 n - 31 … 32 n + 31."""
-    assert len(plan_of(f"shaw(clip={32 * (NEAR - 1) + 1 - 32})", True, SQUARE).gaps) == NEAR - 1
-    assert len(plan_of(f"shaw(clip={32 * (NEAR - 1) + 1 - 31})", True, SQUARE).gaps) == NEAR
-    assert len(plan_of(f"shaw(clip={32 * (NEAR - 1) + 1})", True, SQUARE).gaps) == NEAR
-    assert plan_of(f"shaw(clip={32 * (NEAR - 1) + 2})", True, SQUARE).gaps == (0,)
 
 
 @pytest.mark.parametrize("spec", ["t5(max_distance=40)", "transformer_xl", "rope"])

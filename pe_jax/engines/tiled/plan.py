@@ -17,8 +17,6 @@ from pe_jax.engines.tiled import skipping
 from pe_jax.engines.tiled.groups import Axes, Groups
 from pe_jax.engines.tiled.sizes import CHOSEN, SHORT, Grid, TileSizes, alone, arrange
 
-NEAR = 2  # at most so many tiles of a row are compiled one by one for their own distances
-
 
 class Vectors(NamedTuple):
     """What queries or keys bring along, `Side` without its tokens: [B, H or K, T, …]."""
@@ -80,7 +78,8 @@ class Plan(NamedTuple):
       gaps: distances of a tile's first query and first key in near tiles, the greatest first.
       uniform: whether beyond these each term of distances is one value, not to be told from pair to
         pair.
-      one_by_one: whether near tiles are compiled one by one, each for its distances.
+      one_by_one: whether near tiles are compiled one by one, each for its distances: if they are
+        the diagonal and its neighbours.
       partial: whether the mask may hide a part of any other tile than those on the diagonal.
       masked: whether terms hide pairs, so that no tile is known to be visible as a whole.
       sums: whether a term sums along rows.
@@ -192,7 +191,7 @@ def _near_and_far(plan: Plan, terms: tuple) -> Plan:
     behind = max((-(-(side - 1 - low) // side) - 1 for low, _ in ranges), default=0)
     behind = 0 if plan.one_sided else behind
     gaps = tuple(side * n for n in range(min(ahead, most), -min(behind, most) - 1, -1))
-    return plan._replace(gaps=gaps, uniform=True, one_by_one=len(gaps) <= NEAR)
+    return plan._replace(gaps=gaps, uniform=True, one_by_one=max(map(abs, gaps)) <= side)
 
 
 def lay_out(
