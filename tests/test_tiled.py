@@ -209,6 +209,27 @@ def test_a_bias_of_all_distances_may_be_scaled_as_products_are():
     np.testing.assert_allclose(tiled, dense, atol=1e-5)
 
 
+def hides_the_far(values, distance):
+    """A value from distance 20 on, and another one at each distance before."""
+    far, near = values
+    return jnp.where(distance >= 20, far, near * jnp.sin(distance.astype(jnp.float32)))[None]
+
+
+@pytest.mark.parametrize("far", [-1e9, -np.inf])
+def test_a_bias_that_hides_what_is_far_leaves_the_rest_exact(far):
+    def run(engine, near, q):
+        values = jnp.stack([jnp.float32(far), near])
+        term = kinds.DistanceBias(hides_the_far, values, horizon=(0, 20))
+        return (pe_jax.attention(q, q, q, terms=(term,), implementation=engine) ** 2).sum()
+
+    arrays = jnp.float32(1.5), jnp.asarray(noise(1, 60, HEADS, WIDTH))
+    got, want = (
+        util.jit(jax.value_and_grad(functools.partial(run, engine), (0, 1)))(*arrays)
+        for engine in (SMALL, "dense")
+    )
+    assert_close(got, want, 2e-5)
+
+
 def test_a_kind_that_reads_whole_rows_is_refused_by_name():
     (encoding,) = pe_jax.parse("dape")
     terms = encoding.terms(util.random_params(encoding, DIMS), DIMS)
