@@ -382,8 +382,8 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
         count, (kept, _) = group.visit(i, visit, start, lambda x: group.matters(i, x[1], lse))
         return kept, count
     count, (kept, last) = group.visit(i, visit, start, lambda x: group.counts(i, x[1]))
-    seen = (jnp.arange(plan.grid.k_blocks) < count)[:, None, None, None, None]
-    kept = jax.tree.map(lambda x, y: jnp.where(seen, x, y), kept, last)
+    visited = (jnp.arange(plan.grid.k_blocks) < count)[:, None, None, None, None]
+    kept = jax.tree.map(lambda x, y: jnp.where(visited, x, y), kept, last)
     return kept, group.visits[0].counts[i]
 
 

@@ -128,7 +128,7 @@ def attend(
 
     `block` is a number of tokens, a power of two; None: chosen here. `interpret` runs the kernels
     without a TPU, slowly, for tests. Where nothing reads row sums, splash
-    may run, which gives None in their place: it has no gradient through them.
+    may run, which gives None instead: it has no gradient through them.
     """
     plan = make_plan(spec, terms, q, block, interpret)
     # Times q the scale must be no further rounding: in float32, or by a power of two.

@@ -138,7 +138,7 @@ class Plan(ScorePlan):
         return not self.spec.causal and self.tokens % self.block > 0
 
     def shows(self, gap):
-        """Whether the mask shows any pair of a tile, segments aside."""
+        """Whether any pair of a tile is visible, segments aside."""
         tests = [gap == gap]
         if self.back is not None:
             tests.append(gap - (self.block - 1) <= self.back)

@@ -64,8 +64,8 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
     if plan.cap is not None:
         bent = jnp.tanh(s * (1 / plan.cap))
         s, slope = bent * plan.cap, 1 - bent * bent
-    shown = visible(plan, x, tile)
-    return Scores(s if shown is None else jnp.where(shown, s, LOWEST), rest, slope, in_pieces)
+    pairs = visible(plan, x, tile)
+    return Scores(s if pairs is None else jnp.where(pairs, s, LOWEST), rest, slope, in_pieces)
 
 
 def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
