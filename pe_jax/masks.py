@@ -81,7 +81,7 @@ def _tree(spans: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
 def chunks(size: int) -> Mask:
     """Causal attention within chunks of `size` tokens (Llama 4's local layers)."""
     require(is_int(size, 1), "size", size, "pass an integer of at least 1")
-    return Mask(Chunks(int(size)).shows)
+    return Mask(Chunks(int(size)).visible)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Chunks:
 
     size: int
 
-    def shows(self, _, q: Tokens, k: Tokens) -> jax.Array:
+    def visible(self, _, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible: bool [B or 1, T, S]."""
         rows, columns = q.index[:, :, None], k.index[:, None, :]
         return (rows // self.size == columns // self.size) & (rows >= columns)

@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 class Group(NamedTuple):
     """A group of heads, ready to be visited.
 
-    Keys are held transposed, [b, k, E, S], and backward the values too: the faster way to multiply
+    Keys are held transposed, [b, k, E, S], and backward the values too: faster to multiply
     by, and to add up gradients.
     """
 

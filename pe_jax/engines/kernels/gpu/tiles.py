@@ -46,7 +46,7 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
 
 
 def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array]:
-    """Weights, and the gradient of the scores; from q, d_out and k, v, or the other way round."""
+    """Weights, and the gradient of the scores; from q, d_out and k, v, or the reverse."""
     s, cap = scores(tile, dot(owned[0], visited[0], 1)), tile.plan.cap
     p = jnp.exp2(s - tile.token("q", "lse"))
     d_p = dot(owned[1], visited[1], 1) - tile.token("q", "delta")

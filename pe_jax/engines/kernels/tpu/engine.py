@@ -209,7 +209,7 @@ def counted(plan: Plan) -> Plan:
     """The plan for whole rows, with its tiles counted."""
     first = np.arange(0, plan.tokens, plan.block)
     gap = first[:, None] - first
-    visible = plan.shows(gap)
+    visible = plan.any_visible(gap)
     near = visible & np.logical_not(plan.is_far(gap))
     steps = int(visible.sum(1).max()), int(visible.sum(0).max())
     return dataclasses.replace(plan, steps=steps, tiles=int(visible.sum()), near=int(near.sum()))

@@ -137,7 +137,7 @@ class Plan(ScorePlan):
         """Whether padding keys must be masked: a causal mask hides them as it is."""
         return not self.spec.causal and self.tokens % self.block > 0
 
-    def shows(self, gap):
+    def any_visible(self, gap):
         """Whether any pair of a tile is visible, segments aside."""
         tests = [gap == gap]
         if self.back is not None:

@@ -1,6 +1,6 @@
 """One tile of the scores: what is added to q·k, what is hidden, and the gradients of what is added.
 
-Rows of a tile are queries and columns keys; `transposed`, the other way round. Where all of a tile
+Rows of a tile are queries and columns keys; `transposed`, the reverse. Where all of a tile
 is beyond the horizon of what is read by distance (`easy`), queries meet one vector and one number:
 that moves the row maxima and not the scores.
 """
