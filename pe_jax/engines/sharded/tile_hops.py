@@ -165,7 +165,7 @@ class TileHops(NamedTuple):
 
     def _unless_hidden(self, fixed: Fixed, f: Any, nothing: Any, like: Any):
         """f(); or `nothing`, typed alike, where the mask hides all of two runs."""
-        some = schedule.visible(self.plan, fixed.q, fixed.k)[0].any()
+        some = schedule.shown(self.plan, fixed.q, fixed.k)[0].any()
         return jax.lax.cond(some, f, lambda: varying_like(nothing, like))
 
 

@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 class Group(NamedTuple):
     """A group of heads, ready to be visited.
 
-    Keys are held transposed, [b, k, E, S], and backward the values too: faster to multiply
+    Keys are held transposed, [b, k, E, S], and backward the values too: the faster way to multiply
     by, and to add up gradients.
     """
 
@@ -382,8 +382,8 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
         count, (kept, _) = group.visit(i, visit, start, lambda x: group.matters(i, x[1], lse))
         return kept, count
     count, (kept, last) = group.visit(i, visit, start, lambda x: group.counts(i, x[1]))
-    visited = (jnp.arange(plan.grid.k_blocks) < count)[:, None, None, None, None]
-    kept = jax.tree.map(lambda x, y: jnp.where(visited, x, y), kept, last)
+    seen = (jnp.arange(plan.grid.k_blocks) < count)[:, None, None, None, None]
+    kept = jax.tree.map(lambda x, y: jnp.where(seen, x, y), kept, last)
     return kept, group.visits[0].counts[i]
 
 
