@@ -28,16 +28,16 @@ def with_rope(q, k, v, base=1e4):
 
 def with_alibi(q, k, v):
     """Subtract slope × distance from the scores of each head."""
-    places = jnp.arange(q.shape[1])
-    distance = places[:, None] - places
+    positions = jnp.arange(q.shape[1])
+    distance = positions[:, None] - positions
     bias = -alibi.slopes(q.shape[2])[:, None, None] * jnp.abs(distance)
     return attend(q, k, v, bias, scale=q.shape[-1] ** -0.5)
 
 
 def with_t5(q, k, v, table):
     """Add a learned number for each bucket of distances: table [H, 32]."""
-    places = jnp.arange(q.shape[1])
-    bias = table[:, t5.bucket(places[:, None] - places)]
+    positions = jnp.arange(q.shape[1])
+    bias = table[:, t5.bucket(positions[:, None] - positions)]
     return attend(q, k, v, bias)
 
 

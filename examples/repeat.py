@@ -1,7 +1,7 @@
 """What the models of plain_jax.py, linen.py and nnx.py share: a task, training, and a report.
 
-The task is to repeat the token that came three places before: position is all that matters. A guess
-among the eight tokens costs 2.08 nats per token.
+The task is to repeat the token that came three positions before: position is all that matters. A
+guess among the eight tokens costs 2.08 nats per token.
 """
 
 from collections.abc import Callable

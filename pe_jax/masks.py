@@ -63,7 +63,7 @@ def tree(parents: Any) -> Mask:
         if parent >= 0:
             sizes[parent] += sizes[token]
     first, next_free = np.zeros(len(parents), np.int32), {-1: 0}
-    for token, parent in enumerate(parents):  # places in depth-first order
+    for token, parent in enumerate(parents):  # indices in depth-first order
         first[token] = next_free[int(parent)]
         next_free[int(parent)] += int(sizes[token])
         next_free[token] = int(first[token]) + 1
@@ -74,14 +74,14 @@ def tree(parents: Any) -> Mask:
 def _tree(spans: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
     """`spans` [1, T, 2]: where a token's subtree begins and ends in depth-first order."""
     rows, columns = (jnp.take(spans[0], x.index, axis=0) for x in (q, k))
-    place = rows[:, :, None, 0]
-    return (columns[:, None, :, 0] <= place) & (place < columns[:, None, :, 1])
+    index = rows[:, :, None, 0]
+    return (columns[:, None, :, 0] <= index) & (index < columns[:, None, :, 1])
 
 
 def chunks(size: int) -> Mask:
     """Causal attention within chunks of `size` tokens (Llama 4's local layers)."""
     require(is_int(size, 1), "size", size, "pass an integer of at least 1")
-    return Mask(Chunks(int(size)).shows)
+    return Mask(Chunks(int(size)).visible)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Chunks:
 
     size: int
 
-    def shows(self, _, q: Tokens, k: Tokens) -> jax.Array:
-        """Which pairs are seen: bool [B or 1, T, S]."""
+    def visible(self, _, q: Tokens, k: Tokens) -> jax.Array:
+        """Which pairs are visible: bool [B or 1, T, S]."""
         rows, columns = q.index[:, :, None], k.index[:, None, :]
         return (rows // self.size == columns // self.size) & (rows >= columns)

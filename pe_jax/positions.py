@@ -148,7 +148,7 @@ def augmented(
     without. A shift moves tokens in front of the grid too: augment the grid, then put them there.
 
     Args:
-      key: PRNG key of what shares a draw; `jax.vmap` over keys augments each image its own way.
+      key: PRNG key of what shares a draw; `jax.vmap` over keys augments each image separately.
       positions: [..., A]; `shift` is in their unit, the other two have none.
       shift: at least 0; 0 disables it.
       jitter: at least 1; 1 disables it.
@@ -176,7 +176,7 @@ def augmented(
 
 
 def bilevel(tokens, separators, segments=None, longest: int | None = None) -> jax.Array:
-    """(index of the piece of text, place inside it) of each token: int32 [*B, T, 2].
+    """(index of the piece of text, position inside it) of each token: int32 [*B, T, 2].
 
     BiPE: He et al., arXiv 2401.16421. A separator (a full stop, a line break) is the last
     token of its piece. Both numbers begin at 0.
@@ -185,8 +185,8 @@ def bilevel(tokens, separators, segments=None, longest: int | None = None) -> ja
       tokens: ids [*B, T].
       separators: the ids that end a piece.
       segments: ids [*B, T] of documents packed into a row: both numbers restart with each.
-      longest: places are clipped to longest - 1, as in the authors' code, for a table of `longest`
-        places. None disables it.
+      longest: positions are clipped to longest - 1, as in the authors' code, for a table of
+        `longest` entries. None disables it.
 
     Raises:
       ValueError: no separator, or `longest` is not a positive integer.
@@ -202,9 +202,9 @@ def bilevel(tokens, separators, segments=None, longest: int | None = None) -> ja
     document = jnp.zeros_like(ended) if segments is None else _begins(jnp.asarray(segments))
     count = jnp.cumsum(new & ~document, axis=-1, dtype=jnp.int32)
     before = jax.lax.cummax(jnp.where(document, count, 0), axis=tokens.ndim - 1)
-    place = per_segment(jnp.cumsum(new | document, axis=-1, dtype=jnp.int32))
-    place = place if longest is None else jnp.minimum(place, longest - 1)
-    return jnp.stack([count - before, place], axis=-1)
+    inner = per_segment(jnp.cumsum(new | document, axis=-1, dtype=jnp.int32))
+    inner = inner if longest is None else jnp.minimum(inner, longest - 1)
+    return jnp.stack([count - before, inner], axis=-1)
 
 
 def check_bilevel(separators, longest: int | None) -> None:
@@ -246,13 +246,13 @@ def grid(
     require_bool("numbered", numbered)
     require_bool("normalized", normalized)
     require(not (numbered and normalized), "numbered", numbered, "pass normalized=False with it")
-    places = np.indices((height, width), np.int32).reshape(2, -1).T
+    cells = np.indices((height, width), np.int32).reshape(2, -1).T
     if normalized:
-        places = np.asarray((2 * places + 1) / (height, width) - 1, np.float32)
-    places = np.pad(places, ((prefix, 0), (0, 0)))
+        cells = np.asarray((2 * cells + 1) / (height, width) - 1, np.float32)
+    cells = np.pad(cells, ((prefix, 0), (0, 0)))
     if numbered:
-        places[:prefix] = np.arange(-prefix, 0)[:, None]
-    return jnp.asarray(places)
+        cells[:prefix] = np.arange(-prefix, 0)[:, None]
+    return jnp.asarray(cells)
 
 
 def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:
@@ -295,12 +295,12 @@ def multimodal(spans) -> jax.Array:
             raise ValueError(f"spans: {span!r}: pass n, (height, width) or (frames, height, width)")
         _sizes("spans", sizes)
         if len(sizes) == 1:
-            places = np.repeat(np.arange(sizes[0], dtype=np.int32)[:, None], 3, axis=1)
+            cells = np.repeat(np.arange(sizes[0], dtype=np.int32)[:, None], 3, axis=1)
         else:
             sizes = (1,) * (3 - len(sizes)) + sizes
-            places = np.indices(sizes, np.int32).reshape(3, -1).T
-        blocks.append(start + places)
-        start += int(places.max()) + 1
+            cells = np.indices(sizes, np.int32).reshape(3, -1).T
+        blocks.append(start + cells)
+        start += int(cells.max()) + 1
     return jnp.asarray(np.concatenate(blocks))
 
 

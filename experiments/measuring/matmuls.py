@@ -34,11 +34,13 @@ class Matmuls:
 
     def forward(self, q, k, v):
         """q·kᵀ and s·v."""
-        turned = jnp.swapaxes(k, 1, 2)
+        transposed = jnp.swapaxes(k, 1, 2)
 
         def row(i):
             def tile(j, out):
-                s = _mm("nte,nes->nts", self._cut(q, i), self._cut(turned, j, 2)).astype(v.dtype)
+                s = _mm("nte,nes->nts", self._cut(q, i), self._cut(transposed, j, 2)).astype(
+                    v.dtype
+                )
                 return out + _mm("nts,nse->nte", s, self._cut(v, j))
 
             return self._visit(tile, i, jnp.zeros(self._cut(q, i).shape, jnp.float32))

@@ -101,8 +101,8 @@ def program(
     """
     place = device()
     model = Model(config, tokens.shape[1] - 1)
-    turned = {name: x.T if _is_matrix(name) else x for name, x in weights.items()}
-    state = {f"{name}.weight": torch.tensor(np.array(x)) for name, x in turned.items()}
+    transposed = {name: x.T if _is_matrix(name) else x for name, x in weights.items()}
+    state = {f"{name}.weight": torch.tensor(np.array(x)) for name, x in transposed.items()}
     model.load_state_dict(state)
     model = model.to(place)
     names = dict(model.named_parameters())

@@ -154,7 +154,7 @@ def flat(q: jax.Array) -> jax.Array:
 def full_bias(terms: tuple, sides: tuple[Side, Side], dims: Dims, learned: bool) -> Any:
     """Every score term but q·k, for jax.nn: float32 [B or 1, H, T, T], or None.
 
-    Built the fast way: each term once for the W distances, then a shift; arithmetic without
+    Built fast: each term once for the W distances, then a shift; arithmetic without
     parameters for all pairs, since XLA can fuse it.
     """
     (q, k), length = sides, sides[0].x.shape[2]
@@ -185,26 +185,28 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
     """(params, q, k, v) → the output, by one engine."""
 
     def naive(params, q, k, v):
-        terms, places = encoding.terms(params, sizes.dims), jnp.arange(q.shape[1])
-        states = tuple(None if t.state is None else t.state(flat(q), places[None]) for t in terms)
-        rotated_q = outside.rotate(terms, "q", q, places, states)
-        rotated_k = outside.rotate(terms, "k", k, places, states)
+        terms, positions = encoding.terms(params, sizes.dims), jnp.arange(q.shape[1])
+        states = tuple(
+            None if t.state is None else t.state(flat(q), positions[None]) for t in terms
+        )
+        rotated_q = outside.rotate(terms, "q", q, positions, states)
+        rotated_k = outside.rotate(terms, "k", k, positions, states)
 
         def side(rotated, raw) -> Side:
             x, raw, own = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), (rotated, raw, states))
-            return Side(x, raw, own, Tokens(places[None], places[None]))
+            return Side(x, raw, own, Tokens(positions[None], positions[None]))
 
         sides = side(rotated_q, q), side(rotated_k, k)
         bias = full_bias(terms, sides, sizes.dims, bool(jax.tree.leaves(params)))
         out = jax.nn.dot_product_attention(
             rotated_q,
             rotated_k,
-            outside.rotate_values(terms, v, places),
+            outside.rotate_values(terms, v, positions),
             None if bias is None else bias.astype(q.dtype),
             scale=kinds.scale(terms, sizes.head_dim),
             is_causal=sizes.causal,
         )
-        return outside.rotate_output(terms, out, places)
+        return outside.rotate_output(terms, out, positions)
 
     def ours(params, q, k, v):
         implementation = None if engine == OURS else engine

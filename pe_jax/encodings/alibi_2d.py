@@ -36,7 +36,7 @@ def penalty(slopes: jax.Array, distance: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class ALiBi2D(Encoding):
-    """Subtracts a penalty that grows with the distance between two places, fixed for each head."""
+    """Subtracts a penalty that grows with the distance between two patches, fixed for each head."""
 
     claims = Claims(axes=2, real_positions=True)
 

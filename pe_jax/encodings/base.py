@@ -145,7 +145,7 @@ class Encoding:
         if not terms:
             return x
         require_array("x", x, 2)
-        self._check_places(positions, x.shape[:-1])
+        self._check_positions(positions, x.shape[:-1])
         for term in terms:
             added = term.fn(term.arrays, positions, x.shape[-1])
             fix = f"the parameters are of a model as wide as {added.shape[-1]}"
@@ -153,7 +153,7 @@ class Encoding:
             x = x + align(added.astype(x.dtype), x)
         return x
 
-    def _check_places(self, positions: Any, rows: tuple[int, ...]) -> None:
+    def _check_positions(self, positions: Any, rows: tuple[int, ...]) -> None:
         """Raises ValueError unless there is one position for each of the rows (*B, T)."""
         axes = (self.claims.axes,) * (self.claims.axes > 1)
         allowed = [(*n, *axes) for n in (rows[-1:], (1,) * (len(rows) - 1) + rows[-1:], rows)]

@@ -1,11 +1,11 @@
 """BiPE: He et al., "Bilevel Positional Encoding", arXiv 2401.16421.
 
-    x_t ← x_t + PE(place of t inside its segment)                       absolute, within
+    x_t ← x_t + PE(position of t inside its segment)                       absolute, within
     scores of RoPE or ALiBi at the segments' indices                    relative, between
 
 A segment is a piece of meaning (a sentence, a line), not a packed document. A position is the pair
-(index of the segment, place inside it), as `pe_jax.positions.bilevel` counts them. The paper's
-absolute half is a learned table; sinusoids of the place need no table.
+(index of the segment, position inside it), as `pe_jax.positions.bilevel` counts them. The paper's
+absolute half is a learned table; sinusoids of it need no table.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class BiPE(Encoding):
             RoPE(self.base).check(dims)
 
     def init_shared(self, key, dims):
-        """The table [length, D] of the places, if learned."""
+        """The table [length, D] of positions inside a segment, if learned."""
         return self._inside.init_shared(key, dims)
 
     def inputs(self, shared):
@@ -78,7 +78,7 @@ class BiPE(Encoding):
 
 @dataclasses.dataclass(frozen=True)
 class Inside:
-    """The function of an `Input`, at the place inside the segment."""
+    """The function of an `Input`, at the position inside the segment."""
 
     fn: Callable
 

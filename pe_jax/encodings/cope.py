@@ -21,19 +21,19 @@ from pe_jax.encodings.terms import RowSum
 from pe_jax.validation import is_int, require
 
 
-def interpolate(values: jax.Array, places: jax.Array) -> jax.Array:
+def interpolate(values: jax.Array, indices: jax.Array) -> jax.Array:
     """`values` at fractional indices, linear in between: [..., T, S].
 
     Args:
       values: float32 [..., T, P].
-      places: float32 [..., T, S], at least 0; beyond P - 1 they are P - 1.
+      indices: float32 [..., T, S], at least 0; beyond P - 1 they are P - 1.
     """
-    places = jnp.minimum(places, values.shape[-1] - 1)
-    whole = jnp.floor(places)
+    indices = jnp.minimum(indices, values.shape[-1] - 1)
+    whole = jnp.floor(indices)
     low = whole.astype(jnp.int32)
     high = jnp.minimum(low + 1, values.shape[-1] - 1)
     below, above = (jnp.take_along_axis(values, at, axis=-1) for at in (low, high))
-    share = places - whole
+    share = indices - whole
     return (1 - share) * below + share * above
 
 

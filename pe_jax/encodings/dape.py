@@ -58,6 +58,6 @@ class DAPE(Encoding):
         return (RowRescore(rescore, params.layer),)
 
 
-def rescore(arrays, scores, bias, q, seen):
+def rescore(arrays, scores, bias, q, visible):
     """f([A, B])."""
     return adapt(scores, bias, **arrays)

@@ -1,4 +1,4 @@
-"""Buckets of index and place: Huang et al., "LayoutLMv3", arXiv 2204.08387, §2.1.
+"""Buckets of index and position on the page: Huang et al., "LayoutLMv3", arXiv 2204.08387, §2.1.
 
     score = (q·k + a[h, bucket(d_index)] + x[h, bucket(d_x)] + y[h, bucket(d_y)]) / sqrt(E)
 

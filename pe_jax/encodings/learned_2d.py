@@ -79,8 +79,8 @@ class Learned2D(Encoding):
 
     def rows(self, tables, positions, width):
         """The vectors of row and column, side by side or added: [..., D]."""
-        places = zip(tables, pos.on_axes(positions, 2), strict=True)
-        row, column = (between(table, place) for table, place in places)
+        pairs = zip(tables, pos.on_axes(positions, 2), strict=True)
+        row, column = (between(table, at) for table, at in pairs)
         if self.combine == "sum":
             return row + column
         return jnp.concatenate([row, column], axis=-1)

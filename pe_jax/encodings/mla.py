@@ -34,14 +34,16 @@ def join(
     Raises:
       ValueError: shapes that do not fit together.
     """
-    heads, (turned, content) = q_content.shape[:-1], (q_rotary.shape[-1], q_content.shape[-1])
-    require(q_rotary.shape[:-1] == heads, "q_rotary", q_rotary.shape, f"pass {[*heads, turned]}")
+    heads, (rotary_dim, content) = q_content.shape[:-1], (q_rotary.shape[-1], q_content.shape[-1])
+    require(
+        q_rotary.shape[:-1] == heads, "q_rotary", q_rotary.shape, f"pass {[*heads, rotary_dim]}"
+    )
     tokens = k_content.shape[:-2]
-    fix = f"pass {[*tokens, turned]}, one key for all heads"
-    require(k_rotary.shape == (*tokens, turned), "k_rotary", k_rotary.shape, fix)
+    fix = f"pass {[*tokens, rotary_dim]}, one key for all heads"
+    require(k_rotary.shape == (*tokens, rotary_dim), "k_rotary", k_rotary.shape, fix)
     fix = f"pass {content} channels, as q_content has"
     require(k_content.shape[-1] == content, "k_content", k_content.shape, fix)
-    shared = jnp.broadcast_to(k_rotary[..., None, :], (*k_content.shape[:-1], turned))
+    shared = jnp.broadcast_to(k_rotary[..., None, :], (*k_content.shape[:-1], rotary_dim))
     q = jnp.concatenate([q_rotary, q_content], axis=-1)
     return q, jnp.concatenate([shared, k_content], axis=-1)
 

@@ -133,9 +133,9 @@ class MRoPE(Encoding):
         return sections
 
     def _frequencies(self, head_dim: int) -> jax.Array:
-        turned = self._rope().rotary_dim(head_dim)
-        sections = self._sections(turned)
-        return frequencies(turned, sections, self.base, self.interleaved, self.scaling)
+        rotary_dim = self._rope().rotary_dim(head_dim)
+        sections = self._sections(rotary_dim)
+        return frequencies(rotary_dim, sections, self.base, self.interleaved, self.scaling)
 
     def terms(self, params, dims):
         return (Rotation(self.rotate, self.rotate),)

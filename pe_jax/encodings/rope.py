@@ -89,10 +89,9 @@ def rotate(
     known = is_real(attention_factor) or hasattr(attention_factor, "ndim")
     require(known, "attention_factor", attention_factor, "pass a finite number")
     require(layout in LAYOUTS, "layout", layout, f"choose one of {', '.join(LAYOUTS)}")
-    turned = 2 * np.shape(frequencies)[-1]
-    require(
-        turned <= x.shape[-1], "frequencies", turned // 2, f"x has {x.shape[-1]} channels per head"
-    )
+    rotary_dim = 2 * np.shape(frequencies)[-1]
+    fix = f"x has {x.shape[-1]} channels per head"
+    require(rotary_dim <= x.shape[-1], "frequencies", rotary_dim // 2, fix)
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
     at, tokens = angle.shape[:-2], x.shape[:-2]
     ok = len(at) <= len(tokens) and (len(at) > 0 or jnp.ndim(frequencies) == 1)
@@ -109,11 +108,11 @@ def turn(
 
     Angles may have fewer leading axes than x.
     """
-    turned = 2 * angle.shape[-1]
+    rotary_dim = 2 * angle.shape[-1]
     # the barrier keeps XLA from computing every sine again for each head
     waves = (attention_factor * jnp.cos(angle), attention_factor * jnp.sin(angle))
     cos, sin = (align(wave, x) for wave in jax.lax.optimization_barrier(waves))
-    head, rest = x[..., :turned].astype(jnp.float32), x[..., turned:]
+    head, rest = x[..., :rotary_dim].astype(jnp.float32), x[..., rotary_dim:]
     if layout == "half":
         a, b = jnp.split(head, 2, axis=-1)
         out = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -165,13 +164,13 @@ class RoPE(Encoding):
         Raises:
           ValueError: an odd number of them.
         """
-        turned = round(head_dim * self.fraction, 6)
-        ok = turned == int(turned) and turned % 2 == 0 and turned > 0
+        size = round(head_dim * self.fraction, 6)
+        ok = size == int(size) and size % 2 == 0 and size > 0
         if self.fraction == 1:
             require(ok, "head_dim", head_dim, "RoPE rotates pairs: use an even head width")
-        fix = f"it leaves {turned:g} of {head_dim} channels; choose one that leaves an even number"
+        fix = f"it leaves {size:g} of {head_dim} channels; choose one that leaves an even number"
         require(ok, "fraction", self.fraction, fix)
-        return int(turned)
+        return int(size)
 
     def check(self, dims):
         """The rotated part of a head must be even, and fit the scaling."""

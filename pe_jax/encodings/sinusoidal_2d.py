@@ -33,11 +33,11 @@ def sinusoid_2d(positions, dim: int, base: float = 1e4, layout: str = "concatena
       ValueError: `dim` that leaves an axis an odd number of channels, and what `sinusoid` raises.
       TypeError: half-precision positions.
     """
-    places = pos.on_axes(positions, np.shape(positions)[-1])
-    fix = f"pass a multiple of {2 * len(places)}"
-    require(dim % (2 * len(places)) == 0, "dim", dim, fix)
-    each = dim // len(places)
-    tables = [sinusoidal.sinusoid(place, each, base, layout) for place in places]
+    axes = pos.on_axes(positions, np.shape(positions)[-1])
+    fix = f"pass a multiple of {2 * len(axes)}"
+    require(dim % (2 * len(axes)) == 0, "dim", dim, fix)
+    each = dim // len(axes)
+    tables = [sinusoidal.sinusoid(axis, each, base, layout) for axis in axes]
     return jnp.concatenate(tables, axis=-1)
 
 

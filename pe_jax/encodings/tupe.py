@@ -5,7 +5,7 @@
 
 Position–position and content–content terms only: p, U_Q, U_K and θ are shared by all layers, and
 no position is added to the words. (p_i U_Q)·(p_j U_K) is a dot product of vectors of each token,
-computed in tiles as q·k is. Position 0 is [CLS], which has no place in the text: θ₁ is its bias to
+computed in tiles as q·k is. Position 0 is [CLS], which is no word of the text: θ₁ is its bias to
 all others, θ₂ theirs to it (one of each per head). A model without [CLS] may set `reset=False`.
 
 The equations are followed; the released code puts a layer norm on p and has biases in U. Instead p

@@ -5,7 +5,7 @@
 
 FoX (arXiv 2503.02130) fades a key's weight as tokens forget it; here each channel of the product
 fades at a rate of its own, so that a head remembers some of what a key said and not the rest. It
-takes the place of RoPE. At first b = 8: almost nothing fades.
+replaces RoPE. At first b = 8: almost nothing fades.
 
 With P the running sum of g, the factor is exp(P_i - P_j). It is no rotation of q and k: exp(P_i)
 vanishes and exp(-P_j) overflows within a few hundred tokens. P is therefore held in two numbers,

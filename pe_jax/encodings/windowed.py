@@ -17,7 +17,7 @@ class Windowed(Encoding):
 
     Attributes:
       encoding: what is encoded.
-      window: how many tokens back are seen, oneself included; None: all, whatever the model has.
+      window: how many tokens back are visible, oneself included; None: all, whatever the model has.
       sinks: first tokens of each document that stay in sight beyond the window.
     """
 

@@ -52,9 +52,9 @@ def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
             " raise scale_base or keep positions inside"
         )
     inside = (positions >= 0) & (positions < limit)
-    places = jnp.where(inside, positions.astype(jnp.float32), jnp.nan)[..., None]
+    at = jnp.where(inside, positions.astype(jnp.float32), jnp.nan)[..., None]
     rate = jnp.asarray(np.log(zeta(dim)) / scale_base, jnp.float32)
-    return jnp.exp(places * align(rate, places))
+    return jnp.exp(at * align(rate, at))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +93,9 @@ class XPos(Encoding):
         dim = x.shape[-1]
         theta = rope.frequencies(dim, self.base)
         size = growth(positions, dim, self.scale_base)[..., None, :] ** sign
-        turned = rope.rotate(x.astype(jnp.float32), positions, theta, self.layout)
+        rotated = rope.rotate(x.astype(jnp.float32), positions, theta, self.layout)
         both = jnp.tile(size, 2) if self.layout == "half" else jnp.repeat(size, 2, axis=-1)
-        return (turned * align(both, x)).astype(x.dtype)
+        return (rotated * align(both, x)).astype(x.dtype)
 
     def limit(self):
         """The position from which on float32 overflows."""

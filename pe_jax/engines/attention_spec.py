@@ -18,8 +18,8 @@ class AttentionSpec:
 
     dims: Dims  # global sizes
     causal: bool  # whether later tokens are hidden
-    window: int | None = None  # how many tokens back are seen, oneself included; None: all
-    sinks: int = 0  # the first tokens of each segment that stay in sight beyond the window
+    window: int | None = None  # how many tokens back are visible, oneself included; None: all
+    sinks: int = 0  # the first tokens of each segment that stay visible beyond the window
     aligned: bool = False  # query i and key i are the same token, of index i
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
     restarts: bool = False  # the same, but that positions restart in each run of one segment
@@ -29,7 +29,7 @@ class AttentionSpec:
 
     @property
     def in_order(self) -> bool:
-        """Whether the distance of a query and a key of one segment is that of their places."""
+        """Whether the distance of a query and a key of one segment is that of their indices."""
         return self.contiguous or self.restarts
 
     def scale_of(self, terms: tuple) -> float:
@@ -37,7 +37,7 @@ class AttentionSpec:
         return scale(terms, self.dims.head_dim) if self.scale is None else self.scale
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
-        """Which pairs are seen: bool [B or 1, 1, T, S]."""
+        """Which pairs are visible: bool [B or 1, 1, T, S]."""
         rule = {"causal": self.causal, "window": self.window, "sinks": self.sinks}
-        seen = allowed(q.index, k.index, q.segments, k.segments, k_rank=k.rank, **rule)
-        return seen[:, None]
+        visible = allowed(q.index, k.index, q.segments, k.segments, k_rank=k.rank, **rule)
+        return visible[:, None]

@@ -52,8 +52,8 @@ def visible(spec: AttentionSpec, terms: tuple, q: Tokens, k: Tokens) -> jax.Arra
     """Which pairs are visible: bool [B or 1, 1, T, S]."""
     pairs = spec.mask(q, k)
     for term in terms:
-        if (shown := term.visible(q, k)) is not None:
-            pairs = pairs & shown
+        if (more := term.visible(q, k)) is not None:
+            pairs = pairs & more
     return pairs
 
 

@@ -22,28 +22,28 @@ def allowed(
     """Which keys each query may attend to: bool [*B, T, S].
 
     Args:
-      q_index: int32 [*B, T], the place of each query in the sequence of tokens.
+      q_index: int32 [*B, T], the index of each query among the tokens.
       k_index: int32 [*B, S], the same for the keys.
       q_segments: int32 [*B, T] or None: equal ids see one another; a negative id sees nothing.
       k_segments: int32 [*B, S] or None, given together with `q_segments`.
       causal: whether keys of a later index are hidden.
       window: at most this many keys back, the token itself included (and as many ahead, if not
         causal).
-      sinks: how many keys at the start of each document every window keeps in sight: attention
+      sinks: how many keys at the start of each document every window keeps visible: attention
         sinks (StreamingLLM, arXiv 2309.17453, §3.2), the Λ-shaped mask of LM-Infinite
         (arXiv 2308.16137).
-      k_rank: int32 [*B, S], the place of each key within its document; None: `k_index`.
+      k_rank: int32 [*B, S], the index of each key within its document; None: `k_index`.
     """
     ahead = q_index[..., :, None] - k_index[..., None, :]
-    seen = jnp.ones(ahead.shape, bool)
+    visible = jnp.ones(ahead.shape, bool)
     if causal:
-        seen &= ahead >= 0
+        visible &= ahead >= 0
     if window is not None:
         inside = jnp.abs(ahead) < window
         if sinks:
             inside |= (k_index if k_rank is None else k_rank)[..., None, :] < sinks
-        seen &= inside
+        visible &= inside
     if q_segments is not None and k_segments is not None:
         ids = q_segments[..., :, None]
-        seen &= (ids == k_segments[..., None, :]) & (ids >= 0)
-    return seen
+        visible &= (ids == k_segments[..., None, :]) & (ids >= 0)
+    return visible

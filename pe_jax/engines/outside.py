@@ -61,7 +61,7 @@ def rotate_values(terms: tuple, v: jax.Array, positions) -> jax.Array:
 
 
 def rotate_output(terms: tuple, out: jax.Array, positions) -> jax.Array:
-    """Outputs [*B, T, H, F] of rotated values, turned by the queries' positions."""
+    """Outputs [*B, T, H, F] of rotated values, rotated back by the queries' positions."""
     for term in reversed(terms):
         out = term.rotate_output(out, positions)
     return out

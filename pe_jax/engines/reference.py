@@ -28,7 +28,7 @@ def scores(
       terms: what the encoding adds.
       q: the queries.
       k: the keys.
-      pairs: bool [B or 1, H or 1, T, S], what the mask shows; read by terms of whole rows.
+      pairs: bool [B or 1, H or 1, T, S], which are visible; read by terms of whole rows.
       bias: what is added besides, or None.
     """
     block.require_known(terms, ("pairs", "later keys", "rows"), "the dense engine")

@@ -280,7 +280,7 @@ class MPNet:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutLMv3Family:
-    """Buckets of index and place; the input has learned tables of both besides."""
+    """Buckets of index and position on the page; the input has learned tables of both besides."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The same for each layer."""
@@ -317,7 +317,7 @@ class RoFormer:
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The same for each layer."""
-        keys.refuse("rotary_value", "values that are never turned back are not among our schemes")
+        keys.refuse("rotary_value", "values that are never rotated back are not among our schemes")
         causal = keys.flag("is_decoder")
         more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
         layer = LayerEncoding(RoPE(layout="interleaved"), keys.head_dim(), **more)

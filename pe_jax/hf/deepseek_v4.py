@@ -29,8 +29,8 @@ class DeepSeekV4(Rotary):
         """One entry per layer."""
         kinds = self._types(keys)
         head_dim = keys.head_dim(512)
-        turned = keys.integer("qk_rope_head_dim", default=None)
-        partial = 0.125 if turned is None else turned / head_dim
+        rotary_dim = keys.integer("qk_rope_head_dim", default=None)
+        partial = 0.125 if rotary_dim is None else rotary_dim / head_dim
         partial = keys.get("partial_rotary_factor", default=partial)
         window = keys.integer("sliding_window", default=128)
         ropes = {}

@@ -91,7 +91,7 @@ def qwen_moe_layers(keys: Keys, layers: int) -> list[str]:
 
 def llama4_layers(keys: Keys, layers: int) -> list[str]:
     """Chunks where there is RoPE."""
-    return [CHUNKED if turned else FULL for turned in listed_rope(keys, [FULL] * layers)]
+    return [CHUNKED if rotated else FULL for rotated in listed_rope(keys, [FULL] * layers)]
 
 
 def smollm3_layers(keys: Keys, layers: int) -> list[str]:

@@ -21,31 +21,31 @@ class MLA(Rotary):
     Attributes:
       interleave: the key of the layout, and its default; None: always interleaved.
       content: default of `qk_nope_head_dim`.
-      turned: default of `qk_rope_head_dim`.
+      rotary: default of `qk_rope_head_dim`.
     """
 
     interleave: tuple[str, bool] | None = None
     content: int = 128
-    turned: int = 64
+    rotary: int = 64
 
     def read(self, keys):
-        turned = keys.integer("qk_rope_head_dim", default=self.turned)
-        width = keys.integer("qk_nope_head_dim", default=self.content) + turned
+        rotary = keys.integer("qk_rope_head_dim", default=self.rotary)
+        width = keys.integer("qk_nope_head_dim", default=self.content) + rotary
         pairs = keys.flag(*self.interleave) if self.interleave else True
         for key in ("head_dim", "qk_head_dim"):
             keys.get(key)  # both follow from these
         partial = keys.get(*PARTIAL, default=1)
-        ok = partial in (1, hugging_face.partial(turned / width, width))
-        fix = f"qk_rope_head_dim={turned} rotates already; leave the factor out"
+        ok = partial in (1, hugging_face.partial(rotary / width, width))
+        fix = f"qk_rope_head_dim={rotary} rotates already; leave the factor out"
         require(ok, PARTIAL[0], partial, fix)
         own = dict(self._parameters(keys)[0])
         inner = own.get("partial_rotary_factor", 1)
         require(inner == 1, PARTIAL[0], inner, fix)
         plain = dataclasses.replace(self, partial=1.0)
-        rope = plain._encoding(keys, own, turned, keys.get("rope_theta", default=self.base), 1.0)
+        rope = plain._encoding(keys, own, rotary, keys.get("rope_theta", default=self.base), 1.0)
         assert isinstance(rope, RoPE)
         layout = "interleaved" if pairs else "half"
-        rope = dataclasses.replace(rope, fraction=turned / width, layout=layout)
+        rope = dataclasses.replace(rope, fraction=rotary / width, layout=layout)
         scale = None
         if isinstance(rope.scaling, rope_scaling.YaRN) and rope.scaling.mscale_all_dim:
             both = dataclasses.replace(
@@ -63,12 +63,12 @@ class MLA(Rotary):
         require(
             rope is not None, "encoding", layer.encoding, "these models have RoPE in all layers"
         )
-        turned = rope.rotary_dim(layer.head_dim)
+        rotary = rope.rotary_dim(layer.head_dim)
         plain = dataclasses.replace(rope, fraction=1.0)
-        config = {"num_hidden_layers": len(layers), "qk_rope_head_dim": turned}
-        config |= {"qk_nope_head_dim": layer.head_dim - turned}
+        config = {"num_hidden_layers": len(layers), "qk_rope_head_dim": rotary}
+        config |= {"qk_nope_head_dim": layer.head_dim - rotary}
         if self.interleave:
             config[self.interleave[0]] = rope.layout == "interleaved"
         if isinstance(rope.scaling, rope_scaling.DynamicNTK):
             config["max_position_embeddings"] = rope.scaling.original_length
-        return config | {"rope_parameters": rope_scaling.to_hf(plain, head_dim=turned)}
+        return config | {"rope_parameters": rope_scaling.to_hf(plain, head_dim=rotary)}

@@ -65,7 +65,7 @@ class Rotary:
       layer_bases: whether each layer has a base in `layer_rope_theta`, 0 where it does not rotate.
       causal: whether later tokens are hidden.
       stack: "decoder" or "encoder".
-      rotary_dim: default of the key of that name, where it takes the place of fractions.
+      rotary_dim: default of the key of that name, where it replaces fractions.
       global_head_dim: default E of full layers, where they have their own.
       tempered: whether layers that do not rotate have Llama 4's temperature.
       original: whether `original_max_position_embeddings` stands in the config itself; its default.
@@ -131,12 +131,12 @@ class Rotary:
         windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
         images = self._bidirectional_images(keys)
         entries = []
-        for kind, turned, base in zip(kinds, turns, bases, strict=True):
+        for kind, rotated, base in zip(kinds, turns, bases, strict=True):
             if kind in OTHERS:
                 entries.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
                 continue
-            both = ("qk_norm",) if norm and (turned or not self.tempered) else ()
-            encoding = encodings[kind] if turned and base != 0 else rest
+            both = ("qk_norm",) if norm and (rotated or not self.tempered) else ()
+            encoding = encodings[kind] if rotated and base != 0 else rest
             if base and isinstance(encoding, RoPE):
                 encoding = dataclasses.replace(encoding, base=base)
             entries.append(
@@ -306,12 +306,12 @@ class Rotary:
                 require(rotary_dim <= head_dim, "rotary_dim", rotary_dim, fix)
                 share = hugging_face.partial(rotary_dim / head_dim, head_dim)
             encodings[kind] = self._encoding(keys, own, head_dim, base, share)
-            turned = (
+            rotated = (
                 encodings[kind].rotary_dim(head_dim) if isinstance(encodings[kind], RoPE) else None
             )
-            if rotary_dim is not None and turned != rotary_dim:
-                fix = f"the partial factor says {turned}; keep one of them"
-                require(turned is None, "rotary_dim", rotary_dim, fix)
+            if rotary_dim is not None and rotated != rotary_dim:
+                fix = f"the partial factor says {rotated}; keep one of them"
+                require(rotated is None, "rotary_dim", rotary_dim, fix)
         return encodings
 
     def _parameters(self, keys: Keys) -> tuple[Mapping[str, Any], bool]:

@@ -93,10 +93,10 @@ def _parameters(
     settings: dict[str, Any] = {}
     for kind in by_kind:
         same = zip(kinds, layers, strict=True)
-        turned = [layer for k, layer in same if k == kind and rope_of(layer) is not None]
-        if not turned:
+        rotated = [layer for k, layer in same if k == kind and rope_of(layer) is not None]
+        if not rotated:
             continue
-        rope, head_dim = rope_of(turned[0]), turned[0].head_dim
+        rope, head_dim = rope_of(rotated[0]), rotated[0].head_dim
         if family.rotary_dim is not None:
             config["rotary_dim"] = rope.rotary_dim(head_dim)
             require(rope.base == family.base, "base", rope.base, f"it is always {family.base:g}")
@@ -106,7 +106,7 @@ def _parameters(
             config["max_position_embeddings"] = scaling.original_length
         if family.original is not None and isinstance(scaling, rope_scaling.LongRoPE):
             config["original_max_position_embeddings"] = scaling.original_length
-        settings[kind] = _settings(turned[0].encoding, rope, head_dim)
+        settings[kind] = _settings(rotated[0].encoding, rope, head_dim)
     if family.layer_bases:
         settings = dict(list(settings.items())[:1])  # the base of each layer is in a list
     same = all(own == next(iter(settings.values())) for own in settings.values())

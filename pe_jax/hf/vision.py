@@ -120,7 +120,7 @@ class Patches:
       method: how the table is resized.
       antialias: the same.
       registers: default of `num_register_tokens`, which have no vectors; None: there are none.
-      squares: default of `num_patches`, of a square table, in the place of an image's size.
+      squares: default of `num_patches`, of a square table, instead of an image's size.
     """
 
     patch: int = 16

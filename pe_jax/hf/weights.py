@@ -129,8 +129,8 @@ class Weight:
         """Whether it is that part's in such a layer."""
         flag = self.when.removeprefix("not ")
         wanted = not flag or (flag in layer.also) == (flag == self.when)
-        place, _, key = self.to.partition(".")
-        return wanted and isinstance(part, self.part) and key in getattr(_entries(part), place)
+        side, _, key = self.to.partition(".")
+        return wanted and isinstance(part, self.part) and key in getattr(_entries(part), side)
 
 
 def _entries(part: Encoding) -> Params:
@@ -313,12 +313,12 @@ def load(
     all_parts = parts(layer.encoding or Encoding())
     for part, own in zip(all_parts, listed(config["model_type"], layer), strict=True):
         sizes = {name: getattr(part, name, None) for name in ("height", "width")}
-        each: dict[str, dict[str, jax.Array]] = {place: {} for place in Params._fields}
+        each: dict[str, dict[str, jax.Array]] = {side: {} for side in Params._fields}
         for weight in own:
-            place, _, key = weight.to.partition(".")
+            side, _, key = weight.to.partition(".")
             arrays = []
             for name in weight.names:
-                every = place == "layer" and "{layer}" not in name
+                every = side == "layer" and "{layer}" not in name
                 name = name.format(stack=layer.stack, layer=index)
                 matched, wanted = _match(name, state), count if every else 1
                 if len(matched) != wanted:
@@ -327,7 +327,7 @@ def load(
                 arrays.append(_array(name, state[matched[index if every else 0]]))
             named = {**sizes, **known}
             more = {n: named[n] for n in inspect.signature(weight.how).parameters if n in named}
-            each[place][key] = weight.how(*arrays, **more)
+            each[side][key] = weight.how(*arrays, **more)
         found.append(Params(**each))
     if isinstance(layer.encoding, Sum):
         return Params(*(tuple(x) for x in zip(*found, strict=True)))

@@ -191,7 +191,7 @@ class AttentionFn:
             require(einsum is None, name, einsum, "scores are not one einsum here: leave it out")
         q, k, v = promote_dtype(query, key, value, dtype=dtype)
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3], k.shape[-3])
-        places = self._tokens(shape, mask, self.causal or is_causal)
+        tokens = self._tokens(shape, mask, self.causal or is_causal)
         drop = None
         checks.dropout_rate(dropout_rate)
         require_bool("is_causal", is_causal)
@@ -208,7 +208,7 @@ class AttentionFn:
         engine = None
         if mask is not None or bias is not None or module is not None or drop is not None:
             hidden = None if mask is None else checks.pair_array("mask", _booleans(mask), shape)
-            if mask is not None and self.encoding.claims.one_sided and not places["causal"]:
+            if mask is not None and self.encoding.claims.one_sided and not tokens["causal"]:
                 _check_hides_later(self.encoding, mask, shape)
             bias = None if bias is None else checks.pair_array("bias", bias, shape)
             engine = functools.partial(reference.attend, mask=hidden, bias=bias, change=change)
@@ -225,7 +225,7 @@ class AttentionFn:
                 embedded=True,  # or `attention_fn` has refused
                 implementation=engine,
                 dims=self.dims,
-                **places,
+                **tokens,
             )
 
     def _tokens(self, shape: tuple[int, ...], mask, causal: bool) -> dict[str, Any]:
@@ -235,8 +235,8 @@ class AttentionFn:
         if queries == keys:
             q_pos = k_pos if q_pos is None else q_pos
             k_pos = q_pos if k_pos is None else k_pos
-            places = {"q_positions": q_pos, "k_positions": k_pos, "q_segments": self.segments}
-            return {"causal": causal, **places}
+            known = {"q_positions": q_pos, "k_positions": k_pos, "q_segments": self.segments}
+            return {"causal": causal, **known}
         if q_pos is not None and k_pos is not None:
             fix = "the queries are other tokens than the keys: pass a mask"
             require(not causal, "causal", causal, fix)
@@ -248,23 +248,23 @@ class AttentionFn:
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
                 " of decoding is one query, with the mask that the module makes)"
             )
-        return self._last_place(keys, mask)
+        return self._last_token(keys, mask)
 
-    def _last_place(self, keys: int, mask) -> dict[str, Any]:
-        """The same for one query, which is the last token that the mask shows."""
+    def _last_token(self, keys: int, mask) -> dict[str, Any]:
+        """The same for one query, which is the last visible token of the mask."""
         index = pos.contiguous(keys)
-        seen = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
-        at = jnp.max(jnp.where(seen, index, 0))[None]
+        visible = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
+        at = jnp.max(jnp.where(visible, index, 0))[None]
         k_pos, segments = self.positions, self.segments
         if k_pos is None:
             k_pos = index if segments is None else pos.per_segment(segments)
         k_pos = jnp.asarray(k_pos)
         q_pos = jnp.take(k_pos, at, axis=k_pos.ndim - 1 - (self.encoding.claims.axes > 1))
-        places = {"q_positions": q_pos, "k_positions": k_pos, "q_index": at, "k_index": index}
+        known = {"q_positions": q_pos, "k_positions": k_pos, "q_index": at, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)
-            places |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
-        return {"causal": True, **places}  # no key after it is in the mask
+            known |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
+        return {"causal": True, **known}  # no key after it is in the mask
 
 
 class NNXAttentionFn(AttentionFn, nnx.Module):

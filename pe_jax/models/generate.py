@@ -47,7 +47,7 @@ def generate(
     and `top_k`. Encodings that depend on the length (Dynamic NTK, LongRoPE) are set for T + N
     tokens, so that the cache stays valid; they compile anew for each T + N.
 
-    The draw of a token depends on the key and its place in the row.
+    The draw of a token depends on the key and its index in the row.
 
     Args:
       model: a causal Transformer.

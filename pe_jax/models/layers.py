@@ -21,7 +21,7 @@ from pe_jax.models.config import DTYPES, ModelConfig
 # what the names in a config are
 ACTIVATIONS: dict[str, Callable] = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 NORMS: dict[str, type] = {"rms": nnx.RMSNorm, "layer": nnx.LayerNorm}
-Window = tuple[int | None, int]  # of a layer: how many tokens back are seen, and the sinks
+Window = tuple[int | None, int]  # of a layer: how many tokens back are visible, and the sinks
 
 
 class Linear(nnx.Linear):

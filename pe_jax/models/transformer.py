@@ -52,14 +52,14 @@ class Stack(nnx.Module):
         self.shared = nnx.data([jax.tree.map(nnx.Param, s) for s in shared])
         repeats = config.layers // len(pattern)
 
-        def stack(place: int) -> Block:
-            """The blocks at layers place, place + P, …, stacked along a leading axis."""
-            layers = place + len(pattern) * jnp.arange(repeats)
+        def stack(slot: int) -> Block:
+            """The blocks at layers slot, slot + P, …, stacked along a leading axis."""
+            layers = slot + len(pattern) * jnp.arange(repeats)
 
             @nnx.vmap
             def make(weight_key, encoding_key):
                 rngs = nnx.Rngs(weight_key, encoding=encoding_key)
-                return Block(config, pattern[place], config.windows[place], rngs)
+                return Block(config, pattern[slot], config.windows[slot], rngs)
 
             fold = jax.vmap(jax.random.fold_in, (None, 0))
             return make(fold(weights, layers + 2), fold(encodings, layers + 1000))
@@ -110,11 +110,11 @@ class Stack(nnx.Module):
         def repeat(x, inputs):
             states, layer_caches, keys = inputs
             grown = []
-            for place, (graph, state) in enumerate(zip(graphs, states, strict=True)):
-                past = None if layer_caches is None else layer_caches[place]
-                layer_key = None if keys is None else jax.random.fold_in(keys, place)
+            for slot, (graph, state) in enumerate(zip(graphs, states, strict=True)):
+                past = None if layer_caches is None else layer_caches[slot]
+                layer_key = None if keys is None else jax.random.fold_in(keys, slot)
                 block = nnx.merge(graph, state)
-                table = shared[self.which[place]]
+                table = shared[self.which[slot]]
                 x, past = block(self._keep(x), table, positions, segments, past, layer_key, layout)
                 grown.append(past)
             return self._keep(x), None if layer_caches is None else grown
@@ -192,10 +192,10 @@ class Transformer(Stack):
         if positions is not None:
             rows = (*tokens.shape, *jnp.shape(positions)[2:])
             positions = jnp.broadcast_to(jnp.asarray(positions), rows)
-        places = positions
+        input_positions = positions
         if cache is not None and positions is None:
-            places = pos.contiguous(tokens.shape[1], cache[0].length)[None]
-        x = self._embed(tokens, places, segments, layout)
+            input_positions = pos.contiguous(tokens.shape[1], cache[0].length)[None]
+        x = self._embed(tokens, input_positions, segments, layout)
         shared = nnx.as_pure(self.shared)
         x, cache = self._layers(x, shared, positions, segments, cache, key, layout)
         x = self.final_norm(x)
@@ -235,10 +235,10 @@ class Transformer(Stack):
         check(x, "the embedding")
         shared = nnx.as_pure(self.shared)
         for layer in range(self.config.layers):
-            place = layer % len(self.blocks)
-            graph, state = nnx.split(self.blocks[place])
+            slot = layer % len(self.blocks)
+            graph, state = nnx.split(self.blocks[slot])
             block = nnx.merge(graph, jax.tree.map(lambda a: a[layer // len(self.blocks)], state))  # noqa: B023
-            x, _ = block(x, shared[self.which[place]], positions, segments, None, None)
+            x, _ = block(x, shared[self.which[slot]], positions, segments, None, None)
             check(x, f"the output of layer {layer}")
 
     def init_cache(self, batch: int, capacity: int):
@@ -257,12 +257,12 @@ class Transformer(Stack):
         dtype, period = DTYPES[self.config.dtype], len(self.blocks)
 
         def layer_cache(layer: int):
-            place = layer % period
-            own = nnx.as_pure(self.blocks[place].attention.params)
+            slot = layer % period
+            own = nnx.as_pure(self.blocks[slot].attention.params)
             own = jax.tree.map(lambda a: a[layer // period], own)
-            params = Params(nnx.as_pure(self.shared[self.which[place]]), own)
-            encoding, dims = self.encodings[place], self.config.dims
-            window, sinks = self.config.windows[place]
+            params = Params(nnx.as_pure(self.shared[self.which[slot]]), own)
+            encoding, dims = self.encodings[slot], self.config.dims
+            window, sinks = self.config.windows[slot]
             options = {"window": window, "sinks": sinks}
             return caches.empty(encoding, batch, capacity, dims, dtype, params, **options)
 

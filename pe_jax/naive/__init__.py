@@ -48,7 +48,7 @@ SCORES: dict[str, Callable] = {
 }
 VALUES: dict[str, Callable] = {"shaw": relative.shaw_values}
 SINKS: dict[str, Callable] = {"sink": contextual.sink}
-# In the place of Σ weights·v: functions of a row, its weights and v [H, T, F].
+# Instead of Σ weights·v: functions of a row, its weights and v [H, T, F].
 AVERAGES: dict[str, Callable] = {"rotated_values": rotary.rotated_values}
 UNNORMALIZED = {"stick_breaking"}  # no softmax: the weights are exp(score)
 # Settings that only give the sizes and initial values of parameters.

@@ -35,10 +35,10 @@ def sinusoidal_2d(positions, dim: int, *, base=1e4, layout="concatenated") -> Ar
     return np.hstack(halves)
 
 
-def interpolated(table: Array, places) -> Array:
-    """A table [L, C] at any places [T] from 0 to L - 1, linear between two rows: [T, C]."""
-    places, rows = inside(places, len(table)), np.arange(len(table))
-    return np.stack([np.interp(places, rows, channel) for channel in table.T], axis=-1)
+def interpolated(table: Array, positions) -> Array:
+    """A table [L, C] at any positions [T] from 0 to L - 1, linear between two rows: [T, C]."""
+    positions, rows = inside(positions, len(table)), np.arange(len(table))
+    return np.stack([np.interp(positions, rows, channel) for channel in table.T], axis=-1)
 
 
 def learned_2d(positions, dim: int, rows: Array, columns: Array, *, combine="concatenate") -> Array:
@@ -68,6 +68,6 @@ def learned_grid(positions, dim: int, table: Array, front=None) -> Array:
 
 
 def bipe(positions, dim: int, table=None, *, absolute="learned") -> Array:
-    """Vectors of the place in (piece, place): He et al., "BiPE", arXiv 2401.16421."""
-    places = positions[:, 1]
-    return sinusoidal(places, dim) if absolute == "sinusoidal" else learned(places, dim, table)
+    """Vectors of the position in (piece, position): He et al., "BiPE", arXiv 2401.16421."""
+    inner = positions[:, 1]
+    return sinusoidal(inner, dim) if absolute == "sinusoidal" else learned(inner, dim, table)

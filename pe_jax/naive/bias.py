@@ -30,8 +30,8 @@ def alibi(row: Row, *, bias_max=8, scaled=False) -> Array:
 
 def alibi_2d(row: Row) -> Array:
     """Fuller et al., "CROMA", arXiv 2311.00566: minus m_h times the Euclidean distance."""
-    places = row.positions.tolist()
-    far = [[math.dist(a, b) for b in places] for a in places]
+    positions = row.positions.tolist()
+    far = [[math.dist(a, b) for b in positions] for a in positions]
     return products(row) - np.multiply.outer(alibi_slopes(len(row.q)), far)
 
 

@@ -116,9 +116,9 @@ def cope(row: Row, vectors: Array) -> Array:
 
     e lies between two of the vectors [P, E]; positions beyond the last vector stay there.
     """
-    place = np.minimum(cope_counts(row), len(vectors) - 1)
-    low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
-    e = vectors[low] + (place - low)[..., None] * (vectors[high] - vectors[low])
+    index = np.minimum(cope_counts(row), len(vectors) - 1)
+    low, high = np.floor(index).astype(int), np.ceil(index).astype(int)
+    e = vectors[low] + (index - low)[..., None] * (vectors[high] - vectors[low])
     return products(row) + np.einsum("hte,htse->hts", row.q, e) / row.q.shape[-1] ** 0.5
 
 
@@ -132,9 +132,9 @@ def grape_ap(row: Row, weight: Array, *, bias_max=8) -> Array:
     heads, length, width = p.shape
     unit = p / np.sqrt((p**2).mean(-1, keepdims=True) + np.finfo(np.float32).eps)
     first, second = np.split(unit, 2, axis=-1)
-    turned = (first + 1j * second) * np.exp(-1j * row.positions)[:, None]
-    turned = np.concatenate([turned.real, turned.imag], axis=-1)
-    cost = np.log(sigmoid(np.einsum("htc,hsc->hts", p, turned) / width))
+    rotated = (first + 1j * second) * np.exp(-1j * row.positions)[:, None]
+    rotated = np.concatenate([rotated.real, rotated.imag], axis=-1)
+    cost = np.log(sigmoid(np.einsum("htc,hsc->hts", p, rotated) / width))
     cost = np.array(alibi_slopes(heads, bias_max))[:, None, None] * cost
     sums = np.zeros_like(cost)
     for i, j in np.ndindex(length, length):

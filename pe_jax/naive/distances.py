@@ -10,8 +10,8 @@ from pe_jax.naive.rows import Array
 
 def of_each(function, distance: Array) -> Array:
     """`function` of every integer of an array: integers of the same shape."""
-    values, place = np.unique(distance, return_inverse=True)
-    return np.array([function(d) for d in values.tolist()])[place.reshape(distance.shape)]
+    values, inverse = np.unique(distance, return_inverse=True)
+    return np.array([function(d) for d in values.tolist()])[inverse.reshape(distance.shape)]
 
 
 def log_ratio(distance: int, first: int, last: int) -> decimal.Decimal:

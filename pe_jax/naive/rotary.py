@@ -1,4 +1,4 @@
-"""Rotations. q is turned by the distance of each pair: R_(m-n) q·k = (R_m q)·(R_n k)."""
+"""Rotations. q is rotated by the distance of each pair: R_(m-n) q·k = (R_m q)·(R_n k)."""
 
 import numpy as np
 
@@ -26,15 +26,15 @@ def rotate(x: Array, angle: Array, layout: str = "half", size: float | Array = 1
 
 def rotated(row: Row, angle: Array, layout: str = "half", size: float | Array = 1.0) -> Array:
     """R q_i·k_j/sqrt(E) for angles and sizes [T, T, P]: [H, T, T]."""
-    turned = rotate(row.q[:, :, None], angle, layout, size)
-    return np.einsum("htse,hse->hts", turned, row.k) / row.q.shape[-1] ** 0.5
+    q = rotate(row.q[:, :, None], angle, layout, size)
+    return np.einsum("htse,hse->hts", q, row.k) / row.q.shape[-1] ** 0.5
 
 
 def rope(row: Row, *, base=1e4, fraction=1.0, layout="half", scaling=None, distance=None) -> Array:
     """Su et al., "RoFormer", arXiv 2104.09864, eq. 16; at the row's distances, or any others.
 
     `fraction` of the channels turn. `scaling(θ, base)` gives other frequencies, and its
-    `attention_factor` multiplies what turns of q and of k.
+    `attention_factor` multiplies the rotated parts of q and of k.
     """
     dim = round(fraction * row.q.shape[-1])
     theta, factor = frequencies(dim, base), 1.0
@@ -118,14 +118,14 @@ def dual_chunk(
 def rotated_values(
     row: Row, weights: Array, v: Array, *, base=1e4, fraction=1.0, layout="half", scaling=None
 ) -> Array:
-    """Values turned by their distance, Σ_n a_mn R_(n-m) v_n: [H, T, F] for v [H, T, F].
+    """Values rotated by their distance, Σ_n a_mn R_(n-m) v_n: [H, T, F] for v [H, T, F].
 
     As in DeepSeek-V4's released code; GTA is arXiv 2310.10375.
     """
     theta = frequencies(round(fraction * v.shape[-1]), base)
     theta = theta if scaling is None else scaling(theta, base)
-    turned = rotate(v[:, None], -row.distance[..., None] * theta, layout)
-    return np.einsum("hts,htsf->htf", weights, turned)
+    v_of_pair = rotate(v[:, None], -row.distance[..., None] * theta, layout)
+    return np.einsum("hts,htsf->htf", weights, v_of_pair)
 
 
 def zeta(dim: int) -> Array:
@@ -160,7 +160,7 @@ def log_length(row: Row, scale: Array, bias: Array) -> Array:
 
 
 def bipe(row: Row, *, relative="rope", base=1e4) -> Array:
-    """He et al., "BiPE", arXiv 2401.16421: RoPE or ALiBi of the pieces, (piece, place)[0]."""
+    """He et al., "BiPE", arXiv 2401.16421: RoPE or ALiBi of the pieces, (piece, position)[0]."""
     pieces = row._replace(positions=row.positions[:, 0])
     return alibi(pieces) if relative == "alibi" else rope(pieces, base=base)
 
@@ -211,9 +211,9 @@ def rope_nd(
     series = [frequencies(n, b) for n, b in zip(channels, bases, strict=True)]
     if spectrum == "alternating":
         series = [frequencies(sum(channels), bases[0])[axis::axes] for axis in range(axes)]
-    places = np.repeat(row.distance, [len(theta) for theta in series], axis=-1)
+    distance = np.repeat(row.distance, [len(theta) for theta in series], axis=-1)
     unit = 2 * np.pi if normalized else 1
-    return rotated(row, unit * places * np.concatenate(series), layout)
+    return rotated(row, unit * distance * np.concatenate(series), layout)
 
 
 def mrope(

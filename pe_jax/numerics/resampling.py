@@ -47,12 +47,12 @@ def weights(
     require(ok, "offset", offset, "pass a finite number of at least 0")
     kept = size == to and (antialias or method == "bilinear")  # PyTorch leaves such a side alone
     ratio = 1.0 if kept else size / (to + offset)
-    centres = ratio * (np.arange(to) + 0.5) - 0.5  # of the new numbers, in places of the old
-    stretch = max(ratio, 1.0) if antialias else 1.0
+    centres = ratio * (np.arange(to) + 0.5) - 0.5  # of the new numbers, in units of the old
+    filter_scale = max(ratio, 1.0) if antialias else 1.0
     margin = 0 if antialias else 2
-    places = np.arange(-margin, size + margin)
-    away = (places - centres[:, None]) / stretch
+    taps = np.arange(-margin, size + margin)
+    away = (taps - centres[:, None]) / filter_scale
     each = _linear(away) if method == "bilinear" else _cubic(away, -0.5 if antialias else -0.75)
     found = np.zeros((to, size))
-    np.add.at(found.T, np.clip(places, 0, size - 1), each.T)
+    np.add.at(found.T, np.clip(taps, 0, size - 1), each.T)
     return found / found.sum(1, keepdims=True)

@@ -89,8 +89,8 @@ def between(q_state: list, k_state: list) -> jax.Array:
     The gradient of `abs` at 0 is 1 in JAX: a token's own pair would reach its sum twice, with
     opposite signs, and leave its rounding error in the gradient of every step before it.
     """
-    way = difference(q_state, k_state)
-    return jnp.where(way == 0, 0, jnp.abs(way))
+    total = difference(q_state, k_state)
+    return jnp.where(total == 0, 0, jnp.abs(total))
 
 
 # Several sums per head: the state of a token has all rounded sums, then all that they rounded off.

@@ -138,11 +138,11 @@ class Pieces:
         return index % self.count == self.count - 1
 
 
-def between_characters(content: bytes, place: int) -> int:
-    """The place, or the start of the UTF-8 character that it is inside of."""
-    while place < len(content) and content[place] & 0xC0 == 0x80:
-        place -= 1
-    return place
+def between_characters(content: bytes, offset: int) -> int:
+    """The offset, or the start of the UTF-8 character that it is inside of."""
+    while offset < len(content) and content[offset] & 0xC0 == 0x80:
+        offset -= 1
+    return offset
 
 
 def clean(raw: bytes) -> bytes:

@@ -161,10 +161,10 @@ def _skipped(state: dict, rows: int, window: int, documents_per_row: float) -> d
         parent = _skipped(state["parent"], rows, window, documents_per_row)
         return {**state, "parent": parent, "index_for_rng": rows}
     if "window_index" in state:
-        number, place = divmod(rows, window)
+        number, position = divmod(rows, window)
         start = state["parent_window_start_state"]
         start = _skipped(start, number * window, window, documents_per_row)
-        counts = {"window_index": number, "pos_in_window": place}
+        counts = {"window_index": number, "pos_in_window": position}
         return {**state, "parent_window_start_state": start, **counts}
     if "parent_state" in state:  # packing
         return {
@@ -205,7 +205,7 @@ def eval_windows(
     """Returns windows to evaluate on, each inside one document.
 
     Documents are cut into consecutive windows, dropping the remainders at their ends; the list of
-    all windows is cut into `count` equal stretches, and one window is drawn from each.
+    all windows is cut into `count` equal ranges, and one window is drawn from each.
 
     Args:
       corpus: From `load`.
@@ -213,7 +213,7 @@ def eval_windows(
       split: `validation`, `test` or `train`.
       count: Number of windows.
       length: Tokens in each.
-      seed: Chooses within the stretches.
+      seed: Chooses within the ranges.
       field: What errors call `count`: the config's field.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Handwritten digits at random places of an empty image: real pictures, which scikit-learn ships.
+"""Handwritten digits at random positions in an empty image: real pictures, from scikit-learn.
 
 1,797 digits of 8 × 8 pixels in 16 greys (E. Alpaydin and C. Kaynak, the test part of "Optical
 Recognition of Handwritten Digits", UCI Machine Learning Repository), in the order of the file, in
@@ -56,9 +56,9 @@ def draw(
     keys, size = jax.random.split(key), round(DIGIT * zoom)
     which = jax.random.randint(keys[0], (count,), 0, len(labels))
     digits = jax.image.resize(pictures[which], (count, size, size), "linear")
-    places = jax.random.randint(keys[1], (count, 2), 0, side - size + 1)
+    corners = jax.random.randint(keys[1], (count, 2), 0, side - size + 1)
 
-    def put(digit, place):
-        return jax.lax.dynamic_update_slice(jnp.zeros((side, side)), digit, place)
+    def put(digit, corner):
+        return jax.lax.dynamic_update_slice(jnp.zeros((side, side)), digit, corner)
 
-    return jax.vmap(put)(digits, places)[..., None], labels[which]
+    return jax.vmap(put)(digits, corners)[..., None], labels[which]

@@ -74,16 +74,16 @@ def draw(
     shape = (GREEN_DISCS, count, 2)
     green = jax.random.uniform(keys[5], shape, minval=MARGIN, maxval=view - MARGIN)
     image = jnp.zeros((count, side, side, CHANNELS))
-    discs = [("green", place) for place in green] + [("red", red), ("blue", red + offset)]
-    for colour, place in discs:
-        inside = _disc(place, side, zoom)[..., None]
+    discs = [("green", centre) for centre in green] + [("red", red), ("blue", red + offset)]
+    for colour, centre in discs:
+        inside = _disc(centre, side, zoom)[..., None]
         image = (1 - inside) * image + inside * jnp.asarray(COLOURS[colour], jnp.float32)
     return image + NOISE * jax.random.normal(keys[6], image.shape), label
 
 
-def _disc(place: jax.Array, side: int, zoom: float) -> jax.Array:
+def _disc(centre: jax.Array, side: int, zoom: float) -> jax.Array:
     """Approximate coverage of each pixel by a disc: [B, side, side] for centres [B, 2]."""
     pixels = (jnp.arange(side) + 0.5) / zoom
-    row, column = (jnp.square(pixels - place[:, axis, None]) for axis in (0, 1))
+    row, column = (jnp.square(pixels - centre[:, axis, None]) for axis in (0, 1))
     distance = jnp.sqrt(row[:, :, None] + column[:, None, :])
     return jnp.clip((RADIUS - distance) * zoom + 0.5, 0, 1)

@@ -71,20 +71,20 @@ def plant(row: np.ndarray, tokens: Tokenizer, key: bytes, depth: float) -> np.nd
 def planted(row: dict[str, np.ndarray], rng: np.random.Generator, tokens: Tokenizer) -> dict:
     """A packed row, with a passkey in its longest piece of a document.
 
-    The key and the question are at random places in it, the key before the question. Where that
+    The key and the question are at random positions in it, the key before the question. Where that
     piece is too short, the row is unchanged. `weights` float32 is 1, and `WEIGHT` where the key is
     repeated: without it a model of two layers found no passkey in 3,000 steps; with weight on the
     answer alone a model of three layers did within 1,000, for two seeds of three. With weight on
     both, and wider heads, three of three did within 700, as it learns to copy from near first.
     """
     pieces, counts = np.unique(row["tokens_segment_ids"], return_counts=True)
-    key, depth, place = draw_key(rng), rng.random(), rng.random()
+    key, depth, share = draw_key(rng), rng.random(), rng.random()
     need, longest = room(tokens), int(counts.max())
     weights = np.ones(len(row["tokens"]), np.float32)
     if longest < need:
         return {**row, "weights": weights}
     start = int(np.argmax(row["tokens_segment_ids"] == pieces[counts.argmax()]))
-    end = start + need + round(place * (longest - need))
+    end = start + need + round(share * (longest - need))
     changed = row["tokens"].copy()
     _, *again = plant(changed[start:end], tokens, key, depth)
     weights[start + np.concatenate(again)] = WEIGHT
@@ -109,7 +109,7 @@ def questions(
     rng = np.random.default_rng(seed)
     rows = np.tile(text, (depths, 1))
     in_answer = np.zeros(rows.shape, bool)
-    places = np.repeat(np.linspace(0, 1, depths), len(text))
-    for row, answer, depth in zip(rows, in_answer, places, strict=True):
+    wanted = np.repeat(np.linspace(0, 1, depths), len(text))
+    for row, answer, depth in zip(rows, in_answer, wanted, strict=True):
         answer[plant(row, tokens, draw_key(rng), depth)[-1]] = True
     return rows, in_answer[:, 1:]

@@ -83,8 +83,8 @@ def _builder(name: str, folder: str) -> Any:
     if not re.fullmatch(r"\w+(/[\w.-]+)?", name):
         raise ConfigError(f"data='tfds:{name}' is not a name; use tfds:NAME or tfds:NAME/CONFIG")
     where = {"data_dir": folder} if folder else {}
-    place = f", data_dir={folder!r}" if folder else ""
-    hint = f"builder({name!r}, file_format='array_record'{place}).download_and_prepare()"
+    option = f", data_dir={folder!r}" if folder else ""
+    hint = f"builder({name!r}, file_format='array_record'{option}).download_and_prepare()"
     hint = f"prepare it where there is a network: tfds.{hint} (pip install 'pe_jax[tfds-build]')"
     try:
         builder = read_only_builder.builder_from_files(name, **where)

@@ -46,8 +46,8 @@ def flops_per_token(model: ModelConfig, shapes: Any, length: int) -> float:
     weights = sum(size for name, size in named.items() if name.endswith("/kernel"))
     weights += named["embed/embedding"] if model.tied else 0
     dims, windows = model.dims, [window or length for window, _ in model.windows]
-    seen = sum(min(length, window) for window in windows) / len(windows)
-    return 6.0 * weights + 12.0 * model.layers * dims.heads * dims.head_dim * seen
+    visible = sum(min(length, window) for window in windows) / len(windows)
+    return 6.0 * weights + 12.0 * model.layers * dims.heads * dims.head_dim * visible
 
 
 def peak(devices: Any) -> float | None:

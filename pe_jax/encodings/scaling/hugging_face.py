@@ -96,11 +96,11 @@ def _first(*values: Any) -> Any:
 def _fraction(name: str, head_dim: int, partial: Any) -> float:
     ok = is_real(partial) and 0 <= partial <= 1
     require(ok, "partial_rotary_factor", partial, "pass a number in [0, 1]")
-    turned = head_dim if name == "proportional" else int(head_dim * partial)
-    fix = f"it leaves {turned} of {head_dim} channels to rotate; an even number is needed"
-    ok = turned == head_dim or (turned > 0 and turned % 2 == 0)
+    rotary_dim = head_dim if name == "proportional" else int(head_dim * partial)
+    fix = f"it leaves {rotary_dim} of {head_dim} channels to rotate; an even number is needed"
+    ok = rotary_dim == head_dim or (rotary_dim > 0 and rotary_dim % 2 == 0)
     require(ok, "partial_rotary_factor", partial, fix)
-    return turned / head_dim
+    return rotary_dim / head_dim
 
 
 def read(
@@ -183,6 +183,6 @@ def write(
 
 def partial(fraction: float, head_dim: int) -> float:
     """A number p with int(head_dim·p) = head_dim·fraction, which rounding may miss by one."""
-    turned = round(head_dim * fraction)
-    found = turned / head_dim
-    return found if int(head_dim * found) == turned else math.nextafter(found, 2)
+    rotary_dim = round(head_dim * fraction)
+    found = rotary_dim / head_dim
+    return found if int(head_dim * found) == rotary_dim else math.nextafter(found, 2)

@@ -8,7 +8,7 @@
              + TokenBias + TokenProduct + state·RelativeState         (from each token's state)
              + RowSum                                    (from sums of gates along the row)
              + RowRescore                                             (from whole rows of scores)
-    score  = logit_cap·tanh(score / logit_cap), where every Mask shows the pair
+    score  = logit_cap·tanh(score / logit_cap), where every Mask leaves the pair visible
     out    = dropout(weights)·v' + Σ weights·RelativeValues, times σ(lse - Sink) or Unnormalized
     out    = ValueRotation(out), by the query's position
 

@@ -33,7 +33,7 @@ BLOCK = 32  # columns that are summed by one small matrix product
 class RowSum(Term):
     """A bias of how much a row's gates add up to, from the end of the row to each key.
 
-        p_ij    = Σ_l gate(product_il)      over the keys l > j that the mask shows (l ≥ j: `own`)
+        p_ij    = Σ_l gate(product_il)      over the visible keys l > j (l ≥ j: `own`)
         bias_ij = fn(numbers_i, p_ij)
 
     The product is q·k after rotations times the scale, without any other term, or that of two
@@ -94,7 +94,7 @@ class RowSum(Term):
         Args:
           products: q·k times the scale, float32 [B, H, T, S].
           states: what `prepare` gives.
-          visible: what the mask shows, bool [B or 1, H or 1, T, S].
+          visible: which pairs are visible, bool [B or 1, H or 1, T, S].
           before: the sums of the gates to the right of the block, [B, H, T, 1].
         """
         if self.limit is None:
@@ -197,9 +197,9 @@ def _order(rows: Tokens, columns: Tokens, least: int) -> jax.Array:
 class RowRescore(Term):
     """Added to scores, computed from whole rows of them: O(T·S) memory, dense engine only.
 
-    `fn(arrays, scores, bias, q, seen)` gives float32 [B, H, T, S] from the scaled products without
-    biases, the sum of all biases (which is added too), the queries before rotations times the scale
-    [B, H, T, E], and what the mask shows (bool [B or 1, H or 1, T, S]).
+    `fn(arrays, scores, bias, q, visible)` gives float32 [B, H, T, S] from the scaled products
+    without biases, the sum of all biases (which is added too), the queries before rotations times
+    the scale [B, H, T, E], and which pairs are visible (bool [B or 1, H or 1, T, S]).
     """
 
     reads = "rows"

@@ -31,7 +31,7 @@ from pe_jax.validation import require
 
 @kind
 class ChannelDecay(Term):
-    """Takes the place of q·k: Σ_n q_n k_n exp(-|P_n - P'_n|), of q and k after rotations.
+    """Replaces q·k: Σ_n q_n k_n exp(-|P_n - P'_n|), of q and k after rotations.
 
     P and P' are the sums of E channels at the query and at the key. The state has them as
     `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers. At most
@@ -83,7 +83,7 @@ def _faded(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -
 def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.Array) -> jax.Array:
     """The same where the first query follows all keys and the others follow it: one product.
 
-    |P - P'| is then the way from the key to the first query, and on from there: of steps of one
+    |P - P'| is then the sum from the key to the first query, plus that from there: of steps of one
     sign, so that neither exponential exceeds 1. (Padding, whose sums are 0, has any it likes.)
     """
     rows, columns = (jnp.split(x, 2, axis=-1) for x in (q_state, k_state))
@@ -103,8 +103,8 @@ def fade(q, q_sum, q_rest, k, k_sum, k_rest) -> jax.Array:
 class DistanceFormula(ScoreTerm):
     """A bias that is plain arithmetic on the distance: `fn([C arrays], distance)`.
 
-    Engines compute it in place, at any positions, and hold no table. The arrays are the columns of
-    `numbers` [H, C], of any shapes that broadcast with distances.
+    Engines compute it where they need it, at any positions, and hold no table. The arrays are the
+    columns of `numbers` [H, C], of any shapes that broadcast with distances.
 
     Attributes:
       fn: the function.
@@ -163,7 +163,7 @@ class PairBias(ScoreTerm):
 class TokenBias(ScoreTerm):
     """A bias that is arithmetic on two tokens' states: `fn([C of the query], [C of the key])`.
 
-    The entries have shapes that broadcast. Every pair that is seen must be finite.
+    The entries have shapes that broadcast. Every visible pair must be finite.
 
     Attributes:
       fn: the function.

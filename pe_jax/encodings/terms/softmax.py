@@ -17,7 +17,7 @@ from pe_jax.numerics.arrays import align
 
 @kind
 class Mask(Term):
-    """Hides pairs that the causal mask, the window and the segments show: `fn(arrays, q, k)`.
+    """Hides more pairs than the causal mask, the window and the segments: `fn(arrays, q, k)`.
 
     q and k are `Tokens` and the result is bool [B or 1, T, S]. A tile asks for its own tokens, so
     the function reads their indices, segments and positions, and arrays [B or 1, …] that it looks
@@ -39,12 +39,12 @@ class Mask(Term):
 
     def visible(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible: bool [B or 1, 1, T, S]."""
-        seen = self.fn(self.arrays, q, k)
+        visible = self.fn(self.arrays, q, k)
         pairs = (q.index.shape[-1], k.index.shape[-1])
-        if seen.dtype != bool or seen.ndim != 3 or seen.shape[1:] != pairs:
-            given = f"its function gives {seen.dtype}{list(seen.shape)}"
+        if visible.dtype != bool or visible.ndim != 3 or visible.shape[1:] != pairs:
+            given = f"its function gives {visible.dtype}{list(visible.shape)}"
             raise ValueError(f"mask: {given}; pass one that gives bool {['B or 1', *pairs]}")
-        return seen[:, None]
+        return visible[:, None]
 
 
 @kind

@@ -29,9 +29,9 @@ class Tokens(NamedTuple):
 
     Attributes:
       positions: [B or 1, T], with a trailing axis A if a position has several.
-      index: the place in the row, for the mask: [B or 1, T].
+      index: the index in the row, for the mask: [B or 1, T].
       segments: ids of documents [B or 1, T]; a token with a negative id sees nothing; or None.
-      rank: the place within the segment, by which attention sinks are counted; None: `index`.
+      rank: the index within the segment, by which attention sinks are counted; None: `index`.
     """
 
     positions: jax.Array
@@ -132,7 +132,7 @@ class Term:
         return states
 
     def products(self, q: "Side", k: "Side", states: Any) -> Any:
-        """What takes the place of q·k, float32 [B, H, T, S], or None."""
+        """What replaces q·k, float32 [B, H, T, S], or None."""
         return None
 
     def rescore(self, scores: Any, bias: Any, q: "Side", scale: float, pairs: Any) -> Any:
@@ -156,7 +156,7 @@ class Term:
         return None
 
     def visible(self, q: "Tokens", k: "Tokens") -> Any:
-        """Which pairs it shows: bool [B or 1, 1, T, S]; None: all."""
+        """Which pairs it leaves visible: bool [B or 1, 1, T, S]; None: all."""
         return None
 
     def without_state_arrays(self) -> Any:

@@ -101,7 +101,7 @@ class Views:
     def _products_of_one(self, multiply: Callable, q: Side, k: Side) -> jax.Array:
         """The same of one query: the keys are read once, whole, by a query for each view."""
         queries = q.x[:, :, 0].reshape(*q.x.shape[:2], self.count, -1)
-        if not self.shared_keys:  # each in its place among zeros
+        if not self.shared_keys:  # each in its own channels, zeros elsewhere
             placed = jnp.eye(self.count, dtype=q.x.dtype)[None, None, :, :, None]
             queries = placed * queries[:, :, :, None]
         queries = queries.reshape(len(q.x), -1, 1, k.x.shape[-1])

@@ -3,7 +3,7 @@
 Keys are rotated when they are written, never when they are read. What else is kept follows from
 what the scheme declares (see `empty`); of a layer with a window, the last tokens alone. Tokens come
 at contiguous positions (`positions=None`: the i-th token stands at position i) or at any others; a
-single contiguous one takes the short way of `one_token`.
+single contiguous one is computed by `one_token`.
 B batch, S capacity, K key heads, H query heads, E width of keys, F width of values.
 """
 
@@ -105,9 +105,9 @@ def empty(
     floating = named in [jnp.dtype(known).name for known in checks.DTYPES]
     require(floating, "dtype", dtype, "pass jnp.float32, jnp.bfloat16 or jnp.float16")
     claims, terms = encoding.claims, abstract_terms(encoding, dims)
-    turns = ring_buffer(terms, capacity, window, sinks)
-    capacity = capacity if turns is None else turns.rows
-    places = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
+    ring = ring_buffer(terms, capacity, window, sinks)
+    capacity = capacity if ring is None else ring.rows
+    shape = (batch, capacity) + (claims.axes,) * (claims.axes > 1)
     relative = any(term.reads_raw == "k" for term in terms)
     rotated = any(rotation.k is not None for rotation in select(terms, kinds.Rotation))
     far = relative and one_token.distances(terms, capacity) < capacity
@@ -129,28 +129,28 @@ def empty(
         return None
 
     return Cache(
-        k=zeros(dims.kv_heads, _key_width(terms, places, dims)),
+        k=zeros(dims.kv_heads, _key_width(terms, shape, dims)),
         v=zeros(dims.kv_heads, dims.head_dim),
         k_raw=zeros(dims.kv_heads, dims.head_dim) if relative and rotated else None,
         far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if far else None,
         states=tuple(map(state, terms)),
         tables=tables,
-        positions=jnp.zeros(places, jnp.float32 if claims.real_positions else jnp.int32),
+        positions=jnp.zeros(shape, jnp.float32 if claims.real_positions else jnp.int32),
         length=jnp.zeros((), jnp.int32),
-        ring=turns,
+        ring=ring,
     )
 
 
-def _key_width(terms: tuple, places: tuple[int, ...], dims: Dims) -> int:
+def _key_width(terms: tuple, shape: tuple[int, ...], dims: Dims) -> int:
     """How wide keys are once they are rotated."""
 
     def rotate(terms, x, k, positions):
         states = tuple(t.state and t.state(x, positions) for t in terms)
         return outside.rotate(terms, "k", k, positions, states)
 
-    x = jax.ShapeDtypeStruct((*places[:2], dims.width), jnp.float32)
-    k = jax.ShapeDtypeStruct((*places[:2], dims.kv_heads, dims.head_dim), jnp.float32)
-    return jax.eval_shape(rotate, terms, x, k, jax.ShapeDtypeStruct(places, jnp.int32)).shape[-1]
+    x = jax.ShapeDtypeStruct((*shape[:2], dims.width), jnp.float32)
+    k = jax.ShapeDtypeStruct((*shape[:2], dims.kv_heads, dims.head_dim), jnp.float32)
+    return jax.eval_shape(rotate, terms, x, k, jax.ShapeDtypeStruct(shape, jnp.int32)).shape[-1]
 
 
 def append(cache: Cache, new: Rows) -> Cache:
@@ -240,7 +240,7 @@ def extend(
     0 … length - 1 (what is known to differ is refused). `terms` are of the kind `Sink`; others
     belong to an encoding. All else is as for `attention`, except that a scheme that depends on the
     length of the sequence is `encoding.at_length(total_length)`, and that `implementation=None`
-    also allows the short way of one contiguous token.
+    also allows `one_token` for one contiguous token.
 
     Returns:
       Output [B, T, H, F], and the longer cache.
@@ -294,9 +294,9 @@ def extend(
     rows, tokens = _in_sight(before, cache, new)
     call = _call(spec, terms, rows, tokens, q, rotated, states + nothing, positions, start)
     if short:
+        ring = cache.ring is not None
         held = one_token.tables(own, cache.capacity) if tables is None else tables
-        turns = cache.ring is not None
-        out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start, turns)
+        out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start, ring)
     else:
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
     out = _swap(outside.rescale(terms, call.q.states, out, lse)[0]).astype(q.dtype)
@@ -391,7 +391,7 @@ def _call(
 
 
 def _swap(x: jax.Array) -> jax.Array:
-    """Heads first if tokens were, and the other way round."""
+    """Heads first if tokens were, and back."""
     return jnp.swapaxes(x, 1, 2)
 
 

@@ -11,7 +11,7 @@ widest horizon, or as many as there are rows. Past the horizon
 Every other term of scores is evaluated by its own formula, for one row of pairs.
 B batch, S rows, K key heads, H query heads, E and F widths of keys and values.
 Distances descend along tables, as they do along rows: from n - 1 to 0. In a ring the newest row is
-anywhere, and what lies along the rows is turned.
+anywhere, and what lies along the rows is rolled.
 """
 
 import functools
@@ -32,14 +32,14 @@ class View(NamedTuple):
     k: Side
     v: jax.Array
     far: jax.Array | None
-    places: jax.Array  # of each row in the cache: int32 [S]
+    indices: jax.Array  # of the token in each row: int32 [S]
     at: jax.Array  # which row is the new token's: int32 []
     n: int  # how many distances differ
-    turns: bool = False  # whether the rows are a ring, whose oldest one follows the token's
+    ring: bool = False  # whether the oldest row follows the token's
 
     def by_distance(self, x: jax.Array) -> jax.Array:
         """The n rows up to the token's of x [B, H, S, …], zeros before the first: [B, H, n, …]."""
-        if self.turns:
+        if self.ring:
             return jnp.roll(x, -self.at - 1, 2)[:, :, -self.n :]
         begin = jnp.maximum(self.at - self.n + 1, 0)
         rows = jax.lax.dynamic_slice_in_dim(x, begin, self.n, 2)
@@ -48,10 +48,10 @@ class View(NamedTuple):
 
     def by_row(self, near: jax.Array, past: jax.Array) -> jax.Array:
         """[B, H, n] by distance → [B, H, S] by row, `past` [B, H, 1] in the rows farther away."""
-        if self.turns:
-            wide = jnp.broadcast_to(past, (*near.shape[:2], len(self.places) - self.n))
+        if self.ring:
+            wide = jnp.broadcast_to(past, (*near.shape[:2], len(self.indices) - self.n))
             return jnp.roll(jnp.concatenate([wide, near], -1), self.at + 1, -1)
-        wide = jnp.broadcast_to(past, (*near.shape[:2], len(self.places) + self.n - 1))
+        wide = jnp.broadcast_to(past, (*near.shape[:2], len(self.indices) + self.n - 1))
         return jax.lax.dynamic_update_slice_in_dim(wide, near, self.at, 2)[..., self.n - 1 :]
 
 
@@ -88,14 +88,14 @@ def attend(
     far: Any,
     held: Any,
     at: Any,
-    turns: bool = False,
+    ring: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.attend`, for token number `at`, which sees itself and those before it.
 
     `far` [B, H, S] is what `far` gave for each key, or None, and `held` what `tables` gives for S
-    rows. Token j lies in row j, or where the rows take `turns`, as the indices of the keys say.
+    rows. Token j lies in row j, or in a `ring` as the indices of the keys say.
     """
-    view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at, turns)
+    view = _view(spec, distances(terms, k.x.shape[2]), k, v, far, at, ring)
     q = q._replace(tokens=Tokens(at[None, None], at[None, None]))
     q, keys = block.prepare(spec, terms, q, view.k)
     pairs = block.visible(spec, terms, q.tokens, keys.tokens)
@@ -187,25 +187,25 @@ def _multiply(q: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def _view(
-    spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array, turns: bool
+    spec: AttentionSpec, n: int, k: Side, v: jax.Array, far: Any, at: jax.Array, ring: bool
 ) -> View:
     """The rows that may count, where n distances differ.
 
     A window costs its width and the sinks theirs. Sinks come first; while the window still holds
-    them, their rows are doubles, which a place past every token hides.
+    them, their rows are doubles, which an index past every token hides.
     """
-    if turns:
-        places = k.tokens.index[0]
-        k = k._replace(tokens=Tokens(places[None], places[None]))
-        newest = jnp.argmax(places == at).astype(jnp.int32)
-        return View(k, v, far, places, newest, n, turns)
+    if ring:
+        index = k.tokens.index[0]
+        k = k._replace(tokens=Tokens(index[None], index[None]))
+        newest = jnp.argmax(index == at).astype(jnp.int32)
+        return View(k, v, far, index, newest, n, ring)
     count, sinks, rows = v.shape[2], spec.sinks, (k.x, k.raw, k.states, v, far)
     size = count if spec.window is None else max(spec.window, n)
-    places = jnp.arange(count, dtype=jnp.int32)
+    index = jnp.arange(count, dtype=jnp.int32)
     if sinks + size < count:
         first = jnp.maximum(at - size + 1, 0)
-        lead = jnp.where(places[:sinks] < first, places[:sinks], count)
-        places = jnp.concatenate([lead, first + places[:size]])
+        lead = jnp.where(index[:sinks] < first, index[:sinks], count)
+        index = jnp.concatenate([lead, first + index[:size]])
         at = at - first + sinks
 
         def cut(x):
@@ -214,7 +214,7 @@ def _view(
 
         rows = jax.tree.map(cut, rows)
     x, raw, states, v, far = rows
-    return View(Side(x, raw, states, Tokens(places[None], places[None])), v, far, places, at, n)
+    return View(Side(x, raw, states, Tokens(index[None], index[None])), v, far, index, at, n)
 
 
 def _by_key_head(table: jax.Array, heads: int, groups: int) -> jax.Array:

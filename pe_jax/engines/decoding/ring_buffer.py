@@ -1,7 +1,7 @@
-"""A cache of a layer with a window: the sinks' rows, then as many as the window, written in turn.
+"""A cache of a layer with a window: rows of the sinks, then as many as the window, reused in order.
 
-Row j < sinks holds token j. The others hold the last `window` tokens, each in the place of the one
-that is out of sight of all queries to come.
+Row j < sinks holds token j. The others hold the last `window` tokens, each in the row of the one
+that no later query sees.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ class RingBuffer:
 
     def row(self, token: jax.Array) -> jax.Array:
         """The row of each token."""
-        turned = self.sinks + (token - self.sinks) % self.window
-        return jnp.where(token < self.sinks, token, turned)
+        row = self.sinks + (token - self.sinks) % self.window
+        return jnp.where(token < self.sinks, token, row)
 
     def tokens(self, length: jax.Array, later: jax.Array) -> jax.Array:
         """The token in each row after `length` tokens: int32 [rows]; `later` where none is."""

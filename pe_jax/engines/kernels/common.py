@@ -239,7 +239,7 @@ def blocks_that_matter(
 def block_range(pairs: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
     """Of bool [*n, q blocks, k blocks]: the first block that each meets, and one past the last.
 
-    Blocks of keys that queries meet or, `by_keys`, the other way round; 0 past the last: none.
+    Blocks of keys that queries meet or, `by_keys`, the reverse; 0 past the last: none.
     """
     pairs = jnp.swapaxes(pairs, -1, -2) if by_keys else pairs
     count = jnp.arange(pairs.shape[-1], dtype=jnp.int32)

@@ -21,10 +21,10 @@ from pe_jax.validation import require
 
 @dataclasses.dataclass(frozen=True)
 class Contiguous:
-    """Token i is at place i."""
+    """Tokens lie in order: element i of a row is token i."""
 
     def order(self, length: int) -> jax.Array:
-        """The index of the token at each place: int32 [T]."""
+        """The index of the token in each element: int32 [T]."""
         return pos.contiguous(length)
 
     def spread(self, x: jax.Array) -> jax.Array:
@@ -64,8 +64,8 @@ class BlockPermuted(Contiguous):
 
     A row is cut into P equal blocks. Under a causal mask the last tokens see most: one of n devices
     holds blocks i and 2n - 1 - i of 2n, so that all have equal work (Llama 3, arXiv 2407.21783,
-    §3.3.2; Brandon et al., "Striped Attention", arXiv 2311.09431, is another way). A sliding window
-    is equal work for every token: not `balanced`, blocks lie in order.
+    §3.3.2; Brandon et al., "Striped Attention", arXiv 2311.09431, use another order). A sliding
+    window is equal work for every token: not `balanced`, blocks lie in order.
 
     Tokens, segments, positions, q, k and v are to lie as `spread` lays them, and so does the
     output. `spread` and `restore` move whole tokens between devices: they are for ids, positions
@@ -97,7 +97,7 @@ class BlockPermuted(Contiguous):
 
     @property
     def blocks(self) -> np.ndarray:
-        """The block at each place, int [P]: 0, 2n - 1, 1, 2n - 2, …; in order, if not balanced."""
+        """The blocks as they lie, int [P]: 0, 2n - 1, 1, 2n - 2, …; in order, if not balanced."""
         first = np.arange(self.devices)
         return np.stack([first, 2 * len(first) - 1 - first], 1).ravel() if self.balanced else first
 

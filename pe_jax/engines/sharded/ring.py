@@ -83,12 +83,12 @@ def hops(layout: BlockPermuted, spec: AttentionSpec, length: int) -> int:
     size = length // len(layout.blocks)
     first = size * layout.blocks.reshape(layout.devices, -1)
     ahead = first[:, None, :, None] - first[None, :, None, :]  # of the first tokens: [n, n, …]
-    seen = np.ones(ahead.shape, bool)
+    visible = np.ones(ahead.shape, bool)
     if spec.causal:
-        seen &= ahead + size > 0
+        visible &= ahead + size > 0
     if spec.window is not None and not spec.sinks:
-        seen &= (ahead - size < spec.window - 1) & (-ahead - size < spec.window - 1)
-    device, other = np.nonzero(seen.any((2, 3)))
+        visible &= (ahead - size < spec.window - 1) & (-ahead - size < spec.window - 1)
+    device, other = np.nonzero(visible.any((2, 3)))
     return int(((device - other) % layout.devices).max())
 
 

@@ -165,8 +165,8 @@ class TileHops(NamedTuple):
 
     def _unless_hidden(self, fixed: Fixed, f: Any, nothing: Any, like: Any):
         """f(); or `nothing`, typed alike, where the mask hides all of two runs."""
-        visible = schedule.shown(self.plan, fixed.q, fixed.k)[0].any()
-        return jax.lax.cond(visible, f, lambda: varying_like(nothing, like))
+        some = schedule.shown(self.plan, fixed.q, fixed.k)[0].any()
+        return jax.lax.cond(some, f, lambda: varying_like(nothing, like))
 
 
 class QueryRun(NamedTuple):

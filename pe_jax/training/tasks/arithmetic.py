@@ -41,12 +41,12 @@ def modular_arithmetic(key: jax.Array, n: Any, size: int) -> Example:
 
 
 class Expression(NamedTuple):
-    """An expression with brackets: its text, its value, and each node's digit and its place."""
+    """An expression with brackets: its text, its value, and each node's digit and its index."""
 
     text: jax.Array
     value: jax.Array
     digits: jax.Array
-    places: jax.Array
+    indices: jax.Array
     leaves: jax.Array
 
 
@@ -96,13 +96,13 @@ def expression(key: jax.Array, n: Any, size: int, operators: int) -> Expression:
 
     values, _ = jax.lax.scan(evaluate, empty, (order, children), reverse=True)
     text = jnp.zeros(size, jnp.int32)
-    for symbol, place, here in (
+    for symbol, index, here in (
         (OPEN, starts, lengths >= 3),
         (CLOSE, starts + lengths - 1, lengths >= 3),
         (MINUS, middle - 1, negative),
         (jnp.where(splits, chosen, digits), middle, lengths > 0),
     ):
-        text = text.at[jnp.where(here, place, size)].set(symbol, mode="drop")
+        text = text.at[jnp.where(here, index, size)].set(symbol, mode="drop")
     return Expression(text, values[0], digits, middle, leaves)
 
 
@@ -122,7 +122,7 @@ def solve_equation(key: jax.Array, n: Any, size: int) -> Example:
     drawn = expression(keys[0], n - 2, size - 2, 2)
     lots = jax.random.uniform(keys[1], drawn.leaves.shape)
     hidden = jnp.argmax(jnp.where(drawn.leaves, lots, -1))
-    text = jnp.pad(drawn.text, (0, 2)).at[drawn.places[hidden]].set(X)
+    text = jnp.pad(drawn.text, (0, 2)).at[drawn.indices[hidden]].set(X)
     text = text.at[n - 2].set(EQUALS).at[n - 1].set(drawn.value)
     return single(text, n, drawn.digits[hidden])
 

@@ -37,8 +37,8 @@ def parity_check(key: jax.Array, n: Any, size: int) -> Example:
 def cycle_navigation(key: jax.Array, n: Any, size: int) -> Example:
     """The place on a cycle of five after n moves (STAY, ON, BACK) from place 0."""
     moves = jax.random.randint(key, (size,), 0, 3)
-    way = jnp.array([0, 1, -1])[moves] * (jnp.arange(size) < n)
-    return single(moves, n, way.sum() % CYCLE)
+    steps = jnp.array([0, 1, -1])[moves] * (jnp.arange(size) < n)
+    return single(moves, n, steps.sum() % CYCLE)
 
 
 def summation(key: jax.Array, n: Any, size: int) -> Example:
@@ -100,7 +100,7 @@ def flip_flop(key: jax.Array, n: Any, size: int) -> Example:
     acts = jnp.where(jax.random.bernoulli(keys[1], 0.5, index.shape), WRITE, READ)
     acts = jnp.where(jax.random.uniform(keys[2], index.shape) < IGNORED, IGNORE, acts)
     acts = jnp.where(index == 0, WRITE, acts)
-    written = jax.lax.cummax(jnp.where(acts == WRITE, index, 0))  # the place of the last one
+    written = jax.lax.cummax(jnp.where(acts == WRITE, index, 0))  # the index of the last one
     bits = jnp.where(acts == READ, bits[written], bits)
     text = jnp.stack([acts, bits], axis=1).reshape(-1)[:size]
     return single(text.at[2 * pairs].set(READ), 2 * pairs + 1, bits[written[pairs - 1]])

@@ -62,18 +62,18 @@ def recall_all(key: jax.Array, n: Any, size: int) -> Example:
 
 
 def selective_copying(key: jax.Array, n: Any, size: int) -> Example:
-    """Four digits at uniform places among BLANKs: the digits, in order."""
+    """Four digits at uniform positions among BLANKs: the digits, in order."""
     keys, index = jax.random.split(key), jnp.arange(size)
     drawn = jnp.where(index < n, jax.random.uniform(keys[0], (size,)), 2)
-    places = jnp.sort(jnp.argsort(drawn)[:COPIED])
+    positions = jnp.sort(jnp.argsort(drawn)[:COPIED])
     digits = jax.random.randint(keys[1], (COPIED,), 0, BLANK)
-    return Example(jnp.full(size, BLANK).at[places].set(digits), n, digits, COPIED)
+    return Example(jnp.full(size, BLANK).at[positions].set(digits), n, digits, COPIED)
 
 
 def needles(key: jax.Array, n: Any, size: int) -> Example:
     """Digits, and among them different names, each with two digits after it; then one: its digits?
 
-    One needle for each four symbols, at uniform places.
+    One needle for each four symbols, at uniform positions.
     """
     keys, count, index = jax.random.split(key, 5), (n - 1) // 4, jnp.arange(NEEDLES)
     text = jax.random.randint(keys[0], (size,), 0, 10)
@@ -83,9 +83,9 @@ def needles(key: jax.Array, n: Any, size: int) -> Example:
     between = n - 1 - width * count  # digits that belong to no needle
     before = jax.random.randint(keys[3], (NEEDLES,), 0, between + 1)
     before = jnp.sort(jnp.where(index < count, before, size))
-    places = (before + width * index)[:, None] + jnp.arange(width)
+    positions = (before + width * index)[:, None] + jnp.arange(width)
     asked = jax.random.randint(keys[4], (), 0, count)
-    text = text.at[places].set(needle, mode="drop").at[n - 1].set(names[asked])
+    text = text.at[positions].set(needle, mode="drop").at[n - 1].set(names[asked])
     return Example(text, n, digits[asked], DIGITS)
 
 
@@ -113,7 +113,7 @@ def variables(key: jax.Array, n: Any, size: int) -> Example:
 
 
 def passkey(key: jax.Array, n: Any, size: int) -> Example:
-    """Digits, and among them MARK, at a uniform place: the answer is the four digits after it."""
+    """Digits, among them MARK at a uniform position: the answer is the four digits after it."""
     keys = jax.random.split(key)
     text = jax.random.randint(keys[0], (size,), 0, MARK)
     mark = jax.random.randint(keys[1], (), 0, n - PASSKEY)

@@ -30,7 +30,7 @@ def carry(columns: jax.Array, base: int) -> tuple[jax.Array, jax.Array]:
 def _operands(key: jax.Array, n: Any, size: int, base: int, lowest_first: bool):
     """`a SIGN b` of n symbols, and the digits of a and b, lowest first, padded with zeros: [N].
 
-    The place of SIGN, whose symbol is `base`, is uniform. If the lowest digit comes first, all
+    The position of SIGN, whose symbol is `base`, is uniform. If the lowest digit comes first, all
     digits are uniform, except that an operand of only zeros becomes 1, or its product would be
     trivial; if the highest comes first, it is not 0.
     """
@@ -47,8 +47,8 @@ def _operands(key: jax.Array, n: Any, size: int, base: int, lowest_first: bool):
         text = jnp.where(first, jax.random.randint(keys[2], (size,), 1, base), text)
     text = text.at[sign].set(base)
     starts, counts = jnp.stack([0 * sign, sign + 1]), jnp.stack([sign, n - 1 - sign])
-    places = index if lowest_first else counts[:, None] - 1 - index
-    digits = jnp.where(index < counts[:, None], pick(text, starts[:, None] + places), 0)
+    offsets = index if lowest_first else counts[:, None] - 1 - index
+    digits = jnp.where(index < counts[:, None], pick(text, starts[:, None] + offsets), 0)
     return text, digits
 
 

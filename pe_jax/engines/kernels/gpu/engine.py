@@ -106,7 +106,7 @@ def attend(
 
     `sizes` make the `Launch` of all kernels; None: the table's, for an architecture `arch` (90 for
     sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine. Where
-    nothing reads row sums, cuDNN may run, which gives None in their place: it has no gradient
+    nothing reads row sums, cuDNN may run, which gives None instead: it has no gradient
     through them.
     """
     if not interpret and jax.default_backend() == "gpu" and stock(spec, terms, q, k, v):

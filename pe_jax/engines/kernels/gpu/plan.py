@@ -53,7 +53,7 @@ class Plan(ScorePlan):
         return not hidden and self.lengths[1] % self.sizes[1] != 0
 
     def visible_distances(self) -> tuple[float, float]:
-        """The least and the largest distance that the mask shows, by index; may be infinite."""
+        """The least and the largest distance that is visible, by index; may be infinite."""
         window = self.spec.window if self.spec.aligned else None
         high = math.inf if window is None else window - 1
         return 0 if self.spec.aligned and self.spec.causal else -high, high

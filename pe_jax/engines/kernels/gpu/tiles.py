@@ -41,12 +41,12 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
     s = s + functools.reduce(jnp.add, parts) * LOG2E if parts else s
     if plan.cap is not None:
         s = jnp.tanh(s * (1 / (plan.cap * LOG2E))) * (plan.cap * LOG2E)
-    shown = visible(tile)
-    return s if shown is None else jnp.where(shown, s, -jnp.inf)
+    pairs = visible(tile)
+    return s if pairs is None else jnp.where(pairs, s, -jnp.inf)
 
 
 def gradient(tile: Tile, owned: tuple, visited: tuple) -> tuple[jax.Array, jax.Array]:
-    """Weights, and the gradient of the scores; from q, d_out and k, v, or the other way round."""
+    """Weights, and the gradient of the scores; from q, d_out and k, v, or the reverse."""
     s, cap = scores(tile, dot(owned[0], visited[0], 1)), tile.plan.cap
     p = jnp.exp2(s - tile.token("q", "lse"))
     d_p = dot(owned[1], visited[1], 1) - tile.token("q", "delta")
@@ -91,7 +91,7 @@ def store_numbers(ref, own, sums: list[jax.Array]) -> None:
 
 
 def visible(tile: Tile) -> jax.Array | None:
-    """What the mask shows; None where that is all."""
+    """Which pairs are visible; None where that is all."""
     plan, spec, parts = tile.plan, tile.plan.spec, []
     q, k = (tile.along(side, tile.indices[side]) for side in "qk")
     if (tile.edge or plan.indexed) and (spec.causal or spec.window is not None):

@@ -128,7 +128,7 @@ def attend(
 
     `block` is a number of tokens, a power of two; None: chosen here. `interpret` runs the kernels
     without a TPU, slowly, for tests. Where nothing reads row sums, splash
-    may run, which gives None in their place: it has no gradient through them.
+    may run, which gives None instead: it has no gradient through them.
     """
     plan = make_plan(spec, terms, q, block, interpret)
     # Times q the scale must be no further rounding: in float32, or by a power of two.
@@ -209,7 +209,7 @@ def counted(plan: Plan) -> Plan:
     """The plan for whole rows, with its tiles counted."""
     first = np.arange(0, plan.tokens, plan.block)
     gap = first[:, None] - first
-    visible = plan.shows(gap)
+    visible = plan.any_visible(gap)
     near = visible & np.logical_not(plan.is_far(gap))
     steps = int(visible.sum(1).max()), int(visible.sum(0).max())
     return dataclasses.replace(plan, steps=steps, tiles=int(visible.sum()), near=int(near.sum()))

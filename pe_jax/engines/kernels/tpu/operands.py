@@ -136,10 +136,10 @@ def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
 def make_schedule(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array, by_keys: bool):
     """The schedule of blocks, whose first tokens are given, and what each visits.
 
-    That is what the mask shows, the segments share, and biases that decay leave.
+    That is what the mask leaves visible, the segments share, and biases that decay leave.
     """
     batch, heads, _, _ = x.q.shape
-    visible = plan.shows(q_first[:, None] - k_first)[None, None]
+    visible = plan.any_visible(q_first[:, None] - k_first)[None, None]
     if x.q_ids is not None and _fits(visible, len(x.q_ids)):
         (q_low, q_high), (k_low, k_high) = (_range(plan, ids) for ids in (x.q_ids, x.k_ids))
         visible &= q_high[..., None] >= k_low[..., None, :]

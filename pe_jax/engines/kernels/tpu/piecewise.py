@@ -1,4 +1,4 @@
-"""FIRE's network as lines and knots, which the kernels read in the place of a bias of pairs.
+"""FIRE's network as lines and knots, which the kernels read instead of a bias of pairs.
 
 For keys up to the query FIRE (Li et al., arXiv 2310.04418) is piecewise linear in one number x of
 each pair, which lies in [0, 1] and is `growth([|c|], distance)` times a rate of the query. Where

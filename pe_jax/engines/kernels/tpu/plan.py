@@ -137,8 +137,8 @@ class Plan(ScorePlan):
         """Whether padding keys must be masked: a causal mask hides them as it is."""
         return not self.spec.causal and self.tokens % self.block > 0
 
-    def shows(self, gap):
-        """Whether the mask shows any pair of a tile, segments aside."""
+    def any_visible(self, gap):
+        """Whether any pair of a tile is visible, segments aside."""
         tests = [gap == gap]
         if self.back is not None:
             tests.append(gap - (self.block - 1) <= self.back)

@@ -1,6 +1,6 @@
 """One tile of the scores: what is added to q·k, what is hidden, and the gradients of what is added.
 
-Rows of a tile are queries and columns keys; `transposed`, the other way round. Where all of a tile
+Rows of a tile are queries and columns keys; `transposed`, the reverse. Where all of a tile
 is beyond the horizon of what is read by distance (`easy`), queries meet one vector and one number:
 that moves the row maxima and not the scores.
 """
@@ -64,8 +64,8 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
     if plan.cap is not None:
         bent = jnp.tanh(s * (1 / plan.cap))
         s, slope = bent * plan.cap, 1 - bent * bent
-    shown = visible(plan, x, tile)
-    return Scores(s if shown is None else jnp.where(shown, s, LOWEST), rest, slope, in_pieces)
+    pairs = visible(plan, x, tile)
+    return Scores(s if pairs is None else jnp.where(pairs, s, LOWEST), rest, slope, in_pieces)
 
 
 def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
