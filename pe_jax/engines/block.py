@@ -1,8 +1,9 @@
-"""The score of a pair, and what weights are averaged with: every engine calls these two functions.
+"""The score of a pair (`scores`), and the values that weights average (`values`).
 
-A block is some queries and some keys: all of them in the dense engine, a tile, one query and a
-cache. Terms are evaluated by their definitions, or at contiguous positions along diagonals, where
-the engine has a `Line` for them. What a term does is its own: no kind is asked for here.
+The dense engine calls these for all queries and keys, the tiled engine and rings for a tile,
+decoding for one query and a cache: each is a block. (Kernels have the same formulas in `tiles.py`.)
+Terms are evaluated by their definitions, or at contiguous positions along diagonals, where the
+engine has a `Line` for them.
 
 B batch, T queries, S keys, H query heads, K key heads, E and F widths of keys and values.
 """

@@ -1,5 +1,7 @@
 """What a token may see: from token indices and segment ids, never from positions.
 
+Padding is tokens of a negative segment id: they see nothing, and nothing sees them.
+
 Positions may repeat or run backwards (M-RoPE, grouped and shuffled positions); a mask made from
 them would leak. B batch, T queries, S keys.
 """
@@ -24,7 +26,7 @@ def allowed(
     Args:
       q_index: int32 [*B, T], the index of each query among the tokens.
       k_index: int32 [*B, S], the same for the keys.
-      q_segments: int32 [*B, T] or None: equal ids see one another; a negative id sees nothing.
+      q_segments: int32 [*B, T] or None: equal ids see one another; a negative id is padding.
       k_segments: int32 [*B, S] or None, given together with `q_segments`.
       causal: whether keys of a later index are hidden.
       window: at most this many keys back, the token itself included (and as many ahead, if not

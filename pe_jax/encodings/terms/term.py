@@ -70,9 +70,14 @@ class Method:
 class Term:
     """One thing that an encoding adds to attention: engines call these methods, whatever the kind.
 
-    What a kind does not do is None, as here. `reads` says how much of a row of scores a kind has
-    to see: "outside" (it acts before or after an engine), "pairs", "later keys" (sums along a
-    row), "rows" (whole rows: dense alone); "" is a kind that no engine knows, which is refused.
+    A kind of one's own is a class under `@kind` that derives from `ScoreTerm` and has `scores`, and
+    `for_heads` if its arrays have an axis of heads. Kernels take the kinds of this package alone.
+    Kinds of distances also have `at` (`DistanceTerm`), sums along rows `row_bias`, `settled` and
+    `bias_of` (`RowSum`). What a kind does not do is None, as here.
+
+    `reads` says how much of a row of scores a kind has to see: "outside" (it acts before or after
+    an engine), "pairs", "later keys" (sums along a row), "rows" (whole rows: dense alone); "" is a
+    kind that no engine knows, which is refused.
     """
 
     reads: ClassVar[str] = ""

@@ -55,7 +55,7 @@ class Group(NamedTuple):
         if plan.skips:
             skip = skipping.negligible_tiles(plan, x, fixed)
         if plan.stops:
-            reach = skipping.reach(x.q.x, x.k.x, plan.spec.scale_of(x.terms))
+            reach = skipping.largest_product(x.q.x, x.k.x, plan.spec.scale_of(x.terms))
         visits = schedule.visits(plan, fixed.q, fixed.k, skip)
         x = x._replace(k=x.k._replace(x=jnp.swapaxes(x.k.x, 2, 3)))
         x = x._replace(v=jnp.swapaxes(x.v, 2, 3)) if backward else x
@@ -179,29 +179,32 @@ class Group(NamedTuple):
 
     # Which tiles.
 
-    def visit(self, i: Any, f: Callable, carry: Any, more: Callable | None = None) -> Any:
-        """Carry = f(tile, n, carry) for each tile of block row i, n counting those of a stage.
-
-        Of a row that can be left, only while more(carry); then with how many were visited.
-        """
+    def visit(self, i: Any, f: Callable, carry: Any) -> Any:
+        """Carry = f(tile, n, carry) for each tile of block row i, n counting those of a stage."""
         for stage, visit in zip(schedule.stages(self.plan), self.visits, strict=True):
             columns, count = visit.columns[i], visit.counts[i]
 
             def step(n, carry, stage=stage, columns=columns):
                 return f(Tile(stage, i, columns[n]), n, carry)
 
-            if more is None:
-                carry = jax.lax.fori_loop(0, count, step, carry)
-                continue
-
-            def goes_on(state, count=count):
-                return (state[0] < count) & more(state[1])
-
-            start = jnp.zeros((), jnp.int32), carry
-            return jax.lax.while_loop(goes_on, lambda x, step=step: (x[0] + 1, step(*x)), start)
+            carry = jax.lax.fori_loop(0, count, step, carry)
         return carry
 
-    def counts(self, i: Any, before: tuple) -> jax.Array:
+    def visit_while(self, more: Callable, i: Any, f: Callable, carry: Any) -> tuple[Any, Any]:
+        """The same while more(carry), where terms sum along rows; and how many were visited."""
+        (stage,), (order,) = schedule.stages(self.plan), self.visits
+
+        def goes_on(state):
+            n, carry = state
+            return (n < order.counts[i]) & more(carry)
+
+        def step(state):
+            n, carry = state
+            return n + 1, f(Tile(stage, i, order.columns[i, n]), n, carry)
+
+        return jax.lax.while_loop(goes_on, step, (jnp.zeros((), jnp.int32), carry))
+
+    def sums_count(self, i: Any, before: tuple) -> jax.Array:
         """Whether the sums `before` that block row i carries can change what is farther left."""
         sums = [term for term in self.operands.terms if term.reads == "later keys"]
         each = [~term.settled(x) for term, x in zip(sums, before, strict=True)]
@@ -260,7 +263,7 @@ def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
     shape = *operands.q.x.shape[:2], plan.grid.rows
     start = Running(
         jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
-        # above LOWEST: what the mask hides has weight exp(LOWEST - LOWEST/2) = 0
+        # halfway to LOWEST: a hidden pair has the weight exp(LOWEST - LOWEST/2) = 0
         jnp.full((*shape, 1), LOWEST / 2, jnp.float32),
         jnp.zeros((*shape, 1), jnp.float32),
     )
@@ -276,8 +279,12 @@ def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
             out = running.out * fade + group.values(own, tile, p)
             return Running(out, top, running.total * fade + p.sum(-1, keepdims=True)), after
 
+        def more(carry):
+            running, before = carry
+            return group.matters(i, before, running.top)
+
         if plan.stops:
-            _, found = group.visit(i, visit, start, lambda x: group.matters(i, x[1], x[0].top))
+            _, found = group.visit_while(more, i, visit, start)
         else:
             found = group.visit(i, visit, start)
         out, top, total = found[0]
@@ -306,7 +313,7 @@ def backward(
     """Gradients of a group, float32, where `result` is that over all keys, these or more."""
     group = Group.of(plan, operands, fixed, backward=True)
     inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
-    # of what sees nothing: a sum so large that the weights vanish again
+    # a row that sees nothing: so large that its weights are 0 here too
     lse = jnp.where(result.lse > LOWEST / 2, result.lse, -LOWEST)
     all_rows, size = RowGradients(cotangent.out, inner, lse), plan.grid.rows
     no_sums = block.start_of_rows(operands.terms, (*operands.q.x.shape[:2], size))
@@ -380,9 +387,13 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
     kept = tuple(jnp.zeros((plan.grid.k_blocks, *x.shape), x.dtype) for x in no_sums)
     start = varying_like((kept, no_sums), group.operands)
     if plan.stops:
-        count, (kept, _) = group.visit(i, visit, start, lambda x: group.matters(i, x[1], lse))
+        count, (kept, _) = group.visit_while(
+            lambda carry: group.matters(i, carry[1], lse), i, visit, start
+        )
         return kept, count
-    count, (kept, last) = group.visit(i, visit, start, lambda x: group.counts(i, x[1]))
+    count, (kept, last) = group.visit_while(
+        lambda carry: group.sums_count(i, carry[1]), i, visit, start
+    )
     seen = (jnp.arange(plan.grid.k_blocks) < count)[:, None, None, None, None]
     kept = jax.tree.map(lambda x, y: jnp.where(seen, x, y), kept, last)
     return kept, group.visits[0].counts[i]

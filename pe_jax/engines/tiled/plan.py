@@ -37,16 +37,14 @@ class Operands(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What it has no gradients for."""
+    """What a call has no gradients for."""
 
-    q: Any  # tokens
-    k: Any
+    q: Any  # the tokens of the queries
+    k: Any  # those of the keys
     base: Any = None  # the distance of the first query and the first key; None: 0
     masks: Any = ()  # the terms that hide pairs
     dropout: Any = None
-    own_scores: Any = (
-        None  # of each query and its own key, [B, H, T, 1]; read where tiles are left out
-    )
+    own_scores: Any = None  # of each query and its own key, [B, H, T, 1], if tiles are left out
 
 
 class Result(NamedTuple):
@@ -76,12 +74,11 @@ class Plan(NamedTuple):
       by_distance: for each term whether it is evaluated along diagonals: by its "formula", from a
         table of a "bias" or of "vectors"; or "", by its definition.
       gaps: distances of a tile's first query and first key in near tiles, the greatest first.
-      uniform: whether beyond these each term of distances is one value, not to be told from pair to
-        pair.
+      uniform: whether in all other tiles a term of distances has the same value for every pair.
       one_by_one: whether near tiles are compiled one by one, each for its distances: if they are
         the diagonal and its neighbours.
       partial: whether the mask may hide a part of any other tile than those on the diagonal.
-      masked: whether terms hide pairs, so that no tile is known to be visible as a whole.
+      hides: whether terms hide pairs, so that no tile is known to be visible as a whole.
       sums: whether a term sums along rows.
       skips: whether negligible tiles are left out.
       stops: whether a row is left where sums along it make all further keys negligible.
@@ -97,7 +94,7 @@ class Plan(NamedTuple):
     uniform: bool
     one_by_one: bool
     partial: bool
-    masked: bool
+    hides: bool
     sums: bool
     skips: bool
     stops: bool
@@ -150,7 +147,7 @@ def make_plan(
     lengths = queries[2], keys[1]
     inside = [term for term in terms if term.reads != "outside"]
     sums = any(term.reads == "later keys" for term in inside)
-    masked = any(term.hides for term in inside)
+    hides = any(term.hides for term in inside)
     padded = grid.lengths != lengths
     few = sizes == CHOSEN and max(lengths) <= SHORT and not on_ring
     plan = Plan(
@@ -162,8 +159,8 @@ def make_plan(
         gaps=(),
         uniform=False,
         one_by_one=True,
-        partial=segments or masked or spec.window is not None or (padded and not spec.causal),
-        masked=masked,
+        partial=segments or hides or spec.window is not None or (padded and not spec.causal),
+        hides=hides,
         sums=sums,
         skips=skipping.can_skip(spec, terms) and not few,
         stops=skipping.can_stop(spec, terms),

@@ -49,7 +49,7 @@ def stages(plan: Plan) -> tuple[Stage, ...]:
     whole, part = (Stage(None, plan.uniform, masked) for masked in (False, True))
     if not plan.one_by_one:
         near = tuple(Stage(None, uniform=False, masked=masked) for masked in (False, True))
-    if plan.masked:
+    if plan.hides:
         return tuple(stage for stage in (part, *near) if stage.masked)
     return (whole, part, *near) if plan.partial or not near else (whole, *near)
 

@@ -6,7 +6,8 @@ to q·k and each query sees its own key. What a bias is at most in a tile its ki
 (`Term.bound`): of distances from the nearest one, of running sums of the input (FoX; Lin et al.,
 "Adaptive Computation Pruning", arXiv 2504.06949) from the sums at the nearest two tokens.
 
-To skip more: give a kind a tighter `bound`, or lower NEGLIGIBLE's distance to 0.
+To skip more: give a kind a tighter `bound`, take smaller tiles (`TileSizes`), or raise NEGLIGIBLE
+towards 0, which costs accuracy: what is left out has a weight below exp(NEGLIGIBLE).
 
 b, h batch and heads of a group, T queries.
 """
@@ -25,7 +26,7 @@ NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight b
 
 
 def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
-    """Whether negligible tiles can be told."""
+    """Whether negligible tiles can be told: not where a term hides a query's own key."""
     inside = [term for term in terms if term.reads != "outside"]
     decay = bool(inside) and all(term.decays and term.reads == "pairs" for term in inside)
     placed = spec.contiguous or not any(term.distances for term in inside)
@@ -34,13 +35,16 @@ def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
 
 
 def can_stop(spec: AttentionSpec, terms: tuple) -> bool:
-    """Whether a row can be left where a sum along it makes all further keys negligible."""
+    """Whether a row can be left where a sum along it makes all further keys negligible.
+
+    What is far is compared with scores that were seen, so that terms may hide pairs.
+    """
     inside = [term for term in terms if term.reads != "outside" and not term.hides]
     decay = bool(inside) and all(term.decays and term.reads == "later keys" for term in inside)
     return decay and kinds.views(terms) is None and spec.logit_cap is None
 
 
-def reach(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
+def largest_product(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
     """What no product of a query [b, h, T, E] and a key exceeds: float32 [b, h, T, 1]."""
     q, k = (jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k))
     longest = repeat_heads(k.max(-1, keepdims=True)[..., None], q.shape[1])
@@ -57,7 +61,7 @@ def own_scores(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
 def negligible_tiles(plan: Any, operands: Any, fixed: Any) -> jax.Array:
     """Tiles in which each key is negligible beside the query's own: bool [q_blocks, k_blocks]."""
     grid, scale, q = plan.grid, plan.spec.scale_of(operands.terms), operands.q.x
-    over = reach(q, operands.k.x, scale) - fixed.own_scores
+    over = largest_product(q, operands.k.x, scale) - fixed.own_scores
     over = over.reshape(*q.shape[:2], grid.q_blocks, -1).max(-1)
     first_q = grid.rows * jnp.arange(grid.q_blocks, dtype=jnp.int32)[:, None]
     first_k = grid.columns * jnp.arange(grid.k_blocks, dtype=jnp.int32)[None]
