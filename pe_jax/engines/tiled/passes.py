@@ -394,7 +394,7 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
     count, (kept, last) = group.visit_while(
         lambda carry: group.sums_count(i, carry[1]), i, visit, start
     )
-    seen = (jnp.arange(plan.grid.k_blocks) < count)[:, None, None, None, None]
+    seen = (jnp.arange(plan.grid.k_blocks, dtype=jnp.int32) < count)[:, None, None, None, None]
     kept = jax.tree.map(lambda x, y: jnp.where(seen, x, y), kept, last)
     return kept, group.visits[0].counts[i]
 
