@@ -137,6 +137,32 @@ def test_without_a_horizon_tables_have_all_distances(spec, causal):
     assert_close(got, outcome(spec, "dense", causal=causal), 2e-5)
 
 
+@pytest.mark.parametrize(
+    "horizon, causal, gaps",  # gaps in tiles of 16
+    [
+        ((5, 20), True, (2, 1, 0)),
+        ((40, 45), True, (3, 2, 1, 0)),
+        ((40, 45), False, (3, 2, 1, 0)),
+        ((-45, -40), False, (0, -1, -2, -3)),
+    ],
+    ids=str,
+)
+def test_a_horizon_may_lie_off_the_diagonal(horizon, causal, gaps):
+    """Pairs nearer than its low end read the lowest value."""
+    low, high = horizon
+    biases, vectors = (jnp.asarray(noise(1, high - low + 1, *width)) for width in ((), (WIDTH,)))
+    read = kinds.Rows(low, high)
+    terms = (
+        kinds.DistanceBias(read, biases, horizon=horizon),
+        kinds.RelativeKeys(read, vectors, horizon=horizon),
+    )
+    told = AttentionSpec(DIMS, causal, aligned=True, contiguous=True)
+    plan = make_plan(told, terms, (2, HEADS, 90), (2, 90), SMALL.sizes, segments=False)
+    assert plan.gaps == tuple(16 * n for n in gaps)
+    got, want = (outcome("nope", e, 90, terms=terms, causal=causal) for e in (SMALL, "dense"))
+    assert_close(got, want, 2e-5)
+
+
 @pytest.mark.parametrize("spec", ["t5(max_distance=40)", "transformer_xl", "rope"])
 def test_rings_tiles_that_are_no_squares_and_sums_have_no_near_stages(spec):
     assert plan_of(spec, sizes=SQUARE, on_ring=True).gaps == ()

@@ -171,10 +171,11 @@ class Group(NamedTuple):
                 high, low = table[:, :1], table[:, -1:]
                 lines.append(Line(high if plan.one_sided else jnp.where(gap > 0, high, low)))
             else:  # what is beyond the tile is left out
-                offset, n = plan.range_of(term)[1] - gap, table.shape[1]
+                (low, high), n = plan.range_of(term), table.shape[1]
+                offset, last = high - gap, low > 0 or not plan.one_sided
                 first = min(max(offset - (rows - 1), 0), n - 1)
                 end = max(min(offset + columns, n), first + 1)
-                lines.append(Line(table[:, first:end], offset - first, last=not plan.one_sided))
+                lines.append(Line(table[:, first:end], offset - first, last))
         return tuple(lines)
 
     # Which tiles.

@@ -184,8 +184,9 @@ def _near_and_far(plan: Plan, terms: tuple) -> Plan:
         return plan._replace(gaps=(0,))
     side, most = plan.grid.rows, plan.grid.q_blocks - 1
     ranges = [plan.range_of(term) for term in held]
-    ahead = max((-(-(high + side - 1) // side) - 1 for _, high in ranges), default=0)
-    behind = max((-(-(side - 1 - low) // side) - 1 for low, _ in ranges), default=0)
+    # also of a horizon off the diagonal: the tiles in between read its near end
+    ahead = max([0, *(-(-(high + side - 1) // side) - 1 for _, high in ranges)])
+    behind = max([0, *(-(-(side - 1 - low) // side) - 1 for low, _ in ranges)])
     behind = 0 if plan.one_sided else behind
     gaps = tuple(side * n for n in range(min(ahead, most), -min(behind, most) - 1, -1))
     return plan._replace(gaps=gaps, uniform=True, one_by_one=max(map(abs, gaps), default=0) <= side)
