@@ -254,8 +254,10 @@ def terms(terms: Any, dims: Dims, axes: int = 1) -> tuple[Term, ...]:
             require_array(name, term.u)
             shape(name, term.u, (heads, width))
         elif term.distances:
-            values: Any = jax.eval_shape(getattr(term, "at"), _distances(7, axes))  # noqa: B009
-            tail = (width,) if term.reads_raw else values.shape[2:] * (term.distances == "vectors")
+            of_distances: Any = term
+            values = jax.eval_shape(of_distances.at, _distances(7, axes))
+            tail = values.shape[2:] if term.distances == "vectors" else ()
+            tail = (width,) if term.reads_raw else tail
             shape(f"{name} of 7 distances", values, (heads, 7, *tail), (1, 7, *tail))
     return terms
 

@@ -29,7 +29,7 @@ class Tokens(NamedTuple):
 
     Attributes:
       positions: [B or 1, T], with a trailing axis A if a position has several.
-      index: the index in the row, for the mask: [B or 1, T].
+      index: counted along the row, for the mask: [B or 1, T].
       segments: ids of documents [B or 1, T]; a token with a negative id sees nothing; or None.
       rank: the index within the segment, by which attention sinks are counted; None: `index`.
     """

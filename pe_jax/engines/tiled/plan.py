@@ -189,7 +189,7 @@ def _near_and_far(plan: Plan, terms: tuple) -> Plan:
     behind = max([0, *(-(-(side - 1 - low) // side) - 1 for low, _ in ranges)])
     behind = 0 if plan.one_sided else behind
     gaps = tuple(side * n for n in range(min(ahead, most), -min(behind, most) - 1, -1))
-    return plan._replace(gaps=gaps, uniform=True, one_by_one=max(map(abs, gaps), default=0) <= side)
+    return plan._replace(gaps=gaps, uniform=True, one_by_one=max(map(abs, gaps)) <= side)
 
 
 def lay_out(

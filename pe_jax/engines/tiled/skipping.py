@@ -26,7 +26,7 @@ NEGLIGIBLE = -30.0  # a key whose score is so far below another's has a weight b
 
 
 def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
-    """Whether negligible tiles can be told: not where a term hides a query's own key."""
+    """Whether negligible tiles can be told: not where a term may hide a query's own key."""
     inside = [term for term in terms if term.reads != "outside"]
     decay = bool(inside) and all(term.decays and term.reads == "pairs" for term in inside)
     placed = spec.contiguous or not any(term.distances for term in inside)
