@@ -19,16 +19,19 @@ LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-
 	$(PIP) install --no-deps --editable .
 	touch $@
 
-# An extra of pyproject.toml on top of it: test, docs, browser, oracles, tpu, cuda, gpu-compile.
+# An extra of pyproject.toml on top of it: test, docs, browser, oracles, tpu, cuda, gcs, gpu-compile.
 .venv/ready-%: .venv/ready constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[$*]'
+	$(PIP) install $(PINS) --editable '.[$*]'
 	touch $@
+
+PINS = --constraint constraints.txt
+.venv/ready-gpu-compile: PINS =  # its Triton is newer than PyTorch's, which the lock has
 
 venv: .venv/ready
 
 lock:  # pins what pyproject.toml has added; UPGRADE=--upgrade takes the newest versions. Needs uv
 	uv pip compile $(LOCK) --extra experiments --output-file requirements.txt pyproject.toml
-	uv pip compile $(LOCK) --extra docs --extra browser --extra oracles --extra tpu --extra cuda --extra gpu-compile \
+	uv pip compile $(LOCK) --extra docs --extra browser --extra oracles --extra tpu --extra cuda --extra gcs \
 	  --constraint requirements.txt --output-file constraints.txt pyproject.toml
 
 compare: .venv/ready
@@ -87,7 +90,7 @@ gpu-compile: .venv/ready-gpu-compile  # every scheme of one axis, to machine cod
 
 tpu: .venv/ready-tpu  # every scheme of one axis, compiled for a slice that need not be there; no TPU is used
 	$(BIN)/python -m tools.compile_tpu --config=configs/smoke.py --topology=v5e:2x2 \
-	  --encodings=all --config.length=1024 --config.batch=4 --config.model.dtype=bfloat16 --out=runs/tpu
+	  --encodings=all --config.length=1024 --config.eval.lengths=1024 --config.batch=4 --config.model.dtype=bfloat16 --out=runs/tpu
 
 clean:
 	rm -rf .venv runs .jax_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,11 +8,10 @@ buckets are sliders; and rope-decay, alibi, t5-buckets and rope-scaling, each as
 data as CSV.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from experiments.running import launch
+from pe_jax.training.paths import local
 
 OUT = flags.DEFINE_string("out", "runs/explore", "folder for the pictures")
 
@@ -21,7 +20,7 @@ def main() -> None:
     """Writes the page and all pictures."""
     from experiments.programs import explore
 
-    for path in explore.write(Path(OUT.value)):
+    for path in explore.write(local("out", OUT.value)):
         print(path)
 
 

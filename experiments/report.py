@@ -11,11 +11,10 @@ writes differences-by-parameters.png and .csv: each scheme's difference to the r
 comparisons that differ in the size of their models; or differences-by-steps, if all have one size.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from experiments.running import launch
+from pe_jax.training.paths import local
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/compare", "folder that a comparison filled")
 SERIES = flags.DEFINE_list(
@@ -27,9 +26,9 @@ def main() -> None:
     """Builds the report of --workdir, or the figure of --series there."""
     from experiments.reporting import comparison_report, plotting, series_figure
 
-    workdir = Path(WORKDIR.value)
+    workdir = local("workdir", WORKDIR.value)
     if SERIES.value:
-        drawing = series_figure.draw([Path(folder) for folder in SERIES.value])
+        drawing = series_figure.draw([local("series", folder) for folder in SERIES.value])
         plotting.write(drawing, workdir)
         print(workdir / f"{drawing.stem}.png")
         return

@@ -1,8 +1,9 @@
-"""Masks as functions of tokens, for `attention(…, causal=False, mask=…)`: no T×S array is held.
+"""Masks as functions of tokens, for `attention(…, mask=…)`: no T×S array is held.
 
 Each gives a `pe_jax.Mask`; write another as `pe_jax.Mask(f, arrays)`, where f(arrays, q, k) reads
 the indices of queries and keys and gives booleans [B or 1, T, S]. What windows, packed documents
-and padding hide needs no mask: `window`, `q_segments`.
+and padding hide needs no mask: `window`, `q_segments`. Chunks and prefixes are those of each
+document (`place`); a tree has the indices of the row.
 
 B batch (all batch axes as one), T queries, S keys.
 """
@@ -19,13 +20,18 @@ from pe_jax.encodings.terms import Mask, Tokens
 from pe_jax.validation import is_int, require
 
 
+def place(tokens: Tokens) -> jax.Array:
+    """The index of each token within its document, if there are any, else its row: [B or 1, T]."""
+    return tokens.index if tokens.rank is None else tokens.rank
+
+
 def prefix(lengths: Any) -> Mask:
     """Prefix LM: all tokens see the first ones, which see each other; the others are causal.
 
     UniLM (arXiv 1905.03197), T5 (arXiv 1910.10683, §3.2.1).
 
     Args:
-      lengths: tokens in the prefix of each row, integers [B] or [].
+      lengths: tokens in the prefix of each row, or of each document in it, integers [B] or [].
 
     Raises:
       ValueError: a known length below 0; another number of axes.
@@ -36,12 +42,12 @@ def prefix(lengths: Any) -> Mask:
     known = pos.concrete(lengths)
     if known is not None and known.size:
         require(known.min() >= 0, "lengths", known.min(), "pass integers of at least 0")
-    return Mask(_prefix, jnp.atleast_1d(lengths))
+    return Mask(_prefix, jnp.atleast_1d(lengths), looks_ahead=True)
 
 
 def _prefix(lengths: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
-    keys = k.index[:, None, :]
-    return (keys < lengths[:, None, None]) | (keys <= q.index[:, :, None])
+    rows, columns = place(q)[:, :, None], place(k)[:, None, :]
+    return (columns < lengths[:, None, None]) | (columns <= rows)
 
 
 def tree(parents: Any) -> Mask:
@@ -92,5 +98,5 @@ class Chunks:
 
     def visible(self, _, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible: bool [B or 1, T, S]."""
-        rows, columns = q.index[:, :, None], k.index[:, None, :]
+        rows, columns = place(q)[:, :, None], place(k)[:, None, :]
         return (rows // self.size == columns // self.size) & (rows >= columns)

@@ -12,6 +12,7 @@ outputs. B batch, T tokens.
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
@@ -20,11 +21,11 @@ from pe_jax import positions as pos
 from pe_jax import spec_strings as specs
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.windowed import without_window
-from pe_jax.validation import ConfigError, is_int, require
+from pe_jax.validation import ConfigError, PlainFields, is_int, require
 
 
 @dataclasses.dataclass(frozen=True)
-class Contiguous:
+class Contiguous(PlainFields):
     """0, 1, 2, … in each segment: the fast path of every engine. Base class of all schemes."""
 
     axes: ClassVar[int] = 1
@@ -110,6 +111,10 @@ class Cape(Drawn):
 
     def __post_init__(self):
         pos.check_cape(**dataclasses.asdict(self))
+
+    def bound(self, length, testing=False):
+        shifts = 0 if testing else self.global_shift + self.local_shift
+        return math.floor((length - 1 + shifts) * (1 if testing else self.scaling)) + 1
 
     def draw(self, key, segments):
         return pos.cape(key, pos.per_segment(segments), **dataclasses.asdict(self))

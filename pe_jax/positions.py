@@ -8,6 +8,9 @@ the positions themselves are therefore functions here, and combine with every en
 B batch, T tokens. A position of several axes has them last: (row, column), (time, row, column).
 """
 
+import functools
+from typing import Any
+
 import jax
 import jax.core
 import jax.export
@@ -15,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.numerics.arrays import require_key
-from pe_jax.validation import is_int, is_real, require, require_bool, shown
+from pe_jax.validation import is_int, is_real, python_ints, require, require_bool, shown
 
 EXACT = 2**24  # float32 holds every integer up to here; above, neighbouring positions collide
 
@@ -25,6 +28,7 @@ def concrete(x) -> np.ndarray | None:
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
+@python_ints
 def contiguous(length: int, offset: int | jax.Array = 0) -> jax.Array:
     """`offset, offset + 1, …`: int32 [length]. Decoding passes the number of tokens before.
 
@@ -45,6 +49,46 @@ def per_segment(segments) -> jax.Array:
     return index - jax.lax.cummax(jnp.where(_begins(segments), index, 0), axis=segments.ndim - 1)
 
 
+def rank_of(index, segments, k_index, k_segments) -> jax.Array:
+    """How far each token is from the first key of its segment: int32 [B, T].
+
+    Args:
+      index: of the tokens among all, int32 [B or 1, T].
+      segments: their ids [B, T], each of which has one run of keys; of others the result is any.
+      k_index: those of the keys, int32 [B or 1, S].
+      k_segments: their ids [B, S].
+    """
+
+    @jax.vmap
+    def of_row(index, ids, k_index, k_ids):
+        order = jnp.lexsort((k_index, k_ids))
+        first = jnp.searchsorted(k_ids[order], ids, method="sort")
+        return index - k_index[order[jnp.minimum(first, len(k_ids) - 1)]]
+
+    index = jnp.broadcast_to(index, segments.shape)
+    return of_row(index, segments, jnp.broadcast_to(k_index, k_segments.shape), k_segments)
+
+
+def document_lengths(segments, k_segments) -> jax.Array:
+    """How many tokens each token's document has, on the side that has more: int32 [*B, T].
+
+    Args:
+      segments: ids of documents [*B, T]; of padding (a negative id) the result is any.
+      k_segments: those of the other side, [*B, S].
+    """
+
+    @functools.partial(jnp.vectorize, signature="(t),(s)->(t)")
+    def of_row(ids, k_ids):
+        own, others = (
+            jnp.searchsorted(row, ids, side="right", method="sort")
+            - jnp.searchsorted(row, ids, method="sort")
+            for row in (jnp.sort(ids), jnp.sort(k_ids))
+        )
+        return jnp.maximum(own, others)
+
+    return of_row(segments, k_segments)
+
+
 def _begins(segments: jax.Array) -> jax.Array:
     """Whether a run of equal ids begins at each token, except the first one: bool [*B, T]."""
     return jnp.concatenate(
@@ -52,6 +96,7 @@ def _begins(segments: jax.Array) -> jax.Array:
     )
 
 
+@python_ints
 def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.Array:
     """`length` of the positions 0 … maximum - 1, drawn without replacement, in order: int32 [T].
 
@@ -81,6 +126,7 @@ def randomized(key: jax.Array, length: int, maximum: int, segments=None) -> jax.
     return jax.lax.sort((runs, drawn), num_keys=2)[1]  # in order within each run
 
 
+@python_ints
 def shifted(key: jax.Array, positions, maximum: int) -> jax.Array:
     """All positions plus one shift drawn uniformly from 0 … maximum (inclusive); same shape.
 
@@ -175,6 +221,7 @@ def augmented(
     return (positions + uniform(keys[0], shift)) * jnp.exp(factors)
 
 
+@python_ints
 def bilevel(tokens, separators, segments=None, longest: int | None = None) -> jax.Array:
     """(index of the piece of text, position inside it) of each token: int32 [*B, T, 2].
 
@@ -216,6 +263,7 @@ def check_bilevel(separators, longest: int | None) -> None:
     require(ok, "longest", longest, "pass an integer of at least 1, or None")
 
 
+@python_ints
 def grid(
     height: int,
     width: int,
@@ -255,6 +303,7 @@ def grid(
     return jnp.asarray(cells)
 
 
+@python_ints
 def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:
     """The patches of an image in the indices of another grid: float32 [height·width, 2].
 
@@ -271,7 +320,8 @@ def resized(height: int, width: int, to: tuple[int, int]) -> jax.Array:
     return jnp.asarray(np.clip(centres, 0, np.subtract(to, 1)), jnp.float32)
 
 
-def multimodal(spans) -> jax.Array:
+@python_ints
+def multimodal(spans, interval=1) -> jax.Array:
     """(time, row, column) of text, images and videos in one sequence: int32 [T, 3].
 
     Wang et al., "Qwen2-VL", arXiv 2409.12191, §2.1: text has the same position on all axes; all
@@ -279,16 +329,28 @@ def multimodal(spans) -> jax.Array:
     from its start; what follows starts one past the largest position so far. (Hugging Face's code
     starts one past the rows and columns only, which differs for a video with more frames.)
 
+    Qwen2.5-VL counts seconds: a frame stands at floor(its number · `interval`), which is the
+    config's `tokens_per_second` times the seconds from one frame (in patches) to the next.
+
     Args:
       spans: in order; each is `n` text tokens, `(height, width)` of an image, or `(frames, height,
         width)` of a video, in patches as the language model sees them.
+      interval: positions from one frame to the next, a number above 0, or one for each video.
 
     Raises:
-      ValueError: a span that is none of these, or a size below 1.
+      ValueError: a span that is none of these, or a size below 1; an interval of no number above 0,
+        or not as many as videos.
     """
     fix = "pass a list of spans, as [5, (2, 3), 4]"
     require(isinstance(spans, list | tuple | np.ndarray), "spans", spans, fix)
-    blocks, start = [np.zeros((0, 3), np.int32)], 0
+    videos = sum(np.size(span) == 3 for span in spans)
+    alike = np.ndim(interval) == 0
+    intervals: Any = [interval] * max(videos, 1) if alike else interval
+    ok = (alike or len(intervals) == videos) and all(is_real(x) and x > 0 for x in intervals)
+    fix = f"pass a number above 0, or one for each of {videos} videos"
+    require(ok, "interval", interval, fix)
+    each, start = iter(intervals), 0
+    blocks: list[np.ndarray] = [np.zeros((0, 3), np.int32)]
     for span in spans:
         sizes = tuple(np.atleast_1d(span).tolist())
         if len(sizes) > 3:
@@ -298,10 +360,12 @@ def multimodal(spans) -> jax.Array:
             cells = np.repeat(np.arange(sizes[0], dtype=np.int32)[:, None], 3, axis=1)
         else:
             sizes = (1,) * (3 - len(sizes)) + sizes
-            cells = np.indices(sizes, np.int32).reshape(3, -1).T
+            cells = np.indices(sizes).reshape(3, -1).T
+            if np.size(span) == 3:
+                cells[:, 0] = np.floor(cells[:, 0] * float(next(each)))
         blocks.append(start + cells)
         start += int(cells.max()) + 1
-    return jnp.asarray(np.concatenate(blocks))
+    return as_positions(np.concatenate(blocks))
 
 
 def _sizes(name: str, sizes) -> None:

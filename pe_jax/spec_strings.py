@@ -12,9 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from pe_jax.validation import ConfigError, is_int, nearest, require, shown
+from pe_jax.validation import ConfigError, is_int, nearest, plain, require, shown
 
 LONGEST = 10_000  # layers of a pattern
 MANY = 30  # names in a message
@@ -169,7 +167,7 @@ def build(kind: str, table: Mapping[str, type], name: str, fields: Mapping[str, 
     if missing := [f for f in required if f not in fields]:
         raise ConfigError(f"{kind} {name!r} needs {', '.join(missing)}")
     try:
-        return table[name](**{field: _plain(value) for field, value in fields.items()})
+        return table[name](**{field: plain(value) for field, value in fields.items()})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{kind} {name!r}: {error}") from error
 
@@ -179,13 +177,6 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
         return f"did you mean {close!r}?"
     shortened = ", ".join([*known][:MANY]) + ", …" * (len(known) > MANY)
     return f"known: {shortened}" if known else "it has none"
-
-
-def _plain(value: Any) -> Any:
-    """Sequences as tuples, NumPy's numbers and arrays as Python's: hashable and serialisable."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def format_call(name: str, fields: Mapping[str, str], separator: str = ",") -> str:

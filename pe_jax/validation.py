@@ -1,11 +1,15 @@
 """Checks of settings: errors that name the field, its value and what would be right."""
 
+import dataclasses
 import difflib
+import functools
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
+
+F = TypeVar("F", bound=Callable)
 
 
 class ConfigError(ValueError):
@@ -40,11 +44,48 @@ def is_real(value: Any) -> bool:
     return number and abs(value) <= sys.float_info.max  # also for an integer too large to convert
 
 
-def set_tuple(owner: Any, field: str) -> None:
-    """Makes a tuple of Python's numbers of a list or an array in a field of a frozen dataclass."""
-    value = getattr(owner, field)
-    if isinstance(value, list | np.ndarray):
-        object.__setattr__(owner, field, tuple(np.asarray(value).tolist()))
+def plain(value: Any) -> Any:
+    """Sequences as tuples, NumPy's numbers and arrays as Python's: hashable and serialisable."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
+
+
+class PlainFields:
+    """Base of frozen dataclasses whose fields are made `plain` before `__post_init__` checks them.
+
+    NumPy's integers overflow (8 · np.uint8(32) is 0), and are written as no spec or checkpoint is.
+    """
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if check := cls.__dict__.get("__post_init__"):
+
+            @functools.wraps(check)
+            def plain_first(self):
+                PlainFields.__post_init__(self)
+                check(self)
+
+            cls.__post_init__ = plain_first
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+
+
+def python_ints(function: F) -> F:
+    """The function, with Python's integers for NumPy's, which overflow, also within tuples."""
+
+    def python(x: Any) -> Any:
+        if type(x) in (tuple, list):
+            return type(x)(map(python, x))
+        return int(x) if isinstance(x, np.integer) else x
+
+    @functools.wraps(function)
+    def call(*args, **options):
+        return function(*map(python, args), **{name: python(x) for name, x in options.items()})
+
+    return call  # pyright: ignore[reportReturnType]
 
 
 def require_bool(field: str, value: Any) -> None:

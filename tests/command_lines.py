@@ -12,6 +12,7 @@ from experiments.measuring import benchmark_settings
 from experiments.running import distributed, launch
 from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
 from pe_jax.training.config import Config
+from tools import compile_tpu
 
 KINDS = {  # program → its config
     "train": Config,
@@ -19,6 +20,7 @@ KINDS = {  # program → its config
     "tasks": TasksConfig,
     "images": ImagesConfig,
     "extend": ExtendConfig,
+    "compile_tpu": Config,
 }
 
 
@@ -27,8 +29,11 @@ def start(program: str, begin: Callable[[Any], None]) -> None:
     if program == "benchmark":
         benchmark_settings.define()
         launch.run_flags(lambda: begin(benchmark_settings.settings()))
-    else:
-        launch.run(begin, f"configs/{program}.py", KINDS[program])
+        return
+    if program == "compile_tpu":
+        compile_tpu.define_flags()
+    file = "train" if program == "compile_tpu" else program
+    launch.run(begin, f"configs/{file}.py", KINDS[program])
 
 
 @contextlib.contextmanager
@@ -47,7 +52,7 @@ def status(start: Callable[[], None], *argv: str) -> int | str | None:
     """The exit status of a program: `start` defines its flags and calls `launch`."""
     with pytest.MonkeyPatch.context() as patch, new_flags():
         patch.setattr(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv)))
-        patch.setattr(distributed, "connect", lambda *_: None)
+        patch.setattr(distributed, "connect", lambda *_, **__: None)
         patch.setattr(launch, "quiet_libraries", lambda: None)
         patch.setattr(sys, "argv", ["program", *argv])
         try:

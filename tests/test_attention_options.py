@@ -1,6 +1,7 @@
 """What `attention` takes besides an encoding: masks, biases, scale, caps, dropout, row sums."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +125,95 @@ def test_masks_show_what_they_say(mask, seen):
     np.testing.assert_allclose(given, pe_jax.attention(*QKV, mask=array, causal=False), atol=1e-6)
 
 
+IDS = np.repeat(np.array([[0, 1, -1, 2], [-1, 0, 3, 1]]), (7, 13, 9, 11), axis=1)
+RULES = {
+    "chunks": (masks.chunks(4), lambda i, j: (j <= i) & (i // 4 == j // 4)),
+    "prefix": (masks.prefix(np.array([3, 5])), lambda i, j: (j <= i) | (j < 3)),
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("queries", [T, 15])
+@pytest.mark.parametrize("engine", ["dense", TILED])
+def test_chunks_and_prefixes_are_those_of_each_document(kind, queries, engine):
+    """Packed rows, padding on either side and between, all queries or the last ones."""
+    mask, rule = RULES[kind]
+    q, k, v = (np.asarray(x) for x in QKV)
+    segments = {"q_segments": IDS[:, -queries:], "k_segments": IDS}
+    if queries == T:
+        segments = {"q_segments": IDS}
+    else:
+        places = np.arange(T)
+        segments |= {"q_positions": places[-queries:], "k_positions": places}
+        segments |= {"q_index": places[-queries:]}
+    options = {"mask": mask, "causal": False, "implementation": engine, **segments}
+    got = np.asarray(pe_jax.attention(q[:, -queries:], k, v, **options))
+    want = np.zeros((B, T, H, E))
+    for row in range(B):
+        for document in set(IDS[row]) - {-1}:
+            at = np.flatnonzero(IDS[row] == document)
+            i = np.arange(len(at))
+            visible = rule(i[:, None], i)
+            if kind == "prefix" and row == 1:
+                visible = (i <= i[:, None]) | (i < 5)
+            alone = [np.repeat(x[row, at], H // x.shape[2], 1).astype(float) for x in (q, k, v)]
+            s = np.einsum("the,she->hts", *alone[:2]) / E**0.5
+            w = np.where(visible, np.exp(s), 0)
+            w /= w.sum(-1, keepdims=True)
+            want[row, at] = np.einsum("hts,she->the", w, alone[2])
+    np.testing.assert_allclose(got, want[:, -queries:], atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["dense", TILED])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"q_lengths": np.array([33, T])},
+        {"k_lengths": np.array([0, 21], np.uint8)},
+        {"q_lengths": [7, 21], "k_lengths": [9, 20]},
+    ],
+    ids=["q", "k", "both"],
+)
+def test_lengths_are_those_of_jax_nn(lengths, engine):
+    """There, a row of no keys has the mean of the values of all."""
+    theirs = {
+        {"q_lengths": "query_seq_lengths", "k_lengths": "key_value_seq_lengths"}[name]: np.int32(x)
+        for name, x in lengths.items()
+    }
+    for causal in (False, True):
+        want = jax.nn.dot_product_attention(*QKV, is_causal=causal, **theirs)
+        some = np.array(theirs.get("key_value_seq_lengths", [T, T])) > 0
+        want = np.where(some[:, None, None, None], want, 0)
+        run = functools.partial(pe_jax.attention, causal=causal, implementation=engine)
+        np.testing.assert_allclose(run(*QKV, **lengths), want, atol=1e-5)
+        known = {name: np.asarray(x) for name, x in lengths.items()}
+        np.testing.assert_allclose(jit(run)(*QKV, **known), want, atol=1e-5)
+
+
+def test_the_same_lengths_of_both_sides_are_segments_of_one_row():
+    """So that tiles know where the diagonal is; and positions begin at 0."""
+    lengths = np.array([9, T])
+    segments = np.where(np.arange(T) < lengths[:, None], 0, -1)
+    options = {"encoding": "rope", "implementation": TILED}
+    got = pe_jax.attention(*QKV, q_lengths=lengths, k_lengths=lengths, **options)
+    want = pe_jax.attention(*QKV, q_segments=segments, **options)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"q_lengths": [4, 41]}, r"q_lengths=.*: pass integers from 0 to 40"),
+        ({"k_lengths": [-1, 4]}, r"k_lengths=.*: pass integers from 0 to 40"),
+        ({"k_lengths": 3}, r"k_lengths has shape \[\]; pass \[2\]"),
+        ({"k_lengths": [3, 4], "q_segments": IDS}, "leave one of lengths and segments out"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        pe_jax.attention(*QKV, **wrong)
+
+
 def ancestors(token: int) -> list[int]:
     """Itself, its parent, and so on to the root."""
     return [] if token < 0 else [token, *ancestors(int(PARENTS[token]))]
@@ -136,6 +226,108 @@ def test_a_cap_bounds_scores_before_the_mask():
     s = jnp.where(np.tri(T, dtype=bool), s, -jnp.inf)
     theirs = jnp.einsum("bhts,bshe->bthe", jax.nn.softmax(s), jnp.repeat(v, 2, axis=2))
     np.testing.assert_allclose(pe_jax.attention(*QKV, logit_cap=0.7), theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [np.array, np.float32, jnp.float32, jnp.bfloat16, jnp.array])
+def test_scalars_of_arrays_are_numbers(kind):
+    got = pe_jax.attention(*QKV, scale=kind(0.5), logit_cap=kind(2.0))
+    np.testing.assert_array_equal(got, pe_jax.attention(*QKV, scale=0.5, logit_cap=2.0))
+
+
+SCALED = [(scheme, TILED) for scheme in ("shaw(clip=4)", "cope+fox", "wall", "alibi")]
+SCALED += [("dape+rope", "dense"), pytest.param("shaw(clip=4)", "dense", marks=SLOW)]
+
+
+@pytest.mark.parametrize("scheme, engine", SCALED)
+def test_a_traced_scale_and_cap_are_as_known_ones_and_have_gradients(scheme, engine):
+    (encoding,) = pe_jax.parse(scheme)
+    params, x = random_params(encoding, DIMS), noise(B, T, DIMS.width, seed=4)
+
+    def total(scale, cap):
+        options = {"scale": scale, "logit_cap": cap, "x": x, "implementation": engine}
+        out, lse = pe_jax.attention(
+            *QKV, encoding=encoding, params=params, return_lse=True, **options
+        )
+        return (out * noise(*out.shape)).sum() + (lse * noise(*lse.shape)).sum()
+
+    value, slopes = jit(jax.value_and_grad(total, (0, 1)))(0.4, 1.5)
+    np.testing.assert_allclose(value, total(0.4, 1.5), rtol=1e-5, atol=1e-4)
+    step = 3e-3
+    by_scale = (total(0.4 + step, 1.5) - total(0.4 - step, 1.5)) / (2 * step)
+    by_cap = (total(0.4, 1.5 + step) - total(0.4, 1.5 - step)) / (2 * step)
+    np.testing.assert_allclose(slopes, (by_scale, by_cap), rtol=0.02, atol=0.02)
+
+
+def test_the_gradient_of_a_learned_temperature_is_that_of_its_formula():
+    """d/ds Σ softmax(s·z)·v = Σ p·(z - Σ p·z)·v, in float64."""
+    q, k, v = (np.repeat(a, H // a.shape[2], 2).astype(np.float64) for a in QKV)
+    z, cotangent = np.einsum("bthe,bshe->bhts", q, k), noise(B, T, H, E, seed=9)
+    s = np.where(np.tri(T, dtype=bool), 0.3 * z, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    p *= z - (p * z).sum(-1, keepdims=True)
+    want = (np.einsum("bhts,bshe->bthe", p, v) * cotangent).sum()
+    for engine in ("dense", TILED):
+
+        def total(scale, engine=engine):
+            return (pe_jax.attention(*QKV, scale=scale, implementation=engine) * cotangent).sum()
+
+        np.testing.assert_allclose(jax.grad(total)(0.3), want, rtol=1e-4)
+
+
+def test_traced_scalars_that_cannot_be_are_nan_or_refused():
+    run = jit(lambda s: pe_jax.attention(*QKV, scale=s))
+    assert np.isnan(run(-0.5)).all() and np.isfinite(run(0.5)).all()
+    for wrong in (np.full(H, 0.5), np.array(True)):
+        for call in (jit(run), lambda s: pe_jax.attention(*QKV, scale=s)):
+            with pytest.raises(ValueError, match="scale=.*: pass a positive number"):
+                call(wrong)
+    t5 = pe_jax.make("t5")
+    with pytest.raises(ValueError, match="a term sets a scale, 1.0; leave one out"):
+        params = t5.init(jax.random.key(0), DIMS)
+        jit(lambda s: pe_jax.attention(*QKV, encoding=t5, params=params, scale=s))(0.5)
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_a_bias_of_minus_infinity_is_a_mask(cap):
+    mask = (noise(B, H, T, T) > 0) & (np.arange(T) != 7)[:, None]  # query 7 sees nothing
+    bias, cotangent = noise(B, H, T, T, seed=5), noise(B, T, H, E, seed=6)
+
+    def run(bias, mask, q, k, v):
+        out = pe_jax.attention(q, k, v, encoding="rope", bias=bias, mask=mask, logit_cap=cap)
+        return (out * cotangent).sum(), out
+
+    def both(bias, mask):
+        (_, out), grads = jax.value_and_grad(run, (0, 2, 3, 4), has_aux=True)(bias, mask, *QKV)
+        return out, grads
+
+    out, grads = both(jnp.where(mask, bias, -jnp.inf), None)
+    want, (of_bias, *others) = both(jnp.asarray(bias), mask)
+    assert not out[:, 7].any()
+    assert_close((out, grads), (want, (of_bias * mask, *others)))
+
+
+def beyond_four(_, distance):
+    return jnp.where(distance > 4, -jnp.inf, 0.1 * distance)[None]
+
+
+@pytest.mark.parametrize("engine", ["dense", TILED])
+def test_a_term_of_minus_infinity_hides_whatever_the_cap(engine):
+    near = (pe_jax.DistanceBias(beyond_four, jnp.zeros(1)),)
+
+    def run(scale, cap, window=None):
+        def total(q):
+            own = {"terms": near, "implementation": engine, "window": window}
+            out = pe_jax.attention(q, *QKV[1:], scale=scale, logit_cap=cap, **own)
+            return (out * noise(*out.shape)).sum(), out
+
+        return jax.value_and_grad(total, has_aux=True)(QKV[0])
+
+    want = run(0.4, 0.7, window=5)
+    assert_close(run(0.4, 0.7), want)
+    assert_close(jit(run)(0.4, 0.7), want)  # traced
+    slopes = jax.grad(lambda *s: run(*s)[0][0], (0, 1))(0.4, 0.7) if engine == "dense" else 0.0
+    assert np.isfinite(slopes).all()
 
 
 def test_dropout_drops_the_share_that_it_says_and_keeps_the_mean():
@@ -165,11 +357,8 @@ def test_a_cache_decodes_with_sinks_and_caps(scheme):
     x = noise(B, T, DIMS.width, seed=4)
     whole = pe_jax.attention(*QKV, encoding=encoding, params=params, x=x, **options)
     cache = pe_jax.cache.empty(encoding, B, T, DIMS, params=params)
-    extend = jit(
-        functools.partial(
-            pe_jax.cache.extend, encoding=encoding, params=params, dims=DIMS, **options
-        )
-    )
+    call = functools.partial(pe_jax.cache.extend, encoding=encoding, params=params, dims=DIMS)
+    extend = functools.partial(jit(call), **options)  # traced
     out, cache = extend(cache, *(a[:, :30] for a in QKV), x=x[:, :30])
     parts = [out]
     for t in range(30, T):
@@ -183,7 +372,7 @@ def test_a_cache_decodes_with_sinks_and_caps(scheme):
     [
         ({"is_causal": True}, "is_causal: attention has no such argument; pass causal="),
         ({"attn_mask": None}, "pass mask="),
-        ({"key_value_seq_lengths": 3}, "pass k_segments=, with negative ids for padding"),
+        ({"key_value_seq_lengths": 3}, "pass k_lengths="),
         ({"mask": np.zeros((T, T), np.float32)}, "dtype float32; pass booleans"),
         ({"colour": 3}, r"colour: .* see help\(pe_jax.attention\)"),
         ({"encoding": pe_jax.parse("rope,nope")}, "pass one layer's encoding"),
@@ -239,6 +428,36 @@ def test_an_encoding_is_a_string_or_parsed_and_positions_may_be_of_one_row():
     np.testing.assert_array_equal(pe_jax.attention(*QKV, encoding="rope@window=4"), near)
 
 
+@pytest.mark.parametrize(
+    "scheme", ["rope", "cope", pytest.param("shaw", marks=SLOW), "wall", "rerope+t5"]
+)
+def test_eager_calls_of_the_same_shapes_compile_once(scheme, caplog):
+    """Loops and branches are of functions that are made anew: XLA would be asked each time."""
+    (encoding,) = pe_jax.parse(scheme)
+    params, x = encoding.init(jax.random.key(0), DIMS), noise(B, T, DIMS.width)
+    own = {"encoding": encoding, "params": params}
+    q, k, v = map(jnp.asarray, QKV)
+
+    def total(q, engine):
+        return pe_jax.attention(q, k, v, x=x, implementation=engine, **own).sum()
+
+    past = [pe_jax.cache.empty(encoding, B, T, DIMS, **window) for window in ({}, {"window": 9})]
+
+    def calls():
+        for engine in ("dense", TILED):
+            jax.grad(total)(q, engine)
+        for n, count in itertools.product(range(2), (1, 3)):
+            new, window = (a[:, :count] for a in (q, k, v)), (None, 9)[n]
+            given = {"x": x[:, :count], "dims": DIMS, "window": window}
+            past[n] = pe_jax.cache.extend(past[n], *new, **given, **own)[1]
+
+    calls()
+    calls()
+    with jax.log_compiles():
+        calls()
+    assert [r.message for r in caplog.records if r.message.startswith("Compiling")] == []
+
+
 def test_numbers_of_numpy_are_numbers():
     rope = pe_jax.make("rope", base=np.float64(5e5), fraction=np.float32(0.5))
     assert pe_jax.parse(pe_jax.spec(rope)) == (rope,)
@@ -270,6 +489,24 @@ def test_every_scheme_of_one_axis_is_exported_for_any_batch_and_length(names):
     exported = export.export(jax.jit(run))(jax.eval_shape(lambda: params), *shapes)
     again = export.deserialize(exported.serialize())
     assert_close(again.call(params, *given), jax.jit(run)(params, *given))
+
+
+def test_a_length_dependent_scaling_is_exported_for_the_length_that_it_is_set_for():
+    (dynamic,) = pe_jax.parse("rope(scaling=dynamic_ntk(factor=4,original_length=8))")
+
+    def run(encoding):
+        return jax.jit(lambda q, k, v: pe_jax.attention(q, k, v, encoding=encoding))
+
+    (length,) = export.symbolic_shape("t")
+    shapes = [jax.ShapeDtypeStruct((B, length, *x.shape[2:]), x.dtype) for x in QKV]
+    exported = export.export(run(dynamic.at_length(T)))(*shapes)
+    growth = (4 * T / 8 - 3) ** (8 / 6)
+    by_hand = run(pe_jax.make("rope", base=1e4 * growth))
+    for tokens in (5, T):
+        some = [x[:, :tokens] for x in QKV]
+        assert_close(exported.call(*some), by_hand(*some))
+    with pytest.raises(ValueError, match="a symbolic length does not tell"):
+        export.export(run(dynamic))(*shapes)
 
 
 def test_second_derivatives_and_forward_mode_name_the_engine_that_has_them():
@@ -345,8 +582,13 @@ def test_caps_go_round_a_ring_and_masks_and_dropout_stay_with_their_rows():
     def shared(*qkv, **options):
         return pe_jax.attention(*map(layout.spread, qkv), layout=layout, logit_cap=0.9, **options)
 
-    whole = layout.spread(pe_jax.attention(*QKV, logit_cap=0.9))
-    np.testing.assert_allclose(shared(*QKV), whole, atol=1e-6)
+    whole = layout.spread(pe_jax.attention(*QKV, logit_cap=0.9, scale=0.5))
+    np.testing.assert_allclose(shared(*QKV, scale=0.5), whole, atol=1e-6)  # a traced scale
+    slope, want = (
+        jax.grad(lambda s, f=f: (f(*QKV, scale=s) ** 2).sum())(0.5)
+        for f in (shared, functools.partial(pe_jax.attention, logit_cap=0.9))
+    )
+    np.testing.assert_allclose(slope, want, rtol=1e-4)
     with pytest.raises(ValueError, match="devices that share rows have no Mask"):
         shared(*QKV, mask=masks.prefix(3))
 

@@ -1,5 +1,6 @@
 import importlib.metadata
 import json
+import os
 import pathlib
 import re
 import sys
@@ -265,15 +266,89 @@ def test_splits_in_the_names_of_files_are_never_trained_on(tmp_path):
     held = {"valid.txt": b"v" * 40, "sub/Wiki.Validation.tokens": b"w", "wiki.test.raw": b"t"}
     files = {f"{k}.txt": b"text" for k in range(40)} | {"test.py": b"code", "latest.txt": b"x"}
     corpus = data.load(write(tmp_path, held | files | {"wiki.train.raw": b"text"}))
-    found = {s: {corpus.documents(s)[i] for i in range(_n(corpus, s))} for s in corpora.SPLITS}
-    assert found == {
-        "train": {b"text", b"code", b"x"},
+    assert texts(corpus) == {
+        "train": {b"text", b"x"},
         "validation": {b"v" * 40, b"w"},
-        "test": {b"t"},
+        "test": {b"t", b"code"},
     }
     assert "the last" not in corpus.describe()
     only = data.load(f"text:{tmp_path}/valid.txt")  # asked for by its name
     assert only.name == "text:valid.txt"
+
+
+# 79
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train.txt", "val.txt", "test.txt"),
+        ("train.jsonl", "DEV.jsonl", "Test.jsonl"),
+        ("c_train.txt", "c-valid.txt", "c.test.txt"),
+        ("train-00000.txt", "validation-00000-of-00002.txt", "test2.txt"),
+        ("books.txt", "val-clean.txt", "test_other"),
+        ("train.txt", "train_valid.txt", "testset.txt.gz"),
+        ("x.training.txt", "x.devtest.txt", "x.test.txt"),
+        ("train/val.txt", "Dev/a.txt", "TEST-1/a.txt"),
+        ("train/a.txt", "val.txt", "wiki_test/a.txt"),
+        ("en/train/a.txt", "en/dev/a.txt", "de/sub/test/a.txt"),
+        ("contest.txt", "validation.txt/a", "wiki_test/deep/train.txt"),
+    ],
+)
+def test_held_out_text_is_never_trained_on_by_any_of_its_names(tmp_path, names):
+    parts = dict(zip(names, (b"train", b"held out", b"test"), strict=True))
+    more = {names[0].replace(".", "2."): b"train"}
+    for spelling in ("", "/**"):
+        corpus = data.load(write(tmp_path, parts | more) + spelling)
+        held = {"validation": {b"held out"}, "test": {b"test"}}
+        assert texts(corpus) == {"train": {b"train"}} | held
+
+
+# 79
+@pytest.mark.parametrize("extra", ["README.md", "runs/a.txt", "test.sh"])
+def test_what_is_beside_folders_of_all_splits_is_left_out(tmp_path, extra):
+    parts = {"train/a": b"train", "val/a": b"held out", "test/a": b"test"}
+    corpus = data.load(write(tmp_path, parts | {extra: b"left out", "eval/a": b"left out"}))
+    assert texts(corpus) == {"train": {b"train"}, "validation": {b"held out"}, "test": {b"test"}}
+
+
+# 80
+def test_hidden_paths_are_left_out_and_links_are_followed_by_every_spelling(tmp_path):
+    hidden = {".git/HEAD": b"no", ".git/objects/ab": b"no", "sub/.cache/a.txt": b"no"}
+    books = {f"sub/{k}.txt": b"text %d" % k for k in range(40)}
+    write(tmp_path / "books", books | hidden | {"sub/.a.txt": b"no"})
+    (tmp_path / "books" / "sub" / "loop").symlink_to(tmp_path / "books")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "sub").symlink_to(tmp_path / "books" / "sub")
+    (tmp_path / "alias").symlink_to(tmp_path / "linked")
+    found = [data.load(f"text:{tmp_path}/{x}") for x in ("books", "books/**", "linked", "alias/**")]
+    assert len({corpus.digest for corpus in found}) == 1 and not found[0].warning
+    assert all(set().union(*texts(c).values()) == {*books.values()} for c in found)
+    asked_for = data.load(f"text:{tmp_path}/books/.git")
+    assert sum(asked_for.sizes.values()) == 4
+
+
+# 81
+def test_a_name_that_is_not_utf8_is_read(tmp_path):
+    texts_by_name = {b"caf\xe9.txt": b"text " * 90, b"caf\xe8.txt": b"more " * 90}
+    for name, content in texts_by_name.items():
+        pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(content)
+    corpus = data.load(f"text:{tmp_path}")
+    assert {file.name for file in corpus.splits["train"].files} == {"caf\\xe9.txt", "caf\\xe8.txt"}
+    folder = f"{tmp_path}{os.fsdecode(bytes([0xFF]))}"
+    tmp_path.rename(folder)
+    named = data.load(f"text:{folder}")
+    assert named.digest == corpus.digest and named.describe().encode()
+
+
+# 82
+def test_the_same_text_under_two_names_is_said_and_splits_come_first(tmp_path):
+    files = {"train/a": b"one\n", "train/b": b"one\r\n", "train/c": b"two", "test/c": b"two"}
+    corpus = data.load(write(tmp_path, files | {"train/empty": b"", "test/empty": b""}))
+    first = "test/c (test) = train/c (train)", "train/c (train) = test/c (test)"
+    assert corpus.warning in [
+        f"the same text is in several files: {x}, train/a (train) = train/b (train)" for x in first
+    ]
+    cut = data.load(write(tmp_path / "cut", {"a": b"text " * 40, "b": b"other" * 40}))
+    assert not cut.warning  # each file is in all splits, by parts
 
 
 def test_marks_of_the_file_are_not_text(tmp_path):
@@ -332,6 +407,18 @@ def test_tfds_data_is_read_without_tensorflow(tmp_path):
     assert "tensorflow" not in sys.modules
     batches = data.train_iterator(corpus, BYTES, length=31, batch=2, seed=0)
     assert next(batches)["tokens"].shape == (2, 32)
+
+
+def test_held_out_splits_of_a_data_set_have_other_names_too(tmp_path):
+    fables = [f"Fable {i}" for i in range(40)]
+    corpus = data.load(prepare_tfds(tmp_path, train=fables, dev_a=["the middle"], dev_b=["no"]))
+    assert corpus.documents("validation")[0] == b"the middle" and _n(corpus, "validation") == 1
+    assert _n(corpus, "train") == 38 and _n(corpus, "test") == 2
+
+
+def texts(corpus):
+    """By split, the documents, each once."""
+    return {s: {corpus.documents(s)[i] for i in range(_n(corpus, s))} for s in corpora.SPLITS}
 
 
 def _n(corpus, split):

@@ -208,3 +208,59 @@ def test_what_is_not_contiguous_or_does_not_fit_is_refused_or_nan():
     with pytest.raises(ValueError, match="48 of 48 tokens and 1 more do not fit"):
         extend(case, full, token)
     assert np.isnan(util.jit(lambda past: extend(case, past, token)[0])(full)).all()
+
+
+FAR = 2**24 + 1  # float32 holds no position from here on
+ANY = "alibi alibi_2d kerple sandwich cpb transformer_xl fire".split()
+
+
+def in_parts(encoding, params, places, sizes=(5, 1, 2)):
+    """Tokens at `places` [T] on every axis, a few at once, from an eager cache of twice as many."""
+    axes, (q, k, v) = encoding.claims.axes, util.inputs(sum(sizes))
+    places = np.stack([places] * axes, -1) if axes > 1 else places
+    past, outs = cache.empty(encoding, B, 2 * len(places), DIMS), []
+    given = {"encoding": encoding, "params": params}
+    for start, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
+        at = slice(start, start + size)
+        new = (x[:, at] for x in (q, k, v))
+        out, past = cache.extend(past, *new, places[None, at], dims=DIMS, **given)
+        outs.append(out)
+    whole = pe_jax.attention(q, k, v, q_positions=places, causal=True, **given)
+    return np.concatenate(outs, 1), whole, past
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_integers_beyond_float32_stay_integers_in_a_cache(name):
+    """Distances of late tokens are exact, and no check sees the rows that are not filled."""
+    encoding = pe_jax.make(name)
+    out, whole, past = in_parts(encoding, util.random_params(encoding), FAR + np.arange(8))
+    assert past.positions.dtype == jnp.int32
+    np.testing.assert_allclose(out, whole, atol=1e-5)
+    if name == "alibi":  # by hand, at distances of which float32 keeps none that is odd
+        q, k, v = (x[0].astype(np.float64) for x in util.inputs(8))
+        k, v = (np.repeat(x, 2, axis=1) for x in (k, v))
+        scores = np.einsum("the,she->hts", q, k) / np.sqrt(q.shape[-1])
+        away = np.subtract.outer(np.arange(8), np.arange(8))
+        scores -= 2.0 ** -np.arange(2, 9, 2)[:, None, None] * away
+        scores = np.exp(np.where(away < 0, -np.inf, scores))
+        want = np.einsum("hts,she->the", scores / scores.sum(-1, keepdims=True), v)
+        np.testing.assert_allclose(out[0], want, atol=1e-5)
+
+
+def test_a_row_that_is_not_filled_is_outside_no_window():
+    encoding = pe_jax.make("swin", height=8, width=8)
+    out, whole, _ = in_parts(encoding, util.random_params(encoding), 40 + np.arange(8))
+    np.testing.assert_allclose(out, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi"])
+def test_a_cache_takes_floats_from_the_first_ones_on(name):
+    encoding = pe_jax.make(name)
+    places = np.float32(np.arange(8) + 0.25)
+    out, whole, past = in_parts(encoding, util.random_params(encoding), places)
+    assert past.positions.dtype == jnp.float32
+    np.testing.assert_allclose(out, whole, atol=1e-5)
+    new = [x[:, :1] for x in util.inputs(8)]
+    given = {"encoding": encoding, "params": util.random_params(encoding), "dims": DIMS}
+    with pytest.raises(ValueError, match="is not exact in float32"):
+        cache.extend(past, *new, np.array([[FAR]]), **given)

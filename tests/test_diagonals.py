@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pe_jax.encodings.terms import diagonals, repeat_heads
-from pe_jax.encodings.terms.diagonals import Line, shear
+from pe_jax.encodings.terms.diagonals import Line, shear, shear_back
 from tests import util
 from tests.util import assert_close, noise
 
@@ -32,9 +32,23 @@ def gathered(values, n: int, offset: int, rows: int, columns: int):
 
 @pytest.mark.parametrize("rows, columns", SHAPES)
 def test_shear_takes_diagonals(rows, columns):
-    x = noise(2, rows, rows + columns - 1)
+    x = noise(2, rows, rows + columns)
     want = [[x[:, r, rows - 1 - r + c] for c in range(columns)] for r in range(rows)]
     np.testing.assert_array_equal(shear(x), np.moveaxis(want, 2, 0))
+
+
+@pytest.mark.parametrize("rows, columns", SHAPES)
+def test_the_transpose_of_shear_and_its_gradient(rows, columns):
+    """The same on every device."""
+    x, y = noise(2, rows, rows + columns), noise(2, rows, columns, seed=1)
+    n = rows + columns
+    reads = indices(n, rows - 1, rows, columns)[..., None] == np.arange(n)  # [r, c, n]
+    want = np.einsum("hrc,rcn->hrn", y, reads)
+    for how in (shear_back, diagonals._back_by_rows, diagonals._back_at_once):
+        np.testing.assert_array_equal(how(jnp.asarray(y)), want)
+    np.testing.assert_array_equal(jax.vjp(shear, jnp.asarray(x))[1](jnp.asarray(y))[0], want)
+    (d_y,) = jax.vjp(shear_back, jnp.asarray(y))[1](jnp.asarray(x))
+    np.testing.assert_array_equal(d_y, shear(x))
 
 
 @pytest.mark.parametrize("last", [True, False])

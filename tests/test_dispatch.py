@@ -35,7 +35,6 @@ def picked(caplog, monkeypatch, spec: str, length: int, device: str = "cpu") -> 
     call, name = Call(mask, terms, *sides, sides[1].x), type(encoding).__name__
     with caplog.at_level(logging.INFO, "pe_jax"):
         for _ in range(2):  # said once
-            caplog.clear() if not caplog.records else None
             engine = dispatch.engine(None, CONTIGUOUS, call, name)
     said = [f"{r.levelname}: {r.getMessage()}" for r in caplog.records]
     where = engine.__module__.removeprefix("pe_jax.engines.").removeprefix("kernels.")

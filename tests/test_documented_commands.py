@@ -19,8 +19,9 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
     found = []
     text = re.sub(r"\s*\\\n\s*", " ", text)
     text = re.sub(r"(?<!`)`[^`]+`(?!`)", lambda code: code[0].replace("\n", " "), text)
-    for program, rest in re.findall(r"-m experiments\.(\w+)\b([^`\n]*)", text):
+    for program, rest in re.findall(r"-m (?:experiments|tools)\.(\w+)\b([^`\n]*)", text):
         if program in {*KINDS, "benchmark"}:
+            rest = rest.replace("--config=…", "")  # any
             rest = re.sub(r"\$\w+", lambda name: VARIABLES.get(name[0][1:], "x"), rest)
             rest = rest.removesuffix('"') if rest.count('"') % 2 else rest  # quoted as a whole
             found.append((program, shlex.split(rest, comments=True)))

@@ -8,6 +8,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import pe_jax
+from pe_jax import cache
 from pe_jax.encodings.terms import (
     DistanceFormula,
     DistanceTerm,
@@ -132,3 +134,43 @@ def test_explicit_axes_give_what_no_mesh_gives(engine, case, mesh):
             *given(case, lambda x, _: x)
         )
     util.assert_close(got, want, 1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("name", ["shaw+rope", "fox", "rope_2d"])
+def test_a_cache_decodes_under_explicit_axes(name, window, mesh):
+    """On the mesh that `jax.make_mesh` makes; the cache stays as it was laid out."""
+    case = next(case for case in CASES if case.name.startswith(name))
+    params, (q, k, v), positions, _ = given(
+        case, lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+    )
+    x = jax.device_put(util.noise(util.B, T, util.DIMS.width), NamedSharding(mesh, P("data")))
+    several = case.encoding.claims.axes > 1
+    own = {"encoding": case.encoding, "params": params, "dims": util.DIMS, "window": window}
+
+    @jax.jit
+    def step(past, *new):
+        *qkv, x, at = new
+        return cache.extend(past, *qkv, at if several else None, x=x, **own)
+
+    past = cache.empty(case.encoding, util.B, T, util.DIMS, params=params, window=window)
+    split = jax.tree.map(
+        lambda x: NamedSharding(mesh, P("data", "model") if x.ndim == 4 else P()), past
+    )
+    outs = {}
+    for how, given_past in (("whole", past), ("divided", jax.device_put(past, split))):
+        parts, past = [], given_past
+        for begin, end in ((0, 9), (9, 10), (10, T)):
+            out, after = step(past, *(a[:, begin:end] for a in (q, k, v, x, positions)))
+            assert out.sharding.spec == SPLIT
+            assert jax.tree.map(jax.typeof, past) == jax.tree.map(jax.typeof, after)
+            parts.append(np.asarray(out))
+            past = after
+        outs[how] = np.concatenate(parts, 1)
+    plain = {"encoding": case.encoding, "window": window, "causal": True, "implementation": "dense"}
+    plain |= {"q_positions": np.asarray(positions)} if several else {}
+    with jax.set_mesh(jax.sharding.Mesh(jax.devices()[:1], ("x",))):
+        arrays = jax.tree.map(np.asarray, (q, k, v))
+        params, x = jax.tree.map(np.asarray, (params, x))
+        want = pe_jax.attention(*arrays, params=params, x=x, **plain)
+    util.assert_close(outs, dict.fromkeys(outs, want), 1e-5)

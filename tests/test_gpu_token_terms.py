@@ -10,7 +10,7 @@ import pytest
 import pe_jax
 from pe_jax.encodings.base import adds_to_input
 from pe_jax.engines.kernels import query_chunks
-from pe_jax.engines.kernels.gpu import engine, operands, strategies
+from pe_jax.engines.kernels.gpu import engine, operands
 from tests import util
 from tests.test_gpu_kernels import equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -94,7 +94,7 @@ def test_vectors_of_many_distances_are_windows_of_tables(monkeypatch):
 
     Of 5 chunks of 16 queries the later ones meet more keys.
     """
-    monkeypatch.setattr(strategies, "MAX_DISTANCES", 4)
+    monkeypatch.setattr(engine, "MAX_DISTANCES", 4)
     monkeypatch.setattr(query_chunks, "BLOCKS", 1)
     monkeypatch.setattr(query_chunks, "GROUPS", 2)
     assert_dense("transformer_xl+inkling(extent=5,width=3)", KERNELS)

@@ -203,3 +203,26 @@ def test_numbers_are_the_same(name, engine):
     with settings():
         found = util.jit(run)(*args)
     assert_close(found, want, 1e-6)
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("scheme", ["nope", pytest.param("shaw+fox", marks=pytest.mark.slow)])
+def test_checks_for_infinite_numbers_find_none(scheme, engine):
+    """Op by op, forward and backward, whatever is hidden, and a row that sees nothing."""
+    (encoding,) = pe_jax.parse(scheme)
+    (q, k, v), params = map(jnp.asarray, util.inputs()), util.random_params(encoding)
+    x, ids = util.noise(B, T, DIMS.width), np.array([[0] * 5 + [1] * 5 + [-1] * 3, [-1] * T])
+    own = {"encoding": encoding, "params": params}
+    array = {"mask": np.tri(T, dtype=bool), "bias": util.noise(T, T)} if engine == "dense" else {}
+
+    def total(q, scale, options):
+        out = pe_jax.attention(q, k, v, x=x, scale=scale, implementation=engine, **own, **options)
+        return out.sum()
+
+    with jax.debug_infs(True), jax.debug_nans(True):
+        for options in ({}, {"q_segments": ids, "window": 3, "logit_cap": 2.0, **array}):
+            jax.grad(total, (0, 1))(q, 0.3, options)
+        past = cache.empty(encoding, B, T, DIMS, params=params)
+        for begin, end in ((0, 5), (5, 6)):
+            new = (a[:, begin:end] for a in (q, k, v))
+            _, past = cache.extend(past, *new, x=x[:, begin:end], dims=DIMS, **own)

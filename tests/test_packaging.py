@@ -159,7 +159,7 @@ def requirements(*extras: str) -> list[Requirement]:
     ("lock", "extras"),
     [
         ("requirements.txt", ("experiments",)),
-        ("constraints.txt", ("docs", "browser", "oracles", "tpu", "cuda", "gpu-compile")),
+        ("constraints.txt", ("docs", "browser", "oracles", "tpu", "cuda", "gcs")),
     ],
 )
 def test_a_lock_pins_what_the_extras_ask_within_their_ranges(lock, extras):

@@ -77,20 +77,18 @@ def test_a_bias_is_evaluated_once_for_all_rows_that_have_the_same_positions(star
 
 def test_devices_that_share_a_call_evaluate_all_rows_at_once():
     """Looked at one by one, the rows of a sharded batch would have to be gathered."""
+    given = {"terms": (kinds.PairBias(of_two),), "implementation": Tiled(TileSizes())}
+
+    @jax.jit
+    def call(q, places):
+        return pe_jax.attention(q, q, q, q_positions=places, k_positions=places, **given)
+
     places, _ = packed(ROWS["all alike"][0])
-    given = {"q_positions": places[:2], "k_positions": places[:2]}
-    given |= {"terms": (kinds.PairBias(of_two),), "implementation": Tiled(TileSizes())}
-
-    def branches(q):
-        return (
-            "stablehlo.case"
-            in jax.jit(lambda q: pe_jax.attention(q, q, q, **given)).lower(q).as_text()
-        )
-
-    q = jnp.asarray(noise(2, LENGTH, HEADS, WIDTH))
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
-    assert branches(q)
-    assert not branches(jax.device_put(q, NamedSharding(mesh, PartitionSpec("data"))))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    q = jax.device_put(noise(2, LENGTH, HEADS, WIDTH), rows)
+    program = call.lower(q, jax.device_put(places[:2], rows)).compile().as_text()
+    assert "num_partitions=2" in program and "all-gather" not in program
 
 
 def of_two(_, q_pos, k_pos) -> jax.Array:

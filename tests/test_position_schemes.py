@@ -72,7 +72,7 @@ def test_bilevel_positions_come_from_the_tokens():
         ("contiguous", 12, 12, 50),
         ("randomized(maximum=40)", 40, 40, None),
         ("shape(maximum=9)", 21, 12, 50),
-        ("cape", 12, 12, 50),
+        ("cape", 17, 12, 50),  # (11 + 5 + 0.5)·1.03 is the farthest
         ("bilevel", 12, 12, 50),
         ("bilevel(longest=7)", 7, 7, 7),
     ],

@@ -101,6 +101,7 @@ def test_rows_are_left_where_nothing_more_can_matter(spec, monkeypatch):
         jax.debug.callback(lambda: visited.append(1))
         return row_bias(self, *args)
 
+    jax.clear_caches()  # of calls of the same shapes
     monkeypatch.setattr(RowSum, "row_bias", spy)
     (encoding,) = pe_jax.parse(spec)
     params, x = util.random_params(encoding), noise(1, 640, H * E, seed=7)
@@ -113,19 +114,30 @@ def test_rows_are_left_where_nothing_more_can_matter(spec, monkeypatch):
     assert_close(got, f(implementation="dense"), 1e-6)
 
 
-def test_beyond_the_limit_no_gates_are_computed(monkeypatch):
-    """Forward and backward: two or three tiles of each row of 20, though all are visited."""
-    counted = []
+@pytest.mark.parametrize("ids", [None, np.repeat([0, 1], [312, 8])], ids=["whole", "packed"])
+def test_beyond_the_limit_no_gates_are_computed(monkeypatch, ids):
+    """Of each row of tiles the two or three next to the diagonal, whatever begins in it."""
+    sums, gates, row_bias = [], [], RowSum.row_bias
 
-    def spy(x, own):
-        jax.debug.callback(lambda: counted.append(1))
+    def spy_sums(self, *args):
+        jax.debug.callback(lambda: sums.append(1))
+        return row_bias(self, *args)
+
+    def spy_gates(x, own):
+        jax.debug.callback(lambda: gates.append(1))
         return suffix_sums(x, own)
 
-    monkeypatch.setattr(rows, "suffix_sums", spy)
-    got = outcome("cope(positions=6)", Tiled(TileSizes(16, 16, group=(1, 2))), 320)
+    jax.clear_caches()  # of calls of the same shapes
+    monkeypatch.setattr(RowSum, "row_bias", spy_sums)
+    monkeypatch.setattr(rows, "suffix_sums", spy_gates)
+    documents = {} if ids is None else {"q_segments": np.tile(ids, (2, 1))}
+    got = outcome("cope(positions=6)", Tiled(TileSizes(16, 16, group=(1, 2))), 320, **documents)
     jax.effects_barrier()
-    assert 0 < len(counted) <= 3 * 3 * 2 * (H // 2) * 20  # thrice in each row of each group
-    assert_close(got, outcome("cope(positions=6)", "dense", 320), 2e-5)
+    groups, tiles = 2 * (H // 2), 20 * 21 // 2
+    assert 0 < len(gates) <= 3 * groups * 2 * 20  # forward, sums for the backward pass, backward
+    assert len(sums) <= groups * (2 * tiles + 3 * 20)  # those sums are collected to the limit alone
+    monkeypatch.undo()
+    assert_close(got, outcome("cope(positions=6)", "dense", 320, **documents), 2e-5)
 
 
 def test_long_rows_are_the_whole_row():

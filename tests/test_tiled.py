@@ -134,6 +134,7 @@ def test_without_a_horizon_tables_have_all_distances(spec, causal):
 @pytest.mark.parametrize(
     "horizon, causal, gaps",  # gaps in tiles of 16
     [
+        ((2, 9), True, (1, 0)),
         ((5, 20), True, (2, 1, 0)),
         ((40, 45), True, (3, 2, 1, 0)),
         ((40, 45), False, (3, 2, 1, 0)),

@@ -17,9 +17,9 @@ from scipy.special import logsumexp
 from pe_jax.models import layers
 from pe_jax.training import sharding, tasks, utilization
 from pe_jax.training.checkpoint import Checkpoints
-from pe_jax.training.config import PROTOCOLS, EvalConfig, MeshConfig
+from pe_jax.training.config import PROTOCOLS, EvalConfig, MeshConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, pieces
-from pe_jax.training.optimizer import is_encoding
+from pe_jax.training.optimizer import is_encoding, schedule
 from pe_jax.training.step import Trainer
 from tests import tiny
 from tests.tiny import SPECS, L, R
@@ -168,6 +168,44 @@ def test_a_step_says_its_learning_rate():
         state, metrics = one.step(state, batch, np.int32(0))
         rates.append(float(metrics.learning_rate))
     assert rates[0] == 0 and rates[1] == np.float32(OPTIMIZER.learning_rate) > rates[2] > 0
+
+
+@pytest.mark.parametrize("steps, warmup", [(10, 0), (10, 1), (10, 8), (600, 50), (2, 0)])
+def test_the_last_update_has_the_final_rate_and_the_others_lie_on_the_cosine(steps, warmup):
+    config = OptimizerConfig(warmup=warmup, final=0.1)
+    rates = np.asarray([schedule(config, steps)(k) for k in range(steps)])
+    decay = (np.arange(warmup, steps) - warmup) / (steps - warmup)
+    want = np.concatenate([np.arange(warmup) / max(warmup, 1), 0.55 + 0.45 * np.cos(np.pi * decay)])
+    np.testing.assert_allclose(rates, [*want[:-1], 0.1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_warm_up_to_the_last_update_keeps_its_rates(steps):
+    config = OptimizerConfig(warmup=steps, final=0.1)
+    rates = [float(schedule(config, steps)(k)) for k in range(steps)]
+    np.testing.assert_allclose(rates, np.arange(steps) / steps, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_matrices_of_linear_layers_are_decayed_and_nothing_else(tied):
+    """With no gradient an update is the decay alone."""
+    model = tiny.config("transformer_xl", tied=tied)
+    one = Trainer(model, dataclasses.replace(OPTIMIZER, warmup=0), STEPS, trainer("rope").mesh)
+    params = tiny.like(one.shapes)
+    zeros = jax.tree.map(np.zeros_like, params)
+    tx = one.optimizer(np.float32([0.5, 1]))
+    updates, _ = tx.update(zeros, tx.init(params), params)
+    moved = {
+        sharding.path_name(path): np.abs(x).max() for path, x in jax.tree.leaves_with_path(updates)
+    }
+    decayed = {name for name, size in moved.items() if size > 0}
+    matrices = {
+        sharding.path_name(path)
+        for path, x in jax.tree.leaves_with_path(params)
+        if x.ndim >= 2 and sharding.path_name(path).endswith("kernel")
+    }
+    assert decayed == matrices and ("head/kernel" in decayed) != tied, moved
+    assert {"embed/embedding", "blocks/0/attention/params/w_r"} <= {*moved} - decayed
 
 
 def test_one_batch_is_learned_by_heart():
@@ -349,7 +387,7 @@ def test_token_losses_equal_numpy_whatever_the_batches(devices):
 
 
 def test_rows_are_trained_on_and_evaluated_at_their_own_length():
-    """Where a scheme depends on the length; a row of L tokens is then what `length=L` makes it."""
+    """Where a scheme depends on the length; a document of L tokens is what `length=L` makes it."""
     spec = "rope(base=2, scaling=dynamic_ntk(factor=8, original_length=4{}))"
     free, fixed = (trainer(spec.format(more)) for more in ("", f", length={L}"))
     params, rows = tiny.like(free.shapes), tiny.tokens(4, L + 1)
@@ -361,7 +399,11 @@ def test_rows_are_trained_on_and_evaluated_at_their_own_length():
     own = np.take_along_axis(logits, rows[:, 1:, None], -1)[..., 0]
     assert_close(losses, logsumexp(logits, axis=-1) - own, 1e-6)
     assert np.abs(losses - plain).max() > 1e-3
-    assert steps(free)[1] == steps(fixed)[1] != steps(trainer("rope(base=2)"))[1]
+    whole = tiny.batch()  # rows of one document each; of several see tests/test_document_lengths.py
+    whole["segments"] = np.zeros_like(whole["segments"])
+    found = [steps(one, batch=whole)[1] for one in (free, fixed, trainer("rope(base=2)"))]
+    np.testing.assert_allclose(found[0], found[1], 1e-5)
+    assert np.abs(np.subtract(found[0], found[2])).max() > 1e-4
 
 
 def test_a_limit_is_the_smallest_of_the_pattern():

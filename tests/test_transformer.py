@@ -55,6 +55,24 @@ def test_generating_with_a_cache_equals_recomputing(spec, monkeypatch):
     np.testing.assert_array_equal(found[:, 5:], np.argmax(logits, axis=-1)[:, 4:-1])
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@tiny.few("tupe fox rerope t5+rope shaw,learned(length=40)", MODELS)
+def test_prompts_of_unequal_length_are_each_continued_alone(spec, side, monkeypatch):
+    monkeypatch.setattr(generation, "CHUNK", 2)
+    built, _ = tiny.build(spec)
+    lengths, prompt = (3, 5, 1, 4)[:R], np.asarray(tiny.tokens(R, 5))
+    first = [0 if side == "right" else 5 - n for n in lengths]
+    columns = [slice(at, at + n) for at, n in zip(first, lengths, strict=True)]
+    segments = np.full(prompt.shape, -1)
+    for row, own in enumerate(columns):
+        segments[row, own] = 7
+    found = np.asarray(generate(built, prompt, 6, segments=segments, temperature=0))
+    np.testing.assert_array_equal(found[:, :5], prompt)
+    for row, own in enumerate(columns):
+        alone = np.asarray(generate(built, prompt[row : row + 1, own], 6, temperature=0))
+        np.testing.assert_array_equal(found[row, 5:], alone[0, -6:], f"row {row}")
+
+
 def test_one_program_generates_any_length_at_any_temperature():
     built, _ = tiny.build(tiny.config("rope", head_dim=8))
     prompt, key, before = tiny.tokens(1, 40), jax.random.key(3), generation._run._cache_size()
@@ -352,6 +370,7 @@ def test_sampling_takes_the_likeliest_or_draws_among_the_best():
         ({"top_k": -1}, ("top_k=-1", "from 0")),
         ({"capacity": 5}, ("capacity=5", "prompt and new tokens need 6")),
         ({"temperature": 1.0}, ("key=None", "jax.random.key(seed)")),
+        ({"segments": [[0]]}, ("segments=(1, 1)", "[1, 2]", "padding")),
         ({"new_tokens": 39}, ("capacity=41", "defined for 40 positions")),
     ],
 )

@@ -43,6 +43,7 @@ from pe_jax.engines.api import attention
 from pe_jax.engines.kernels.gpu import engine, launches, passes, triton_call
 from pe_jax.engines.kernels.gpu.launches import Launch
 from pe_jax.engines.kernels.gpu.triton_source import Kernel
+from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
 from tools import gpu_code
 from tools.gpu_code import CHIPS, Job
@@ -308,7 +309,7 @@ def main() -> None:
         Case(spec, width, arch, options.length, options.dtype, explicit=options.explicit)
         for arch, width, spec in itertools.product(archs, widths, names)
     ]
-    with writing(Path(options.out) / "kernels.csv") as write:
+    with writing(local("out", options.out) / "kernels.csv") as write:
         rows = compiled(cases, options.processes, done=write)
     launch.show(table(rows))
     for line in (failures := wrong(rows, options.spills)):

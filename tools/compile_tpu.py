@@ -45,6 +45,7 @@ from pe_jax.encodings import ENCODINGS
 from pe_jax.models import generate
 from pe_jax.training import sharding, tokenizer
 from pe_jax.training.config import Config
+from pe_jax.training.paths import local
 from pe_jax.training.step import Trainer
 from tools import hlo, tpu_slice
 
@@ -223,14 +224,19 @@ def main(config: Config) -> None:
     title = f"{options.topology}, {len(devices)} chips: estimates of the compiler"
     about = {"topology": options.topology, "chips": len(devices), "commit": commit()}
     about |= {"jax": jax.__version__, "config": dataclasses.asdict(config)}
-    write(Path(options.out), about, rows)
+    write(local("out", options.out), about, rows)
     launch.show(*tables(rows, title))
     sys.exit(any(row["status"] != "ok" for row in rows))
 
 
-if __name__ == "__main__":
+def define_flags() -> None:
+    """Those of this program."""
     flags.DEFINE_string("topology", "v5e:2x2", "the slice, as v5e:16x16 or v5p:4x4x4")
     flags.DEFINE_multi_string("encodings", [], "instead of model.encoding; `all` is every one")
     flags.DEFINE_multi_enum("program", [*TRACES], [*TRACES], "what to compile")
     flags.DEFINE_string("out", "runs/compile", "folder of compiled.json and compiled.csv")
+
+
+if __name__ == "__main__":
+    define_flags()
     launch.run(main, "configs/train.py", Config)

@@ -29,7 +29,6 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -38,6 +37,7 @@ from absl import flags
 from experiments.running import launch
 from experiments.running.provenance import commit
 from pe_jax.encodings import parse
+from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
 from tools.gpu_stages import agreement, summary
 from tools.gpu_stages.results import Clock, Results, reason
@@ -107,7 +107,7 @@ def main() -> None:
     backend = jax.default_backend()
     if backend != "gpu" and not options.rehearse:
         raise ConfigError(f"no GPU: JAX has {backend} here; --rehearse needs none")
-    out = Path(options.out)
+    out = local("out", options.out)
     results = Results(out / "results.jsonl")
     (out / "about.json").write_text(json.dumps(about(), indent=1), encoding="utf-8")
     watch = threading.Timer(options.budget + GRACE, os._exit, (124,))

@@ -7,19 +7,20 @@ One section per folder in --runs. Text of the page outside the two marks is kept
 
 import shlex
 import sys
-from pathlib import Path
 
 from absl import app, flags
 
 from experiments.reporting.benchmark_report import write
 from experiments.running.errors import one_line_errors
+from pe_jax.training.paths import local
 
 
 def main(_: list[str]) -> None:
     """Writes the page."""
     command = shlex.join(["python", "-m", "tools.performance_docs", *sys.argv[1:]])
     with one_line_errors():
-        page = write([Path(p) for p in flags.FLAGS.runs], Path(flags.FLAGS.docs), command)
+        runs = [local("runs", folder) for folder in flags.FLAGS.runs]
+        page = write(runs, local("docs", flags.FLAGS.docs), command)
     print(f"Page: {page}")
 
 

@@ -35,6 +35,7 @@ from experiments.running.sweep_configs import (
 )
 from pe_jax.training.config import PROTOCOLS
 from pe_jax.training.optimizer import schedule
+from pe_jax.training.paths import local
 
 REFERENCE = "rope"
 TRAINED = {"novels": 128, "extrapolation": 64, "field_2026": 64}
@@ -244,7 +245,7 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
 
 def main(_: list[str]) -> None:
     """Draws all figures."""
-    folder = Path(flags.FLAGS.figures)
+    folder = local("figures", flags.FLAGS.figures)
     for name, drawing in draw(folder):
         assert drawing is not None, name
         path = folder / f"{name}.png"

@@ -22,6 +22,7 @@ from experiments.measuring.timing import plain
 from experiments.running.errors import one_line_errors
 from experiments.running.provenance import save_json
 from pe_jax.training.config import MeshConfig
+from pe_jax.training.paths import local
 from tools import hlo, tpu_slice
 
 SIZES = ("100M", "1B", "7B")
@@ -268,10 +269,11 @@ def main(_: list[str]) -> None:
     with one_line_errors():
         for topology in SLICES.values():
             tpu_slice.check(topology)
-        sweep(plan, Path(options.out), options.minutes, options.limit)
-    before = Path(options.before).read_text() if options.before else ""
-    Path(options.page).write_text(page(plan, Path(options.out), before))
-    print(f"Plan: {options.page}")
+        out, target = local("out", options.out), local("page", options.page)
+        before = local("before", options.before).read_text() if options.before else ""
+        sweep(plan, out, options.minutes, options.limit)
+    target.write_text(page(plan, out, before))
+    print(f"Plan: {target}")
 
 
 if __name__ == "__main__":

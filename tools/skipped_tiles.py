@@ -18,6 +18,7 @@ from experiments.measuring.timing import interleave
 from experiments.running.trained_run import load
 from pe_jax.engines.tiled import skipping
 from pe_jax.training import data, tokenizer
+from pe_jax.training.paths import local
 
 
 def logits_of(model, length: int, skip: bool, note=None):
@@ -77,7 +78,7 @@ def measure(run: Path, length: int, rounds: int) -> dict:
 
 def main(_) -> None:
     """Prints a row for each length."""
-    run = Path(flags.FLAGS.run).absolute()
+    run = local("run", flags.FLAGS.run).absolute()
     for length in map(int, flags.FLAGS.lengths):
         row = measure(run, length, flags.FLAGS.repeats)
         low, middle, high = row["ratio"]

@@ -31,6 +31,7 @@ from experiments.running import launch, trainer_process
 from experiments.running.provenance import commit, save_json
 from pe_jax.training import manifest
 from pe_jax.training.checkpoint import TEMPORARY, Checkpoints
+from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
 
 STEPS, SAVE_EVERY = 60, 5
@@ -190,7 +191,7 @@ def main(_: list[str]) -> None:
     """Runs once without kills, then with kills until the time is up; writes the figures."""
     launch.quiet_libraries()
     options = flags.FLAGS
-    begin, folder = time.monotonic(), Path(options.folder).absolute()
+    begin, folder = time.monotonic(), local("folder", options.folder).absolute()
     shutil.rmtree(folder, ignore_errors=True)
     data = write_text(folder / "text")
     os.environ |= {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
@@ -207,7 +208,7 @@ def main(_: list[str]) -> None:
     report |= {"seconds": round(time.monotonic() - begin), "seed": options.seed}
     report |= {"commit": commit(), "machine": f"{os.cpu_count()} × {platform.machine()}"}
     report["ok"] = good(report)
-    save_json(Path(options.json or folder / "soak.json"), report)
+    save_json(local("json", options.json) if options.json else folder / "soak.json", report)
     print(json.dumps(report, indent=2))
     sys.exit(0 if report["ok"] else 1)
 

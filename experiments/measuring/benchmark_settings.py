@@ -20,6 +20,7 @@ from pe_jax.config_fields import (
     ranged,
 )
 from pe_jax.engines import checks
+from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, is_int, nearest, require
 
 
@@ -145,6 +146,7 @@ def settings() -> Settings:
         values[field] = tuple(map(int, words))
     for field in ("schemes", "modes", "engines", "train_sizes"):
         values[field] = tuple(dict.fromkeys(word.strip() for word in values[field]))
+    values["out"] = values["out"] and str(local("out", values["out"]))
     chosen = Settings(**values)
     chosen.check()
     return chosen

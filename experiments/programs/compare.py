@@ -40,13 +40,16 @@ from experiments.running.training_loop import (
     with_vocab,
 )
 from pe_jax.encodings.base import Params
+from pe_jax.training import tasks
 from pe_jax.training.checkpoint import check_same
 from pe_jax.training.config import Config, EvalConfig, OptimizerConfig
 from pe_jax.training.evaluate import Evaluator, windows
 from pe_jax.training.metrics import Progress
 from pe_jax.training.optimizer import is_encoding
+from pe_jax.training.paths import local
 from pe_jax.training.sharding import path_name
 from pe_jax.training.step import Trainer
+from pe_jax.validation import ConfigError
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -210,6 +213,26 @@ def check_resumable(config: CompareConfig, now: dict) -> None:
     check_same(results.binding(saved), results.binding(now), results.SAME)
 
 
+def check_questions(config: CompareConfig, source: Source) -> None:
+    """Raises ConfigError where no question of a task is as long as the declared ones ask for."""
+    task = source.corpus
+    for length in (config.length, config.eval.lengths[-1]):
+        if isinstance(task, tasks.Task) and task.longest and not task.fills(length + 1):
+            raise ConfigError(
+                f"eval.lengths={config.eval.lengths}, length={config.length}: rows of {task.name}"
+                f" have at most {task.decoded(task.longest) - 1} tokens; pass no more"
+            )
+
+
+def warn_of_reference(about: dict, evaluators: dict[str, Evaluator]) -> None:
+    """Says where the reference has no loss, so that no scheme can be compared with it."""
+    name = about["reference"]
+    for length in sorted({about[question]["length"] for question in ("primary", "secondary")}):
+        if not evaluators[name].defined(length):
+            text = "reference=%r is not defined at %d tokens: no verdict there; choose another"
+            logging.warning(text, name, length)
+
+
 class MissingRuns:
     """Trains every missing run: encodings in parallel, for each its rates, then its seeds.
 
@@ -369,6 +392,7 @@ def main(config: CompareConfig) -> None:
         meshes = run_meshes(config)
         encodings = names(config)
         source = open_source(config)
+        check_questions(config, source)
         sources = source, validation_source(config, source)
         batches(config, source, meshes[0])  # raises any data error before anything is written
         about = manifest(config, source, encodings)
@@ -378,6 +402,7 @@ def main(config: CompareConfig) -> None:
             name: Evaluator(prepare(with_encoding(config, spec), meshes[0]), config.eval)
             for name, spec in encodings.items()
         }
+        warn_of_reference(about, evaluators)
         lock = Lock(workdir)
     with contextlib.closing(lock):
         save_json(workdir / "manifest.json", about)
@@ -409,5 +434,5 @@ def join(config: CompareConfig, folders: list[str]) -> None:
     """Joins comparisons in the workdir, and writes the report."""
     workdir = Path(config.workdir)
     with one_line_errors():
-        join_comparisons.join([Path(name) for name in folders], workdir)
+        join_comparisons.join([local("join", name) for name in folders], workdir)
     show(workdir)

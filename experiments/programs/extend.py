@@ -25,6 +25,7 @@ from experiments.running.training_loop import Source, batches, open_source
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import sharding
 from pe_jax.training.checkpoint import check_same
+from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError
 
 BINDS = (
@@ -48,7 +49,7 @@ def check(config: ExtendConfig, bases: list[Base], mesh: Mesh) -> Source:
     ropes = [e for e in base.config.model.pattern if isinstance(e, RoPE)]
     if searched and len({e.fraction for e in ropes}) > 1:
         raise ConfigError(f"encodings: {searched[0]}: the run's layers rotate different widths")
-    source = open_source(runs[0])
+    source = open_source(dataclasses.replace(runs[0], workdir=config.workdir))
     now = {"corpus": source.corpus.digest, "tokens": source.tokens.digest}
     for field, digest in now.items():
         if digest != base.saved.get(field):
@@ -93,7 +94,7 @@ def main(config: ExtendConfig) -> None:
     with one_line_errors():
         config = with_references(config, config.encodings)
         meshes = run_meshes(config)
-        bases = [read_base(Path(folder).absolute()) for folder in config.runs]
+        bases = [read_base(local("runs", folder).absolute()) for folder in config.runs]
         source = check(config, bases, meshes[0])
         passkeys_by_length = questions(config, source)
         now = described(config, bases)

@@ -47,8 +47,8 @@ class Solver(Trainer):
         super().__init__(model, config.optimizer, config.steps, mesh, positions)
         self.answers = jax.jit(self._answers)
 
-    def _logits(self, model, batch, places, key=None):
-        model = model.at_length(batch["tokens"].shape[1])
+    def _logits(self, model, batch, places, key=None, testing=False):
+        model = self.at_positions(model, places, batch["tokens"].shape[1], testing)
         return model(batch["tokens"], segments=batch["segments"], positions=places, key=key)
 
     def loss(self, model, batch, key):
@@ -62,7 +62,7 @@ class Solver(Trainer):
 
     def _answers(self, params, batch, key):
         places = self.position_scheme.test_positions(key, batch["tokens"], batch["segments"])
-        logits = self._logits(self.model(params), batch, places)
+        logits = self._logits(self.model(params), batch, places, testing=True)
         counts = batch["weights"] > 0
         finite = jnp.where(counts, jnp.isfinite(logits).all(-1), True).all()
         right = (logits.argmax(-1) == batch["targets"]) | ~counts

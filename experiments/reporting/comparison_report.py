@@ -38,7 +38,7 @@ def build(workdir: Path) -> Path:
     text = html_page.render("comparison.html.j2", ("comparison.js",), **page._asdict())
     comparison_tables.write_tables(results, decided)
     path = results.workdir / PAGE
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # paths need not be UTF-8
     if results.subject not in results.reported:
         save_json(results.workdir / REPORTED, [*results.reported, results.subject])
     return path

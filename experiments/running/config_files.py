@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
 
 
@@ -18,6 +19,7 @@ def load(source: str, kind: type) -> Any:
         config is not a `kind`.
     """
     path, *argument = source.split(":", 1)
+    path = str(local("--config", path))
     spec = importlib.util.spec_from_file_location("config_file", path)
     if not Path(path).is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"--config={source}: {_missing(path)}")

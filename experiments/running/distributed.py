@@ -17,6 +17,8 @@ from pe_jax.validation import ConfigError
 FLAG_NAMES = ("coordinator", "processes", "process")
 # Seconds until all hosts must be connected, and until a silent one counts as dead.
 CONNECT_SECONDS, HEARTBEAT_SECONDS = 300, 20
+TASKS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")  # how many there are
+FIRST_PORT, PORTS = 61440, 4096  # those that JAX takes under SLURM
 
 
 def define_flags() -> None:
@@ -24,6 +26,7 @@ def define_flags() -> None:
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if no cluster is detected")
     flags.DEFINE_integer("processes", None, "number of processes, with --coordinator")
     flags.DEFINE_integer("process", None, "index of this process, with --coordinator")
+    flags.DEFINE_bool("detect", True, "connect to the processes of a TPU pod, SLURM or MPI")
 
 
 @contextlib.contextmanager
@@ -33,7 +36,8 @@ def connected() -> Iterator[None]:
     A normal exit would wait for the others, which wait for this one in a collective.
     """
     with one_line_errors():
-        connect(*(flags.FLAGS[name].value for name in FLAG_NAMES))
+        given = (flags.FLAGS[name].value for name in FLAG_NAMES)
+        connect(*given, detect=bool(flags.FLAGS["detect"].value))
         jax.devices()  # says here that there is none: later calls fail with less
     try:
         yield
@@ -56,8 +60,13 @@ def connected() -> Iterator[None]:
         os._exit(status if isinstance(status, int) else 1)
 
 
-def connect(coordinator: str | None, processes: int | None, process: int | None) -> None:
+def connect(
+    coordinator: str | None, processes: int | None, process: int | None, detect: bool = True
+) -> None:
     """Connects to the other processes: those of the flags, of a TPU pod, SLURM or MPI, or none.
+
+    A task that is alone has nobody to connect to: its coordinator would have the port of another
+    such task of the job, and end it.
 
     Raises:
       ConfigError: some flags, but not all; a cluster's variables that contradict each other.
@@ -72,8 +81,12 @@ def connect(coordinator: str | None, processes: int | None, process: int | None)
     missing = [name for name, value in zip(FLAG_NAMES, values, strict=True) if value is None]
     if missing and len(missing) < len(FLAG_NAMES):
         raise ConfigError(f"--{missing[0]} is missing: pass all of --{', --'.join(FLAG_NAMES)}")
+    alone = {os.environ[name] for name in TASKS if name in os.environ} == {"1"}
+    if missing and (alone or not detect):
+        return
     try:
         if missing:
+            _choose_port()
             initialize()
         else:
             initialize(coordinator, processes, process, cluster_detection_method="deactivate")
@@ -82,7 +95,17 @@ def connect(coordinator: str | None, processes: int | None, process: int | None)
             raise ConfigError(f"--{FLAG_NAMES[0]}: {error}") from error
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise OSError(f"not all processes came within {CONNECT_SECONDS} s: {reason}") from error
+        fix = "; pass --nodetect if it is to run alone" if missing else ""
+        text = f"not all processes came within {CONNECT_SECONDS} s: {reason}{fix}"
+        raise OSError(text) from error
+
+
+def _choose_port() -> None:
+    """Gives each step of a SLURM job a port: JAX takes one per job, and steps run side by side."""
+    job, step = (os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID"))
+    if job.isdecimal() and step.isdecimal():
+        port = FIRST_PORT + (int(job) + 61 * int(step)) % PORTS
+        os.environ.setdefault("JAX_COORDINATOR_PORT", str(port))
 
 
 def wait_for_all() -> None:

@@ -1,6 +1,7 @@
 """How programs report errors that the user can fix: one line, and exit status 2."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, OSError) as error:
-        exit_with(str(error))
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        exit_with(f"{error}{'; free some space, and run it again' if is_full else ''}")
     except (RuntimeError, AssertionError):
         reason = _missing_device()
         if reason is None:

@@ -1,13 +1,16 @@
 """Start of every program: flags and a config file become a checked config; one-line errors."""
 
 import ast
+import contextlib
 import dataclasses
 import functools
+import io
 import logging as std_logging
 import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,10 +21,13 @@ from absl import app, flags, logging
 from experiments.running import config_files, distributed, help_text, references, signals
 from experiments.running.errors import one_line_errors
 from pe_jax import config_fields
+from pe_jax.training import paths
+from pe_jax.training.config import Config
 from pe_jax.validation import ConfigError, nearest
 
-VERBOSE_LIBRARIES = ("jax", "orbax", "grain")
+VERBOSE_LIBRARIES = ("jax", "orbax", "grain", "fsspec", "gcsfs")
 COMPILED_PROGRAMS = Path(__file__).parents[2] / ".jax_cache"
+DAMAGED_PROGRAM = r"Error reading persistent compilation cache entry for '(\w+)'"
 ADVICE = "write --config.FIELD=VALUE; --list=fields has them"
 
 
@@ -45,10 +51,12 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
     flags.DEFINE_enum("list", None, [*help_text.LISTS], "prints what there is of a kind")
     distributed.define_flags()
     quiet_libraries()
+    print_anywhere()
+    replace_damaged_programs()
     load = functools.partial(config_files.load, kind=kind)
     with one_line_errors():
         source = _config_file(sys.argv)
-        known = Path(source or default).is_file()
+        known = os.path.isfile(os.path.expanduser(source or default))
         if what := help_text.asked(sys.argv[1:]):
             _show_help(what, main, load(source or default) if known else config_files.draft(kind()))
         first = config_files.draft(kind()) if source else load(default)
@@ -62,6 +70,8 @@ def run(main: Callable[[Any], None], default: str, kind: type) -> None:
 def run_flags(main: Callable[[], None]) -> None:
     """Parses the flags of a program without a config, and calls `main()`."""
     quiet_libraries()
+    print_anywhere()
+    replace_damaged_programs()
     with one_line_errors():
         if help_text.asked(sys.argv[1:]):
             _show_help("help", main, None)
@@ -102,6 +112,32 @@ def keep_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
+def replace_damaged_programs() -> None:
+    """Removes compiled programs that JAX cannot read, such as half-written ones.
+
+    JAX warns, compiles, and keeps the file that is there: it would warn at every start.
+    """
+    import jax
+
+    def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        found = re.match(DAMAGED_PROGRAM, str(message))
+        if found is None:
+            return before(message, *args, **kwargs)
+        cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+        for path in Path(cache or "").glob(f"{found[1]}-*-cache"):
+            with contextlib.suppress(OSError):  # a cache that cannot be written stays as it is
+                path.unlink()
+        logging.info("A compiled program of %s was damaged: it is compiled again", found[1])
+
+    before, warnings.showwarning = warnings.showwarning, show
+
+
+def print_anywhere() -> None:
+    """Lets characters that a terminal or a log has not be replaced, not end the program."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def quiet_libraries() -> None:
     """Shows our own log lines, but only warnings and errors of the libraries."""
     logging.set_verbosity(logging.INFO)
@@ -138,10 +174,14 @@ def _start(main: Callable[[Any], None], rest: Sequence[str], repeated: Sequence[
             raise ConfigError(f"{rest[0]!r} is not a flag; {ADVICE}")
         config = overridden(config_files.final(flags.FLAGS.config), repeated)
         config.check()
-        config = dataclasses.replace(config, workdir=str(Path(config.workdir).absolute()))
-        check_writable(Path(config.workdir))
+        if paths.is_bucket(config.workdir) and type(config) is Config:  # others need folders
+            paths.check_bucket(paths.folder(config.workdir))
+        else:
+            workdir = paths.local("workdir", config.workdir).absolute()
+            check_writable(workdir)
+            config = dataclasses.replace(config, workdir=str(workdir))
     keep_programs()
-    with distributed.connected():
+    with distributed.connected(), one_line_errors():  # a disk may fill at any moment
         main(config)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from pe_jax.training.paths import is_bucket
+
 ROOT = Path(__file__).parents[2]
 CODE = ("pe_jax", "experiments", "pyproject.toml", "requirements.txt")  # what results depend on
 
@@ -58,6 +60,9 @@ def command(program: str) -> str:
 
 def save_json(path: Path, value: Any) -> None:
     """Writes a file atomically."""
+    if is_bucket(path):  # an object is whole, or it is not there
+        path.write_text(json.dumps(value))
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: a run saves first, then exits with the signal's status."""
+"""Signals that end a program: a run saves first, then exits with the signal's status."""
 
 import contextlib
 import os
@@ -10,7 +10,8 @@ import jax
 from absl import logging
 from jax.experimental import multihost_utils
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP comes when a terminal closes, SIGUSR1 from SLURM (`--signal=USR1@60`) before time is up.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @contextlib.contextmanager
@@ -24,7 +25,9 @@ def quiet_interrupt() -> Iterator[None]:
 
 
 class Stop:
-    """Records SIGINT and SIGTERM, so that a run can save before it exits with their status.
+    """Records a signal of `STOP_SIGNALS`, so that a run can save before it exits with its status.
+
+    SIGHUP stays ignored where it is, as under `nohup`.
 
     Attributes:
       signal: the signal that came, or None; with several processes, once all agreed to stop.
@@ -37,7 +40,9 @@ class Stop:
 
     def __enter__(self) -> "Stop":
         # With several processes JAX itself catches SIGTERM, so that all stop at one step.
-        handled = STOP_SIGNALS if jax.process_count() == 1 else (signal.SIGINT,)
+        handled = {*STOP_SIGNALS} - ({signal.SIGTERM} if jax.process_count() > 1 else set())
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            handled.remove(signal.SIGHUP)
         self.before = {number: signal.signal(number, self._receive) for number in handled}
         return self
 
@@ -63,8 +68,10 @@ class Stop:
             sys.exit(128 + self.signal)
 
     def _receive(self, number: int, _: object) -> None:
-        if self.received is not None:  # a second signal exits immediately
-            os._exit(128 + number)
+        if self.received is not None:
+            if number in (signal.SIGINT, signal.SIGTERM):  # a second one exits immediately
+                os._exit(128 + number)
+            return  # a terminal that closes sends SIGHUP more than once
         self.received = number
         logging.info("Signal %d: saving, then stopping. A second one exits immediately.", number)
         if jax.process_count() == 1:

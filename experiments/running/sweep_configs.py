@@ -45,6 +45,15 @@ def choices_field(high: float) -> tuple[float, ...]:
     )
 
 
+def check_seeds(config: "CompareConfig | TrialsConfig") -> None:
+    """Raises ConfigError where the last of a config's seeds is out of range."""
+    most = 2**31 - config.seed
+    if config.seeds > most:
+        raise ConfigError(
+            f"seeds={config.seeds}: at most {most}, as seed={config.seed} is the first"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class CompareConfig(Config, Sweep):
     """A comparison: every encoding with every seed, and one report.
@@ -106,14 +115,24 @@ class CompareConfig(Config, Sweep):
     )
 
     def check(self) -> None:
-        """Checks every model as `Config.check` does, and that no encoding is named twice."""
+        """Checks every model as `Config.check` does, and that both questions can be answered."""
         super().check()
+        check_seeds(self)
         specs = self.specs()
         if len(set(specs)) < len(specs):
             raise ConfigError(f"encodings={self.encodings}: name each once")
         with_references(self, specs)
-        chosen = bool(self.rates or self.encoding_rates)
         on_text = not self.data.startswith("synthetic:")
+        if self.length not in self.eval.lengths:
+            raise ConfigError(
+                f"eval.lengths={self.eval.lengths}: add length={self.length}, of the secondary"
+                " question"
+            )
+        if self.protocol not in (PROTOCOLS if on_text else PROTOCOLS[:1]):
+            raise ConfigError(
+                f"protocol={self.protocol!r}: a task has no text to slide over; pass {PROTOCOLS[0]}"
+            )
+        chosen = bool(self.rates or self.encoding_rates)
         if chosen and on_text and self.eval.split == "validation":
             raise ConfigError(
                 "eval.split='validation': the rates are chosen there; pass eval.split=test"
@@ -172,6 +191,7 @@ class TrialsConfig(Sweep):
     def check(self) -> None:
         """Raises ConfigError naming the field, its value and the range it must lie in."""
         check_fields(self, "")
+        check_seeds(self)
         self.optimizer.check(self.steps)
 
 
@@ -330,6 +350,9 @@ class TasksConfig(TrialsConfig):
             if not task.defined(self.length):
                 limits = f"{task.shortest} to {task.longest or 'any'} symbols"
                 raise ConfigError(f"length={self.length}: questions of {task.short} have {limits}")
+            if not any(map(task.defined, self.lengths)):
+                limit = f"{task.short} has no question of more than {task.longest} symbols"
+                raise ConfigError(f"lengths={self.lengths}: {limit}; shorten length and lengths")
         for spec, positions in self.entries():
             model = dataclasses.replace(self.model, encoding=spec)
             model.check()

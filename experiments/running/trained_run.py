@@ -1,14 +1,17 @@
 """Reads a run of `experiments.train` from its workdir: its configuration and its last state."""
 
 import contextlib
+import dataclasses
+import glob
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
 from pe_jax.models.transformer import Transformer
-from pe_jax.training import sharding
+from pe_jax.training import sharding, tokenizer
 from pe_jax.training.checkpoint import Checkpoints, abstract
 from pe_jax.training.config import Config, MeshConfig, from_json
 from pe_jax.training.step import State, Trainer
@@ -20,6 +23,8 @@ MISSING = "{}={!r} holds no {}; train a model there first"
 def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
     """The configuration of a run, and all of `config.json`, with digests of its data.
 
+    Relative paths of its data and its tokenizer are those of the folder where it was trained.
+
     Raises:
       ConfigError: there is no run.
     """
@@ -27,7 +32,32 @@ def read(workdir: Path, field: str = "workdir") -> tuple[Config, dict]:
     if not path.exists():
         raise ConfigError(MISSING.format(field, str(workdir), "config.json"))
     saved = json.loads(path.read_text())
-    return from_json(Config, saved), saved
+    config = from_json(Config, saved)
+    folder = Path(saved.get("folder", ""))
+    sources = _from(folder, config.data), _from(folder, config.tokenizer)
+    return dataclasses.replace(config, data=sources[0], tokenizer=sources[1]), saved
+
+
+def _from(folder: Path, spec: str) -> str:
+    """A spec of files whose relative path is that from a folder, if something is there."""
+    match = re.fullmatch(r"((?:passkeys:)?text:|(?:passkeys:)?tfds:[^:]+:|bpe:)(?!~)(.+)", spec)
+    path = folder / match[2] if match else folder
+    return f"{match[1]}{path}" if match and glob.glob(str(path)) else spec
+
+
+def tokenizer_of(config: Config, saved: dict) -> tokenizer.Tokenizer:
+    """The tokenizer of a run, from what `read` returns.
+
+    Raises:
+      ConfigError: it is not there, or not the one that the run was trained with.
+    """
+    tokens = tokenizer.get(config.tokenizer)
+    if tokens.digest != saved.get("tokens", tokens.digest):
+        raise ConfigError(
+            f"tokenizer={config.tokenizer!r}: the run was trained with another (sha256"
+            f" {saved['tokens'][:12]}, not {tokens.digest[:12]}); restore that file"
+        )
+    return tokens
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import grain
@@ -23,11 +23,12 @@ from experiments.running.lock import Lock
 from experiments.running.profiler import Profiler
 from experiments.running.provenance import save_json
 from pe_jax import position_schemes
-from pe_jax.training import data, metrics, sharding, tasks, tokenizer, utilization
+from pe_jax.training import data, metrics, paths, sharding, tasks, tokenizer, utilization
 from pe_jax.training.checkpoint import BINDING, Checkpoints, abstract, check_same
 from pe_jax.training.config import PROTOCOLS, Config
 from pe_jax.training.evaluate import Evaluator, pieces, windows
 from pe_jax.training.metrics import Metrics, Progress
+from pe_jax.training.optimizer import schedule
 from pe_jax.training.step import State, Trainer
 from pe_jax.validation import ConfigError
 
@@ -67,8 +68,10 @@ def run(config: Config, profile: bool = False) -> None:
       config: of the run.
       profile: whether to trace a few steps, into the workdir.
     """
-    folder, is_first = Path(config.workdir), jax.process_index() == 0
+    folder, is_first = paths.folder(config.workdir), jax.process_index() == 0
     with one_line_errors():
+        if profile and paths.is_bucket(folder):
+            raise ConfigError(f"--profile: {config.workdir} takes no trace; choose a local workdir")
         source = open_source(config)
         config = with_vocab(config, source.vocab)
         trainer = prepare(config)
@@ -94,7 +97,12 @@ def run(config: Config, profile: bool = False) -> None:
 
 
 def open_source(config: Config) -> Source:
-    """Loads and checks the data before anything is compiled."""
+    """Loads and checks the data before anything is compiled.
+
+    Raises:
+      ConfigError: it cannot be read or does not fit, or the workdir is part of it.
+    """
+    data.check_apart(config.data, config.workdir)
     corpus = data.load(config.data)
     logging.info("data: %s", corpus.describe())
     if corpus.warning:
@@ -160,15 +168,19 @@ def batches(config: Config, source: Source, mesh: Mesh, skip: int = 0):
 
 
 def run_metadata(config: Config, source: Source) -> dict:
-    """The config with digests of the corpus and the tokenizer, as JSON."""
+    """The config with digests of the corpus and the tokenizer, as JSON.
+
+    `folder` is where its relative paths start.
+    """
     tokens = source.tokens and source.tokens.digest
-    fields = {**dataclasses.asdict(config), "corpus": source.corpus.digest, "tokens": tokens}
+    digests = {"corpus": source.corpus.digest, "tokens": tokens}
+    fields = {**dataclasses.asdict(config), **digests, "folder": os.getcwd()}
     return json.loads(json.dumps(fields))
 
 
 def _is_finished(config: Config, source: Source) -> bool:
     """Whether the workdir holds the finished run; ConfigError if its configuration is another."""
-    folder = Path(config.workdir)
+    folder = paths.folder(config.workdir)
     finished = (folder / "evaluation.json").exists()
     if (folder / "config.json").exists():
         saved = json.loads((folder / "config.json").read_text())
@@ -213,7 +225,7 @@ def train(
       Diverged: too many consecutive updates were not finite, naming the layer and the last
         checkpoint; nothing is saved.
     """
-    folder, trainer = Path(config.workdir), evaluator.trainer
+    folder, trainer = paths.folder(config.workdir), evaluator.trainer
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder / "checkpoints")))
         metadata = _checkpoint_metadata(config, source, trainer.mesh)
@@ -252,6 +264,7 @@ def train(
                 writer.write(step, config.batch * config.length, **row)
             if due.save:
                 with one_line_errors():
+                    writer.upload()
                     checkpoints.save(step, state, rows, metadata)
                 writer.start(step)
             if stopping:
@@ -317,15 +330,31 @@ def _resumed(
             raise ConfigError(f"steps={config.steps}: the checkpoint is at step {done} already")
         if not done:
             return new, rows, 0
-        before = checkpoints.meta(done).get("readers", [1, 1])
+        saved = checkpoints.meta(done)
+        before = saved.get("readers", [1, 1])
         same_readers = before == metadata["readers"]
         like = abstract(new, trainer.shardings)
         state = checkpoints.restore(done, like, rows if same_readers else None, metadata)
+        if saved["steps"] != config.steps:
+            _warn_of_other_steps(config, saved["steps"], done)
         if not same_readers:  # an iterator's state is that of its part of the data
             text = "Data is distributed again (parts, processes: %s, not %s): not bitwise the same"
             logging.warning(text, metadata["readers"], before)
             rows = batches(config, source, trainer.mesh, skip=done)
         return state, rows, done
+
+
+def _warn_of_other_steps(config: Config, before: int, done: int) -> None:
+    """Names both schedules, of which a continued run follows neither as a whole."""
+    old, new = (
+        np.asarray(schedule(config.optimizer, steps)(done)).item()
+        for steps in (before, config.steps)
+    )
+    logging.warning(
+        "steps=%d: the first %d steps had the learning rates of steps=%d; the next has %.3g of the"
+        " peak, not %.3g: the run follows neither schedule as a whole",
+        *(config.steps, done, before, new, old),
+    )
 
 
 def _next_batch(rows: Iterator[dict], step: int) -> dict:
@@ -375,8 +404,9 @@ def _not_finite(trainer: Trainer, state: State, batch: dict) -> str:
         return "the gradient or a layer"
     try:
         tokens, segments = batch["tokens"][:, :-1], batch["segments"][:, :-1]
-        model = trainer.model(state.params).at_length(tokens.shape[1])
         positions = trainer.position_scheme.test_positions(jax.random.key(0), tokens, segments)
+        model = trainer.model(state.params)
+        model = trainer.at_positions(model, positions, tokens.shape[1], testing=True)
         model.check_finite(tokens, positions=positions, segments=segments)
     except FloatingPointError as error:
         return str(error)

@@ -16,9 +16,10 @@ import numpy as np
 from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceFormula, Term
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
 
 
+@python_ints
 def slopes(num_heads: int, bias_max: float = 8.0) -> jax.Array:
     """The slope of each head: float32 [H].
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from pe_jax.encodings.terms import Input, Term
 from pe_jax.numerics.arrays import align, require_array, require_key
-from pe_jax.validation import is_int, require, shown
+from pe_jax.validation import PlainFields, is_int, require, shown
 
 
 class Claims(NamedTuple):
@@ -52,7 +52,7 @@ jax.export.register_namedtuple_serialization(Params, serialized_name="pe_jax.Par
 
 
 @dataclasses.dataclass(frozen=True)
-class Dims:
+class Dims(PlainFields):
     """Sizes that a scheme may depend on: of the whole model, never of one device's shard."""
 
     width: int
@@ -69,7 +69,7 @@ class Dims:
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoding:
+class Encoding(PlainFields):
     """No positional encoding: a causal mask alone (arXiv 2305.19466). Base class of all schemes."""
 
     claims: ClassVar[Claims] = Claims()
@@ -175,7 +175,9 @@ def require_dims(dims: Any) -> None:
 @functools.lru_cache(512)
 def abstract_terms(encoding: Encoding, dims: Dims) -> tuple[Term, ...]:
     """The terms with abstract arrays (`jax.eval_shape`): all that is known without parameters."""
-    return jax.eval_shape(lambda: encoding.terms(encoding.init(jax.random.key(0), dims), dims))
+    made = jax.eval_shape(lambda: encoding.terms(encoding.init(jax.random.key(0), dims), dims))
+    # kept, they are not to be of the mesh that is in force now
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made)
 
 
 @functools.lru_cache(512)

@@ -16,7 +16,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align, take
-from pe_jax.validation import is_int, require, require_bool, require_stddev, set_tuple
+from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
 
 
 def _check_edges(edges) -> None:
@@ -26,6 +26,7 @@ def _check_edges(edges) -> None:
     require(ok, "edges", edges, "pass increasing integers from 0 on, such as (0, 1, 4, 16)")
 
 
+@python_ints
 def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Array:
     """The group of each distance: int32, the shape of `distance`.
 
@@ -49,6 +50,7 @@ def bucket(distance, edges=(0, 1, 4, 16), directional: bool = False) -> jax.Arra
     return group + jnp.where(distance < 0, len(edges) + 1, 0) if directional else group
 
 
+@python_ints
 def clipped(distance, clip: int) -> jax.Array:
     """clip(distance, -clip, clip) + clip: int32 in [0, 2·clip], the shape of `distance`.
 
@@ -100,7 +102,6 @@ class Buckets(_Table):
 
     def __post_init__(self):
         super().__post_init__()
-        set_tuple(self, "edges")
         _check_edges(self.edges)
         require_bool("directional", self.directional)
 

@@ -17,9 +17,10 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, require, require_stddev
+from pe_jax.validation import is_int, python_ints, require, require_stddev
 
 
+@python_ints
 def log_spaced(distance, window: tuple[int, ...]) -> jax.Array:
     """d̂ of each axis: float32 [*n, A]; the window's edge is log2(9)/3 = 1.06.
 

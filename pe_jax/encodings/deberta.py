@@ -23,7 +23,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.terms import RelativeKeys, RelativeQueries, Scale, Term
 from pe_jax.numerics.arrays import align, take
-from pe_jax.validation import is_int, require, require_stddev
+from pe_jax.validation import is_int, python_ints, require, require_stddev
 
 TYPES = ("c2p", "p2c")
 WEIGHTS = {"c2p": "w_k", "p2c": "w_q"}
@@ -57,6 +57,7 @@ def thresholds(buckets: int, max_distance: int) -> np.ndarray:
     return np.asarray([first(j) for j in range(mid)], np.int64)
 
 
+@python_ints
 def bucket(distance, buckets: int | None = 256, max_distance: int = 512) -> jax.Array:
     """The row of the table for each distance: int32 in [0, 2·span), the shape of `distance`.
 

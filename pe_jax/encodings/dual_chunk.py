@@ -47,20 +47,20 @@ class DualChunk(RoPE):
 
     def terms(self, params, dims):
         views = Views((1, 2), unit=self.chunk, shared_keys=True)
-        return (Rotation(self.rotate_q, self.rotate_k, views=views),)
+        return (Rotation(self.rotate_q, self.rotate_k, views=views, by_length=self.waits),)
 
-    def rotate_q(self, _, q, positions):
+    def rotate_q(self, _, q, positions, lengths=None):
         """Three views of q side by side: [..., T, H, 3E]."""
         inside = jnp.remainder(jnp.asarray(positions), self.chunk)
         before = jnp.minimum(inside + self.chunk, self.chunk_size)
         farthest = jnp.asarray([min(2 * self.chunk - 1, self.chunk_size)], jnp.int32)
-        views = [self._rotated(q, at) for at in (inside, before, farthest)]
+        views = [self._rotated(q, at, lengths) for at in (inside, before, farthest)]
         return jnp.concatenate(views, axis=-1)
 
-    def rotate_k(self, _, k, positions):
+    def rotate_k(self, _, k, positions, lengths=None):
         """K at n mod c: [..., S, K, E]."""
-        return self._rotated(k, jnp.remainder(jnp.asarray(positions), self.chunk))
+        return self._rotated(k, jnp.remainder(jnp.asarray(positions), self.chunk), lengths)
 
-    def _rotated(self, x, positions):
-        theta = self.frequencies(x.shape[-1])
+    def _rotated(self, x, positions, lengths):
+        theta = self.frequencies(x.shape[-1], lengths)
         return rotate(x, positions, theta, self.layout, self.attention_factor)

@@ -21,6 +21,8 @@ import jax.numpy as jnp
 from pe_jax.encodings import rope
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.terms import Rotation
+from pe_jax.numerics import angles
+from pe_jax.numerics.arrays import align
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +30,15 @@ class LeRoPE(RoPE):
     """Rotates q and k by frequencies that are learned, one factor each for the whole model."""
 
     def init_shared(self, key, dims):
-        """α [F] for F frequencies, zeros."""
+        """α [F] for F frequencies, zeros: keep it float32."""
         return {"alpha": jnp.zeros(self.rotary_dim(dims.head_dim) // 2, jnp.float32)}
 
     def terms(self, params, dims):
-        return (Rotation(self.turn, self.turn, params.shared["alpha"]),)
+        return (Rotation(self.turn, self.turn, params.shared["alpha"], by_length=self.waits),)
 
-    def turn(self, alpha, x, positions):
+    def turn(self, alpha, x, positions, lengths=None):
         """R_m x with θ·exp(α): [..., T, H, E]."""
-        theta = self.frequencies(x.shape[-1]) * jnp.exp(alpha)
+        angles.require_exact("alpha", alpha)
+        theta = self.frequencies(x.shape[-1], lengths)
+        theta *= align(jnp.exp(alpha), theta)
         return rope.rotate(x, positions, theta, self.layout, self.attention_factor)

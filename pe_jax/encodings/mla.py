@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings.rope import RoPE
-from pe_jax.validation import is_int, require
+from pe_jax.validation import is_int, python_ints, require
 
 
 def join(
@@ -48,6 +48,7 @@ def join(
     return q, jnp.concatenate([shared, k_content], axis=-1)
 
 
+@python_ints
 def scheme(
     content: int = 128, rotary: int = 64, layout: str = "interleaved", **fields: Any
 ) -> RoPE:

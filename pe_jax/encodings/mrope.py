@@ -20,9 +20,10 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.scaling.base import Scaling
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
-from pe_jax.validation import is_int, is_real, require, require_bool, set_tuple
+from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
 
 
+@python_ints
 def axis_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
     """The axis that each frequency belongs to: int [F], F = sum(sections).
 
@@ -64,7 +65,8 @@ def frequencies(
       scaling: one of `rope_scaling`, or None; its `attention_factor` is for `rope.rotate`.
 
     Raises:
-      ValueError: odd `dim`, `base` ≤ 1, sections or a scaling that do not fit.
+      ValueError: odd `dim`, `base` ≤ 1, sections or a scaling that do not fit, a scaling that waits
+        for `at_length`.
     """
     theta, axis = angles.geometric(dim, base), axis_of(sections, interleaved)
     theta = rope.scaled(theta, base, scaling)
@@ -93,7 +95,6 @@ class MRoPE(Encoding):
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
         require_bool("interleaved", self.interleaved)
-        set_tuple(self, "sections")
         if self.sections is not None:
             ok = isinstance(self.sections, tuple)
             require(ok, "sections", self.sections, "pass a tuple (time, row, column), or None")

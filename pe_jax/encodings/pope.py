@@ -25,9 +25,10 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import align, require_array
-from pe_jax.validation import is_real, require
+from pe_jax.validation import is_real, python_ints, require
 
 
+@python_ints
 def frequencies(dim: int, base: float = 1e4) -> np.ndarray:
     """θ_c = base^(-c/dim): float64 [dim], radians per position.
 

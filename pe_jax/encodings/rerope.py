@@ -60,16 +60,17 @@ class ReRoPE(RoPE):
         require(is_int(self.window, 1), "window", self.window, "pass an integer of at least 1")
 
     def terms(self, params, dims):
-        return (Rotation(self.rotate_q, self.rotate_k, views=Views((self.window,))),)
+        views = Views((self.window,))
+        return (Rotation(self.rotate_q, self.rotate_k, views=views, by_length=self.waits),)
 
-    def rotate_q(self, _, q, positions):
+    def rotate_q(self, _, q, positions, lengths=None):
         """R_m q, and R_w q."""
-        return self._twice(q, positions, jnp.asarray([self.window], jnp.int32))
+        return self._twice(q, positions, jnp.asarray([self.window], jnp.int32), lengths)
 
-    def rotate_k(self, _, k, positions):
+    def rotate_k(self, _, k, positions, lengths=None):
         """R_n k, and R_0 k."""
-        return self._twice(k, positions, jnp.zeros(1, jnp.int32))
+        return self._twice(k, positions, jnp.zeros(1, jnp.int32), lengths)
 
-    def _twice(self, x, near, far):
-        how = self.frequencies(x.shape[-1]), self.layout, self.attention_factor
+    def _twice(self, x, near, far, lengths):
+        how = self.frequencies(x.shape[-1], lengths), self.layout, self.attention_factor
         return rotate_twice(x, near, far, *how)

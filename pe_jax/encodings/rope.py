@@ -14,6 +14,7 @@ global one. `rope_scaling` has the scalings of the frequencies for longer contex
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,9 @@ def frequencies(dim: int, base: float = 1e4, scaling: Callable | None = None) ->
         pass it to `rotate`.
 
     Raises:
-      ValueError: odd `dim`; `base` ≤ 1; a scaling that does not fit `dim`.
+      ValueError: odd `dim`; `base` ≤ 1; a scaling that does not fit `dim`, or that depends on the
+        length of the sequence and has none (`scaling.at_length(total_length)` has).
+      TypeError: a scaling that returns half precision.
     """
     return jnp.asarray(scaled(angles.geometric(dim, base), base, scaling), jnp.float32)
 
@@ -49,15 +52,20 @@ def scaled(theta: np.ndarray, base: float, scaling: Callable | None) -> np.ndarr
     """The frequencies of a base after a scaling, as `frequencies` takes it: float64 [dim/2].
 
     Raises:
-      ValueError: `scaling` is not a scaling, or does not fit the other fields.
+      ValueError: `scaling` is not a scaling, waits for a length, or does not fit the other fields.
+      TypeError: it returns half precision.
     """
     if scaling is None:
         return theta
     if isinstance(scaling, Scaling):
+        fix = "it depends on the length of the sequence; call at_length(total_length) first"
+        require(scaling.valid_length() != 0, "scaling", scaling, fix)
         return scaling(theta, base)
     ok = callable(scaling) and not isinstance(scaling, type)
     require(ok, "scaling", scaling, "pass one of rope_scaling, as YaRN(4.0, 2048), or None")
-    return scaling(theta)
+    theta = scaling(theta)
+    angles.require_exact("scaling's frequencies", theta)
+    return theta
 
 
 def rotate(
@@ -72,7 +80,8 @@ def rotate(
     Args:
       x: [..., T, H, E].
       positions: integers or float32 [T] or [..., T], any sign; of A axes [T, A] or [..., T, A].
-      frequencies: [F], 2F ≤ E; for positions of A axes [A, F]: the angles of the axes add.
+      frequencies: float32 [F], 2F ≤ E; for positions of A axes [A, F]: the angles of the axes add;
+        each token's own [..., T, 1, F].
       layout: "half" or "interleaved".
       attention_factor: multiplies what is rotated: that of the scaling (YaRN and LongRoPE have
         one, `scaling.attention_factor`).
@@ -82,7 +91,8 @@ def rotate(
 
     Raises:
       ValueError: unknown layout, 2F > E, |position| ≥ 2**24, positions that do not fit x.
-      TypeError: half-precision positions; x or frequencies that are no arrays of floats.
+      TypeError: half-precision positions or frequencies; x or frequencies that are no arrays of
+        floats.
     """
     require_array("x", x, 3)
     require_array("frequencies", frequencies, 1)
@@ -94,7 +104,7 @@ def rotate(
     require(rotary_dim <= x.shape[-1], "frequencies", rotary_dim // 2, fix)
     angle = angles.angles(positions, frequencies)[..., None, :]  # [..., T, 1, F]
     at, tokens = angle.shape[:-2], x.shape[:-2]
-    ok = len(at) <= len(tokens) and (len(at) > 0 or jnp.ndim(frequencies) == 1)
+    ok = len(at) <= len(tokens) and (len(at) > 0 or jnp.ndim(frequencies) != 2)
     ok = ok and all(n in (1, m) for n, m in zip(at[::-1], tokens[::-1], strict=False))
     if not ok:
         raise ValueError(f"positions of shape {at} do not fit x {x.shape}; pass [T] or [..., T]")
@@ -150,13 +160,20 @@ class RoPE(Encoding):
         """Factor on the rotated channels of both q and k: 1 without a scaling."""
         return 1.0 if self.scaling is None else self.scaling.attention_factor
 
-    def frequencies(self, head_dim: int) -> jax.Array:
+    def frequencies(self, head_dim: int, lengths: Any = None) -> jax.Array:
         """Frequencies of a head: float32 [n/2] for n rotated channels of E = `head_dim`.
 
+        With `lengths` [..., T], those of each token's document, what a scaling that waits for
+        `at_length` gives each token: [..., T, 1, n/2].
+
         Raises:
-          ValueError: n is odd; the scaling does not fit it.
+          ValueError: n is odd; the scaling does not fit it, or waits for `at_length`.
         """
-        return frequencies(self.rotary_dim(head_dim), self.base, self.scaling)
+        dim = self.rotary_dim(head_dim)
+        if lengths is None or self.scaling is None:
+            return frequencies(dim, self.base, self.scaling)
+        theta = self.scaling.of_lengths(angles.geometric(dim, self.base), lengths)
+        return theta[..., None, :]
 
     def rotary_dim(self, head_dim: int) -> int:
         """How many channels of the E = `head_dim` are rotated.
@@ -189,9 +206,14 @@ class RoPE(Encoding):
         return None if self.scaling is None else self.scaling.valid_length()
 
     def terms(self, params, dims) -> tuple[Term, ...]:
-        return (Rotation(self.rotate, self.rotate),)
+        return (Rotation(self.rotate, self.rotate, by_length=self.waits),)
 
-    def rotate(self, _, x, positions):
-        """R_m x: [..., T, H, E]."""
-        theta = self.frequencies(x.shape[-1])
+    @property
+    def waits(self) -> bool:
+        """Whether the scaling depends on the length and has none: each document has its own."""
+        return self.valid_length() == 0
+
+    def rotate(self, _, x, positions, lengths=None):
+        """R_m x: [..., T, H, E], in documents of `lengths` [..., T]."""
+        theta = self.frequencies(x.shape[-1], lengths)
         return rotate(x, positions, theta, self.layout, self.attention_factor)

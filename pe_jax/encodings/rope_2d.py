@@ -16,7 +16,7 @@ import dataclasses
 
 from pe_jax.encodings import rope_nd
 from pe_jax.encodings.base import Claims, Encoding
-from pe_jax.validation import is_real, require, set_tuple
+from pe_jax.validation import is_real, require
 
 SPECTRA = rope_nd.SPECTRA
 frequencies = rope_nd.frequencies
@@ -39,7 +39,6 @@ class RoPE2D(Encoding):
 
     def __post_init__(self):
         require(is_real(self.base) and self.base > 1, "base", self.base, "pass a number above 1")
-        set_tuple(self, "channels")
         self._axial()  # checks the others
 
     def _axial(self) -> rope_nd.RoPEND:

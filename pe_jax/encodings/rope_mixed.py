@@ -21,9 +21,10 @@ from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
 from pe_jax.numerics.arrays import require_array
-from pe_jax.validation import is_real, require
+from pe_jax.validation import is_real, python_ints, require
 
 
+@python_ints
 def initial(key: jax.Array, heads: int, head_dim: int, base: float = 10.0) -> jax.Array:
     """Frequencies before training: float32 [2, heads, head_dim/2], of rows and of columns.
 
@@ -47,7 +48,7 @@ def rotate(
     Args:
       x: [..., T, H, E].
       positions: integers or float32 [T, A] or [..., T, A], any sign.
-      frequencies: [A, K, F], 2F ≤ E and K a divisor of H: heads in a row share.
+      frequencies: float32 [A, K, F], 2F ≤ E and K a divisor of H: heads in a row share.
       layout: "half" or "interleaved".
 
     Returns:
@@ -56,7 +57,8 @@ def rotate(
     Raises:
       ValueError: heads that K does not divide, more frequencies than pairs, an unknown layout, what
         `rope.rotate` refuses of positions.
-      TypeError: half-precision positions; x or frequencies that are no arrays of floats.
+      TypeError: half-precision positions or frequencies; x or frequencies that are no arrays of
+        floats.
     """
     require_array("x", x, 3)
     require_array("frequencies", frequencies, 3)
@@ -89,7 +91,7 @@ class RoPEMixed(Encoding):
         require(dims.head_dim % 4 == 0, "head_dim", dims.head_dim, fix)
 
     def init_layer(self, key, dims):
-        """Frequencies [2, K, E/2], of rows and of columns, for each key head."""
+        """Frequencies [2, K, E/2], of rows and of columns, for each key head: keep them float32."""
         return {"frequencies": initial(key, dims.kv_heads, dims.head_dim, self.base)}
 
     def terms(self, params, dims):

@@ -26,11 +26,12 @@ from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics import angles
-from pe_jax.validation import is_int, is_real, require, require_bool, set_tuple
+from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
 
 SPECTRA = ("shared", "alternating")
 
 
+@python_ints
 def frequencies(
     channels: Sequence[int],
     base: float | Sequence[float] = 1e4,
@@ -93,8 +94,6 @@ class RoPEND(Encoding):
 
     def __post_init__(self):
         require(is_int(self.axes, 2), "axes", self.axes, "pass an integer of at least 2, or rope")
-        set_tuple(self, "base")
-        set_tuple(self, "channels")
         bases = self.base if isinstance(self.base, tuple) else (self.base,) * self.axes
         ok = len(bases) == self.axes and all(is_real(b) and b > 1 for b in bases)
         require(ok, "base", self.base, f"pass a number above 1, or {self.axes} of them")

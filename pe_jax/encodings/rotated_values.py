@@ -26,12 +26,12 @@ class RotatedValues(RoPE):
     """
 
     def terms(self, params, dims):
-        return (ValueRotation(self.rotate_values, self.rotate_outputs),)
+        return (ValueRotation(self.rotate_values, self.rotate_outputs, by_length=self.waits),)
 
-    def rotate_values(self, _, v, positions):
+    def rotate_values(self, _, v, positions, lengths=None):
         """R_n v: [..., S, K, F]."""
-        return rotate(v, positions, self.frequencies(v.shape[-1]), self.layout)
+        return rotate(v, positions, self.frequencies(v.shape[-1], lengths), self.layout)
 
-    def rotate_outputs(self, _, out, positions):
+    def rotate_outputs(self, _, out, positions, lengths=None):
         """R_{-m} out: [..., T, H, F]."""
-        return rotate(out, positions, -self.frequencies(out.shape[-1]), self.layout)
+        return rotate(out, positions, -self.frequencies(out.shape[-1], lengths), self.layout)

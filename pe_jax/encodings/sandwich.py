@@ -19,7 +19,7 @@ import numpy as np
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias
 from pe_jax.numerics import angles
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, python_ints, require
 
 
 def bias(distance, num_heads: int, width: int = 128, base: float = 1e4) -> jax.Array:
@@ -44,6 +44,7 @@ def weighted(strengths: jax.Array, distance, width: int, base: float) -> jax.Arr
     return strengths.reshape(-1, *(1,) * waves.ndim) * waves[None]
 
 
+@python_ints
 def strengths(num_heads: int) -> jax.Array:
     """H/8h, by which the sum of waves is multiplied: float32 [H].
 

@@ -48,7 +48,13 @@ def steps(
       bias: β, [K, P].
       gate: u, [D, K].
       gate_bias: c, [K].
+
+    Raises:
+      TypeError: parameters of half precision: what they round, the tokens of a row add up.
     """
+    parameters = {"down": down, "up": up, "bias": bias, "gate": gate, "gate_bias": gate_bias}
+    for name, array in parameters.items():
+        angles.require_exact(name, array)
     exact = jax.lax.Precision.HIGHEST
     slices = x.astype(jnp.float32).reshape(*x.shape[:-1], len(bias), x.shape[-1] // len(bias))
     size = (slices**2).sum(-1, keepdims=True)
@@ -96,7 +102,7 @@ class SelectiveRoPE(Encoding):
         require(dims.width % dims.kv_heads == 0, "width", dims.width, fix)
 
     def init_layer(self, key, dims):
-        """Factors [D, R] and [R, K, E/2] of w, β and c zeros, u [D, K]."""
+        """Factors [D, R] and [R, K, E/2] of w, β and c zeros, u [D, K]: keep them float32."""
         keys, pairs = jax.random.split(key, 3), dims.head_dim // 2
         shapes = {
             "down": (dims.width, self.rank),

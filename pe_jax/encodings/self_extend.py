@@ -33,14 +33,15 @@ class SelfExtend(ReRoPE):
         super().__post_init__()
         require(is_int(self.group, 1), "group", self.group, "pass an integer of at least 1")
 
-    def _shifted(self, x, positions, shift: int):
-        positions = jnp.asarray(positions)
-        return self._twice(x, positions, jnp.floor_divide(positions, self.group) + shift)
+    def _shifted(self, x, positions, shift: int, lengths):
+        near = jnp.asarray(positions)
+        far = jnp.floor_divide(near, self.group) + shift
+        return self._twice(x, near, far, lengths)
 
-    def rotate_q(self, _, q, positions):
+    def rotate_q(self, _, q, positions, lengths=None):
         """At m, and at ⌊m/G⌋ + w - ⌊w/G⌋."""
-        return self._shifted(q, positions, self.window - self.window // self.group)
+        return self._shifted(q, positions, self.window - self.window // self.group, lengths)
 
-    def rotate_k(self, _, k, positions):
+    def rotate_k(self, _, k, positions, lengths=None):
         """At n, and at ⌊n/G⌋."""
-        return self._shifted(k, positions, 0)
+        return self._shifted(k, positions, 0, lengths)

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Input
 from pe_jax.numerics import angles
-from pe_jax.validation import is_real, require
+from pe_jax.validation import is_real, python_ints, require
 
 LAYOUTS = ("interleaved", "concatenated", "tensor2tensor")
 
 
+@python_ints
 def sinusoid(positions, dim: int, base: float = 1e4, layout: str = "interleaved") -> jax.Array:
     """Sinusoids of the positions: float32 [..., dim] for positions [...].
 

@@ -23,12 +23,13 @@ from pe_jax.encodings import learned_grid
 from pe_jax.encodings.base import Claims, Encoding, Params
 from pe_jax.encodings.terms import DistanceBias, PairBias
 from pe_jax.numerics.arrays import align, require_array, take
-from pe_jax.validation import is_int, require, require_bool, require_stddev
+from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
 
 CLASS = -1  # row and column of the class token
 CLASS_ENTRIES = 3  # class → patch, patch → class, class → class
 
 
+@python_ints
 def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
     """The bias of each distance: [H, *n] for a table [H, (2·height - 1)(2·width - 1)].
 
@@ -60,6 +61,7 @@ def lookup(table: jax.Array, distance, height: int, width: int) -> jax.Array:
     return jnp.where(inside, take(table, index, 1, _distances(height, width)), jnp.nan)
 
 
+@python_ints
 def class_lookup(table: jax.Array, q_pos, k_pos, height: int, width: int) -> jax.Array:
     """The bias of each pair where tokens at (-1, -1) are class tokens: [*B, H, T, S].
 
@@ -88,6 +90,7 @@ def class_lookup(table: jax.Array, q_pos, k_pos, height: int, width: int) -> jax
     return jnp.moveaxis(jnp.where(align(either, patches), classes, patches), 0, -3)
 
 
+@python_ints
 def resize(
     table: jax.Array, window: tuple[int, int], to: tuple[int, int], method: str = "bilinear"
 ) -> jax.Array:

@@ -24,7 +24,7 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import DistanceBias, Scale, Term
 from pe_jax.numerics.arrays import align, take
-from pe_jax.validation import is_int, require, require_bool, require_stddev
+from pe_jax.validation import is_int, python_ints, require, require_bool, require_stddev
 
 
 @functools.cache
@@ -56,6 +56,7 @@ def _side(num_buckets: int, max_distance: int, bidirectional: bool) -> int:
     return side
 
 
+@python_ints
 def bucket(
     distance, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
 ) -> jax.Array:

@@ -17,9 +17,10 @@ from pe_jax import positions as pos
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, python_ints, require
 
 
+@python_ints
 def temperature(
     positions, attn_scale: float = 0.1, floor_scale: int = 8192, offset: int = 1
 ) -> jax.Array:

@@ -18,7 +18,8 @@ class Windowed(Encoding):
     Attributes:
       encoding: what is encoded.
       window: how many tokens back are visible, oneself included; None: all, whatever the model has.
-      sinks: first tokens of each document that stay in sight beyond the window.
+      sinks: first tokens of each document that stay in sight beyond the window, at their places in
+        the text.
     """
 
     encoding: Encoding = Encoding()

@@ -24,7 +24,7 @@ from pe_jax.encodings import rope
 from pe_jax.encodings.base import Claims, Encoding
 from pe_jax.encodings.terms import Rotation
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, python_ints, require
 
 GAMMA, REACH = 0.4, 55  # 3.5^55 is 10^30, which leaves 10^8 for the values in float32
 
@@ -34,6 +34,7 @@ def zeta(dim: int) -> np.ndarray:
     return (np.arange(0, dim, 2) / dim + GAMMA) / (1 + GAMMA)
 
 
+@python_ints
 def growth(positions, dim: int, scale_base: int = 512) -> jax.Array:
     """ζ_i^(position/scale_base): float32 [..., dim/2] for integer positions [...].
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims, Encoding, Params
 from pe_jax.encodings.terms import Side, Term, Tokens
@@ -42,11 +43,13 @@ def attention(
     mask: Any = None,
     q_segments: Any = None,
     k_segments: Any = None,
+    q_lengths: Any = None,
+    k_lengths: Any = None,
     q_index: Any = None,
     k_index: Any = None,
     # the softmax
-    scale: float | None = None,
-    logit_cap: float | None = None,
+    scale: Any = None,
+    logit_cap: Any = None,
     dropout_rate: float = 0.0,
     dropout_key: Any = None,
     return_lse: bool = False,
@@ -67,29 +70,39 @@ def attention(
       k: [*B, S, K, E].
       v: [*B, S, K, F]; F = E where the scheme adds vectors at the values (Shaw).
       encoding: the scheme, or its spec string ("rope"); None is NoPE. One that depends on the
-        length is set for T tokens; with positions pass `encoding.at_length(total_length)`.
+        length is set for T tokens, or for those of each segment; with positions pass
+        `encoding.at_length(total_length)`: in rows that go beyond it the result is NaN, where this
+        is traced and cannot be refused.
       params: its parameters, as `encoding.init(key, dims)` draws; None where it has none.
       terms: kinds of `pe_jax.terms` that are added as well: `(pe_jax.Sink(logits),)`.
       x: the layer's input [*B, T, D], for schemes that read it (FoX, CABLE); then T = S.
       embedded: says that `encoding.embed` was called on the input of the first layer, for schemes
         that add to it (sinusoidal and learned tables).
-      bias: floats that broadcast to [*B, H, T, S]: all scores are held at once.
+      bias: floats that broadcast to [*B, H, T, S]: all scores are held at once. -inf hides a pair
+        as a mask does; a large negative number becomes -cap under a `logit_cap`, and hides none.
       q_positions: integers [T] or [*B, T] (floats if the scheme declares `real_positions`), with a
         last axis if it has several. None: from 0 in each segment, T = S. They get no gradient.
       k_positions: the same for the keys; None: `q_positions`, if T = S.
-      causal: whether later tokens are hidden; None: True. A scheme of several axes must be told.
+      causal: whether later tokens are hidden; None: True, but for a mask that looks ahead
+        (`masks.prefix`). A scheme of several axes must be told.
       window: number of tokens back that are visible (and ahead, if not causal), including itself.
-      sinks: number of first tokens of each segment that stay visible beyond the window.
+      sinks: number of first tokens of each segment that stay visible beyond the window. They keep
+        their places in the text; StreamingLLM has places in its cache (docs/borrow.md).
       mask: a `pe_jax.Mask` (`pe_jax.masks`), in O(L) memory, or booleans that broadcast to
-        [*B, H, T, S], True is visible. The causal mask holds as well unless causal=False.
+        [*B, H, T, S], True is visible. The causal mask holds as well where `causal` is True. Chunks
+        and prefixes are counted within segments.
       q_segments: integers [*B, T]: tokens see their own segment; a negative id (padding) sees
         nothing. Tokens of a segment are adjacent.
       k_segments: the same for the keys; None: `q_segments`, if T = S.
+      q_lengths: integers [*B], instead of `q_segments`: the first ones of each row's queries are
+        tokens, the others padding; None: all are tokens.
+      k_lengths: the same for the keys.
       q_index: index of each query among the tokens [T] or [*B, T], for causal and window; None:
         0 … T - 1 if T = S.
       k_index: the same for the keys; None: 0 … S - 1.
-      scale: what q·k is multiplied by; None: 1/sqrt(E), or what the encoding sets (T5).
-      logit_cap: scores become cap·tanh(score / cap), before the mask.
+      scale: what q·k is multiplied by, a positive number or an array [], which may be traced and
+        has a gradient; None: 1/sqrt(E), or what the encoding sets (T5).
+      logit_cap: scores become cap·tanh(score / cap), before the mask; numbers as for `scale`.
       dropout_rate: fraction of weights that is dropped.
       dropout_key: PRNG key of dropout, a new one per call; None disables it.
       return_lse: whether to return the log-sum-exp of each row as well.
@@ -127,30 +140,35 @@ def attention(
     checks.embedded(encoding, dims, embedded)
 
     # Where tokens are, and what they may see.
+    q_segments, k_segments = checks.lengths(q_lengths, k_lengths, q_segments, k_segments, q, k)
     given = {"q_positions": q_positions, "k_positions": k_positions}
     q_positions, k_positions = checks.positions(claims, q, k, q_positions, k_positions, name)
     encoding = checks.at_length(encoding, queries, given, q_segments)
     contiguous = q_positions is None
     q_ids, k_ids = checks.segments(q_segments, k_segments, q, k)
     aligned = queries == keys and q_index is None and k_index is None and k_segments is None
-    masked = mask is not None or getattr(implementation, "has_own_mask", False)
-    causal = checks.causal(encoding, causal, masked)
+    others_mask = True if getattr(implementation, "has_own_mask", False) else None
+    causal = checks.causal(encoding, causal, others_mask if mask is None else mask)
     ordered = causal or window is not None
     q_index, k_index = checks.indices(q_index, k_index, q, k, layout, ordered)
 
     # What is added, the softmax, and how it runs.
     params = checks.params(encoding, params, dims)
-    terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, q, k)
+    terms = checks.terms(terms, dims, claims.axes) + checks.mask_terms(mask, q, keys)
     terms = encoding.terms(params, dims) + terms
     checks.layer_input(terms, name, x, q.shape[:-2], keys, dims)
     checks.value_width(terms, v, claims.axes)
-    scale, logit_cap = checks.positive("scale", scale), checks.positive("logit_cap", logit_cap)
+    traced, scale, logit_cap = checks.scale_and_cap(terms, scale, logit_cap)
+    terms += traced
     dropout = checks.dropout(q, dropout_rate, dropout_key)
-    kinds.check(terms, scale, logit_cap)
     implementation = checks.implementation(implementation, layout, q, k, mask, bias)
     if not (queries and keys and q.size):
         out = jnp.zeros((*batch, queries, heads, v.shape[-1]), v.dtype)
         return (out, jnp.full(out.shape[:-1], LOWEST)) if return_lse else out
+
+    # What nobody sees, NaN too, reaches nothing.
+    read = outside.hide_padding(q_ids, x) if kinds.reads_input(terms) else None
+    (q, k, v, x), broken = outside.set_aside((q_ids, k_ids), q, k, v, read)
 
     # States and rotations. Positions restart in each segment where more than the distance counts.
     positions = [q_positions, k_positions]
@@ -164,9 +182,15 @@ def attention(
         share = functools.partial(HeadsOfDevice(heads_axis), axis=-2)
         q_states, k_states = jax.tree.map(share, (q_states, k_states))
         terms = checks.some_heads(terms, dropout, heads_axis)
-    q_rotated = outside.rotate(terms, "q", q, positions[0], q_states)
-    k_rotated = outside.rotate(terms, "k", k, positions[1], k_states)
-    v_rotated = outside.rotate_values(terms, v, positions[1])
+    q_lengths = k_lengths = None
+    if q_ids is not None and any(term.by_length for term in terms):
+        sides = (q, q_ids, k_ids), (k, k_ids, q_ids)
+        q_lengths, k_lengths = (
+            pos.document_lengths(ids, others).reshape(x.shape[:-2]) for x, ids, others in sides
+        )
+    q_rotated = outside.rotate(terms, "q", q, positions[0], q_states, q_lengths)
+    k_rotated = outside.rotate(terms, "k", k, positions[1], k_states, k_lengths)
+    v_rotated = outside.rotate_values(terms, v, positions[1], k_lengths)
     checks.same_width(q_rotated, k_rotated, terms)
 
     # The call as engines take it: heads first, one axis of rows.
@@ -177,7 +201,13 @@ def attention(
     q_at, k_at = (_flat(at, 1 + (claims.axes > 1)) for at in engine_positions)
     pairs = zip(terms, k_states, strict=True)
     k_states = tuple(state if term.reads_keys else None for term, state in pairs)
-    rank = layout.per_segment(k_ids) if sinks and k_ids is not None else None
+    q_index, k_index = _flat(q_index, 1), _flat(k_index, 1)
+    q_rank, k_rank = None, None
+    if k_ids is not None and (sinks or any(term.hides for term in terms)):
+        q_rank = k_rank = layout.per_segment(k_ids)
+        if not aligned:
+            q_rank = pos.rank_of(q_index, q_ids, k_index, k_ids)
+            k_rank = pos.rank_of(k_index, k_ids, k_index, k_ids)
     arrays = q_rotated, k_rotated, v_rotated, *outside.read_raw(terms, q, k), q_states, k_states
     q_x, k_x, v_x, q_raw, k_raw, q_states, k_states = jax.tree.map(outside.heads_first, arrays)
     spec = AttentionSpec(
@@ -192,14 +222,18 @@ def attention(
         scale=scale,
         logit_cap=logit_cap,
     )
-    q_side = Side(q_x, q_raw, q_states, Tokens(q_at, _flat(q_index, 1), q_ids))
-    k_side = Side(k_x, k_raw, k_states, Tokens(k_at, _flat(k_index, 1), k_ids, rank))
+    q_side = Side(q_x, q_raw, q_states, Tokens(q_at, q_index, q_ids, q_rank))
+    k_side = Side(k_x, k_raw, k_states, Tokens(k_at, k_index, k_ids, k_rank))
     call = dispatch.Call(spec, terms, q_side, k_side, v_x)
     out, lse = dispatch.engine(implementation, layout, call, name, dropout)(*call)
-
     out, lse = outside.rescale(terms, q_states, out, lse)
+    if others_mask is None:
+        out, lse = outside.put_back(broken, call, implementation, (out, lse))
+    if not contiguous:
+        sides = q_side.tokens, k_side.tokens
+        out, lse = outside.nan_beyond(encoding.valid_length(), sides, (out, lse))
     out = jnp.swapaxes(out, 1, 2).reshape(*batch, queries, heads, -1).astype(v.dtype)
-    out = outside.rotate_output(terms, out, positions[0])
+    out = outside.rotate_output(terms, out, positions[0], q_lengths)
     return (out, jnp.swapaxes(lse, 1, 2).reshape(*batch, queries, heads)) if return_lse else out
 
 

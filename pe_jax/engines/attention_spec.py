@@ -1,14 +1,15 @@
-"""What is static about a call of attention: sizes, the mask as a rule, scale and cap.
+"""A call of attention as engines take it, and what is static about it.
 
 T queries, S keys.
 """
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 
 from pe_jax.encodings.base import Dims
-from pe_jax.encodings.terms import Tokens, scale
+from pe_jax.encodings.terms import Side, Tokens, logit_cap, scale
 from pe_jax.engines.mask import allowed
 
 
@@ -24,7 +25,8 @@ class AttentionSpec:
     contiguous: bool = False  # the distance of query i and key j is i - j (within a segment)
     restarts: bool = False  # the same, but that positions restart in each run of one segment
     lse: bool = False  # whether the logarithms of rows' sums are read; else an engine may give None
-    scale: float | None = None  # what q·k is multiplied by; None: see `scale_of`
+    # None: see `scale_of` and `cap_of`
+    scale: float | None = None  # what q·k is multiplied by
     logit_cap: float | None = None  # scores are cap·tanh(score / cap) before the mask
 
     @property
@@ -32,12 +34,26 @@ class AttentionSpec:
         """Whether the distance of a query and a key of one segment is that of their indices."""
         return self.contiguous or self.restarts
 
-    def scale_of(self, terms: tuple) -> float:
+    def scale_of(self, terms: tuple) -> Any:
         """What q·k and the scaled terms are multiplied by: the call's, a term's, or 1/sqrt(E)."""
         return scale(terms, self.dims.head_dim) if self.scale is None else self.scale
+
+    def cap_of(self, terms: tuple) -> Any:
+        """What bounds the scores; None: nothing does."""
+        return logit_cap(terms) if self.logit_cap is None else self.logit_cap
 
     def mask(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible: bool [B or 1, 1, T, S]."""
         rule = {"causal": self.causal, "window": self.window, "sinks": self.sinks}
         visible = allowed(q.index, k.index, q.segments, k.segments, k_rank=k.rank, **rule)
         return visible[:, None]
+
+
+class Call(NamedTuple):
+    """What every engine takes; see `reference` for the shapes."""
+
+    spec: AttentionSpec
+    terms: tuple
+    q: Side
+    k: Side
+    v: Any

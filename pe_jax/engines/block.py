@@ -83,8 +83,8 @@ def scores(
       terms: what the encoding adds.
       q: the queries, with the states that `prepare` gives.
       k: the keys.
-      pairs: which of them are visible, bool [B or 1, H or 1, T, S]; read by sums along rows and by
-        terms of whole rows.
+      pairs: which of them are visible, bool [B or 1, H or 1, T, S]; read by sums along rows, by
+        terms of whole rows, and by the cap. None: all.
       lines: for each term a `Line` of the block, or None; None: none has one.
       bias: what is added besides.
       before: for each term that sums along rows, the sums to the right, [B, H, T, 1].
@@ -116,8 +116,11 @@ def scores(
     rescored = [term.rescore(s, bias, q, scale, pairs) for term in terms]
     for added in (bias, *rescored):
         s = s if added is None else s + added
-    if spec.logit_cap is not None:
-        s = spec.logit_cap * jnp.tanh(s / spec.logit_cap)
+    cap = spec.cap_of(terms)
+    if cap is not None:  # a bias of -inf hides a pair, whatever the cap; a hidden score may be NaN
+        hidden = s < jnp.finfo(s.dtype).min
+        hidden = hidden if pairs is None else hidden | ~pairs
+        s = jnp.where(hidden, s, cap * jnp.tanh(jnp.where(hidden, 0, s) / cap))
     return s, tuple(carried)
 
 

@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -28,7 +29,7 @@ from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.sharded.heads import HeadsOfDevice
 from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import require_array, require_key
-from pe_jax.validation import is_real, require, require_bool, shown
+from pe_jax.validation import is_real, python_ints, require, require_bool, shown
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 DRAW = "pass encoding.init(key, dims)"
@@ -39,8 +40,8 @@ NAMES = {  # of `jax.nn.dot_product_attention`, Flax and PyTorch, and what to pa
     "dropout_rng": "dropout_key=",
     "deterministic": "dropout_key=None to disable dropout",
     "local_window_size": "window=, how many tokens back are visible, including the query's own",
-    "query_seq_lengths": "q_segments=, with negative ids for padding",
-    "key_value_seq_lengths": "k_segments=, with negative ids for padding",
+    "query_seq_lengths": "q_lengths=",
+    "key_value_seq_lengths": "k_lengths=",
     "enable_gqa": "k and v with fewer heads: nothing else is needed",
     "softcap": "logit_cap=",
     "logits_soft_cap": "logit_cap=",
@@ -213,20 +214,25 @@ def at_length(encoding: Encoding, queries: int, given: dict, segments: Any = Non
     """The scheme for the length at hand, where it depends on that and was not told it.
 
     `given` are positions by the name of the argument; None where there are none: then T, the number
-    of `queries`, is the length. With segments positions restart, and it does not tell their end.
+    of `queries`, is the length, unless it is symbolic (`jax.export`). With segments each document
+    has its own: the scheme stays as it is, and its terms read them (`by_length`).
     """
     valid = encoding.valid_length()
     if valid is None:
         return encoding
     given = {name: x for name, x in given.items() if x is not None}
-    if not valid and not given:
+    symbolic = jax.export.is_symbolic_dim(queries)
+    if not valid and not given and segments is not None:
+        return encoding
+    if not valid and not given and not symbolic:
         return encoding.at_length(max(queries, 1))
     if not valid:
         raise ValueError(
             f"encoding: {title(encoding)} depends on the length of the whole sequence, which"
-            " positions do not tell; pass encoding.at_length(total_length)"
+            f" {'a symbolic length does' if symbolic else 'positions do'} not tell;"
+            " pass encoding.at_length(total_length)"
         )
-    if not given and segments is None:
+    if not given and segments is None and not symbolic:
         given = {"q": np.asarray(queries - 1)}
     for name, x in given.items():
         known = pos.concrete(x)
@@ -338,6 +344,32 @@ def segments(q_segments, k_segments, q, k) -> list[Any]:
     return checked
 
 
+def lengths(q_lengths, k_lengths, q_segments, k_segments, q, k) -> tuple[Any, Any]:
+    """Segments as given; or of lengths [*B], 0 for the first tokens of each row and -1 after them.
+
+    A side without a length is all real, as in `jax.nn.dot_product_attention`.
+    """
+    if q_lengths is None and k_lengths is None:
+        return q_segments, k_segments
+    fix = "leave one of lengths and segments out: a negative segment id is padding"
+    require(q_segments is None and k_segments is None, "q_segments", "given", fix)
+    segments = []
+    for name, x, rows in (("q_lengths", q_lengths, q), ("k_lengths", k_lengths, k)):
+        *batch, count = rows.shape[:-2]
+        index = jnp.broadcast_to(pos.contiguous(count), (*batch, count))
+        if x is None:
+            segments.append(jnp.zeros_like(index))
+            continue
+        x = pos.as_positions(x, name=name)
+        shape(name, x, tuple(batch))
+        known = pos.concrete(x)
+        fine = known is None or bool(((known >= 0) & (known <= count)).all())
+        require(fine, name, known, f"pass integers from 0 to {count}")
+        segments.append(jnp.where(index < x[..., None], 0, -1))
+    same = q_lengths is k_lengths and q.shape[-3] == k.shape[-3]
+    return segments[0], None if same else segments[1]
+
+
 def _both_sides(name: str, of_queries, of_keys, same_length: bool):
     """What queries and keys have, the same unless told if there are as many; None for neither."""
     if of_queries is None and of_keys is None:
@@ -377,12 +409,15 @@ def indices(q_index, k_index, q, k, layout: Contiguous, ordered: bool) -> list[j
 # --- What tokens may see ---
 
 
-def causal(encoding: Encoding, causal: bool | None, masked: bool = False) -> bool:
+def causal(encoding: Encoding, causal: bool | None, mask: Any = None) -> bool:
     """Whether later tokens are hidden: True unless told, for a scheme of one axis.
 
-    `masked`: a separate mask may hide what a one-sided scheme cannot tell apart.
+    A mask (True: another's) may hide what a one-sided scheme cannot tell apart, and a `Mask` that
+    looks ahead tells.
     """
-    name, claims = title(encoding), encoding.claims
+    name, claims, masked = title(encoding), encoding.claims, mask is not None
+    if causal is None and isinstance(mask, kinds.Mask) and mask.looks_ahead:
+        causal = False
     if causal is None:
         fix = f"{name} has {claims.axes} axes; pass True, or False to see all"
         require(claims.axes == 1, "causal", None, fix)
@@ -402,6 +437,7 @@ def alike(encoding: Encoding) -> str:
     return f"all later tokens look alike to {title(encoding)}; {fix}"
 
 
+@python_ints
 def window(encoding: Encoding, window: int | None, sinks: int) -> tuple[Encoding, int | None, int]:
     """The encoding without its window; the window and the sinks, of the call or of the encoding."""
     if isinstance(encoding, Windowed):
@@ -412,16 +448,20 @@ def window(encoding: Encoding, window: int | None, sinks: int) -> tuple[Encoding
     return encoding, window, sinks
 
 
-def mask_terms(mask: Any, q: jax.Array, k: jax.Array) -> tuple[kinds.Mask, ...]:
-    """A `Mask` as a term of the call; nothing for an array (see `implementation`)."""
+def mask_terms(mask: Any, q: jax.Array, keys: int, all_keys: bool = True) -> tuple[kinds.Mask, ...]:
+    """A `Mask` as a term of the call; nothing for an array (see `implementation`).
+
+    `all_keys`: whether no more than `keys` will follow, so that a mask of more is another's.
+    """
     if not isinstance(mask, kinds.Mask):
         return ()
-    batch, keys = math.prod(q.shape[:-3]), k.shape[-3]
+    batch = math.prod(q.shape[:-3])
     for leaf in jax.tree.leaves(mask.arrays):
         fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
         require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
     fix = f"k has {keys} tokens; make it of as many"
-    require(mask.length in (None, keys), "mask.length", mask.length, fix)
+    length = keys if mask.length is None else mask.length
+    require(length == keys or (length > keys and not all_keys), "mask.length", length, fix)
     return (mask,)
 
 
@@ -440,12 +480,26 @@ def pair_array(name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
 # --- The softmax ---
 
 
-def positive(name: str, value: Any) -> float | None:
-    """A scale or a cap as a float, or None."""
-    if value is None:
-        return None
-    kinds.require_positive(name, value)
-    return float(value)
+def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any, Any]:
+    """The scale and the cap as floats or None; traced ones as a term, in the tuple that leads.
+
+    A traced one that is not positive is NaN.
+    """
+    given = {"scale": scale, "logit_cap": logit_cap}
+    traced, known = {}, {}
+    for name, value in given.items():
+        if hasattr(value, "ndim") and value.ndim == 0 and value.dtype != bool:
+            if pos.concrete(value) is None:
+                value = jnp.asarray(value, jnp.float32)[None]
+                traced[name] = jnp.where((value > 0) & (value < jnp.inf), value, jnp.nan)
+                continue
+            value = value.item()
+        if value is not None:
+            kinds.require_positive(name, value)
+            known[name] = float(value)
+    kinds.check(terms, **given)
+    term = (kinds.TracedScalars(**traced),) if traced else ()
+    return term, known.get("scale"), known.get("logit_cap")
 
 
 def dropout_rate(rate: Any) -> None:

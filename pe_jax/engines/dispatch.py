@@ -7,15 +7,14 @@ the length.
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side
 from pe_jax.engines import reference, tiled
-from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.attention_spec import Call
 from pe_jax.engines.dropout import Dropout
 from pe_jax.engines.kernels import self_check
 from pe_jax.engines.sharded import ring, rows
@@ -40,16 +39,6 @@ FEW_OF_WIDE, WIDE = (256, 2**22), 64
 # ones with tiles, 1.08 at 64 × 32.
 FEW_OF_ALL_DISTANCES = 32, TILE
 FEW_OF_KERNELS = 256, TILE  # on GPUs and TPUs: not measured
-
-
-class Call(NamedTuple):
-    """What every engine takes."""
-
-    spec: AttentionSpec
-    terms: tuple
-    q: Side
-    k: Side
-    v: jax.Array
 
 
 def engine(

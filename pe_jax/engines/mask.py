@@ -32,8 +32,8 @@ def allowed(
       window: at most this many keys back, the token itself included (and as many ahead, if not
         causal).
       sinks: how many keys at the start of each document every window keeps visible: attention
-        sinks (StreamingLLM, arXiv 2309.17453, §3.2), the Λ-shaped mask of LM-Infinite
-        (arXiv 2308.16137).
+        sinks (the mask of StreamingLLM, arXiv 2309.17453, §3.2, not its positions), the Λ-shaped
+        mask of LM-Infinite (arXiv 2308.16137).
       k_rank: int32 [*B, S], the index of each key within its document; None: `k_index`.
     """
     ahead = q_index[..., :, None] - k_index[..., None, :]

@@ -1,15 +1,28 @@
-"""What terms do outside engines: states, rotations before, sinks and rotations after.
+"""What is done outside engines: states and rotations before, sinks and rotations after.
+
+What is not seen reaches nothing, not even NaN: as a weight of 0 times NaN is NaN, tokens that are
+not finite are zeros for every engine, and queries that see one are NaN afterwards.
 
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, F value
 width, C width of a state.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
+import numpy as np
 
+from pe_jax import positions as pos
+from pe_jax.encodings.terms import Tokens
+from pe_jax.engines import block
 from pe_jax.engines.sharded.layout import Contiguous
+from pe_jax.numerics.arrays import varying_like
+
+RARE = "only_if_broken"  # names, in a program, what runs only if a token is not finite
+CHUNK = 256  # queries whose mask is looked at together
 
 
 def states(
@@ -43,27 +56,32 @@ def states(
     return [tuple(of_queries), tuple(of_keys)]
 
 
-def rotate(terms: tuple, side: str, x: jax.Array, positions, states: tuple) -> jax.Array:
-    """Queries (`side` "q") or keys ("k") [*B, T, H or K, E] after query biases and rotations."""
+def rotate(
+    terms: tuple, side: str, x: jax.Array, positions, states: tuple, lengths: Any = None
+) -> jax.Array:
+    """Queries (`side` "q") or keys ("k") [*B, T, H or K, E] after query biases and rotations.
+
+    `lengths` [*B, T] are those of each token's document, for terms that read them (`by_length`).
+    """
     if side == "q":
         for term in terms:
             x = term.shift(x)
     for term, state in zip(terms, states, strict=True):
-        x = term.rotate(side, x, positions, state)
+        x = term.rotate(side, x, positions, state, lengths)
     return x
 
 
-def rotate_values(terms: tuple, v: jax.Array, positions) -> jax.Array:
+def rotate_values(terms: tuple, v: jax.Array, positions, lengths: Any = None) -> jax.Array:
     """Values [*B, S, K, F] as engines take them and a cache keeps them."""
     for term in terms:
-        v = term.rotate_values(v, positions)
+        v = term.rotate_values(v, positions, lengths)
     return v
 
 
-def rotate_output(terms: tuple, out: jax.Array, positions) -> jax.Array:
+def rotate_output(terms: tuple, out: jax.Array, positions, lengths: Any = None) -> jax.Array:
     """Outputs [*B, T, H, F] of rotated values, rotated back by the queries' positions."""
     for term in reversed(terms):
-        out = term.rotate_output(out, positions)
+        out = term.rotate_output(out, positions, lengths)
     return out
 
 
@@ -83,6 +101,148 @@ def rescale(terms: tuple, states: tuple, out: jax.Array, lse: Any) -> tuple[jax.
     return out, lse
 
 
+def nan_beyond(length: int | None, sides: tuple[Tokens, ...], results: tuple) -> tuple:
+    """Results [B, H, T, …], NaN in rows that have traced positions from `length` on.
+
+    The whole row is of another scaling then. What is known has been refused, and padding is not
+    counted. Results that are None stay so.
+    """
+    if length is None or all(pos.concrete(side.positions) is not None for side in sides):
+        return results
+    rows: Any = False
+    for side in sides:
+        far = (side.positions >= length).reshape(*side.positions.shape[:2], -1).any(-1)
+        if side.segments is not None:
+            far &= side.segments >= 0
+        rows |= far.any(-1)[:, None, None, None]
+    return jax.tree.map(lambda x: jnp.where(rows, jnp.nan, x), results)
+
+
 def heads_first(x: jax.Array) -> jax.Array:
     """[*B, T, H, E] → [B, H, T, E]."""
     return jnp.swapaxes(x.reshape(-1, *x.shape[-3:]), 1, 2)
+
+
+class Broken(NamedTuple):
+    """Tokens that have numbers that are not finite."""
+
+    any: jax.Array  # whether there are any, padding too: bool []
+    q: jax.Array  # queries, bool [B, T]
+    k: jax.Array  # keys, bool [B, S]
+
+
+@jax.custom_jvp
+def finite(x: jax.Array) -> jax.Array:
+    """x with zeros where it is not finite."""
+    return jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+
+
+@finite.defjvp
+def _(primals, tangents):
+    # What is zeroed has no gradient anyway: who sees it is NaN, which `put_back` writes. A `where`
+    # would keep a mask of all elements for the backward pass.
+    return finite(*primals), *tangents
+
+
+@functools.partial(jax.jit, inline=True)
+def set_aside(
+    ids: tuple, q: jax.Array, k: jax.Array, v: jax.Array, x: Any = None
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array, Any], Broken]:
+    """The arrays with zeros where they are not finite, and which tokens these are.
+
+    Nothing but passes over elements is added to a program: tokens are looked at only if there is
+    one.
+
+    Args:
+      ids: segments of queries and of keys, [B or 1, T] each or None; of padding they are negative.
+      q: [*B, T, H, E].
+      k: [*B, S, K, E].
+      v: [*B, S, K, F].
+      x: the layer's input [*B, T, D] where terms read it, of queries and keys alike; or None.
+    """
+    given = (q, k, v) if x is None else (q, k, v, x)
+    fine = functools.reduce(jnp.logical_and, (jnp.isfinite(y).all() for y in given))
+
+    def broken(y, axes=(-2, -1)):
+        marks = ~jnp.isfinite(y).all(axes)
+        return marks.reshape(-1, marks.shape[-1])
+
+    def tokens():
+        own, keys = broken(q), broken(k) | broken(v)
+        if x is not None:
+            own, keys = (marks | broken(x, -1) for marks in (own, keys))
+        real = (True if y is None else y >= 0 for y in ids)
+        marks = tuple(y & seen for y, seen in zip((own, keys), real, strict=True))
+        return varying_like(marks, (given, ids))
+
+    shapes = jax.eval_shape(tokens)
+
+    def none():
+        return varying_like(tuple(jnp.zeros(y.shape, bool) for y in shapes), (given, ids))
+
+    with jax.named_scope(RARE):
+        own, keys = jax.lax.cond(fine, none, tokens)
+    if x is not None:
+        x = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+    return (finite(q), finite(k), finite(v), x), Broken(~fine, own, keys)
+
+
+def hide_padding(ids: Any, x: Any, axes: int = 1) -> Any:
+    """x [*B, T, …], or None, with zeros for tokens whose id [B, T] is negative; `axes` after T."""
+    if ids is None or x is None:
+        return x
+    real = (ids >= 0).reshape(*x.shape[: x.ndim - axes], *(1,) * axes)
+    return jnp.where(real, x, jnp.zeros((), x.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _put_back(
+    spec: Any, chunk: int, terms: tuple, q: Any, k: Any, mask: Any, broken: Broken, results: tuple
+) -> tuple:
+    """Results [B, H, T, …], or None, with NaN for queries that are broken or see a key that is.
+
+    Args:
+      spec: the `AttentionSpec` of the call.
+      chunk: how many queries are looked at together, in O(S) memory; only if a key is broken.
+      terms: those of the call that hide pairs.
+      q: the tokens of the queries.
+      k: those of the keys.
+      mask: hides more pairs, bool [B, H or 1, T or 1, S or 1]; or None.
+      broken: which tokens are.
+      results: an engine's.
+    """
+    count: Any = broken.q.shape[1]
+    symbolic = bool(jax.export.is_symbolic_dim(count))
+    size = count if symbolic else min(count, chunk)
+
+    def see(start: Any) -> jax.Array:
+        def cut(x: jax.Array, axis: int) -> jax.Array:
+            shared = x.shape[axis] != count
+            return x if shared else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+        rows = jax.tree.map(lambda x: cut(x, 1), q)
+        pairs = block.visible(spec, terms, rows, k)
+        pairs = pairs if mask is None else pairs & cut(mask, 2)
+        return (pairs & broken.k[:, None, None, :]).any((1, 3))
+
+    def seen() -> jax.Array:
+        if size == count:
+            return see(0)
+        first = np.minimum(np.arange(0, count, size), count - size).astype(np.int32)
+        parts = jax.lax.map(see, jnp.asarray(first))  # the last may begin within the one before
+        whole = jnp.moveaxis(parts[:-1], 0, 1).reshape(parts.shape[1], -1)
+        rest = count - whole.shape[1]
+        return jnp.concatenate([whole, parts[-1][:, size - rest :]], axis=1)
+
+    with jax.named_scope(RARE):
+        wrong = jax.lax.cond(broken.any, seen, lambda: jnp.zeros_like(broken.q))
+    wrong = (broken.q | wrong)[:, None, :, None]
+    return jax.tree.map(lambda x: jnp.where(wrong, jnp.nan, x), results)
+
+
+def put_back(broken: Broken, call: Any, implementation: Any, results: tuple) -> tuple:
+    """The results of a `dispatch.Call`, NaN where a query is broken or sees a key that is."""
+    terms = tuple(term for term in call.terms if term.hides)
+    pairs = getattr(implementation, "keywords", {}).get("mask")  # an array, for `reference`
+    tokens = call.q.tokens, call.k.tokens
+    return _put_back(call.spec, CHUNK, terms, *tokens, pairs, broken, results)

@@ -52,14 +52,19 @@ def attend(
     """Attention with everything written out: output and log-sum-exp, see the head of this file.
 
     Only this engine takes what has no form but that of a matrix, of a shape that broadcasts to
-    [B, H, T, S]: `mask` (bool) hides more than `spec` does, `bias` is added to the scores. `change`
-    maps the weights [B, H, T, S] before they average the values: dropout of another library.
+    [B, H, T, S]: `mask` (bool) hides more than `spec` does, `bias` is added to the scores and hides
+    where it is -inf. `change` maps the weights [B, H, T, S] before they average the values: dropout
+    of another library.
     """
     pairs = block.visible(spec, terms, q.tokens, k.tokens)
     pairs = pairs if mask is None else pairs & mask
-    s = jnp.where(pairs, scores(spec, terms, q, k, pairs, bias), -jnp.inf)
-    top = jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True))
-    top = jnp.where(jnp.isfinite(top), top, 0)
+    least = jnp.finfo(jnp.float32).min  # finite, for `jax_debug_infs`
+    if bias is not None:  # a cap would make a number of -inf
+        bias = bias.astype(jnp.float32)
+        hidden = bias < least
+        pairs, bias = pairs & ~hidden, jnp.where(hidden, 0, bias)
+    s = jnp.where(pairs, scores(spec, terms, q, k, pairs, bias), least)
+    top = jnp.maximum(jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True)), least)
     e = jnp.where(pairs, jnp.exp(s - top), 0)
     total = e.sum(-1, keepdims=True)
     safe = jnp.where(total > 0, total, 1)

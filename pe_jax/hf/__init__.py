@@ -122,7 +122,10 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read(config: Mapping[str, Any]) -> tuple[LayerEncoding, ...]:
-    config = _text(config)
+    vision, config = config.get("vision_config"), _text(config)
+    rate = None if vision is None else _as_dict(vision).get("tokens_per_second")
+    if rate is not None:  # of the positions in the text model
+        config = {**config, "tokens_per_second": rate}
     model_type = config.get("model_type")
     family = _family(model_type)
     keys = Keys(str(model_type), config)

@@ -232,7 +232,7 @@ FAMILIES: dict[str, Any] = {
     "lfm2": Rotary(base=1e6, kinds=conv_layers, typed=True, qk_norm=True),
     # M-RoPE
     "qwen2_vl_text": Rotary(base=1e6, sections=(16, 24, 24), **QWEN),
-    "qwen2_5_vl_text": Rotary(base=1e6, sections=(16, 24, 24), **QWEN),
+    "qwen2_5_vl_text": Rotary(base=1e6, sections=(16, 24, 24), timed=True, **QWEN),
     "qwen3_vl_text": Rotary(
         base=5e5, head_dim=128, sections=(24, 20, 20), interleaved=True, qk_norm=True
     ),

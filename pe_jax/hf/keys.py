@@ -16,6 +16,7 @@ SUSPECT = re.compile(
     r"rope|rotary|position|pos_|alibi|relative|bucket|bias_max|window|sliding|chunk|layer_types"
     r"|softcap|soft_cap|sink|softmax_scale|scale_attn|attn_scale|floor_scale|attention_multiplier"
     r"|query_pre_attn|temperature_tuning|talking_head|clamp_len|bidirectional|prefix_lm"
+    r"|tokens_per_second"
 )
 HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
 HARMLESS |= {"original_max_position_embeddings", "max_trained_positions"}

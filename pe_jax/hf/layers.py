@@ -8,11 +8,11 @@ from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.registry import format_encoding
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.windowed import Windowed
-from pe_jax.validation import shown
+from pe_jax.validation import PlainFields, shown
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerEncoding:
+class LayerEncoding(PlainFields):
     """The encoding of one layer, and what else its scores need.
 
     Attributes:
@@ -34,6 +34,8 @@ class LayerEncoding:
       first_row: row of a released table of positions that belongs to position 0 (OPT, RoBERTa: 2).
       rotary_last: the released weights have the rotated channels of a head last (DeepSeek): put
         them first.
+      tokens_per_second: positions per second of a video (Qwen2.5-VL), where the config says it:
+        `positions.multimodal(spans, interval=tokens_per_second * seconds_per_frame)`.
       also: what else the scores or the input need, by name: "qk_norm" (q and k are normalised),
         "cosine_scores" (and a learned scale), "windows" and "shifted_windows" of an image (Swin),
         "bidirectional_images" (Gemma 4), "segment_bias" (XLNet), "conv_positions" (WavLM),
@@ -55,6 +57,7 @@ class LayerEncoding:
     prefix: int = 0
     first_row: int = 0
     rotary_last: bool = False
+    tokens_per_second: float | None = None
     also: tuple[str, ...] = ()
 
 

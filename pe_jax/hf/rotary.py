@@ -73,6 +73,7 @@ class Rotary:
       half_window: added to half of the key's number (ModernBERT), or None.
       bidirectional: whether `use_bidirectional_attention` is read (Gemma 3), which halves windows.
       window_on_full: whether the window is that of full layers (MiniMax).
+      timed: whether videos are in seconds, by the vision config's `tokens_per_second`.
     """
 
     layout: str = "half"
@@ -106,6 +107,7 @@ class Rotary:
     half_window: int | None = None
     bidirectional: bool = False
     window_on_full: bool = False
+    timed: bool = False
 
     # Reading
 
@@ -130,6 +132,7 @@ class Rotary:
             chunk = keys.integer("attention_chunk_size", default=8192)
         windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
         images = self._bidirectional_images(keys)
+        rate = keys.real("tokens_per_second", default=None) if self.timed else None
         entries = []
         for kind, rotated, base in zip(kinds, turns, bases, strict=True):
             if kind in OTHERS:
@@ -149,6 +152,7 @@ class Rotary:
                     logit_cap=cap,
                     causal=causal,
                     stack=self.stack,
+                    tokens_per_second=rate,
                     also=both + images,
                 )
             )

@@ -38,6 +38,8 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
     if family.global_head_dim is not None:
         images = any("bidirectional_images" in layer.also for layer in layers)
         config["use_bidirectional_attention"] = "vision" if images else None
+    if family.timed and layers[0].tokens_per_second is not None:
+        config["vision_config"] = {"tokens_per_second": layers[0].tokens_per_second}
     if family.tempered:
         config |= _temperature(layers)
     if family.layer_bases:

@@ -58,8 +58,9 @@ def attention_fn(
     gives zeros (stock: the mean of all values).
 
     Decoding with the module's own cache needs no setting: a step is one query, several keys and the
-    mask that the module makes, and its position is that of the last key in it. (Your own mask must
-    not hide the newest token in all rows of a batch.) That cache holds unrotated keys, so each step
+    mask that the module makes, and its position in each row is that of the last key that the row
+    sees. (Your own mask must not hide the newest token.) One query that is no step, as in pooling,
+    stands there too, unless `q_positions` says where. That cache holds unrotated keys, so each step
     rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which holds them
     rotated.
 
@@ -81,7 +82,8 @@ def attention_fn(
       segments: integers [*B, S], for packed documents: tokens see their own segment only.
       positions: of the tokens, [S] or [*B, S] (with a trailing axis where the scheme has several);
         None: contiguous from 0.
-      q_positions: those of the queries, where they are other tokens (attention across sequences).
+      q_positions: those of the queries, where they are other tokens (attention across sequences,
+        pooling).
       embedded: says that `encoding.embed` is called on the input of the first layer, for a scheme
         that adds to it (when decoding, with the new token's own position): an `attention_fn` is
         given q, k and v alone and cannot.
@@ -96,7 +98,7 @@ def attention_fn(
     encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     if not isinstance(params, Params | None):
         raise TypeError(f"params is a {type(params).__name__}; pass pe_jax.Params(shared, layer)")
-    causal = checks.causal(encoding, causal, masked=True)
+    causal = checks.causal(encoding, causal, mask=True)
     if dims is not None:
         require_dims(dims)
     sizes = dims or SIZES
@@ -237,7 +239,8 @@ class AttentionFn:
             k_pos = q_pos if k_pos is None else k_pos
             known = {"q_positions": q_pos, "k_positions": k_pos, "q_segments": self.segments}
             return {"causal": causal, **known}
-        if q_pos is not None and k_pos is not None:
+        if q_pos is not None:
+            k_pos = pos.contiguous(keys) if k_pos is None else k_pos
             fix = "the queries are other tokens than the keys: pass a mask"
             require(not causal, "causal", causal, fix)
             require(self.window is None, "window", self.window, fix)
@@ -248,22 +251,27 @@ class AttentionFn:
                 f"q has {queries} tokens and k has {keys}: pass positions and q_positions (a step"
                 " of decoding is one query, with the mask that the module makes)"
             )
-        return self._last_token(keys, mask)
+        return self._last_token(shape, mask)
 
-    def _last_token(self, keys: int, mask) -> dict[str, Any]:
-        """The same for one query, which is the last visible token of the mask."""
-        index = pos.contiguous(keys)
-        visible = jnp.asarray(mask).astype(bool).reshape(-1, jnp.shape(mask)[-1]).any(0)
-        at = jnp.max(jnp.where(visible, index, 0))[None]
+    def _last_token(self, shape: tuple[int, ...], mask) -> dict[str, Any]:
+        """The same for one query, which is the last token that the mask shows in its row."""
+        rows, index = shape[:-3], pos.contiguous(shape[-1])
+        visible = jnp.broadcast_to(jnp.asarray(mask).astype(bool), shape).any((-3, -2))
+        at = jnp.max(jnp.where(visible, index, 0), axis=-1, keepdims=True)
         k_pos, segments = self.positions, self.segments
         if k_pos is None:
             k_pos = index if segments is None else pos.per_segment(segments)
+
+        def last(x, axes=0):
+            x = jnp.broadcast_to(x, (*rows, *x.shape[x.ndim - 1 - axes :]))
+            return jnp.take_along_axis(x, at.reshape(*at.shape, *(1,) * axes), axis=len(rows))
+
         k_pos = jnp.asarray(k_pos)
-        q_pos = jnp.take(k_pos, at, axis=k_pos.ndim - 1 - (self.encoding.claims.axes > 1))
+        q_pos = last(k_pos, int(self.encoding.claims.axes > 1))
         known = {"q_positions": q_pos, "k_positions": k_pos, "q_index": at, "k_index": index}
         if segments is not None:
             segments = jnp.asarray(segments)
-            known |= {"q_segments": jnp.take(segments, at, axis=-1), "k_segments": segments}
+            known |= {"q_segments": last(segments), "k_segments": segments}
         return {"causal": True, **known}  # no key after it is in the mask
 
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pe_jax import positions as pos
+from pe_jax.engines.decoding.cache import with_segments
 from pe_jax.models.transformer import Transformer
-from pe_jax.validation import ConfigError, is_int, is_real, require
+from pe_jax.validation import ConfigError, is_int, is_real, python_ints, require
 
 CHUNK = 32  # prompt tokens per pass; the last ones are read one by one, as new ones are
 LEAST = 64  # smallest capacity that is chosen
@@ -25,17 +26,19 @@ def sample(key: jax.Array, logits: jax.Array, temperature, top_k: int) -> jax.Ar
     return jnp.where(temperature > 0, drawn, likeliest).astype(jnp.int32)
 
 
-def decode_step(model: Transformer, token, cache, key, temperature, top_k: int):
-    """The next tokens int32 [B], and the extended cache, from tokens [B]."""
-    logits, cache = model(token[:, None], cache=cache)
+def decode_step(model: Transformer, token, cache, key, temperature, top_k: int, segments=None):
+    """The next tokens int32 [B], and the extended cache, from tokens [B] (segments [B, 1])."""
+    logits, cache = model(token[:, None], segments=segments, cache=cache)
     return sample(key, logits[:, -1], temperature, top_k), cache
 
 
+@python_ints
 def generate(
     model: Transformer,
     prompt,
     new_tokens: int,
     *,
+    segments=None,
     key: jax.Array | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
@@ -53,17 +56,20 @@ def generate(
       model: a causal Transformer.
       prompt: int32 [B, T], T ≥ 1.
       new_tokens: N ≥ 0.
+      segments: integers [B, T] for prompts of several lengths: negative where a row has padding,
+        before or after its tokens; None: it has none.
       key: for sampling; needed unless `temperature` is 0.
       temperature: ≥ 0; 0 is greedy.
       top_k: draw only among the k likeliest tokens; 0 for all.
       capacity: S; None for the next power of two from T + N, but no more than a table defines.
 
     Returns:
-      int32 [B, T + N], including the prompt.
+      int32 [B, T + N]: the prompt as it was given, then the new tokens of each row.
 
     Raises:
       ValueError: an empty prompt, ids outside the vocabulary, a cache too small, values out of
-        range, a length beyond what the encoding defines.
+        range, a length beyond what the encoding defines; segments of another shape, or of a model
+        whose caches keep the tokens of a window alone.
     """
     require(is_int(new_tokens, 0), "new_tokens", new_tokens, "pass an integer of at least 0")
     ok = is_real(temperature) and temperature >= 0
@@ -86,17 +92,29 @@ def generate(
     if key is None:
         require(temperature == 0, "key", key, "pass jax.random.key(seed), or temperature=0")
         key = jax.random.key(0)
+    if segments is not None:
+        segments = pos.as_positions(segments, name="segments")
+        fix = f"pass ids {list(prompt.shape)}, negative for padding"
+        require(segments.shape == prompt.shape, "segments", segments.shape, fix)
     if not new_tokens:
         return prompt
     model = model.at_length(total)
+    capacity = min([capacity, *(n for e in model.encodings if (n := e.valid_length()))])
     cache = model.init_cache(prompt.shape[0], capacity)
     graph, state = nnx.split(model)
-    row = jnp.pad(prompt, ((0, 0), (0, capacity - prompt.shape[1])))
+    tokens, wide = prompt, ((0, 0), (0, capacity - prompt.shape[1]))
+    if segments is not None:  # padding first: all rows then go on at the same place
+        order = jnp.argsort(segments >= 0, axis=1, stable=True)
+        tokens, segments = (jnp.take_along_axis(x, order, 1) for x in (prompt, segments))
+        segments = jnp.pad(jnp.minimum(segments, 0), wide)
+        cache = [with_segments(layer) for layer in cache]
     lengths = jnp.asarray([prompt.shape[1], total], jnp.int32)
-    return _run(graph, state, row, lengths, cache, key, jnp.float32(temperature), top_k)[:, :total]
+    args = key, jnp.float32(temperature), top_k
+    row = _run(graph, state, jnp.pad(tokens, wide), segments, lengths, cache, *args)
+    return jnp.concatenate([prompt, row[:, prompt.shape[1] : total]], axis=1)
 
 
-def _decode(graph, state, row, lengths, cache, key, temperature, top_k):
+def _decode(graph, state, row, segments, lengths, cache, key, temperature, top_k):
     """The row [B, S], filled from the prompt's length up to the total."""
     model = nnx.merge(graph, state)
     prompt, total = lengths
@@ -104,8 +122,11 @@ def _decode(graph, state, row, lengths, cache, key, temperature, top_k):
 
     def read(carry):
         at, cache = carry
-        part = jax.lax.dynamic_slice_in_dim(row, at, size, 1)
-        return at + size, model(part, cache=cache)[1]
+        part, ids = (
+            None if x is None else jax.lax.dynamic_slice_in_dim(x, at, size, 1)
+            for x in (row, segments)
+        )
+        return at + size, model(part, segments=ids, cache=cache)[1]
 
     def more(carry):  # the last token of the prompt is left, whose logits are needed
         return carry[0] + size < prompt
@@ -113,8 +134,11 @@ def _decode(graph, state, row, lengths, cache, key, temperature, top_k):
     def step(carry):
         at, row, cache = carry
         token = jax.lax.dynamic_index_in_dim(row, at, 1, keepdims=False)
+        ids = None
+        if segments is not None:
+            ids = jax.lax.dynamic_slice_in_dim(segments, at, 1, 1)
         step_key = jax.random.fold_in(key, at + 1)
-        new, cache = decode_step(model, token, cache, step_key, temperature, top_k)
+        new, cache = decode_step(model, token, cache, step_key, temperature, top_k, ids)
         old = jax.lax.dynamic_index_in_dim(row, at + 1, 1, keepdims=False)
         new = jnp.where(at + 1 < prompt, old, new.astype(old.dtype))
         return at + 1, jax.lax.dynamic_update_index_in_dim(row, new, at + 1, 1), cache
@@ -123,4 +147,4 @@ def _decode(graph, state, row, lengths, cache, key, temperature, top_k):
     return jax.lax.while_loop(lambda c: c[0] + 1 < total, step, (first, row, cache))[1]
 
 
-_run = jax.jit(_decode, static_argnums=(0, 7))
+_run = jax.jit(_decode, static_argnums=(0, 8))

@@ -111,7 +111,7 @@ class Attention(nnx.Module):
                 **options,
             )
         else:
-            y, cache = caches.extend(cache, q, k, v, positions, **options)
+            y, cache = caches.extend(cache, q, k, v, positions, segments=segments, **options)
         return self.out(y.reshape(*x.shape[:-1], -1)), cache
 
 

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pe_jax import positions as pos
 from pe_jax.encodings.base import Encoding, Params
 from pe_jax.engines.decoding import cache as caches
 from pe_jax.engines.sharded.layout import CONTIGUOUS, Contiguous
@@ -174,7 +173,8 @@ class Transformer(Stack):
           tokens: int32 [B, T].
           positions: integers [B or 1, T], with a trailing axis where the encoding has several; or
             None: contiguous from 0 in each segment (the fast path), or from the cache's length on.
-          segments: int32 [B, T] or None: documents packed into a row; tokens attend within theirs.
+          segments: int32 [B, T] or None: documents packed into a row; tokens attend within theirs,
+            and a negative id is padding (with a cache see `pe_jax.cache.extend`).
           cache: from `init_cache`, or None.
           key: PRNG key of dropout; None disables it.
           layout: of tokens, positions, segments and logits in their rows: in order, or sharded over
@@ -194,7 +194,7 @@ class Transformer(Stack):
             positions = jnp.broadcast_to(jnp.asarray(positions), rows)
         input_positions = positions
         if cache is not None and positions is None:
-            input_positions = pos.contiguous(tokens.shape[1], cache[0].length)[None]
+            input_positions = caches.next_positions(cache[0], tokens.shape[1], segments)
         x = self._embed(tokens, input_positions, segments, layout)
         shared = nnx.as_pure(self.shared)
         x, cache = self._layers(x, shared, positions, segments, cache, key, layout)

@@ -5,15 +5,18 @@ jitted and sharded runs see the same numbers. Angles are float32 whatever the ac
 never a matmul (TF32 is wrong from position 2,049).
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pe_jax import positions as pos
 from pe_jax.numerics.arrays import align
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import is_int, is_real, python_ints, require
 
 
+@python_ints
 def geometric(dim: int, base: float = 1e4, denominator: float | None = None) -> np.ndarray:
     """`base^(-2i/dim)` for i < dim/2: float64 [dim/2], in radians per position.
 
@@ -30,6 +33,17 @@ def geometric(dim: int, base: float = 1e4, denominator: float | None = None) -> 
     return float(base) ** (-np.arange(0, dim, 2, dtype=np.float64) / (denominator or dim))
 
 
+def require_exact(name: str, x: Any) -> None:
+    """Raises TypeError where x, which positions are multiplied by, has fewer bits than float32.
+
+    A frequency that is off by 2⁻⁹, as bfloat16 rounds it, is off by 8 radians at position 4,095.
+    """
+    dtype = getattr(x, "dtype", np.float64)  # of lists
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        fix = "keep it float32: positions multiply what half precision rounds"
+        raise TypeError(f"{name} has dtype {dtype}; {fix}")
+
+
 def _checked(positions) -> jax.Array:
     positions = pos.as_positions(positions, real=True)
     pos.check_exact(positions)
@@ -37,23 +51,28 @@ def _checked(positions) -> jax.Array:
 
 
 def angles(positions, frequencies) -> jax.Array:
-    """Position × frequency in float32: [..., dim/2] for positions [...], any float frequencies.
+    """Position × frequency in float32: [..., dim/2] for positions [...], any frequencies.
 
     Positions [..., A] of several axes take frequencies [A, dim/2]: the angles of the axes add.
+    Frequencies of each position's own are [..., 1, dim/2].
     Errs by at most 2⁻²³·|position| radians (frequencies ≤ 1): 1e-4 at 1,000, 0.12 at 10⁶; the
     libraries that rotate by float32 frequencies do the same sum and get the same bits.
 
     Raises:
-      TypeError: half-precision positions.
+      TypeError: half-precision positions or frequencies.
       ValueError: a known position that is not finite, or not exact in float32 (≥ 2**24);
         positions and frequencies of different axes.
     """
+    require_exact("frequencies", frequencies)
     positions, axes = _checked(positions), np.ndim(frequencies) == 2
     if axes and positions.shape[-2:-1] != np.shape(frequencies)[:1]:
         shape, count = list(positions.shape[:-1]), len(frequencies)
         raise ValueError(f"positions has shape {shape}; pass {count} axes last")
-    positions = positions.astype(jnp.float32)
-    angle = positions * align(jnp.asarray(frequencies, jnp.float32), positions)
+    positions, frequencies = positions.astype(jnp.float32), jnp.asarray(frequencies, jnp.float32)
+    if frequencies.ndim > 2:
+        frequencies = frequencies[..., 0, :]
+        positions = align(positions, frequencies)
+    angle = positions * align(frequencies, positions)
     return angle.sum(-2) if axes else angle
 
 

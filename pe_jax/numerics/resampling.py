@@ -6,7 +6,7 @@ but always antialiases when it shrinks unless told otherwise, and its cubic cons
 
 import numpy as np
 
-from pe_jax.validation import is_int, is_real, require, require_bool
+from pe_jax.validation import is_int, is_real, python_ints, require, require_bool
 
 METHODS = ("bilinear", "bicubic")
 
@@ -23,6 +23,7 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x <= 1, near, np.where(x < 2, far, 0))
 
 
+@python_ints
 def weights(
     size: int, to: int, method: str = "bicubic", antialias: bool = False, offset: float = 0.0
 ) -> np.ndarray:

@@ -8,6 +8,7 @@ moment, and earlier checkpoints stay intact.
 
 import contextlib
 import logging as std_logging
+import math
 import shutil
 import sys
 import threading
@@ -20,6 +21,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from pe_jax.training import manifest
+from pe_jax.training.paths import is_bucket, remove
 from pe_jax.validation import ConfigError
 
 if TYPE_CHECKING:  # saved with a state, not needed to read one
@@ -44,7 +46,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, read_only: bool = False):
-        self.folder = folder.absolute()
+        self.folder = folder if is_bucket(folder) else folder.absolute()
         self.checked: set[int] = set()
         writes = not read_only
         options = ocp.CheckpointManagerOptions(create=writes, cleanup_tmp_directories=writes)
@@ -88,6 +90,10 @@ class Checkpoints:
             if jax.process_index() == 0:
                 manifest.write(self.path(step))
         for old in self.steps()[:-KEPT] if jax.process_index() == 0 else ():
+            if is_bucket(self.folder):
+                (self.path(old) / manifest.NAME).unlink()  # it is incomplete from here on
+                remove(self.path(old))
+                continue
             # Atomic: orbax takes the new name for a temporary folder, removed at the next start.
             shutil.rmtree(self.path(old).rename(self.folder / f"{old}{TEMPORARY}"))
 
@@ -97,20 +103,24 @@ class Checkpoints:
             yield
         except Exception as error:  # orbax and tensorstore each raise their own
             for path in (self.path(step), *self.folder.glob(f"{step}{TEMPORARY}*")):
-                shutil.rmtree(path, ignore_errors=True)
-            free = shutil.disk_usage(self.folder).free
+                remove(path)
+            free = f"{self._free():,}" if self._free() != math.inf else "any number of"
             reason = str(error).strip().partition("\n")[0]
             reason = reason if len(reason) <= 160 else f"{reason[:60]} … {reason[-90:]}"
             raise OSError(
                 f"step {step} was not saved in {self.folder}: {reason} (it takes about"
-                f" {_bytes(state):,} bytes, {free:,} are free); the last good step is"
+                f" {_bytes(state):,} bytes, {free} are free); the last good step is"
                 f" {self._last_good(step)}"
             ) from error
 
     def _check_space(self, state: Any) -> None:
         """Raises OSError if the disk is too full for this process' part of a state."""
-        if _bytes(state) / jax.process_count() > shutil.disk_usage(self.folder).free:
+        if _bytes(state) / jax.process_count() > self._free():
             raise OSError("no space left on the disk; free some, or choose another workdir")
+
+    def _free(self) -> float:
+        """Bytes that are free where the folder is."""
+        return math.inf if is_bucket(self.folder) else shutil.disk_usage(self.folder).free
 
     def _last_good(self, before: int) -> int | None:
         """The last earlier step whose files match their manifest."""

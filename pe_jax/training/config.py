@@ -32,9 +32,10 @@ class OptimizerConfig:
       encoding_rate: multiple of the learning rate for the parameters of encodings, shared ones and
         those of a layer. AdamW moves a parameter by about its rate per step, whatever its gradient:
         a scalar added to scores needs a higher rate than a matrix.
-      warmup: steps from 0 to the peak.
-      final: last learning rate relative to the peak.
-      weight_decay: on matrices; vectors and encodings are not decayed.
+      warmup: steps from 0, the rate of the first update, to the peak.
+      final: learning rate of the last update relative to the peak.
+      weight_decay: on the matrices of linear layers; the embedding of tokens (and so the output
+        projection if it is tied), vectors and encodings are not decayed.
       b1: decay of the first moment.
       b2: decay of the second moment.
       clip: largest global norm of the gradient.
@@ -113,7 +114,7 @@ class Config:
     """One training run.
 
     Attributes:
-      workdir: where metrics, checkpoints and results go; made absolute at the start.
+      workdir: where metrics, checkpoints and results go, made absolute; `~` is the home folder.
       seed: of the weights, the order of the data, and dropout.
       data: `embedded`, `text:DIR_OR_GLOB`, `tfds:NAME[:DATA_DIR]`, `synthetic:TASK`;
         `passkeys:SOURCE` for training rows that ask for passkeys.

@@ -5,20 +5,35 @@ names its path.
 """
 
 import base64
+import codecs
 import dataclasses
 import glob
 import hashlib
 import importlib.metadata
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pe_jax.training.paths import local
+from pe_jax.training.splits import SPLITS, named_folders, splits_of
 from pe_jax.validation import ConfigError
 
-SPLITS = ("train", "validation", "test")
-MARKS = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
+# Longer byte-order marks first: UTF-32's begins with UTF-16's.
+WIDE = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "a zip archive",
+    **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 PACKAGES = ("absl-py", "etils", "optax", "orbax-checkpoint", "tensorflow-datasets")
 # Of the versions that requirements.txt pins: the corpus of every published number.
 PUBLISHED_DIGEST = "d7e5d1c74bf2b20c95852c6d4f34006173dc5cea0b6f3e097893930a4d8a27ce"
@@ -77,14 +92,15 @@ class Corpus:
 
 
 class File(NamedTuple):
-    """A file as it was at the start, or a range of it.
+    r"""A file as it was at the start, or a range of it.
 
     Attributes:
-      name: relative path.
+      name: relative path; bytes that are not UTF-8 as `\xe9`.
       path: where it is.
       digest: SHA-256 of the content as stored.
       start: first byte after cleaning.
       end: the byte after the last.
+      text: SHA-256 of the whole content after cleaning.
     """
 
     name: str
@@ -92,6 +108,7 @@ class File(NamedTuple):
     digest: str
     start: int
     end: int
+    text: str
 
     @property
     def size(self) -> int:
@@ -193,52 +210,117 @@ def embedded() -> Corpus:
 def text(pattern: str) -> Corpus:
     """One document per file of a folder or glob, or a single file.
 
-    Splits are the folders DIR/train, DIR/validation and DIR/test, if there is one of them; else the
-    files whose names say so (`named_split`), all others being train. Splits that are missing come
-    out of train: by the hash of the relative path (90/5/5 %), or, where that leaves one of them
-    empty, as the last 5 % of each file's bytes, as TFDS does with tiny_shakespeare. Hidden and
-    empty files are left out; `clean` is applied.
+    Splits are the folders named after one, such as DIR/train, DIR/val and DIR/test, if there are
+    any; what is beside them and says no other split is left out. Else each path says its split
+    (`splits.named_split`), and those that say none are train. Splits that are missing come out of
+    train: by the hash of the relative path (90/5/5 %), or, where that leaves one of them empty, as
+    the last 5 % of each file's bytes, as TFDS does with tiny_shakespeare. Empty files and paths
+    with a hidden part are left out; `clean` is applied. `warning` names files with the same text.
 
     Raises:
-      ConfigError: There is no file, no file with content, or no train split.
+      ConfigError: There is no file, no file with content, or no train split; a file is UTF-16,
+        compressed or binary; or a name beside one of a split looks held out but does not say as
+        which.
     """
-    top = Path(pattern).expanduser()
-    folders = frozenset(split for split in SPLITS if (top / split).is_dir())
-    if top.is_dir():
-        paths = [p for name in folders or [""] for p in (top / name).rglob("*")]
-    else:
-        paths = map(Path, glob.glob(str(top), recursive=True))
-    paths = sorted(path for path in paths if path.is_file() and path.name[0] != ".")
+    top = _top(pattern)
+    root, paths = _found(top)
     if not paths:
         raise ConfigError(f"data='text:{pattern}': no file there; give a folder, a file or a glob")
-    root = top if top.is_dir() else Path(os.path.commonpath([path.parent for path in paths]))
-    if len(paths) == 1 and not folders and (top == paths[0] or named_split(paths[0]) == "train"):
-        file = _file(paths[0].name, paths[0])
+    names = [_printable(path.relative_to(root)) for path in paths]
+    folders = _split_folders(top) if top.is_dir() else named_folders(n.split("/") for n in names)
+    splits = splits_of(names, folders)
+    if len(paths) == 1 and not folders and (top == paths[0] or splits[0] in ("", "train")):
+        file = _file(_printable(Path(paths[0].name)), paths[0])
         if not file.size:
             raise ConfigError(f"data: {file.path} is empty (0 bytes); give a file with text")
         return _from_files(f"text:{file.name}", [("train", file.name, file)], frozenset())
     named = []
+    for name, split, path in zip(names, splits, paths, strict=True):
+        if split or not folders:
+            first, _, rest = name.partition("/")
+            hashed = rest if first in folders else name
+            named.append((split or "train", hashed, _file(name, path)))
+    own = {*folders.values(), *(split for split, _, _ in named)}
+    if "train" not in own:
+        where = f"{min(folders)}/ but no train/" if folders else f"{names[0]} but no train file"
+        fix = "add text to train on, or rename what is not held out"
+        raise ConfigError(f"data='text:{pattern}': {_printable(root)} has {where}; {fix}")
+    corpus = _from_files(f"text:{_printable(Path(root.resolve().name))}", named, frozenset(own))
+    return dataclasses.replace(corpus, warning=_same_texts(corpus.splits))
+
+
+def reads_below(pattern: str, folder: Path) -> bool:
+    """Whether `text:PATTERN` would read files that are written in a folder."""
+    top = _top(pattern)
+    fixed = itertools.takewhile(lambda part: part == glob.escape(part), top.parts)
+    root = top if top.is_dir() else Path(*fixed)
+    inner, outer = Path(os.path.realpath(folder)), Path(os.path.realpath(root))
+    if not root.is_dir() or not inner.is_relative_to(outer):
+        return False
+    parts = inner.relative_to(outer).parts
+    if not parts or any(part.startswith(".") for part in parts):
+        return not parts
+    if top.is_dir():
+        splits = _split_folders(top)
+        return not splits or parts[0] in splits
+    return len(top.parts) > len(root.parts) + 1  # not files of `root` alone
+
+
+def _top(pattern: str) -> Path:
+    """A folder, file or glob; `DIR/**` is DIR."""
+    top = local("data", pattern)
+    return top.parent if top.name == "**" and top.parent.is_dir() else top
+
+
+def _found(top: Path) -> tuple[Path, list[Path]]:
+    """The folder that names are relative to, and the files of a folder or glob, sorted."""
+    if top.is_dir():
+        return top, sorted(path for path in _below(top) if path.is_file())
+    paths = [path for path in map(Path, glob.glob(str(top), recursive=True)) if path.is_file()]
+    root = Path(os.path.commonpath([path.parent for path in paths])) if paths else top
+    return root, sorted(path for path in paths if _is_shown(path, root))
+
+
+def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """What is in a folder and those in it, also through links, but hidden names and loops."""
+    real = os.path.realpath(folder)
+    try:
+        paths = [] if real in above else [p for p in folder.iterdir() if p.name[0] != "."]
+    except OSError as error:
+        raise ConfigError(f"data: cannot read {folder} ({error.strerror}); restore it") from None
     for path in paths:
-        file = _file(path.relative_to(root).as_posix(), path)
-        first, _, rest = file.name.partition("/")
-        named.append((first, rest, file) if folders else (named_split(path), file.name, file))
-    own = folders or frozenset(split for split, _, _ in named if split != "train")
-    if "train" not in folders | {split for split, _, _ in named}:
-        where = (
-            f"{min(folders)}/ but no train/" if folders else f"{paths[0].name} but no train file"
-        )
-        raise ConfigError(f"data='text:{pattern}': {root} has {where}; add text to train on")
-    return _from_files(f"text:{root.resolve().name}", named, own)
+        yield from _below(path, (*above, real)) if path.is_dir() else (path,)
 
 
-def named_split(path: Path) -> str:
-    """The split that a file's name says: `wiki.valid.tokens`, `test.txt`; "train" if none.
+def _is_shown(path: Path, root: Path) -> bool:
+    """Whether no part below the root is hidden, and no folder lies in itself through a link."""
+    parents = [os.path.realpath(p) for p in path.parents if p.is_relative_to(root)]
+    hidden = any(part[0] == "." for part in path.relative_to(root).parts)
+    return not hidden and len({*parents}) == len(parents)
 
-    It is a part of the name between two dots, or all before `.txt`.
-    """
-    first, *parts = path.name.lower().split(".")
-    parts = parts[:-1] + [first] * (parts == ["txt"])
-    return next((MARKS[part] for part in parts if part in MARKS), "train")
+
+def _printable(path: Path) -> str:
+    r"""A path with slashes; bytes that are not UTF-8 as `\xe9`."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+
+
+def _split_folders(top: Path) -> dict[str, str]:
+    """The folders in a folder that are named after a split, and that split."""
+    folders = (path for path in top.iterdir() if path.is_dir())
+    return named_folders((_printable(Path(path.name)), "") for path in folders)
+
+
+def _same_texts(splits: Mapping[str, Documents]) -> str:
+    """Which files have the same text, those of several splits first; "" if none have."""
+    places: dict[str, dict[str, str]] = {}
+    for split, files in splits.items():
+        for file in files.files if isinstance(files, Files) else ():
+            places.setdefault(file.text, {}).setdefault(file.name, split)
+    same = [files for files in places.values() if len(files) > 1]
+    same.sort(key=lambda files: len({*files.values()}) == 1)
+    shown = [" = ".join(f"{name} ({split})" for name, split in x.items()) for x in same[:3]]
+    more = f", and {len(same) - 3} more" * (len(same) > 3)
+    return f"the same text is in several files: {', '.join(shown)}{more}" if same else ""
 
 
 def _from_files(name: str, named: Iterable[tuple[str, str, File]], own: frozenset[str]) -> Corpus:
@@ -283,7 +365,35 @@ def _cut(file: File, count: int) -> list[File]:
 
 def _file(name: str, path: Path) -> File:
     raw = _read(path)
-    return File(name, path, hashlib.sha256(raw).hexdigest(), 0, len(clean(raw)))
+    kind, fix = _not_text(raw)
+    if kind:
+        raise ConfigError(f"data: {path} is {kind}, which is not trained on as bytes; {fix}")
+    text = clean(raw)
+    digests = (hashlib.sha256(content).hexdigest() for content in (raw, text))
+    return File(name, path, next(digests), 0, len(text), next(digests))
+
+
+def _not_text(raw: bytes) -> tuple[str, str]:
+    """What content is that is not text in units of a byte, and what to do; "" twice for text."""
+    for mark, name in COMPRESSED.items():
+        if raw.startswith(mark):
+            return name, "decompress it"
+    wide = next((name for mark, name in WIDE.items() if raw.startswith(mark)), "")
+    nulls = [raw[k::2].count(0) for k in (0, 1)]  # Latin text in UTF-16 has one in each unit
+    wide = wide or "UTF-16" * (min(nulls) == 0 and 4 * max(nulls) > len(raw))
+    if wide:
+        return wide, f"convert it, as iconv -f {wide} -t UTF-8 does"
+    if any(nulls) and not _is_utf8(raw):
+        return "binary", "take it out of the folder, or write its text to a file"
+    return "", ""
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _read(path: Path) -> bytes:

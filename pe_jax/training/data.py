@@ -11,6 +11,7 @@ indices and resumes only under the same values, which the caller saves with it.
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import grain
 import numpy as np
@@ -61,6 +62,18 @@ def load(spec: str) -> Corpus | tasks.Task:
         near = nearest(rest, tasks.TASKS)
         raise ConfigError(f"data={spec!r}: unknown task; did you mean 'synthetic:{near}'?")
     return tasks.TASKS[rest]
+
+
+def check_apart(spec: str, workdir: str) -> None:
+    """Raises ConfigError where a run's files would be read as text of its corpus."""
+    kind, _, rest = spec.partition(":")
+    if kind == "passkeys":
+        check_apart(rest, workdir)
+    elif kind == "text" and corpora.reads_below(rest, Path(workdir)):
+        raise ConfigError(
+            f"workdir={workdir!r}: data='text:{rest}' would read the run's files as text; choose a"
+            " --config.workdir outside"
+        )
 
 
 def _with_passkeys(spec: str) -> Corpus:

@@ -54,7 +54,8 @@ class Evaluator:
         def losses(params, tokens, block):
             key, read = jax.random.fold_in(jax.random.key(0), block), tokens[:, :-1]
             positions = trainer.position_scheme.test_positions(key, read, jnp.zeros_like(read))
-            model, layout = trainer.model(params).at_length(read.shape[1]), trainer.layout
+            model, layout = trainer.model(params), trainer.layout
+            model = trainer.at_positions(model, positions, read.shape[1], testing=True)
             positions = None if positions is None else layout.spread(positions)
             with trainer.use_mesh():
                 logits: Any = model(layout.spread(read), positions=positions, layout=layout)

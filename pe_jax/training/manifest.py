@@ -10,6 +10,7 @@ import re
 from concurrent import futures
 from pathlib import Path
 
+from pe_jax.training.paths import files, is_bucket
 from pe_jax.validation import ConfigError
 
 NAME = "SHA256SUMS"
@@ -21,13 +22,18 @@ def write(folder: Path) -> None:
     A folder that has its manifest is complete and flushed to the disk.
     """
     names = _names(folder)
-    for path in (*folder.rglob("*"), folder.parent):  # files, and the folders that name them
-        _flush(path)
+    if not is_bucket(folder):  # an object of a bucket is whole, or it is not there
+        for path in (*folder.rglob("*"), folder.parent):  # files, and the folders that name them
+            _flush(path)
     lines = (
         f"{digest}  {name}\n" for digest, name in zip(_hash(folder, names), names, strict=True)
     )
+    text = "".join(lines)
+    if is_bucket(folder):
+        (folder / NAME).write_text(text, encoding="utf-8")
+        return
     part = folder / f"{NAME}.part"
-    part.write_text("".join(lines), encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     _flush(part)
     part.replace(folder / NAME)
     _flush(folder)
@@ -66,8 +72,8 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _names(folder: Path) -> list[str]:
-    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in files if name != NAME)
+    names = (path.relative_to(folder).as_posix() for path in files(folder))
+    return sorted(name for name in names if name != NAME)
 
 
 def _hash(folder: Path, names: list[str]) -> list[str]:

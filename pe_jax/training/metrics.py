@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,13 @@ from typing import NamedTuple
 import humanize
 import jax
 from absl import logging
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore
+
+from pe_jax.training.paths import files, is_bucket, remove
+
+FLUSH_SECONDS = 120  # between flushes of events, which wait for the disk
 
 
 class Progress(NamedTuple):
@@ -74,12 +81,18 @@ class Metrics:
         report: Callable[[Progress], None] = log,
     ):
         first = jax.process_index() == 0
+        self.bucket = folder if is_bucket(folder) and first else None
+        if self.bucket is not None:  # where nothing can be appended to
+            folder = Path(tempfile.mkdtemp(prefix="metrics"))
+            if (before := self.bucket / "metrics.jsonl").exists():
+                (folder / before.name).write_bytes(before.read_bytes())
+        self.folder = folder
         path = folder / "metrics.jsonl" if first else Path(os.devnull)
         path.parent.mkdir(parents=True, exist_ok=True)
         _drop_after(done, path)
         self.file = path.open("a", encoding="utf-8")
-        events = str(folder / "events")
-        self.events = SummaryWriter(events, purge_step=done + 1, write_to_disk=first)
+        self.events = _events(folder / "events", done) if first else None
+        self.flushed = -math.inf  # when events were flushed
         self.steps, self.label = steps, label
         self.tokens_at_peak, self.report = tokens_at_peak, report
         self.since: tuple[float, int] | None = None
@@ -111,9 +124,7 @@ class Metrics:
         row |= {"tokens_per_second": tokens_per_second, "mfu": mfu}
         row = {n: None if x is None or not math.isfinite(x) else x for n, x in row.items()}
         print(json.dumps(row), file=self.file, flush=True)
-        for name, value in row.items():
-            if value is not None:
-                self.events.add_scalar(name, value, step)
+        self._write_events(step, {n: x for n, x in row.items() if x is not None})
         # Pauses count here, and the first step, slower than others, does not.
         begin, begin_step = self.first = self.first or (now, step)
         rate = (now - begin) / (step - begin_step) if step > begin_step else None
@@ -122,10 +133,44 @@ class Metrics:
         self.report(Progress(self.label, step, self.steps, values["loss"], *speed, left))
         self.start(step)
 
+    def _write_events(self, step: int, row: dict[str, float]) -> None:
+        if self.events is None:
+            return
+        values = [Summary.Value(tag=name, simple_value=x) for name, x in row.items()]
+        summary = Summary(value=values)
+        self.events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+        if time.monotonic() - self.flushed > FLUSH_SECONDS:
+            self.events.flush()
+            self.upload()
+            self.flushed = time.monotonic()
+
+    def upload(self) -> None:
+        """Writes all rows to the bucket, if the run is in one."""
+        if self.bucket is not None:
+            for path in files(self.folder):
+                (self.bucket / path.relative_to(self.folder)).write_bytes(path.read_bytes())
+
     def close(self) -> None:
         """Flushes and closes the files."""
         self.file.close()
-        self.events.close()
+        if self.events is not None:
+            self.events.close()
+        self.upload()
+        if self.bucket is not None:
+            remove(self.folder)
+
+
+def _events(folder: Path, done: int) -> EventsWriter:
+    """A new event file; TensorBoard hides rows of earlier files after the step `done`.
+
+    tensorboardX's SummaryWriter would write from a thread, which dies without a word to this one if
+    the disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    events = EventsWriter(str(folder / "events"))
+    start = SessionLog(status=SessionLog.START)
+    events.write_event(Event(wall_time=time.time(), step=done + 1, session_log=start))
+    return events
 
 
 def _drop_after(done: int, path: Path) -> None:

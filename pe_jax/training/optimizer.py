@@ -13,16 +13,25 @@ from pe_jax.training.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate of each update, relative to its peak: linear warm-up, then cosine decay."""
+    """The learning rate of each update, relative to its peak: linear warm-up, then cosine decay.
+
+    The last update, the one after `steps` - 1 others, has the rate `final`, unless warm-up lasts
+    until then.
+    """
     if not config.warmup:  # optax would log that a warm-up of no steps is constant
-        return optax.cosine_decay_schedule(1.0, max(steps, 1), config.final)
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=1.0,
-        warmup_steps=config.warmup,
-        decay_steps=max(steps, config.warmup + 1),
-        end_value=config.final,
-    )
+        cosine = optax.cosine_decay_schedule(1.0, max(steps, 1), config.final)
+    else:
+        cosine = optax.warmup_cosine_decay_schedule(
+            init_value=0.0,
+            peak_value=1.0,
+            warmup_steps=config.warmup,
+            decay_steps=max(steps, config.warmup + 1),
+            end_value=config.final,
+        )
+    if steps - 1 <= config.warmup:
+        return cosine
+    # The cosine ends one update later. A shorter one would change each update of published runs.
+    return optax.join_schedules((cosine, optax.constant_schedule(config.final)), (steps - 1,))
 
 
 def rates(config: OptimizerConfig) -> np.ndarray:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pe_jax.training import corpus
+from pe_jax.training.paths import local
+from pe_jax.training.splits import named_split
 from pe_jax.validation import ConfigError
 
 
@@ -48,8 +50,9 @@ class Records:
 def prepared(spec: str) -> corpus.Corpus:
     """A TFDS data set with a text feature, prepared as array_record.
 
-    Splits are the data set's train, validation and test. Missing splits are cut from the end of
-    train (5 % each): TFDS shuffled the records when it prepared them. Nothing is ever downloaded.
+    Splits are the data set's train, validation and test, or the first whose name says so, such as
+    `dev`. Missing splits are cut from the end of train (5 % each): TFDS shuffled the records when
+    it prepared them. Nothing is ever downloaded.
 
     Args:
       spec: NAME or NAME/CONFIG, then optionally `:DATA_DIR` (default: the data folder of TFDS).
@@ -61,17 +64,21 @@ def prepared(spec: str) -> corpus.Corpus:
     name, _, folder = spec.partition(":")
     builder = _builder(name, folder)
     feature = _feature(name, builder.info.features)
-    infos = {s: builder.info.splits[s] for s in corpus.SPLITS if s in builder.info.splits}
-    if "train" not in infos:
+    stored = builder.info.splits
+    if "train" not in stored:
         raise ConfigError(
-            f"data='tfds:{spec}': no train split, only {', '.join(builder.info.splits)}; "
-            "use another data set"
+            f"data='tfds:{spec}': no train split, only {', '.join(stored)}; use another data set"
         )
     splits, sizes, hashes = {}, {}, []
-    for split, info in infos.items():
+    for split in corpus.SPLITS:
+        candidates = [other for other in sorted(stored) if named_split(other) == split]
+        if not candidates:
+            continue
+        chosen = split if split in stored else candidates[0]
+        info = stored[chosen]
         shards = tuple(zip(map(Path, info.filepaths), info.shard_lengths, strict=True))
         hashes += [(path.name, _sha256(path)) for path, _ in shards]
-        splits[split] = _open(builder, split, feature, shards)
+        splits[split] = _open(builder, chosen, feature, shards)
         sizes[split] = info.num_bytes
     _fill(splits, sizes)
     return corpus.Corpus(f"tfds:{name}", corpus.digest(hashes), splits, sizes)
@@ -82,6 +89,7 @@ def _builder(name: str, folder: str) -> Any:
 
     if not re.fullmatch(r"\w+(/[\w.-]+)?", name):
         raise ConfigError(f"data='tfds:{name}' is not a name; use tfds:NAME or tfds:NAME/CONFIG")
+    folder = folder and str(local("data", folder))
     where = {"data_dir": folder} if folder else {}
     option = f", data_dir={folder!r}" if folder else ""
     hint = f"builder({name!r}, file_format='array_record'{option}).download_and_prepare()"

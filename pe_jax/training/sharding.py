@@ -192,7 +192,7 @@ def activation_sharding(mesh: Mesh) -> NamedSharding:
 def cache_shardings(cache: Any, mesh: Mesh) -> Any:
     """Of a model's decoding caches: rows as in a batch, heads as in the parameters."""
     rows = PartitionSpec(MESH_AXES["batch"])
-    axes = {"positions": rows}
+    axes = {"positions": rows, "segments": rows}
     for name in ("k", "v", "k_raw", "far", "states"):
         axes[name] = PartitionSpec(MESH_AXES["batch"], MESH_AXES["heads"])
 

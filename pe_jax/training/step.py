@@ -65,11 +65,11 @@ def mean_loss(
     """Weighted mean loss of a packed batch, as `data.train_iterator` gives it.
 
     Rows come in order and are permuted to `layout` here, once: the loss does not depend on the
-    order of the tokens.
+    order of the tokens. Without `positions` a scaling that depends on the length has that of each
+    document.
     """
     tokens, segments = (layout.spread(batch[name][:, :-1]) for name in ("tokens", "segments"))
     positions = None if positions is None else layout.spread(positions)
-    model = model.at_length(tokens.shape[1])
     logits = model(tokens, segments=segments, positions=positions, key=key, layout=layout)
     losses = token_losses(logits, layout.spread(batch["tokens"][:, 1:]))
     weights = layout.spread(batch["weights"][:, 1:])
@@ -181,11 +181,21 @@ class Trainer:
         """A new model. Trainers of other kinds of models override this and `loss`."""
         return Transformer(self.config, rngs=rngs)
 
+    def at_positions(self, model: Any, positions: Any, length: int, testing: bool = False) -> Any:
+        """`model`, set for the positions that `length` tokens may have in a scaling by length.
+
+        None are contiguous: it then has the length of each document.
+        """
+        if positions is None:
+            return model
+        return model.at_length(self.position_scheme.bound(length, testing))
+
     def loss(self, model: Any, batch: dict, key: jax.Array) -> jax.Array:
         """The loss to minimise on one batch; `key` is the PRNG key of the step."""
         rows = batch["tokens"][:, :-1], batch["segments"][:, :-1]
         position_key = jax.random.fold_in(key, POSITION_FOLD)
         positions = self.position_scheme.training_positions(position_key, *rows)
+        model = self.at_positions(model, positions, rows[0].shape[1])
         return mean_loss(model, batch, key if self.dropout else None, positions, self.layout)
 
     def arguments(self, batch: int, length: int) -> tuple[State, dict, jax.ShapeDtypeStruct]:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
+from pe_jax.training.paths import local
 from pe_jax.validation import ConfigError, nearest
 
 _END = ("<|endoftext|>", "</s>", "<eos>", "[EOS]")  # the usual names of an end token, in this order
@@ -169,6 +170,7 @@ def check_ids(ids: Iterable[int], vocab: int) -> np.ndarray:
 
 
 def _load_bpe(path: str) -> BPE:
+    path = str(local("tokenizer", path))
     if not Path(path).is_file():
         raise ConfigError(
             f"tokenizer='bpe:{path}': no such file; make one with tokenizer.train_bpe"

@@ -75,7 +75,7 @@ def test_segments_window_and_sinks_are_the_masks_that_they_stand_for():
 
 
 def test_a_step_stands_where_the_newest_key_of_its_mask_does():
-    """Old keys may be hidden (padding on the left), and the newest one in some rows."""
+    """Old keys may be hidden: padding on the left."""
     encoding = pe_jax.parse("t5+rope")[0]
     fn = adapters.attention_fn(encoding, util.random_params(encoding), causal=False)
     run = util.jit(lambda *args: fn(*args[:3], mask=args[3]))
@@ -83,10 +83,31 @@ def test_a_step_stands_where_the_newest_key_of_its_mask_does():
     for at in (0, 5, T - 1):
         mask = np.broadcast_to(np.arange(T) <= at, (B, 1, 1, T)).copy()
         mask[0, ..., : at // 2] = False
-        mask[1, ..., at] = at == 0
         whole = np.ones((B, 1, T, T), bool) & mask
         want = run(q, k, v, whole)[:, at : at + 1]
         assert_close(run(q[:, at : at + 1], k, v, mask), want)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_bias_of_minus_infinity_is_a_mask_in_any_dtype(dtype):
+    fn, hidden = adapters.attention_fn(ROPE), jnp.asarray(-jnp.inf, dtype)
+    biased = fn(*heads(), bias=jnp.where(MASK, jnp.ones((), dtype), hidden))
+    assert_close(biased, fn(*heads(), mask=MASK))
+
+
+@pytest.mark.parametrize("given", [{}, {"q_positions": np.array([20])}], ids=["last", "told"])
+def test_one_query_stands_where_its_own_row_ends(given):
+    """Pooling over rows of several lengths: no row depends on the padding of another."""
+    lengths, (q, k, v) = np.array([T - 4, T - 1]), heads()
+    rows = np.arange(T) < lengths[:, None]
+    fn = adapters.attention_fn(ROPE, causal=False, **given)
+    got = util.jit(lambda mask: fn(q[:, :1], k, v, mask=mask))(rows[:, None, None])
+    for row, n in enumerate(lengths):
+        alone = tuple(x[row : row + 1, :n] for x in (k, v))
+        places = {"q_positions": given.get("q_positions", np.array([n - 1]))}
+        places["k_positions"] = np.arange(n)
+        want = pe_jax.attention(q[row : row + 1, :1], *alone, encoding=ROPE, causal=False, **places)
+        assert_close(got[row : row + 1], want)
 
 
 def test_a_step_keeps_to_positions_segments_window_and_cause():

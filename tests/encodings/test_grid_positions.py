@@ -52,6 +52,17 @@ def test_text_images_and_videos_follow_each_other_as_in_the_paper():
     np.testing.assert_array_equal(pos.multimodal([(1, 2, 3)]), pos.multimodal([(2, 3)]))
 
 
+def test_frames_stand_where_their_seconds_are():
+    """Qwen2.5-VL: tokens_per_second · seconds, whole; images have none; text goes on."""
+    video = [[0, 0, 0], [2, 0, 0], [4, 0, 0]]
+    ours = pos.multimodal([(3, 1, 1), 2], interval=2)
+    np.testing.assert_array_equal(ours, [*video, [5] * 3, [6] * 3])
+    ours = pos.multimodal([(3, 1, 1), (1, 2), (3, 1, 1), 1], interval=[2, np.float32(0.5)])
+    image, slow = [[5, 5, 5], [5, 5, 6]], [[7, 7, 7], [7, 7, 7], [8, 7, 7]]
+    np.testing.assert_array_equal(ours, [*video, *image, *slow, [9] * 3])
+    assert ours.dtype == np.int32
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
@@ -59,6 +70,9 @@ def test_text_images_and_videos_follow_each_other_as_in_the_paper():
         (lambda: pos.grid(2, 2.5), "at least 1"),
         (lambda: pos.grid(2, 2, prefix=-1), "prefix=-1"),
         (lambda: pos.resized(2, 2, (2, 0)), r"to=\(2, 0\)"),
+        (lambda: pos.multimodal([3, (2, 1, 1)], 0), r"interval=0: pass a number above 0"),
+        (lambda: pos.multimodal([3], "2"), r"interval='2'"),
+        (lambda: pos.multimodal([3, (2, 1, 1)], [1, 2]), r"one for each of 1 videos"),
         (lambda: pos.multimodal([3, (0, 2)]), r"spans=\(0, 2\)"),
         (lambda: pos.multimodal([(1, 2, 3, 4)]), r"pass n, \(height, width\)"),
     ],

@@ -11,6 +11,7 @@ import pe_jax
 from pe_jax import positions as pos
 from pe_jax.encodings import swin
 from pe_jax.engines.decoding import cache
+from pe_jax.engines.kernels.tpu import engine as tpu
 from tests import util
 from tests.encodings.common import (
     DIMS,
@@ -143,6 +144,31 @@ def test_packed_images_each_have_their_class_token():
         for part in (slice(5), slice(5, 10))
     ]
     np.testing.assert_allclose(both, np.concatenate(apart), atol=1e-6)
+
+
+TPU = functools.partial(tpu.attend, block=8, interpret=True)
+
+
+@pytest.mark.parametrize("engine", ["dense", util.TILED, TPU], ids=["dense", "tiled", "tpu"])
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_gradients_of_packed_images_are_those_of_each(engine, cap):
+    """Pairs of two images are outside the window, NaN under a trace, and hidden by segments."""
+    encoding, places = pe_jax.make("swin", height=3, width=3), np.asarray(pos.grid(3, 3))
+    params, images = random_params(encoding), qkv(length=18).reshape(3, 2, 9, HEADS, HEAD_DIM)
+
+    def total(params, q, k, v, places, segments=None):
+        given = {"encoding": encoding, "params": params, "q_positions": places}
+        given |= {"q_segments": segments, "logit_cap": cap, "causal": False}
+        return jnp.sin(pe_jax.attention(q, k, v, **given, implementation=engine)).sum()
+
+    slopes = jax.jit(jax.grad(total, argnums=(0, 1, 2, 3)))
+    packed = (x.reshape(1, 18, HEADS, HEAD_DIM) for x in images)
+    both = np.concatenate([places, places + 20])
+    table, *found = slopes(params, *packed, both, np.repeat([[0, 1]], 9, axis=1))
+    each = [slopes(params, *images[:, i, None], places) for i in range(2)]
+    util.assert_close(table, jax.tree.map(jnp.add, each[0][0], each[1][0]))
+    want = [jnp.concatenate(parts, axis=1) for parts in zip(each[0][1:], each[1][1:], strict=True)]
+    util.assert_close(found, want)
 
 
 def test_with_a_class_token_the_window_and_the_size_of_the_table_are_checked():

@@ -8,7 +8,7 @@ import pytest
 from experiments.programs import compare
 from experiments.running import rate_search
 from experiments.running import training_loop as program
-from pe_jax.training import corpus
+from pe_jax.training import corpus, tasks
 from tests.experiments.tiny_comparison import settings
 from tests.trainers import OPTIMIZER, change
 
@@ -43,6 +43,40 @@ def test_variants_of_a_scheme_have_folders_of_their_own_whatever_else_is_compare
     several = folders("t5(num_buckets=8)", "t5", "t5+rope", "t5,rope")
     assert several["t5"] == "t5" and len({*several.values()}) == 4
     assert folders("t5(num_buckets=8)")["t5(num_buckets=8)"] == several["t5(num_buckets=8)"]
+
+
+# 85
+@pytest.mark.parametrize("lengths, length", [((12, 84), 12), ((84, 168), 84)])
+def test_a_question_that_no_row_of_a_task_is_long_enough_for_is_refused(
+    tmp_path, capsys, lengths, length
+):
+    sizes = {"lengths": lengths, "stride": 12}
+    config = change(settings(tmp_path / "run"), data="synthetic:lego", length=length, eval=sizes)
+    longest = tasks.TASKS["lego"].decoded(79) - 1
+    assert longest < 84
+    with pytest.raises(SystemExit):
+        compare.main(config)
+    error = capsys.readouterr().err
+    assert f"rows of synthetic:lego have at most {longest} tokens; pass no more" in error
+    assert error.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+# 85
+@pytest.mark.parametrize("reference, lengths", [("learned", [24]), ("nope", [])])
+def test_a_reference_that_has_no_loss_at_a_declared_length_is_said(
+    tmp_path, caplog, monkeypatch, reference, lengths
+):
+    def reached(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr(compare, "Lock", reached)
+    with pytest.raises(SystemExit):
+        compare.main(change(settings(tmp_path), reference=reference))
+    said = [line for line in caplog.messages if line.startswith("reference=")]
+    assert said == [
+        f"reference='{reference}' is not defined at {n} tokens: no verdict there; choose another"
+        for n in lengths
+    ]
 
 
 def test_the_first_encoding_is_the_baseline_and_the_reference_by_default(tmp_path):

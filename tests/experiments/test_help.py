@@ -1,5 +1,6 @@
 """`--help` and `--list` of every program: all that a command line needs, without the source."""
 
+import io
 import os
 import re
 import subprocess
@@ -127,6 +128,27 @@ def test_every_program_answers_soon_with_two_examples(tmp_path):
         assert text.count(f"python -m {name}") >= 2 and "flags:\n  --" in text, program
         heavy = {"orbax", "grain", "matplotlib", "scipy", "tensorflow_datasets", "tokenizers"}
         assert not heavy & {*loaded.split()}, program
+
+
+# 85
+@pytest.mark.parametrize("arguments", [[], ["--list=encodings"]])
+def test_what_a_terminal_has_no_character_for_is_replaced(monkeypatch, arguments):
+    monkeypatch.chdir(ROOT)
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    begin = lambda config: print("Report: −1 ×", flush=True)  # noqa: E731
+    assert not status(lambda: launch.run(begin, "configs/train.py", Config), *arguments)
+    assert b"Report: ?1 ?" in shown.getvalue() or (arguments and b"rope" in shown.getvalue())
+
+
+# 86
+def test_figures_need_no_back_end():
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "module://not.installed"}
+    show = "import experiments.programs.explore, experiments.reporting.comparison_report"
+    subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=env, check=True)
+    show = "import sys, os; sys.modules['ipykernel'] = os; import experiments; "
+    show += "assert os.environ['MPLBACKEND'] == 'module://not.installed'"  # its own
+    subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=env, check=True)
 
 
 def test_compiled_programs_are_kept_unless_jax_was_told_where(monkeypatch):

@@ -342,6 +342,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path, capsys,
         ({"sides": (24, 44)}, "sides=(24, 44): must be multiples of patch=8"),
         ({"model": ModelConfig()}, "model.causal=True: pass False"),
         ({"optimizer": OptimizerConfig(warmup=9)}, "optimizer.warmup=9: must be in [0, steps=3]"),
+        ({"seed": 2**31 - 2, "seeds": 3}, "seeds=3: at most 2, as seed=2147483646 is the first"),
     ],
 )
 def test_a_configuration_that_cannot_be_names_the_field_and_the_fix(tmp_path, fields, words):

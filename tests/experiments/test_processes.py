@@ -215,6 +215,27 @@ def test_only_the_message_that_there_is_no_cluster_is_passed_over(monkeypatch):
     assert len(calls) == 3
 
 
+def ports(monkeypatch, detect=True, **variables) -> list[str | None]:
+    """The ports that processes connect at, under SLURM or MPI with these variables."""
+    found = []
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed.os, "environ", {f"SLURM_{k}": v for k, v in variables.items()})
+        port = lambda **_: found.append(distributed.os.environ.get("JAX_COORDINATOR_PORT"))  # noqa: E731
+        patch.setattr(jax.distributed, "initialize", port)
+        distributed.connect(None, None, None, detect)
+    return found
+
+
+# 82
+def test_a_task_that_is_alone_connects_to_nobody_and_each_step_of_a_job_has_its_port(monkeypatch):
+    assert not ports(monkeypatch, NTASKS="1", JOB_ID="4242", STEP_ID="0")
+    assert not ports(monkeypatch, False, NTASKS="2", JOB_ID="4242", STEP_ID="0")
+    steps = [ports(monkeypatch, NTASKS="2", JOB_ID="4242", STEP_ID=step) for step in ("0", "1")]
+    assert steps[0] != steps[1] and all(61440 <= int(port) < 65536 for (port,) in steps)
+    assert ports(monkeypatch, NTASKS="2", JOB_ID="4242") == [None]  # JAX chooses
+    assert ports(monkeypatch) == [None]
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_that_launches_is_bash(path):
     subprocess.run(["bash", "-n", path], check=True)

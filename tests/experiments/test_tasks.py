@@ -341,6 +341,11 @@ def test_a_model_is_scored_on_what_it_answers(tmp_path, monkeypatch, causal):
         ({"lengths": (6, 8)}, "lengths=(6, 8): pass longer ones than length=6"),
         ({"lengths": (8, 8)}, "lengths=(8, 8): pass ascending"),
         ({"length": 3, "tasks": ("lego",)}, "length=3: questions of lego have 4 to 79 symbols"),
+        (
+            {"lengths": (80, 90), "tasks": ("copy", "lego")},
+            "lengths=(80, 90): lego has no question of more than 79 symbols",
+        ),
+        ({"seed": 2**31 - 1, "seeds": 2}, "seeds=2: at most 1, as seed=2147483647 is the first"),
         ({"positions": ("randomized(maximum=11)",)}, "a row of copy has 12 tokens, more than"),
         ({"encodings": ("learned(length=11)",)}, "length=6: a row of copy has 12 tokens"),
         ({"encodings": ("xpos",)}, "for causal attention alone"),

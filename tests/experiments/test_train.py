@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import struct
 import time
 
 import jax
@@ -13,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+from experiments.programs import generate
 from experiments.running import in_flight, profiler, signals, trained_run
 from experiments.running import training_loop as program
 from pe_jax.training import tokenizer, utilization
@@ -64,7 +67,12 @@ def losses(config: Config) -> list[tuple[int, float]]:
 # 42, 50, 51
 @pytest.mark.parametrize(
     "number, status, positions",
-    [(signal.SIGINT, 130, "contiguous"), (signal.SIGTERM, 143, "randomized(maximum=40)")],
+    [
+        (signal.SIGINT, 130, "contiguous"),
+        (signal.SIGTERM, 143, "randomized(maximum=40)"),
+        (signal.SIGHUP, 129, "contiguous"),
+        (signal.SIGUSR1, 138, "contiguous"),
+    ],
 )
 def test_a_stopped_run_resumes_bitwise(config, monkeypatch, number, status, positions, tmp_path):
     config = change(config, positions=positions)
@@ -114,6 +122,35 @@ def test_a_run_is_evaluated_along_the_way_and_logs_the_mean_since_the_last_row(
     want = np.mean(found["losses"]["non-overlapping"][str(L)])
     assert rows[-1]["eval_loss"] == pytest.approx(want, rel=1e-6) != rows[1]["eval_loss"]
     assert rows[0]["learning_rate"] == 0 < rows[2]["learning_rate"] < rows[1]["learning_rate"]
+
+
+def events(path: pathlib.Path) -> list:
+    """The events of a file for TensorBoard: a length, its checksum, an event, its checksum."""
+    found, rest = [], path.read_bytes()
+    while rest:
+        (size,) = struct.unpack("Q", rest[:8])
+        found.append(Event.FromString(rest[12 : 12 + size]))
+        rest = rest[16 + size :]
+    return found
+
+
+def test_tensorboard_reads_the_rows_and_what_a_continued_run_does_again_is_hidden(
+    config, monkeypatch, tmp_path
+):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        at_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        main(config, monkeypatch)
+    (first,) = (tmp_path / "run" / "events").iterdir()
+    first.rename(tmp_path / "first")  # the next may have the same name, of the same second
+    main(config, monkeypatch)
+    (second,) = (tmp_path / "run" / "events").iterdir()
+    for path, steps in ((tmp_path / "first", (1, 2, 3)), (second, (4, 5, 6))):
+        version, start, *rows = events(path)
+        assert version.file_version == "brain.Event:2"
+        assert start.step == steps[0] and start.session_log.status == SessionLog.START
+        assert tuple(row.step for row in rows) == steps
+        shown = {value.tag: value.simple_value for value in rows[-1].summary.value}
+        assert shown["loss"] == pytest.approx(dict(losses(config))[steps[-1]])
 
 
 def test_a_run_says_its_speed_and_share_of_the_peak_and_the_time_left(config, monkeypatch):
@@ -168,6 +205,25 @@ class Slow:
 
 
 # 69
+# 81
+def test_a_hangup_is_ignored_where_it_is_and_only_what_a_user_repeats_exits_at_once(monkeypatch):
+    monkeypatch.setattr(signals.os, "_exit", lambda status: ended.append(status))
+    ended, before = [], signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with signals.Stop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.signal is None
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with signals.Stop() as stop:
+            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1):
+                signal.raise_signal(number)
+            assert stop.signal == signal.SIGHUP and not ended
+            signal.raise_signal(signal.SIGTERM)
+            assert ended == [143]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_compiling_ends_without_a_step(config, monkeypatch, number, status):
     compile = Trainer.compile
@@ -266,6 +322,61 @@ def test_a_run_with_another_tokenizer_of_the_same_name_is_refused(
     tokenizer.train_bpe([text[::-1]], path)
     config = change(config, model={"vocab": before.vocab})
     refused(config, monkeypatch, capsys, "tokens=", "the checkpoint was made with", before.digest)
+
+
+# 87
+def test_a_run_continued_with_other_steps_names_both_schedules(config, monkeypatch, caplog):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        at_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        main(config, monkeypatch)
+    done = losses(config)[-1][0]
+    main(change(config, steps=60), monkeypatch)
+    said = [line for line in caplog.messages if line.startswith("steps=60: ")]
+    assert len(said) == 1 and f"the first {done} steps" in said[0] and "of steps=6;" in said[0]
+    rates = {row["step"]: row["learning_rate"] for row in rows_of(config)}
+    new = rates[done + 1] / OPTIMIZER.learning_rate
+    assert f"has {new:.3g} of the peak, not 0." in said[0] and rates[done + 1] > rates[done]
+
+
+# 88
+def test_generate_finds_the_tokenizer_from_any_folder_and_refuses_another(
+    config, monkeypatch, tmp_path
+):
+    text = (tmp_path / "text" / "train" / "a").read_bytes()
+    tokenizer.train_bpe([text], f"{tmp_path}/bpe.json")
+    config = change(config, tokenizer="bpe:bpe.json", length=4, eval={"lengths": (4,)}, steps=1)
+    monkeypatch.chdir(tmp_path)
+    main(config, monkeypatch)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    folder = pathlib.Path(config.workdir)
+    make = lambda: generate.text(folder, "abc", 3, 0.0, 0, 0)  # noqa: E731
+    assert make().startswith("abc")
+    with pytest.raises(ValueError, match="byte 0xe9 at offset 3 is not UTF-8"):
+        generate.text(folder, "caf\udce9", 3, 0.0, 0, 0)  # as a command line gives it
+    _, saved = trained_run.read(folder)
+    trained_with = saved["tokens"]
+    tokenizer.train_bpe([text[::-1]], f"{tmp_path}/bpe.json")
+    with pytest.raises(ValueError, match=f"was trained with another .sha256 {trained_with[:12]}"):
+        make()
+    os.remove(tmp_path / "bpe.json")
+    with pytest.raises(ValueError, match="bpe:bpe.json': no such file"):
+        make()
+
+
+@pytest.mark.parametrize("spec", ["text:a", "text:a/*.txt", "passkeys:text:a", "tfds:x:a", "bpe:a"])
+def test_relative_paths_of_a_run_are_those_of_where_it_was_trained(spec, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.txt").write_text("text")
+    field = "tokenizer" if spec == "bpe:a" else "data"
+    saved = {"folder": str(tmp_path), field: spec}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    kind, _, path = spec.rpartition(":")
+    found, _ = trained_run.read(tmp_path)
+    assert getattr(found, field) == f"{kind}:{tmp_path}/{path}"
+    for other in (saved | {"folder": "/nowhere"}, {field: spec}, saved | {field: "text:~/a"}):
+        (tmp_path / "config.json").write_text(json.dumps(other))
+        assert getattr(trained_run.read(tmp_path)[0], field) == other[field]
 
 
 # 42

@@ -1,5 +1,6 @@
 """What is called first in a process of the trainer: its devices, and the faults put into it."""
 
+import contextlib
 import os
 import signal
 import time
@@ -16,6 +17,22 @@ def devices() -> None:
     jax.config.update("jax_num_cpu_devices", int(os.environ.get("DEVICES", "1")))
     jax.config.update("jax_compilation_cache_dir", os.environ["CACHE"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def full_disk() -> None:
+    """The disk is full for one kind of file, named in FULL, from the fourth step on."""
+    devices()
+    put, count = Trainer.put, iter(range(1, 100))
+
+    def fills(self, batch):
+        if next(count) == 4:
+            for handle in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):  # that of listdir
+                    if os.environ["FULL"] in os.readlink(f"/proc/self/fd/{handle}"):
+                        os.dup2(os.open("/dev/full", os.O_WRONLY), int(handle))
+        return put(self, batch)
+
+    Trainer.put = fills
 
 
 def boom() -> None:

@@ -32,10 +32,15 @@ CACHE_FAULTS = {
         dict(encoding=pe_jax.make("learned")),
     ),
     "no length": (ValueError, "encoding.at_length(total_length)", dict(encoding=NTK)),
+    "more room than its length": (
+        ValueError,
+        "capacity=8: RoPE is set for 3 tokens; pass encoding.at_length(8)",
+        dict(encoding=NTK.at_length(3)),
+    ),
     "a position beyond its length": (
         ValueError,
-        "positions goes to position 4, RoPE is set for 3 tokens; pass encoding.at_length(5)",
-        dict(encoding=NTK.at_length(3)),
+        "positions goes to position 9, RoPE is set for 8 tokens; pass encoding.at_length(10)",
+        dict(encoding=NTK.at_length(8), positions=5 + np.arange(T)),
     ),
     "the table of one head": (
         ValueError,

@@ -13,9 +13,12 @@ from experiments.programs import compare
 from experiments.running import launch
 from experiments.running import training_loop as program
 from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
+from pe_jax.engines.kernels import self_check
 from pe_jax.models.config import ModelConfig
+from pe_jax.training import paths
 from pe_jax.training.config import Config, EvalConfig, MeshConfig
 from pe_jax.training.step import Trainer
+from pe_jax.training.tokenizer import train_bpe
 from tests.command_lines import status
 from tests.test_data import write
 
@@ -151,6 +154,8 @@ def test_a_bad_model_is_refused(command, capfd, tmp_path, args, words):
         (["tokenizer=byte"], ("tokenizer='byte'", "did you mean 'bytes'?")),
         (["length=900"], ("length=900", "fewer than one row of 901")),
         (["workdir="], ("workdir=''", "pass a path")),
+        # 84
+        (["data=text:.", "workdir=run"], ("data='text:.' would read the run's files",)),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -231,9 +236,14 @@ def test_what_can_run_does(command, args):
         (["timing_lengths=(64,)", "mesh.seq=2"], ("timing_lengths=(64,)", "mesh.seq")),
         (["protocol=slide"], ("protocol='slide'", "non-overlapping or sliding")),
         (
-            ["length=900", "encodings=('rope','nope')", "eval.every=0"],
-            ("length=900", "fewer than one row"),
+            ["length=900", "eval.lengths=(4,900)", "encodings=('rope','nope')", "eval.every=0"],
+            ("eval.windows=2", "ask for less"),
         ),
+        # 85
+        (["length=2", "eval.every=0"], ("eval.lengths=(4, 8): add length=2",)),
+        (["data=synthetic:copy", "protocol=sliding"], ("protocol='sliding'", "non-overlapping")),
+        # 86
+        (["seed=2147483646", "seeds=3"], ("seeds=3: at most 2, as seed=2147483646 is the first",)),
     ],
 )
 def test_a_bad_comparison_is_refused(command, capfd, tmp_path, args, words):
@@ -275,6 +285,33 @@ def test_a_workdir_that_cannot_be_written_is_refused(command, capfd, tmp_path):
     (tmp_path / "file").write_text("")
     words = ("workdir=", "is not writable; choose another --config.workdir")
     refused(command, capfd, tmp_path, f"{SET}workdir={tmp_path / 'file' / 'run'}", words=words)
+
+
+# 79
+def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PE_JAX_CACHE", "~/cache")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "text").rename(tmp_path / "home" / "text")
+    (tmp_path / "home" / "mine.py").write_text((ROOT / "configs" / "train.py").read_text())
+    train_bpe([b"to be or not to be"], str(tmp_path / "home" / "bpe.json"), 260)
+    seen = []
+    monkeypatch.setattr(program, "prepare", lambda config: seen.append(config) or 1 / 0)
+    fields = ["workdir=~/run", "data=text:~/text", "tokenizer=bpe:~/bpe.json", "length=8"]
+    fields += ["eval.lengths=(4,8)", "eval.stride=4", "eval.windows=1"]
+    with pytest.raises(ZeroDivisionError):
+        command("--config=~/mine.py", *(SET + x for x in fields))
+    assert seen[0].workdir == str(tmp_path / "home" / "run") and seen[0].model.vocab
+    assert self_check._folder() == tmp_path / "home" / "cache" / "kernels"
+    assert not (tmp_path / "~").exists()
+
+
+# 88
+def test_a_bucket_without_the_library_for_it_is_refused(command, capfd, monkeypatch, tmp_path):
+    monkeypatch.setattr(paths.importlib.util, "find_spec", lambda name: None)
+    words = ("workdir='gs://bucket/run': buckets need gcsfs: pip install 'pe_jax[gcs]'",)
+    refused(command, capfd, tmp_path, f"{SET}workdir=gs://bucket/run", words=words)
 
 
 # 45

@@ -1,6 +1,10 @@
 """Rows 28 to 34 of the fault table, injected: one line, with the field, the value and the fix."""
 
+import bz2
+import contextlib
+import gzip
 import itertools
+import lzma
 import re
 import shutil
 
@@ -59,6 +63,94 @@ def test_empty_corpus_says_the_counts(tmp_path):
         data.load(write(tmp_path / "c", {"test/one": b"text"}))
     with fails("has a.valid.txt but no train file", "add"):
         data.load(write(tmp_path / "d", {"a.valid.txt": b"text"}))
+
+
+# 79
+@pytest.mark.parametrize(
+    "names, word",
+    [
+        (("train.txt", "eval.txt"), "eval.txt"),
+        (("train.txt", "test.txt", "held-out.txt"), "held-out.txt"),
+        (("books.txt", "valid.txt", "testing.txt"), "testing.txt"),
+        (("train/a", "test/a", "holdout/a"), "holdout"),
+        (("en/train/a", "en/development/a"), "en/development"),
+        (("c_train.txt", "A Test of Wills.txt"), "A Test of Wills.txt"),
+    ],
+)
+def test_a_name_that_looks_held_out_says_what_to_rename(tmp_path, names, word):
+    with fails(f"data: {word} is beside a split", "rename it to validation or test"):
+        data.load(write(tmp_path, dict.fromkeys(names, b"text")))
+    alone = write(tmp_path / "books", {word: b"text", "other.txt": b"text"})
+    assert data.load(alone).splits["train"]  # a title
+
+
+# 79
+def test_held_out_folders_without_text_to_train_on_say_what_to_rename(tmp_path):
+    with fails("has Dev/ but no train/", "add text to train on, or rename"):
+        data.load(write(tmp_path, {"Dev/a": b"text", "raw/b": b"text"}))
+
+
+# 83
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_utf16_is_named_and_not_trained_on_as_bytes(tmp_path, encoding, split):
+    name = f"{split}/wide.txt"
+    spec = write(tmp_path, {name: "naïve text ".encode(encoding), "train/a": b"fine " * 9})
+    kind = encoding[:6].upper()
+    with fails(f"{name} is {kind}", f"iconv -f {kind} -t UTF-8"):
+        data.load(spec)
+    with fails(f"{name} is {kind}"):
+        data.load(f"{spec}/{name}")
+
+
+# 83
+@pytest.mark.parametrize(
+    "kind, content",
+    [
+        ("gzip", gzip.compress(b"text " * 99)),
+        ("bzip2", bz2.compress(b"text " * 99)),
+        ("xz", lzma.compress(b"text " * 99)),
+        ("a zip archive", b"PK\x03\x04" + b"text " * 99),
+        ("zstd", b"\x28\xb5\x2f\xfd" + b"text " * 99),
+        ("binary", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"),
+    ],
+)
+def test_what_is_not_text_is_named_and_not_trained_on(tmp_path, kind, content):
+    spec = write(tmp_path, {"b": content, "a": b"fine " * 9})
+    with fails(f"b is {kind}, which is not trained on as bytes"):
+        data.load(spec)
+    texts = {"a": b"BZh is text, PK and a stray \0 too", "b": "naïve".encode("latin-1") * 9}
+    assert data.load(write(tmp_path / "texts", texts)).splits
+
+
+# 84
+@pytest.mark.parametrize(
+    "pattern, workdir, inside",
+    [
+        ("books", "books", True),
+        ("books", "books/runs/a", True),
+        ("books/**", "books/runs/a", True),
+        ("books/*/*", "books/runs", True),
+        ("books/*", "books", True),
+        ("alias", "books/runs", True),
+        ("books", "alias/runs", True),
+        ("split", "split/train/run", True),
+        ("books/*", "books/runs", False),
+        ("books", "books/.runs/a", False),
+        ("books", "books_runs", False),
+        ("split", "split/runs", False),
+        ("books/a.txt", "books/runs", False),
+        ("nowhere", "nowhere/runs", False),
+    ],
+)
+def test_a_workdir_is_no_part_of_the_text(tmp_path, monkeypatch, pattern, workdir, inside):
+    write(tmp_path, {"books/a.txt": b"text", "split/train/a": b"text"})
+    (tmp_path / "alias").symlink_to("books")
+    monkeypatch.chdir(tmp_path)
+    for spec in (f"text:{pattern}", f"passkeys:text:{tmp_path}/{pattern}"):
+        refused = fails(f"workdir='{tmp_path}/{workdir}'", "choose a --config.workdir outside")
+        with refused if inside else contextlib.nullcontext():
+            data.check_apart(spec, str(tmp_path / workdir))
 
 
 def test_empty_split_says_the_counts(tmp_path):

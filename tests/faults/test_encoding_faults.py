@@ -13,12 +13,16 @@ from pe_jax import positions
 from pe_jax.encodings import (
     ENCODINGS,
     alibi,
+    buckets,
     cpb,
     deberta,
     layoutlmv3,
+    mla,
     mrope,
+    pope,
     rope,
     rope_2d,
+    rope_mixed,
     rope_nd,
     rope_scaling,
     sandwich,
@@ -26,10 +30,12 @@ from pe_jax.encodings import (
     swin,
     t5,
     temperature,
+    xpos,
 )
 from pe_jax.encodings import terms as kinds
-from tests.encodings.common import qkv, random_params
-from tests.faults.encoding_calls import PLACES, WIDE, refused
+from pe_jax.engines.decoding import cache
+from tests.encodings.common import DIMS, NONE, qkv, random_params
+from tests.faults.encoding_calls import PLACES, WIDE, attend, refused
 
 FIELDS = [
     ("sinusoidal", "base", [1, 1.0, 0, -3, np.nan, np.inf, "1e4", True, None, 10**400], "above 1"),
@@ -181,6 +187,63 @@ def test_numbers_of_numpy_are_numbers():
     assert encoding == pe_jax.make("learned", length=8, stddev=0.5)
     assert type(encoding.length) is int  # or no checkpoint could hold it
     assert pe_jax.make("buckets", edges=np.arange(3)).edges == (0, 1, 2)
+
+
+ALIBI = pe_jax.make("alibi")
+D, D2 = np.arange(-150, 150), np.stack([np.arange(-99, 100)] * 2, -1)
+KEY, DYNAMIC = jax.random.key(0), {"rope_type": "dynamic", "factor": 4}
+SIZED = {  # in integers that overflow one byte where they are doubled
+    "alibi": lambda n: alibi.bias(D, n(100)),
+    "buckets": lambda n: buckets.bucket(D, (n(0), n(100), n(120))),
+    "clipped": lambda n: buckets.clipped(D, n(100)),
+    "cpb": lambda n: cpb.log_spaced(D2, (n(100), n(100))),
+    "deberta": lambda n: deberta.bucket(D, n(20), n(100)),
+    "from_hf": lambda n: (
+        rope_scaling.from_hf(DYNAMIC, head_dim=n(100), max_position_embeddings=n(60))
+        .at_length(n(120))
+        .frequencies(n(100))
+    ),
+    "mla": lambda n: np.array(mla.scheme(n(100), n(100)).fraction),
+    "mrope": lambda n: mrope.axis_of((n(100), n(90), n(90)), True),
+    "pope": lambda n: pope.frequencies(n(100)),
+    "rope": lambda n: rope.frequencies(n(100), n(100), rope_scaling.NTK(n(100))),
+    "rope_mixed": lambda n: rope_mixed.initial(KEY, n(100), n(100)),
+    "rope_nd": lambda n: rope_nd.frequencies((n(100),) * 3, n(100), "alternating"),
+    "sandwich": lambda n: sandwich.bias(D, n(100), n(120)),
+    "sinusoidal": lambda n: sinusoidal.sinusoid(D, n(120), layout="tensor2tensor"),
+    "swin": lambda n: swin.lookup(np.ones((2, 199**2), np.float32), D2, n(100), n(100)),
+    "swin.resize": lambda n: swin.resize(np.ones((2, 9), np.float32), (n(2), n(2)), (n(9), n(99))),
+    "t5": lambda n: t5.bucket(D, n(32), n(100), True),
+    "temperature": lambda n: temperature.temperature(D, floor_scale=n(100), offset=n(100)),
+    "xpos": lambda n: xpos.growth(D + 150, n(100), n(100)),
+    "contiguous": lambda n: positions.contiguous(n(100), n(100)),
+    "randomized": lambda n: positions.randomized(KEY, n(100), n(120)),
+    "shifted": lambda n: positions.shifted(KEY, D, n(127)),
+    "bilevel": lambda n: positions.bilevel(D, (n(46), n(10)), longest=n(100)),
+    "grid": lambda n: positions.grid(n(100), n(100), prefix=n(100), numbered=True),
+    "resized": lambda n: positions.resized(n(100), n(100), (n(100), n(100))),
+    "multimodal": lambda n: positions.multimodal([n(100), (n(2), n(3)), n(100), n(100)]),
+    "cache": lambda n: cache.empty(ALIBI, n(2), n(127), DIMS, window=n(100), sinks=n(20)).k,
+    "window": lambda n: attend(ALIBI, NONE, window=n(100), sinks=n(100)),
+}
+
+
+@pytest.mark.parametrize("integer", [np.int8, np.uint8, np.int32, np.uint64])
+@pytest.mark.parametrize("name", SIZED)
+def test_integers_of_numpy_are_integers_to_every_function(name, integer):
+    want, got = (np.asarray(SIZED[name](kind)) for kind in (int, integer))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_an_encoding_of_numpys_integers_is_the_one_of_pythons(name):
+    """Equal and of one hash, so that jit compiles once; written and computed as the same."""
+    plain, kind = pe_jax.make(name), ENCODINGS[name]
+    sizes = {f: x for f, x in vars(plain).items() if isinstance(x, int) and type(x) is not bool}
+    other = kind(**{field: np.int32(x) for field, x in sizes.items()})
+    assert other == plain and hash(other) == hash(plain) and repr(other) == repr(plain)
+    dims = pe_jax.Dims(*np.array([12, 2, 2, 6], np.uint8))
+    assert dims == DIMS and hash(dims) == hash(DIMS) and repr(dims) == repr(DIMS)
 
 
 def test_what_is_no_name_no_text_and_no_encoding_is_refused():

@@ -1,5 +1,7 @@
 """Rows 46, 48, 49: who may write in a workdir."""
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -21,10 +23,20 @@ HOLD = (
 HOLD += "print('held', flush=True); sys.stdin.read()"
 
 
+NO_FLOCK = (
+    "from tests.faults.test_lock_faults import no_flock; import fcntl; fcntl.flock = no_flock;"
+)
+
+
+def no_flock(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
 @pytest.fixture
-def other(tmp_path):
-    """Another process, which holds the lock of the folder."""
-    command = [sys.executable, "-c", HOLD.replace("lock.Lock", "kept = lock.Lock"), tmp_path]
+def other(tmp_path, request):
+    """Another process, which holds the lock of the folder; its code may begin with a parameter."""
+    code = getattr(request, "param", "") + HOLD.replace("lock.Lock", "kept = lock.Lock")
+    command = [sys.executable, "-c", code, tmp_path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"held\n"
         yield process
@@ -55,6 +67,24 @@ def test_the_lock_of_a_killed_process_is_explained_and_taken_over(other, tmp_pat
     caplog.clear()
     Lock(tmp_path).close()
     assert not caplog.text and (tmp_path / NAME).read_text() == ""
+
+
+# 83
+@pytest.mark.parametrize("other", [NO_FLOCK], indirect=True, ids=["no flock"])
+def test_without_flock_a_file_is_the_lock(other, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "absl")
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    with pytest.raises(OSError, match=f"is in use by process {other.pid} on"):
+        Lock(tmp_path)
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    lock = Lock(tmp_path)  # whose it was is gone
+    assert "without flock (No locks available)" in caplog.text and "taken over" in caplog.text
+    with pytest.raises(OSError, match=f"process {os.getpid()} on"):
+        Lock(tmp_path)
+    lock.close()
+    Lock(tmp_path).close()
+    assert (tmp_path / NAME).read_text() == ""
 
 
 # 49

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import ENCODINGS, learned, sinusoidal
+from pe_jax.encodings import ENCODINGS, learned, mrope, rerope, rope, sinusoidal
 from tests import util
 from tests.encodings.common import DIMS, NONE, qkv, random_params
-from tests.faults.encoding_calls import PLACES, attend, refused
+from tests.faults.encoding_calls import PLACES, WIDE, attend, refused
 
 
 # 17
@@ -38,6 +38,60 @@ def test_half_precision_positions_are_a_type_error(name):
             *("q_positions has dtype", "half precision merges positions"),
             error=TypeError,
         )
+
+
+HALF = [jnp.bfloat16, jnp.float16]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_frequencies_are_a_type_error(dtype):
+    """At position 4,095 they turn a pair by up to 8 radians too far; float32 is near float64."""
+    x, at, theta = np.ones((1, 1, 64), np.float32), np.array([4095]), rope.frequencies(64)
+    turned = rope.rotate(x, at, np.asarray(theta, np.float64))
+    angle = 4095 * 1e4 ** (-np.arange(32) / 32)
+    want = np.concatenate([np.cos(angle) - np.sin(angle), np.cos(angle) + np.sin(angle)])
+    np.testing.assert_allclose(turned[0, 0], want, atol=5e-4)
+    calls = [
+        ("frequencies", lambda: rope.rotate(x, at, theta.astype(dtype))),
+        ("frequencies", lambda: rerope.rotate_twice(x, at, at, theta.astype(dtype))),
+        ("scaling", lambda: rope.frequencies(64, scaling=lambda t: jnp.asarray(t, dtype))),
+        (
+            "scaling",
+            lambda: mrope.frequencies(6, (1, 1, 1), scaling=lambda t: jnp.asarray(t, dtype)),
+        ),
+    ]
+    for name, call in calls:
+        refused(call, name, f"dtype {jnp.dtype(dtype)}", "keep it float32", error=TypeError)
+
+
+@pytest.mark.parametrize("name", ["rope_mixed", "lerope", "selective_rope"])
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_parameters_that_positions_multiply_are_a_type_error(name, dtype):
+    encoding = pe_jax.make(name)
+    params = jax.tree.map(lambda x: x.astype(dtype), random_params(encoding, WIDE))
+    refused(
+        lambda: attend(encoding, params, q_positions=PLACES),
+        *(f"dtype {jnp.dtype(dtype)}", "keep it float32"),
+        error=TypeError,
+    )
+
+
+BOUNDED = [
+    name
+    for name, kind in ENCODINGS.items()
+    if name not in ("rope_mixed", "lerope", "selective_rope")
+    and jax.tree.leaves(random_params(kind(), WIDE))
+]
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_half_precision_parameters_of_other_schemes_err_as_the_dtype_does(name):
+    """A table, a slope or a gate that is rounded moves the output by about as much."""
+    encoding = pe_jax.make(name)
+    params, places = random_params(encoding, WIDE), PLACES % 7
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    want = attend(encoding, params, q_positions=places)
+    np.testing.assert_allclose(attend(encoding, rounded, q_positions=places), want, atol=0.03)
 
 
 @pytest.mark.parametrize("name", INTEGER_ONLY)

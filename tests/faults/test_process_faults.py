@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 
+import numpy as np
 import pytest
 
 from experiments.running import trainer_process
@@ -46,6 +47,35 @@ def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
     kept = sorted(path.name for path in (killed / "checkpoints").iterdir())
     assert kept == ["57", "60"] and (killed / "evaluation.json").exists()
     assert "taken over" in (tmp_path / "killed.log").read_text()  # the lock of who was killed
+
+
+# 84
+@pytest.mark.parametrize("file", ["metrics.jsonl", "tfevents"])
+def test_a_disk_that_fills_between_checkpoints_is_one_line(data, tmp_path, file):
+    full = {"FULL": file, "CACHE": str(CACHE)}
+    flags = soak.settings(tmp_path / "run", data, 9, 0)
+    process = trainer_process.start(flags, tmp_path / "log", full, children.full_disk)
+    said = ended([process], 150), (tmp_path / "log").read_text()
+    assert said[0] == [2] and "Traceback" not in said[1], said
+    (error,) = errors(tmp_path / "log")
+    assert error == "error: [Errno 28] No space left on device; free some space, and run it again"
+
+
+# 87
+def test_a_damaged_compiled_program_is_replaced(data, tmp_path):
+    cache = dict.fromkeys(("CACHE", "JAX_COMPILATION_CACHE_DIR"), str(tmp_path / "cache"))
+    sizes = []
+    for name in ("first", "second"):
+        flags = soak.settings(tmp_path / name, data, 9, 0)
+        process = trainer_process.start(flags, tmp_path / f"{name}.log", cache, children.devices)
+        assert ended([process], 150) == [0]
+        entries = sorted((tmp_path / "cache").glob("*-cache"))
+        sizes.append([path.stat().st_size for path in entries])
+        for path in entries:
+            path.write_bytes(path.read_bytes()[:100])  # it was killed while it wrote
+    said = (tmp_path / "second.log").read_text()
+    assert "A compiled program of jit_" in said and "UserWarning" not in said, said
+    assert len(sizes[0]) > 3 and np.allclose(*sizes, rtol=0.1)  # whole again: not 100 bytes
 
 
 @pytest.fixture
@@ -94,8 +124,8 @@ def errors(log: pathlib.Path) -> list[str]:
 def test_a_signal_to_any_of_a_group_saves_all_at_one_step(group, tmp_path):
     running = group()
     wait(lambda: soak.last_logged(tmp_path / "run") >= 3, running[0])
-    os.kill(running[1].pid, signal.SIGINT)
-    assert ended(running) == [143, 130], (tmp_path / "0.log").read_text()[-2000:]
+    os.kill(running[1].pid, signal.SIGUSR1)
+    assert ended(running) == [143, 138], (tmp_path / "0.log").read_text()[-2000:]
     step = soak.last_saved(tmp_path / "run")
     assert 3 < step == soak.last_logged(tmp_path / "run")
     manifest.check(tmp_path / "run" / "checkpoints" / str(step))

@@ -11,6 +11,7 @@ import pe_jax
 from pe_jax.encodings import rope
 from pe_jax.encodings.rope_scaling import DynamicNTK
 from pe_jax.encodings.scaling.longrope import LongRoPE
+from pe_jax.engines.decoding import cache
 from tests import util
 from tests.faults.attention_calls import (
     K_,
@@ -24,7 +25,7 @@ from tests.faults.attention_calls import (
     extend,
     refuses,
 )
-from tests.util import B, E
+from tests.util import DIMS, B, E
 
 INPUTS = "sinusoidal learned bipe sinusoidal_2d learned_2d learned_grid".split()
 INPUTS += ["sinusoidal+rope", "rope+learned"]
@@ -64,22 +65,27 @@ LONG = LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 2, factor=4.0)
     "encoding, engine", [(NTK, "dense"), (pe_jax.make("rope", scaling=LONG), "tiled")]
 )
 def test_a_scaling_that_depends_on_the_length_has_that_of_the_call(encoding, engine):
-    """Packed or not, as the Transformer sets it; what was set before stays as it is."""
+    """What was set before stays as it is; of packed rows see tests/test_document_lengths.py."""
     given = {"implementation": engine}
-    for segments in (None, np.zeros((B, T), int)):
-        got = attention(encoding=encoding, q_segments=segments, **given)
-        want = attention(encoding=encoding.at_length(T), q_segments=segments, **given)
-        np.testing.assert_array_equal(got, want)
+    got = attention(encoding=encoding, **given)
+    np.testing.assert_array_equal(got, attention(encoding=encoding.at_length(T), **given))
 
     def by_hand(encoding):
         turned = [util.rotate(encoding, "q", NO_PARAMS, x, np.arange(T)) for x in (Q, K_)]
         return pe_jax.attention(*turned, V, **given)
 
-    assert np.abs(got - by_hand(encoding)).max() > 0.01  # as it stands, it is for short sequences
+    refuses(ValueError, "scaling= … at_length(total_length)", by_hand, encoding)
     longer = encoding.at_length(4 * T)
     for places in (None, np.arange(T)):
         got = attention(encoding=longer, q_positions=places, **given)
         np.testing.assert_allclose(got, by_hand(longer), atol=1e-6)
+
+
+def test_a_cache_is_made_before_the_length_is_known():
+    past, set_for = cache.empty(NTK, B, 8, DIMS), NTK.at_length(T)
+    given = {"encoding": set_for, "params": NO_PARAMS, "dims": DIMS}
+    out, _ = cache.extend(past, Q, K_, V, **given)
+    np.testing.assert_allclose(out, attention(encoding=set_for), atol=1e-6)
 
 
 def test_a_scaling_within_its_original_length_is_right_at_any_position():
@@ -90,6 +96,46 @@ def test_a_scaling_within_its_original_length_is_right_at_any_position():
     refuses(ValueError, said, attention, encoding=short, q_positions=10 * np.arange(T))
     wide = dataclasses.replace(NTK, scaling=DynamicNTK(8.0, T)).at_length(1)
     np.testing.assert_array_equal(attention(encoding=wide), attention(encoding=ROPE))
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("encoding", [NTK, pe_jax.make("rope", scaling=LONG)], ids=["ntk", "long"])
+def test_traced_positions_beyond_the_length_that_was_set_are_nan(encoding, engine):
+    """In the rows that have them, all of whose tokens need another scaling; padding is none."""
+    short, beyond = encoding.at_length(2), np.arange(T)
+    places = np.stack([np.minimum(beyond, 1), beyond])
+
+    @util.jit
+    def run(places, segments=None):
+        own = {"encoding": short, "q_positions": places, "implementation": engine}
+        return attention(q_segments=segments, **own)
+
+    got = run(places)
+    assert np.isfinite(got[0]).all() and np.isnan(got[1]).all()
+    got = run(places, np.where(places < 2, 0, -1))
+    same = attention(encoding=short, q_positions=np.minimum(places, 1))
+    np.testing.assert_allclose(got[1, :2], same[1, :2], atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_decoding_beyond_the_length_that_was_set_is_nan(window):
+    """A ring has room for any number of tokens, and positions may leave some out."""
+    short, given = NTK.at_length(8), {"params": NO_PARAMS, "dims": util.DIMS, "window": window}
+
+    @util.jit
+    def step(past, t, place):
+        new = (jax.lax.dynamic_slice_in_dim(x, t, 1, 1) for x in (Q, K_, V))
+        return pe_jax.cache.extend(past, *new, place, encoding=short, **given)
+
+    want = attention(encoding=short, window=window)
+    for places in (np.arange(T), np.array([0, 1, 2, 8, 9])):
+        past = pe_jax.cache.empty(short, B, 8, util.DIMS, window=window)
+        for t, place in enumerate(places):
+            out, past = step(past, t, place[None, None])
+            if place >= 8:
+                assert np.isnan(out).all()
+            else:
+                np.testing.assert_allclose(out, want[:, t : t + 1], atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ("rope", "alibi", "rope_2d"))

@@ -52,6 +52,14 @@ LINES = (
     (f"train {C}eval.lengths=256,,512", "--config.eval.lengths=256,,512: pass ascending"),
     (f"train {C}model.dtype=float16", "model.dtype='float16': pass float32 or bfloat16; did you"),
     (f"train {C}workdir=README.md/run", "is not writable; choose another --config.workdir"),
+    (f"train {C}workdir=s3://bucket/run", "must be a path of this machine; mount the bucket"),
+    (f"train {C}workdir=file:///run", "must be a path of this machine; leave out file://"),
+    (f"train {C}workdir=~nobody_here/run", "workdir='~nobody_here/run': Could not determine home"),
+    (f"compare {C}workdir=gs://bucket/run", "workdir='gs://bucket/run': must be a path of this"),
+    (f"tasks {C}workdir=gs:/bucket/run", "workdir='gs:/bucket/run': must be a path of this"),
+    (f"images {C}workdir=S3://bucket/run", "workdir='S3://bucket/run': must be a path of this"),
+    (f"extend {C}workdir=az://bucket/run", "workdir='az://bucket/run': must be a path of this"),
+    ("benchmark --out=gs://bucket/run", "out='gs://bucket/run': must be a path of this"),
     ("train --process=first", "--process=first: pass an integer"),
     ("compare --config.seeds=two", "--config.seeds=two: pass an integer of at least 1"),
     ("compare --config.devices=two", "devices='two': pass one or all"),
@@ -91,8 +99,10 @@ def test_a_wrong_command_line_is_one_line_with_the_fix(capfd, monkeypatch, line,
 REAL = {
     "train --config.model.casual=True": "did you mean --config.model.causal?",
     "generate --top_k=-1": "--top_k=-1: pass a non-negative integer",
+    "generate --seed=2147483648": "--seed=2147483648: pass an integer in the range [0, 2147483647]",
     "report --workdir=nowhere": "workdir='nowhere' holds no manifest.json",
     "explore --out=/proc/nowhere": "/proc/nowhere",
+    "explore --out=s3://bucket/run": "out='s3://bucket/run': must be a path of this machine",
 }
 
 

@@ -212,3 +212,19 @@ def test_a_nested_truncate_is_read_and_said():
 def test_a_type_without_settings_of_its_own_is_not_rotated():
     config = {**GEMMA4, "rope_parameters": {**GEMMA4["rope_parameters"], "full_attention": None}}
     assert hf.pattern(hf.encodings(config)) == "rope@window=512*5,nope"
+
+
+def test_a_video_that_counts_seconds_is_read_and_written():
+    """Qwen2.5-VL's rate stands in the vision config, and is one of the positions of the text."""
+    text = {"hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 2}
+    nested = {"model_type": "qwen2_5_vl", "vision_config": {"tokens_per_second": 2}}
+    nested["text_config"] = {"model_type": "qwen2_5_vl_text", **text}
+    layers = hf.encodings(nested)
+    assert [layer.tokens_per_second for layer in layers] == [2, 2]
+    assert hf.encodings({**nested, **text, "text_config": None}) == layers
+    assert hf.encodings({**text, **hf.to_hf(layers, "qwen2_5_vl_text")}) == layers
+    assert hf.encodings(nested["text_config"])[0].tokens_per_second is None
+    with pytest.raises(ValueError, match="tokens_per_second=2: not understood for 'qwen2_vl"):
+        hf.encodings({**nested, "text_config": {"model_type": "qwen2_vl_text", **text}})
+    with pytest.raises(ValueError, match="'qwen2_vl_text' would be read as"):
+        hf.to_hf(layers, "qwen2_vl_text")

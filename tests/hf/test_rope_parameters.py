@@ -3,10 +3,11 @@
 import json
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pe_jax
-from pe_jax.encodings import rope_scaling
+from pe_jax.encodings import mrope, rope, rope_scaling
 from pe_jax.encodings.rope_scaling import (
     NTK,
     ClippedRoPE,
@@ -100,7 +101,38 @@ def test_what_a_hugging_face_config_says_is_read(parameters, more, want):
     before = json.dumps(parameters)
     found = rope_scaling.from_hf(parameters, **{"head_dim": DIM, **more})
     assert found == want and json.dumps(parameters) == before
+    found = found.at_length(4096)
     assert found.frequencies(more.get("head_dim", DIM)).dtype == jnp.float32
+
+
+DEPENDENT = {  # on the length, with their frequencies at 8,192 tokens (transformers)
+    "dynamic": ({"factor": 4.0}, (1e4 * 13 ** (64 / 62)) ** (-np.arange(32) / 32)),
+    "longrope": (
+        {"short_factor": [1.0] * 32, "long_factor": [8.0] * 32, "factor": 4.0},
+        1e4 ** (-np.arange(32) / 32) / 8,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DEPENDENT)
+def test_frequencies_that_depend_on_the_length_wait_for_it(kind):
+    """Without one they would be those of short sequences, at any length."""
+    settings, want = DEPENDENT[kind]
+    found = rope_scaling.from_hf(
+        {"rope_type": kind, **settings}, head_dim=64, max_position_embeddings=2048
+    )
+    there = found.at_length(8192)
+    np.testing.assert_allclose(there.frequencies(64), want, rtol=1e-6)
+    several = pe_jax.make("mrope", scaling=found.scaling)
+    x = np.ones((1, 1, 64), np.float32)
+    for call in (
+        lambda: found.frequencies(64),
+        lambda: rope.frequencies(64, scaling=found.scaling),
+        lambda: mrope.frequencies(64, (8, 12, 12), scaling=found.scaling),
+        lambda: several.rotate(None, x, np.zeros((1, 3), int)),
+        lambda: found.rotate(None, x, np.zeros(1, int)),
+    ):
+        refused(call, "scaling=", "depends on the length", "at_length(total_length)")
 
 
 @pytest.mark.parametrize("parameters, more, want", HF)

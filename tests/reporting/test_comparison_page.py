@@ -50,6 +50,13 @@ def test_hostile_names_are_text_and_nothing_is_fetched(page):
     assert len(page.ids) == len(set(page.ids))
 
 
+# 81
+def test_a_path_that_is_not_utf8_is_shown_with_its_bytes(fake, no_pictures):
+    folder = fake(["rope", "nope"], speed=False, command="compare --config.data=text:caf\udce9")
+    text = comparison_report.build(folder).read_text(encoding="utf-8")
+    assert "text:caf\\udce9" in text
+
+
 def test_the_one_script_is_ours_and_the_policy_allows_no_other(page):
     (script,) = page.scripts
     assert script == (html_page.TEMPLATES / "comparison.js").read_text(encoding="utf-8")

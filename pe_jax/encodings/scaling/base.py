@@ -3,13 +3,14 @@
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
-from pe_jax.validation import is_int, is_real, require
+from pe_jax.validation import PlainFields, is_int, is_real, require
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaling:
+class Scaling(PlainFields):
     """A function from frequencies to frequencies, for longer contexts than trained on; hashable.
 
     `attention_factor` multiplies q and k each, where they are rotated.
@@ -19,6 +20,13 @@ class Scaling:
 
     def __call__(self, theta: np.ndarray, base: float | None = None) -> np.ndarray:
         """The scaled frequencies: float64 [dim/2] for θ = angles.geometric(dim, base)."""
+        raise NotImplementedError
+
+    def of_lengths(self, theta: np.ndarray, lengths: jax.Array) -> jax.Array:
+        """The frequencies in sequences of several lengths: float32 [..., dim/2] for lengths [...].
+
+        A scaling that overrides `at_length` overrides this too.
+        """
         raise NotImplementedError
 
     def at_length(self, length: int) -> "Scaling":

@@ -11,9 +11,11 @@ import dataclasses
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings.scaling.base import Scaling, require_factor, require_tokens
+from pe_jax.numerics.arrays import align
 from pe_jax.validation import is_real, require
 
 
@@ -36,11 +38,9 @@ class LongRoPE(Scaling):
     def __post_init__(self):
         for field in ("short_factor", "long_factor"):
             value = getattr(self, field)
-            value = value.tolist() if isinstance(value, np.ndarray) else value
-            ok = isinstance(value, list | tuple) and len(value) > 0
+            ok = isinstance(value, tuple) and len(value) > 0
             ok = ok and all(is_real(x) and x > 0 for x in value)
             require(ok, field, value, "pass a list of numbers above 0, one per frequency")
-            object.__setattr__(self, field, tuple(value))
         require_tokens(2, original_length=self.original_length)
         if self.length is not None:
             require_tokens(length=self.length)
@@ -56,13 +56,25 @@ class LongRoPE(Scaling):
 
     def __call__(self, theta, base=None):
         """θ_i / factor_i."""
-        theta = np.asarray(theta, np.float64)
+        short, long = self._both(theta)
         beyond = self.length is not None and self.length > self.original_length
+        return long if beyond else short
+
+    def _both(self, theta: np.ndarray) -> list[np.ndarray]:
+        """The frequencies up to the original length, and those beyond it."""
+        theta, scaled = np.asarray(theta, np.float64), []
         for field in ("short_factor", "long_factor"):
             count = len(getattr(self, field))
             fix = f"{theta.size} frequencies are rotated; pass a factor for each"
             require(count == theta.size, f"len({field})", count, fix)
-        return theta / np.asarray(self.long_factor if beyond else self.short_factor, np.float64)
+            scaled.append(theta / np.asarray(getattr(self, field), np.float64))
+        return scaled
+
+    def of_lengths(self, theta, lengths):
+        """One of the two lists for each length."""
+        beyond = lengths[..., None] > self.original_length
+        short, long = (align(jnp.asarray(x, jnp.float32), beyond) for x in self._both(theta))
+        return jnp.where(beyond, long, short)
 
     def at_length(self, length):
         """With `length` replaced."""

@@ -66,6 +66,7 @@ from pe_jax.encodings.terms.tuples import (
     RELATIVE,
     check,
     is_absolute,
+    logit_cap,
     reads_input,
     reads_lse,
     reads_positions,
@@ -73,7 +74,15 @@ from pe_jax.encodings.terms.tuples import (
     sums_rows,
     views,
 )
-from pe_jax.encodings.terms.vectors import Input, QueryBias, Rotation, Scale, ValueRotation, Views
+from pe_jax.encodings.terms.vectors import (
+    Input,
+    QueryBias,
+    Rotation,
+    Scale,
+    TracedScalars,
+    ValueRotation,
+    Views,
+)
 
 __all__ = [
     "ChannelDecay",
@@ -106,6 +115,7 @@ __all__ = [
     "TokenBias",
     "TokenProduct",
     "Tokens",
+    "TracedScalars",
     "Unnormalized",
     "ValueRotation",
     "Views",
@@ -113,6 +123,7 @@ __all__ = [
     "fade",
     "halves",
     "kind",
+    "logit_cap",
     "pair_distance",
     "is_absolute",
     "reads_input",

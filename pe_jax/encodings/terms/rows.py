@@ -84,6 +84,7 @@ class RowSum(Term):
         left, right = (None, None) if self.state is None else halves(self.state, states)
         return (self.of_queries(raw), left), right
 
+    @jax.jit  # its branches are compiled once
     def row_bias(
         self, products: jax.Array, states: Any, visible: jax.Array, before: jax.Array
     ) -> tuple[jax.Array, jax.Array]:

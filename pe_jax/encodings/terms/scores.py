@@ -44,7 +44,8 @@ class ChannelDecay(Term):
 
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def products(self, q: Side, k: Side, states: Any) -> jax.Array:
+    @jax.jit  # its branches are compiled once
+    def products(self, q: Side, k: Side, states: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Of all pairs: float32 [B, H, T, S], in O(T·S) memory.
 
         Raises:

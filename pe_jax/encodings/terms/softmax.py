@@ -27,6 +27,8 @@ class Mask(Term):
       fn: the function.
       arrays: what it looks up.
       length: how many tokens it can tell apart (a tree's); None: any number.
+      looks_ahead: whether it shows later tokens, so that the causal mask does not hold unless asked
+        for.
     """
 
     reads = "pairs"
@@ -36,6 +38,7 @@ class Mask(Term):
     fn: Callable = static()
     arrays: Any = None
     length: int | None = static(default=None, kw_only=True)
+    looks_ahead: bool = static(default=False, kw_only=True)
 
     def visible(self, q: Tokens, k: Tokens) -> jax.Array:
         """Which pairs are visible: bool [B or 1, 1, T, S]."""

@@ -31,7 +31,8 @@ class Tokens(NamedTuple):
       positions: [B or 1, T], with a trailing axis A if a position has several.
       index: counted along the row, for the mask: [B or 1, T].
       segments: ids of documents [B or 1, T]; a token with a negative id sees nothing; or None.
-      rank: the index within the segment, by which attention sinks are counted; None: `index`.
+      rank: the index within the segment, if there are segments, and attention sinks or terms that
+        hide pairs count by it; None: `index`.
     """
 
     positions: jax.Array
@@ -87,6 +88,7 @@ class Term:
     hides: ClassVar[bool] = False  # it hides pairs: `visible`
     reads_keys: bool = False  # its state is of keys too, and not of queries alone
     halved: ClassVar[bool] = False  # one half of its state is of queries, the other of keys
+    by_length: bool = False  # its rotations are given the length of each token's document
     reads_raw: str = ""  # the side that it reads as it was before rotations: "q" or "k"
     decays: bool = False  # it never rises as two tokens get farther apart: see `bound`
     horizon: tuple[int, int] | None = None  # beyond it, it is constant
@@ -103,15 +105,17 @@ class Term:
         """Queries [*B, T, H, E] before any rotation."""
         return q
 
-    def rotate(self, side: str, x: jax.Array, positions: jax.Array, state: Any = None) -> jax.Array:
+    def rotate(
+        self, side: str, x: jax.Array, positions: jax.Array, state: Any = None, lengths: Any = None
+    ) -> jax.Array:
         """Queries (`side` "q") or keys ("k") as their products take them."""
         return x
 
-    def rotate_values(self, v: jax.Array, positions: jax.Array) -> jax.Array:
+    def rotate_values(self, v: jax.Array, positions: jax.Array, lengths: Any = None) -> jax.Array:
         """Values [*B, S, K, F] as they are averaged."""
         return v
 
-    def rotate_output(self, out: jax.Array, positions: jax.Array) -> jax.Array:
+    def rotate_output(self, out: jax.Array, positions: jax.Array, lengths: Any = None) -> jax.Array:
         """The output [*B, T, H, F], which undoes what was done to values."""
         return out
 

@@ -4,6 +4,8 @@ B batch, T queries, S keys, H query heads, K key heads, E head width, F value wi
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.
 """
 
+from typing import Any
+
 from pe_jax.encodings.terms.distances import (
     RelativeKeys,
     RelativeQueries,
@@ -13,8 +15,16 @@ from pe_jax.encodings.terms.distances import (
 from pe_jax.encodings.terms.rows import PathProduct
 from pe_jax.encodings.terms.scores import ChannelDecay, PairBias
 from pe_jax.encodings.terms.softmax import Sink, Unnormalized
-from pe_jax.encodings.terms.term import select
-from pe_jax.encodings.terms.vectors import Input, QueryBias, Rotation, Scale, ValueRotation, Views
+from pe_jax.encodings.terms.term import Term, select
+from pe_jax.encodings.terms.vectors import (
+    Input,
+    QueryBias,
+    Rotation,
+    Scale,
+    TracedScalars,
+    ValueRotation,
+    Views,
+)
 
 # vectors of distances
 RELATIVE = (RelativeKeys, RelativeQueries, RelativeState, RelativeValues)
@@ -24,7 +34,7 @@ OUTSIDE = (Input, QueryBias, Rotation, ValueRotation, Scale, Sink, Unnormalized)
 
 def reads_lse(terms: tuple) -> bool:
     """Whether the logarithms of rows' sums change the output."""
-    return bool(select(terms, Sink, Unnormalized))
+    return any(type(term).rescale is not Term.rescale for term in terms)
 
 
 def sums_rows(terms: tuple) -> bool:
@@ -32,9 +42,18 @@ def sums_rows(terms: tuple) -> bool:
     return any(term.reads in ("later keys", "rows") for term in terms)
 
 
-def scale(terms: tuple, head_dim: int) -> float:
+def scale(terms: tuple, head_dim: int) -> Any:
     """What dot products are multiplied by, unless a call says otherwise (`AttentionSpec.scale`)."""
+    for term in select(terms, TracedScalars):
+        if term.scale is not None:
+            return term.scale[0]
     return next((term.value for term in select(terms, Scale)), head_dim**-0.5)
+
+
+def logit_cap(terms: tuple) -> Any:
+    """What bounds the scores, where it is traced; else None (`AttentionSpec.logit_cap`)."""
+    caps = (term.logit_cap for term in select(terms, TracedScalars))
+    return next((cap[0] for cap in caps if cap is not None), None)
 
 
 def views(terms: tuple) -> Views | None:
@@ -59,7 +78,7 @@ def is_absolute(terms: tuple, absolute_rotation: bool = False) -> bool:
     return absolute_rotation or any(of_positions) or reads_positions(terms)
 
 
-def check(terms: tuple, scale: float | None = None, logit_cap: float | None = None) -> None:
+def check(terms: tuple, scale: Any = None, logit_cap: Any = None) -> None:
     """Raises ValueError where terms cannot be combined, or not with a call's scale and cap."""
     for kind, what in (
         (Scale, "set a scale"),

@@ -5,6 +5,7 @@ A axes of a position, C numbers of a state or a formula, n any shape. `distance 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +71,13 @@ class Views:
 
     def of(self, q_positions: jax.Array, k_positions: jax.Array) -> jax.Array:
         """The view that scores each pair, int32: of positions whose shapes broadcast."""
-        apart = self.block(q_positions) - self.block(k_positions)
+        return self._of_apart(self.block(q_positions) - self.block(k_positions))
+
+    def _of_apart(self, apart: jax.Array) -> jax.Array:
+        """The view of pairs that are so many blocks apart, int32."""
         return sum(((apart >= edge).astype(jnp.int32) for edge in self.edges), jnp.int32(0))
 
+    @functools.partial(jax.jit, static_argnums=(0, 1))  # its branches are compiled once
     def products(self, multiply: Callable, q: Side, k: Side) -> jax.Array:
         """q·k of each pair in its own view: [B, H, T, S], `multiply(q.x, k.x)` of one view.
 
@@ -80,23 +85,22 @@ class Views:
         """
         if q.x.shape[2] == 1:
             return self._products_of_one(multiply, q, k)
-        queries = jnp.stack(jnp.split(q.x, self.count, axis=-1))
-        keys = k.x[None] if self.shared_keys else jnp.stack(jnp.split(k.x, self.count, axis=-1))
-        view = self.of(q.tokens.positions[:, :, None], k.tokens.positions[:, None])[:, None]
 
-        def product(queries, keys, n):
-            return multiply(queries[n], keys[0 if self.shared_keys else n])
+        def of_view(q_x, k_x, n):
+            keys = k_x if self.shared_keys else _part(k_x, n, self.count)
+            return multiply(_part(q_x, n, self.count), keys)
 
-        def one_view(queries, keys, view):
-            return product(queries, keys, view.min())
-
-        def by_pair(queries, keys, view):
-            scores = product(queries, keys, 0)
+        def by_pair(q_x, k_x, _):
+            view = self.of(q.tokens.positions[:, :, None], k.tokens.positions[:, None])[:, None]
+            scores = of_view(q_x, k_x, 0)
             for n in range(1, self.count):
-                scores = jnp.where(view == n, product(queries, keys, n), scores)
+                scores = jnp.where(view == n, of_view(q_x, k_x, n), scores)
             return scores
 
-        return jax.lax.cond(view.min() == view.max(), one_view, by_pair, queries, keys, view)
+        rows, columns = self.block(q.tokens.positions), self.block(k.tokens.positions)
+        least, most = rows.min() - columns.max(), rows.max() - columns.min()
+        first, last = self._of_apart(least), self._of_apart(most)
+        return jax.lax.cond(first == last, of_view, by_pair, q.x, k.x, first)
 
     def _products_of_one(self, multiply: Callable, q: Side, k: Side) -> jax.Array:
         """The same of one query: the keys are read once, whole, by a query for each view."""
@@ -111,6 +115,12 @@ class Views:
         for n in range(1, self.count):
             scores = jnp.where(view == n, products[:, :, n], scores)
         return scores[:, :, None]
+
+
+def _part(x: jax.Array, n: Any, count: int) -> jax.Array:
+    """Part n of the channels, of `count` side by side."""
+    width = x.shape[-1] // count
+    return jax.lax.dynamic_slice_in_dim(x, n * width, width, -1)
 
 
 @kind
@@ -128,6 +138,7 @@ class Rotation(Term):
         one for all; each pair is scored by one of them.
       state: a state of the tokens, [*B, T, H, C], passed to the functions as the last argument.
       heads: the axis of the arrays that counts heads; None: they are the same for all.
+      by_length: the functions are given the length of each token's document, [*B, T], last.
     """
 
     reads = "outside"
@@ -138,6 +149,7 @@ class Rotation(Term):
     views: Views | None = static(default=None)
     state: State | None = None
     heads: int | None = static(default=None)
+    by_length: bool = static(default=False)
 
     def for_heads(self, share):
         axis = self.heads
@@ -146,9 +158,10 @@ class Rotation(Term):
         arrays = jax.tree.map(lambda x: share(x, axis), self.arrays)
         return dataclasses.replace(self, arrays=arrays)
 
-    def rotate(self, side, x, positions, state=None):
+    def rotate(self, side, x, positions, state=None, lengths=None):
         function = self.q if side == "q" else self.k
         more = () if self.state is None else (state,)
+        more += (lengths,) if self.by_length else ()
         return x if function is None else function(self.arrays, x, positions, *more)
 
 
@@ -164,6 +177,7 @@ class ValueRotation(Term):
       v: the function of values.
       out: the function of outputs.
       arrays: their parameters.
+      by_length: as for `Rotation`.
     """
 
     reads = "outside"
@@ -171,12 +185,13 @@ class ValueRotation(Term):
     v: Callable = static()
     out: Callable = static()
     arrays: Any = None
+    by_length: bool = static(default=False)
 
-    def rotate_values(self, v, positions):
-        return self.v(self.arrays, v, positions)
+    def rotate_values(self, v, positions, lengths=None):
+        return self.v(self.arrays, v, positions, *((lengths,) if self.by_length else ()))
 
-    def rotate_output(self, out, positions):
-        return self.out(self.arrays, out, positions)
+    def rotate_output(self, out, positions, lengths=None):
+        return self.out(self.arrays, out, positions, *((lengths,) if self.by_length else ()))
 
 
 @kind
@@ -189,3 +204,14 @@ class Scale(Term):
 
     def __post_init__(self):
         require_positive("scale", self.value)
+
+
+@kind
+class TracedScalars(Term):
+    """The scale and the cap of a call where they are traced, float32 [1]: they have gradients."""
+
+    reads = "pairs"
+    by_head = True
+
+    scale: jax.Array | None = None
+    logit_cap: jax.Array | None = None

@@ -1,19 +1,21 @@
-"""The past of one attention layer: what decoding a token at a time needs of it.
+"""Attention of new tokens to all before them: a cache is made, and extended.
 
 Keys are rotated when they are written, never when they are read. What else is kept follows from
 what the scheme declares (see `empty`); of a layer with a window, the last tokens alone. Tokens come
 at contiguous positions (`positions=None`: the i-th token stands at position i) or at any others; a
-single contiguous one is computed by `one_token`.
+single contiguous one is computed by `one_token`. `storage` has what is kept, and its edits.
+
 B batch, S capacity, K key heads, H query heads, E width of keys, F width of values.
 """
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from pe_jax import positions as pos
 from pe_jax.encodings import terms as kinds
@@ -22,48 +24,32 @@ from pe_jax.encodings.terms import Side, Tokens, select
 from pe_jax.engines import checks, dispatch, outside
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.decoding import one_token
-from pe_jax.engines.decoding.ring_buffer import RingBuffer, ring_buffer
+from pe_jax.engines.decoding.ring_buffer import ring_buffer
+from pe_jax.engines.decoding.storage import (
+    Cache,
+    Indices,
+    Rows,
+    add_segments,
+    append,
+    in_sight,
+    next_positions,
+    require_cache,
+    swap,
+    take,
+    truncate,
+    with_segments,
+    write_rows,
+)
+from pe_jax.engines.sharded import axes
+from pe_jax.engines.sharded.axes import step_under_auto_axes
 from pe_jax.engines.sharded.layout import CONTIGUOUS
-from pe_jax.validation import is_int, require
+from pe_jax.validation import is_int, python_ints, require
+
+__all__ = ["Cache", "append", "empty", "extend", "next_positions"]
+__all__ += ["take", "truncate", "with_segments"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Cache:
-    """k [B, K, S, E] and v [B, K, S, F] as rotated, positions [B, S], length []; see `empty`.
-
-    The first `length` rows are filled; the token at row i is the i-th of its sequence, unless a
-    `ring` says which it is. Heads lead: a row of scores then reads each head's keys in one piece
-    (9 times as fast on CPU).
-    """
-
-    k: jax.Array
-    v: jax.Array
-    k_raw: jax.Array | None
-    far: jax.Array | None
-    states: tuple[Any, ...]
-    tables: Any
-    positions: jax.Array
-    length: jax.Array
-    ring: RingBuffer | None = dataclasses.field(default=None, metadata={"static": True})
-
-    @property
-    def capacity(self) -> int:
-        """How many tokens it holds: those that fit, or the last ones that a ring keeps."""
-        return self.k.shape[-2]
-
-
-class Rows(NamedTuple):
-    """What is kept of some tokens, heads first as in a cache; `states` of terms that read keys'."""
-
-    k: Any
-    v: Any
-    k_raw: Any
-    far: Any
-    states: tuple[Any, ...]
-    positions: Any
-
-
+@python_ints
 def empty(
     encoding: Encoding,
     batch: int,
@@ -90,20 +76,28 @@ def empty(
       n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`. They do
       not follow parameters that change later. Without `params` there are none, and each token
       evaluates the terms anew: cheap for a lookup, dear for what projects a table (DeBERTa,
-      Transformer-XL).
+      Transformer-XL);
+    * positions, int32 until `extend` is given float32 ones: then float32 (in a scan, whose carry
+      may not change, extend it once before).
 
     Raises:
-      ValueError: `capacity` is not a positive integer; sizes or parameters that do not fit.
+      ValueError: `capacity` is not a positive integer, or more than the encoding is set for; sizes
+        or parameters that do not fit.
       TypeError: no encoding, no `Dims`.
     """
     encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     require_dims(dims)
     encoding.check(dims)
     require(is_int(capacity, 1), "capacity", capacity, "pass an integer of at least 1")
+    valid = encoding.valid_length()
+    fix = f"{checks.title(encoding)} is set for {valid} tokens; pass encoding.at_length({capacity})"
+    require(not valid or capacity <= valid, "capacity", capacity, fix)
     require(is_int(batch, 0), "batch", batch, "pass an integer of at least 0")
     named = getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype)  # or a string
     floating = named in [jnp.dtype(known).name for known in checks.DTYPES]
     require(floating, "dtype", dtype, "pass jnp.float32, jnp.bfloat16 or jnp.float16")
+    if encoding.valid_length() == 0:  # the layout is that of any length
+        encoding = encoding.at_length(capacity)
     claims, terms = encoding.claims, abstract_terms(encoding, dims)
     ring = ring_buffer(terms, capacity, window, sinks)
     capacity = capacity if ring is None else ring.rows
@@ -115,8 +109,12 @@ def empty(
     tables = None
     if params is not None:  # positions of several axes are never contiguous: they have no tables
         params = checks.params(encoding, params, dims)
-        own = encoding.terms(params, dims)
-        tables = one_token.tables(own, capacity) if claims.axes == 1 else (None,) * len(own)
+
+        def held(params):
+            return one_token.tables(encoding.terms(params, dims), capacity)
+
+        several = claims.axes > 1
+        tables = (None,) * len(terms) if several else axes.call(held, PartitionSpec(), params)
 
     def zeros(heads: int, width: int, dtype=dtype, rows: int = capacity) -> jax.Array:
         return jnp.zeros((batch, heads, rows, width), dtype)
@@ -135,7 +133,7 @@ def empty(
         far=jnp.zeros((batch, dims.heads, capacity), jnp.float32) if far else None,
         states=tuple(map(state, terms)),
         tables=tables,
-        positions=jnp.zeros(shape, jnp.float32 if claims.real_positions else jnp.int32),
+        positions=jnp.zeros(shape, jnp.int32),
         length=jnp.zeros((), jnp.int32),
         ring=ring,
     )
@@ -153,67 +151,7 @@ def _key_width(terms: tuple, shape: tuple[int, ...], dims: Dims) -> int:
     return jax.eval_shape(rotate, terms, x, k, jax.ShapeDtypeStruct(shape, jnp.int32)).shape[-1]
 
 
-def append(cache: Cache, new: Rows) -> Cache:
-    """Writes T more tokens.
-
-    Raises:
-      ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
-        see to it (`generate` does); what does not fit becomes NaN, never an overwrite.
-    """
-    count, length = new.k.shape[2], pos.concrete(cache.length)
-    if cache.ring is None and length is not None and length + count > cache.capacity:
-        raise ValueError(
-            f"cache holds {length} of {cache.capacity} tokens and {count} more do not fit;"
-            f" make it with capacity >= {length + count}"
-        )
-    if cache.ring is None and count > cache.capacity:
-        raise ValueError(f"{count} tokens do not fit a cache with capacity {cache.capacity}")
-
-    for name, rows, old in (("k", new.k, cache.k), ("v", new.v, cache.v)):
-        want = (*old.shape[:2], count, old.shape[3])
-        if rows.shape != want:
-            shown, takes = ((b, t, h, e) for b, h, t, e in (rows.shape, want))
-            raise ValueError(f"{name} has shape {shown}; this cache takes {takes}")
-
-    def write(old, new, axis=2):
-        if old is None or new is None:
-            return old
-        if cache.ring is None:
-            return _write(old, new, cache.length, axis)
-        if count == 1:
-            return _write(old, new, cache.ring.row(cache.length), axis)
-        return cache.ring.write(old, new, cache.length, axis)
-
-    if cache.ring is None:
-        fits = cache.length + count <= cache.capacity
-        new = new._replace(k=jnp.where(fits, new.k, jnp.nan), v=jnp.where(fits, new.v, jnp.nan))
-    return dataclasses.replace(
-        cache,
-        k=write(cache.k, new.k),
-        v=write(cache.v, new.v),
-        k_raw=write(cache.k_raw, new.k_raw),
-        far=write(cache.far, new.far),
-        states=tuple(map(write, cache.states, new.states)),
-        positions=write(cache.positions, new.positions, 1),
-        length=cache.length + count,
-    )
-
-
-def _write(old: jax.Array, new: jax.Array, start, axis: int) -> jax.Array:
-    """Puts `new`, of the same batch or one for all, at rows `start` and on."""
-    new = jnp.broadcast_to(new, (old.shape[0], *new.shape[1:])).astype(old.dtype)
-
-    def put(old, new, start):
-        return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis)
-
-    def put_apart(old, new, start):
-        # XLA for CPU fuses an update with each of its readers, for which it copies the cache over
-        # and over: wrapped in a one-iteration loop to block fusion.
-        return jax.lax.fori_loop(start, start + 1, lambda i, old: put(old, new, i), old)
-
-    return jax.lax.platform_dependent(old, new, start, cpu=put_apart, default=put)
-
-
+@step_under_auto_axes
 def extend(
     cache: Cache,
     q: jax.Array,
@@ -226,10 +164,13 @@ def extend(
     params: Params,
     dims: Dims,
     terms: tuple[kinds.Term, ...] = (),
+    segments=None,
+    mask: Any = None,
+    causal: bool | None = None,
     window: int | None = None,
     sinks: int = 0,
-    scale: float | None = None,
-    logit_cap: float | None = None,
+    scale: Any = None,
+    logit_cap: Any = None,
     embedded: bool = False,
     implementation: str | None = None,
 ) -> tuple[jax.Array, Cache]:
@@ -238,16 +179,27 @@ def extend(
     q [B, T, H, E], k [B, T, K, E] and v [B, T, K, F] are not rotated. `positions` [B or 1, T] say
     where the new tokens stand; None: on from the cache's length, the tokens before standing at
     0 … length - 1 (what is known to differ is refused). `terms` are of the kind `Sink`; others
-    belong to an encoding. All else is as for `attention`, except that a scheme that depends on the
-    length of the sequence is `encoding.at_length(total_length)`, and that `implementation=None`
-    also allows `one_token` for one contiguous token.
+    belong to an encoding.
+
+    `segments` [B, T] are ids as in `attention`: a token sees its own segment, a negative id is
+    padding, before or after the tokens of a row. Once given they are kept; None then means the
+    greatest id of the row so far. Padding counts nowhere: positions=None are then positions within
+    the segment, and windows and masks count the tokens of a row. Tokens of a segment are adjacent
+    but for padding (of PaTH, whose products run over it, after none). A `mask` is a `pe_jax.Mask`,
+    or booleans that broadcast to [B, H, T, S], for all rows of the cache; with causal=False the T
+    tokens see each other and all before them.
+
+    All else is as for `attention`, except that a scheme that depends on the length of the sequence
+    is `encoding.at_length(total_length)`, and that `implementation=None` also allows `one_token`
+    for one contiguous token.
 
     Returns:
       Output [B, T, H, F], and the longer cache.
 
     Raises:
       ValueError: tokens that do not fit the cache or each other; what `attention` refuses of
-        positions, parameters, x, a scheme that adds to the input, or one that needs a length.
+        positions, parameters, x, a scheme that adds to the input, or one that needs a length. Under
+        a trace a token beyond the length that was set gives NaN.
     """
     encoding, window, sinks = checks.window(checks.encoding(encoding), window, sinks)
     require_dims(dims)
@@ -264,22 +216,38 @@ def extend(
         return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
     checks.embedded(encoding, dims, embedded)
     params = checks.params(encoding, params, dims)
-    name = checks.title(encoding)
+    name, indices = checks.title(encoding), None
+    if causal is None and encoding.claims.axes > 1:
+        causal = True
+    causal = checks.causal(encoding, causal, mask)
     start, short = cache.length, positions is None and q.shape[1] == 1 and implementation is None
-    positions = _positions(cache, positions, q, encoding)
+    if segments is not None or cache.segments is not None:
+        cache, *indices = add_segments(cache, segments, q.shape[1])
+        ids = indices[1].segments
+        q, k, v = (outside.hide_padding(ids, y, axes=2) for y in (q, k, v))
+        x = outside.hide_padding(ids, x)
+    positions = _positions(cache, positions, indices, q, encoding)
+    if cache.positions.dtype != positions.dtype:  # integers stay so unless floats are among them
+        for x in (cache.positions, positions):
+            pos.check_exact(x)
+        positions = positions.astype(jnp.float32)
+        cache = dataclasses.replace(cache, positions=cache.positions.astype(jnp.float32))
     encoding = checks.at_length(encoding, q.shape[1], {"positions": positions})
     own, more = encoding.terms(params, dims), checks.terms(terms, dims)
-    scale = checks.positive("scale", scale)
-    logit_cap = checks.positive("logit_cap", logit_cap)
-    kinds.check(own + more, scale, logit_cap)
+    traced, scale, logit_cap = checks.scale_and_cap(own + more, scale, logit_cap)
     for term in more:
         ok = isinstance(term, kinds.Sink) and term.state is None
         require(ok, "terms", type(term).__name__, "a cache takes it as part of an encoding alone")
+    more += traced
+    known = pos.concrete(cache.length)
+    tokens = q.shape[1] + (0 if known is None else int(known))  # as many as there are, if known
+    more += checks.mask_terms(mask, q, tokens, all_keys=False)
     checks.layer_input(own, name, x, q.shape[:2], q.shape[1], dims)
 
-    states = _states(cache, own, x, positions)
+    states = _states(cache, own, x, positions, indices)
     rotated = outside.rotate(own, "q", q, positions, states)
     terms, nothing = own + more, (None,) * len(more)
+    short = short and indices is None and mask is None
     short = short and not any(term.reads == "rows" for term in terms)
     tables: Any = cache.tables
     if tables is None and (short or cache.far is not None):
@@ -290,71 +258,34 @@ def extend(
     before, cache = cache, append(_go_on(cache, own, states), new)
 
     read = kinds.reads_lse(terms)
-    spec = AttentionSpec(dims, True, window, sinks, lse=read, scale=scale, logit_cap=logit_cap)
-    rows, tokens = _in_sight(before, cache, new)
-    call = _call(spec, terms, rows, tokens, q, rotated, states + nothing, positions, start)
+    spec = AttentionSpec(dims, causal, window, sinks, lse=read, scale=scale, logit_cap=logit_cap)
+    rows, index = in_sight(before, cache, new)
+    tokens = _both_sides(spec, q, positions, start, rows, index, indices)
+    call = _call(spec, terms, rows, tokens, q, rotated, states + nothing)
     if short:
         ring = cache.ring is not None
         held = one_token.tables(own, cache.capacity) if tables is None else tables
         out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start, ring)
     else:
+        k_rows = swap(call.k.x)
+        implementation = checks.implementation(implementation, CONTIGUOUS, q, k_rows, mask, None)
+        ids = call.q.tokens.segments, call.k.tokens.segments
+        each, broken = outside.set_aside(ids, *map(swap, (call.q.x, call.k.x, call.v)))
+        q_x, k_x, v = map(swap, each[:3])
+        k_raw = None if call.k.raw is None else outside.finite(call.k.raw)
+        call = call._replace(q=call.q._replace(x=q_x), k=call.k._replace(x=k_x, raw=k_raw), v=v)
         out, lse = dispatch.engine(implementation, CONTIGUOUS, call, name)(*call)
-    out = _swap(outside.rescale(terms, call.q.states, out, lse)[0]).astype(q.dtype)
+        out, lse = outside.put_back(broken, call, implementation, (out, lse))
+    out, _ = outside.rescale(terms, call.q.states, out, lse)
+    sides = call.q.tokens, call.k.tokens
+    (out,) = outside.nan_beyond(encoding.valid_length(), sides, (out,))
+    out = swap(out).astype(q.dtype)
     return outside.rotate_output(own, out, positions), cache
-
-
-def _in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
-    """What is kept of all tokens that the new ones may see, and their numbers int32 [S].
-
-    Rows that are not written yet are later than every query, so the causal mask hides them. Several
-    tokens on a ring take the rows of each other: they see what was there before, and themselves.
-    """
-    if after.ring is None:
-        return _kept(after), pos.contiguous(after.capacity)
-    if new.k.shape[2] == 1:
-        return _kept(after), after.ring.tokens(after.length, after.length)
-    old = before.ring.tokens(before.length, after.length)  # pyright: ignore[reportOptionalMemberAccess]
-
-    def join(old, new, axis=2):
-        if old is None or new is None:
-            return None
-        new = jnp.broadcast_to(new, (len(old), *new.shape[1:]))
-        return jnp.concatenate([old, new.astype(old.dtype)], axis)
-
-    held = _kept(before)
-    rows = Rows(
-        k=join(held.k, new.k),
-        v=join(held.v, new.v),
-        k_raw=join(held.k_raw, new.k_raw),
-        far=join(held.far, new.far),
-        states=tuple(map(join, held.states, new.states)),
-        positions=join(held.positions, new.positions, 1),
-    )
-    tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.length)])
-    return rows, tokens
-
-
-def _kept(cache: Cache) -> Rows:
-    """Of all tokens of a cache."""
-    return Rows(cache.k, cache.v, cache.k_raw, cache.far, cache.states, cache.positions)
-
-
-def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
-    """What is kept of new tokens: `keys` as rotated, and what else the cache has."""
-    kept = [
-        _swap(state)[..., -old.shape[-1] :] if term.reads_keys else None
-        for term, state, old in zip(terms, states, cache.states, strict=True)
-    ]
-    far = None
-    if cache.far is not None:
-        far = one_token.far(terms, tables, _swap(k), dims.heads)
-    return Rows(_swap(keys), _swap(v), _swap(k), far, tuple(kept), positions)
 
 
 def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
     """Raises TypeError unless it is a cache, ValueError if its encoding or its sizes differ."""
-    if not isinstance(cache, Cache):
-        raise TypeError(f"cache is a {type(cache).__name__}; pass what pe_jax.cache.empty gives")
+    require_cache(cache)
     want = _layout(encoding, cache.k.shape[0], cache.capacity, dims)
     fix = "pass the encoding and dims that pe_jax.cache.empty was given"
     for name, one in want.items():
@@ -367,35 +298,36 @@ def _check_layout(cache: Any, encoding: Encoding, dims: Dims) -> None:
 @functools.lru_cache(256)
 def _layout(encoding: Encoding, batch: int, capacity: int, dims: Dims) -> dict[str, Any]:
     """The shapes of the parts that differ from one encoding to another."""
-    made = jax.eval_shape(lambda: empty(encoding, batch, capacity, dims))
+    made = jax.eval_shape(lambda: empty(encoding.at_length(capacity), batch, capacity, dims))
     names = ("k", "k_raw", "far", "states", "positions")
     return {name: jax.tree.map(jnp.shape, getattr(made, name)) for name in names}
 
 
-def _call(
-    spec: AttentionSpec, terms: tuple, rows: Rows, tokens, q, rotated, states, positions, start
-) -> dispatch.Call:
-    """The last tokens, from number `start` on, against `rows`, as engines take them."""
-    kept = rows.states + (None,) * (len(terms) - len(rows.states))
-    of_keys = zip(terms, kept, strict=True)
-    k_states = tuple(state if term.reads_keys else None for term, state in of_keys)
-    k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
-    q_raw, k_raw = outside.read_raw(terms, _swap(q), k_raw)
-    positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
-    index = pos.contiguous(q.shape[1], start)[None]
-    q_tokens = Tokens(positions.astype(rows.positions.dtype), index)
-    k_tokens = Tokens(jax.lax.stop_gradient(rows.positions), tokens[None])
-    q_side = Side(_swap(rotated), q_raw, jax.tree.map(_swap, states), q_tokens)
-    k_side = Side(rows.k.astype(q.dtype), k_raw, k_states, k_tokens)
-    return dispatch.Call(spec, terms, q_side, k_side, rows.v.astype(q.dtype))
+def _positions(
+    cache: Cache, positions, indices: Any, q: jax.Array, encoding: Encoding
+) -> jax.Array:
+    """Checked positions of the new tokens: [B or 1, T], with a trailing [A] if axes > 1."""
+    tail = (q.shape[1],) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
+    if positions is not None:
+        positions = checks.positions_of(encoding.claims, "positions", positions, q.shape[:2])
+        return positions.reshape(-1, *tail)
+    if encoding.claims.axes > 1:
+        name = type(encoding).__name__
+        raise ValueError(f"{name} has {encoding.claims.axes} axes: pass positions {[1, *tail]}")
+    if indices is not None:
+        return indices[1].rank
+    known, length = pos.concrete(cache.positions), pos.concrete(cache.length)
+    if known is not None and length is not None:
+        tokens = np.arange(known.shape[1])
+        if cache.ring is not None:
+            with jax.ensure_compile_time_eval():  # known, also where jit closes over the cache
+                tokens = np.asarray(cache.ring.tokens(jnp.asarray(length), jnp.asarray(length)))
+        if (known != tokens)[:, tokens < length].any():
+            raise ValueError("the cache's positions are not 0, 1, 2, …: pass positions as before")
+    return pos.contiguous(q.shape[1], cache.length)[None]
 
 
-def _swap(x: jax.Array) -> jax.Array:
-    """Heads first if tokens were, and back."""
-    return jnp.swapaxes(x, 1, 2)
-
-
-def _states(cache: Cache, terms: tuple, x, positions) -> tuple:
+def _states(cache: Cache, terms: tuple, x, positions, indices: Any) -> tuple:
     """The states [B or 1, T, H, C] of new tokens for each term; a running sum goes on."""
     states = []
     for term, old in zip(terms, cache.states, strict=True):
@@ -410,8 +342,41 @@ def _states(cache: Cache, terms: tuple, x, positions) -> tuple:
             last = jnp.clip(last, 0, old.shape[2] - 1)
             before = jax.lax.dynamic_index_in_dim(old, last, 2, keepdims=False)
             before = jnp.where(cache.length > 0, before, 0)
-        states.append(term.state(x, positions, before))
+        if before is not None and indices is not None:
+            states.append(_sum_of_tokens(term, x, positions, before, indices[1]))
+        else:
+            states.append(term.state(x, positions, before))
     return tuple(states)
+
+
+def _sum_of_tokens(term: Any, x, positions, before, new: Indices) -> jax.Array:
+    """A state that is a running sum, [B, T, H, C]; padding has that of the token before it.
+
+    Tokens come first for the sum, padding after them.
+    """
+    real = new.segments >= 0
+    order = jnp.argsort(~real, axis=1, stable=True)
+
+    def tokens_first(y):
+        y = jnp.broadcast_to(y, (len(real), *y.shape[1:]))
+        return jnp.take_along_axis(y, order.reshape(*order.shape, *(1,) * (y.ndim - 2)), 1)
+
+    sums = term.state(tokens_first(x), tokens_first(positions), before)
+    count = jnp.cumsum(real, axis=1)[:, :, None, None]
+    held = jnp.take_along_axis(sums, jnp.maximum(count - 1, 0), 1)
+    return jnp.where(count > 0, held, before[:, None])
+
+
+def _rows(cache: Cache, terms: tuple, tables: Any, keys, k, v, states, positions, dims) -> Rows:
+    """What is kept of new tokens: `keys` as rotated, and what else the cache has."""
+    kept = [
+        swap(state)[..., -old.shape[-1] :] if term.reads_keys else None
+        for term, state, old in zip(terms, states, cache.states, strict=True)
+    ]
+    far = None
+    if cache.far is not None:
+        far = one_token.far(terms, tables, swap(k), dims.heads)
+    return Rows(swap(keys), swap(v), swap(k), far, tuple(kept), positions)
 
 
 def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
@@ -419,25 +384,41 @@ def _go_on(cache: Cache, terms: tuple, states: tuple) -> Cache:
     kept = list(cache.states)
     for i, (term, old) in enumerate(zip(terms, cache.states, strict=True)):
         if old is not None and not term.reads_keys:
-            kept[i] = _write(old, _swap(states[i])[:, :, -1:], 0, 2)
+            kept[i] = write_rows(old, swap(states[i])[:, :, -1:], 0, 2)
     return dataclasses.replace(cache, states=tuple(kept))
 
 
-def _positions(cache: Cache, positions, q: jax.Array, encoding: Encoding) -> jax.Array:
-    """Checked positions of the new tokens: [B or 1, T], with a trailing [A] if axes > 1."""
-    tail = (q.shape[1],) + (encoding.claims.axes,) * (encoding.claims.axes > 1)
-    if positions is not None:
-        positions = checks.positions_of(encoding.claims, "positions", positions, q.shape[:2])
-        return positions.reshape(-1, *tail)
-    if encoding.claims.axes > 1:
-        name = type(encoding).__name__
-        raise ValueError(f"{name} has {encoding.claims.axes} axes: pass positions {[1, *tail]}")
-    known, length = pos.concrete(cache.positions), pos.concrete(cache.length)
-    if known is not None and length is not None:
-        tokens = np.arange(known.shape[1])
-        if cache.ring is not None:
-            with jax.ensure_compile_time_eval():  # known, also where jit closes over the cache
-                tokens = np.asarray(cache.ring.tokens(jnp.asarray(length), jnp.asarray(length)))
-        if (known != tokens)[:, tokens < length].any():
-            raise ValueError("the cache's positions are not 0, 1, 2, …: pass positions as before")
-    return pos.contiguous(q.shape[1], cache.length)[None]
+def _both_sides(
+    spec: AttentionSpec, q: jax.Array, positions, start, rows: Rows, index: jax.Array, indices: Any
+) -> tuple[Tokens, Tokens]:
+    """The new tokens, from number `start` on, and those of `rows`, of numbers `index` [S]."""
+    count = q.shape[1]
+    positions = jnp.broadcast_to(positions, (len(q), *positions.shape[1:]))
+    new = Tokens(positions, pos.contiguous(count, start)[None])
+    # rows that are not filled stand where the last token does, which every scheme takes
+    filled = (index < start + count).reshape(1, -1, *(1,) * (positions.ndim - 2))
+    stand = jnp.where(filled, rows.positions, positions[:, -1:])
+    kept = Tokens(jax.lax.stop_gradient(stand), index[None])
+    if indices is not None:
+        every, own = indices
+        new = new._replace(index=own.index, segments=own.segments, rank=own.rank)
+        kept = kept._replace(index=every.index, segments=every.segments, rank=every.rank)
+    elif not spec.causal:  # rows without a token are hidden as padding is
+        ids = jnp.where(index < start + count, 0, -1)
+        new = new._replace(segments=jnp.zeros((1, count), jnp.int32))
+        kept = kept._replace(segments=ids[None])
+    return new, kept
+
+
+def _call(
+    spec: AttentionSpec, terms: tuple, rows: Rows, tokens: tuple, q, rotated, states
+) -> dispatch.Call:
+    """The last tokens against `rows`, as engines take them; `tokens` are those of both."""
+    kept = rows.states + (None,) * (len(terms) - len(rows.states))
+    of_keys = zip(terms, kept, strict=True)
+    k_states = tuple(state if term.reads_keys else None for term, state in of_keys)
+    k_raw = (rows.k if rows.k_raw is None else rows.k_raw).astype(q.dtype)
+    q_raw, k_raw = outside.read_raw(terms, swap(q), k_raw)
+    q_side = Side(swap(rotated), q_raw, jax.tree.map(swap, states), tokens[0])
+    k_side = Side(rows.k.astype(q.dtype), k_raw, k_states, tokens[1])
+    return dispatch.Call(spec, terms, q_side, k_side, rows.v.astype(q.dtype))

@@ -40,7 +40,7 @@ class View(NamedTuple):
     def by_distance(self, x: jax.Array) -> jax.Array:
         """The n rows up to the token's of x [B, H, S, …], zeros before the first: [B, H, n, …]."""
         if self.ring:
-            return jnp.roll(x, -self.at - 1, 2)[:, :, -self.n :]
+            return _roll(x, -self.at - 1, 2)[:, :, -self.n :]
         begin = jnp.maximum(self.at - self.n + 1, 0)
         rows = jax.lax.dynamic_slice_in_dim(x, begin, self.n, 2)
         rows = jnp.pad(rows, [(self.n - 1 if axis == 2 else 0, 0) for axis in range(x.ndim)])
@@ -50,9 +50,15 @@ class View(NamedTuple):
         """[B, H, n] by distance → [B, H, S] by row, `past` [B, H, 1] in the rows farther away."""
         if self.ring:
             wide = jnp.broadcast_to(past, (*near.shape[:2], len(self.indices) - self.n))
-            return jnp.roll(jnp.concatenate([wide, near], -1), self.at + 1, -1)
+            return _roll(jnp.concatenate([wide, near], -1), self.at + 1, -1)
         wide = jnp.broadcast_to(past, (*near.shape[:2], len(self.indices) + self.n - 1))
         return jax.lax.dynamic_update_slice_in_dim(wide, near, self.at, 2)[..., self.n - 1 :]
+
+
+@functools.partial(jax.jit, static_argnames="axis", inline=True)
+def _roll(x: jax.Array, shift: jax.Array, axis: int) -> jax.Array:
+    """By a number that is traced: `jnp.roll` compiles for each one that is known."""
+    return jnp.roll(x, shift, axis)
 
 
 def distances(terms: tuple, rows: int) -> int:
@@ -102,7 +108,7 @@ def attend(
     lines = _lines(terms, held, view)
     before = block.start_of_rows(terms, q.x.shape[:3])
     how = {"lines": lines, "before": before, "multiply": _multiply}
-    s = jnp.where(pairs, block.scores(spec, terms, q, keys, pairs, **how)[0], -jnp.inf)
+    s = jnp.where(pairs, block.scores(spec, terms, q, keys, pairs, **how)[0], LOWEST)
     top = jnp.maximum(s.max(-1, keepdims=True), LOWEST / 2)  # finite where nothing is visible too
     weights = jnp.exp(s - top)
     total = weights.sum(-1, keepdims=True)

@@ -16,28 +16,24 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
+from pe_jax.engines.tiled.skipping import NEGLIGIBLE
 
+KINDS = (  # these exact kinds
+    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
+    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
+)
 SAVED = "pe_jax_attention"  # what `jax.checkpoint` may keep, so that no forward kernel runs twice
-NEGLIGIBLE = -30.0  # logarithm of a weight that may be left out: below 2^-43
 
 
 def unsupported(
-    spec: AttentionSpec,
-    terms: tuple,
-    q: Side,
-    k: Side,
-    v: jax.Array,
-    taken: tuple,
-    dtypes: set,
-    *,
-    sinks: bool = False,
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, dtypes: set, sinks: bool
 ) -> str | None:
-    """What kernels that take these exact kinds and dtypes lack for a call; None: nothing.
+    """What kernels for these dtypes lack for a call; None: nothing.
 
     Subclasses of a kind may mean something else: they are not taken. `sinks`: whether the kernels
     have windows with attention sinks.
     """
-    others = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + taken]
+    others = [type(term).__name__ for term in terms if type(term) not in kinds.OUTSIDE + KINDS]
     if others:
         return f"it has no {' or '.join(dict.fromkeys(others))}"
     if kinds.views(terms) is not None:
@@ -111,6 +107,18 @@ class ScorePlan:
     decays: bool  # whether these fall with the distance, and nothing else is added
     cap: float | None  # what bounds the scores
 
+    def number_gradients(self, own: list, other: list, by_keys: bool, d_s: jax.Array) -> list:
+        """The gradients of the numbers of the tokens along rows, [rows, 1] each, in a tile.
+
+        From that of its scores, and the numbers along columns; `by_keys`: rows are keys.
+        """
+
+        def bias(own):
+            pair = (other, own) if by_keys else (own, other)
+            return jnp.broadcast_to(self.of_tokens(*pair), d_s.shape)
+
+        return jax.vjp(bias, own)[1](d_s)[0]
+
     @classmethod
     def fields(cls, spec: AttentionSpec, terms: tuple) -> dict[str, Any]:
         """These, by name, for plans that have more."""
@@ -131,11 +139,6 @@ class ScorePlan:
             and spec.logit_cap is None,
             "cap": spec.logit_cap,
         }
-
-
-def product_width(terms: tuple) -> int:
-    """How many channels of q and k stand for products of states."""
-    return sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
 
 
 def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
@@ -247,7 +250,7 @@ def block_range(pairs: jax.Array, by_keys: bool) -> tuple[jax.Array, jax.Array]:
     return first, jnp.where(pairs, count + 1, 0).max(-1)
 
 
-def multiply(x: jax.Array, vectors: jax.Array, form: str) -> jax.Array:
+def multiply(x: jax.Array, vectors: jax.Array, form: str = "bhte,hne->bhtn") -> jax.Array:
     """An einsum in float32 of x [B, H, …] and vectors [H or 1, n, E], named hne in `form`."""
     if len(vectors) == 1:
         return jnp.einsum(form.replace("hne", "ne"), x, vectors[0])

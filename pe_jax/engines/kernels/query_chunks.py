@@ -162,7 +162,7 @@ class Windows(NamedTuple):
         queries, keys = q.x.shape[2], k.x.shape[2]
         last = 0 if spec.aligned and spec.causal else 1 - keys
         padded = -(-queries // rows) * rows
-        distance = jnp.arange(padded - 1, -keys, -1, dtype=jnp.int32)
+        distance = jnp.arange(padded - 1, -keys - 1, -1, dtype=jnp.int32)
         distance = jnp.clip(distance, last, queries - 1)  # no pair of others is visible
         windowed = {n: terms[n] for n in _indices(strategies, "window")}
         tables = {n: term.at(distance) for n, term in windowed.items()}
@@ -173,7 +173,7 @@ class Windows(NamedTuple):
         """What they add to the scores of the chunk of queries from `first` on: [B, H, R, S]."""
         parts = []
         for n, term in self.terms.items():
-            table, count = self.tables[n], self.rows + self.keys - 1
+            table, count = self.tables[n], self.rows + self.keys  # one to spare, for `shear`
             begin = table.shape[1] - count - first
             window = jax.lax.dynamic_slice_in_dim(table, begin, count, axis=1)
             if isinstance(term, kinds.DistanceBias):
@@ -181,7 +181,7 @@ class Windows(NamedTuple):
             else:
                 state = isinstance(term, kinds.RelativeState)
                 factor = q.states[n] if state else term.queries(q.raw)
-                part = common.multiply(factor, window, "bhte,hne->bhtn")
+                part = common.multiply(factor, window)
             parts.append(part * self.scale if term.scaled else part)
         return shear(functools.reduce(jnp.add, parts))
 

@@ -1,4 +1,4 @@
-"""Attention under a mesh of Explicit axes: computed under Auto axes, its result laid out as q.
+"""Attention and decoding under a mesh of Explicit axes: computed under Auto axes, laid out as q.
 
 Under Explicit axes every operation must say how its result is divided. In jax 0.10 that would put a
 sharding into each gather, reshape, scan and loop carry of the engines; GSPMD finds them all.
@@ -6,12 +6,13 @@ sharding into each gather, reshape, scan and loop carry of the engines; GSPMD fi
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, Protocol, cast, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Attention(Protocol[P]):
@@ -32,27 +33,60 @@ def under_auto_axes(f: Callable[P, Any]) -> Attention[P]:
     The result is divided as q is, and whole in its width; with `return_lse` there are two. Without
     Explicit axes nothing changes.
     """
-    call: Any = f
+    plain: Any = f
 
     @functools.wraps(f)
     def run(q, k, v, **options) -> Any:
-        if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
-            return call(q, k, v, **options)
-        # Non-array options bypass the wrapper and stay static.
-        arrays = {n: x for n, x in options.items() if _has_arrays(x)}
-        rest = {n: x for n, x in options.items() if n not in arrays}
-        spec: Any = jax.typeof(q).sharding.spec
+        if not _explicit():
+            return plain(q, k, v, **options)
+        spec = jax.typeof(q).sharding.spec
         layout: Any = PartitionSpec(*spec[:-1], None)
         if options.get("return_lse"):
             layout = layout, PartitionSpec(*spec[:-1])
-
-        def inner(qkv, arrays):
-            return call(*qkv, **arrays, **rest)
-
-        auto: Any = jax.sharding.auto_axes(inner, out_sharding=layout)
-        return auto((q, k, v), arrays)
+        return call(f, layout, q, k, v, **options)
 
     return cast(Attention[P], run)
+
+
+def step_under_auto_axes(f: Callable[P, R]) -> Callable[P, R]:
+    """The same for f(cache, q, k, v, **options), which gives an output and a cache.
+
+    The cache is divided as it was.
+    """
+    plain: Any = f
+
+    @functools.wraps(f)
+    def run(cache, q, *args, **options) -> Any:
+        if not _explicit():
+            return plain(cache, q, *args, **options)
+        layout = PartitionSpec(*jax.typeof(q).sharding.spec[:-1], None)
+        layouts = layout, jax.tree.map(lambda x: jax.typeof(x).sharding.spec, cache)
+        return call(f, layouts, cache, q, *args, **options)
+
+    return cast(Callable[P, R], run)
+
+
+def call(f: Callable, layouts: Any, *args: Any, **options: Any) -> Any:
+    """f(*args, **options) under Auto axes, its result laid out by `layouts`: specs, or a prefix.
+
+    Without Explicit axes it is just called.
+    """
+    if not _explicit():
+        return f(*args, **options)
+    # Non-array options bypass the wrapper and stay static.
+    arrays = {n: x for n, x in options.items() if _has_arrays(x)}
+    rest = {n: x for n, x in options.items() if n not in arrays}
+
+    def inner(args, arrays):
+        return f(*args, **arrays, **rest)
+
+    auto: Any = jax.sharding.auto_axes(inner, out_sharding=layouts)
+    return auto(args, arrays)
+
+
+def _explicit() -> bool:
+    """Whether the mesh in force has Explicit axes."""
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
 def _has_arrays(x) -> bool:

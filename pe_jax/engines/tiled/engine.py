@@ -73,6 +73,8 @@ def attend(
     return result.out[:, :, :queries], result.lse[:, :, :queries]
 
 
+# Eager calls of one kind share a program: loops over functions made anew would compile each time.
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
     """Attention over these keys alone."""
     q, v = operands.q.x, operands.v
@@ -81,6 +83,7 @@ def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
     return plan.groups.map(run, (OPERANDS, FIXED), (operands, fixed), RESULT, Result(out, lse))
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def backward(
     plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
 ) -> Operands:

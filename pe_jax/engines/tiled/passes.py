@@ -20,7 +20,7 @@ from pe_jax.encodings.terms.diagonals import Line
 from pe_jax.engines import block
 from pe_jax.engines.block import LOWEST
 from pe_jax.engines.tiled import alike_rows, schedule, skipping
-from pe_jax.engines.tiled.plan import Fixed, Operands, Plan, Result, Vectors
+from pe_jax.engines.tiled.plan import Fixed, Operands, Plan, Result
 from pe_jax.engines.tiled.schedule import Stage, Visit
 from pe_jax.numerics import products
 from pe_jax.numerics.arrays import varying_like
@@ -35,21 +35,16 @@ class Tile(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of heads, ready to be visited.
-
-    Keys are held transposed, [b, k, E, S], and backward the values too: the faster way to multiply
-    by, and to add up gradients.
-    """
+    """A group of heads, ready to be visited."""
 
     plan: Plan
     operands: Operands
     fixed: Fixed
     visits: tuple[Visit, ...]
     reach: Any  # what no product of a query exceeds, [b, h, T, 1], where rows can be left; or None
-    v_axis: int  # of tokens, of the values
 
     @classmethod
-    def of(cls, plan: Plan, operands: Operands, fixed: Fixed, backward: bool) -> "Group":
+    def of(cls, plan: Plan, operands: Operands, fixed: Fixed) -> "Group":
         """The group of these operands."""
         x, skip, reach = operands, None, None
         if plan.skips:
@@ -57,9 +52,7 @@ class Group(NamedTuple):
         if plan.stops:
             reach = skipping.largest_product(x.q.x, x.k.x, plan.spec.scale_of(x.terms))
         visits = schedule.visits(plan, fixed.q, fixed.k, skip)
-        x = x._replace(k=x.k._replace(x=jnp.swapaxes(x.k.x, 2, 3)))
-        x = x._replace(v=jnp.swapaxes(x.v, 2, 3)) if backward else x
-        return cls(plan, x, fixed, visits, reach, 3 if backward else 2)
+        return cls(plan, x, fixed, visits, reach)
 
     # What a tile takes, and where its gradients go.
 
@@ -67,10 +60,7 @@ class Group(NamedTuple):
         """The tile's part of the operands, in float32."""
         x, (rows, columns) = self.operands, self.plan.grid[:2]
         q = jax.tree.map(lambda y: _cut(y, tile.i * rows, rows, 2), x.q)
-        k = jax.tree.map(
-            lambda y, axis: _cut(y, tile.j * columns, columns, axis), x.k, _key_axes(x.k)
-        )
-        v = _cut(x.v, tile.j * columns, columns, self.v_axis)
+        k, v = jax.tree.map(lambda y: _cut(y, tile.j * columns, columns, 2), (x.k, x.v))
         tables = x.tables
         if (window := self.window(tile)) is not None:
             tables = jax.tree.map(lambda y: _cut(y, *window, 1), tables)
@@ -78,15 +68,13 @@ class Group(NamedTuple):
         return Operands(q, k, v, tables, x.terms)
 
     def add(self, total: Operands, part: Operands, tile: Tile) -> Operands:
-        """The gradients of all but the queries, with those of a tile."""
+        """The gradients of all but the queries, as `transposed`, with those of a tile."""
         columns = self.plan.grid.columns
-        k = jax.tree.map(
-            lambda a, b, axis: _add(a, b, tile.j * columns, axis),
-            total.k,
-            part.k,
-            _key_axes(part.k),
+        k, v = jax.tree.map(
+            lambda a, b: _add(a, b, tile.j * columns, 3),
+            (total.k, total.v),
+            _transposed((part.k, part.v)),
         )
-        v = _add(total.v, part.v, tile.j * columns, self.v_axis)
         if (window := self.window(tile)) is None:
             tables = jax.tree.map(jnp.add, total.tables, part.tables)
         else:
@@ -95,14 +83,18 @@ class Group(NamedTuple):
         return Operands(None, k, v, tables, terms)
 
     def window(self, tile: Tile) -> tuple[Any, int] | None:
-        """Of tables of all distances, where the tile's begin and how many; None: takes them whole.
+        """Of tables, which distance is a tile's first and how many it has; None: takes them whole.
 
-        They begin at its top right corner, the greatest distance.
+        It begins at its top right corner, the greatest distance. Beyond the horizons a tile has
+        one: the first, or, ahead of the queries, the last.
         """
         plan, (rows, columns) = self.plan, self.plan.grid[:2]
-        if tile.stage.uniform or (plan.uniform and plan.one_by_one):
-            return None
         gap = tile.i * rows - tile.j * columns if tile.stage.gap is None else tile.stage.gap
+        if tile.stage.uniform:
+            end = jnp.iinfo(jnp.int32).max  # of a table of any length
+            return 0 if plan.one_sided else jnp.where(gap > 0, 0, end), 1
+        if plan.uniform and plan.one_by_one:
+            return None
         first = plan.gaps[0] if plan.uniform else plan.grid.lengths[0] - rows
         return first - gap, rows + columns
 
@@ -124,7 +116,7 @@ class Group(NamedTuple):
         """The scores of a tile, hidden ones LOWEST: float32 [b, h, r, c]; and its rows' sums on."""
         q_tokens, k_tokens = self.tokens(tile)
         q = Side(own.q.x, own.q.raw, own.q.states, q_tokens)
-        k = Side(jnp.swapaxes(own.k.x, 2, 3), own.k.raw, own.k.states, k_tokens)
+        k = Side(own.k.x, own.k.raw, own.k.states, k_tokens)
         pairs = None
         if tile.stage.masked:
             pairs = block.visible(self.plan.spec, self.fixed.masks, q_tokens, k_tokens)
@@ -143,13 +135,12 @@ class Group(NamedTuple):
 
     def values(self, own: Operands, tile: Tile, weights: jax.Array) -> jax.Array:
         """What a tile of weights adds to the output: float32 [b, h, r, F]."""
-        v = jnp.swapaxes(own.v, 2, 3) if self.v_axis == 3 else own.v
         tokens = self.tokens(tile)
         if self.fixed.dropout is not None:
             weights = weights * self.fixed.dropout.factors(*tokens)
         mean = functools.partial(products.average, self.operands.v.dtype)
         lines = self.lines(own, tile)
-        return block.values(own.terms, weights, *tokens, v, lines=lines, average=mean)
+        return block.values(own.terms, weights, *tokens, own.v, lines=lines, average=mean)
 
     def lines(self, own: Operands, tile: Tile) -> tuple:
         """For each term its values along the tile's diagonals, or None."""
@@ -167,9 +158,6 @@ class Group(NamedTuple):
                 lines.append(None)
             elif self.window(tile) is not None:
                 lines.append(Line(table, rows - 1))
-            elif tile.stage.uniform:
-                high, low = table[:, :1], table[:, -1:]
-                lines.append(Line(high if plan.one_sided else jnp.where(gap > 0, high, low)))
             else:  # what is beyond the tile is left out
                 (low, high), n = plan.range_of(term), table.shape[1]
                 offset, last = high - gap, low > 0 or not plan.one_sided
@@ -188,7 +176,11 @@ class Group(NamedTuple):
             def step(n, carry, stage=stage, columns=columns):
                 return f(Tile(stage, i, columns[n]), n, carry)
 
-            carry = jax.lax.fori_loop(0, count, step, carry)
+            if stage.gap:  # XLA would hoist the body of a loop, for rows that have no such tile too
+                once = functools.partial(step, 0)
+                carry = jax.lax.cond(count > 0, once, lambda carry: carry, carry)
+            else:
+                carry = jax.lax.fori_loop(0, count, step, carry)
         return carry
 
     def visit_while(self, more: Callable, i: Any, f: Callable, carry: Any) -> tuple[Any, Any]:
@@ -242,9 +234,9 @@ def _add(total: jax.Array, part: jax.Array, start: Any, axis: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(total, old + part, start, axis)
 
 
-def _key_axes(k: Vectors) -> Vectors:
-    """The axis of tokens in each array."""
-    return Vectors(3, *jax.tree.map(lambda _: 2, (k.raw, k.states)))
+def _transposed(tree: Any) -> Any:
+    """[..., S, E] as [..., E, S]: gradients of keys and values are added up as products come."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 2, 3), tree)
 
 
 # Forward.
@@ -260,7 +252,7 @@ class Running(NamedTuple):
 
 def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
     """Attention of a group over these keys alone."""
-    group = Group.of(plan, operands, fixed, backward=False)
+    group = Group.of(plan, operands, fixed)
     shape = *operands.q.x.shape[:2], plan.grid.rows
     start = Running(
         jnp.zeros((*shape, operands.v.shape[-1]), jnp.float32),
@@ -312,7 +304,7 @@ def backward(
     plan: Plan, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
 ) -> Operands:
     """Gradients of a group, float32, where `result` is that over all keys, these or more."""
-    group = Group.of(plan, operands, fixed, backward=True)
+    group = Group.of(plan, operands, fixed)
     inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
     # a row that sees nothing: so large that its weights are 0 here too
     lse = jnp.where(result.lse > LOWEST / 2, result.lse, -LOWEST)
@@ -349,11 +341,12 @@ def backward(
             d_q, total, _ = group.visit(i, visit, start)
         return total, d_q
 
-    total = zeros(group.operands._replace(q=None))
+    k, v = _transposed((operands.k, operands.v))
+    total = zeros(operands._replace(q=None, k=k, v=v))
     block_rows = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
     total, d_q = jax.lax.scan(row, total, block_rows)
-    k = total.k._replace(x=jnp.swapaxes(total.k.x, 2, 3))
-    return total._replace(q=jax.tree.map(_join_rows, d_q), k=k, v=jnp.swapaxes(total.v, 2, 3))
+    k, v = _transposed((total.k, total.v))
+    return total._replace(q=jax.tree.map(_join_rows, d_q), k=k, v=v)
 
 
 def _tile_gradients(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 
 from pe_jax.engines.tiled.groups import Groups
-from pe_jax.validation import require
+from pe_jax.validation import PlainFields, require
 
 MOST = 2**21  # scores in a tile that holds all heads: 8 MB of float32
 AREA = 2**19  # scores in a tile that holds some: two heads of 512 × 512
@@ -27,7 +27,7 @@ SHORT = 512  # tokens: rows up to here have small tiles
 
 
 @dataclasses.dataclass(frozen=True)
-class TileSizes:
+class TileSizes(PlainFields):
     """Sizes of tiles; what is None is chosen for each call.
 
     Attributes:

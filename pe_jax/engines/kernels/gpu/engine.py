@@ -29,6 +29,7 @@ installed (`triton_call`), from source that `triton_source` writes; else JAX's o
 which JAX has deprecated since 0.11 and still has in 0.12. `launches` has blocks, warps and stages.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -39,13 +40,10 @@ from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common, query_chunks
-from pe_jax.engines.kernels.gpu import launches, operands, passes, strategies, tiles
+from pe_jax.engines.kernels.gpu import launches, operands, passes, tiles
 from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 
-KINDS = (  # these exact kinds
-    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
-    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
-)
+WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)  # of any distances
 MAX_WIDTH = 256  # of a head
 LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon
 HALVES = (jnp.bfloat16, jnp.float16)
@@ -54,10 +52,11 @@ HALVES = (jnp.bfloat16, jnp.float16)
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
     """Why the kernels cannot run this call, or None if they can. Arguments as those of `attend`."""
     dtypes = {"float32", "bfloat16", "float16"}
-    if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes, sinks=True)) is not None:
+    if (why := common.unsupported(spec, terms, q, k, v, dtypes, sinks=True)) is not None:
         return why
-    width = max(q.x.shape[-1] + common.product_width(terms), v.shape[-1])
-    chosen = strategies.choose(spec, terms, q, k)
+    products = sum(term.state.width // 2 for term in select(terms, kinds.TokenProduct))
+    width = max(q.x.shape[-1] + products, v.shape[-1])
+    chosen = strategies(spec, terms, q, k)
     terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
     explicit = any(chosen) or not spec.contiguous
     relative, tables = bool(select(terms, *kinds.RELATIVE)), bool(select(terms, kinds.DistanceTerm))
@@ -81,10 +80,42 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def strategies(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[str, ...]:
+    """The strategy of each term, as in `query_chunks`."""
+    positions = q.tokens.positions, k.tokens.positions
+    integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in positions)
+
+    def strategy(term):
+        if isinstance(term, kinds.PairBias):
+            return "pairs"
+        bias = isinstance(term, kinds.DistanceBias)
+        if bias and not (positions[0].ndim == 2 and integers):
+            return "pairs"
+        if not isinstance(term, kinds.DistanceTerm):
+            return ""
+        low, high = operands.table_span(spec, (term,), q.x.shape[2], k.x.shape[2])
+        if term.horizon is not None and high - low < MAX_DISTANCES:
+            return ""  # a table of few entries per token
+        if not spec.contiguous:
+            return "pairs" if bias else ""
+        return "window" if isinstance(term, WINDOWED) else ""
+
+    chosen = tuple(map(strategy, terms))
+    if "pairs" in chosen or select(terms, *kinds.RELATIVE):
+        return chosen
+    # Without chunks and vectors the kernels have a table of all distances.
+    return tuple("" if strategy == "window" else strategy for strategy in chosen)
+
+
+def _of_chunk(spec: AttentionSpec) -> AttentionSpec:
+    """As the kernels see a chunk: some of the queries, at any positions."""
+    return dataclasses.replace(spec, aligned=False, contiguous=False)
+
+
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
     """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
     longest = _launches(spec, terms, q, k, v).longest
-    chosen = strategies.choose(spec, terms, q, k)
+    chosen = strategies(spec, terms, q, k)
     kept, _, _ = query_chunks.of_kernels(chosen, terms, q, k)
     near = max(map(abs, common.horizon(kept) or (0,)))
     least = 2 * longest + min(near, LONGEST_NEAR)
@@ -113,9 +144,9 @@ def attend(
         return _cudnn(spec, terms, q, k, v), None
     q, k = common.with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
-    if any(chosen := strategies.choose(spec, terms, q, k)):
+    if any(chosen := strategies(spec, terms, q, k)):
         longest = _launches(spec, terms, q, k, v, sizes, arch).longest
-        of_chunk = functools.partial(by_kernels, strategies.of_chunk(spec))
+        of_chunk = functools.partial(by_kernels, _of_chunk(spec))
         rows = query_chunks.length(longest, q, k)
         return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v)
     return by_kernels(spec, terms, q, k, v)
@@ -131,8 +162,8 @@ def _launches(
     arch: int | None = None,
 ) -> launches.Launches:
     """Those of a call, whether or not it is computed in chunks of queries."""
-    chosen = strategies.choose(spec, terms, q, k)
-    spec = strategies.of_chunk(spec) if any(chosen) else spec
+    chosen = strategies(spec, terms, q, k)
+    spec = _of_chunk(spec) if any(chosen) else spec
     terms, q, k = query_chunks.of_kernels(chosen, terms, q, k)
     return operands.make_plan(spec, terms, q, k, v, sizes, False, arch, any(chosen)).launches
 

@@ -1,31 +1,31 @@
 """The GPU kernels: what one program computes, and from what.
 
 FlashAttention-2 (Dao, arXiv 2307.08691) in Pallas, lowered by Triton. A program owns a block of
-tokens of one side and visits the blocks of the other (`kv_loops`), tile by tile (`tiles`). What the
-kernels read is prepared in `operands`; `passes` launches them.
+tokens of one side and visits the blocks of the other, tile by tile (`tiles`). What the kernels read
+is prepared in `operands`; `passes` launches them.
 
 Kernels take references: `Arrays`, what outputs are stored over where not all of them is stored (the
 same memory as these), an output of entries by distance, and other outputs, all of one batch row and
-one head. Scores are kept times log2(e). Letters are
-those of `engine`.
+one head; None for an output that is not wanted. Scores are kept times log2(e). Letters are those of
+`engine`.
 """
+
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernels.gpu.kv_loops import KVLoop, Tile
-from pe_jax.engines.kernels.gpu.plan import Arrays, Plan
+from pe_jax.engines.kernels.gpu.operands import Arrays, Plan
 from pe_jax.engines.kernels.gpu.tiles import (
-    add_number_gradients,
-    coefficient_gradients,
+    KVLoop,
+    Tile,
     dot,
     gradient,
     log2_of_sum,
-    number_zeros,
     scores,
     store_by_distance,
-    store_numbers,
 )
 from pe_jax.engines.reference import LOWEST
 
@@ -66,71 +66,64 @@ def forward_kernel(plan: Plan, x: Arrays, _, entries, out, lse) -> None:
         entries[own, plan.distances - 1] = log2(ends[1], -jnp.inf)
 
 
-def queries_kernel(
-    plan: Plan, x: Arrays, _, entries, of_q, of_coefficients, of_numbers, of_bias
+def backward_kernel(
+    plan: Plan,
+    x: Arrays,
+    _,
+    entries,
+    of_own,
+    of_v,
+    of_coefficients,
+    of_numbers,
+    of_bias,
+    *,
+    by_keys,
 ) -> None:
-    """Gradients of a block of queries, and what else is wanted, row by row.
+    """Gradients of a block of queries or, `by_keys`, of keys and values, and what else is wanted.
 
-    That is, of the coefficients, of the queries' numbers, and of the bias of each pair.
-
-    `entries` [T, n] get the gradient of the scores by distance, if it is not None.
+    That is, by row: of the coefficients and of the bias of each pair (queries alone), of the
+    numbers of tokens, and `entries` [T or S, n], the gradient of the scores by distance.
     """
-    loop, rows = KVLoop(plan, x), plan.sizes[0]
-    q, d_out, own = x.q[loop.own, :], x.d_out[loop.own, :], loop.own
-    count = 0 if of_coefficients is None else of_coefficients.shape[0]
+    loop, rows = KVLoop(plan, x, by_keys), plan.sizes[0]
+    sides = ((x.q, x.d_out), (x.k, x.v))
+    owners, others = sides[::-1] if by_keys else sides
+    own, owned = loop.own, tuple(ref[loop.own, :] for ref in owners)
 
     def visit(tile, carry):
-        d_q, ends, d_c, d_n = carry
-        k, v = x.k[tile.other, :], x.v[tile.other, :]
-        _, d_s = gradient(tile, (q, d_out), (k, v))
-        d_q += dot(d_s.astype(k.dtype), k, 0)
+        d_own, d_v, ends, d_c, d_n = carry
+        visited = tuple(ref[tile.other, :] for ref in others)
+        p, d_s = gradient(tile, owned, visited)
+        d_own += dot(d_s.astype(visited[0].dtype), visited[0], 0)
+        if by_keys:
+            d_v += dot(p.astype(visited[1].dtype), visited[1], 0)
         if of_bias is not None:
             of_bias[own, tile.other] = d_s
         if entries is not None:
             ends = store_by_distance(tile, entries, d_s, d_s, ends)
-        if count:
-            more = coefficient_gradients(tile, d_s)
-            d_c = [a + b for a, b in zip(d_c, more, strict=True)]
-        return d_q, ends, d_c, add_number_gradients(tile, d_n, d_s)
+        if d_c:  # one coefficient per row, so that its gradient is a sum along the row
+            formula = functools.partial(plan.formula, distance=tile.distance())
+            shared = [jnp.full((rows, 1), x.coefficients[c], jnp.float32) for c in range(len(d_c))]
+            d_c = [a + b for a, b in zip(d_c, jax.vjp(formula, shared)[1](d_s)[0], strict=True)]
+        if d_n:
+            numbers, of_others = (tile.numbers(side) for side in tile.sides)
+            more = plan.number_gradients(numbers, of_others, by_keys, d_s)
+            d_n = [a + b for a, b in zip(d_n, more, strict=True)]
+        return d_own, d_v, ends, d_c, d_n
 
     zero, column = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows, 1), jnp.float32)
-    start = jnp.zeros(q.shape, jnp.float32), [zero, zero], [column] * count
-    d_q, ends, d_c, d_n = loop(visit, (*start, number_zeros(of_numbers, rows)))
-    of_q[own, :] = (d_q * plan.scale).astype(of_q.dtype)
+    d_own: Any = jnp.zeros(owned[0].shape, jnp.float32)
+    d_v: Any = jnp.zeros(owned[1].shape, jnp.float32) if by_keys else None
+    columns = [of_coefficients, of_numbers]
+    sums = ([column] * (0 if ref is None else ref.shape[0]) for ref in columns)
+    d_own, d_v, ends, *sums = loop(visit, (d_own, d_v, [zero, zero], *sums))
+    of_own[own, :] = (d_own * plan.scale).astype(of_own.dtype)
+    if by_keys:
+        of_v[own, :] = d_v.astype(of_v.dtype)
     if entries is not None:
         entries[own, 0], entries[own, plan.distances - 1] = ends
-    if of_coefficients is not None:
-        for i, d in enumerate(d_c):
-            of_coefficients[i, own] = d.sum(1)
-    store_numbers(of_numbers, own, d_n)
-
-
-def keys_kernel(plan: Plan, x: Arrays, _, entries, of_k, of_v, of_numbers) -> None:
-    """Gradients of a block of keys and values, and of the keys' numbers, if they are wanted.
-
-    `entries` [S, n] as in `queries_kernel`.
-    """
-    loop, rows = KVLoop(plan, x, by_keys=True), plan.sizes[0]
-    k, v, own = x.k[loop.own, :], x.v[loop.own, :], loop.own
-
-    def visit(tile, carry):
-        d_k, d_v, ends, d_n = carry
-        q, d_out = x.q[tile.other, :], x.d_out[tile.other, :]
-        p, d_s = gradient(tile, (k, v), (q, d_out))
-        d_k += dot(d_s.astype(q.dtype), q, 0)
-        d_v += dot(p.astype(d_out.dtype), d_out, 0)
-        if entries is not None:
-            ends = store_by_distance(tile, entries, d_s, d_s, ends)
-        return d_k, d_v, ends, add_number_gradients(tile, d_n, d_s)
-
-    zero = jnp.zeros((rows,), jnp.float32)
-    start = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32), [zero, zero]
-    d_k, d_v, ends, d_n = loop(visit, (*start, number_zeros(of_numbers, rows)))
-    of_k[own, :] = (d_k * plan.scale).astype(of_k.dtype)
-    of_v[own, :] = d_v.astype(of_v.dtype)
-    if entries is not None:
-        entries[own, 0], entries[own, plan.distances - 1] = ends
-    store_numbers(of_numbers, own, d_n)
+    for ref, total in zip(columns, sums, strict=True):
+        for c, d in enumerate(total):
+            ref[c, own] = d.sum(1)
 
 
 def diagonal_kernel(plan: Plan, x: Arrays, _, __, tiles) -> None:

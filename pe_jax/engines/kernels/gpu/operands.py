@@ -1,21 +1,99 @@
-"""What the GPU kernels read: arrays made of terms and tokens, and the blocks to visit.
+"""What is static about a call of the GPU kernels, the arrays that they read, the blocks to visit.
 
 Letters are those of `engine`.
 """
 
+import dataclasses
 import functools
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, repeat_heads, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import launches
-from pe_jax.engines.kernels.gpu.plan import Arrays, PerToken, Plan
+from pe_jax.engines.kernels.gpu.launches import Launch, Launches
 
+LOG2E = math.log2(math.e)
 MAX_DISTANCES = 2048  # within a horizon: that many entries per row are written out
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(common.ScorePlan):
+    """What is static about a call."""
+
+    lengths: tuple[int, int]  # T and S before padding
+    launches: Launches  # of every kernel
+    launch: Launch  # of the one at hand
+    arch: int  # what they are compiled for: 90 for sm_90
+    span: tuple[int, int]  # the least and the largest distance of the tables, if there are any
+    far: bool  # whether there are tables that are constant beyond the span, and few distances
+    values: bool  # whether weights by distance are wanted
+    interpret: bool  # whether the kernels run as plain JAX
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Tokens of an owned block, of a visited one."""
+        return self.launch[:2]
+
+    @property
+    def distances(self) -> int:
+        """How many distances a table holds."""
+        return self.span[1] - self.span[0] + 1
+
+    @property
+    def indexed(self) -> bool:
+        """Whether the mask reads index arrays."""
+        return not self.spec.aligned and (self.spec.causal or self.spec.window is not None)
+
+    @property
+    def sinks(self) -> int:
+        """How many tokens of each document are visible outside the window."""
+        return 0 if self.spec.window is None else self.spec.sinks
+
+    @property
+    def padded(self) -> bool:
+        """Whether keys of the padding could be visible: not if causality hides them."""
+        hidden = self.spec.aligned and self.spec.causal
+        return not hidden and self.lengths[1] % self.sizes[1] != 0
+
+
+class PerToken(NamedTuple):
+    """One number per query or key, [B or 1, 1, T or S]; None where kernels do not read it."""
+
+    positions: Any = None
+    index: Any = None
+    rank: Any = None  # of keys: the index within the document, for sinks; None: that in the row
+    segments: Any = None
+    round: Any = None  # how many before it in its block have its position; -1: padding
+    lse: Any = None  # log2 of each row's sum, for gradients, [B, H, T]
+    delta: Any = None  # what is subtracted from the gradient of each weight, [B, H, T]
+
+
+class Arrays(NamedTuple):
+    """What kernels read, and its gradients: arrays or references; None where there is none."""
+
+    q: Any = None  # [B, H, T, E]
+    k: Any = None  # [B, K, S, E]
+    v: Any = None  # [B, K, S, F]
+    coefficients: Any = None  # the numbers of all formulas, [1, H, C]
+    table: Any = None  # the sum of the biases by distance, [1, H, n]
+    rows: Any = None  # what each query adds to its scores, by distance, [B, H, T, n]
+    columns: Any = None  # what each key adds to its scores, by distance, [B, H, S, n]
+    bias: Any = None  # what is added to the scores of all pairs, [B or 1, H or 1, T, S]
+    q_numbers: Any = None  # those of the queries that biases of two tokens read, [B or 1, H, C, T]
+    k_numbers: Any = None  # the same of the keys, [B or 1, H, C, S]
+    of_query: Any = None  # `PerToken` of the queries
+    of_key: Any = None  # `PerToken` of the keys
+    bounds: tuple | None = None  # first block to visit, one past the last: [B or 1, H or 1, blocks]
+    sinks: tuple | None = None  # the same of what sinks leave visible outside the window
+    d_out: Any = None  # cotangent of the output, [B, H, T, F]
+    d_weights: Any = None  # cotangent of the weights by distance, [B, H, T, n]
 
 
 def make_plan(
@@ -41,7 +119,7 @@ def make_plan(
         chosen = launches.choose(arch, _reads(spec, terms, biased), str(q.x.dtype), width)
     else:
         chosen = launches.alike(launches.Launch(*sizes))
-    chosen = chosen.at_most(_power_of_two(max(lengths)))
+    chosen = chosen.at_most(max(16, pl.next_power_of_2(max(lengths))))
     return Plan(
         **common.ScorePlan.fields(spec, terms),
         lengths=lengths,
@@ -83,29 +161,26 @@ def _reads(spec: AttentionSpec, terms: tuple, biased: bool) -> str:
     return "formulas" if select(terms, kinds.DistanceFormula, kinds.TokenBias) else "scores"
 
 
-def _power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
-
-
 def make_arrays(
     plan: Plan, terms: tuple, q: Side, k: Side, v: jax.Array, bias: jax.Array | None = None
 ) -> Arrays:
     """What the kernels read, padded; `bias` [B or 1, H or 1, T, S] is added to the scores."""
     tokens, distance = plan.launches.longest, table_distances(plan)
     x, y, v = (
-        common.pad(common.pad(x, 2, tokens), 3, _power_of_two(x.shape[3])) for x in (q.x, k.x, v)
+        common.pad(common.pad(x, 2, tokens), 3, max(16, pl.next_power_of_2(x.shape[3])))
+        for x in (q.x, k.x, v)
     )
     rows, columns = [], []
     for term, state in zip(terms, q.states, strict=True):
         if isinstance(term, kinds.RelativeState):
             state = common.pad(state, 2, tokens)
-            rows.append(common.multiply(state, term.at(distance), "bhte,hne->bhtn"))
+            rows.append(common.multiply(state, term.at(distance)))
     for term in select(terms, kinds.RelativeKeys):
         raw = term.queries(common.pad(q.raw, 2, tokens))
-        rows.append(common.multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
+        rows.append(common.multiply(raw, term.at(distance)) * plan.scale)
     for term in select(terms, kinds.RelativeQueries):
         raw = repeat_heads(common.pad(k.raw, 2, tokens), q.x.shape[1]).astype(jnp.float32)
-        columns.append(common.multiply(raw, term.at(distance), "bhte,hne->bhtn") * plan.scale)
+        columns.append(common.multiply(raw, term.at(distance)) * plan.scale)
     numbers = common.coefficients(terms)
     table = common.distance_bias(terms, distance, plan.scale)
     return Arrays(

@@ -6,7 +6,7 @@ Letters are those of `engine`.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +15,15 @@ from jax.experimental import pallas as pl
 
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.gpu import kernels, operands, tiles
-from pe_jax.engines.kernels.gpu.plan import LOG2E, Arrays, Plan
+from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
 KERNELS = {  # by their names in `Launches`; each is called with plan, x, blanks, entries and *outs
     "forward": kernels.forward_kernel,
-    "queries": kernels.queries_kernel,
-    "keys": kernels.keys_kernel,
+    "queries": functools.partial(kernels.backward_kernel, by_keys=False),
+    "keys": functools.partial(kernels.backward_kernel, by_keys=True),
     "diagonal": kernels.diagonal_kernel,
 }
-
-
-class Over(NamedTuple):
-    """A result of which not all is stored: its shape, and what the rest is."""
-
-    shape: jax.ShapeDtypeStruct
-    fill: float
 
 
 def _forward(plan: Plan, x: Arrays):
@@ -57,27 +50,30 @@ def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arr
         delta = delta + (d_weights * weights).sum(-1)
     of_query = x.of_query._replace(lse=lse, delta=delta - d_lse)
     x = x._replace(of_query=of_query, d_out=d_out.astype(x.v.dtype), d_weights=d_weights)
-    (queries, keys), numbers = (side.shape[2] for side in (x.q, x.k)), None
-    entries = coefficients = bias = None
+    (queries, keys), entries = (side.shape[2] for side in (x.q, x.k)), None
+    coefficients = bias = columns = None
     if "rows" in learned or ("table" in learned and plan.far):
         entries = _by_distance(plan, x, queries, 0.0)
     if "coefficients" in learned:
         coefficients = _shape(x, x.coefficients.shape[2], queries)
-    if "q_numbers" in learned:
-        numbers = _shape(x, *x.q_numbers.shape[2:])
     if "bias" in learned:
-        bias = Over(_shape(x, queries, keys), 0.0)
+        bias = jnp.zeros((*x.q.shape[:2], queries, keys), jnp.float32)
+    if "columns" in learned:
+        columns = _by_distance(plan, x, keys, 0.0)
+    q_numbers, k_numbers = (
+        _shape(x, *getattr(x, name).shape[2:]) if name in learned else None
+        for name in ("q_numbers", "k_numbers")
+    )
     of_q = _shape(x, *x.q.shape[2:], dtype=x.q.dtype)
-    outs = entries, of_q, coefficients, numbers, bias
-    d_rows, d_q, d_coefficients, of_rows, d_bias = _launch(plan, "queries", x, outs)
+    outs = entries, of_q, None, coefficients, q_numbers, bias
+    d_rows, d_q, _, d_coefficients, q_numbers, d_bias = _launch(plan, "queries", x, outs)
     shared = x.k.shape[1] < x.q.shape[1]
     dtype = jnp.float32 if shared else x.k.dtype  # to be added up over heads
-    numbers = _shape(x, *x.k_numbers.shape[2:]) if "k_numbers" in learned else None
-    entries = _by_distance(plan, x, keys, 0.0) if "columns" in learned else None
     of_k, of_v = (_shape(x, *side.shape[2:], dtype=dtype) for side in (x.k, x.v))
-    d_columns, d_k, d_v, of_columns = _launch(plan, "keys", x, (entries, of_k, of_v, numbers))
+    outs = columns, of_k, of_v, None, k_numbers, None
+    d_columns, d_k, d_v, _, k_numbers, _ = _launch(plan, "keys", x, outs)
     grads = Arrays(q=d_q, k=d_k, v=d_v, columns=d_columns, bias=d_bias)
-    grads = grads._replace(q_numbers=of_rows, k_numbers=of_columns)
+    grads = grads._replace(q_numbers=q_numbers, k_numbers=k_numbers)
     if "coefficients" in learned:
         grads = grads._replace(coefficients=d_coefficients.sum(3))
     if "rows" in learned:
@@ -110,8 +106,8 @@ def _shape(x: Arrays, *rest: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStr
     return jax.ShapeDtypeStruct((*x.q.shape[:2], *rest), dtype)  # [B, H, …]
 
 
-def _by_distance(plan: Plan, x: Arrays, tokens: int, fill: float) -> Over:
-    return Over(_shape(x, tokens, plan.distances), fill)
+def _by_distance(plan: Plan, x: Arrays, tokens: int, fill: float) -> jax.Array:
+    return jnp.full((*x.q.shape[:2], tokens, plan.distances), fill, jnp.float32)
 
 
 attention = common.differentiable(_forward, _backward)
@@ -121,7 +117,8 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> t
     """The `outs`, entries by distance first, which a kernel, by its name in `KERNELS`, writes.
 
     One program per block, head and batch row; unless told, the blocks are those of the side that
-    owns them. `outs` are given as shapes or `Over`, None for one that is not wanted.
+    owns them. Of `outs` shapes are given, an array where what is not stored is to be as in that,
+    None for one that is not wanted.
     """
     batch, heads = x.q.shape[:2]
     plan = dataclasses.replace(plan, launch=getattr(plan.launches, name))
@@ -141,15 +138,11 @@ def _launch(plan: Plan, name: str, x: Arrays, outs: tuple, blocks: int = 0) -> t
     if outs[0] is not None and not plan.spec.contiguous:
         x = operands.with_rounds(plan, x, name == "keys")
     wanted = [out for out in outs if out is not None]
-    over = [n for n, out in enumerate(wanted) if isinstance(out, Over)]
-    blanks = [jnp.full(wanted[n].shape.shape, wanted[n].fill, jnp.float32) for n in over]
-    outs = tuple(out.shape if isinstance(out, Over) else out for out in outs)
-    given = len(jax.tree.leaves(x))
-    backend = None
-    if tiles.triton is not None:
-        backend = tiles.triton.CompilerParams(
-            num_warps=plan.launch.warps, num_stages=plan.launch.stages
-        )
+    over = [n for n, out in enumerate(wanted) if isinstance(out, jax.Array)]
+    blanks, given = [wanted[n] for n in over], len(jax.tree.leaves(x))
+    outs = jax.tree.map(lambda out: jax.ShapeDtypeStruct(out.shape, out.dtype), outs)
+    warps, stages = plan.launch[2:]
+    backend = tiles.triton and tiles.triton.CompilerParams(num_warps=warps, num_stages=stages)
     call = pl.pallas_call(
         functools.partial(KERNELS[name], plan),
         grid=(blocks, heads, batch),

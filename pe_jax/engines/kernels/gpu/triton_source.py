@@ -16,18 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pe_jax.engines.kernels.gpu.triton_expressions import (
-    FORMULAS,
-    Value,
-    along,
-    broadcast,
-    element,
-    literal,
-    reshaped,
-)
-
 HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 POINTERS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32", "bool": "i1"}
+REDUCTIONS = {"reduce_sum": "tl.sum", "reduce_max": "tl.max", "reduce_min": "tl.min"}
 INNER = {  # operations that are programs → the name of the program among their parameters
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -36,6 +27,69 @@ INNER = {  # operations that are programs → the name of the program among thei
     "remat": "jaxpr",
     "checkpoint": "jaxpr",
 }
+
+TYPES = {  # of elements, in the Triton language
+    "float32": "tl.float32",
+    "bfloat16": "tl.bfloat16",
+    "float16": "tl.float16",
+    "int32": "tl.int32",
+    "uint32": "tl.uint32",
+    "int8": "tl.int8",
+    "bool": "tl.int1",
+}
+FORMULAS = {  # operations that are one expression of their operands
+    "add": "{0} + {1}",
+    "add_any": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "max": "tl.maximum({0}, {1})",
+    "min": "tl.minimum({0}, {1})",
+    "rem": "{0} % {1}",
+    "neg": "-{0}",
+    "abs": "tl.abs({0})",
+    "square": "{0} * {0}",
+    "exp": "tl.exp({0})",
+    "exp2": "tl.exp2({0})",
+    "log": "tl.log({0})",
+    "log2": "tl.log2({0})",
+    # the logarithm of the rounded sum, and what was rounded off
+    "log1p": "tl.log(1.0 + {0}) + ({0} - ((1.0 + {0}) - 1.0)) / (1.0 + {0})",
+    "sqrt": "tl.sqrt({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "sin": "tl.sin({0})",
+    "cos": "tl.cos({0})",
+    "tanh": "1.0 - 2.0 / (tl.exp(2.0 * {0}) + 1.0)",
+    "one_minus_square": "1.0 - {0} * {0}",
+    "logistic": "1.0 / (1.0 + tl.exp(-{0}))",
+    "pow": "tl.exp2({1} * tl.log2({0}))",
+    "floor": "tl.floor({0})",
+    "sign": "tl.where({0} > 0, 1, 0) - tl.where({0} < 0, 1, 0)",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
+    "xor": "{0} ^ {1}",
+    "not": "{0} == 0",
+    "clamp": "tl.minimum(tl.maximum({1}, {0}), {2})",
+    "copy": "{0}",
+    "stop_gradient": "{0}",
+}
+
+
+class Value(NamedTuple):
+    """An expression, and the shape of what it gives."""
+
+    text: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has: JAX's own classes of indices ask."""
+        return len(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +190,10 @@ class Writer:
             return [self.let(FORMULAS[name].format(*(x.text for x in given)), shape)]
         if name in INNER:
             return self.program(opened(params[INNER[name]]), given)
+        if name in REDUCTIONS:
+            for axis in sorted(params["axes"], reverse=True):
+                given = [self.let(f"{REDUCTIONS[name]}({given[0].text}, axis={axis})")]
+            return [self.let(given[0].text, shape)]
         write: Callable | None = getattr(self, f"_write_{name}", None)
         if write is None:
             raise NotImplementedError(f"{name} is not written in the Triton language yet")
@@ -197,20 +255,6 @@ class Writer:
         text = broadcast(along(line, (axis,), len(shape)), shape)
         return f"tl.cast({text}, {element(params['dtype'])})"
 
-    def _reduce(self, equation, x, function):
-        for axis in sorted(equation.params["axes"], reverse=True):
-            x = self.let(f"{function}({x.text}, axis={axis})")
-        return x.text
-
-    def _write_reduce_sum(self, equation, x):
-        return self._reduce(equation, x, "tl.sum")
-
-    def _write_reduce_max(self, equation, x):
-        return self._reduce(equation, x, "tl.max")
-
-    def _write_reduce_min(self, equation, x):
-        return self._reduce(equation, x, "tl.min")
-
     def _write_cumsum(self, equation, x):
         params = equation.params
         return f"tl.cumsum({x.text}, axis={params['axis']}, reverse={params['reverse']})"
@@ -223,65 +267,52 @@ class Writer:
         exact = equation.invars[0].aval.dtype == np.float32
         return f"tl.dot({a}, {b}" + (', input_precision="ieee")' if exact else ")")
 
-    def _pointers(self, reference: Reference, index: Any) -> Value:
+    def _write_get(self, equation, reference, *index):
+        indices = jax.tree.unflatten(equation.params["tree"], index)
+        return f"tl.load({self._pointers(reference, indices)})"
+
+    def _write_masked_load(self, equation, *args):
+        reference, indices, mask, other = jax.tree.unflatten(equation.params["args_tree"], args)
+        pointers = self._pointers(reference, indices)
+        return f"tl.load({pointers}, mask={mask.text}, other={other.text})"
+
+    def _write_swap(self, equation, reference, value, *index):
+        indices = jax.tree.unflatten(equation.params["tree"], index)
+        self.line(f"tl.store({self._pointers(reference, indices)}, {value.text})")
+        return [None]  # nobody reads what was there before
+
+    def _write_masked_swap(self, equation, *args):
+        reference, indices, value, mask = jax.tree.unflatten(equation.params["args_tree"], args)
+        pointers = self._pointers(reference, indices)
+        self.line(f"tl.store({pointers}, {value.text}, mask={mask.text})")
+        return [None]
+
+    def _pointers(self, reference: Reference, indices: Sequence[Any]) -> str:
         """Pointers to what an index selects."""
+        if len(indices) != 1:
+            raise NotImplementedError("not one index")
+        (index,) = indices
         arrays = [x for x in index.indices if isinstance(x, Value) and x.shape]
         lead = max((x.shape for x in arrays), key=len, default=())
         slices = [x for x in index.indices if not isinstance(x, Value | int)]
-        shape = (*lead, *(x.size for x in slices))
+        ndim = len(lead) + len(slices)
         parts, axis = [reference.pointer], len(lead)
         for x, stride in zip(index.indices, reference.strides, strict=True):
             if isinstance(x, Value | int):
                 x = x if isinstance(x, Value) else Value(str(x))
-                text = along(x, range(len(x.shape)), len(shape)).text if x.shape else x.text
+                text = along(x, range(len(x.shape)), ndim).text if x.shape else x.text
             else:
                 start = x.start.text if isinstance(x.start, Value) else str(x.start)
-                line = Value(f"tl.arange(0, {x.size})", (x.size,))
-                text = along(line, (axis,), len(shape)).text
+                text = along(Value(f"tl.arange(0, {x.size})", (x.size,)), (axis,), ndim).text
                 text, axis = text if start == "0" else f"({start} + {text})", axis + 1
             parts.append(text if stride == 1 else f"{text} * {stride}")
-        return Value(" + ".join(parts), shape)
-
-    def _write_get(self, equation, reference, *index):
-        indices = jax.tree.unflatten(equation.params["tree"], index)
-        return self._load(equation, reference, indices, None, None)
-
-    def _write_masked_load(self, equation, *args):
-        reference, indices, mask, other = jax.tree.unflatten(equation.params["args_tree"], args)
-        return self._load(equation, reference, indices, mask, other)
-
-    def _load(self, equation, reference, indices, mask, other):
-        pointers = self._pointers(reference, self._only(equation, indices))
-        more = "" if mask is None else f", mask={mask.text}"
-        more += "" if other is None else f", other={other.text}"
-        return f"tl.load({pointers.text}{more})"
-
-    def _write_swap(self, equation, reference, value, *index):
-        indices = jax.tree.unflatten(equation.params["tree"], index)
-        return self._store(equation, reference, indices, value, None)
-
-    def _write_masked_swap(self, equation, *args):
-        reference, indices, value, mask = jax.tree.unflatten(equation.params["args_tree"], args)
-        return self._store(equation, reference, indices, value, mask)
-
-    def _store(self, equation, reference, indices, value, mask):
-        pointers = self._pointers(reference, self._only(equation, indices))
-        more = "" if mask is None else f", mask={mask.text}"
-        self.line(f"tl.store({pointers.text}, {value.text}{more})")
-        return [None]  # nobody reads what was there before
-
-    def _only(self, equation, indices) -> Any:
-        """The index, where there is at most one."""
-        if len(indices) > 1:
-            raise NotImplementedError("an index of an index")
-        whole = equation.invars[0].aval.shape
-        return indices[0] if indices else Whole(tuple(Span(0, n) for n in whole))
+        return " + ".join(parts)
 
     def _write_while(self, equation, *args):
         """Only loops over a range, as `fori_loop` traces them."""
         params = equation.params
-        constants, (first, last, *carry) = split(args, params["body_nconsts"])
         body, count = opened(params["body_jaxpr"]), params["body_nconsts"]
+        constants, (first, last, *carry) = args[:count], args[count:]
         test = [e.primitive.name for e in opened(params["cond_jaxpr"]).eqns]
         if params["cond_nconsts"] or test != ["lt"] or body.invars[count + 1] != body.outvars[1]:
             raise NotImplementedError("a loop that is no fori_loop")
@@ -298,7 +329,7 @@ class Writer:
             count, kept, _ = (len(group) for group in params["ft_in"].unpack())
         else:
             count, kept = params["num_consts"], params["num_carry"]
-        constants, carry = split(args, count)
+        constants, carry = args[:count], args[count:]
         if len(carry) != kept or params["reverse"]:
             raise NotImplementedError("a scan over arrays")
         body, length = opened(params["jaxpr"]), Value(str(params["length"]))
@@ -313,16 +344,14 @@ class Writer:
         self.line(f"for {index} in range({first.text}, {last.text}):")
         self.depth += 1
         results = step(Value(index), kept)
-        for name, x in zip(kept, [self._settled(x, kept) for x in results], strict=True):
+        # A result that is one of the names must last until all of them are assigned.
+        results = [self.let(x.text, x.shape) if x in kept else x for x in results]
+        for name, x in zip(kept, results, strict=True):
             if x.text != name.text:
                 self.let(x.text, x.shape, name.text)
         self.line("pass")
         self.depth -= 1
         return kept
-
-    def _settled(self, x: Value, kept: list[Value]) -> Value:
-        """A value that later assignments to these names leave as it is."""
-        return self.let(x.text, x.shape) if x in kept else x
 
     def _write_cond(self, equation, which, *args):
         off, on = equation.params["branches"]
@@ -336,24 +365,53 @@ class Writer:
         return [Value(n, v.aval.shape) for n, v in zip(results, equation.outvars, strict=True)]
 
 
-class Span(NamedTuple):
-    """Numbers of one axis, one after the other."""
-
-    start: int
-    size: int
-
-
-class Whole(NamedTuple):
-    """An index that selects all."""
-
-    indices: tuple[Span, ...]
-
-
 def opened(jaxpr: Any) -> Any:
     """The program of a closed one; newer versions of JAX have no other kind."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def split(args: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The first ones, and the others."""
-    return args[:count], args[count:]
+# Expressions of the Triton language.
+
+
+def element(dtype: Any) -> str:
+    """The name of a type."""
+    return TYPES[str(np.dtype(dtype))]
+
+
+def literal(x: Any) -> str:
+    """A number as Python writes it."""
+    x = np.asarray(x).item()
+    if isinstance(x, float) and not math.isfinite(x):
+        return f"float({str(x)!r})"
+    return f"({x!r})" if isinstance(x, int | float) and x < 0 else repr(x)
+
+
+def along(x: Value, axes: Sequence[int], ndim: int) -> Value:
+    """An array whose axes become these of `ndim`, the others being of length 1."""
+    axes = tuple(axes)
+    if len(x.shape) == ndim:
+        return x
+    index = ", ".join(":" if axis in axes else "None" for axis in range(ndim))
+    shape = tuple(x.shape[axes.index(axis)] if axis in axes else 1 for axis in range(ndim))
+    return Value(f"{x.text}[{index}]", shape)
+
+
+def broadcast(x: Value, shape: Sequence[int]) -> str:
+    """Repeated along axes of length 1."""
+    return x.text if x.shape == tuple(shape) else f"tl.broadcast_to({x.text}, {list(shape)})"
+
+
+def reshaped(x: Value, shape: Sequence[int]) -> str:
+    """In another shape of as many numbers."""
+    if x.shape == tuple(shape):
+        return x.text
+    if not shape:
+        return f"tl.sum({x.text})" if len(x.shape) == 1 else f"tl.sum(tl.reshape({x.text}, [1]))"
+    if not x.shape:
+        return f"tl.reshape({x.text}, {list(shape)})"
+    ones = [axis for axis, n in enumerate(shape) if n == 1]
+    if len(shape) == len(x.shape) + 1 and len(ones) >= 1:
+        axes = [axis for axis in range(len(shape)) if axis != ones[-1 if x.shape[-1] != 1 else 0]]
+        if tuple(shape[axis] for axis in axes) == x.shape:
+            return along(x, axes, len(shape)).text
+    return f"tl.reshape({x.text}, {list(shape)})"

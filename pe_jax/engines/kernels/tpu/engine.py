@@ -14,7 +14,7 @@ logarithms of rows' sums. What is added reaches them so, never as a matrix in me
   state, and shears the products (Shaw, DeBERTa, Inkling). Those without a horizon get gradients
   from a kernel that goes along block diagonals (Transformer-XL);
 * FIRE's network is a table of lines and numbers of the queries: a tile takes one line, and the
-  knots that lie within it (`piecewise` has the table, `pieces` the tile);
+  knots that lie within it (`piecewise`);
 * any other bias of pairs of positions, or of distances of several axes or at explicit positions, is
   an array for one chunk of queries after the other (`query_chunks`: Swin).
 
@@ -22,7 +22,7 @@ Beyond the horizon of all that is read by distance a tile takes one number per q
 the row maxima and not the scores, so that a far tile costs what it costs without a bias. Where
 nothing but biases that decay is added, tiles in which no key can matter are left out.
 
-`kernels` holds what runs on a core, `launch` the grids; here is who runs what, and what is read.
+`kernels` holds what runs on a core, `passes` the grids; here is who runs what, and what is read.
 
 Letters: B batch, T tokens (queries and keys alike, but in a chunk), H query heads, K key heads,
 E width of q and k, F width of v, C numbers, R block diagonals, X width of what meets vectors. i is
@@ -50,10 +50,6 @@ from pe_jax.engines.kernels.tpu import operands, passes, piecewise
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
 from pe_jax.engines.reference import LOWEST
 
-KINDS = (  # these exact kinds
-    *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
-    *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
-)
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
 MAX_BANDS = 2**22  # bytes of a head's bands, or their gradients, that may stay in a core's memory
 MAX_VECTORS = 2**23  # the same of bands of vectors; beyond it they are taken to have no horizon
@@ -65,7 +61,7 @@ MAX_NUMBERS = 8  # per token, of all `TokenBias`es
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
     """Why this engine cannot run the call, in a few words; None where it can."""
     dtypes = {"float32", "bfloat16"}
-    if (why := common.unsupported(spec, terms, q, k, v, KINDS, dtypes)) is not None:
+    if (why := common.unsupported(spec, terms, q, k, v, dtypes, sinks=False)) is not None:
         return why
     if not spec.aligned:
         return "queries and keys are not the same tokens in order"
@@ -75,7 +71,13 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     if numbers > MAX_NUMBERS:
         return f"{numbers} numbers per token (at most {MAX_NUMBERS})"
     kept, _, _ = query_chunks.of_kernels(strategies(spec, terms), terms, q, k)
-    return _too_much_memory(make_plan(spec, kept, q))
+    plan = make_plan(spec, kept, q)
+    in_bands = plan.by_distance and not plan.by_diagonal
+    if not in_bands or 8 * plan.block * len(plan.diagonals) <= MAX_BANDS:
+        return None
+    if plan.horizon is None:
+        return f"a bias without a horizon over {plan.tokens} tokens"
+    return f"a bias of distances from {plan.horizon[0]} to {plan.horizon[1]}"
 
 
 def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
@@ -90,17 +92,6 @@ def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
         return isinstance(term, kinds.PairBias) or elsewhere
 
     return tuple("pairs" if of_pairs(term) else "" for term in terms)
-
-
-def _too_much_memory(plan: Plan) -> str | None:
-    """Why the bands of biases and their gradients do not fit; None where they do."""
-    if not plan.by_distance or plan.by_diagonal:
-        return None
-    if 8 * plan.block * len(plan.diagonals) <= MAX_BANDS:
-        return None
-    if plan.horizon is None:
-        return f"a bias without a horizon over {plan.tokens} tokens"
-    return f"a bias of distances from {plan.horizon[0]} to {plan.horizon[1]}"
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
@@ -133,7 +124,7 @@ def attend(
     plan = make_plan(spec, terms, q, block, interpret)
     # Times q the scale must be no further rounding: in float32, or by a power of two.
     exact = q.x.dtype == jnp.float32 or math.frexp(plan.scale)[0] == 0.5
-    if exact and not spec.lse and not select(terms, *KINDS):
+    if exact and not spec.lse and not select(terms, *common.KINDS):
         return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
     q, k, v = operands.with_products(spec, terms, q, k, v)
     if any(chosen := strategies(spec, terms)):
@@ -228,12 +219,16 @@ def _with_splash(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, ids: Any)
     """[B, H, T, F] in v's dtype."""
     (batch, heads, tokens, _), block = q.shape, plan.block
     q, k, v = (common.pad(x, 2, block) for x in (q * plan.scale, k, v))
-    mask = masks.MultiHeadMask([_mask(plan.spec, q.shape[2])] * heads)
+    shape, causal = (q.shape[2], q.shape[2]), plan.spec.causal
+    mask: masks.Mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    if plan.back is not None:
+        mask = masks.LocalMask(shape, (plan.back, plan.ahead), offset=0)
+    mask = masks.MultiHeadMask([mask] * heads)
     blocks = splash.BlockSizes(block, block, block, block, block, block, block, block)
     kernel: Any = splash.make_splash_mha(
         mask, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=plan.interpret
     )
-    if ids is None and tokens % block and not plan.spec.causal:  # padding keys must not be visible
+    if ids is None and tokens % block and not causal:  # padding keys must not be visible
         ids = jnp.zeros((batch, tokens), jnp.int32)
     if ids is None:
         return jax.vmap(kernel)(q, k, v)[:, :, :tokens]
@@ -241,15 +236,6 @@ def _with_splash(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, ids: Any)
     out = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(q, k, v, ids)
     # Splash needs a key in each row: padding sees padding, and nothing of it passes here.
     return jnp.where(ids[:, None, :, None] >= 0, out, 0)[:, :, :tokens]
-
-
-def _mask(spec: AttentionSpec, length: int) -> masks.Mask:
-    """The mask as a rule, which splash evaluates block by block."""
-    shape = (length, length)
-    if spec.window is not None and spec.window < length:
-        back = spec.window - 1
-        return masks.LocalMask(shape, (back, 0 if spec.causal else back), offset=0)
-    return masks.CausalMask(shape) if spec.causal else masks.FullMask(shape)
 
 
 def _forward(plan: Plan, x: Arrays):

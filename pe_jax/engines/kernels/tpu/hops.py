@@ -14,6 +14,7 @@ import numpy as np
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.tpu import engine, operands, passes
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
 from pe_jax.engines.reference import LOWEST
@@ -41,7 +42,7 @@ class Kernels:
         q, k, v = operands.with_products(spec, terms, q, k, v)
         plan = engine.make_plan(spec, terms, q, self.block or block_of(run), self.interpret)
         inside = [
-            isinstance(t, engine.KINDS) and not isinstance(t, kinds.TokenProduct) for t in terms
+            isinstance(t, common.KINDS) and not isinstance(t, kinds.TokenProduct) for t in terms
         ]
 
         def vectors(side):

@@ -2,7 +2,7 @@
 
 A kernel takes references: where blocks are, what it reads, what it writes, and `kept`, float32
 memory that lasts from tile to tile. The last grid axis runs over the tiles that add up to one block
-of the results. A tile itself is in `tiles`; grids and operands come from `launch`.
+of the results. A tile itself is in `tiles`; grids and operands come from `passes`.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pe_jax.engines.kernels.tpu import pieces, tiles
+from pe_jax.engines.kernels.tpu import piecewise, tiles
 from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Plan, Schedule, Tile
 from pe_jax.engines.kernels.tpu.shear import dot, repeat_columns
 from pe_jax.engines.kernels.tpu.tiles import scores
@@ -80,7 +80,7 @@ def queries_kernel(plan: Plan, schedule: Schedule, x: Arrays, grads: Arrays, kep
             for c, part in enumerate(jax.vjp(*tiles.formula_of(plan, x, tile))[1](d_s)[0]):
                 grads.coefficients[c] += part
         if grads.pieces is not None:
-            pieces.Gradients(plan, x, tile, grads, kept.q_rates, of_scores.pieces, d_s).add()
+            piecewise.add_gradients(plan, x, tile, grads, kept.q_rates, of_scores.pieces, d_s)
         if grads.bias is not None:
             grads.bias[...] = d_s
         band = plan.band(tile.gap) if plan.by_distance else 0
@@ -180,7 +180,7 @@ def with_columns(plan: Plan, x: Arrays, kept: Arrays, first) -> Arrays:
 
     @pl.when(first)
     def _():
-        kept.rate_columns[...] = pieces.columns(plan, x)
+        kept.rate_columns[...] = piecewise.columns(plan, x)
 
     return x._replace(rate_columns=kept.rate_columns)
 

@@ -1,18 +1,43 @@
-"""The passes of the TPU kernels over their tiles: forward, and backward.
+"""The passes of the TPU kernels: grids, how arrays are cut into blocks, what it costs.
 
-Each backward kernel computes each tile again. Letters are those of `plan`.
+One kernel forward, two backward, each over a grid of the tiles that the mask leaves and each
+computing its tiles anew, and a third over their diagonals where gradients by distance are too many
+for a core's memory. Gradients of what heads learn add up in the order of the grid, which a TPU runs
+in sequence: no atomics, the same bits each time. Letters are those of `plan`.
 """
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.kernels.tpu import kernels
-from pe_jax.engines.kernels.tpu.launch import WIDE, launch
-from pe_jax.engines.kernels.tpu.plan import BY_DISTANCE, OF_HEADS, Arrays, Plan, Schedule
+from pe_jax.engines.kernels.tpu import kernels, piecewise
+from pe_jax.engines.kernels.tpu.plan import (
+    BY_DISTANCE,
+    OF_HEADS,
+    VECTORS,
+    Arrays,
+    Plan,
+    Schedule,
+)
 
 PIECES = ("growth", "pieces", "q_rates")  # which one gradient has all
+OF_QUERIES = ("q", "q_numbers", "q_rates", "rows", "q_ids", "out", "lse", "d_out", "inner")
+OF_KEYS = ("k", "v", "k_numbers", "columns", "k_ids")
+WIDE = ("q", "k", "v", "rows", "columns", "out", "d_out")  # tokens along the axis before the last
+PRODUCTS = {  # how many of each width a kernel computes, with the gradients of vectors
+    kernels.forward_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 1, 1, 1), strict=True)),
+    kernels.queries_kernel: dict(zip(("q", "v", *VECTORS), (2, 1, 3, 2, 2), strict=True)),
+    kernels.keys_kernel: dict(zip(("q", "v", *VECTORS), (2, 2, 1, 2, 1), strict=True)),
+    kernels.diagonals_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 2, 2, 2), strict=True)),
+}
+LARGE = (*VECTORS, "bias", "pieces")  # with which a kernel has …
+VMEM = 64 * 2**20  # … so many bytes; others have 16 MiB
 
 
 def forward(plan: Plan, x: Arrays, schedule: Schedule, dtype: Any) -> Arrays:
@@ -22,9 +47,7 @@ def forward(plan: Plan, x: Arrays, schedule: Schedule, dtype: Any) -> Arrays:
         out=jax.ShapeDtypeStruct((batch, heads, tokens, value), dtype),
         lse=jax.ShapeDtypeStruct((batch, heads, 1, tokens), jnp.float32),
     )
-    return launch(
-        plan, kernels.forward_kernel, schedule, x, outs, Arrays(out=value, **_columns(plan, x))
-    )
+    return _launch(plan, kernels.forward_kernel, schedule, x, outs, Arrays(out=value))
 
 
 def backward(
@@ -39,27 +62,17 @@ def backward(
     wanted = [n for n in ("q_numbers", "q_rates", "rows", "bias", *OF_HEADS) if n in learned]
     elsewhere = [n for n in wanted if plan.by_diagonal and n in BY_DISTANCE]
     d_q = _shapes(x, dtype, "q", *(n for n in wanted if n not in elsewhere))
-    grads = launch(
-        plan,
-        kernels.queries_kernel,
-        of_queries,
-        x,
-        d_q,
-        _kept(plan, d_q)._replace(**_columns(plan, x)),
-    )
+    grads = [_launch(plan, kernels.queries_kernel, of_queries, x, d_q, _kept(plan, d_q))]
     if elsewhere:
         shapes = _shapes(x, dtype, *elsewhere)
-        more = launch(plan, kernels.diagonals_kernel, of_queries, x, shapes, Arrays())
-        grads = _joined(grads, more)
+        grads.append(_launch(plan, kernels.diagonals_kernel, of_queries, x, shapes, Arrays()))
     if x.bands is not None:  # for keys, distances run backwards
         x = x._replace(bands=jnp.roll(x.bands[..., ::-1], -1, axis=-1))
     d_k = _shapes(x, dtype, "k", "v", *(n for n in ("k_numbers", "columns") if n in learned))
-    return _joined(grads, launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k)))
-
-
-def _joined(some: Arrays, others: Arrays) -> Arrays:
-    """All of both."""
-    return Arrays(*(b if a is None else a for a, b in zip(some, others, strict=True)))
+    grads.append(_launch(plan, kernels.keys_kernel, of_keys, x, d_k, _kept(plan, d_k)))
+    return Arrays(
+        *(next((g for g in of if g is not None), None) for of in zip(*grads, strict=True))
+    )
 
 
 def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
@@ -78,13 +91,193 @@ def _shapes(x: Arrays, dtype: Any, *names: str) -> Arrays:
     return Arrays(**shapes)
 
 
-def _columns(plan: Plan, x: Arrays) -> dict[str, int]:
-    """The width of rates as columns, where there are any."""
-    return {} if x.pieces is None else {"rate_columns": plan.lanes}
-
-
 def _kept(plan: Plan, outs: Arrays) -> Arrays:
     """Widths of the float32 sums of what is of tokens; numbers have a lane each, rates all."""
     given, others = zip(Arrays._fields, outs, strict=True), (*OF_HEADS, "bias")
     widths = {n: a.shape[-1] for n, a in given if a is not None and n not in others}
     return Arrays(**{n: width if n in WIDE else plan.lanes for n, width in widths.items()})
+
+
+def _launch(
+    plan: Plan, kernel: Callable, schedule: Schedule, x: Arrays, outs: Arrays, kept: Arrays
+):
+    """Runs `kernel(plan, schedule, x, outs, kept, …)`; `outs` are given as shapes.
+
+    `kept` are widths of what lasts from tile to tile, [block, width] each.
+    """
+    x = x._replace(begin=None)  # which is in the schedule
+    if x.pieces is not None and kernel in (kernels.forward_kernel, kernels.queries_kernel):
+        kept = kept._replace(rate_columns=plan.lanes)
+    grid, at, store = _grid(plan, kernel, x)
+    by_row = kernel is kernels.diagonals_kernel
+    of_x, of_outs = _specs(plan, x, x, at), _specs(plan, x, outs, store, by_row)
+
+    def memory(width):
+        return pltpu.VMEM((plan.block, width), jnp.float32)
+
+    scratch: list[Any] = [jax.tree.map(memory, kept)]
+    if kernel is kernels.forward_kernel:  # row maxima and sums
+        scratch += [memory(plan.lanes)] * 2
+    large = any(getattr(x, name) is not None for name in LARGE)
+    (result,) = pl.pallas_call(
+        functools.partial(kernel, plan),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=grid,
+            in_specs=[of_x],
+            out_specs=[of_outs],
+            scratch_shapes=scratch,
+        ),
+        out_shape=[outs],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",) + ("arbitrary",) * (len(grid) - 1),
+            vmem_limit_bytes=VMEM if large else None,
+        ),
+        cost_estimate=_cost(plan, kernel, x, of_x, outs),
+        interpret=plan.interpret,
+    )(schedule, x)
+    return result
+
+
+def _grid(plan: Plan, kernel: Callable, x: Arrays):
+    """The grid; (schedule, batch, head, i, j) of a point in it, for reads and for stores.
+
+    A tile outside the mask fetches none.
+    """
+    batch, heads, tokens, _ = x.q.shape
+    kv_heads, keys = x.k.shape[1:3]
+    groups = heads // kv_heads
+
+    def other(schedule: Schedule, b, h, own, step):
+        first, last = schedule.bounds(b, h, own)
+        return jnp.maximum(jnp.minimum(first + step, last), 0)
+
+    def along_keys(h, b, i, step, schedule):
+        return schedule, b, h, i, other(schedule, b, h, i, step)
+
+    def along_queries(b, kv, j, group, step, schedule):
+        h = kv * groups + group
+        return schedule, b, h, other(schedule, b, h, j, step), j
+
+    def along_all_keys(h, b, i, step, schedule):
+        first, _ = schedule.bounds(b, h, i)
+        return schedule, b, h, i, jax.lax.rem(first + step, plan.steps[0])
+
+    def along_diagonals(h, row, b, step, schedule):
+        i, j, _ = schedule.along_diagonal(plan.diagonals[0] + row, plan.block, step)
+        return schedule, b, h, i, j
+
+    if kernel is kernels.keys_kernel:
+        grid = batch, kv_heads, keys // plan.block, groups, plan.steps[1]
+        return grid, along_queries, along_queries
+    if kernel is kernels.diagonals_kernel:
+        grid = heads, len(plan.diagonals), batch, tokens // plan.block
+        return grid, along_diagonals, along_diagonals
+    grid = heads, batch, tokens // plan.block, plan.steps[0]
+    return grid, along_keys, along_keys if x.bias is None else along_all_keys
+
+
+def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = False) -> Arrays:
+    """How arrays are cut into blocks: those that a kernel reads, which are x, or writes.
+
+    `by_row`: a program writes one row of what is read by distance, that of its grid's second axis.
+    """
+
+    def block_spec(name, array):
+        if name == "bias":
+            return of_pairs(array)
+        if name not in (*OF_QUERIES, *OF_KEYS):
+            read = arrays is x
+            return of_head(
+                array, band=read and name in BY_DISTANCE, scalars=read and name == "pieces"
+            )
+        return of_tokens(array, name in OF_KEYS, along_lanes=name not in WIDE)
+
+    def of_pairs(array):
+        _, rows, heads, _, chunk = array.shape
+        blocks = chunk // plan.block
+
+        def index(*grid):
+            _, b, h, i, j = at(*grid)
+            own = b if rows > 1 else 0, h if heads > 1 else 0, i
+            return jax.lax.div(j, blocks), *own, jax.lax.rem(j, blocks)
+
+        return pl.BlockSpec((None, None, None, plan.block, plan.block), index)
+
+    def of_head(array, band: bool, scalars: bool):
+        if by_row:
+            one_row = (None, 1, *array.shape[2:])
+            return pl.BlockSpec(one_row, lambda h, row, *_: (h, row, 0, 0))
+        if band:
+            shape, rest = (None, None, *array.shape[2:]), (0, 0)
+        else:
+            shape, rest = (None, *array.shape[1:]), (0,) * (array.ndim - 1)
+        memory = pltpu.SMEM if scalars else None
+
+        def index(*grid):
+            schedule, _, h, i, j = at(*grid)
+            return (h, plan.band(schedule.gap(i, j)), *rest) if band else (h, *rest)
+
+        return pl.BlockSpec(shape, index, memory_space=memory)
+
+    def of_tokens(array, of_keys: bool, along_lanes: bool):
+        lead, (*_, rows, columns) = (None,) * (array.ndim - 2), array.shape
+
+        def index(*grid):
+            _, b, h, i, j = at(*grid)
+            own = j if of_keys else i
+            row = 0 if len(array) == 1 else b  # the batch may share an array
+            head = () if array.ndim == 3 else (jax.lax.div(h, x.q.shape[1] // array.shape[1]),)
+            return (row, *head, 0, own) if along_lanes else (row, *head, own, 0)
+
+        size = (rows, plan.block) if along_lanes else (plan.block, columns)
+        return pl.BlockSpec((*lead, *size), index)
+
+    given = zip(Arrays._fields, arrays, strict=True)
+    return Arrays(**{name: block_spec(name, a) for name, a in given if a is not None})
+
+
+def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
+    """Of the tiles visited: products, one exponential per pair, the biases; and what is moved.
+
+    Negligible tiles, which may be left out, count as well.
+    """
+    tiles, near = math.prod(x.q.shape[:2]) * plan.tiles, plan.near / plan.tiles
+    flops, powers = 2.0 * (x.bands is not None), 1.0 + (plan.cap is not None)
+    for name, count in PRODUCTS[kernel].items():
+        if kernel is kernels.queries_kernel and plan.by_diagonal and name in VECTORS:
+            count -= 1  # that of the vectors' gradient
+        if (array := getattr(x, name)) is not None:
+            # A near tile multiplies windows, a far one a register of columns.
+            share = near + plan.lanes / plan.block if name in VECTORS else 1
+            flops += 2 * count * share * array.shape[-1]
+    # Biases that are computed in place, for 128 × 128 pairs.
+    number, row, column, tile = (
+        jax.ShapeDtypeStruct(shape, jnp.float32)
+        for shape in ((1, 1), (128, 1), (1, 128), (128, 128))
+    )
+    biases = []
+    if plan.formula:
+        numbers = [number] * x.coefficients.shape[1]
+        distance = jnp.zeros(tile.shape, jnp.int32)
+        biases.append(pl.estimate_cost(plan.formula, numbers, distance=distance))
+    if x.growth is not None:
+        numbers = [number] * x.growth.shape[1]
+        biases.append(pl.estimate_cost(piecewise.growth, numbers, tile))
+    if plan.of_tokens:
+        sides = ([side] * x.q_numbers.shape[2] for side in (row, column))
+        biases.append(pl.estimate_cost(plan.of_tokens, *sides))
+    for bias in biases:
+        flops, powers = flops + bias.flops / 128**2, powers + bias.transcendentals / 128**2
+    visited = OF_QUERIES if kernel is kernels.keys_kernel else OF_KEYS
+    in_each_tile = (*visited, "coefficients", "pieces", "bias", *BY_DISTANCE)
+    moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)
+    for name, array, spec in zip(x._fields, x, specs, strict=True):
+        if array is not None:
+            anew = name in in_each_tile
+            block = math.prod(n for n in spec.block_shape if n)
+            count = tiles * block if anew else array.size
+            moved += array.dtype.itemsize * count * (near if name in VECTORS else 1)
+    pairs = tiles * plan.block**2
+    flops, powers, moved = round(pairs * flops), round(pairs * powers), round(moved)
+    return pl.CostEstimate(flops=flops, transcendentals=powers, bytes_accessed=moved)

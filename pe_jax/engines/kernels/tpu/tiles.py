@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pe_jax.engines.kernels.tpu import pieces, shear
+from pe_jax.engines.kernels.tpu import piecewise, shear
 from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Tile
 from pe_jax.engines.kernels.tpu.shear import as_column, dot, lane_sums, repeat_columns
 from pe_jax.engines.reference import LOWEST
@@ -36,7 +36,7 @@ class Scores(NamedTuple):
 
 def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
     """The scores of a tile."""
-    in_pieces = None if x.pieces is None else pieces.bias(plan, x, tile)
+    in_pieces = None if x.pieces is None else piecewise.bias(plan, x, tile)
     a, b = (x.k, x.q) if tile.transposed else (x.q, x.k)
     s, slope = dot(a[...], b[...], 1), None
     rest: Any = 0.0
@@ -46,8 +46,9 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
         formula, values = formula_of(plan, x, tile)
         s += formula(values)
     if plan.of_tokens:
-        own, other = numbers(x, tile)
-        s += of_tokens(plan, tile, own, other)
+        pair = numbers(x, tile)
+        pair = plan.of_tokens(*(pair[::-1] if tile.transposed else pair))
+        s += jnp.broadcast_to(pair, (plan.block, plan.block))
     if x.columns is not None:
         s += spread(plan, of_keys(plan, x, tile))
     if x.bias is not None:
@@ -65,6 +66,8 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
         bent = jnp.tanh(s * (1 / plan.cap))
         s, slope = bent * plan.cap, 1 - bent * bent
     pairs = visible(plan, x, tile)
+    if pairs is not None and slope is not None:  # a hidden score may be NaN: 0 · NaN is no 0
+        slope = jnp.where(pairs, slope, 0)
     return Scores(s if pairs is None else jnp.where(pairs, s, LOWEST), rest, slope, in_pieces)
 
 
@@ -188,19 +191,12 @@ def numbers(x: Arrays, tile: Tile) -> tuple[list[jax.Array], list[jax.Array]]:
     return rows, [other[c : c + 1] for c in range(count)]
 
 
-def of_tokens(plan: Plan, tile: Tile, own: list[jax.Array], other: list[jax.Array]) -> jax.Array:
-    """The biases of two tokens' numbers: [block, block]."""
-    pair = (other, own) if tile.transposed else (own, other)
-    return jnp.broadcast_to(plan.of_tokens(*pair), (plan.block, plan.block))
-
-
 def add_number_gradients(plan: Plan, x: Arrays, tile: Tile, grads, d_s: jax.Array) -> None:
     """Adds those of the numbers of the tokens along rows to `grads` [block, lanes], one a lane."""
     own, other = numbers(x, tile)
-    of_own = functools.partial(of_tokens, plan, tile, other=other)
     lane = jax.lax.broadcasted_iota(jnp.int32, grads.shape, 1)
     total = grads[...]
-    for c, d in enumerate(jax.vjp(of_own, own)[1](d_s)[0]):
+    for c, d in enumerate(plan.number_gradients(own, other, tile.transposed, d_s)):
         total += jnp.where(lane == c, d, 0)
     grads[...] = total
 

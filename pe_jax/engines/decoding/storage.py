@@ -1,0 +1,276 @@
+"""What a cache holds of the tokens of one attention layer, and how it is edited.
+
+B batch, S capacity, T new tokens, K key heads, H query heads, E width of keys, F width of values.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax import positions as pos
+from pe_jax.engines import checks
+from pe_jax.engines.decoding.ring_buffer import RingBuffer
+from pe_jax.validation import require
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """k [B, K, S, E] and v [B, K, S, F] as rotated, positions [B, S], length []; see `empty`.
+
+    The first `length` rows are filled; the token at row i is the i-th of its sequence, unless a
+    `ring` says which it is, or `segments` [B, S], once `extend` was given any, that some are
+    padding. Heads lead: a row of scores then reads each head's keys in one piece (9 times as fast
+    on CPU).
+    """
+
+    k: jax.Array
+    v: jax.Array
+    k_raw: jax.Array | None
+    far: jax.Array | None
+    states: tuple[Any, ...]
+    tables: Any
+    positions: jax.Array
+    length: jax.Array
+    segments: jax.Array | None = None
+    ring: RingBuffer | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens it holds: those that fit, or the last ones that a ring keeps."""
+        return self.k.shape[-2]
+
+
+class Indices(NamedTuple):
+    """Where tokens are, padding not counted, in row and segment: int32 [B, S] of all, or [B, T]."""
+
+    segments: jax.Array  # ids; negative: padding, or not filled yet
+    index: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    rank: jax.Array  # in the segment
+
+
+class Rows(NamedTuple):
+    """What is kept of some tokens, heads first as in a cache; `states` of terms that read keys'."""
+
+    k: Any
+    v: Any
+    k_raw: Any
+    far: Any
+    states: tuple[Any, ...]
+    positions: Any
+
+
+def append(cache: Cache, new: Rows) -> Cache:
+    """Writes T more tokens.
+
+    Raises:
+      ValueError: they are known not to fit. Under a trace the count is unknown and the caller must
+        see to it (`generate` does); what does not fit becomes NaN, never an overwrite.
+    """
+    count, length = new.k.shape[2], pos.concrete(cache.length)
+    if cache.ring is None and length is not None and length + count > cache.capacity:
+        raise ValueError(
+            f"cache holds {length} of {cache.capacity} tokens and {count} more do not fit;"
+            f" make it with capacity >= {length + count}"
+        )
+    if cache.ring is None and count > cache.capacity:
+        raise ValueError(f"{count} tokens do not fit a cache with capacity {cache.capacity}")
+
+    for name, rows, old in (("k", new.k, cache.k), ("v", new.v, cache.v)):
+        want = (*old.shape[:2], count, old.shape[3])
+        if rows.shape != want:
+            shown, takes = ((b, t, h, e) for b, h, t, e in (rows.shape, want))
+            raise ValueError(f"{name} has shape {shown}; this cache takes {takes}")
+
+    def write(old, new, axis=2):
+        if old is None or new is None:
+            return old
+        if cache.ring is None:
+            return write_rows(old, new, cache.length, axis)
+        if count == 1:
+            return write_rows(old, new, cache.ring.row(cache.length), axis)
+        return cache.ring.write(old, new, cache.length, axis)
+
+    if cache.ring is None:
+        fits = cache.length + count <= cache.capacity
+        new = new._replace(k=jnp.where(fits, new.k, jnp.nan), v=jnp.where(fits, new.v, jnp.nan))
+    return dataclasses.replace(
+        cache,
+        k=write(cache.k, new.k),
+        v=write(cache.v, new.v),
+        k_raw=write(cache.k_raw, new.k_raw),
+        far=write(cache.far, new.far),
+        states=tuple(map(write, cache.states, new.states)),
+        positions=write(cache.positions, new.positions, 1),
+        length=cache.length + count,
+    )
+
+
+def with_segments(cache: Cache) -> Cache:
+    """The cache with a segment id for each row, 0 so far, as `extend(…, segments=)` keeps them.
+
+    Raises:
+      ValueError: it keeps the last tokens of a window alone, padding among them.
+    """
+    if cache.ring is not None:
+        raise ValueError(
+            "segments: this cache keeps the last tokens of a window, and padding would take their"
+            " place; make it without window= and sinks=, which extend then takes"
+        )
+    if cache.segments is not None:
+        return cache
+    rows = jnp.zeros((cache.k.shape[0], cache.capacity), jnp.int32)
+    return dataclasses.replace(cache, segments=rows)
+
+
+def add_segments(cache: Cache, segments: Any, count: int) -> tuple[Cache, Indices, Indices]:
+    """The cache with the ids of the new tokens, and where all its tokens are, and where these."""
+    cache = with_segments(cache)
+    ids: Any = cache.segments
+    row, start = jnp.arange(cache.capacity, dtype=jnp.int32), cache.length
+    if segments is None:
+        last = jnp.max(ids, axis=1, where=row < start, initial=0)
+        new = jnp.broadcast_to(last[:, None], (len(ids), count))
+    else:
+        new = pos.as_positions(segments, name="segments")
+        checks.shape("segments", new, (len(ids), count))
+    ids = write_rows(ids, new, start, 1)
+    cache = dataclasses.replace(cache, segments=ids)
+
+    ids = jnp.where(row < start + count, ids, -1)
+    real = ids >= 0
+    index = jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
+    filled = jax.lax.cummax(jnp.where(real, row, -1), axis=1)
+    before = jnp.pad(filled[:, :-1], ((0, 0), (1, 0)), constant_values=-1)  # the last token's row
+    same = (before >= 0) & (jnp.take_along_axis(ids, jnp.maximum(before, 0), 1) == ids)
+    rank = index - jax.lax.cummax(jnp.where(real & ~same, index, 0), axis=1)
+    every = Indices(ids, index, jnp.where(real, rank, 0))
+    new = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count, 1), every)
+    return cache, every, new
+
+
+def next_positions(cache: Cache, count: int, segments: Any = None) -> jax.Array:
+    """Where the next `count` tokens stand if nothing else is said: int32 [B or 1, T].
+
+    On from the cache's length; with `segments`, of which `extend` tells, within their segment.
+    """
+    if segments is None and cache.segments is None:
+        return pos.contiguous(count, cache.length)[None]
+    return add_segments(cache, segments, count)[2].rank
+
+
+def truncate(cache: Cache, length) -> Cache:
+    """The cache as it was after its first `length` tokens: rejected drafts are taken back.
+
+    Args:
+      cache: as `extend` gives it.
+      length: an integer from 0 to the cache's length, known or not; the same for all rows.
+
+    Raises:
+      ValueError: a known length that is out of range; what is gone: rows of a window that were
+        written over (or may have been, under jit), a running sum of which the last value alone is
+        kept (selective RoPE).
+    """
+    require_cache(cache)
+    length = pos.as_positions(length, name="length")
+    require(length.ndim == 0, "length", length.shape, "pass one integer for all rows")
+    now, then = pos.concrete(cache.length), pos.concrete(length)
+    if then is not None:
+        fits = 0 <= int(then) and (now is None or int(then) <= int(now))
+        require(fits, "length", int(then), f"the cache has {now} tokens: pass 0 to as many")
+    if any(state is not None and state.shape[2] < cache.capacity for state in cache.states):
+        raise ValueError("truncate: this scheme keeps the last value of its running sum alone")
+    if cache.ring is not None and (now is None or then is None or now > cache.ring.window):
+        same = now is not None and now == then
+        fix = "make it without window=, which extend then takes"
+        require(same, "truncate", length, f"a window's rows were written over; {fix}")
+    return dataclasses.replace(cache, length=length.astype(jnp.int32))
+
+
+def take(cache: Cache, rows) -> Cache:
+    """The cache of some rows of its batch, in any order, also several times: beams.
+
+    Args:
+      cache: as `extend` gives it.
+      rows: integers [N], each of a row of the batch.
+
+    Raises:
+      ValueError: known rows that the batch does not have.
+      TypeError: rows that are not integers.
+    """
+    require_cache(cache)
+    rows, batch = pos.as_positions(rows, name="rows"), cache.k.shape[0]
+    require(rows.ndim == 1, "rows", rows.shape, "pass integers [N]")
+    known = pos.concrete(rows)
+    if known is not None and known.size:
+        fits = known.min() >= 0 and known.max() < batch
+        require(bool(fits), "rows", known.tolist(), f"the cache has rows 0 … {batch - 1}")
+    names = ("k", "v", "k_raw", "far", "states", "positions", "segments")  # tables: heads lead
+    held = {name: getattr(cache, name) for name in names}
+    return dataclasses.replace(cache, **jax.tree.map(lambda x: jnp.take(x, rows, axis=0), held))
+
+
+def require_cache(cache: Any) -> None:
+    """Raises TypeError unless it is a cache."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache is a {type(cache).__name__}; pass what pe_jax.cache.empty gives")
+
+
+def kept(cache: Cache) -> Rows:
+    """Of all tokens of a cache."""
+    return Rows(cache.k, cache.v, cache.k_raw, cache.far, cache.states, cache.positions)
+
+
+def in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
+    """What is kept of all tokens that the new ones may see, and their numbers int32 [S].
+
+    Rows that are not written yet are later than every query, so the causal mask hides them. Several
+    tokens on a ring take the rows of each other: they see what was there before, and themselves.
+    """
+    if after.ring is None:
+        return kept(after), pos.contiguous(after.capacity)
+    if new.k.shape[2] == 1:
+        return kept(after), after.ring.tokens(after.length, after.length)
+    old = before.ring.tokens(before.length, after.length)  # pyright: ignore[reportOptionalMemberAccess]
+
+    def join(old, new, axis=2):
+        if old is None or new is None:
+            return None
+        new = jnp.broadcast_to(new, (len(old), *new.shape[1:]))
+        return jnp.concatenate([old, new.astype(old.dtype)], axis)
+
+    held = kept(before)
+    rows = Rows(
+        k=join(held.k, new.k),
+        v=join(held.v, new.v),
+        k_raw=join(held.k_raw, new.k_raw),
+        far=join(held.far, new.far),
+        states=tuple(map(join, held.states, new.states)),
+        positions=join(held.positions, new.positions, 1),
+    )
+    tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.length)])
+    return rows, tokens
+
+
+@functools.partial(jax.jit, static_argnames="axis", inline=True)
+def write_rows(old: jax.Array, new: jax.Array, start, axis: int) -> jax.Array:
+    """Puts `new`, of the same batch or one for all, at rows `start` and on."""
+    new = jnp.broadcast_to(new, (old.shape[0], *new.shape[1:])).astype(old.dtype)
+
+    def put(old, new, start):
+        return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis)
+
+    def put_apart(old, new, start):
+        # XLA for CPU fuses an update with each of its readers, for which it copies the cache over
+        # and over: wrapped in a one-iteration loop to block fusion.
+        return jax.lax.fori_loop(start, start + 1, lambda i, old: put(old, new, i), old)
+
+    return jax.lax.platform_dependent(old, new, start, cpu=put_apart, default=put)
+
+
+def swap(x: jax.Array) -> jax.Array:
+    """Heads first if tokens were, and back."""
+    return jnp.swapaxes(x, 1, 2)

@@ -1,0 +1,69 @@
+"""The split of a document by its path: held-out text is never trained on."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from pe_jax.validation import ConfigError
+
+SPLITS = ("train", "validation", "test")
+WORDS = {"train": "train", "training": "train", "test": "test"}
+WORDS |= dict.fromkeys(("val", "valid", "validation", "dev"), "validation")
+# Also held out, it seems, but of which split?
+UNCLEAR = re.compile(
+    r"(?<![a-z])(val(id(ation)?)?|dev(el(opment)?)?|test(ing)?|eval(uation)?|h[eo]ld[^a-z]?out)"
+    r"(?![a-z])"
+)
+
+
+def named_split(name: str) -> str:
+    """The split that the name of a file or folder says, in any case; "" if it says none.
+
+    A word between dots, dashes and underscores says it, with or without a number: `Valid.txt`,
+    `c_test.jsonl`, `dev2`, `validation-00000-of-00002.txt`. Held out comes before train.
+    """
+    words = re.split(r"[._-]", name.lower())
+    matches = [re.fullmatch(rf"({'|'.join(WORDS)})(set|data|test|dev)?\d*", word) for word in words]
+    splits = [WORDS[match[1]] for match in matches if match]
+    return next((split for split in splits if split != "train"), "train" if splits else "")
+
+
+def named_folders(paths: Iterable[Sequence[str]]) -> dict[str, str]:
+    """The first parts of paths of several that are named after a split, as `Valid` or `test2`."""
+    firsts = {first for first, *rest in paths if rest}
+    words = {first: re.sub(r"(set|data)?[\W_\d]*$", "", first.lower()) for first in firsts}
+    return {first: WORDS[word] for first, word in words.items() if word in WORDS}
+
+
+def splits_of(names: Sequence[str], folders: Mapping[str, str]) -> list[str]:
+    """The split that each relative path says; "" if it says none.
+
+    Args:
+      names: the paths, with slashes.
+      folders: `named_folders`. If there are any, the first part of a path decides, and what is
+        beside them counts only for a split without a folder; else the first part that says one.
+
+    Raises:
+      ConfigError: a part that says no split looks held out, beside one that says a split.
+    """
+    splits: list[str] = []
+    with_splits: set[tuple[str, ...]] = {()} if folders else set()
+    for name in names:
+        parts = name.split("/")
+        said = [named_split(part) for part in parts]
+        if folders:
+            other = said[0] if said[0] not in folders.values() else ""
+            splits.append(folders.get(parts[0], other))
+            continue
+        splits.append(next(filter(None, said), ""))
+        if splits[-1]:
+            with_splits.add(tuple(parts[: said.index(splits[-1])]))
+    for name, split in zip(names, splits, strict=True):
+        parts = name.split("/")
+        for depth, part in enumerate(() if split or {*SPLITS} == {*folders.values()} else parts):
+            unclear = not named_split(part) and UNCLEAR.search(part.lower())
+            if unclear and tuple(parts[:depth]) in with_splits:
+                raise ConfigError(
+                    f"data: {'/'.join(parts[: depth + 1])} is beside a split; rename it to"
+                    " validation or test if it is held out, else to what looks like neither"
+                )
+    return splits

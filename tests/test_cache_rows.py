@@ -1,0 +1,206 @@
+"""Rows of a cache that differ, and what becomes of it: padding, masks, drafts taken back, beams.
+
+What is right is each row alone, by the dense engine.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pe_jax
+from pe_jax import masks
+from pe_jax.engines.decoding import cache
+from tests import util
+from tests.test_decode import CAUSAL, extend, named, past, terms, whole
+from tests.util import DIMS, B, H, assert_close
+
+LENGTHS, T, NEW = (4, 9), 9, 3  # tokens of each row's prompt, its columns, tokens that follow
+SIDES = {  # where the tokens of each row are
+    "left": [[*range(T - n, T)] for n in LENGTHS],
+    "right": [[0, 1, 5, 6], [*range(T)]],  # and between them
+}
+
+
+def padded(side: str) -> tuple[list, np.ndarray, list]:
+    """A batch whose padding is NaN, its segments [B, T], and each row's columns of tokens."""
+    segments = np.full((B, T), -1, np.int32)
+    columns = [[*own, *range(T, T + NEW)] for own in SIDES[side]]
+    real = np.zeros((B, T + NEW), bool)
+    for row, own in enumerate(columns):
+        real[row, own] = True
+    segments[real[:, :T]] = 3
+    batch = [np.where(real[:, :, None, None], x, np.nan) for x in util.inputs(T + NEW)]
+    return batch, segments, columns
+
+
+def decoded(case, batch, segments, **options):
+    """The prompt at once, then token by token, under jit."""
+
+    def run(batch, segments):
+        out, held = extend(
+            case, past(case), [x[:, :T] for x in batch], segments=segments, **options
+        )
+        outs = [out]
+        for n in range(T, T + NEW):
+            out, held = extend(case, held, [x[:, n : n + 1] for x in batch], **options)
+            outs.append(out)
+        return jnp.concatenate(outs, 1)
+
+    return util.jit(run)(batch, segments)
+
+
+def assert_rows_alone(case, got, batch, columns, **options):
+    for row, own in enumerate(columns):
+        alone = [np.broadcast_to(x[row, own][None], (B, len(own), *x.shape[2:])) for x in batch]
+        want = whole(case, alone, **options)[0]
+        assert_close(np.asarray(got)[row, own], want, 3e-5)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_rows_of_unequal_length_are_each_alone(case, side):
+    if side != "left" and terms(case, pe_jax.terms.PathProduct):
+        pytest.skip("products along a path run over padding")
+    batch, segments, columns = padded(side)
+    got = decoded(case, batch, segments)
+    assert_rows_alone(case, got, batch, columns)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@named("nope", "alibi", "fox")
+def test_windows_and_sinks_count_tokens_not_padding(case, side):
+    batch, segments, columns = padded(side)
+    options = {"window": 3, "sinks": 1}
+    got = decoded(case, batch, segments, **options)
+    assert_rows_alone(case, got, batch, columns, **options)
+
+
+@named("rope", "fox", "t5")
+def test_documents_in_one_row_are_each_alone(case):
+    qkv, ids = util.inputs(12), np.repeat([0, 1, 1, 2], [5, 2, 2, 3])
+    past_, outs = past(case), []
+    for start, end in ((0, 4), (4, 8), (8, 12)):
+        own = np.broadcast_to(ids[start:end], (B, end - start))
+        out, past_ = extend(case, past_, [x[:, start:end] for x in qkv], segments=own)
+        outs.append(out)
+    assert_close(jnp.concatenate(outs, 1), whole(case, qkv, q_segments=np.tile(ids, (B, 1))), 3e-5)
+
+
+@pytest.mark.parametrize("name", ["prefix", "tree", "booleans"])
+@named("nope", "t5", "shaw")
+def test_masks_are_those_of_attention(case, name):
+    parents, index = np.array([-1, 0, 1, 2, 3, 4, 4, 5, 6]), np.arange(9)
+    seen = (index < 5) | (index <= index[:, None])
+    mask = {"prefix": masks.prefix(5), "tree": masks.tree(parents), "booleans": seen}[name]
+    options = {"causal": False} if name == "booleans" else {}
+    qkv, held, outs = util.inputs(9), past(case), []
+    for start, end in ((0, 5), (5, 8), (8, 9)):
+        own = options | {"mask": mask}
+        if name == "booleans":  # of the rows of the cache
+            own["mask"] = np.pad(seen[start:end], ((0, 0), (0, held.capacity - 9)))
+        out, held = extend(case, held, [x[:, start:end] for x in qkv], **own)
+        outs.append(out)
+    assert_close(jnp.concatenate(outs, 1), whole(case, qkv, mask=mask, **options), 2e-5)
+
+
+@named("nope", "rope", "shaw")
+def test_a_prefix_sees_both_ways(case):
+    """Rows of the cache that no token has filled are hidden, with a window's too."""
+    qkv = util.inputs(9)
+    for window in (None, 4):
+        held = past(case) if window is None else windowed(case, window)
+        out, held = extend(case, held, [x[:, :6] for x in qkv], causal=False, window=window)
+        assert_close(out, whole(case, [x[:, :6] for x in qkv], causal=False, window=window), 2e-5)
+        more, _ = extend(case, held, [x[:, 6:] for x in qkv], causal=False, window=window)
+        own = whole(case, qkv, causal=False, window=window)[:, 6:]
+        assert_close(more, own, 2e-5)
+
+
+def windowed(case, window, sinks=0):
+    params = util.random_params(case.encoding)
+    return cache.empty(case.encoding, B, 32, DIMS, params=params, window=window, sinks=sinks)
+
+
+def test_segments_and_a_window_that_forgets():
+    case = CAUSAL[0]
+    with pytest.raises(ValueError, match="without window="):
+        extend(case, windowed(case, 4), util.inputs(3), segments=np.zeros((B, 3), int), window=4)
+    with pytest.raises(ValueError, match="segments has shape"):
+        extend(case, past(case), util.inputs(3), segments=np.zeros((B, 4), int))
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_drafts_that_are_taken_back_leave_nothing(case):
+    qkv = util.inputs(12)
+    other = [x[:, ::-1] for x in qkv]
+    held = extend(case, past(case), [x[:, :8] for x in qkv])[1]
+    step = util.jit(lambda held, new: extend(case, held, new))
+    drafts = step(held, [x[:, 8:11] for x in qkv])[1]
+    if any(state is not None and state.shape[2] == 1 for state in held.states):
+        with pytest.raises(ValueError, match="running sum"):
+            cache.truncate(drafts, 9)
+        return
+    back = util.jit(lambda drafts: cache.truncate(drafts, drafts.length - 2))(drafts)
+    want = step(step(held, [x[:, 8:9] for x in qkv])[1], [x[:, 9:10] for x in other])[0]
+    assert_close(step(back, [x[:, 9:10] for x in other])[0], want, 1e-6)
+
+
+def test_what_cannot_be_taken_back():
+    case = CAUSAL[0]
+    held = extend(case, past(case), util.inputs(6))[1]
+    assert cache.truncate(held, 0).length == 0
+    for length in (7, -1, 2.5):
+        with pytest.raises((ValueError, TypeError), match="length"):
+            cache.truncate(held, length)
+    few = extend(case, windowed(case, 8), util.inputs(6), window=8)[1]
+    other = [x[:, ::-1] for x in util.inputs(9)]
+    got = extend(case, cache.truncate(few, 4), [x[:, 4:5] for x in other], window=8)[0]
+    first = extend(case, windowed(case, 8), [x[:, :4] for x in util.inputs(6)], window=8)[1]
+    want = extend(case, first, [x[:, 4:5] for x in other], window=8)[0]
+    assert_close(got, want, 1e-6)
+    many = extend(case, few, util.inputs(6), window=8)[1]
+    assert cache.truncate(many, 12).length == 12
+    for refused in (lambda: cache.truncate(many, 11), lambda: jax.jit(cache.truncate)(many, 11)):
+        with pytest.raises(ValueError, match="written over"):
+            refused()
+    with pytest.raises(TypeError, match=r"cache\.empty"):
+        cache.truncate(None, 3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_beams_take_rows(case):
+    """Also more rows than there were, though as many heads as rows; tables are not of rows."""
+    qkv, rows = util.inputs(7), jnp.asarray([1, 0, 1, 1])
+    held = extend(case, past(case), [x[:, :6] for x in qkv])[1]
+    taken = cache.take(held, rows)
+    assert taken.k.shape[0] == 4
+    same = jax.tree.map(jnp.array_equal, taken.tables, held.tables)
+    assert jax.tree.all(same) and H != B
+    got = extend(case, taken, [x[rows, 6:] for x in qkv])[0]
+    assert_close(got, extend(case, held, [x[:, 6:] for x in qkv])[0][rows], 1e-6)
+
+
+def test_beams_of_padded_rows():
+    case = CAUSAL[0]
+    batch, segments, _ = padded("left")
+    held = extend(case, past(case), [x[:, :T] for x in batch], segments=segments)[1]
+    taken = cache.take(held, [1, 0])
+    assert taken.segments is not None
+    np.testing.assert_array_equal(taken.segments[:, :T], segments[::-1])
+    for rows in ([2], [-1], [0.5], [[0]]):
+        with pytest.raises((ValueError, TypeError), match="rows"):
+            cache.take(held, rows)
+
+
+def test_a_cache_may_be_made_for_segments():
+    """So that a loop carries one structure."""
+    case = CAUSAL[0]
+    made = cache.with_segments(past(case))
+    assert cache.with_segments(made) is made
+    batch, segments, columns = padded("left")
+    extended = extend(case, made, [x[:, :T] for x in batch], segments=segments)[1]
+    assert jax.tree.structure(extended) == jax.tree.structure(made)
+    assert dataclasses.replace(extended, segments=None) is not None and columns
