@@ -12,6 +12,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 import pe_jax
 from pe_jax import masks
+from pe_jax.engines.kernels.gpu import engine as gpu
+from pe_jax.engines.kernels.tpu.hops import Kernels
 from pe_jax.engines.sharded.layout import BlockPermuted, RowSharded
 from pe_jax.engines.tiled import Tiled, TileSizes
 from tests.util import KINDS, assert_close, jit, noise, random_params
@@ -311,13 +313,23 @@ def beyond_four(_, distance):
     return jnp.where(distance > 4, -jnp.inf, 0.1 * distance)[None]
 
 
-@pytest.mark.parametrize("engine", ["dense", TILED])
-def test_a_term_of_minus_infinity_hides_whatever_the_cap(engine):
-    near = (pe_jax.DistanceBias(beyond_four, jnp.zeros(1)),)
+def beyond_four_too(numbers, distance):
+    return numbers[0] + beyond_four(None, distance)[0]
 
+
+FUSED = functools.partial(gpu.attend, interpret=True, sizes=(16, 16))
+NEAR = {
+    "table": pe_jax.DistanceBias(beyond_four, jnp.zeros(1)),
+    "formula": pe_jax.DistanceFormula(beyond_four_too, jnp.ones((H, 1))),
+}
+
+
+@pytest.mark.parametrize("near", NEAR)
+@pytest.mark.parametrize("engine", ["dense", TILED, FUSED, Kernels(block=16, interpret=True)])
+def test_a_term_of_minus_infinity_hides_whatever_the_cap(engine, near):
     def run(scale, cap, window=None):
         def total(q):
-            own = {"terms": near, "implementation": engine, "window": window}
+            own = {"terms": (NEAR[near],), "implementation": engine, "window": window}
             out = pe_jax.attention(q, *QKV[1:], scale=scale, logit_cap=cap, **own)
             return (out * noise(*out.shape)).sum(), out
 
@@ -325,6 +337,8 @@ def test_a_term_of_minus_infinity_hides_whatever_the_cap(engine):
 
     want = run(0.4, 0.7, window=5)
     assert_close(run(0.4, 0.7), want)
+    if engine not in ("dense", TILED):
+        return
     assert_close(jit(run)(0.4, 0.7), want)  # traced
     slopes = jax.grad(lambda *s: run(*s)[0][0], (0, 1))(0.4, 0.7) if engine == "dense" else 0.0
     assert np.isfinite(slopes).all()

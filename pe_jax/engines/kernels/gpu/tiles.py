@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pe_jax.engines.kernels.gpu.operands import LOG2E, Arrays, PerToken, Plan
+from pe_jax.engines.reference import LOWEST
 
 try:  # deprecated since jax 0.11, there in 0.12
     from jax.experimental.pallas import triton
@@ -174,8 +175,9 @@ def scores(tile: Tile, product: jax.Array) -> jax.Array:
         parts.append(plan.of_tokens(tile.numbers("q"), tile.numbers("k")))
     s = product * (plan.scale * LOG2E)
     s = s + functools.reduce(jnp.add, parts) * LOG2E if parts else s
-    if plan.cap is not None:
-        s = jnp.tanh(s * (1 / (plan.cap * LOG2E))) * (plan.cap * LOG2E)
+    if plan.cap is not None:  # a bias of -inf hides a pair, whatever the cap
+        capped = jnp.tanh(s * (1 / (plan.cap * LOG2E))) * (plan.cap * LOG2E)
+        s = jnp.where(s < LOWEST, -jnp.inf, capped)
     pairs = visible(tile)
     return s if pairs is None else jnp.where(pairs, s, -jnp.inf)
 

@@ -62,9 +62,9 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
     if in_pieces is not None:
         s += in_pieces.pairs
         rest, s = (rest + in_pieces.start, s) if plan.cap is None else (rest, s + in_pieces.start)
-    if plan.cap is not None:
+    if plan.cap is not None:  # a bias of -inf hides a pair, whatever the cap
         bent = jnp.tanh(s * (1 / plan.cap))
-        s, slope = bent * plan.cap, 1 - bent * bent
+        s, slope = jnp.where(s < LOWEST, LOWEST, bent * plan.cap), 1 - bent * bent
     pairs = visible(plan, x, tile)
     if pairs is not None and slope is not None:  # a hidden score may be NaN: 0 · NaN is no 0
         slope = jnp.where(pairs, slope, 0)
