@@ -1,4 +1,4 @@
-"""The figures of docs/results.md say what the tables beside them say; answers quote the page."""
+"""The figures of docs/results/ say what the tables beside them say; answers quote the page."""
 
 import re
 from pathlib import Path
@@ -54,10 +54,9 @@ def test_the_figure_of_a_series_has_the_differences_of_every_verdict(stem, parts
 
 def test_the_answers_quote_the_results():
     """Every number with a decimal point in docs/which.md is in one of the pages that it cites."""
-    pages = (
-        (DOCS / f"{name}.md").read_text("utf-8") for name in ("which", "results", "performance")
-    )
-    answers, *cited = pages
+    answers = (DOCS / "which.md").read_text("utf-8")
+    pages = [DOCS / "performance.md", *DOCS.glob("results/*.md")]
+    cited = [page.read_text("utf-8") for page in pages]
     quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\w)", re.sub(r"`[^`]*`", "", answers))
-    assert len(quoted) > 100
+    assert len(quoted) > 50
     assert {*quoted} <= {*re.findall(r"\d+\.\d+", "".join(cited))}

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.xdist_group("site")
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.ipynb")])
 BUILDERS = ("sphinx", "furo", "myst_parser")
 
 
