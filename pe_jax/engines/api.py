@@ -113,7 +113,7 @@ def attention(
       dims: global sizes; None: those of q and k, and D of x or H·E.
       heads_axis: mesh axis whose devices share the heads, inside shard_map; q, k and v have this
         device's heads, parameters and `dims` all.
-      **others: none; a TypeError says what other libraries' names are called here.
+      **others: none are accepted; for names of other libraries the TypeError says pe_jax's name.
 
     Returns:
       [*B, T, H, F] in v's dtype; zeros for a query that sees nothing. With `return_lse` also

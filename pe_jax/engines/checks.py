@@ -459,7 +459,7 @@ def mask_terms(mask: Any, q: jax.Array, keys: int, all_keys: bool = True) -> tup
     for leaf in jax.tree.leaves(mask.arrays):
         fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
         require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
-    fix = f"k has {keys} tokens; make it of as many"
+    fix = f"k has {keys} tokens; pass a mask of {keys}"
     length = keys if mask.length is None else mask.length
     require(length == keys or (length > keys and not all_keys), "mask.length", length, fix)
     return (mask,)

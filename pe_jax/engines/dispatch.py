@@ -183,7 +183,7 @@ def _refusal(kernel: str, call: Call, dropout: Dropout | None) -> str | None:
 
 
 def _elsewhere(kernel: str) -> str | None:
-    """Which platform a kernel needs, where this is another."""
+    """Which platform a kernel needs, if it is not this one."""
     platform = jax.default_backend()
     if KERNELS.get(platform) == kernel:
         return None

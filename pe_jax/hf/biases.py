@@ -88,7 +88,7 @@ class DeBERTaFamily:
         buckets = buckets if not isinstance(buckets, int) or buckets > 0 else None
         kinds = self._kinds(keys)
         keys.refuse(
-            "talking_head", "heads that talk are not among our schemes, the nearest is dape"
+            "talking_head", "pe_jax has no talking heads; the nearest scheme is dape"
         )
         head_dim = keys.head_dim()
         relative = keys.flag("relative_attention")

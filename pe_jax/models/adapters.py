@@ -105,8 +105,8 @@ def attention_fn(
     checks.embedded(encoding, sizes, embedded)
     if kinds.reads_input(abstract_terms(encoding, sizes)):
         raise ValueError(
-            f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
-            " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
+            f"encoding={encoding!r}: it reads the layer's input, which Flax does not pass to an"
+            " attention_fn; call pe_jax.attention(q, k, v, x=x, …) in your own layer"
         )
     if params is None:
         checks.params(encoding, None, sizes)

@@ -125,7 +125,7 @@ def describe(case: Call) -> str:
 
 
 def draw(case: Call) -> Call:
-    """The case with arrays of numbers, the same each time, with which each term keeps its word.
+    """The case with the same random numbers each time, which satisfy what each term promises.
 
     Formulas may need numbers of one sign (rates, widths), a bias that decays states that only
     rise or fall. So for each term a few draws are tried: the first with which all visible pairs
@@ -153,7 +153,7 @@ def draw(case: Call) -> Call:
                 break
         else:
             kind = type(term).__name__
-            raise ValueError(f"no numbers were found under which its {kind} is finite, or decays")
+            raise ValueError(f"no numbers were found for which its {kind} is finite, or decays")
         terms.append(drawn)
         states.append(of_both)
     rows, columns = (tuple(pair[n] for pair in states) for n in range(2))
