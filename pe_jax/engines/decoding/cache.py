@@ -75,8 +75,8 @@ def empty(
     * tables, for each term [H or 1, n, …] float32 if it depends on the distance: its values for the
       n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`. They do
       not follow parameters that change later. Without `params` there are none, and each token
-      evaluates the terms anew: cheap for a lookup, costly for a scheme that projects a table (DeBERTa,
-      Transformer-XL);
+      evaluates the terms anew: cheap for a lookup, costly for a scheme that projects a table
+      (DeBERTa, Transformer-XL);
     * positions, int32 until `extend` is given float32 ones: then float32 (in a scan, whose carry
       may not change, extend it once before).
 
