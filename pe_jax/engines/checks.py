@@ -147,7 +147,7 @@ def encoding(encoding: Any) -> Encoding:
     if encoding is None:
         return Encoding()
     if not isinstance(encoding, Encoding):
-        fix = "pass one layer's encoding, as 'rope', pe_jax.make('rope', base=5e5) or None"
+        fix = "pass one layer's encoding, such as 'rope', pe_jax.make('rope', base=5e5) or None"
         raise TypeError(f"encoding={shown(encoding, 80)}: {fix}")
     return encoding
 
@@ -457,7 +457,7 @@ def mask_terms(mask: Any, q: jax.Array, keys: int, all_keys: bool = True) -> tup
         return ()
     batch = math.prod(q.shape[:-3])
     for leaf in jax.tree.leaves(mask.arrays):
-        fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
+        fix = f"its arrays have {len(leaf)} rows, q has {batch}; pass {batch} rows, or one"
         require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
     fix = f"k has {keys} tokens; pass a mask of {keys}"
     length = keys if mask.length is None else mask.length
@@ -504,7 +504,7 @@ def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any,
 
 def dropout_rate(rate: Any) -> None:
     """A fraction of weights that can be dropped."""
-    fix = "pass a fraction from 0 up to, but not, 1"
+    fix = "pass a fraction of at least 0 and below 1"
     require(is_real(rate) and 0 <= rate < 1, "dropout_rate", rate, fix)
 
 
@@ -535,7 +535,7 @@ def implementation(implementation: Any, layout: Contiguous, q, k, mask: Any, bia
     given = {name: x for name, x in given.items() if x is not None}
     if not given:
         return implementation
-    fix = f"{min(given)}= as an array takes all scores at once: leave it out, or pass 'dense'"
+    fix = f"{min(given)}= as an array needs all scores at once: leave it out, or pass 'dense'"
     fix += " (or a pe_jax.Mask)" if "mask" in given else ""
     require(implementation in (None, "dense"), "implementation", implementation, fix)
     require(type(layout) is Contiguous, "layout", type(layout).__name__, fix)

@@ -72,7 +72,7 @@ def _ring(
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
     if dropout is not None or any(term.hides for term in call.terms):
         kind = "Dropout" if dropout is not None else "Mask"
-        raise ValueError(f"devices that share rows have no {kind}: leave out the ring (mesh.seq=1)")
+        raise ValueError(f"a ring of devices has no {kind}: leave it out (mesh.seq=1)")
     begin = getattr(implementation, "begin", None)
     if isinstance(implementation, Tiled):
         begin = functools.partial(TileHops.begin, implementation.sizes)

@@ -52,7 +52,7 @@ class ChannelDecay(Term):
           ValueError: q and k are not of E channels.
         """
         width = self.state.width // 2
-        fix = f"{width} fade: leave out the rotation that makes others of them"
+        fix = f"{width} channels decay: leave out the rotation that changes their number"
         require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
         each = q.x, repeat_heads(k.x, q.x.shape[1]), *states
         if q.tokens.index.shape[1] == 1:

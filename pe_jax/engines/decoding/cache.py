@@ -211,7 +211,7 @@ def extend(
         require((window, sinks) == own, "window, sinks", (window, sinks), fix)
     checks.dims(dims, q, k)
     if q.shape[1] != k.shape[1]:
-        raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both")
+        raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass the same number of tokens")
     if not q.size:
         return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
     checks.embedded(encoding, dims, embedded)

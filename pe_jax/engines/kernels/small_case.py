@@ -149,7 +149,7 @@ def draw(case: Call) -> Call:
                 steps = jax.tree.map(lambda x, sign=sign: -0.1 * sign * jnp.abs(x), of_both)
                 of_both = jax.tree.map(lambda x: jnp.cumsum(x, axis=2), steps)
             drawn = jax.tree.unflatten(structure, arrays)
-            if _keeps_its_word(case.spec, drawn, q, k, of_both):
+            if _is_usable(case.spec, drawn, q, k, of_both):
                 break
         else:
             kind = type(term).__name__
@@ -169,7 +169,7 @@ def _normal(like: Any, seed: int) -> Any:
     return jnp.asarray(numbers, like.dtype)
 
 
-def _keeps_its_word(spec: AttentionSpec, term: Any, q: Side, k: Side, states: list) -> bool:
+def _is_usable(spec: AttentionSpec, term: Any, q: Side, k: Side, states: list) -> bool:
     """Whether a term is finite at visible pairs, and decays if it says so."""
     if isinstance(term, kinds.DistanceTerm) and q.tokens.positions.ndim == 2:
         far = max(q.x.shape[2], k.x.shape[2])
