@@ -1,8 +1,8 @@
 """Checks of a call: `attention`, the cache and the adapters share them, and call each once.
 
 In the order of `attention`'s options: arrays and sizes; what is added to the scores; where tokens
-are; what they may see; the softmax; how the call runs. Functions return what they are given as
-engines take it. Errors name the argument, its value and what to pass: a TypeError for what is of
+are; what they may see; the softmax; how the call runs. Functions return their argument in the form
+that engines take. Errors name the argument, its value and what to pass: a TypeError for what is of
 another kind, a ValueError for what does not fit.
 
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, D model

@@ -15,7 +15,7 @@ from pe_jax.validation import require, shown
 
 
 def one_of_a_kind(layers: Sequence[LayerEncoding], stack: str | None = None) -> LayerEncoding:
-    """What all the layers (of a stack) are.
+    """The encoding that all layers (of a stack) have.
 
     Raises:
       ValueError: they differ, or there are none.

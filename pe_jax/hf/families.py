@@ -1,4 +1,4 @@
-"""Model types of transformers, and in what they differ: the table that `encodings` goes by."""
+"""Model types of transformers, and how they differ: the table that `encodings` reads."""
 
 from typing import Any
 

@@ -63,8 +63,8 @@ def empty(
 ) -> Cache:
     """A cache without tokens, laid out as the encoding's terms need it.
 
-    With a `window`, and `sinks`, as `extend` is then given, it holds window + sinks tokens if that
-    is less than the capacity, and any number may follow each other. All are kept where a scheme
+    With a `window` and `sinks` (pass the same to `extend`) it holds window + sinks tokens if that
+    is less than the capacity, and any number of tokens may follow. All are kept where a scheme
     reads whole rows of scores (CoPE), or has tables of distances and there are sinks.
 
     * k_raw [B, K, S, E], keys before rotations: if keys are rotated and meet relative queries;

@@ -1,7 +1,7 @@
 """How kernels are launched, by device: tokens of blocks, warps, stages of the pipeline.
 
 From launches.json, which `python -m tools.compile_gpu --choose` writes: of launches in the order of
-what should be fast, the first that compiles to machine code without spills. No clock chose them.
+what should be fast, the first that compiles to machine code without spills. They were not timed.
 """
 
 import functools
