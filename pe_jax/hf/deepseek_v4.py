@@ -21,7 +21,8 @@ BASES = {"main": 1e4, "compress": 160_000.0}
 class DeepSeekV4(Rotary):
     """A window in every layer; most also see keys that compress 4 or 128 tokens.
 
-    The encoding has neither those keys nor the rotation of values: `LayerEncoding.also` names both. The label "main" is that of layers that see a window alone.
+    The encoding has neither those keys nor the rotation of values: `LayerEncoding.also` names both.
+    The label "main" is that of layers that see a window alone.
     """
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
