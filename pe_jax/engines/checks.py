@@ -451,7 +451,7 @@ def window(encoding: Encoding, window: int | None, sinks: int) -> tuple[Encoding
 def mask_terms(mask: Any, q: jax.Array, keys: int, all_keys: bool = True) -> tuple[kinds.Mask, ...]:
     """A `Mask` as a term of the call; nothing for an array (see `implementation`).
 
-    `all_keys`: whether no more than `keys` will follow, so that a mask of more is another's.
+    `all_keys`: whether no keys follow these, so that a longer mask belongs to another call.
     """
     if not isinstance(mask, kinds.Mask):
         return ()

@@ -27,7 +27,7 @@ from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}  # platform → its kernels
-# Up to so many tokens and scores calls are dense. On CPU, by training steps of 16 rows and 4 heads
+# Calls up to these sizes are dense. On CPU, by training steps of 16 rows and 4 heads
 # of 16 (tiled ÷ dense): 64 tokens, 2¹⁸ scores, RoPE 1.07, T5 0.95, FoX 1.10, DeBERTa 1.32;
 # 128 tokens 0.78, 0.66, 0.93, 0.91; 256 tokens 0.70, 0.46, 0.71, 0.86.
 FEW = 512, 2**18

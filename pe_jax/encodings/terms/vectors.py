@@ -74,7 +74,7 @@ class Views:
         return self._of_apart(self.block(q_positions) - self.block(k_positions))
 
     def _of_apart(self, apart: jax.Array) -> jax.Array:
-        """The view of pairs that are so many blocks apart, int32."""
+        """The view of pairs by their distance in blocks, int32."""
         return sum(((apart >= edge).astype(jnp.int32) for edge in self.edges), jnp.int32(0))
 
     @functools.partial(jax.jit, static_argnums=(0, 1))  # its branches are compiled once

@@ -183,7 +183,7 @@ def extend(
 
     `segments` [B, T] are ids as in `attention`: a token sees its own segment, a negative id is
     padding, before or after the tokens of a row. Once given they are kept; None then means the
-    greatest id of the row so far. Padding counts nowhere: positions=None are then positions within
+    greatest id of the row so far. Padding is skipped: positions=None are then positions within
     the segment, and windows and masks count the tokens of a row. Tokens of a segment are adjacent
     but for padding (of PaTH, whose products run over it, after none). A `mask` is a `pe_jax.Mask`,
     or booleans that broadcast to [B, H, T, S], for all rows of the cache; with causal=False the T
