@@ -5,10 +5,10 @@
       --config.workdir=runs/mine
 
 Minutes on 2 cores. One learning rate for all, which is near the best of a grid for each
-(docs/results.md); for encodings with parameters, six multiples of it are tried for these, and the
-best on validation text is kept. Expect relative positions of every kind ahead at the training
-length, NoPE and positions added to the input behind; beyond it RoPE fails and a learned table is
-not defined.
+(docs/results/compare.md); for encodings with parameters, six multiples of it are tried for these,
+and the best on validation text is kept. Expect relative positions of every kind ahead at the
+training length, NoPE and positions added to the input behind; beyond it RoPE fails and a learned
+table is not defined.
 """
 
 from experiments.running.sweep_configs import CompareConfig

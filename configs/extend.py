@@ -10,9 +10,10 @@ from nothing else; two heads of 32 channels learn it sooner than four of 16. The
 trained length is the baseline: if no passkey is found there, longer lengths do not compare the
 methods. The second command applies each method, without and with 100 steps at the target length.
 Expect plain RoPE to lose most beyond the trained length, linear scaling to need the fine-tune, and
-ReRoPE, Self-Extend and dual chunks to lose the least without training (docs/results.md). Two CPU
-cores took 3 minutes to train a model, and about 45 to extend five, during other runs. Any finished
-run of a RoPE model works; several seeds of one model give intervals:
+ReRoPE, Self-Extend and dual chunks to lose the least without training
+(docs/results/longer_contexts.md). Two CPU cores took 3 minutes to train a model, and about 45 to
+extend five, during other runs. Any finished run of a RoPE model works; several seeds of one model
+give intervals:
 
     python -m experiments.train --config=configs/extend.py:train --config.seed=1 \
       --config.workdir=runs/extend_base1

@@ -17,14 +17,14 @@ Two results of the first contradict papers, and the others ask why. `bases`: RoP
 base 100 as well, where half of the channels turn fully within 64 tokens; it is a quarter with
 10,000, which gives 0.55 at the 1,024 tokens of PoPE's paper. `qk_norm`: GRAPE-AP, ALiBi, FoX and
 RoPE with normalized queries and keys, as in the code of GRAPE's authors. `slopes`: ALiBi with heads
-that fall by ¼ to 0.7 a token as well, where its own fall by 1/256 to ¼ and FoX begins with ln 2;
+that fall by ¼ to 0.7 per token as well, where its own fall by 1/256 to ¼ and FoX begins with ln 2;
 GRAPE-AP with the same.
 
-Expect (docs/results.md) T5 and Inkling ahead of RoPE at 64, GRAPE-AP, ALiBi and NoPE behind, the
-first two of these no more with steeper slopes; at 512 RoPE, PoPE, Selective RoPE and RoPE with
-sinks fail, as no distance beyond 64 was trained, and FoX, Wall, GRAPE-AP and ALiBi stay flat.
-`bases`: RoPE fails less with base 100, PoPE no less. `qk_norm`: all losses fall, the differences at
-64 stay.
+Expect (docs/results/field_2026.md) T5 and Inkling ahead of RoPE at 64, GRAPE-AP, ALiBi and NoPE
+behind, the first two of these no more with steeper slopes; at 512 RoPE, PoPE, Selective RoPE and
+RoPE with sinks fail, as no distance beyond 64 was trained, and FoX, Wall, GRAPE-AP and ALiBi stay
+flat. `bases`: RoPE fails less with base 100, PoPE no less. `qk_norm`: all losses fall, the
+differences at 64 stay.
 """
 
 from experiments.running.sweep_configs import CompareConfig

@@ -8,7 +8,7 @@ Without Swin's table, which no larger image has. Neighbours of the best rate are
 at an edge of the grid, for two rounds. 41 minutes on 2 cores with AVX-512.
 
 Expect 0.86 to 0.95 at 32 pixels; on finer views normalized positions keep most of that, on wider
-ones augmented positions and `cpb` lose the least (docs/results.md).
+ones augmented positions and `cpb` lose the least (docs/results/digits.md).
 """
 
 import dataclasses

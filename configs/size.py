@@ -12,7 +12,7 @@ runs of full length, and neighbours of the best while it lies at an edge. Five s
 On two CPU cores with AVX-512 a quarter of an hour, half an hour and an hour; by that pace more
 than two for 3M, and without AVX-512 four. It was not run.
 Expect T5, RoPE, ALiBi and NoPE in this order at 128, and at 1,024 RoPE behind ALiBi, and in the
-two smaller models behind NoPE (docs/results.md).
+two smaller models behind NoPE (docs/results/size.md).
 """
 
 from experiments.running.sweep_configs import CompareConfig

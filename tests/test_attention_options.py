@@ -603,7 +603,7 @@ def test_caps_go_round_a_ring_and_masks_and_dropout_stay_with_their_rows():
         for f in (shared, functools.partial(pe_jax.attention, logit_cap=0.9))
     )
     np.testing.assert_allclose(slope, want, rtol=1e-4)
-    with pytest.raises(ValueError, match="devices that share rows have no Mask"):
+    with pytest.raises(ValueError, match="a ring of devices has no Mask"):
         shared(*QKV, mask=masks.prefix(3))
 
     rows = RowSharded(jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=devices), ("data",))

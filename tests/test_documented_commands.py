@@ -10,7 +10,7 @@ from experiments.running import launch
 from tests.command_lines import KINDS, start, status
 
 ROOT = Path(__file__).parents[1]
-PLACES = ("*.md", "docs/*.md", "configs/*.py", "experiments/*.py", "examples/*", "Makefile")
+PLACES = ("*.md", "docs/**/*.md", "configs/*.py", "experiments/*.py", "examples/*", "Makefile")
 VARIABLES = {"seed": "0", "size": "0.4M", "steps": "4000", "rate": "1e-3", "encoding": "rope"}
 
 

@@ -115,7 +115,7 @@ def run_in(python, code: str, folder) -> None:
     assert not ran.returncode, ran.stderr[-2000:]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/borrow.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/borrow.md"])
 def test_pages_for_borrowers_run_where_there_is_only_jax_and_numpy(core, tmp_path, page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     blocks = [block for block in blocks if "flax" not in block]  # the others: tests/test_readme.py

@@ -15,16 +15,17 @@ from pe_jax.encodings import alibi, rope
 from tests.oracles.cases import CASES, GOLDEN
 from tools import encoding_docs, encoding_facts
 
-ROOT = encoding_docs.README.parent
+ROOT = encoding_facts.ROOT
 # By one worker: which engines run a scheme is found once a process, and takes most of the time.
 GENERATED = pytest.mark.xdist_group("generated pages")
 
 
-@GENERATED
-def test_the_table_of_schemes_is_the_generated_one():
-    text = encoding_docs.README.read_text(encoding="utf-8")
-    assert encoding_docs.insert(text) == text, "run python -m tools.encoding_docs"
+def test_the_readme_names_each_scheme_once_and_fits_a_screen():
+    text = (ROOT / "README.md").read_text("utf-8")
+    families = re.findall(r"\[(\w+)\]\(docs/encodings\.md#(\w+)\)", text)
+    assert sorted(families) == sorted((name, name) for name in pe_jax.ENCODINGS)
     assert f"JAX: {len(pe_jax.ENCODINGS)} schemes as pure functions" in text
+    assert len(text.splitlines()) <= 120
 
 
 @GENERATED
@@ -36,9 +37,8 @@ def test_the_page_of_encodings_is_the_generated_one():
 @GENERATED
 def test_a_scheme_that_is_new_is_missed(monkeypatch):
     monkeypatch.setitem(pe_jax.ENCODINGS, "rope_again", rope.RoPE)
-    text = encoding_docs.README.read_text(encoding="utf-8")
-    assert "| [`rope_again`](docs/encodings.md#rope_again) |" in encoding_docs.insert(text)
-    assert "\n## rope_again\n" in encoding_docs.page()
+    page = encoding_docs.page()
+    assert "| [`rope_again`](#rope_again) |" in page and "\n## rope_again\n" in page
 
 
 def test_a_scheme_without_a_paper_has_a_dash_for_its_source(monkeypatch):

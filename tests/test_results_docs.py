@@ -1,15 +1,25 @@
-"""The figures of docs/results.md say what the tables beside them say; answers quote the page."""
+"""The figures of docs/results/ say what the tables beside them say; answers quote the page."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from experiments.reporting import length_figures
+from experiments.reporting import length_figures, series_figure
+from experiments.reporting.results import Scheme
 from tools import results_docs
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = DOCS / "figures"
+TITLES = {
+    "novels": "t5, kerple and alibi end 0.69 to 0.87 nats below rope at 1,024 tokens;"
+    " rope loses its lead over nope and sinusoidal",
+    "extrapolation": "All 5 schemes end 0.31 to 0.88 nats below rope at 1,024 tokens",
+    "field_2026": "7 of 10 schemes end 0.19 to 0.90 nats below rope at 512 tokens",
+    "sizes": "nope and alibi above at 128 tokens; t5 and alibi below at 1,024 tokens (95 %)",
+    "steps": "nope, sinusoidal and alibi above at 128 tokens; 6 of 7 schemes below at 1,024 tokens"
+    " (95 %)",
+}
 
 
 @pytest.mark.parametrize("stem", results_docs.TRAINED)
@@ -23,7 +33,7 @@ def test_the_figure_of_differences_has_the_numbers_of_the_verdicts(stem):
     assert len(compared) == (20 if stem == "field_2026" else 10)
     for row in compared:
         assert means[row["encoding"], int(row["length"])] == pytest.approx(float(row["difference"]))
-    assert re.search(r"rope loses its lead over alibi( and grape_ap)? by 256", drawn.alt)
+    assert drawn.alt.endswith(TITLES[stem])
 
 
 def test_differences_of_verdicts_alone_make_the_same_figure():
@@ -44,6 +54,9 @@ def test_the_figure_of_a_series_has_the_differences_of_every_verdict(stem, parts
     for p in results_docs.series(FIGURES / f"{stem}.csv"):
         found = drawn.setdefault((p.parameters, p.steps), {})
         found[p.scheme.name, p.length] = p.difference.mean
+    reference = Scheme("rope", "rope", 0, {})
+    title = series_figure.differences(results_docs.series(FIGURES / f"{stem}.csv"), reference).alt
+    assert title.endswith(TITLES[stem])
     files = sorted(FIGURES.glob(f"{parts}_verdicts.csv"))
     assert len(files) == len(drawn) > 1
     for path, found in zip(files, (drawn[n] for n in sorted(drawn)), strict=True):
@@ -54,10 +67,9 @@ def test_the_figure_of_a_series_has_the_differences_of_every_verdict(stem, parts
 
 def test_the_answers_quote_the_results():
     """Every number with a decimal point in docs/which.md is in one of the pages that it cites."""
-    pages = (
-        (DOCS / f"{name}.md").read_text("utf-8") for name in ("which", "results", "performance")
-    )
-    answers, *cited = pages
+    answers = (DOCS / "which.md").read_text("utf-8")
+    pages = [DOCS / "performance.md", *DOCS.glob("results/*.md")]
+    cited = [page.read_text("utf-8") for page in pages]
     quoted = re.findall(r"(?<![\w.])\d+\.\d+(?!\w)", re.sub(r"`[^`]*`", "", answers))
-    assert len(quoted) > 100
+    assert len(quoted) > 50
     assert {*quoted} <= {*re.findall(r"\d+\.\d+", "".join(cited))}

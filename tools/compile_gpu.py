@@ -13,7 +13,7 @@ is 1 where a kernel spills more bytes than `--spills`, or needs what the device 
 Schemes whose kernels are the same to the letter (NoPE and RoPE) share a row. `cycles` estimates
 what a score costs a multiprocessor: instructions of the shortest loop with matrix products, four
 issued per cycle, or what it reads from the second-level cache, whichever takes longer. It ranks
-launches; no clock was asked.
+launches; nothing was timed.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""README's table of schemes, docs/encodings.md and its pictures, from the code.
+"""docs/encodings.md and its pictures, from the code.
 
-`python -m tools.encoding_docs` writes all three. All text about a scheme comes from its docstrings,
-its tests and its declarations; `encoding_facts` reads them.
+`python -m tools.encoding_docs` writes both. All text about a scheme comes from its docstrings, its
+tests and its declarations; `encoding_facts` reads them.
 """
 
 import argparse
@@ -16,9 +16,8 @@ from pe_jax import ENCODINGS, Encoding
 from pe_jax.encodings.rope_scaling import SCALINGS
 from tools import encoding_facts
 
-README, PAGE = encoding_facts.ROOT / "README.md", encoding_facts.ROOT / "docs" / "encodings.md"
+PAGE = encoding_facts.ROOT / "docs" / "encodings.md"
 FIGURES = encoding_facts.ROOT / "docs" / "figures" / "encodings"
-BEGIN, END = "<!-- schemes: begin -->", "<!-- schemes: end -->"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
 # Oracles that are no model of transformers.
 PACKAGES = {
@@ -35,26 +34,36 @@ INTRO = """\
 
 *Written by `python -m tools.encoding_docs` from the docstrings, tests and declarations of schemes.*
 
-Each section has the equation, pictures of what the scheme adds to the scores, traps (where the
-paper, its released code and this one differ), what it is tested against, and the import line.
-Everywhere `distance = q_pos - k_pos`: positive looks back. [README's table](../README.md#schemes)
-compares all schemes in the same terms; parameters are those of the model + of each layer, for width
-512 and 8 heads of 64; their shapes are in letters (D width, H heads, E head width).
-[WORKSPACE.md](../WORKSPACE.md) says how to add a scheme.
-
-**How to read the pictures.** They are not plots of formulas: `attention` ran with the scheme and
-without any, and the difference of the scores before softmax is drawn. Left, all tokens are the
-same, so that only position matters: what is added to the score of the last query and a key at each
-distance, one line for each of four heads, on a logarithmic axis unless the scheme is constant from
-a distance of 64 or less on; for schemes of two or three axes, what is added to the
-scores of the patch in the middle of an image with all others, mean of the heads. Right, tokens are
-random: what is added to the score of each query and key, mean of the heads (for images, 7 × 7
-patches in a row). Parameters have their initial values, or random ones if those are zero: a learned
-scheme is noise before training, and its picture shows where that noise is shared. What is added to
-values (Shaw), or turns them, does not show in scores.
+The table compares all schemes. *Parameters*: of the model + of each layer, for width 512 and 8
+heads of 64. *Beyond training*: at positions or distances not seen in training, by construction.
+*Oracle*: the model in Hugging Face transformers, or the library, that the scheme is tested against.
 """
 
-# README
+COMBINE = """\
+Schemes combine: `t5+rope` is a sum, `rope*3,nope` a pattern over layers, `rope(base=5e5)` sets a
+field. Gemma 3's two bases are `rope(base=1e4)*5,rope(base=1e6)`, Llama 4's layers
+`rope(layout='interleaved')*3,temperature`. `rope@window=512*3,nope` gives three layers of four a
+window. For longer contexts RoPE takes a [scaling](#scalings-of-rope): `rope(scaling=yarn(factor=4,
+original_length=2048))`; `rope_scaling.from_hf` reads the settings of a Hugging Face config.
+
+Each section has the equation, pictures of what the scheme adds to the scores, traps (where the
+paper, its released code and this one differ), what it is tested against, and the import line.
+Everywhere `distance = q_pos - k_pos`: positive looks back. Shapes of parameters are in letters (D
+width, H heads, E head width). [WORKSPACE.md](../WORKSPACE.md) says how to add a scheme.
+
+**How to read the pictures.** They are measured: `attention` ran with the scheme and without any,
+and the difference of the scores before softmax is drawn. Left, all tokens are the same, so that
+only position matters: what is added to the score of the last query and a key at each distance, one
+line for each of four heads. The axis is logarithmic unless the scheme is constant from a distance
+of 64 or less on. For schemes of two or three axes it shows what is added to the scores of the patch
+in the middle of an image with all others, mean of the heads. Right, tokens are random: what is
+added to the score of each query and key, mean of the heads (for images, 7 × 7 patches in a row).
+Parameters have their initial values, or random ones if those are zero: a learned scheme is noise
+before training, and its picture shows where that noise is shared. What a scheme does to values
+(Shaw, `rotated_values`) does not show in scores.
+"""
+
+# The table
 
 
 def _oracle(name: str) -> str:
@@ -88,7 +97,7 @@ def row(name: str, kind: type[Encoding]) -> list[str]:
     every = set.intersection(*(set(encoding_facts.engines(other)) for other in ENCODINGS))
     engines = [engine for engine in encoding_facts.engines(name) if engine not in every]
     return [
-        f"[`{name}`](docs/encodings.md#{name})",
+        f"[`{name}`](#{name})",
         _source(kind),
         encoding_facts.enters(scheme),
         f"{model:,} + {layer:,}",
@@ -111,13 +120,7 @@ def table() -> str:
     return "\n".join([*lines, note])
 
 
-def insert(text: str) -> str:
-    """The text with the table between its two marks."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
-
-
-# docs/encodings.md
+# The sections
 
 
 def _prose(text: str) -> str:
@@ -233,18 +236,15 @@ def _scalings() -> str:
 
 def page() -> str:
     """The text of docs/encodings.md."""
-    links = " · ".join(f"[{name}](#{name})" for name in ENCODINGS)
-    scalings = "[scalings of rope](#scalings-of-rope)"
     sections = [section(name, kind) for name, kind in ENCODINGS.items()]
-    return "\n\n".join([INTRO.strip(), f"{links} · {scalings}", *sections, _scalings()]) + "\n"
+    return "\n\n".join([INTRO.strip(), table(), COMBINE.strip(), *sections, _scalings()]) + "\n"
 
 
 def main() -> None:
-    """Writes README's table, the page and the pictures."""
+    """Writes the page and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text-only", action="store_true", help="do not draw the pictures")
     options = parser.parse_args()
-    README.write_text(insert(README.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     if options.text_only:
         return

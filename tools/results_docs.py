@@ -1,4 +1,4 @@
-"""Draws the figures of docs/results.md and README again, from the tables beside them.
+"""Draws the figures of docs/results/ and README again, from the tables beside them.
 
     python -m tools.results_docs
 

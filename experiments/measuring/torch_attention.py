@@ -44,7 +44,7 @@ class Operands:
     """What PyTorch's attention reads.
 
     Attributes:
-      q: queries [B, H, T, E]; k and v, keys and values, likewise.
+      q: queries [B, H, T, E]; k and v, keys and values, of the same shape.
       bias: of the distances 1 - T … T - 1, float32 [H, 2T - 1]; None: NoPE.
       causal: whether later tokens are hidden.
       scale: what dot products are multiplied by.

@@ -73,7 +73,8 @@ def differences_by_length(results: Results, protocol: str, narrow: bool = False)
         n: {v.name: v.kind for v in verdicts(results, Question("", protocol, n))}
         for n in results.manifest["lengths"]
     }
-    title = takeaways.differences_title(kinds, reference)
+    means = {name: {n: d.mean for n, d in each.items()} for name, each in found.items()}
+    title = takeaways.differences_title(kinds, means, reference)
     figure, (axes,) = canvas(5.8, 4.6, title=title, narrow=narrow)
     rows, ends = [], []
     for scheme in results.schemes:
@@ -85,9 +86,9 @@ def differences_by_length(results: Results, protocol: str, narrow: bool = False)
             band(axes, scheme, [*each], [*each.values()])
             ends.append((scheme, max(each), each[max(each)].mean))
     log2_axis(axes, results.manifest["lengths"])
-    means = [d.mean for each in found.values() for d in each.values()]
+    heights = [mean for each in means.values() for mean in each.values()]
     axes.set_xlabel(f"context length (tokens), {protocol}")
-    _finish(axes, results, means, results.manifest["lengths"], ends)
+    _finish(axes, results, heights, results.manifest["lengths"], ends)
     header = ("encoding", "protocol", "length", "mean", "low", "high", "p", "each_seed")
     alt = (
         f"Paired difference of each scheme's loss to {reference} against context length,"
@@ -171,12 +172,14 @@ def differences_by_position(results: Results, narrow: bool = False) -> Drawing:
     first = min((each[0].centre for each in found.values()), default=1)
     start = int(np.floor(np.log2(first)))
     log2_axis(axes, 2 ** np.arange(start, np.floor(np.log2(longest)) + 1))
-    means = [bin.difference.mean for each in found.values() for bin in each]
+    estimates = [bin.difference for each in found.values() for bin in each]
+    means = [estimate.mean for estimate in estimates]
+    intervals = ", with 95 % intervals over seeds" * all(np.isfinite(e.low) for e in estimates)
     axes.set_xlabel("position in the context (the first is 1)")
     _finish(axes, results, means, [bin.centre for bin in next(iter(found.values()), ())], ends)
     header = ("encoding", "first", "last", "mean", "low", "high", "each_seed", "problem")
     alt = (
-        f"Paired difference of each scheme's loss to {reference} against position in the context,"
-        f" with 95 % intervals over seeds. {title}"
+        f"Paired difference of each scheme's loss to {reference} against position in the"
+        f" context{intervals}. {title}"
     )
     return Drawing("differences-by-position", figure, header, rows, alt)

@@ -121,11 +121,10 @@ def differences(found: Sequence[Point], reference: Scheme) -> Drawing:
     lengths = sorted({p.length for p in found})
     varied = _varied(p.parameters for p in found)
     values = sorted({getattr(p, varied) for p in found})
-    first = [p for p in found if p.length == lengths[0]]
-    by_name: dict[str, list[Estimate]] = {}
-    for p in first:
-        by_name.setdefault(p.scheme.name, []).append(p.difference)
-    title = takeaways.series_title(by_name, reference.name, lengths[0], AXES[varied])
+    by_length: dict[int, dict[str, list[Estimate]]] = {length: {} for length in lengths}
+    for p in found:
+        by_length[p.length].setdefault(p.scheme.name, []).append(p.difference)
+    title = takeaways.series_title(by_length, reference.name, AXES[varied])
     figure, panels = canvas(4.9 * len(lengths), 4.4, columns=len(lengths), title=title)
     schemes = {p.scheme.name: p.scheme for p in found}
     for axes, length in zip(panels, lengths, strict=True):

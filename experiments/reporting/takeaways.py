@@ -94,33 +94,36 @@ def verdict_title(verdicts: Sequence[Verdict], reference: str, length: int) -> s
     return f"Against {reference} at {length:,} tokens: {', '.join(filter(None, sides))}"
 
 
-def differences_title(kinds: dict[int, dict[str, str]], reference: str) -> str:
-    """Where the reference loses the lead that it has at the shortest length, if it does.
+def differences_title(
+    kinds: dict[int, dict[str, str]], means: dict[str, dict[int, float]], reference: str
+) -> str:
+    """Who ends below and above the reference, by how much, and the leads that it loses.
 
-    `kinds` are those of the verdicts at each length, corrected over schemes: a lead ends where it
-    is not shown any more.
+    `kinds` are those of the verdicts at each length, corrected over schemes, `means` the mean
+    differences of each scheme. A lead that is not shown at the greatest length is lost.
     """
     lengths = sorted(kinds)
     first, last = kinds[lengths[0]], kinds[lengths[-1]]
     count = sum(kind != REFERENCE for kind in first.values())
-    lead = [name for name, kind in first.items() if kind == statistics.HIGHER]
-    lost: dict[int, list[str]] = {}
-    for name in lead:
-        gone = [n for n in lengths if kinds[n][name] not in (statistics.HIGHER, UNDECIDED)]
-        if gone:
-            lost.setdefault(gone[0], []).append(name)
+    parts = []
+    for kind, side in ((statistics.LOWER, "below"), (statistics.HIGHER, "above")):
+        names = [name for name in last if last[name] == kind]
+        names.sort(key=lambda name: means[name][lengths[-1]])
+        if names:
+            sizes = [abs(means[name][lengths[-1]]) for name in names]
+            least, most = (number(size, 2) for size in (min(sizes), max(sizes)))
+            by = most if least == most else f"{least} to {most}"
+            words = f"{by} {side} it" if parts else f"{by} nats {side} {reference}"
+            parts.append(f"{listed(names, count)} {_verb(names, 'ends', 'end')} {words}")
+    shown = (statistics.LOWER, statistics.HIGHER, UNDECIDED)
+    lost = [n for n, kind in first.items() if kind == statistics.HIGHER and last[n] not in shown]
+    if parts:
+        parts[-1] += f" at {lengths[-1]:,} tokens"
+        ends = _capital(", ".join(parts))
+        return ends + f"; {reference} loses its lead over {listed(lost, count)}" * bool(lost)
     if lost:
-        each = [f"over {listed(names, count)} by {n:,}" for n, names in sorted(lost.items())]
-        return f"{reference} loses its lead {', '.join(each)} tokens"
-    ahead = [name for name, kind in last.items() if kind == statistics.LOWER]
-    if ahead:
-        verb = _verb(ahead, "is", "are")
-        words = f"{listed(ahead, count)} {verb} ahead of {reference} at {lengths[-1]:,} tokens"
-        return _capital(words)
-    kept = [name for name in lead if last[name] == statistics.HIGHER]
-    if kept:
-        return f"{reference} keeps its lead over {listed(kept, count)} to {lengths[-1]:,} tokens"
-    return f"No scheme is shown ahead of {reference}, or behind it from the start"
+        return f"{reference} loses its lead over {listed(lost, count)} by {lengths[-1]:,} tokens"
+    return f"No scheme is shown to differ from {reference} at {lengths[-1]:,} tokens"
 
 
 def losses_title(means: dict[str, dict[int, float]], trained: int) -> str:
@@ -151,7 +154,12 @@ def position_title(found: dict[str, list[Bin]], reference: str) -> str:
         "above": [name for name, bin in last.items() if bin.difference.low > 0],
     }
     if not math.isfinite(some.difference.low):
-        return f"Mean difference to {reference} by position"
+        least = min(last, key=lambda name: last[name].difference.mean)
+        mean = last[least].difference.mean
+        where = f"At positions {some.first:,} to {some.last:,}"
+        if mean >= 0:
+            return f"{where} no mean is below that of {reference}"
+        return f"{where} {least} has the least mean, {number(-mean, 2)} below {reference}"
     words = [f"{listed(names, len(last))} {side}" for side, names in sides.items() if names]
     what = " and ".join(words) if words else "none shown below or above"
     return f"At positions {some.first:,} to {some.last:,}: {what} {reference} (95 %)"
@@ -186,26 +194,26 @@ def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
     return f"After {end:,.3g} s, when the first one ends, {best} is lowest, {number(there[best])}"
 
 
-def series_title(found: dict[str, list[Estimate]], reference: str, length: int, varied: str) -> str:
+def series_title(found: dict[int, dict[str, list[Estimate]]], reference: str, varied: str) -> str:
     """Which schemes are below the reference at every size, above it, or first one, then the other.
 
-    `found` has a scheme's differences by size, or by what else `varied` names; a side is shown
-    where the 95 % interval has no 0.
+    `found` has for each length a scheme's differences by size, or by what else `varied` names; a
+    side is shown where the 95 % interval has no 0.
     """
-    sides = {name: {_side(d) for d in each} for name, each in found.items()}
-    words = [
-        f"{listed(names, len(sides))} {what}"
-        for shown, what in (({-1}, "below"), ({1}, "above"))
-        if (names := [name for name, at in sides.items() if at == shown])
-    ]
-    crossing = [name for name, at in sides.items() if at >= {-1, 1}]
-    if crossing:
-        words.append(f"{listed(crossing, len(sides))} on both sides of")
-    if not words:
-        return (
-            f"At {length:,} tokens no scheme is shown on one side of {reference} at every {varied}"
+    parts = []
+    for length, by_name in found.items():
+        sides = {name: {_side(d) for d in each} for name, each in by_name.items()}
+        groups = (
+            ([name for name, at in sides.items() if at == {-1}], "below"),
+            ([name for name, at in sides.items() if at == {1}], "above"),
+            ([name for name, at in sides.items() if at >= {-1, 1}], "on both sides"),
         )
-    return f"At {length:,} tokens and every {varied}: {', '.join(words)} {reference} (95 %)"
+        words = [f"{listed(names, len(sides))} {side}" for names, side in groups if names]
+        if words:
+            parts.append(f"{', '.join(words)} at {length:,} tokens")
+    if not parts:
+        return f"No scheme is shown on one side of {reference} at every {varied}"
+    return f"Against {reference} at every {varied}: {'; '.join(parts)} (95 %)"
 
 
 def _side(difference: Estimate) -> int:

@@ -133,7 +133,7 @@ def replace_damaged_programs() -> None:
 
 
 def print_anywhere() -> None:
-    """Lets characters that a terminal or a log has not be replaced, not end the program."""
+    """Replaces characters that a terminal or a log cannot show, instead of ending the program."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -231,7 +231,7 @@ def _explained(known: Any, error: str) -> str:
 
 
 def check_names(config: Any, repeated: Sequence[str], argv: Sequence[str]) -> None:
-    """Raises ConfigError for a flag of a field that the config has not, or takes another way."""
+    """Raises ConfigError for a flag of a field that the config lacks or cannot take so."""
     known = config_fields.paths(config)
     for argument in argv:
         given = re.fullmatch(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", argument, re.DOTALL)

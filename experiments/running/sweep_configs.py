@@ -72,8 +72,8 @@ class CompareConfig(Config, Sweep):
         training length; the best is used. Empty: `optimizer.learning_rate` for all.
       encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
         each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
-      rate_rounds: how often the neighbours of the best rate are tried that the grid lacks, so that
-        it lies at no edge.
+      rate_rounds: rounds that try the neighbours of the best rate outside the grid, so that it lies
+        at no edge.
       rate_steps: steps of such a run. If they equal `steps`, the first seed's run is the short run
         with the best rates, evaluated like the others.
       timing_repeats: interleaved rounds of the speed measurement.
@@ -170,8 +170,8 @@ class TrialsConfig(Sweep):
         trained on. Empty: `optimizer.learning_rate` for all.
       encoding_rates: multiples of the learning rate for parameters of encodings, each tried with
         each of `rates` if a scheme has parameters. Empty: `optimizer.encoding_rate` for all.
-      rate_rounds: how often the neighbours of the best rate are tried that the grid lacks, so that
-        it lies at no edge.
+      rate_rounds: rounds that try the neighbours of the best rate outside the grid, so that it lies
+        at no edge.
       model: an encoder, unless `causal` is set.
     """
 

@@ -148,7 +148,7 @@ class Encoding(PlainFields):
         self._check_positions(positions, x.shape[:-1])
         for term in terms:
             added = term.fn(term.arrays, positions, x.shape[-1])
-            fix = f"the parameters are of a model as wide as {added.shape[-1]}"
+            fix = f"the parameters are for width {added.shape[-1]}"
             require(added.shape[-1] == x.shape[-1], "width", x.shape[-1], fix)
             x = x + align(added.astype(x.dtype), x)
         return x

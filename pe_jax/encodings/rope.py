@@ -62,7 +62,9 @@ def scaled(theta: np.ndarray, base: float, scaling: Callable | None) -> np.ndarr
         require(scaling.valid_length() != 0, "scaling", scaling, fix)
         return scaling(theta, base)
     ok = callable(scaling) and not isinstance(scaling, type)
-    require(ok, "scaling", scaling, "pass one of rope_scaling, as YaRN(4.0, 2048), or None")
+    require(
+        ok, "scaling", scaling, "pass a scaling of rope_scaling, such as YaRN(4.0, 2048), or None"
+    )
     theta = scaling(theta)
     angles.require_exact("scaling's frequencies", theta)
     return theta
@@ -153,7 +155,9 @@ class RoPE(Encoding):
         require(ok, "fraction", self.fraction, "pass a number in (0, 1]")
         require(self.layout in LAYOUTS, "layout", self.layout, f"choose one of {LAYOUTS}")
         ok = self.scaling is None or isinstance(self.scaling, Scaling)
-        require(ok, "scaling", self.scaling, "pass a scaling of rope_scaling, as yarn(…), or None")
+        require(
+            ok, "scaling", self.scaling, "pass a scaling of rope_scaling, such as yarn(…), or None"
+        )
 
     @property
     def attention_factor(self) -> float:

@@ -111,7 +111,7 @@ class RoPEND(Encoding):
 
     @property
     def claims(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Real positions of so many axes."""
+        """Claims of real positions with this number of axes."""
         return Claims(axes=self.axes, real_positions=True)
 
     def check(self, dims):

@@ -70,9 +70,9 @@ def attention(
       k: [*B, S, K, E].
       v: [*B, S, K, F]; F = E where the scheme adds vectors at the values (Shaw).
       encoding: the scheme, or its spec string ("rope"); None is NoPE. One that depends on the
-        length is set for T tokens, or for those of each segment; with positions pass
-        `encoding.at_length(total_length)`: in rows that go beyond it the result is NaN, where this
-        is traced and cannot be refused.
+        length uses T, or the length of each segment; with positions pass
+        `encoding.at_length(total_length)`: beyond it a call is an error, or gives NaN where
+        positions are traced.
       params: its parameters, as `encoding.init(key, dims)` draws; None where it has none.
       terms: kinds of `pe_jax.terms` that are added as well: `(pe_jax.Sink(logits),)`.
       x: the layer's input [*B, T, D], for schemes that read it (FoX, CABLE); then T = S.
@@ -83,11 +83,11 @@ def attention(
       q_positions: integers [T] or [*B, T] (floats if the scheme declares `real_positions`), with a
         last axis if it has several. None: from 0 in each segment, T = S. They get no gradient.
       k_positions: the same for the keys; None: `q_positions`, if T = S.
-      causal: whether later tokens are hidden; None: True, but for a mask that looks ahead
-        (`masks.prefix`). A scheme of several axes must be told.
+      causal: whether later tokens are hidden; None: True, unless a mask looks ahead
+        (`masks.prefix`). Required for a scheme of several axes.
       window: number of tokens back that are visible (and ahead, if not causal), including itself.
       sinks: number of first tokens of each segment that stay visible beyond the window. They keep
-        their places in the text; StreamingLLM has places in its cache (docs/borrow.md).
+        their positions in the text; StreamingLLM's are in its cache (docs/borrow.md).
       mask: a `pe_jax.Mask` (`pe_jax.masks`), in O(L) memory, or booleans that broadcast to
         [*B, H, T, S], True is visible. The causal mask holds as well where `causal` is True. Chunks
         and prefixes are counted within segments.
@@ -111,9 +111,9 @@ def attention(
         `pe_jax.reference.attend`, or None: chosen by device, length and terms, and logged.
       layout: how tokens lie on several devices (`pe_jax.engines.sharded.layout`), under jit.
       dims: global sizes; None: those of q and k, and D of x or H·E.
-      heads_axis: mesh axis whose devices share the heads, inside shard_map; q, k and v have this
-        device's heads, parameters and `dims` all.
-      **others: none; a TypeError says what other libraries' names are called here.
+      heads_axis: mesh axis whose devices share the heads, inside shard_map; q, k and v hold this
+        device's heads, parameters and `dims` those of all devices.
+      **others: none are accepted; for names of other libraries the TypeError says pe_jax's name.
 
     Returns:
       [*B, T, H, F] in v's dtype; zeros for a query that sees nothing. With `return_lse` also

@@ -1,8 +1,8 @@
 """Checks of a call: `attention`, the cache and the adapters share them, and call each once.
 
 In the order of `attention`'s options: arrays and sizes; what is added to the scores; where tokens
-are; what they may see; the softmax; how the call runs. Functions return what they are given as
-engines take it. Errors name the argument, its value and what to pass: a TypeError for what is of
+are; what they may see; the softmax; how the call runs. Functions return their argument in the form
+that engines take. Errors name the argument, its value and what to pass: a TypeError for what is of
 another kind, a ValueError for what does not fit.
 
 B batch (any number of axes), T queries, S keys, H query heads, K key heads, E head width, D model
@@ -147,7 +147,7 @@ def encoding(encoding: Any) -> Encoding:
     if encoding is None:
         return Encoding()
     if not isinstance(encoding, Encoding):
-        fix = "pass one layer's encoding, as 'rope', pe_jax.make('rope', base=5e5) or None"
+        fix = "pass one layer's encoding, such as 'rope', pe_jax.make('rope', base=5e5) or None"
         raise TypeError(f"encoding={shown(encoding, 80)}: {fix}")
     return encoding
 
@@ -451,15 +451,15 @@ def window(encoding: Encoding, window: int | None, sinks: int) -> tuple[Encoding
 def mask_terms(mask: Any, q: jax.Array, keys: int, all_keys: bool = True) -> tuple[kinds.Mask, ...]:
     """A `Mask` as a term of the call; nothing for an array (see `implementation`).
 
-    `all_keys`: whether no more than `keys` will follow, so that a mask of more is another's.
+    `all_keys`: whether no keys follow these, so that a longer mask belongs to another call.
     """
     if not isinstance(mask, kinds.Mask):
         return ()
     batch = math.prod(q.shape[:-3])
     for leaf in jax.tree.leaves(mask.arrays):
-        fix = f"its arrays are of {len(leaf)} rows, q has {batch}; pass one for each, or one"
+        fix = f"its arrays have {len(leaf)} rows, q has {batch}; pass {batch} rows, or one"
         require(len(leaf) in (1, batch), "mask", leaf.shape, fix)
-    fix = f"k has {keys} tokens; make it of as many"
+    fix = f"k has {keys} tokens; pass a mask of {keys}"
     length = keys if mask.length is None else mask.length
     require(length == keys or (length > keys and not all_keys), "mask.length", length, fix)
     return (mask,)
@@ -504,7 +504,7 @@ def scale_and_cap(terms: tuple, scale: Any, logit_cap: Any) -> tuple[tuple, Any,
 
 def dropout_rate(rate: Any) -> None:
     """A fraction of weights that can be dropped."""
-    fix = "pass a fraction from 0 up to, but not, 1"
+    fix = "pass a fraction of at least 0 and below 1"
     require(is_real(rate) and 0 <= rate < 1, "dropout_rate", rate, fix)
 
 
@@ -535,7 +535,7 @@ def implementation(implementation: Any, layout: Contiguous, q, k, mask: Any, bia
     given = {name: x for name, x in given.items() if x is not None}
     if not given:
         return implementation
-    fix = f"{min(given)}= as an array takes all scores at once: leave it out, or pass 'dense'"
+    fix = f"{min(given)}= as an array needs all scores at once: leave it out, or pass 'dense'"
     fix += " (or a pe_jax.Mask)" if "mask" in given else ""
     require(implementation in (None, "dense"), "implementation", implementation, fix)
     require(type(layout) is Contiguous, "layout", type(layout).__name__, fix)

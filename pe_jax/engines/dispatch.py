@@ -27,7 +27,7 @@ from pe_jax.validation import nearest
 
 IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
 KERNELS = {"gpu": "fused", "tpu": "tpu"}  # platform → its kernels
-# Up to so many tokens and scores calls are dense. On CPU, by training steps of 16 rows and 4 heads
+# Calls up to these sizes are dense. On CPU, by training steps of 16 rows and 4 heads
 # of 16 (tiled ÷ dense): 64 tokens, 2¹⁸ scores, RoPE 1.07, T5 0.95, FoX 1.10, DeBERTa 1.32;
 # 128 tokens 0.78, 0.66, 0.93, 0.91; 256 tokens 0.70, 0.46, 0.71, 0.86.
 FEW = 512, 2**18
@@ -72,7 +72,7 @@ def _ring(
         raise ValueError(f"{name} needs whole rows of scores: leave out the ring (mesh.seq=1)")
     if dropout is not None or any(term.hides for term in call.terms):
         kind = "Dropout" if dropout is not None else "Mask"
-        raise ValueError(f"devices that share rows have no {kind}: leave out the ring (mesh.seq=1)")
+        raise ValueError(f"a ring of devices has no {kind}: leave it out (mesh.seq=1)")
     begin = getattr(implementation, "begin", None)
     if isinstance(implementation, Tiled):
         begin = functools.partial(TileHops.begin, implementation.sizes)
@@ -183,7 +183,7 @@ def _refusal(kernel: str, call: Call, dropout: Dropout | None) -> str | None:
 
 
 def _elsewhere(kernel: str) -> str | None:
-    """Which platform a kernel needs, where this is another."""
+    """Which platform a kernel needs, if it is not this one."""
     platform = jax.default_backend()
     if KERNELS.get(platform) == kernel:
         return None

@@ -15,7 +15,7 @@ from pe_jax.validation import require, shown
 
 
 def one_of_a_kind(layers: Sequence[LayerEncoding], stack: str | None = None) -> LayerEncoding:
-    """What all the layers (of a stack) are.
+    """The encoding that all layers (of a stack) have.
 
     Raises:
       ValueError: they differ, or there are none.
@@ -78,7 +78,7 @@ class Learned1D:
         length, first = self._rows(keys)
         head_dim, layers = keys.head_dim(), keys.layers()
         known = ("absolute", "relative_key") + (("rotary",) if self.rotary else ())
-        fix = "'relative_key_query' adds k·table, ours for such things: deberta"
+        fix = "'relative_key_query' adds k·table; the nearest scheme: deberta"
         kind = keys.choice("position_embedding_type", known, "absolute", fix) if self.typed else ""
         base = keys.real("rope_theta", default=1e4) if self.rotary else 1e4
         encoding: Encoding = Learned(length)

@@ -47,7 +47,7 @@ class T5Family:
         reach = keys.integer(MAX_DISTANCE, default=128)
         window = None
         if self.local:
-            fix = "its global tokens are not among our schemes"
+            fix = "pe_jax has no scheme with its global tokens"
             keys.choice("encoder_attention_type", ("local",), "local", fix)
             window = keys.integer("local_radius", default=127) + 1
         entries = []
@@ -87,9 +87,7 @@ class DeBERTaFamily:
         buckets = keys.get("position_buckets", default=-1) if self.v2 else -1
         buckets = buckets if not isinstance(buckets, int) or buckets > 0 else None
         kinds = self._kinds(keys)
-        keys.refuse(
-            "talking_head", "heads that talk are not among our schemes, the nearest is dape"
-        )
+        keys.refuse("talking_head", "pe_jax has no talking heads; the nearest scheme is dape")
         head_dim = keys.head_dim()
         relative = keys.flag("relative_attention")
         parts: list[Encoding] = []
@@ -162,12 +160,12 @@ class MPT:
         inner = Keys(keys.model_type, keys.mapping("attn_config") or {})
         fix = "transformers has ALiBi all the same; without it these models have a learned table:"
         alibi = inner.flag("alibi", default=True)
-        require(alibi, "attn_config.alibi", alibi, f"{fix} ours is learned(length=max_seq_len)")
+        require(alibi, "attn_config.alibi", alibi, f"{fix} use learned(length=max_seq_len)")
         keys.get("learned_pos_emb")  # without effect beside ALiBi
-        inner.refuse("prefix_lm", "a prefix that sees itself both ways is not read here")
-        inner.refuse("rope", "rotating MPTs are not read here; ours is rope")
+        inner.refuse("prefix_lm", "its mask of prefixes is not supported")
+        inner.refuse("rope", "MPT with rotations is not supported; use rope")
         for key in ("sliding_window_size", "attn_uses_sequence_id"):
-            inner.refuse(key, "not read here")
+            inner.refuse(key, "not supported")
         encoding = ALiBi(float(inner.real("alibi_bias_max", default=8)))
         head_dim, scale = keys.head_dim(), inner.real("softmax_scale", default=None)
         inner.check_rest()
@@ -213,7 +211,7 @@ class XLNet:
         kind = keys.choice("attn_type", ("bi", "uni"), "bi")
         fix = "distances that are clipped are not among transformer_xl's settings; shaw clips"
         keys.refuse("clamp_len", fix)
-        keys.refuse("bi_data", "half of the batch running backwards is not read here")
+        keys.refuse("bi_data", "reversing half of the batch is not supported")
         width, heads = keys.integer("d_model", "hidden_size"), keys.integer("n_head")
         require(width % heads == 0, "n_head", heads, f"must divide d_model={width}")
         keys.get("d_head")  # follows from these
@@ -286,9 +284,7 @@ class LayoutLMv3Family:
         """The same for each layer."""
         for key in ("has_relative_attention_bias", "has_spatial_attention_bias"):
             on = keys.flag(key, default=True)
-            require(
-                on, key, on, "layoutlmv3 has both biases; without one, ours are t5 and alibi_2d"
-            )
+            require(on, key, on, "layoutlmv3 has both biases; for one of them use t5 or alibi_2d")
         for key in ("max_2d_position_embeddings", "coordinate_size", "shape_size"):
             keys.get(key)
         keys.get(LENGTHS[0])
@@ -317,7 +313,10 @@ class RoFormer:
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The same for each layer."""
-        keys.refuse("rotary_value", "values that are never rotated back are not among our schemes")
+        keys.refuse(
+            "rotary_value",
+            "pe_jax has no scheme that rotates values without rotating the output back",
+        )
         causal = keys.flag("is_decoder")
         more = {"causal": causal, "stack": "decoder" if causal else "encoder"}
         layer = LayerEncoding(RoPE(layout="interleaved"), keys.head_dim(), **more)

@@ -33,7 +33,9 @@ class Conformer:
             keys.get(key)  # how far a table of angles goes at first
         default = "relative_key" if self.keyed else "relative"
         known = ("relative", "relative_key")[: 1 + self.keyed]
-        fix = "'rotary' turns the input of the projections, not q and k: no scheme of ours"
+        fix = (
+            "'rotary' rotates the input of the projections, not q and k; pe_jax has no such scheme"
+        )
         left, right = keys.integer(LEFT, default=64), keys.integer(RIGHT, default=8, low=0)
         if keys.has_none(KIND):
             encoding = Encoding()

@@ -19,10 +19,10 @@ BASES = {"main": 1e4, "compress": 160_000.0}
 
 @dataclasses.dataclass(frozen=True)
 class DeepSeekV4(Rotary):
-    """A window in every layer; most see keys of 4 or of 128 tokens at once besides.
+    """A window in every layer; most also see keys that compress 4 or 128 tokens.
 
-    Those are not among our terms, nor are values that are rotated as the keys, which they are here:
-    `LayerEncoding.also` has both. The label "main" is that of layers that see a window alone.
+    The encoding has neither those keys nor the rotation of values: `LayerEncoding.also` names both.
+    The label "main" is that of layers that see a window alone.
     """
 
     def read(self, keys: Keys) -> list[LayerEncoding]:

@@ -1,4 +1,4 @@
-"""Model types of transformers, and in what they differ: the table that `encodings` goes by."""
+"""Model types of transformers, and how they differ: the table that `encodings` reads."""
 
 from typing import Any
 
@@ -348,21 +348,23 @@ FAMILIES |= {
     "swinv2": SwinFamily(v2=True),
 }
 
-# What is known not to be among our schemes, and the nearest that is.
+# Models whose encoding pe_jax does not have, and the nearest scheme.
 NEAREST = {
-    "mistral_large4": "the keys that its indexer selects are not read here; its positions are"
+    "mistral_large4": "its indexer, which selects keys, is not supported; its positions are"
     " (lerope(fraction=0.5,scaling=yarn(…))+log_length)*3,log_length",
-    "funnel": "its factorised relative attention is not read here; the nearest is transformer_xl",
-    "reformer": "axial tables of positions that follow each other are not among our schemes; the"
-    " nearest is learned_2d",
-    "canine": "hashed positions are not among our schemes; the nearest is learned",
-    "longformer": "global tokens are not read here; its table is learned(length=4096)",
-    "qwen3_vl_vision": "a table read between its rows, and axial RoPE: ours are learned_grid and"
-    " rope_2d",
-    "qwen2_5_vl_vision": "windows of an image beside axial RoPE are not read here; ours is rope_2d",
+    "funnel": "its factorised relative attention is not supported; the nearest scheme is"
+    " transformer_xl",
+    "reformer": "axial tables of consecutive positions are not supported; the nearest scheme is"
+    " learned_2d",
+    "canine": "hashed positions are not supported; the nearest scheme is learned",
+    "longformer": "global tokens are not supported; its table is learned(length=4096)",
+    "qwen3_vl_vision": "an interpolated table, and axial RoPE; the nearest schemes are learned_grid"
+    " and rope_2d",
+    "qwen2_5_vl_vision": "windows of an image with axial RoPE are not supported; the nearest scheme"
+    " is rope_2d",
     "jamba": "it has no positional encoding: nope in its attention layers",
     "mamba": "it has no attention, and no positional encoding: nope",
     "rwkv": "it has no attention, and no positional encoding: nope",
-    "udop": "its buckets of one and two axes are not read here; the nearest is layoutlmv3",
+    "udop": "its buckets of one and two axes are not supported; the nearest scheme is layoutlmv3",
     "vits": "its relative tables are shaw(clip=window_size), windowed",
 }

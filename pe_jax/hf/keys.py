@@ -143,7 +143,7 @@ class Keys:
             if value is None or (key not in PLAIN and not _on(value)):
                 continue
             ours = next((name for words, name in OURS.items() if re.search(words, key)), "")
-            near = f"; ours for such things: {ours}" if ours else ""
+            near = f"; the nearest scheme: {ours}" if ours else ""
             about = f"{shown(key, 80)[1:-1]}={shown(value, 120)}"
             what = f"not understood for {self.model_type!r}{near}"
             raise ValueError(f"{about}: {what}; leave the key out if it is without effect")

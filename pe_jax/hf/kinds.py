@@ -1,4 +1,4 @@
-"""Of what type the layers of a model are, and which of them rotate, where code decides it."""
+"""Types of layers, and which of them rotate, of models whose code decides both."""
 
 from collections.abc import Callable
 

@@ -42,8 +42,8 @@ class LayerEncoding(PlainFields):
         "learned_positions" and "learned_boxes" (LayoutLMv3), "share_att_key" and "norm_rel_ebd"
         (DeBERTa), "short_convolutions" (of keys and values, Inkling), "value_norm" and
         "output_gate" (Inkling 2), "rotated_values" (DeepSeek-V4: as the keys are, the output back),
-        "compressed_sparse_attention" and "heavily_compressed_attention" (keys of 4 and of 128
-        tokens at once besides).
+        "compressed_sparse_attention" and "heavily_compressed_attention" (keys that compress 4 and
+        128 tokens).
     """
 
     encoding: Encoding | None

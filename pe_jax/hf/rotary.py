@@ -368,7 +368,7 @@ class Rotary:
         return Sum((rope, Temperature(beta, floor, offset=0)))
 
     def _special(self, own: dict) -> tuple[tuple | None, float | None]:
-        """Takes out the keys that are no matter of RoPE's frequencies."""
+        """Removes the keys that do not affect RoPE's frequencies."""
         beta = own.pop("llama_4_scaling_beta", None)
         name = own.get("rope_type", own.get("type"))
         if name in self.longrope:

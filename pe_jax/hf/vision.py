@@ -58,11 +58,11 @@ class Axial:
         """The same for each layer."""
         own = dict(keys.mapping("rope_parameters") or {})
         kind = own.pop("rope_type", own.pop("type", "axial"))
-        fix = "rows and columns have rope_type 'axial'; a scaling of them is not among our schemes"
+        fix = "rows and columns have rope_type 'axial', which pe_jax does not scale"
         require(kind in ("axial", "default"), "rope_type", kind, fix)
         theta = own.pop("rope_theta", None)
         for key, value in own.items():
-            fix = "an axial rotation has rope_theta alone; ours is rope_2d"
+            fix = "an axial rotation has rope_theta alone; the nearest scheme is rope_2d"
             raise ValueError(f"{shown(key, 80)[1:-1]}={shown(value, 120)}: {fix}")
         theta = keys.get("rope_theta", default=self.base) if theta is None else theta
         require(is_real(theta) and theta > 1, "rope_theta", theta, "pass a number above 1")
@@ -202,7 +202,7 @@ class SwinFamily:
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         """The layers of all stages in turn."""
-        fix = "a table over patches beside windows is not read here; ours is learned"
+        fix = "a table over patches and windows is not supported; the nearest scheme is learned"
         keys.refuse("use_absolute_embeddings", fix)
         window = keys.integer("window_size", default=7)
         depths, heads = (self._stages(keys, name) for name in ("depths", "num_heads"))

@@ -1,4 +1,4 @@
-"""Where a released model's position weights go in our `Params`; `pe_jax.hf.params` goes by it.
+"""Where a released model's position weights go in `Params`: the table of `pe_jax.hf.params`.
 
 `WEIGHTS` lists, per model type, names of a state dict, the entry of `Params` and the function that
 turns one into the other: each is a function of this file, to be borrowed alone as well. Rotations,

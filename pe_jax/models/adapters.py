@@ -6,8 +6,8 @@
 
 Parameters train if they belong to the model. In NNX they do if the leaves are `nnx.Param`, as
 `attention_fn` returns a module: `params = jax.tree.map(nnx.Param, params)`; layers with the same
-`shared` Params share it. Bare arrays would not, and an NNX module does not take them; what should
-stay as it is, is an `nnx.Variable`. In Linen the module around the stock one declares parameters:
+`shared` Params share it. Bare arrays would not train, and NNX modules refuse them; constants are
+`nnx.Variable`s. In Linen the module around the stock one declares parameters:
 
     shared = self.param("shared", encoding.init_shared, dims)  # once per model, for all layers
     layer = self.param("layer", encoding.init_layer, dims)
@@ -59,10 +59,10 @@ def attention_fn(
 
     Decoding with the module's own cache needs no setting: a step is one query, several keys and the
     mask that the module makes, and its position in each row is that of the last key that the row
-    sees. (Your own mask must not hide the newest token.) One query that is no step, as in pooling,
-    stands there too, unless `q_positions` says where. That cache holds unrotated keys, so each step
-    rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which holds them
-    rotated.
+    sees. (Your own mask must not hide the newest token.) One query that is no decoding step, as in
+    pooling, has that position too, unless `q_positions` is given. That cache holds unrotated keys,
+    so each step rotates all of them: exact, but slower than `pe_jax.engines.decoding.cache`, which
+    holds them rotated.
 
     Args:
       encoding: the scheme, or its spec string ("rope"); None is NoPE. One that depends on the
@@ -105,8 +105,8 @@ def attention_fn(
     checks.embedded(encoding, sizes, embedded)
     if kinds.reads_input(abstract_terms(encoding, sizes)):
         raise ValueError(
-            f"encoding={encoding!r}: it reads the layer's input, which no attention_fn sees; call"
-            " pe_jax.attention(q, k, v, x=x, …) in a layer of your own"
+            f"encoding={encoding!r}: it reads the layer's input, which Flax does not pass to an"
+            " attention_fn; call pe_jax.attention(q, k, v, x=x, …) in your own layer"
         )
     if params is None:
         checks.params(encoding, None, sizes)

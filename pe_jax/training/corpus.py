@@ -135,7 +135,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Each document in `count` pieces of as many bytes, cut between UTF-8 characters."""
+    """Each document in `count` pieces of equal size in bytes, cut between UTF-8 characters."""
 
     documents: Documents
     count: int

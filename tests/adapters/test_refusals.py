@@ -17,7 +17,7 @@ from tests.util import T
         (
             lambda: adapters.attention_fn(pe_jax.make, causal=False),
             TypeError,
-            "encoding=<function make at .*>: pass one layer's encoding, as 'rope', pe_jax.make",
+            "encoding=<function make at .*>: pass one layer's encoding, such as 'rope', ",
         ),
         (
             lambda: adapters.attention_fn("rope,alibi", causal=True),

@@ -103,7 +103,10 @@ def test_it_joins_a_rotation_that_keeps_the_width_and_no_other():
     alone = pe_jax.Params({}, params.layer[0])
     want = attend(*turned, v, WALL, alone, x=X)
     np.testing.assert_allclose(attend(q, k, v, both, params, x=X), want, atol=1e-6)
-    for spec, words in (("wall+pope", "channels=12: 6 fade"), ("wall+rerope", "several views")):
+    for spec, words in (
+        ("wall+pope", "channels=12: 6 channels decay"),
+        ("wall+rerope", "several views"),
+    ):
         (other,) = pe_jax.parse(spec)
         with pytest.raises(ValueError, match=words):
             attend(q, k, v, other, random_params(other), x=X)

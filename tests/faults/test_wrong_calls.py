@@ -199,7 +199,7 @@ EMBED: Calls = [
     (embed(X.tolist()), "x=[[[", "is a list; pass an array"),
     (embed(np.zeros(X.shape, int)), "x has dtype int64; pass floats"),
     (embed(X[0, 0], encoding=SINES), "x=(32,): pass at least 2 axes"),
-    (embed(X[..., :30]), "width=30: the parameters are of a model as wide as 32"),
+    (embed(X[..., :30]), "width=30: the parameters are for width 32"),
     (embed(places=HERE[:3]), "positions has shape [3]; pass positions [5] or [1, 5] or [2, 5]"),
     (embed(places=HERE[:1], encoding=SINES), "positions has shape [1]"),
     (embed(places=np.zeros((B, 1), int)), "positions has shape [2, 1]"),

@@ -29,8 +29,11 @@ WRONG = [  # config, words of the error
     ({**LLAMA31, "num_hidden_layers": "4"}, ["num_hidden_layers='4'", "integer"]),
     ({**LLAMA31, "num_attention_heads": 7}, ["num_attention_heads=7", "4096"]),
     ({**LLAMA31, "rope_theta": -1}, ["base=-1"]),
-    ({**LLAMA31, "alibi": True}, ["alibi=True", "not understood for 'llama'", "ours", "alibi"]),
-    ({**LLAMA31, "rope_pattern": [1]}, ["rope_pattern=[1]", "ours for such things: rope"]),
+    (
+        {**LLAMA31, "alibi": True},
+        ["alibi=True", "not understood for 'llama'", "nearest scheme: alibi"],
+    ),
+    ({**LLAMA31, "rope_pattern": [1]}, ["rope_pattern=[1]", "the nearest scheme: rope"]),
     ({**LLAMA31, "layer_types": ["full_attention"]}, ["layer_types", "not understood"]),
     ({**LLAMA31, "sliding_window": 5}, ["sliding_window=5", "window"]),
     ({**LLAMA31, "rotary": False}, ["rotary=False", "not understood"]),

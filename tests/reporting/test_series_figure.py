@@ -48,7 +48,7 @@ def test_a_point_is_the_difference_of_that_sizes_report(sizes):
 def test_the_figure_has_a_row_for_every_difference_and_its_own_title(sizes):
     drawing = series_figure.draw(sizes)
     assert len(drawing.rows) == 12 and drawing.header == series_figure.HEADER
-    assert "At 64 tokens" in drawing.alt
+    assert "at 512 tokens" in drawing.alt
 
 
 def test_comparisons_of_one_size_are_drawn_against_their_steps(fake):

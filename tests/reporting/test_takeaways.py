@@ -6,7 +6,7 @@ import pytest
 
 from experiments.reporting import differences, results, takeaways
 from experiments.reporting.results import Question
-from experiments.reporting.statistics import HIGHER, INCONCLUSIVE, LOWER, Ratio, estimate
+from experiments.reporting.statistics import HIGHER, INCONCLUSIVE, LOWER, SAME, Ratio, estimate
 from experiments.reporting.takeaways import (
     differences_title,
     headline,
@@ -14,7 +14,7 @@ from experiments.reporting.takeaways import (
     losses_title,
     ratios_title,
 )
-from experiments.reporting.verdicts import UNDECIDED, Verdict, verdicts
+from experiments.reporting.verdicts import REFERENCE, UNDECIDED, Verdict, verdicts
 from tests.reporting.comparisons import TRAIN
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -48,16 +48,40 @@ def test_many_names_are_counted():
     assert listed([*"abcd"], 9) == "4 of 9 schemes" and listed([*"abcd"], 4) == "all 4 schemes"
 
 
-def test_a_lead_is_lost_where_it_is_not_shown_any_more():
-    def said(*kinds):
-        return differences_title({64 * 2**k: {"a": kind} for k, kind in enumerate(kinds)}, "rope")
+@pytest.mark.parametrize(
+    ("first", "last", "title"),
+    [
+        ({"a": HIGHER}, {"a": LOWER}, "a ends 0.50 nats below rope at 512 tokens"),
+        ({"a": HIGHER}, {"a": HIGHER}, "a ends 0.50 nats above rope at 512 tokens"),
+        ({"a": SAME}, {"a": HIGHER}, "a ends 0.50 nats above rope at 512 tokens"),
+        ({"a": HIGHER}, {"a": INCONCLUSIVE}, "rope loses its lead over a by 512 tokens"),
+        ({"a": HIGHER}, {"a": UNDECIDED}, "No scheme is shown to differ from rope at 512 tokens"),
+        ({"a": LOWER}, {"a": INCONCLUSIVE}, "No scheme is shown to differ from rope at 512 tokens"),
+        (
+            {"a": HIGHER, "b": HIGHER, "c": SAME, "d": HIGHER},
+            {"a": LOWER, "b": INCONCLUSIVE, "c": LOWER, "d": HIGHER},
+            "c and a end 0.50 to 0.70 nats below rope, d ends 0.20 above it at 512 tokens;"
+            " rope loses its lead over b",
+        ),
+        (dict.fromkeys("abcd", HIGHER), dict.fromkeys("abcd", LOWER), "All 4 schemes end 0.10 to"),
+    ],
+)
+def test_a_figure_of_differences_says_who_ends_where_and_which_leads_are_lost(first, last, title):
+    means = {"a": -0.5, "b": 0.1, "c": -0.7, "d": -0.2}
+    kinds = {64: {"rope": REFERENCE, **first}, 512: {"rope": REFERENCE, **last}}
+    found = differences_title(kinds, {name: {512: mean} for name, mean in means.items()}, "rope")
+    assert found.startswith(title)
 
-    assert said(HIGHER, INCONCLUSIVE, LOWER) == "rope loses its lead over a by 128 tokens"
-    assert said(HIGHER, HIGHER, LOWER) == "rope loses its lead over a by 256 tokens"
-    assert said(HIGHER, HIGHER) == "rope keeps its lead over a to 128 tokens"
-    assert said(INCONCLUSIVE, LOWER) == "a is ahead of rope at 128 tokens"
-    assert said(INCONCLUSIVE, HIGHER).startswith("No scheme is shown ahead of rope")
-    assert said(HIGHER, UNDECIDED).startswith("No scheme is shown ahead of rope")
+
+def test_means_alone_say_who_has_the_least_at_the_last_positions():
+    def bins(mean):
+        last = differences.Bin(9, 16, estimate([mean]))
+        return [differences.Bin(1, 8, estimate([-0.9])), last]
+
+    title = takeaways.position_title({"a": bins(-0.2), "b": bins(-0.31)}, "rope")
+    assert title == "At positions 9 to 16 b has the least mean, 0.31 below rope"
+    title = takeaways.position_title({"a": bins(0.2)}, "rope")
+    assert title == "At positions 9 to 16 no mean is below that of rope"
 
 
 def test_losses_and_ratios_name_the_extremes():
@@ -101,14 +125,16 @@ def test_the_title_of_sizes_says_who_is_on_which_side_of_the_reference_at_all_of
         estimate, ([-1, -1.1, -0.9], [1, 1.1, 0.9], [0.1, -0.1, 0.3], [-1])
     )
 
-    def title(**found):
-        return takeaways.series_title(found, "rope", 128, "size")
+    def title(far=None, **found):
+        return takeaways.series_title({128: found, 512: far or {}}, "rope", "size")
 
-    assert title(t5=[below, below], nope=[above, above], alibi=[unsure, above]) == (
-        "At 128 tokens and every size: t5 below, nope above rope (95 %)"
-    )
+    near = {"t5": [below, below], "nope": [above, above], "alibi": [unsure, above]}
+    said = "Against rope at every size: t5 below, nope above at 128 tokens"
+    assert title(**near) == f"{said} (95 %)"
+    far = {"t5": [below, below], "nope": [above, unsure], "alibi": [below, below]}
+    assert title(far, **near) == f"{said}; t5 and alibi below at 512 tokens (95 %)"
     assert title(t5=[below, above], nope=[above, above]).endswith(
-        "nope above, t5 on both sides of rope (95 %)"
+        "nope above, t5 on both sides at 128 tokens (95 %)"
     )
-    nobody = "At 128 tokens no scheme is shown on one side of rope at every size"
+    nobody = "No scheme is shown on one side of rope at every size"
     assert title(t5=[below, unsure]) == title(t5=[single, single]) == nobody

@@ -15,7 +15,7 @@ SCORES = (
     Row(
         "MPT",
         "mpt",
-        "`alibi_bias_max` is believed; transformers leaves it unread and takes 8",
+        "`alibi_bias_max` is read; transformers ignores it and takes 8",
         "slopes",
         {"attn_config": {"alibi": True, "alibi_bias_max": 8}},
     ),

@@ -62,7 +62,12 @@ class YaRN(Scaling):
         """(1 - ramp)·θ + ramp·θ/s. Without `base`, it is read off the frequencies."""
         theta = np.asarray(theta, np.float64)
         dim = 2 * theta.size
-        require(dim > 2 or base is not None, "base", base, "one frequency does not tell: pass it")
+        require(
+            dim > 2 or base is not None,
+            "base",
+            base,
+            "pass it: one frequency does not determine the base",
+        )
         log_base = -dim / 2 * math.log(theta[1]) if base is None else math.log(base)
 
         def channel(turns: float) -> float:

@@ -31,7 +31,7 @@ BLOCK = 32  # columns that are summed by one small matrix product
 
 @kind
 class RowSum(Term):
-    """A bias of how much a row's gates add up to, from the end of the row to each key.
+    """A bias from the sum of a row's gates, taken from the end of the row to each key.
 
         p_ij    = Σ_l gate(product_il)      over the visible keys l > j (l ≥ j: `own`)
         bias_ij = fn(numbers_i, p_ij)
@@ -154,7 +154,7 @@ def _triangle_sums(x: jax.Array, own: bool) -> jax.Array:
 
 @kind
 class PathProduct(Term):
-    """Instead of q·k, what is left of q after the maps of all tokens between, times k: dense alone.
+    """Replaces q·k: q after the maps of all tokens between the two, times k (dense engine only).
 
         q_i·k_j  →  q_iᵀ H_i H_{i-1} … H_{j+1} k_j,    H_t = I - u_t w_tᵀ
 

@@ -35,7 +35,7 @@ class ChannelDecay(Term):
 
     P and P' are the sums of E channels at the query and at the key. The state has them as
     `running_sums.totals` does: the rounded sums, then what they rounded off, 2E numbers. At most
-    one, and none beside several views.
+    one per call, and not with several views.
     """
 
     reads = "pairs"
@@ -52,7 +52,7 @@ class ChannelDecay(Term):
           ValueError: q and k are not of E channels.
         """
         width = self.state.width // 2
-        fix = f"{width} fade: leave out the rotation that makes others of them"
+        fix = f"{width} channels decay: leave out the rotation that changes their number"
         require(q.x.shape[-1] == width, "channels", q.x.shape[-1], fix)
         each = q.x, repeat_heads(k.x, q.x.shape[1]), *states
         if q.tokens.index.shape[1] == 1:
@@ -85,7 +85,8 @@ def _faded_before(q: jax.Array, k: jax.Array, q_state: jax.Array, k_state: jax.A
     """The same where the first query follows all keys and the others follow it: one product.
 
     |P - P'| is then the sum from the key to the first query, plus that from there: of steps of one
-    sign, so that neither exponential exceeds 1. (Padding, whose sums are 0, has any it likes.)
+    sign, so that neither exponential exceeds 1. (For padding, whose sums are 0, it does not
+    matter.)
     """
     rows, columns = (jnp.split(x, 2, axis=-1) for x in (q_state, k_state))
     first = [x[..., :1, :] for x in rows]
@@ -145,7 +146,7 @@ class DistanceFormula(ScoreTerm):
 class PairBias(ScoreTerm):
     """A bias of two positions: `fn(arrays, q_pos, k_pos)`, float32 [*B, H, T, S].
 
-    The last resort: it is evaluated pair by pair in every tile.
+    Use it last: every tile evaluates it pair by pair.
     """
 
     positions_alone = True

@@ -1,4 +1,4 @@
-"""Kinds that change scores or weights as they stand: masks, sinks.
+"""Kinds that act on scores and weights: masks, sinks, weights without a softmax.
 
 B batch, T queries, S keys, H query heads, K key heads, E head width, F value width, D model width,
 A axes of a position, C numbers of a state or a formula, n any shape. `distance = q_pos - k_pos`.

@@ -74,7 +74,7 @@ class Term:
     A kind of one's own is a class under `@kind` that derives from `ScoreTerm` and has `scores`, and
     `for_heads` if its arrays have an axis of heads. Kernels take the kinds of this package alone.
     Kinds of distances also have `at` (`DistanceTerm`), sums along rows `row_bias`, `settled` and
-    `bias_of` (`RowSum`). What a kind does not do is None, as here.
+    `bias_of` (`RowSum`). Methods that a kind does not use return None, as here.
 
     `reads` says how much of a row of scores a kind has to see: "outside" (it acts before or after
     an engine), "pairs", "later keys" (sums along a row), "rows" (whole rows: dense alone); "" is a

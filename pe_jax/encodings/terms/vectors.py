@@ -43,12 +43,12 @@ class QueryBias(Term):
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-    """Which of several views of the tokens scores a pair, by how many blocks it is apart.
+    """Which of several views of the tokens scores a pair, by its distance in blocks.
 
-    View n scores what is at least `edges[n - 1]` and below `edges[n]`, the first one the future
-    too, the last one all the rest. With edges (512,) and blocks of one position there is a view
-    below a distance of 512 and one from there on; with (1, 2) and blocks of 64 one for pairs in a
-    block, one for neighbouring blocks and one for others.
+    View n scores pairs at least `edges[n - 1]` and less than `edges[n]` blocks apart; the first one
+    also scores later keys, the last one all that are farther. With edges (512,) and blocks of one
+    position there is a view below a distance of 512 and one from there on; with (1, 2) and blocks
+    of 64 one for pairs in a block, one for neighbouring blocks and one for others.
 
     Attributes:
       edges: rising numbers of blocks.
@@ -74,7 +74,7 @@ class Views:
         return self._of_apart(self.block(q_positions) - self.block(k_positions))
 
     def _of_apart(self, apart: jax.Array) -> jax.Array:
-        """The view of pairs that are so many blocks apart, int32."""
+        """The view of pairs by their distance in blocks, int32."""
         return sum(((apart >= edge).astype(jnp.int32) for edge in self.edges), jnp.int32(0))
 
     @functools.partial(jax.jit, static_argnums=(0, 1))  # its branches are compiled once
@@ -167,9 +167,9 @@ class Rotation(Term):
 
 @kind
 class ValueRotation(Term):
-    """Maps each value by its position, and each output by the query's, which undoes the former.
+    """Rotates each value by its position, and each output back by the query's position.
 
-    Of what a value adds to an output only the distance is left. Both functions are
+    What a value adds to an output then depends on the distance only. Both functions are
     `(arrays, x, positions)` of x [*B, T, K or H, F] and give its shape and dtype; values are mapped
     once and kept so in a cache. In a sum outputs are mapped in the opposite order.
 

@@ -63,8 +63,8 @@ def empty(
 ) -> Cache:
     """A cache without tokens, laid out as the encoding's terms need it.
 
-    With a `window`, and `sinks`, as `extend` is then given, it holds window + sinks tokens if that
-    is less than the capacity, and any number may follow each other. All are kept where a scheme
+    With a `window` and `sinks` (pass the same to `extend`) it holds window + sinks tokens if that
+    is less than the capacity, and any number of tokens may follow. All are kept where a scheme
     reads whole rows of scores (CoPE), or has tables of distances and there are sinks.
 
     * k_raw [B, K, S, E], keys before rotations: if keys are rotated and meet relative queries;
@@ -75,8 +75,8 @@ def empty(
     * tables, for each term [H or 1, n, …] float32 if it depends on the distance: its values for the
       n = horizon + 1 (without one, S) distances that occur, evaluated once from `params`. They do
       not follow parameters that change later. Without `params` there are none, and each token
-      evaluates the terms anew: cheap for a lookup, dear for what projects a table (DeBERTa,
-      Transformer-XL);
+      evaluates the terms anew: cheap for a lookup, costly for a scheme that projects a table
+      (DeBERTa, Transformer-XL);
     * positions, int32 until `extend` is given float32 ones: then float32 (in a scan, whose carry
       may not change, extend it once before).
 
@@ -183,7 +183,7 @@ def extend(
 
     `segments` [B, T] are ids as in `attention`: a token sees its own segment, a negative id is
     padding, before or after the tokens of a row. Once given they are kept; None then means the
-    greatest id of the row so far. Padding counts nowhere: positions=None are then positions within
+    greatest id of the row so far. Padding is skipped: positions=None are then positions within
     the segment, and windows and masks count the tokens of a row. Tokens of a segment are adjacent
     but for padding (of PaTH, whose products run over it, after none). A `mask` is a `pe_jax.Mask`,
     or booleans that broadcast to [B, H, T, S], for all rows of the cache; with causal=False the T
@@ -211,7 +211,7 @@ def extend(
         require((window, sinks) == own, "window, sinks", (window, sinks), fix)
     checks.dims(dims, q, k)
     if q.shape[1] != k.shape[1]:
-        raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass as many tokens of both")
+        raise ValueError(f"q {q.shape} and k {k.shape} do not fit: pass the same number of tokens")
     if not q.size:
         return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype), cache
     checks.embedded(encoding, dims, embedded)

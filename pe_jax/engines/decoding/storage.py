@@ -180,9 +180,9 @@ def truncate(cache: Cache, length) -> Cache:
     now, then = pos.concrete(cache.length), pos.concrete(length)
     if then is not None:
         fits = 0 <= int(then) and (now is None or int(then) <= int(now))
-        require(fits, "length", int(then), f"the cache has {now} tokens: pass 0 to as many")
+        require(fits, "length", int(then), f"the cache has {now} tokens: pass 0 to {now}")
     if any(state is not None and state.shape[2] < cache.capacity for state in cache.states):
-        raise ValueError("truncate: this scheme keeps the last value of its running sum alone")
+        raise ValueError("truncate: this scheme keeps only the last value of its running sum")
     if cache.ring is not None and (now is None or then is None or now > cache.ring.window):
         same = now is not None and now == then
         fix = "make it without window=, which extend then takes"

@@ -242,7 +242,7 @@ def _is_of(record: Path, about: dict[str, Any]) -> bool:
 
 
 def _keep(record: Path, text: str) -> None:
-    """Writes a record at once and whole; nothing where nothing can be written."""
+    """Writes a record atomically; does nothing if the folder is not writable."""
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(

@@ -125,7 +125,7 @@ def describe(case: Call) -> str:
 
 
 def draw(case: Call) -> Call:
-    """The case with arrays of numbers, the same each time, with which each term keeps its word.
+    """The case with the same random numbers each time, which satisfy what each term promises.
 
     Formulas may need numbers of one sign (rates, widths), a bias that decays states that only
     rise or fall. So for each term a few draws are tried: the first with which all visible pairs
@@ -149,11 +149,11 @@ def draw(case: Call) -> Call:
                 steps = jax.tree.map(lambda x, sign=sign: -0.1 * sign * jnp.abs(x), of_both)
                 of_both = jax.tree.map(lambda x: jnp.cumsum(x, axis=2), steps)
             drawn = jax.tree.unflatten(structure, arrays)
-            if _keeps_its_word(case.spec, drawn, q, k, of_both):
+            if _is_usable(case.spec, drawn, q, k, of_both):
                 break
         else:
             kind = type(term).__name__
-            raise ValueError(f"no numbers were found under which its {kind} is finite, or decays")
+            raise ValueError(f"no numbers were found for which its {kind} is finite, or decays")
         terms.append(drawn)
         states.append(of_both)
     rows, columns = (tuple(pair[n] for pair in states) for n in range(2))
@@ -169,7 +169,7 @@ def _normal(like: Any, seed: int) -> Any:
     return jnp.asarray(numbers, like.dtype)
 
 
-def _keeps_its_word(spec: AttentionSpec, term: Any, q: Side, k: Side, states: list) -> bool:
+def _is_usable(spec: AttentionSpec, term: Any, q: Side, k: Side, states: list) -> bool:
     """Whether a term is finite at visible pairs, and decays if it says so."""
     if isinstance(term, kinds.DistanceTerm) and q.tokens.positions.ndim == 2:
         far = max(q.x.shape[2], k.x.shape[2])

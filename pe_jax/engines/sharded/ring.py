@@ -54,7 +54,7 @@ def attend(
     `begin(partition, spec, terms, q, k, v)` gives what computes hops, as `TileHops.begin` does.
 
     Raises:
-      ValueError: a kind of term that a hop has not; rows or tokens that do not divide
+      ValueError: a kind of term that a hop does not support; rows or tokens that do not divide
         among the devices.
     """
     split, (batch, _, length, _), kv_heads = partition(layout), q.x.shape, k.x.shape[1]

@@ -24,7 +24,7 @@ def _different(key: jax.Array, size: int) -> jax.Array:
 
 
 def index_place(key: jax.Array, n: Any, size: int) -> Example:
-    """Different letters, then a shift back: the letter so many places before it?"""
+    """Different letters, then a shift: which letter is that many places before it?"""
     keys, count = jax.random.split(key), n - 1
     letters = _different(keys[0], size)
     back = jax.random.randint(keys[1], (), 1, jnp.minimum(REACH, count) + 1)

@@ -1,7 +1,7 @@
 """How kernels are launched, by device: tokens of blocks, warps, stages of the pipeline.
 
 From launches.json, which `python -m tools.compile_gpu --choose` writes: of launches in the order of
-what should be fast, the first that compiles to machine code without spills. No clock chose them.
+what should be fast, the first that compiles to machine code without spills. They were not timed.
 """
 
 import functools
@@ -46,7 +46,7 @@ class Launches(NamedTuple):
         return max(max(launch[:2]) for launch in self)
 
     def at_most(self, tokens: int) -> "Launches":
-        """The same with blocks of so many tokens at the most."""
+        """The same launch, with blocks of at most this many tokens."""
         return Launches(
             *(x._replace(own=min(x.own, tokens), other=min(x.other, tokens)) for x in self)
         )
@@ -81,7 +81,7 @@ def architecture() -> int | None:
 
 
 def nearest(arch: int, known: tuple[int, ...]) -> int:
-    """The architecture of the table that stands for one."""
+    """The architecture of the table that is nearest to this one."""
     if arch in known:
         return arch
     if arch in OTHERS and SMALL in known:

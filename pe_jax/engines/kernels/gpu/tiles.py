@@ -55,7 +55,7 @@ class KVLoop:
 
 
 class Range(NamedTuple):
-    """Blocks to visit one after the other, whose tiles are of one sort."""
+    """Blocks to visit one after the other, whose tiles are of the same kind."""
 
     first: Any  # the first block
     last: Any  # one past the last

@@ -402,7 +402,7 @@ def broadcast(x: Value, shape: Sequence[int]) -> str:
 
 
 def reshaped(x: Value, shape: Sequence[int]) -> str:
-    """In another shape of as many numbers."""
+    """An array in another shape of the same size."""
     if x.shape == tuple(shape):
         return x.text
     if not shape:

@@ -23,7 +23,7 @@ SLACK = 1e-5  # of rounding, by which a number of a pair may be beyond those of 
 def with_products(
     spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
 ) -> tuple[Side, Side, jax.Array]:
-    """As of both kernels; the values of as many heads as the keys then have."""
+    """q and k with the channels of products, v repeated to the heads that keys then have."""
     q, k = common.with_products(spec, terms, q, k)
     return q, k, repeat_heads(v, k.x.shape[1])
 
@@ -171,7 +171,7 @@ def _knots(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array) -> jax
 
 
 def _fits(visible: jax.Array, count: int) -> bool:
-    """Whether the bounds of so many rows and heads may lie in a core's memory of scalars."""
+    """Whether the bounds of these rows and heads fit a core's scalar memory."""
     return 8 * count * max(128, *visible.shape[2:]) <= MAX_SCHEDULE
 
 

@@ -37,7 +37,7 @@ PRODUCTS = {  # how many of each width a kernel computes, with the gradients of 
     kernels.diagonals_kernel: dict(zip(("q", "v", *VECTORS), (1, 1, 2, 2, 2), strict=True)),
 }
 LARGE = (*VECTORS, "bias", "pieces")  # with which a kernel has …
-VMEM = 64 * 2**20  # … so many bytes; others have 16 MiB
+VMEM = 64 * 2**20  # … in bytes; others have 16 MiB
 
 
 def forward(plan: Plan, x: Arrays, schedule: Schedule, dtype: Any) -> Arrays:
