@@ -59,9 +59,9 @@ def test_weights_have_a_row_that_a_live_test_compares():
     checks = ("weights", "rows", "sinusoids", "patches")
     compared = {row.model_type for row in ROWS if row.check in checks}
     elsewhere = ("openai-gpt", "biogpt", "albert", "data2vec-vision", "siglip_text_model")
-    alike = [{kind, *others} for kind, others in weights.LIKE.items()] + [set(weights.BERTS)]
     for kind in weights.WEIGHTS:
-        family = next((group for group in alike if kind in group), {kind})
+        first = weights.LIKE.get(kind, kind)
+        family = {first, *(other for other, like in weights.LIKE.items() if like == first)}
         assert family & compared or kind in (*elsewhere, "siglip2_text_model"), kind
 
 

@@ -48,6 +48,7 @@ OPTIONAL = {  # compared with where it is, needed nowhere
     "pe_jax.engines.kernels.gpu.triton_call": ("triton", "jaxlib"),
     "tools.gpu_code": ("triton",),
     "tools.compile_gpu": (),
+    "tools.hf_types": ("torch", "transformers"),
     "experiments.measuring.torch_attention": ("torch",),
     "experiments.measuring.torch_model": ("torch",),
     "examples.hf": ("torch",),

@@ -8,7 +8,8 @@ import inspect
 import re
 from collections.abc import Sequence
 
-from pe_jax.hf import LayerEncoding, encodings, pattern, weights
+from pe_jax.hf import FAMILIES, LayerEncoding, encodings, pattern, weights
+from pe_jax.hf.families import NEAREST
 from tools import encoding_facts
 from tools.cookbook_rows import CHECKS, GROUPS, LOGITS, ROWS, Row
 
@@ -46,6 +47,25 @@ ABOUT = {
     "rows": "what the mapped table adds to the input",
     "patches": "what the mapped table adds to the input, of the image's size and resized",
     "table": "the table",
+}
+
+
+DIFFERENCES = {  # from transformers, on purpose, by their tests in tests/hf/test_differences.py
+    "test_rotary_dim_is_a_part_of_the_head": "`rotary_dim` of MiniMax: that part of a head rotates;"
+    " transformers rotates all of it",
+    "test_a_partial_factor_is_a_part_of_the_head": "`partial_rotary_factor` of Llama: the same",
+    "test_alibis_largest_slope_is_read": "`alibi_bias_max` of MPT: read; transformers takes 8",
+    "test_relative_keys_of_bert_are_shaws": "`position_embedding_type='relative_key'` of BERT and"
+    " its kind: Shaw's keys, which transformers 5 has no longer",
+    "test_truncate_is_read_by_type": "`truncate` of a YaRN whose settings are by layer type: read,"
+    " with a warning",
+    "test_old_scaling_of_gemma_3_acts": "a flat `rope_scaling` of Gemma 3 with `type` for"
+    " `rope_type`: it acts, on the full layers; transformers 5 rotates without",
+    "test_a_flat_base_of_olmo_3_is_of_both_types": "a flat `rope_theta` of Olmo 3: that of both"
+    " layer types; transformers 5 takes its default for those that slide",
+    "test_an_unread_window_is_refused_unless_it_hides_nothing": "a `sliding_window` that a family"
+    " leaves unread: an error, unless it hides nothing (switched off, as wide as the model is long,"
+    " or of a draft head)",
 }
 
 
@@ -121,13 +141,43 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line[i] for i in kept)} |" for line in lines)
 
 
+def groups() -> dict[str, list[str]]:
+    """Model types that are read, by the class that reads them."""
+    found: dict[str, list[str]] = {}
+    for kind, family in FAMILIES.items():
+        doc = (inspect.getdoc(type(family)) or "").partition("\n")[0].partition(";")[0].rstrip(".")
+        doc += "; encoders" if getattr(family, "stack", "") == "encoder" else ""
+        found.setdefault(doc, []).append(kind)
+    return found
+
+
+def section() -> str:
+    """Every model type, for docs/cookbook.md."""
+    reasons: dict[str, list[str]] = {}
+    for kind, reason in NEAREST.items():
+        reasons.setdefault(reason, []).append(kind)
+    lines = ["## Where transformers reads otherwise", ""]
+    lines += ["A config is believed where transformers leaves unread what it says:", ""]
+    lines += [f"- {text}" for text in DIFFERENCES.values()]
+    lines += ["", "## Every model type", ""]
+    lines += ['Of another one, `encodings(config, like="llama")` reads the keys as Llama\'s.', ""]
+    lines += ["| read as | model types |", "| --- | --- |"]
+    lines += [
+        f"| {doc} | {', '.join(f'`{k}`' for k in kinds)} |" for doc, kinds in groups().items()
+    ]
+    lines += ["", "What is not read, and why:", "", "| why | model types |", "| --- | --- |"]
+    lines += [f"| {why} | {', '.join(f'`{k}`' for k in kinds)} |" for why, kinds in reasons.items()]
+    return "\n".join(lines)
+
+
 def page() -> str:
     """docs/cookbook.md."""
     used = dict.fromkeys(check for row in ROWS for check in checks(row))
     about = "\n".join(f"  - {check}: {ABOUT[check]}" for check in used)
     links = "\n".join(f"[{check}]: ../{CHECKS[check][0]} '{CHECKS[check][1]}'" for check in used)
     groups = [f"## {title}\n\n{table(rows)}" for title, rows in GROUPS.items()]
-    return "\n\n".join([f"{INTRO.strip()}\n{about}", *groups, links]) + "\n"
+    parts = [f"{INTRO.strip()}\n{about}", *groups, section(), links]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:

@@ -12,27 +12,33 @@ rotation is never read as a full one. Where a config says something that transfo
 believed.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pe_jax.encodings.base import Params
-from pe_jax.hf import weights
+from pe_jax.hf import parents, weights
 from pe_jax.hf.families import FAMILIES, NEAREST
-from pe_jax.hf.keys import Keys
-from pe_jax.hf.layers import LayerEncoding, checked, pattern
+from pe_jax.hf.keys import LAYERS, Keys
+from pe_jax.hf.layers import Family, LayerEncoding, checked, pattern
 from pe_jax.validation import is_int, nearest, require, shown
 
 __all__ = ["FAMILIES", "LayerEncoding", "encodings", "params", "pattern", "to_hf"]
 
-TEXT = ("text_config", "llm_config", "language_config")
+VISION = {  # of Qwen2-VL and 2.5-VL, whose parts for images say no type
+    "qwen2_vl_vision": {"depth", "embed_dim", "spatial_merge_size"},
+    "qwen2_5_vl_vision": {"depth", "fullatt_block_indexes", "spatial_merge_size"},
+}
+OWN_MASKS = ("gpt_neo", "openai-gpt", "xlnet")  # which leave `is_causal` unread
 
 
-def encodings(config: Any) -> tuple[LayerEncoding, ...]:
+def encodings(config: Any, like: str | None = None) -> tuple[LayerEncoding, ...]:
     """The encoding of each layer as a Hugging Face config describes it.
 
     Args:
       config: an object with `to_dict()`, or the dict (a `config.json`), of transformers 4 or 5. Of
         one with a part for text, that part is read: pass `config.vision_config` for the other.
+      like: read it as a config of this model type, whatever its own is.
 
     Returns:
       One entry per layer; an encoder's before its decoder's.
@@ -43,7 +49,7 @@ def encodings(config: Any) -> tuple[LayerEncoding, ...]:
       TypeError: neither a dict nor an object with `to_dict()`.
     """
     try:
-        return _read(_as_dict(config))
+        return _read(_as_dict(config), like)
     except ValueError as error:
         raise ValueError(_one_line(error)) from None
 
@@ -65,8 +71,11 @@ def to_hf(layers: Sequence[LayerEncoding], model_type: str) -> dict[str, Any]:
         family, layers = _family(model_type), checked(layers)
         if not layers:
             raise ValueError("layers=(): pass at least one")
-        config = {"model_type": model_type, **family.write(layers)}
-        if not getattr(family, "checked", True):
+        both = any(map(_sees_ahead, layers)) and not family.bidirectional
+        own = [_one_way(layer) for layer in layers] if both else layers
+        config = {"model_type": model_type, **family.write(own)}
+        config |= {"is_causal": False} if both else {}
+        if not family.checked:
             return config
         widths = {"hidden_size": layers[0].head_dim, "num_attention_heads": 1}
         again = _read({**widths, **config})
@@ -112,39 +121,89 @@ def _as_dict(config: Any) -> dict[str, Any]:
     dictionary = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(dictionary, Mapping):
         raise TypeError(f"config={shown(config)}: pass a config or its dict")
-    return dict(dictionary)
+    if dictionary is config:
+        return dict(config)
+    inner = {name: getattr(config, name, None) for name in parents.TEXT}
+    inner = {name: part for name, part in inner.items() if part is not None}
+    return {"per_layer_config": None, **dictionary, **inner}  # an object leaves out what is None
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Its part for text, or itself."""
-    inner = next((config[name] for name in TEXT if config.get(name) is not None), None)
-    return config if inner is None else _text(_as_dict(inner))
+    return parents.text(config, _as_dict, FAMILIES)
 
 
-def _read(config: Mapping[str, Any]) -> tuple[LayerEncoding, ...]:
-    vision, config = config.get("vision_config"), _text(config)
+def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEncoding, ...]:
+    parent, vision, config = config, config.get("vision_config"), _text(config)
+    also = () if parent is config else (parents.ALSO.get(str(parent.get("model_type"))),)
+    if also == ("bidirectional_prefix",):  # this is how the parent says it
+        config = {k: v for k, v in config.items() if k != "use_bidirectional_attention"}
+    kinds = [kind for kind, names in VISION.items() if names <= config.keys()]
+    model_type = config.get("model_type") or next(iter(kinds), None)
+    model_type = model_type if like is None else like
+    family = _family(model_type, config)
     rate = None if vision is None else _as_dict(vision).get("tokens_per_second")
-    if rate is not None:  # of the positions in the text model
+    if rate is not None and getattr(family, "sections", None):  # of the positions in the text
         config = {**config, "tokens_per_second": rate}
-    model_type = config.get("model_type")
-    family = _family(model_type)
     keys = Keys(str(model_type), config)
     layers = family.read(keys)
+    causal = keys.flag("is_causal", default=True) or model_type in OWN_MASKS
+    fix = "what this family's layers see of later tokens is not read here"
+    require(causal or family.both_ways, "is_causal", causal, fix)
     keys.check_rest()
+    layers = layers if causal else map(_both_ways, layers)
+    if also and also[0]:
+        layers = [dataclasses.replace(x, also=x.also + also) if x.encoding else x for x in layers]
     return tuple(layers)
 
 
-def _family(model_type: Any):
+def _both_ways(layer: LayerEncoding) -> LayerEncoding:
+    """As `is_causal: false` changes a decoder's layer; a window counts besides the query's own."""
+    if not layer.causal or layer.chunk is not None or layer.encoding is None:
+        return layer
+    window = None if layer.window is None else layer.window + 1
+    return dataclasses.replace(layer, causal=False, window=window)
+
+
+def _one_way(layer: LayerEncoding) -> LayerEncoding:
+    """What `_both_ways` made this layer of."""
+    window = None if layer.window is None else layer.window - 1
+    return dataclasses.replace(layer, causal=True, window=window) if _sees_ahead(layer) else layer
+
+
+def _sees_ahead(layer: LayerEncoding) -> bool:
+    return layer.stack == "decoder" and not layer.causal and layer.encoding is not None
+
+
+def _family(model_type: Any, config: Mapping[str, Any] | None = None) -> Family:
+    """Of that name; the config is for the suggestion where there is none."""
     if not isinstance(model_type, str) or not model_type:
         raise ValueError(f"model_type={shown(model_type)}: pass one, such as 'llama'")
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
     if model_type in NEAREST:
-        raise ValueError(f"model_type={model_type!r}: {NEAREST[model_type]}")
-    if model_type not in FAMILIES:
-        close = nearest(model_type[:40], FAMILIES, cutoff=0.4)
-        hint = f"the nearest is {close}" if close else "see pe_jax.hf.FAMILIES"
-        fix = "for its rotation alone, pe_jax.encodings.rope_scaling.from_hf"
-        raise ValueError(f"model_type={shown(model_type)} is not known here; {hint}; {fix}")
-    return FAMILIES[model_type]
+        raise ValueError(f"model_type={model_type!r} is not read: {NEAREST[model_type]}")
+    alike = _alike(config or {})
+    if alike:
+        hint = f"its keys are read like={alike!r}, if its attention is that model's"
+    else:
+        close = nearest(model_type[:40], FAMILIES, cutoff=0.8)
+        hint = f"the nearest is {close}" if close else "see pe_jax.hf.FAMILIES for like="
+    fix = "for its rotation alone, pe_jax.encodings.rope_scaling.from_hf"
+    raise ValueError(f"model_type={shown(model_type)} is not known here; {hint}; {fix}")
+
+
+def _alike(config: Mapping[str, Any]) -> str:
+    """The family that reads all of a config's keys of positions, and most of the others."""
+    found: dict[str, int] = {}
+    for kind, family in FAMILIES.items() if not config.keys().isdisjoint(LAYERS) else ():
+        keys = Keys(kind, config)
+        try:
+            family.read(keys)
+            keys.check_rest()
+        except ValueError:
+            continue
+        found[kind] = sum(config.get(name) is not None for name in keys.known)
+    return max(found, key=lambda kind: found[kind], default="")
 
 
 def _one_line(error: Exception) -> str:

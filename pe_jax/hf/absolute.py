@@ -10,7 +10,7 @@ from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
 from pe_jax.hf.keys import LENGTHS, Keys
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.layers import Family, LayerEncoding
 from pe_jax.validation import require, shown
 
 
@@ -38,7 +38,7 @@ def written(encoding: Encoding | None, kind: type) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learned1D:
+class Learned1D(Family):
     """A learned table, of `max_position_embeddings` rows.
 
     Attributes:
@@ -49,6 +49,8 @@ class Learned1D:
       first_row: rows that come on top of the length, before that of position 0 (OPT).
       typed: whether `position_embedding_type` is read: "absolute", "relative_key" (Shaw's keys) or,
         if `rotary`, "rotary" (ESM).
+      decodes: whether `is_decoder` is read, which hides later tokens.
+      groups: whether each layer is `inner_group_num` of them (ALBERT).
     """
 
     length: int
@@ -57,12 +59,8 @@ class Learned1D:
     first_row: int = 0
     typed: bool = False
     rotary: bool = False
-    head_dims: bool = True
-
-    @property
-    def stack(self) -> str:
-        """Which of the two it is."""
-        return "decoder" if self.causal else "encoder"
+    decodes: bool = False
+    groups: bool = False
 
     def _rows(self, keys: Keys) -> tuple[int, int]:
         """Positions, and the row of the first."""
@@ -74,7 +72,6 @@ class Learned1D:
         return length - pad - 1, pad + 1
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         length, first = self._rows(keys)
         head_dim, layers = keys.head_dim(), keys.layers()
         known = ("absolute", "relative_key") + (("rotary",) if self.rotary else ())
@@ -86,13 +83,18 @@ class Learned1D:
             encoding, first = Shaw(length + first - 1, values=False), 0
         if kind == "rotary":
             encoding, first = RoPE(base), 0
-        more = {"causal": self.causal, "stack": self.stack, "first_row": first}
-        return [LayerEncoding(encoding, head_dim, **more)] * layers
+        causal = self.causal or (self.decodes and keys.flag("is_decoder"))
+        stack = "decoder" if causal else "encoder"
+        layer = LayerEncoding(encoding, head_dim, causal=causal, stack=stack, first_row=first)
+        layers *= keys.layers("inner_group_num", default=1) if self.groups else 1
+        require(layers <= 10_000, "inner_group_num", layers, "pass at most 10000 layers in all")
+        return [layer] * layers
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The length, the padding token, the kind."""
         layer = one_of_a_kind(layers)
         config: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        config |= {"is_decoder": layer.causal} if self.decodes else {}
+        config |= {"inner_group_num": 1} if self.groups else {}
         if self.typed and isinstance(layer.encoding, Shaw):
             length = layer.encoding.clip + 1
             return config | {LENGTHS[0]: length, "position_embedding_type": "relative_key"}
@@ -139,11 +141,9 @@ class GPTNeo(Learned1D):
     def read(self, keys):
         layers, window = super().read(keys), keys.integer("window_size", default=256)
         types = keys.get("attention_types", default=[[["global", "local"], len(layers) // 2]])
-        given = keys.get("attention_layers", default=self._listed(types))
-        ok = isinstance(given, list | tuple) and len(given) == len(layers)
-        ok = ok and all(kind in ("global", "local") for kind in given)
-        fix = f"pass 'global' or 'local' for each of {len(layers)} layers"
-        require(ok, "attention_layers", given, fix)
+        made, name = self._listed(types), "attention_layers"
+        keys.config[name] = keys.get(name, default=made)  # of too few entries, too
+        given = keys.per_layer(name, len(layers), ("global", "local"))
         scaled = None if layers[0].head_dim == 1 else 1.0
         return [
             dataclasses.replace(x, scale=scaled, window=window if kind == "local" else None)
@@ -172,23 +172,23 @@ class GPTNeo(Learned1D):
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoStacks:
+class TwoStacks(Family):
     """An encoder and a decoder with positions at their inputs (Marian, BART, Whisper).
 
     Attributes:
       encoder: layout of the sinusoid, or None: learned.
       decoder: the same.
-      lengths: keys of the two lengths, and their defaults.
-      first_row: of learned tables, on top of the length.
+      lengths: default of both stacks' `max_position_embeddings`, or those of an encoder's
+        `max_source_positions` and a decoder's `max_target_positions`.
+      first_row: of position 0, in a released table or among the angles.
     """
 
     encoder: str | None
     decoder: str | None
-    lengths: tuple[tuple[str, int], tuple[str, int]]
+    lengths: int | tuple[int, int]
     first_row: int = 0
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The encoder's layers, then the decoder's."""
         entries, width = [], keys.integer("d_model", "hidden_size")
         for key in ("static_position_embeddings", "extra_pos_embeddings"):
             keys.get(key)  # of older code: what the model types say by themselves
@@ -198,16 +198,19 @@ class TwoStacks:
             heads = keys.integer(f"{stack}_attention_heads")
             require(width % heads == 0, f"{stack}_attention_heads", heads, f"must divide {width}")
             encoding = Learned(length) if layout is None else Sinusoidal(layout=layout)
-            first = self.first_row if layout is None else 0
-            more = {"causal": stack == "decoder", "stack": stack, "first_row": first}
+            more = {"causal": stack == "decoder", "stack": stack, "first_row": self.first_row}
             entries += [LayerEncoding(encoding, width // heads, **more)] * count
         return entries
 
     def _stacks(self):
-        return zip(("encoder", "decoder"), (self.encoder, self.decoder), self.lengths, strict=True)
+        lengths: Any = (("max_position_embeddings", self.lengths),) * 2
+        if not isinstance(self.lengths, int):
+            lengths = zip(
+                ("max_source_positions", "max_target_positions"), self.lengths, strict=True
+            )
+        return zip(("encoder", "decoder"), (self.encoder, self.decoder), lengths, strict=True)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """Layers, heads (one, of that width) and lengths."""
         config: dict[str, Any] = {"d_model": max(layer.head_dim for layer in layers)}
         for stack, layout, (key, _) in self._stacks():
             own = [layer for layer in layers if layer.stack == stack]

@@ -13,12 +13,13 @@ from pe_jax.encodings.deberta import DeBERTa
 from pe_jax.encodings.layoutlmv3 import LayoutLMv3
 from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
+from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.encodings.wavlm import WavLM
 from pe_jax.hf.absolute import one_of_a_kind, written
 from pe_jax.hf.keys import LENGTHS, Keys
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.layers import Family, LayerEncoding
 from pe_jax.hf.rotary import Rotary
 from pe_jax.validation import require
 
@@ -26,7 +27,7 @@ NUM_BUCKETS, MAX_DISTANCE = "relative_attention_num_buckets", "relative_attentio
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Family:
+class T5Family(Family):
     """T5's buckets, both ways in the encoder; cross-attention has no positions.
 
     Attributes:
@@ -39,7 +40,6 @@ class T5Family:
     local: bool = False
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The encoder's layers, then the decoder's."""
         count = keys.layers()
         decoders = keys.layers("num_decoder_layers", default=count, low=0)
         head_dim = keys.integer("d_kv", default=64)
@@ -59,7 +59,6 @@ class T5Family:
         return entries
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """Buckets, layers, the width of a head."""
         first = one_of_a_kind(layers, "encoder")
         encoding = written(first.encoding, t5.T5)
         count = sum(layer.stack == "encoder" for layer in layers)
@@ -74,13 +73,12 @@ class T5Family:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeBERTaFamily:
+class DeBERTaFamily(Family):
     """Disentangled attention, and a learned table where `position_biased_input`."""
 
     v2: bool = False
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         length = keys.integer(LENGTHS[0], default=512)
         reach = keys.get("max_relative_positions", default=-1)
         reach = length if not isinstance(reach, int) or reach < 1 else reach
@@ -113,7 +111,6 @@ class DeBERTaFamily:
         return tuple(kind for kind in DEBERTA_TYPES if kind in names)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """Which terms, their reach and the table's length."""
         layer = one_of_a_kind(layers)
         parts = layer.encoding.parts if isinstance(layer.encoding, Sum) else (layer.encoding,)
         learned = [part for part in parts if isinstance(part, Learned)]
@@ -137,26 +134,23 @@ class DeBERTaFamily:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bloom:
+class Bloom(Family):
     """ALiBi."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         keys.get("offset_alibi")  # a constant, which softmax does not see
         return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The number of layers."""
         written(one_of_a_kind(layers).encoding, ALiBi)
         return {"n_layer": len(layers)}
 
 
 @dataclasses.dataclass(frozen=True)
-class MPT:
+class MPT(Family):
     """ALiBi of `attn_config`; transformers 5.23 takes `alibi_bias_max` for 8 and alibi for True."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         inner = Keys(keys.model_type, keys.mapping("attn_config") or {})
         fix = "transformers has ALiBi all the same; without it these models have a learned table:"
         alibi = inner.flag("alibi", default=True)
@@ -173,7 +167,6 @@ class MPT:
         return [LayerEncoding(encoding, head_dim, scale=scale)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """`attn_config`."""
         layer = one_of_a_kind(layers)
         most = written(layer.encoding, ALiBi).bias_max
         inner = {"alibi": True, "alibi_bias_max": int(most) if most == int(most) else most}
@@ -181,11 +174,10 @@ class MPT:
 
 
 @dataclasses.dataclass(frozen=True)
-class Falcon:
+class Falcon(Family):
     """ALiBi scaled with the scores, or RoPE; theirs is rounded to bfloat16, ours is not."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         if not keys.flag("alibi"):
             return Rotary().read(keys)
         for key in ("rope_parameters", "rope_theta", "rope_scaling"):
@@ -193,7 +185,6 @@ class Falcon:
         return [LayerEncoding(ALiBi(scaled=True), keys.head_dim())] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """`alibi`, or the rotation."""
         if isinstance(layers[0].encoding, RoPE):
             config = Rotary().write(layers)
             del config["head_dim"]  # always width/heads
@@ -203,11 +194,10 @@ class Falcon:
 
 
 @dataclasses.dataclass(frozen=True)
-class XLNet:
+class XLNet(Family):
     """Transformer-XL's terms, and one of segments."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         kind = keys.choice("attn_type", ("bi", "uni"), "bi")
         fix = "distances that are clipped are not among transformer_xl's settings; shaw clips"
         keys.refuse("clamp_len", fix)
@@ -220,7 +210,6 @@ class XLNet:
         return [layer] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """`attn_type`."""
         layer = one_of_a_kind(layers)
         written(layer.encoding, TransformerXL)
         config = {"n_layer": len(layers), "attn_type": "uni" if layer.causal else "bi"}
@@ -228,11 +217,10 @@ class XLNet:
 
 
 @dataclasses.dataclass(frozen=True)
-class WavLMFamily:
+class WavLMFamily(Family):
     """The gated table; a convolution adds positions to the input."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         encoding = WavLM(
             keys.integer("num_buckets", default=320),
             keys.integer("max_bucket_distance", default=800),
@@ -243,20 +231,18 @@ class WavLMFamily:
         return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """Buckets and reach."""
         encoding = written(one_of_a_kind(layers).encoding, WavLM)
         config = {"num_hidden_layers": len(layers), "num_buckets": encoding.num_buckets}
         return config | {"max_bucket_distance": encoding.max_distance}
 
 
 @dataclasses.dataclass(frozen=True)
-class MPNet:
+class MPNet(Family):
     """A learned table, and T5's buckets both ways on scaled scores: `buckets` of the same edges."""
 
     pad: int = 1
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         count = keys.integer(NUM_BUCKETS, default=32)
         fix = "transformers sorts into 32 whatever this says; pass 32"
         require(count == 32, NUM_BUCKETS, count, fix)
@@ -269,7 +255,6 @@ class MPNet:
         return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The table's length and the padding token."""
         layer = one_of_a_kind(layers)
         length = written(written(layer.encoding, Sum).parts[0], Learned).length
         config = {"num_hidden_layers": len(layers), "pad_token_id": layer.first_row - 1}
@@ -277,11 +262,10 @@ class MPNet:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayoutLMv3Family:
+class LayoutLMv3Family(Family):
     """Buckets of index and position on the page; the input has learned tables of both besides."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         for key in ("has_relative_attention_bias", "has_spatial_attention_bias"):
             on = keys.flag(key, default=True)
             require(on, key, on, "layoutlmv3 has both biases; for one of them use t5 or alibi_2d")
@@ -299,7 +283,6 @@ class LayoutLMv3Family:
         return [LayerEncoding(encoding, keys.head_dim(), also=also, **more)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """Buckets and reaches."""
         config = written(one_of_a_kind(layers).encoding, LayoutLMv3)
         settings = {"rel_pos_bins": config.num_buckets, "max_rel_pos": config.max_distance}
         settings |= {"rel_2d_pos_bins": config.spatial_buckets}
@@ -308,11 +291,10 @@ class LayoutLMv3Family:
 
 
 @dataclasses.dataclass(frozen=True)
-class RoFormer:
+class RoFormer(Family):
     """RoPE, interleaved; the values are not rotated."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         keys.refuse(
             "rotary_value",
             "pe_jax has no scheme that rotates values without rotating the output back",
@@ -323,7 +305,115 @@ class RoFormer:
         return [layer] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """Whether it is a decoder."""
         layer = one_of_a_kind(layers)
         written(layer.encoding, RoPE)
         return {"num_hidden_layers": len(layers), "is_decoder": layer.causal}
+
+
+KIND, LEFT, RIGHT = (
+    "position_embeddings_type",
+    "left_max_position_embeddings",
+    "right_max_position_embeddings",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Conformer(Family):
+    """wav2vec2-conformer, and wav2vec2-bert (`keyed`), which has Shaw's keys by default."""
+
+    keyed: bool = False
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
+            keys.get(key)  # of a convolution that is built and never called
+        for key in ("rotary_embedding_base", "max_source_positions"):
+            keys.get(key)  # how far a table of angles goes at first
+        default = "relative_key" if self.keyed else "relative"
+        known = ("relative", "relative_key")[: 1 + self.keyed]
+        fix = "'rotary' turns the input of the projections, not q and k: no scheme of ours"
+        left, right = keys.integer(LEFT, default=64), keys.integer(RIGHT, default=8, low=0)
+        if keys.has_none(KIND):
+            encoding = Encoding()
+        elif keys.choice(KIND, known, default, fix) == "relative":
+            encoding = TransformerXL()
+        else:
+            encoding = Shaw(max(left, right), values=False)
+        layer = LayerEncoding(encoding, keys.head_dim(), causal=False, stack="encoder")
+        return [layer] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        encoding, found = one_of_a_kind(layers).encoding, {"num_hidden_layers": len(layers)}
+        if isinstance(encoding, Shaw) and self.keyed:
+            return found | {KIND: "relative_key", LEFT: encoding.clip, RIGHT: encoding.clip}
+        plain = encoding == Encoding()
+        fix = "such models have transformer_xl, or nope" + ", or shaw" * self.keyed
+        require(plain or isinstance(encoding, TransformerXL), "encoding", encoding, fix)
+        return found | {KIND: None if plain else "relative"}
+
+
+# Models whose code is on the Hub alone.
+
+
+@dataclasses.dataclass(frozen=True)
+class Baichuan(Family):
+    """RoPE in the models of 7B, ALiBi in those of 13B, whose configs give no length of a table."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        if keys.get(LENGTHS[0]) is not None:
+            return Rotary().read(keys)
+        return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        if isinstance(layers[0].encoding, RoPE):
+            return Rotary().write(layers) | {LENGTHS[0]: 4096}
+        written(one_of_a_kind(layers).encoding, ALiBi)
+        return {"num_hidden_layers": len(layers)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatGLM(Rotary):
+    """Half of each head rotates; `rope_ratio` multiplies the base."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        keys.refuse(
+            "position_encoding_2d", "two positions per token (ChatGLM-6B) are not read here"
+        )
+        keys.get("original_rope")
+        ratio = keys.real("rope_ratio", default=1)
+        fix = "ChatGLM2 divides positions by it, later models multiply the base: pass rope_theta"
+        require(ratio == 1 or ratio >= 32, "rope_ratio", ratio, fix)
+        base = keys.real("rope_theta", default=self.base) * ratio
+        keys.config |= {"rope_theta": base}
+        return super().read(keys)
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen1(Rotary):
+    """As Llama up to `seq_length`; beyond, a base and a factor that grow, named in `also`."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        known = ("dynamic_ntk", "logn_attn")
+        also = [f"{name}_beyond" for name in known if keys.flag(f"use_{name}")]
+        layers = super().read(keys)
+        return [dataclasses.replace(x, also=(*x.also, *also)) for x in layers]
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        found = {f"use_{x.removesuffix('_beyond')}": True for x in layers[0].also if "_beyond" in x}
+        return super().write(layers) | found
+
+
+@dataclasses.dataclass(frozen=True)
+class DBRX(Rotary):
+    """The base and the clip are in `attn_config`."""
+
+    def read(self, keys: Keys) -> list[LayerEncoding]:
+        inner = keys.mapping("attn_config") or {}
+        names = ("rope_theta", "clip_qkv")
+        keys.config |= {n: inner[n] for n in names if inner.get(n) is not None}
+        return super().read(keys)
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        found = super().write(layers)
+        theta = found.pop("rope_parameters", {}).get("rope_theta", self.base)
+        inner = {"rope_theta": theta, "clip_qkv": found.pop("clip_qkv", None)}
+        return {"n_layers": found["num_hidden_layers"], "attn_config": inner}

@@ -10,7 +10,7 @@ from pe_jax.hf.keys import Keys
 from pe_jax.hf.kinds import SLIDING
 from pe_jax.hf.layers import LayerEncoding
 from pe_jax.hf.rotary import Rotary, with_sink
-from pe_jax.validation import is_int, require
+from pe_jax.validation import require
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS = {0: SLIDING, 4: SPARSE, 128: HEAVY}  # of its first configs
@@ -25,8 +25,9 @@ class DeepSeekV4(Rotary):
     The label "main" is that of layers that see a window alone.
     """
 
+    both_ways = False  # of keys of many tokens, later ones stay hidden
+
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """One entry per layer."""
         kinds = self._types(keys)
         head_dim = keys.head_dim(512)
         rotary_dim = keys.integer("qk_rope_head_dim", default=None)
@@ -48,21 +49,11 @@ class DeepSeekV4(Rotary):
         ]
 
     def _types(self, keys: Keys) -> list[str]:
-        layers, given = keys.layers(), keys.get("layer_types")
-        ratios = keys.get("compress_ratios")
-        if given is None and ratios is not None:
-            ok = isinstance(ratios, list | tuple) and all(
-                is_int(x, 0) and x in RATIOS for x in ratios
-            )
-            require(ok, "compress_ratios", ratios, "pass 0, 4 or 128 for each layer")
-            given = [RATIOS[ratio] for ratio in ratios]
-        if given is None:
-            given = [HEAVY] * 2 + [SPARSE if i % 2 else HEAVY for i in range(layers - 2)]
-        ok = isinstance(given, list | tuple) and len(given) >= layers
-        ok = ok and all(kind in RATIOS.values() for kind in given)
-        fix = f"pass one of {', '.join(RATIOS.values())} for each of {layers} layers"
-        require(ok, "layer_types", given, fix)
-        return list(given[:layers])
+        layers = keys.layers()
+        made = [HEAVY, HEAVY, *([HEAVY, SPARSE] * layers)][:layers]
+        ratios = keys.per_layer("compress_ratios", layers, tuple(RATIOS))
+        made = made if ratios is None else [RATIOS[ratio] for ratio in ratios]
+        return keys.per_layer("layer_types", layers, tuple(RATIOS.values()), made)
 
     def _labels(self, keys: Keys) -> dict[str, Mapping[str, Any]]:
         """The settings of both labels; flat ones are of "compress", but for the bases."""
@@ -74,13 +65,13 @@ class DeepSeekV4(Rotary):
                 given.keys() >= BASES.keys(), "rope_parameters", given, "pass main and compress"
             )
             return {label: given[label] or {} for label in BASES}
-        flat = {"rope_type": "default", **given, "rope_theta": compress}
-        if flat["rope_type"] == "yarn" or flat.get("type") == "yarn":
+        flat = {**given, "rope_theta": compress}
+        flat = flat if "type" in flat else {"rope_type": "default", **flat}
+        if "yarn" in (flat.get("rope_type"), flat.get("type")):
             flat.setdefault("attention_factor", 1.0)  # they leave cos and sin as they are
         return {"main": {"rope_type": "default", "rope_theta": main}, "compress": flat}
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """Sizes, types, and the settings of each label that has layers."""
         kinds = [next((x for x in layer.also if x in RATIOS.values()), SLIDING) for layer in layers]
         head_dim = layers[0].head_dim
         settings: dict[str, Any] = {label: {"rope_theta": base} for label, base in BASES.items()}

@@ -8,14 +8,14 @@ from pe_jax.encodings.inkling import Inkling
 from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf.keys import Keys
-from pe_jax.hf.layers import LayerEncoding, parts
-from pe_jax.validation import is_int, require
+from pe_jax.hf.layers import Family, LayerEncoding, parts
+from pe_jax.validation import require
 
 SLIDING, FULL = "hybrid_sliding", "hybrid"
 
 
 @dataclasses.dataclass(frozen=True)
-class InklingFamily:
+class InklingFamily(Family):
     """A window and as many profiles on most layers; on the others a floor of the logarithm.
 
     Attributes:
@@ -23,9 +23,9 @@ class InklingFamily:
     """
 
     second: bool = False
+    both_ways = False  # its profiles are of earlier tokens
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """One entry per layer."""
         layers = keys.layers()
         window = keys.integer("sliding_window_size", default=1024 if self.second else 512)
         extent, width = keys.integer("rel_extent", default=1024), keys.integer("d_rel", default=16)
@@ -56,21 +56,12 @@ class InklingFamily:
         return entries
 
     def _kinds(self, keys: Keys, layers: int) -> list[str]:
-        given, local = keys.get("layer_types"), keys.get("local_layer_ids")
-        if given is not None:
-            ok = isinstance(given, list | tuple) and len(given) == layers
-            ok = ok and all(kind in (FULL, SLIDING) for kind in given)
-            fix = f"pass {FULL!r} or {SLIDING!r} for each of {layers} layers"
-            require(ok, "layer_types", given, fix)
-            return list(given)
-        if local is None:
-            return [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
-        ok = isinstance(local, list | tuple) and all(is_int(i, 0) and i < layers for i in local)
-        require(ok, "local_layer_ids", local, f"pass numbers below {layers}")
-        return [SLIDING if i in local else FULL for i in range(layers)]
+        local = keys.numbers("local_layer_ids", layers)
+        made = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
+        made = made if local is None else [SLIDING if i in local else FULL for i in range(layers)]
+        return keys.per_layer("layer_types", layers, (FULL, SLIDING), made)
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The keys from which `read` reads these layers."""
         config: dict[str, Any] = {"num_hidden_layers": len(layers)}
         config["layer_types"] = [FULL if x.window is None else SLIDING for x in layers]
         for layer in layers:

@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pe_jax.encodings.registry import ENCODINGS
 from pe_jax.validation import is_int, is_real, require, shown
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
+WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 # A key of such a name that nobody read, with a value that switches something on, is an error.
@@ -20,9 +21,11 @@ SUSPECT = re.compile(
 )
 HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
 HARMLESS |= {"original_max_position_embeddings", "max_trained_positions"}
+HARMLESS |= {"chunk_size", "logits_soft_cap", "use_pos_enc"}
 HARMLESS |= {"final_logit_softcapping"}  # of the vocabulary
 HARMLESS |= {"mlp_layer_types", "mlp_gate_softcap", "mlp_up_softcap", "shared_expert_sink"}
 HARMLESS |= {"hc_sinkhorn_iters"}  # of the residual stream
+OTHERS = re.compile(r"(mamba|linear|mtp|moe|ssm|indexer?|sparse)_")  # of what is no attention
 PLAIN = {  # values that say what is so without them
     "position_embedding_type": ("absolute",),
     "scale_attn_weights": (True,),
@@ -107,8 +110,27 @@ class Keys:
         """One of the strings that are known."""
         value = self.get(name, default=default)
         ok = isinstance(value, str) and value in known
-        require(ok, name, value, f"choose one of {', '.join(known)}{fix and '; '}{fix}")
+        ours = f"ours for such things: {value}" if str(value) in ENCODINGS else fix
+        require(ok, name, value, f"choose one of {', '.join(known)}{ours and '; '}{ours}")
         return value
+
+    def per_layer(self, name: str, layers: int, known: tuple, default: Any = None) -> Any:
+        """A list with one of the values that are known for each layer, or the default."""
+        given = self.get(name)
+        if given is None:
+            return default
+        ok = isinstance(given, list | tuple) and len(given) >= layers
+        ok = ok and all(x in known for x in given)
+        what = ", ".join(map(str, known[:-1])) + f" or {known[-1]}"
+        require(ok, name, given, f"pass {what} for each of {layers} layers")
+        return list(given[:layers])
+
+    def numbers(self, name: str, layers: int, default: Any = None) -> Any:
+        """A list of numbers of layers, from 0 on, or the default."""
+        given = self.get(name, default=default)
+        ok = isinstance(given, list | tuple) and all(is_int(i, 0) and i < layers for i in given)
+        require(ok or given is default, name, given, f"pass numbers below {layers}")
+        return given
 
     def refuse(self, name: str, fix: str) -> None:
         """Raises where the key switches something on."""
@@ -121,7 +143,8 @@ class Keys:
         Raises:
           ValueError: heads that do not divide the width.
         """
-        value = self.integer("head_dim", default=None if self.has_none("head_dim") else default)
+        default = None if self.has_none("head_dim") else default
+        value = self.integer("head_dim", "kv_channels", default=default)
         if value is not None:
             return value
         width, heads = self.integer(*WIDTH), self.integer(*HEADS)
@@ -138,7 +161,10 @@ class Keys:
         """Raises for the first key that nobody read and that speaks of positions."""
         for key, value in self.config.items():
             plain = any(value is x or value == x for x in PLAIN.get(key, ()))
-            if key in self.known or key in HARMLESS or plain or not SUSPECT.search(key):
+            plain = plain or key in HARMLESS or OTHERS.match(key) is not None
+            if key in self.known or plain or not SUSPECT.search(key):
+                continue
+            if key == "sliding_window" and self._no_window(value):
                 continue
             if value is None or (key not in PLAIN and not _on(value)):
                 continue
@@ -147,6 +173,18 @@ class Keys:
             about = f"{shown(key, 80)[1:-1]}={shown(value, 120)}"
             what = f"not understood for {self.model_type!r}{near}"
             raise ValueError(f"{about}: {what}; leave the key out if it is without effect")
+
+    def _no_window(self, value: Any) -> bool:
+        """Whether a window that this family leaves unread hides nothing.
+
+        It is switched off, as wide as the model is long, or of a draft head, whose config has what
+        the model that it was made for says.
+        """
+        drafts = "eagle" in str(self.config.get("architectures")).lower()
+        length = self.config.get("max_position_embeddings")
+        wide = is_int(value, 1) and is_int(length, 1) and value >= length
+        off = self.config.get("use_sliding_window") is False
+        return off or wide or drafts or "draft_vocab_size" in self.config
 
     def _name(self, names: tuple[str, ...]) -> str:
         return next((n for n in names if self.config.get(n) is not None), names[0])

@@ -1,31 +1,139 @@
 """Types of layers, and which of them rotate, of models whose code decides both."""
 
-from collections.abc import Callable
+import dataclasses
+from typing import Any
 
 from pe_jax.hf.keys import Keys
 from pe_jax.validation import is_int, require
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-OTHERS = ("linear_attention", "conv")  # layers without softmax attention
+INDEXED = "indexed_attention"  # of keys that an indexer selects
+LINEAR = "linear_attention"
+OTHERS = (LINEAR, "conv", "moe", "mlp")  # layers without softmax attention
+RENAMED = {  # by transformers, too
+    "attention": FULL,
+    "hybrid": FULL,
+    "mamba": LINEAR,
+    "recurrent": LINEAR,
+    "deepseek_sparse_attention": INDEXED,
+    "qwen_sparse_attention": INDEXED,
+    "minimax_m3_sparse": INDEXED,
+    **{"M": LINEAR, "*": FULL, "E": "moe", "-": "mlp"},  # Nemotron-H
+}
 
 
-def every(count: int, key: str = "sliding_window_pattern") -> Callable[[Keys, int], list[str]]:
-    """Layer types of which every `count`-th is full and the others slide."""
+@dataclasses.dataclass(frozen=True)
+class Each:
+    """Of every `count` layers one is full.
 
-    def kinds(keys: Keys, layers: int) -> list[str]:
-        each = keys.integer(key, f"_{key}", default=count)
-        return [SLIDING if (i + 1) % each else FULL for i in range(layers)]
+    Attributes:
+      count: where no key says it.
+      key: that says it; "": none.
+      first: whether it is the first of them, not the last.
+      others: the type of the others.
+      last: whether the model's last is full, too.
+    """
 
-    return kinds
+    count: int
+    key: str = "sliding_window_pattern"
+    first: bool = False
+    others: str = SLIDING
+    last: bool = False
+
+    def __call__(self, keys: Keys, layers: int) -> list[str]:
+        each = keys.integer(self.key, f"_{self.key}", default=self.count)
+        made = [self.others if (i + (not self.first)) % each else FULL for i in range(layers)]
+        return [*made[:-1], FULL if self.last else made[-1]]
 
 
-def first_of(count: int) -> Callable[[Keys, int], list[str]]:
-    """The first of every `count` layers is full, the others slide."""
+@dataclasses.dataclass(frozen=True)
+class Hybrid:
+    """Which layers attend, by whichever key of hybrid models is there.
 
-    def kinds(keys: Keys, layers: int) -> list[str]:
-        return [SLIDING if i % count else FULL for i in range(layers)]
+    Attributes:
+      period: where there is none, layers `offset`, `offset` + `period`, … attend; 0: none does.
+      offset: of the first.
+      key: what transformers writes: "" where it is `layer_types`.
+    """
 
-    return kinds
+    period: int = 0
+    offset: int = 0
+    key: str = ""
+
+    def __call__(self, keys: Keys, layers: int) -> list[str]:
+        period = keys.integer("attn_layer_period", default=self.period, low=0)
+        offset = keys.integer("attn_layer_offset", default=self.offset, low=0)
+        chosen = list(range(offset, layers, period)) if period else []
+        name, block = "block_types", keys.get("block_types")
+        if isinstance(block, list | tuple) and block:
+            chosen = [i for i in range(layers) if block[i % len(block)] == "attention"]
+        linear = keys.mapping("linear_attn_config") or {}
+        if keys.get("attn_layer_indices") is not None:
+            name, chosen = "attn_layer_indices", keys.get("attn_layer_indices")
+        if "full_attn_layers" in linear:
+            name, given = "full_attn_layers", linear["full_attn_layers"]  # counted from 1
+            listed = isinstance(given, list | tuple)
+            chosen = [is_int(i, 1) and i - 1 for i in given] if listed else given
+        if self.key == "cross_attention_layers":  # which attend to an image
+            name, given = self.key, keys.get(self.key, default=list(range(3, layers, 5)))
+            listed = isinstance(given, list | tuple)
+            chosen = [i for i in range(layers) if i not in given] if listed else given
+        ok = isinstance(chosen, list | tuple) and all(x in range(layers) for x in chosen)
+        require(ok, name, chosen, f"pass numbers of the {layers} layers")
+        return [FULL if i in chosen else LINEAR for i in range(layers)]
+
+    def write(self, kinds: list[str]) -> dict[str, Any]:
+        """The key that says which layers attend."""
+        index = [i for i, kind in enumerate(kinds) if kind == FULL]
+        if self.key == "attn_layer_period":
+            first, second = (*index, len(kinds), len(kinds))[:2]
+            return {self.key: max(second - first, 1), "attn_layer_offset": first}
+        if self.key == "block_types":
+            return {self.key: ["attention" if kind == FULL else "recurrent" for kind in kinds]}
+        if self.key == "cross_attention_layers":
+            index = [i for i, kind in enumerate(kinds) if kind != FULL]
+        return {self.key: index} if self.key else {}
+
+
+def zamba_layers(keys: Keys, layers: int) -> list[str]:
+    """The third layer attends, and every sixth from the eighth on."""
+    period = keys.integer("attn_layer_period", default=6)
+    offset = keys.integer("attn_layer_offset", default=4, low=0)
+    return [
+        FULL if i == 2 or (i > 2 and (i - 3) % period == offset) else LINEAR for i in range(layers)
+    ]
+
+
+def zamba2_layers(keys: Keys, layers: int) -> list[str]:
+    """Every sixth layer attends, or nearly so, as in the released models."""
+    keys.get("hybrid_layer_ids")  # follows from the list
+    attending = (6, 12, 18, 24, 30, 36, 42, 47, 51)
+    return [FULL if i in attending else LINEAR for i in range(layers)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+    """All layers rotate if a key has that value, else none does."""
+
+    key: str
+    on: Any = True
+
+    def __call__(self, keys: Keys, kinds: list[str]) -> list[bool]:
+        value = keys.get(self.key)
+        known = (None, False, self.on, "nope")
+        require(any(value is x or value == x for x in known), self.key, value, f"choose of {known}")
+        return [value == self.on] * len(kinds)
+
+
+def never(keys: Keys, kinds: list[str]) -> list[bool]:
+    """No RoPE on any layer."""
+    return [False] * len(kinds)
+
+
+def with_a_base(keys: Keys, kinds: list[str]) -> list[bool]:
+    """RoPE unless its base is None (OLMo Hybrid)."""
+    own = keys.mapping("rope_parameters") or {}
+    return [own.get("rope_theta", 1) is not None] * len(kinds)
 
 
 def mimo_layers(keys: Keys, layers: int) -> list[str]:
@@ -37,13 +145,8 @@ def mimo_layers(keys: Keys, layers: int) -> list[str]:
     width, narrow = keys.head_dim(192), keys.get("swa_head_dim")
     require(narrow in (None, width), "swa_head_dim", narrow, f"only head_dim={width} is known here")
     keys.get("attention_chunk_size")  # nobody reads it
-    given = keys.get("hybrid_layer_pattern")
-    if given is None:
-        return [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
-    ok = isinstance(given, list | tuple) and len(given) == layers
-    ok = ok and all(x in (0, 1) for x in given)
-    fix = f"pass 1 (a window) or 0 for each of {layers} layers"
-    require(ok, "hybrid_layer_pattern", given, fix)
+    each = [int(i and (i + 1) % 6 != 0) for i in range(layers)]
+    given = keys.per_layer("hybrid_layer_pattern", layers, (0, 1), each)  # 1: a window
     return [SLIDING if x else FULL for x in given]
 
 
@@ -56,11 +159,10 @@ def lfm3_layers(keys: Keys, layers: int) -> list[str]:
 def listed_rope(keys: Keys, kinds: list[str]) -> list[bool]:
     """`no_rope_layers`, which lists 1 for layers WITH RoPE, or every n-th without (Llama 4)."""
     interval = keys.integer("no_rope_layer_interval", default=4)
-    given = keys.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(len(kinds))]
-    ok = isinstance(given, list | tuple) and len(given) >= len(kinds)
-    fix = f"pass 1 (RoPE) or 0 for each of {len(kinds)} layers"
-    require(ok and all(x in (0, 1) for x in given), "no_rope_layers", given, fix)
-    return [bool(x) for x in given[: len(kinds)]]
+    each = [int((i + 1) % interval != 0) for i in range(len(kinds))]
+    if keys.get("no_rope_layers"):  # an empty list is none
+        each = keys.per_layer("no_rope_layers", len(kinds), (0, 1))
+    return [bool(x) for x in each]
 
 
 def only_sliding(keys: Keys, kinds: list[str]) -> list[bool]:
@@ -75,11 +177,8 @@ def sliding_if_any(keys: Keys, kinds: list[str]) -> list[bool]:
 
 def qwen_layers(keys: Keys, layers: int) -> list[str]:
     """The layers from `max_window_layers` on have a window, if there is one."""
-    on, first = (
-        keys.flag("use_sliding_window"),
-        keys.integer("max_window_layers", default=28, low=0),
-    )
-    on = on and not keys.has_none("sliding_window")
+    on = keys.flag("use_sliding_window") and not keys.has_none("sliding_window")
+    first = keys.integer("max_window_layers", default=28, low=0)
     return [SLIDING if on and i >= first else FULL for i in range(layers)]
 
 
@@ -114,49 +213,46 @@ def exaone4_layers(keys: Keys, layers: int) -> list[str]:
     return [SLIDING if on and (i + 1) % each else FULL for i in range(layers)]
 
 
-def modernbert_layers(keys: Keys, layers: int) -> list[str]:
-    """Every third layer from the first on is full."""
-    each = keys.integer("global_attn_every_n_layers", default=3)
-    return [SLIDING if i % each else FULL for i in range(layers)]
+def all_full(keys: Keys, layers: int) -> list[str]:
+    """No window, but where `layer_types` says so."""
+    return [FULL] * layers
 
 
-def gemma4_layers(keys: Keys, layers: int) -> list[str]:
-    """Every sixth layer is full, and the last."""
-    return [FULL if (i + 1) % 6 == 0 or i == layers - 1 else SLIDING for i in range(layers)]
+def all_indexed(keys: Keys, layers: int) -> list[str]:
+    """An indexer in all layers (DeepSeek-V3.2)."""
+    return [INDEXED] * layers
 
 
-def linear_but(default: int) -> Callable[[Keys, int], list[str]]:
-    """Every `full_attention_interval`-th layer attends, the others are linear (Qwen3-Next)."""
+def late_layers(keys: Keys, layers: int) -> list[str]:
+    """The layers from `max_window_layers` on have a window (dots.llm1)."""
+    start = keys.integer("max_window_layers", default=62, low=0)
+    on = not keys.has_none("sliding_window")
+    return [SLIDING if on and i >= start else FULL for i in range(layers)]
 
-    def kinds(keys: Keys, layers: int) -> list[str]:
-        each = keys.integer("full_attention_interval", default=default)
-        return [OTHERS[0] if (i + 1) % each else FULL for i in range(layers)]
 
-    return kinds
+def cohere2_moe_layers(keys: Keys, layers: int) -> list[str]:
+    """Every fourth layer is full, counted anew after the first ones that have no experts."""
+    first = keys.integer("first_k_dense_replace", default=0, low=0)
+    each = keys.integer("prefix_dense_sliding_window_pattern", default=1)
+    rest = keys.integer("sliding_window_pattern", default=4)
+    counts = [(i + 1, each) if i < first else (i - first + 1, rest) for i in range(layers)]
+    return [SLIDING if i % n else FULL for i, n in counts]
 
 
 def listed_attention(keys: Keys, layers: int) -> list[str]:
     """Layers that `attn_type_list` lists as 1 attend, others are linear; all without it."""
-    if keys.get("attn_type_list") is None:
-        return [FULL] * layers
-    return minimax_layers(keys, layers)
+    given = keys.per_layer("attn_type_list", layers, (0, 1), [1] * layers)
+    return [FULL if x else LINEAR for x in given]
 
 
 def minimax_layers(keys: Keys, layers: int) -> list[str]:
     """Every other layer is linear; MiniMax-Text-01 lists 1 for those that attend."""
-    given = keys.get("attn_type_list")
-    if given is None:
-        return [FULL if (i + 1) % 2 else OTHERS[0] for i in range(layers)]
-    ok = (
-        isinstance(given, list | tuple) and len(given) == layers and all(x in (0, 1) for x in given)
-    )
-    require(ok, "attn_type_list", given, f"pass 1 (attention) or 0 for each of {layers} layers")
-    return [FULL if x else OTHERS[0] for x in given]
+    each = [(i + 1) % 2 for i in range(layers)]
+    given = keys.per_layer("attn_type_list", layers, (0, 1), each)
+    return [FULL if x else LINEAR for x in given]
 
 
 def conv_layers(keys: Keys, layers: int) -> list[str]:
     """The layers of `full_attn_idxs` attend (LFM2); all without it."""
-    given = keys.get("full_attn_idxs", default=list(range(layers)))
-    ok = isinstance(given, list | tuple) and all(is_int(i, 0) and i < layers for i in given)
-    require(ok, "full_attn_idxs", given, f"pass numbers below {layers}")
+    given = keys.numbers("full_attn_idxs", layers, range(layers))
     return [FULL if i in given else "conv" for i in range(layers)]

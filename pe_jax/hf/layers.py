@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.registry import format_encoding
@@ -38,7 +39,9 @@ class LayerEncoding(PlainFields):
         `positions.multimodal(spans, interval=tokens_per_second * seconds_per_frame)`.
       also: what else the scores or the input need, by name: "qk_norm" (q and k are normalised),
         "cosine_scores" (and a learned scale), "windows" and "shifted_windows" of an image (Swin),
-        "bidirectional_images" (Gemma 4), "segment_bias" (XLNet), "conv_positions" (WavLM),
+        "bidirectional_images" (Gemma 3, sliding layers of Gemma 4) and "bidirectional_prefix"
+        (PaliGemma), which see both ways whatever `causal` says, "segment_bias" (XLNet),
+        "conv_positions" (WavLM),
         "learned_positions" and "learned_boxes" (LayoutLMv3), "share_att_key" and "norm_rel_ebd"
         (DeBERTa), "short_convolutions" (of keys and values, Inkling), "value_norm" and
         "output_gate" (Inkling 2), "rotated_values" (DeepSeek-V4: as the keys are, the output back),
@@ -59,6 +62,28 @@ class LayerEncoding(PlainFields):
     rotary_last: bool = False
     tokens_per_second: float | None = None
     also: tuple[str, ...] = ()
+
+
+class Family:
+    """What a model type's configs say, and how: one per class of models.
+
+    Attributes:
+      both_ways: whether `is_causal: false` is understood.
+      checked: whether what is written says all that is read.
+      bidirectional: what `use_bidirectional_attention` adds to half of a window, 0: not read.
+    """
+
+    both_ways: bool = True
+    checked: bool = True
+    bidirectional: int = 0
+
+    def read(self, keys: Any) -> Sequence[LayerEncoding]:
+        """One entry per layer, an encoder's before its decoder's, from `keys.Keys`."""
+        raise NotImplementedError
+
+    def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
+        """The keys from which `read` reads these layers."""
+        raise NotImplementedError
 
 
 def parts(encoding: Encoding) -> tuple[Encoding, ...]:

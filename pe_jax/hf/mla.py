@@ -1,12 +1,16 @@
 """DeepSeek's multi-head latent attention: a part of each head rotates, the rest is content."""
 
 import dataclasses
+from typing import Any
 
 from pe_jax.encodings import rope_scaling
+from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
+from pe_jax.encodings.sums import Sum
 from pe_jax.hf import rotary_keys
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.kinds import INDEXED, OTHERS
+from pe_jax.hf.layers import LayerEncoding, parts
 from pe_jax.hf.rotary import PARTIAL, Rotary
 from pe_jax.validation import require
 
@@ -19,30 +23,49 @@ class MLA(Rotary):
     With YaRN and `mscale_all_dim` the scale is multiplied twice by 0.1·mscale_all_dim·ln s + 1.
 
     Attributes:
-      interleave: the key of the layout, and its default; None: always interleaved.
+      interleave: the key of the layout, and its default; or the layout, where it is no setting.
       content: default of `qk_nope_head_dim`.
       rotary: default of `qk_rope_head_dim`.
     """
 
-    interleave: tuple[str, bool] | None = None
+    interleave: tuple[str, bool] | bool = True
     content: int = 128
     rotary: int = 64
 
     def read(self, keys):
-        rotary = keys.integer("qk_rope_head_dim", default=self.rotary)
+        kinds = self._kinds(keys)
+        turns = self.rotates(keys, kinds) if self.rotates else [True] * len(kinds)
+        rotary = keys.integer("qk_rope_head_dim", default=self.rotary, low=0 if self.rotates else 1)
         width = keys.integer("qk_nope_head_dim", default=self.content) + rotary
-        pairs = keys.flag(*self.interleave) if self.interleave else True
         for key in ("head_dim", "qk_head_dim"):
             keys.get(key)  # both follow from these
-        partial = keys.get(*PARTIAL, default=1)
-        ok = partial in (1, hugging_face.partial(rotary / width, width))
-        fix = f"qk_rope_head_dim={rotary} rotates already; leave the factor out"
-        require(ok, PARTIAL[0], partial, fix)
+        rope, scale = self._rope(keys, rotary, width) if any(turns) else (None, None)
+        return [
+            LayerEncoding(None, width)
+            if kind in OTHERS
+            else LayerEncoding(
+                rope if rope and rotated else Encoding(),
+                width,
+                scale=scale,
+                rotary_last=bool(rope) and rotated,
+                also=("indexer",) if kind == INDEXED else (),
+            )
+            for kind, rotated in zip(kinds, turns, strict=True)
+        ]
+
+    def _rope(self, keys, rotary: int, width: int):
+        """The rotation of `rotary` channels of `width`, and the scale."""
+        pairs = keys.flag(*self.interleave) if isinstance(self.interleave, tuple) else None
+        pairs = self.interleave if pairs is None else pairs
         own = dict(self._parameters(keys)[0])
-        inner = own.get("partial_rotary_factor", 1)
-        require(inner == 1, PARTIAL[0], inner, fix)
+        own.pop("max_position_embeddings", None)  # Mistral 4's repeat the config's
+        fix = f"qk_rope_head_dim={rotary} rotates already; leave the factor out"
+        for partial in (keys.get(*PARTIAL, default=1), own.pop(PARTIAL[0], 1)):
+            ok = partial in (1, rotary / width, hugging_face.partial(rotary / width, width))
+            require(ok, PARTIAL[0], partial, fix)
         plain = dataclasses.replace(self, partial=1.0)
-        rope = plain._encoding(keys, own, rotary, keys.get("rope_theta", default=self.base), 1.0)
+        found = plain._encoding(keys, own, rotary, keys.get("rope_theta", default=self.base), 1.0)
+        rope, *rest = parts(found)  # the rest is Llama 4's temperature
         assert isinstance(rope, RoPE)
         layout = "interleaved" if pairs else "half"
         rope = dataclasses.replace(rope, fraction=rotary / width, layout=layout)
@@ -54,21 +77,24 @@ class MLA(Rotary):
             more = rope.scaling.mscale_all_dim * (both.attention_factor - 1) + 1
             scale = more * more * width**-0.5
         scale = None if scale == width**-0.5 else scale
-        layer = LayerEncoding(rope, width, scale=scale, rotary_last=True)
-        return [layer] * keys.layers()
+        return Sum((rope, *rest)) if rest else rope, scale
 
     def write(self, layers):
-        """Of layers that are all alike."""
-        layer, rope = layers[0], rotary_keys.rope_of(layers[0])
-        require(
-            rope is not None, "encoding", layer.encoding, "these models have RoPE in all layers"
-        )
-        rotary = rope.rotary_dim(layer.head_dim)
-        plain = dataclasses.replace(rope, fraction=1.0)
-        config = {"num_hidden_layers": len(layers), "qk_rope_head_dim": rotary}
-        config |= {"qk_nope_head_dim": layer.head_dim - rotary}
-        if self.interleave:
+        attending = [layer for layer in layers if layer.encoding is not None] or list(layers)
+        first = next((x for x in attending if rotary_keys.rope_of(x) is not None), attending[0])
+        rope = rotary_keys.rope_of(first)
+        ok = rope is not None or self.rotates is not None
+        require(ok, "encoding", first.encoding, "these models have RoPE in all layers")
+        rotary = 0 if rope is None else rope.rotary_dim(first.head_dim)
+        config: dict[str, Any] = {"num_hidden_layers": len(layers), "qk_rope_head_dim": rotary}
+        config |= {"qk_nope_head_dim": first.head_dim - rotary}
+        if self.typed:
+            config["layer_types"] = [rotary_keys.kind_of(self, layer) for layer in layers]
+        if rope is None:
+            return config
+        if isinstance(self.interleave, tuple):
             config[self.interleave[0]] = rope.layout == "interleaved"
         if isinstance(rope.scaling, rope_scaling.DynamicNTK):
             config["max_position_embeddings"] = rope.scaling.original_length
-        return config | {"rope_parameters": rope_scaling.to_hf(plain, head_dim=rotary)}
+        plain = dataclasses.replace(rope, fraction=1.0)
+        return config | {"rope_parameters": rotary_keys.settings(first.encoding, plain, rotary)}

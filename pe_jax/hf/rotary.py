@@ -14,11 +14,12 @@ from pe_jax.encodings.sink import SinkLogit
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
 from pe_jax.hf import rotary_keys
-from pe_jax.hf.keys import Keys
-from pe_jax.hf.kinds import CHUNKED, FULL, OTHERS, SLIDING
-from pe_jax.hf.layers import LayerEncoding
+from pe_jax.hf.keys import LAYERS, Keys
+from pe_jax.hf.kinds import CHUNKED, FULL, INDEXED, LINEAR, OTHERS, RENAMED, SLIDING, Switch
+from pe_jax.hf.layers import Family, LayerEncoding
 from pe_jax.validation import is_int, is_real, require, shown
 
+FACTORS = ("clip_qkv", "key_multiplier", "qk_scale_factor")  # of q and k: named in `also`
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
 
 
@@ -38,7 +39,7 @@ class Base:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotary:
+class Rotary(Family):
     """Models with RoPE; the fields are what transformers has in code or as defaults.
 
     Attributes:
@@ -47,7 +48,7 @@ class Rotary:
       partial: the fraction that is rotated where the config has none.
       head_dim: where the config has none; None: width/heads.
       kinds: the type of each layer, from keys and their number, where `layer_types` is absent.
-      typed: whether `layer_types` is read.
+      typed: whether `layer_types` is read, or what it is called.
       window: the default of `sliding_window`; 0: there is no such key.
       window_key: what it is called.
       besides_self: whether `sliding_window_size` counts the tokens besides the query's own (MiMo).
@@ -71,7 +72,9 @@ class Rotary:
       original: whether `original_max_position_embeddings` stands in the config itself; its default.
       longrope: types that mean "longrope" in old configs.
       half_window: added to half of the key's number (ModernBERT), or None.
-      bidirectional: whether `use_bidirectional_attention` is read (Gemma 3), which halves windows.
+      bidirectional: what `use_bidirectional_attention` adds to half of the window (Gemma 3); 0: it
+        is not read.
+      images: default of `use_bidirectional_attention` (Gemma 4).
       window_on_full: whether the window is that of full layers (MiniMax).
       timed: whether videos are in seconds, by the vision config's `tokens_per_second`.
     """
@@ -81,7 +84,7 @@ class Rotary:
     partial: float = 1.0
     head_dim: int | None = None
     kinds: Callable[[Keys, int], list[str]] | None = None
-    typed: bool = False
+    typed: bool | str = False
     window: int | None = 0
     window_key: str = "sliding_window"
     besides_self: bool = False
@@ -91,7 +94,7 @@ class Rotary:
     parameters: Mapping[str, Any] | None = None
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
-    scale: tuple[str, float] | None = None
+    scale: tuple[str, float | None] | None = None
     cap: tuple[str, float | None] | None = None
     fixed_scale: float | None = None
     qk_norm: bool | tuple[str, bool] = False
@@ -105,23 +108,27 @@ class Rotary:
     original: int | None = None
     longrope: tuple[str, ...] = ()
     half_window: int | None = None
-    bidirectional: bool = False
+    bidirectional: int = 0
+    images: str | None = None
     window_on_full: bool = False
     timed: bool = False
 
     # Reading
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """One entry per layer."""
-        layers = keys.layers()
-        rotary = ("rope", "rotary", "rope_gptj", "absolute")  # the last one of BERT's kin
-        keys.choice("position_embedding_type", rotary, "rope")
-        kinds = self._kinds(keys, layers)
+        kinds = self._kinds(keys)
+        layers = len(kinds)
+        if not (isinstance(self.rotates, Switch) and self.rotates.key == "position_embedding_type"):
+            rotary = ("rope", "rotary", "rope_gptj", "absolute")  # the last one of BERT's kin
+            keys.choice("position_embedding_type", rotary, "rope")
         widths = {kind: self._head_dim(keys, kind, kinds) for kind in kinds}
         causal, window = self._mask(keys, kinds)
-        encodings = self._encodings(keys, widths)
         bases = self._layer_bases(keys, layers)
         turns = self.rotates(keys, kinds) if self.rotates else [True] * layers
+        if not any(turns):
+            for key in ("rope_parameters", "rope_scaling", "rope_theta", *PARTIAL):
+                keys.get(key)  # of a rotation that is switched off
+        encodings = self._encodings(keys, widths) if any(turns) else {}
         rest = self._unrotated(keys)
         norm = self._qk_norm(keys)
         scales = {kind: self._scale(keys, widths[kind]) for kind in widths}
@@ -131,14 +138,18 @@ class Rotary:
             require(not keys.has_none("attention_chunk_size"), "attention_chunk_size", None, fix)
             chunk = keys.integer("attention_chunk_size", default=8192)
         windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
-        images = self._bidirectional_images(keys)
+        numbers = {name: float(keys.real(name, default=1.0)) for name in FACTORS}
+        factors = tuple(f"{name}={x!r}" for name, x in numbers.items() if x != 1)
+        images = keys.get("use_bidirectional_attention", default=self.images) == "vision"
         rate = keys.real("tokens_per_second", default=None) if self.timed else None
         entries = []
         for kind, rotated, base in zip(kinds, turns, bases, strict=True):
             if kind in OTHERS:
                 entries.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
                 continue
-            both = ("qk_norm",) if norm and (rotated or not self.tempered) else ()
+            also = ("qk_norm",) if norm and (rotated or not self.tempered) else ()
+            also += ("bidirectional_images",) if images and kind == SLIDING else ()
+            also += (("indexer",) if kind == INDEXED else ()) + factors
             encoding = encodings[kind] if rotated and base != 0 else rest
             if base and isinstance(encoding, RoPE):
                 encoding = dataclasses.replace(encoding, base=base)
@@ -153,7 +164,7 @@ class Rotary:
                     causal=causal,
                     stack=self.stack,
                     tokens_per_second=rate,
-                    also=both + images,
+                    also=also,
                 )
             )
         return entries
@@ -169,25 +180,34 @@ class Rotary:
         require(ok, "layer_rope_theta", bases, fix)
         return list(bases[:layers])
 
-    def _kinds(self, keys: Keys, layers: int) -> list[str]:
-        given = keys.get("layer_types") if self.typed else None
-        if given is not None:
-            ok = isinstance(given, list | tuple) and len(given) == layers
-            require(
-                ok, "layer_types", given, f"pass a list with a name for each of {layers} layers"
-            )
-            known = (FULL, SLIDING, CHUNKED, *OTHERS)
-            for kind in given:
-                require(kind in known, "layer_types", kind, f"choose of {', '.join(known)}")
-            for key in ("sliding_window_pattern", "_sliding_window_pattern"):
-                keys.get(key)  # the list goes before it
-            return list(given)
+    def _kinds(self, keys: Keys) -> list[str]:
+        name = self.typed if isinstance(self.typed, str) else "layer_types"
+        given = keys.get(name) if self.typed else None
+        letters = keys.get("hybrid_override_pattern") if name != "layer_types" else None
+        given = list(letters) if given is None and isinstance(letters, str) else given
+        if given is None and name != "layer_types" and self.kinds is None:
+            given = [LINEAR, "moe", FULL, "mlp"]  # Nemotron-H, by default
+        if name != "layer_types" and isinstance(given, list | tuple):  # it says how many
+            keys.get(*LAYERS)
+            layers = len(given)
+        else:
+            layers = keys.layers()
         if self.kinds is not None:
-            return self.kinds(keys, layers)
-        if self.window == 0:
-            return [FULL] * layers
-        sliding = self._window(keys) is not None
-        return [SLIDING if sliding else FULL] * layers
+            made = self.kinds(keys, layers)  # whose keys the list goes before
+        elif self.window == 0:
+            made = [FULL] * layers
+        else:
+            made = [FULL if self._window(keys) is None else SLIDING] * layers
+        if given is None:
+            return made
+        ok = isinstance(given, list | tuple) and 0 < len(given) == layers <= 10_000
+        require(ok, name, given, f"pass a list with a name for each of {layers} layers")
+        given = [RENAMED.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
+        known = (FULL, SLIDING, CHUNKED, INDEXED, *OTHERS)
+        for kind in given:
+            require(kind in known, name, kind, f"choose of {', '.join(known)}")
+        last = FULL if self.global_head_dim is not None else given[-1]
+        return [*given[:-1], last]  # Gemma 4's is full whatever the list says
 
     def _window(self, keys: Keys) -> int | None:
         if self.window == 0:
@@ -204,17 +224,23 @@ class Rotary:
 
     def _mask(self, keys: Keys, kinds: Sequence[str]) -> tuple[bool, int | None]:
         window = self._window(keys)
-        key = "use_bidirectional_attention"
         if SLIDING in kinds:
             fix = "layers of type 'sliding_attention' need a number of tokens"
             require(window is not None, self.window_key, keys.get(self.window_key), fix)
         if self.half_window is not None and window is not None:
             window = window // 2 + self.half_window
         if not self.bidirectional:
+            fix = "transformers hides later tokens all the same, but in its fused attention"
+            keys.refuse("use_bidirectional_attention", f"{fix}; is_causal is read")
             return self.causal, window
-        if not keys.flag(key):
+        name, known = "use_bidirectional_attention", (None, False, True)
+        if self.global_head_dim is not None:
+            known = (None, False, "all", "vision")
+        value = keys.get(name)
+        require(any(value is x or value == x for x in known), name, value, f"choose of {known}")
+        if value not in (True, "all"):
             return True, window
-        return False, None if window is None else window // 2 + 1
+        return False, None if window is None else window // 2 + self.bidirectional
 
     def _head_dim(self, keys: Keys, kind: str, kinds: Sequence[str]) -> int:
         own = keys.head_dim(self.head_dim)
@@ -223,7 +249,7 @@ class Rotary:
         wide = keys.integer("global_head_dim", default=self.global_head_dim)
         layers = keys.mapping("per_layer_config")
         if layers is None:
-            return wide if kind == FULL else own
+            return wide if kind == FULL and not keys.has_none("per_layer_config") else own
         widths_of = {kind: own for kind in kinds}
         for index, settings in layers.items():
             at = int(index) if str(index).isdigit() else -1
@@ -252,17 +278,10 @@ class Rotary:
         if self.scale is not None:
             name, default = self.scale
             value = keys.real(name, default=default)
+            if value is None:
+                return None
             scale = value**-0.5 if name == "query_pre_attn_scalar" else float(value)
         return None if scale == head_dim**-0.5 else scale
-
-    def _bidirectional_images(self, keys: Keys) -> tuple[str, ...]:
-        if self.global_head_dim is None:
-            return ()
-        name = "use_bidirectional_attention"
-        fix = "only None and 'vision' are known here"
-        value = keys.get(name)
-        require(value in (None, False, "vision"), name, value, fix)
-        return ("bidirectional_images",) if value == "vision" else ()
 
     def _unrotated(self, keys: Keys) -> Encoding:
         if not self.tempered:
@@ -338,6 +357,8 @@ class Rotary:
         """The base outside of the settings, and whether flat settings act on this layer type."""
         if self.nested is None:
             return keys.get("rope_theta", "rotary_emb_base", default=self.base), True
+        fix = f"{keys.model_type!r} has settings for {', '.join(self.nested)}"
+        require(kind in self.nested, "layer_types", kind, fix)
         each = {name: keys.get(*b.keys, default=b.default) for name, b in self.nested.items()}
         return each[kind], self.nested[kind].scaled
 
@@ -391,5 +412,20 @@ class Rotary:
     # Writing
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The keys from which `read` reads these layers."""
         return rotary_keys.write(self, layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Zamba(Rotary):
+    """Attention to twice the width: the input and the embeddings side by side."""
+
+    def _head_dim(self, keys, kind, kinds):
+        keys.get("attention_hidden_size")  # twice the width
+        double = 2 * Keys(keys.model_type, {**keys.config, "head_dim": None}).head_dim()
+        return keys.integer("attention_head_dim", default=double)
+
+    def _scale(self, keys, head_dim):
+        return (head_dim / 2) ** -0.5
+
+    def write(self, layers):
+        return {**super().write(layers), "attention_head_dim": layers[0].head_dim}

@@ -8,21 +8,38 @@ from pe_jax.encodings.mrope import MRoPE
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
-from pe_jax.hf.kinds import CHUNKED, FULL, OTHERS, SLIDING, conv_layers, listed_rope
+from pe_jax.hf.kinds import (
+    CHUNKED,
+    FULL,
+    INDEXED,
+    LINEAR,
+    SLIDING,
+    Hybrid,
+    Switch,
+    conv_layers,
+    lfm3_layers,
+    listed_rope,
+)
 from pe_jax.hf.layers import LayerEncoding
 from pe_jax.validation import require
 
 
 def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
     """The keys from which a family (`rotary.Rotary`) reads these layers."""
-    kinds = [_kind(family, layer) for layer in layers]
+    kinds = [kind_of(family, layer) for layer in layers]
     config: dict[str, Any] = {"num_hidden_layers": len(layers)}
     widths = {kind: layer.head_dim for kind, layer in zip(kinds, layers, strict=True)}
     config["head_dim"] = widths.get(SLIDING, layers[0].head_dim)
     if family.global_head_dim is not None:
         config["global_head_dim"] = widths.get(FULL, family.global_head_dim)
     if family.typed:
-        config["layer_types"] = kinds
+        config["layer_types" if family.typed is True else family.typed] = kinds
+    if isinstance(family.kinds, Hybrid):
+        config |= family.kinds.write(kinds)
+    if isinstance(family.rotates, Switch):
+        on = any(rope_of(layer) is not None for layer in layers)
+        off = False if family.rotates.on is True else None
+        config[family.rotates.key] = family.rotates.on if on else off
     config |= _mask(family, layers)
     if family.rotates is listed_rope:
         config["no_rope_layers"] = [int(rope_of(layer) is not None) for layer in layers]
@@ -33,11 +50,14 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         config[name] = _inverse_square(value) if name == "query_pre_attn_scalar" else value
     if family.cap is not None and attending:
         config[family.cap[0]] = attending[0].logit_cap
+    numbers = [x.split("=") for layer in attending[:1] for x in layer.also if "=" in x]
+    config |= {name: float(value) for name, value in numbers}
     if isinstance(family.qk_norm, tuple):
         config[family.qk_norm[0]] = any("qk_norm" in layer.also for layer in layers)
     if family.global_head_dim is not None:
         images = any("bidirectional_images" in layer.also for layer in layers)
-        config["use_bidirectional_attention"] = "vision" if images else None
+        kind = None if layers[-1].causal else "all"
+        config["use_bidirectional_attention"] = "vision" if images else kind
     if family.timed and layers[0].tokens_per_second is not None:
         config["vision_config"] = {"tokens_per_second": layers[0].tokens_per_second}
     if family.tempered:
@@ -48,10 +68,12 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
     return config | _parameters(family, dict(zip(kinds, layers, strict=True)), kinds, layers)
 
 
-def _kind(family: Any, layer: LayerEncoding) -> str:
+def kind_of(family: Any, layer: LayerEncoding) -> str:
     """Its entry in `layer_types`."""
     if layer.encoding is None:
-        return "conv" if family.kinds is conv_layers else OTHERS[0]
+        return "conv" if family.kinds in (conv_layers, lfm3_layers) else LINEAR
+    if "indexer" in layer.also:
+        return INDEXED
     if layer.chunk is not None:
         return CHUNKED
     return FULL if layer.window is None or family.window_on_full else SLIDING
@@ -66,7 +88,7 @@ def _mask(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         window = 2 * (window - family.half_window)
     if family.bidirectional:
         config["use_bidirectional_attention"] = not causal
-        window = window if causal or window is None else 2 * (window - 1)
+        window = window if causal or window is None else 2 * (window - family.bidirectional)
     if family.window != 0 and (family.nested is None or window is not None):
         config[family.window_key] = window
     if family.use_window:
@@ -92,7 +114,7 @@ def _parameters(
 ) -> dict[str, Any]:
     """`rope_parameters`, by layer type where they differ, and the lengths beside them."""
     config: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    by_type: dict[str, Any] = {}
     for kind in by_kind:
         same = zip(kinds, layers, strict=True)
         rotated = [layer for k, layer in same if k == kind and rope_of(layer) is not None]
@@ -108,16 +130,16 @@ def _parameters(
             config["max_position_embeddings"] = scaling.original_length
         if family.original is not None and isinstance(scaling, rope_scaling.LongRoPE):
             config["original_max_position_embeddings"] = scaling.original_length
-        settings[kind] = _settings(rotated[0].encoding, rope, head_dim)
+        by_type[kind] = settings(rotated[0].encoding, rope, head_dim)
     if family.layer_bases:
-        settings = dict(list(settings.items())[:1])  # the base of each layer is in a list
-    same = all(own == next(iter(settings.values())) for own in settings.values())
-    if settings and same and family.nested is None:
-        settings = next(iter(settings.values()))
+        by_type = dict(list(by_type.items())[:1])  # the base of each layer is in a list
+    same = all(own == next(iter(by_type.values())) for own in by_type.values())
+    if by_type and same and family.nested is None:
+        by_type = next(iter(by_type.values()))
     elif family.nested is not None:
-        rope_less = {"rope_type": "default"}
-        settings = {kind: settings.get(kind, rope_less) for kind in family.nested}
-    return config | ({"rope_parameters": settings} if settings else {})
+        absent = {"rope_type": "default"}
+        by_type = {x: by_type.get(x, None if x in by_kind else absent) for x in family.nested}
+    return config | ({"rope_parameters": by_type} if by_type else {})
 
 
 def rope_of(layer: LayerEncoding) -> Any:
@@ -131,17 +153,17 @@ def rope_of(layer: LayerEncoding) -> Any:
     return None
 
 
-def _settings(encoding: Any, rope: RoPE, head_dim: int) -> dict[str, Any]:
+def settings(encoding: Any, rope: RoPE, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` of one layer type."""
-    settings = rope_scaling.to_hf(rope, head_dim=head_dim)
+    found = rope_scaling.to_hf(rope, head_dim=head_dim)
     parts = encoding.parts if isinstance(encoding, Sum) else (encoding,)
     for part in parts:
         if isinstance(part, MRoPE) and part.sections is not None:
-            settings["mrope_section"] = list(part.sections)
+            found["mrope_section"] = list(part.sections)
         if isinstance(part, Temperature):
-            settings["llama_4_scaling_beta"] = part.attn_scale
-            settings.setdefault("original_max_position_embeddings", part.floor_scale)
-    return settings
+            found["llama_4_scaling_beta"] = part.attn_scale
+            found.setdefault("original_max_position_embeddings", part.floor_scale)
+    return found
 
 
 def _inverse_square(scale: float) -> float:

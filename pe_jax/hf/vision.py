@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.cpb import CPB
@@ -14,7 +14,7 @@ from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
 from pe_jax.hf.absolute import one_of_a_kind, written
 from pe_jax.hf.keys import LAYERS, Keys
-from pe_jax.hf.layers import LayerEncoding, parts
+from pe_jax.hf.layers import Family, LayerEncoding, parts
 from pe_jax.validation import is_int, is_real, require, shown
 
 SEEN = {"causal": False, "stack": "encoder"}
@@ -34,7 +34,7 @@ def _patches(keys: Keys, image: int, patch: int) -> tuple[int, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Axial:
+class Axial(Family):
     """RoPE on rows and columns.
 
     Attributes:
@@ -45,6 +45,7 @@ class Axial:
       registers: whether a CLS token and `num_register_tokens` come first.
       layers: the key of the number of layers.
       width: the key of the width.
+      windowed: whether most layers see windows of the image alone (Qwen2.5-VL).
     """
 
     spectrum: str = "shared"
@@ -53,9 +54,9 @@ class Axial:
     registers: bool = False
     layers: tuple[str, ...] = LAYERS
     width: tuple[str, ...] = ("hidden_size",)
+    windowed: bool = False
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         own = dict(keys.mapping("rope_parameters") or {})
         kind = own.pop("rope_type", own.pop("type", "axial"))
         fix = "rows and columns have rope_type 'axial', which pe_jax does not scale"
@@ -81,37 +82,48 @@ class Axial:
             prefix = 1 + keys.integer("num_register_tokens", default=0, low=0)
             for key in ("shift", "jitter", "rescale"):
                 keys.get(f"pos_embed_{key}")  # of positions, in training
-        layer = LayerEncoding(encoding, head_dim, prefix=prefix, **SEEN)
-        return [layer] * keys.layers(*self.layers)
+        layer, count = (
+            LayerEncoding(encoding, head_dim, prefix=prefix, **SEEN),
+            keys.layers(*self.layers),
+        )
+        if not self.windowed:
+            return [layer] * count
+        full = keys.get("fullatt_block_indexes", default=[7, 15, 23, 31])
+        ok = isinstance(full, list | tuple) and all(is_int(i, 0) for i in full)
+        require(ok, "fullatt_block_indexes", full, "pass numbers of layers")
+        for key in ("window_size", "tokens_per_second"):
+            keys.get(key)  # in pixels, and of the positions in the text
+        local = dataclasses.replace(layer, also=("windows",))
+        return [layer if i in full else local for i in range(count)]
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The base, and what comes before the patches."""
+        full = [i for i, layer in enumerate(layers) if "windows" not in layer.also]
+        layers = [dataclasses.replace(layer, also=()) for layer in layers] if full else layers
         layer = one_of_a_kind(layers)
         theta = written(layer.encoding, RoPE2D).base
         config: dict[str, Any] = {self.layers[0]: len(layers), "head_dim": layer.head_dim}
+        config |= {"fullatt_block_indexes": full} if self.windowed else {}
         if self.registers:
             return config | {"rope_theta": theta, "num_register_tokens": layer.prefix - 1}
         return config | {"rope_parameters": {"rope_type": "axial", "rope_theta": theta}}
 
 
 @dataclasses.dataclass(frozen=True)
-class Sinusoids:
+class Sinusoids(Family):
     """A fixed table over patches, row by row, after a CLS token (MAE)."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         _patches(keys, 224, 16)
         layer = LayerEncoding(Sinusoidal2D(), keys.head_dim(), prefix=1, **SEEN)
         return [layer] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The number of layers."""
         written(one_of_a_kind(layers).encoding, Sinusoidal2D)
         return {"num_hidden_layers": len(layers)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Patches:
+class Patches(Family):
     """A learned vector for each patch (ViT), resized for other images.
 
     Attributes:
@@ -139,7 +151,6 @@ class Patches:
         return side, side
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer."""
         sides, prefix = self._sides(keys), 0
         if self.registers is not None:
             prefix = keys.integer("num_register_tokens", default=self.registers, low=0)
@@ -148,7 +159,6 @@ class Patches:
         return [layer] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The size of an image in patches of one pixel."""
         layer = one_of_a_kind(layers)
         grid = written(layer.encoding, LearnedGrid)
         config: dict[str, Any] = {"num_hidden_layers": len(layers)}
@@ -160,16 +170,17 @@ class Patches:
 
 
 def _image(scheme: LearnedGrid | Swin) -> dict[str, Any]:
-    """The size of an image in patches of one pixel."""
-    return {"image_size": [scheme.height, scheme.width], "patch_size": 1}
+    """The size of an image in patches of one pixel; SigLIP's configs take one number alone."""
+    square = scheme.height == scheme.width
+    size = scheme.height if square else [scheme.height, scheme.width]
+    return {"image_size": size, "patch_size": 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class BEiT:
+class BEiT(Family):
     """The image is one of Swin's windows, with a class token; besides, a vector for each patch."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The same for each layer: what the config's flags switch on."""
         sides = _patches(keys, 224, 16)
         kinds = {
             "use_absolute_position_embeddings": LearnedGrid(*sides, prefix=1),
@@ -181,7 +192,6 @@ class BEiT:
         return [LayerEncoding(encoding, keys.head_dim(), **SEEN)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The flags, and the size of an image in patches of one pixel."""
         layer = one_of_a_kind(layers)
         config: dict[str, Any] = {"num_hidden_layers": len(layers)}
         for part in parts(layer.encoding or Encoding()):
@@ -194,14 +204,13 @@ class BEiT:
 
 
 @dataclasses.dataclass(frozen=True)
-class SwinFamily:
+class SwinFamily(Family):
     """Windows of an image, shifted in every other layer; v2 has a network of the distance."""
 
     v2: bool = False
-    checked: ClassVar[bool] = False  # layers do not say where a stage ends
+    checked = False  # layers do not say where a stage ends
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        """The layers of all stages in turn."""
         fix = "a table over patches and windows is not supported; the nearest scheme is learned"
         keys.refuse("use_absolute_embeddings", fix)
         window = keys.integer("window_size", default=7)
@@ -245,7 +254,6 @@ class SwinFamily:
         return value
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        """The window alone: stages are sizes of a model, not of positions."""
         kind = CPB if self.v2 else Swin
         first = written(layers[0].encoding, kind)
         same = first.height == first.width

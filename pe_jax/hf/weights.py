@@ -1,8 +1,8 @@
 """Where a released model's position weights go in `Params`: the table of `pe_jax.hf.params`.
 
-`WEIGHTS` lists, per model type, names of a state dict, the entry of `Params` and the function that
-turns one into the other: each is a function of this file, to be borrowed alone as well. Rotations,
-ALiBi and sinusoids have no weights. H heads, E head width, D model width.
+`WEIGHTS` lists (from types.toml), per model type, names of a state dict, the entry of `Params` and
+the function that turns one into the other: each is one of this file, to be borrowed alone as well.
+Rotations, ALiBi and sinusoids have no weights. H heads, E head width, D model width.
 """
 
 import dataclasses
@@ -17,14 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pe_jax.encodings.base import Dims, Encoding, Params
-from pe_jax.encodings.buckets import Buckets
-from pe_jax.encodings.deberta import DeBERTa
-from pe_jax.encodings.inkling import Inkling
-from pe_jax.encodings.learned import Learned
-from pe_jax.encodings.learned_grid import LearnedGrid
-from pe_jax.encodings.sink import SinkLogit
+from pe_jax.encodings.registry import ENCODINGS
 from pe_jax.encodings.sums import Sum
-from pe_jax.encodings.swin import Swin
+from pe_jax.hf import parents
 from pe_jax.hf.layers import LayerEncoding, parts
 from pe_jax.numerics.arrays import require_array
 from pe_jax.validation import shown
@@ -138,145 +133,15 @@ def _entries(part: Encoding) -> Params:
     return jax.eval_shape(lambda: part.init(jax.random.key(0), Dims(16, 2, 2, 8)))
 
 
-def _weight(to: str, *names: str, **more: Any) -> Weight:
-    return Weight(to, names, **more)
+def _loaded(own: Mapping[str, Any]) -> Weight:
+    """An entry of types.toml."""
+    how, part = globals()[own.get("how", "same")], ENCODINGS.get(own.get("part", ""), Encoding)
+    return Weight(own["to"], tuple(own["names"]), how, part, own.get("when", ""))
 
 
-def _linear(name: str) -> tuple[str, str]:
-    """Weight and bias of a projection in DeBERTa's attention."""
-    return tuple(f"layer.{{layer}}.attention.self.{name}.{x}" for x in ("weight", "bias"))  # pyright: ignore
-
-
-def _learned(name: str) -> Weight:
-    return _weight("shared.table", name, how=rows, part=Learned)
-
-
-def _patches(name: str) -> tuple[Weight, Weight]:
-    """The vectors of patches, and of the tokens before them."""
-    return (
-        _weight("shared.table", name, how=patch_grid, part=LearnedGrid),
-        _weight("shared.front", name, how=before_patches, part=LearnedGrid),
-    )
-
-
-def _beit(shared: str) -> tuple[Weight, ...]:
-    """BEiT's, with the name of the table that all layers share."""
-    end = "relative_position_bias_table"
-    table = f"layer*.{{layer}}.*relative_position_bias.{end}"
-    return (
-        *_patches("embeddings.position_embeddings"),
-        _weight("layer.table", table, how=transposed, part=Swin),
-        _weight("shared.table", f"{shared}.{end}", how=transposed, part=Swin),
-    )
-
-
-EMBEDDINGS = _learned("embeddings.position_embeddings.weight")
-T5_TABLE = "layer.0.*relative_attention_bias.weight"  # layer.1 is cross-attention
-NORMED = ("encoder.rel_embeddings.weight", "encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
-SWIN_MLP = "layers.*.blocks.*.continuous_position_bias_mlp"
-OWN = {"how": by_head, "part": DeBERTa, "when": "not share_att_key"}
-CONTENT = {**OWN, "when": "share_att_key"}
-TERMS = (
-    _weight("layer.u", "layers.{layer}.self_attn.pos_bias_u"),
-    _weight("layer.v", "layers.{layer}.self_attn.pos_bias_v"),
-    _weight("layer.w_r", "layers.{layer}.self_attn.linear_pos.weight", how=sines_first),
-)
-SELF = "layers.{layer}.self_attn"
-SINK = _weight("layer.logit", f"{SELF}.sinks", part=SinkLogit)
-PROFILES = _weight("layer.profiles", f"{SELF}.rel_logits_proj.proj", part=Inkling)
-WEIGHTS: dict[str, tuple[Weight, ...]] = {
-    "t5": (_weight("shared.table", f"{{stack}}.block.0.{T5_TABLE}", how=transposed),),
-    "umt5": (_weight("layer.table", f"{{stack}}.block.{{layer}}.{T5_TABLE}", how=transposed),),
-    "deberta": (
-        EMBEDDINGS,
-        _weight("shared.table", NORMED[0], how=with_ones, part=DeBERTa),
-        _weight("layer.w_k", _linear("pos_proj")[0], how=by_head, part=DeBERTa),
-        _weight("layer.w_q", *_linear("pos_q_proj"), how=by_head, part=DeBERTa),
-    ),
-    "deberta-v2": (
-        EMBEDDINGS,
-        _weight("shared.table", NORMED[0], how=with_ones, part=DeBERTa, when="not norm_rel_ebd"),
-        _weight("shared.table", *NORMED, how=normed_with_ones, part=DeBERTa, when="norm_rel_ebd"),
-        _weight("layer.w_k", *_linear("pos_key_proj"), **OWN),
-        _weight("layer.w_q", *_linear("pos_query_proj"), **OWN),
-        _weight("layer.w_k", *_linear("key_proj"), **CONTENT),
-        _weight("layer.w_q", *_linear("query_proj"), **CONTENT),
-    ),
-    "xlnet": (
-        _weight("layer.u", "layer.{layer}.rel_attn.r_w_bias"),
-        _weight("layer.v", "layer.{layer}.rel_attn.r_r_bias"),
-        _weight("layer.w_r", "layer.{layer}.rel_attn.r", how=swapped),
-    ),
-    "wav2vec2-conformer": TERMS,
-    "wav2vec2-bert": (
-        *TERMS,
-        _weight("layer.keys", "layers.{layer}.self_attn.distance_embedding.weight", how=mirrored),
-    ),
-    "wavlm": (
-        _weight("shared.table", "layers.0.attention.rel_attn_embed.weight", how=transposed),
-        _weight("layer.weight", "layers.{layer}.attention.gru_rel_pos_linear.weight"),
-        _weight("layer.bias", "layers.{layer}.attention.gru_rel_pos_linear.bias"),
-        _weight("layer.scale", "layers.{layer}.attention.gru_rel_pos_const", how=flat),
-    ),
-    "mpnet": (
-        EMBEDDINGS,
-        _weight(
-            "shared.table",
-            "encoder.relative_attention_bias.weight",
-            how=transposed,
-            part=Buckets,
-        ),
-    ),
-    "layoutlmv3": (
-        _weight("shared.index", "encoder.rel_pos_bias.weight"),
-        _weight("shared.x", "encoder.rel_pos_x_bias.weight"),
-        _weight("shared.y", "encoder.rel_pos_y_bias.weight"),
-    ),
-    "swin": (_weight("layer.table", "blocks.*.relative_position_bias_table", how=transposed),),
-    "swinv2": (
-        _weight("layer.w1", f"{SWIN_MLP}.0.weight", how=transposed),
-        _weight("layer.b1", f"{SWIN_MLP}.0.bias"),
-        _weight("layer.w2", f"{SWIN_MLP}.2.weight", how=transposed),
-    ),
-    "gpt_oss": (SINK,),
-    "inkling_text": (
-        _weight("layer.weight", f"{SELF}.r_proj.weight", how=profile_states),
-        PROFILES,
-    ),
-    "inkling2_text": (
-        _weight(
-            "layer.weight",
-            *(f"{SELF}.{name}" for name in ("r_proj.weight", "rel_l2_clip.scale")),
-            how=profile_states,
-            part=Inkling,
-        ),
-        PROFILES,
-        _weight("layer.weight", f"{SELF}.sink_proj.weight", how=transposed, part=SinkLogit),
-        _weight("layer.logit", f"{SELF}.sink_proj.weight", how=no_bias, part=SinkLogit),
-    ),
-    "gpt2": (_learned("wpe.weight"),),
-    "openai-gpt": (_learned("positions_embed.weight"),),
-    "opt": (_learned("decoder.embed_positions.weight"),),
-    "biogpt": (_learned("embed_positions.weight"),),
-    "whisper": (_learned("{stack}.embed_positions.weight"),),
-    "vit": _patches("embeddings.position_embeddings"),
-    "siglip_vision_model": _patches("embeddings.position_embedding.weight"),
-    "siglip_text_model": (_learned("embeddings.position_embedding.weight"),),
-    "beit": _beit("shared_position_bias"),
-    "data2vec-vision": _beit("encoder.relative_position_bias"),
-}
-LIKE = {
-    "t5": ("mt5", "switch_transformers", "longt5"),
-    "gpt2": ("gpt_bigcode", "gpt_neo"),
-    "gpt_oss": ("granite_swa", "mimo_v2_flash", "deepseek_v4"),
-    "whisper": ("bart", "mbart"),
-    "vit": ("deit", "dinov2", "dinov2_with_registers"),
-    "siglip_vision_model": ("siglip2_vision_model",),
-    "siglip_text_model": ("siglip2_text_model",),
-}
-WEIGHTS |= {other: WEIGHTS[kind] for kind, others in LIKE.items() for other in others}
-BERTS = ("bert", "electra", "distilbert", "roberta", "xlm-roberta", "camembert", "esm")
-WEIGHTS |= dict.fromkeys((*BERTS, "albert"), (EMBEDDINGS,))
+WEIGHTS = {kind: tuple(map(_loaded, own)) for kind, own in parents.DATA["weights"].items()}
+LIKE = parents.listed("weights_alike")
+WEIGHTS |= {other: WEIGHTS[kind] for other, kind in LIKE.items()}
 
 
 def listed(model_type: str, layer: LayerEncoding) -> list[tuple[Weight, ...]]:
@@ -311,7 +176,7 @@ def load(
     known = {name: x for name, x in known.items() if x is not None}
     found = []
     all_parts = parts(layer.encoding or Encoding())
-    for part, own in zip(all_parts, listed(config["model_type"], layer), strict=True):
+    for part, own in zip(all_parts, listed(str(config.get("model_type")), layer), strict=True):
         sizes = {name: getattr(part, name, None) for name in ("height", "width")}
         each: dict[str, dict[str, jax.Array]] = {side: {} for side in Params._fields}
         for weight in own:

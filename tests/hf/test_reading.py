@@ -200,6 +200,159 @@ def test_an_object_with_to_dict_and_a_part_for_text_are_read():
         hf.encodings(3)
 
 
+def test_is_causal_opens_the_mask_of_decoders_and_widens_windows_by_one():
+    """transformers' windows end before `sliding_window` going back, and with it where both ways."""
+    for config in (LLAMA31, MISTRAL, GEMMA2, LLAMA4["text_config"]):
+        before = hf.encodings(config)
+        config, kind = {**config, "is_causal": False}, config["model_type"]
+        for old, new in zip(before, hf.encodings(config), strict=True):
+            chunked = old.chunk is not None  # whose mask leaves the key unread
+            assert new.causal == chunked and new.chunk == old.chunk and new.stack == "decoder"
+            assert new.window == (old.window and old.window + 1)
+        layers = hf.encodings(config)
+        written = hf.to_hf(layers, kind)
+        assert written["is_causal"] is False
+        assert hf.encodings({**config, "rope_scaling": None, **written}) == layers
+    kept = {"model_type": "openai-gpt", "n_embd": 8, "n_head": 2, "n_layer": 2}
+    assert hf.encodings({**kept, "is_causal": False}) == hf.encodings(kept)
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra", "roberta", "xlm-roberta", "camembert", "esm"])
+def test_is_decoder_hides_later_tokens(kind):
+    config = {**SIZES, "model_type": kind, "is_decoder": True}
+    (layer,) = set(hf.encodings(config))
+    assert layer.causal and layer.stack == "decoder"
+    assert not hf.encodings({**config, "is_causal": False})[0].causal
+    assert hf.to_hf([layer], kind)["is_decoder"] is True
+
+
+def test_albert_repeats_layers_within_a_group():
+    config = {**SIZES, "model_type": "albert", "inner_group_num": 3}
+    assert len(hf.encodings(config)) == 3 * SIZES["num_hidden_layers"]
+    assert not hf.encodings({**config, "is_decoder": True})[0].causal  # which it leaves unread
+
+
+def test_what_a_parent_lets_see_both_ways_is_named():
+    layers = hf.encodings(GEMMA3)
+    assert all(layer.also == ("qk_norm", "bidirectional_images") for layer in layers)
+    assert hf.encodings(GEMMA3["text_config"])[0].also == ("qk_norm",)
+    text = {**SIZES, "model_type": "gemma", "use_bidirectional_attention": True}
+    parent = {"model_type": "paligemma", "text_config": text, "vision_config": {}}
+    assert {x.also for x in hf.encodings(parent)} == {("bidirectional_prefix",)}
+    with pytest.raises(ValueError, match="use_bidirectional_attention=True: .*is_causal is read"):
+        hf.encodings(text)
+
+
+def test_gemma_4s_images_and_heads():
+    seen = hf.encodings({**GEMMA4, "use_bidirectional_attention": "vision"})
+    assert ["bidirectional_images" in x.also for x in seen] == [True] * 5 + [False]
+    both = hf.encodings({**GEMMA4, "use_bidirectional_attention": "all"})
+    assert [(x.causal, x.window) for x in both] == [(False, 258)] * 5 + [(False, None)]
+    same = {k: v for k, v in GEMMA4.items() if k != "global_head_dim"} | {"per_layer_config": None}
+    assert {x.head_dim for x in hf.encodings(same)} == {256}
+    listed = hf.encodings({**GEMMA4, "layer_types": ["sliding_attention"] * 6})
+    assert [x.window for x in listed] == [512] * 5 + [None]
+
+
+def test_an_unknown_type_is_read_as_a_known_one():
+    config = {**LLAMA31, "model_type": "another"}
+    with pytest.raises(ValueError, match="'another' is not known here; its keys are read like='ll"):
+        hf.encodings(config)
+    assert hf.encodings(config, like="llama") == hf.encodings(LLAMA31)
+    assert hf.encodings({"text_config": config}, like="llama") == hf.encodings(LLAMA31)
+    with pytest.raises(ValueError, match="model_type='lama' is not known"):
+        hf.encodings(LLAMA31, like="lama")
+
+
+def test_a_part_for_text_may_leave_out_its_type_and_sizes():
+    layers = hf.encodings({"model_type": "llava", "text_config": {}})
+    assert (len(layers), layers[0].head_dim) == (32, 128)
+    gemma = hf.encodings({"model_type": "gemma3", "text_config": {"hidden_size": 2560}})
+    assert (len(gemma), gemma[0].head_dim, gemma[0].window) == (26, 256, 4096)
+    omni = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": {"hidden_size": 3584}}}
+    omni["thinker_config"]["text_config"]["model_type"] = "qwen2_5_omni_text"
+    assert len(hf.encodings(omni)) == 28
+    with pytest.raises(ValueError, match="num_hidden_layers is missing: 'llama'"):
+        hf.encodings({"model_type": "llama"})
+
+
+def test_parts_for_images_of_qwen_are_known_by_their_keys():
+    sizes = {"depth": 4, "num_heads": 16, "spatial_merge_size": 2, "patch_size": 14}
+    plain = hf.encodings({**sizes, "embed_dim": 1280, "hidden_size": 3584})
+    local = {**sizes, "hidden_size": 1280, "fullatt_block_indexes": [1, 3], "window_size": 112}
+    assert len(plain) == 4 and plain[0].head_dim == 80 and not plain[0].also
+    assert [x.also for x in hf.encodings(local)] == [("windows",), ()] * 2
+    assert hf.encodings({**local, "model_type": "qwen2_5_vl_vision"}) == hf.encodings(local)
+
+
+HYBRIDS = [  # keys that say which of the layers attend, and their numbers
+    ({"model_type": "jamba", "attn_layer_period": 3, "attn_layer_offset": 1}, [1, 4]),
+    ({"model_type": "bamba", "attn_layer_indices": [0, 5]}, [0, 5]),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*-EM*"}, [1, 5]),
+    ({"model_type": "nemotron_h", "layers_block_type": ["mamba", "attention", "mlp"]}, [1]),
+    ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * 3}, [1, 3, 5]),
+    ({"model_type": "kimi_linear", "linear_attn_config": {"full_attn_layers": [4]}}, [3]),
+    ({"model_type": "kimi_linear"}, [4]),
+    ({"model_type": "recurrent_gemma"}, [2, 5]),
+    ({"model_type": "olmo_hybrid"}, [3]),
+    ({"model_type": "bailing_hybrid", "layer_group_size": 2}, [1, 3, 5]),
+    ({"model_type": "mllama_text_model", "cross_attention_layers": [0, 3]}, [1, 2, 4, 5]),
+]
+
+
+@pytest.mark.parametrize("config, attending", HYBRIDS)
+def test_hybrids_attend_in_some_layers(config, attending):
+    layers = hf.encodings({**SIZES, "num_hidden_layers": 6, **config})
+    assert [i for i, layer in enumerate(layers) if layer.encoding is not None] == attending
+    written = hf.to_hf(layers, config["model_type"])
+    assert hf.encodings({**SIZES, **config, **written}) == layers
+
+
+def test_hybrids_without_rope_say_so():
+    hybrid = {**SIZES, "model_type": "granitemoehybrid", "layer_types": ["attention"] * 4}
+    assert hf.pattern(hf.encodings({**hybrid, "position_embedding_type": "nope"})) == "nope"
+    assert hf.pattern(hf.encodings({**hybrid, "position_embedding_type": "rope"})) == "rope"
+    zamba = {**SIZES, "model_type": "zamba2", "layers_block_type": ["hybrid"] * 4}
+    assert hf.pattern(hf.encodings(zamba)) == "nope"
+    assert hf.pattern(hf.encodings({**zamba, "use_mem_rope": True})) == "rope"
+    assert hf.encodings(zamba)[0].scale == (hf.encodings(zamba)[0].head_dim / 2) ** -0.5
+
+
+def test_what_acts_on_q_and_k_is_named_with_its_number():
+    config = {**SIZES, "model_type": "falcon_h1", "key_multiplier": 0.39, "mamba_chunk_size": 256}
+    assert hf.encodings(config)[0].also == ("key_multiplier=0.39",)
+    config = {**SIZES, "model_type": "olmo", "clip_qkv": 8.0}
+    (layer,) = set(hf.encodings(config))
+    assert layer.also == ("clip_qkv=8.0",) and hf.to_hf([layer], "olmo")["clip_qkv"] == 8.0
+    indexed = {**SIZES, "model_type": "deepseek_v32"}
+    assert hf.encodings(indexed)[0].also == ("indexer",)
+
+
+REMOTE = [  # configs of the Hub's own code, as published
+    ({"model_type": "internlm2", "rope_theta": 1e6}, "rope(base=1000000.0)"),
+    ({"model_type": "baichuan", "max_position_embeddings": 4096}, "rope"),
+    ({"model_type": "baichuan", "model_max_length": 4096}, "alibi"),
+    (
+        {"model_type": "chatglm", "kv_channels": 128, "rope_ratio": 500, "original_rope": True},
+        "rope(base=5000000.0,fraction=0.5,layout='interleaved')",
+    ),
+    ({"model_type": "qwen", "rotary_emb_base": 10000, "use_dynamic_ntk": True}, "rope"),
+    ({"model_type": "xverse"}, "rope"),
+    ({"model_type": "mimo", "rope_theta": 640000}, "rope(base=640000)"),
+    ({"model_type": "kimi_k2"}, "rope(fraction=0.3333333333333333,layout='interleaved')"),
+    ({"model_type": "dbrx", "attn_config": {"rope_theta": 5e5}}, "rope(base=500000.0)"),
+]
+
+
+@pytest.mark.parametrize("config, pattern", REMOTE)
+def test_code_of_the_hub_is_read_by_its_configs_keys(config, pattern):
+    layers = hf.encodings({**SIZES, **config})
+    assert hf.pattern(layers) == pattern
+    written = hf.to_hf(layers, config["model_type"])
+    clean = {**SIZES, **dict.fromkeys(("rope_theta", "rope_ratio", "rotary_emb_base"))}
+    assert hf.encodings({**clean, **written}) == layers
+
+
 def test_a_nested_truncate_is_read_and_said():
     own = {**YARN, "truncate": False}
     config = {**GEMMA4, "rope_parameters": {"sliding_attention": own, "full_attention": own}}

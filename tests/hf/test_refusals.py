@@ -54,7 +54,10 @@ WRONG = [  # config, words of the error
     ({**GEMMA4, "layer_types": ["dilated"] * 6}, ["layer_types='dilated'", "sliding_attention"]),
     ({**GEMMA4, "layer_types": ["full_attention"]}, ["layer_types", "each of 6"]),
     ({**GEMMA4, "sliding_window": None}, ["sliding_window=None", "sliding_attention"]),
-    ({**GEMMA4, "use_bidirectional_attention": "all"}, ["use_bidirectional_attention='all'"]),
+    ({**GEMMA4, "use_bidirectional_attention": "some"}, ["use_bidirectional_attention='some'"]),
+    ({**SIZES, "model_type": "deepseek_v4", "is_causal": False}, ["is_causal=False", "later"]),
+    ({**SIZES, "model_type": "inkling_text", "is_causal": False}, ["is_causal=False", "later"]),
+    ({**LLAMA31, "is_causal": "no"}, ["is_causal='no'", "True or False"]),
     (
         {**GEMMA4, "rope_parameters": {"main": {"rope_theta": 1e4}}},
         ["rope_parameters has settings for main", "'sliding_attention'"],
@@ -82,6 +85,10 @@ WRONG = [  # config, words of the error
         {**BERT, "position_embedding_type": "relative_key_query"},
         ["position_embedding_type='relative_key_query'", "deberta"],
     ),
+    ({**BERT, "position_embedding_type": "alibi"}, ["'alibi'", "ours for such things: alibi"]),
+    ({**SIZES, "model_type": "chatglm", "rope_ratio": 16}, ["rope_ratio=16", "rope_theta"]),
+    ({**SIZES, "model_type": "bamba", "attn_layer_indices": [9]}, ["attn_layer_indices=[9]"]),
+    ({**SIZES, "model_type": "diffllama"}, ["'diffllama' is not read", "subtracted"]),
     ({**SIZES, "model_type": "roformer", "rotary_value": True}, ["rotary_value=True"]),
     ({**SIZES, "model_type": "mpnet", "relative_attention_num_buckets": 16}, ["16", "32"]),
     (
@@ -126,13 +133,11 @@ def test_junk_for_any_key_that_is_read_is_one_short_line(kind):
         {"num_heads": [4, 4], "depths": [2, 2]} if kind.startswith("swin") else {"num_heads": 4}
     )
     config = {"model_type": kind, **sizes}
-    if kind.startswith("qwen2") and not kind.endswith("vision"):
-        config["rope_parameters"] = {"rope_theta": 1e4, "mrope_section": [8, 12, 12]}
-        config = config if "vl" in kind else {**config, "rope_parameters": {"rope_theta": 1e4}}
-    if kind.startswith("qwen3_vl"):
-        config["rope_parameters"] = {"rope_theta": 1e4, "mrope_section": [12, 10, 10]}
-    if kind == "qwen3_5_text":
-        config["rope_parameters"] = {"rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    sections = getattr(hf.FAMILIES[kind], "sections", None)
+    if sections:
+        channels = int(64 * hf.FAMILIES[kind].partial) // 2
+        sections = [channels - 2 * (channels // 3), channels // 3, channels // 3]
+        config["rope_parameters"] = {"rope_theta": 1e4, "mrope_section": sections}
     if kind == "mimo_v2_flash":
         config["head_dim"] = 192  # of which its factor takes 64
     keys = Keys(kind, config)

@@ -53,6 +53,14 @@ def test_what_a_model_type_cannot_say_is_an_error(encoding, kind, words):
     refused(lambda: hf.to_hf([layer], kind), *words)
 
 
+def test_what_is_written_has_the_names_and_types_that_transformers_takes():
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4}
+    convolved = hf.encodings({**sizes, "model_type": "lfm3"})
+    assert hf.to_hf(convolved, "lfm3")["layer_types"] == ["conv", "conv", "full_attention", "conv"]
+    patches = hf.encodings({**sizes, "model_type": "siglip_vision_model", "image_size": 384})
+    assert hf.to_hf(patches, "siglip_vision_model")["image_size"] == 24
+
+
 def test_no_layers_and_other_layers_are_errors():
     refused(lambda: hf.to_hf([], "llama"), "layers=()")
     layers = [hf.LayerEncoding(pe_jax.make(n), 64) for n in ("rope", "nope")]

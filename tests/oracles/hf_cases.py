@@ -3,45 +3,6 @@
 from pe_jax import hf
 from tools.cookbook_rows import ROWS
 
-TINY = {
-    "vocab_size": 32,
-    "hidden_size": 64,
-    "intermediate_size": 16,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "pad_token_id": 0,
-    "n_embd": 64,
-    "n_head": 2,
-    "n_layer": 6,
-    "sliding_window": 5,
-    "num_experts": 2,
-    "num_local_experts": 2,
-    "n_routed_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 6,
-    "q_lora_rank": 8,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 1,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "vocab_size_per_layer_input": 32,
-    "hidden_size_per_layer_input": 4,
-    "attention_chunk_size": 6,
-    "local_attention": 10,
-    "intermediate_size_mlp": 16,
-    "laurel_rank": 4,
-    "num_kv_shared_layers": 0,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16}
@@ -54,6 +15,10 @@ SCALINGS = {
     "llama3": {**LLAMA3, **THETA},
 }
 MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.2}
+
+
+BOTH_WAYS = "llama qwen2 mistral llama4_text gemma2 gemma3_text gemma4_text lfm3 gpt2"
+BOTH_WAYS = BOTH_WAYS.split()
 
 
 def flat(**settings):
@@ -112,6 +77,12 @@ CASES = {
     "modernbert": {},
     "minimax no window": {"sliding_window": None},
     "minimax_m2 partial": {"rotary_dim": 16},
+    **{f"{kind} both ways": {"is_causal": False} for kind in BOTH_WAYS},
+    **{f"{kind} decoder": {"is_decoder": True} for kind in ("bert", "electra", "roberta", "esm")},
+    "albert groups": {"inner_group_num": 2},
+    "gemma4_text all": {"use_bidirectional_attention": "all"},
+    "gemma4_text alike": {"per_layer_config": None},
+    "gemma4_text listed": {"layer_types": ["sliding_attention"] * 6},
     "esm rotary": {"position_embedding_type": "rotary"},
     "gpt2": {},
     "gpt2 inverse": {"scale_attn_by_inverse_layer_idx": True},
@@ -125,8 +96,6 @@ for row in ROWS:  # of the cookbook
     wider = {"hidden_size": 2 * row.head_dim, "head_dim": row.head_dim}
     if row.check == "scores":
         CASES[f"{row.model_type} {row.name}"] = (wider if row.head_dim != 32 else {}) | row.config
-SECTIONS = {"qwen2_vl_text": [4, 6, 6], "qwen2_5_vl_text": [4, 6, 6], "qwen3_vl_text": [6, 5, 5]}
-SECTIONS |= {"qwen3_5_text": [2, 1, 1]}
 ELSEWHERE = (
     "gptj",
     "codegen",
@@ -135,4 +104,8 @@ ELSEWHERE = (
     "llama4",
     "gemma3",
     "minimax_text_01",
+    "voxtral_realtime_text",
+    "zamba",
+    "dbrx",
+    *hf.families.HUB,
 )  # below, or the same

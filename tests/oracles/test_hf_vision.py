@@ -5,8 +5,9 @@ import pytest
 
 import pe_jax
 from pe_jax import hf
-from tests.oracles.hf_layers import LENGTH, rotated, tiny
+from tests.oracles.hf_layers import LENGTH, tiny
 from tests.oracles.replay import TOLERANCE
+from tools import hf_types
 
 pytestmark = pytest.mark.oracles
 
@@ -23,7 +24,7 @@ def test_images_rotate_as_theirs(live):
     y = torch.from_numpy(x)
     table = module.PixtralVisionRotaryEmbedding(config)(y, torch.from_numpy(places))
     theirs, _ = module.apply_rotary_pos_emb(y, y, *table, unsqueeze_dim=1)
-    ours = rotated(layer, x.transpose(0, 2, 1, 3), "q", places).transpose(0, 2, 1, 3)
+    ours = hf_types.rotated(layer, x.transpose(0, 2, 1, 3), "q", places).transpose(0, 2, 1, 3)
     np.testing.assert_allclose(ours, theirs.numpy(), atol=TOLERANCE)
 
     _, module = tiny("qwen2_vl")
@@ -31,7 +32,7 @@ def test_images_rotate_as_theirs(live):
     (layer,) = hf.encodings(config)
     table = module.Qwen2VLVisionRotaryEmbedding(config)(y, torch.from_numpy(places))
     theirs, _ = module.apply_rotary_pos_emb_vision(y, y, *table)
-    ours = rotated(layer, x.transpose(0, 2, 1, 3), "q", places).transpose(0, 2, 1, 3)
+    ours = hf_types.rotated(layer, x.transpose(0, 2, 1, 3), "q", places).transpose(0, 2, 1, 3)
     np.testing.assert_allclose(ours, theirs.numpy(), atol=TOLERANCE)
 
     del sizes["head_dim"]
@@ -41,7 +42,9 @@ def test_images_rotate_as_theirs(live):
     cos, sin = module.DINOv3ViTRopePositionEmbedding(config).eval()(torch.zeros(1, 3, 4, 5))
     z = torch.from_numpy(rng.standard_normal((1, 2, 24, 16)).astype("f"))
     theirs, _ = module.apply_rotary_pos_emb(z, z, cos, sin)
-    np.testing.assert_allclose(rotated(layer, z.numpy(), "q", places), theirs, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        hf_types.rotated(layer, z.numpy(), "q", places), theirs, atol=TOLERANCE
+    )
 
 
 def test_windows_of_images(live):

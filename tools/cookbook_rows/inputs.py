@@ -20,6 +20,12 @@ INPUT = (
     ),
     Row("OPT", "opt", "Two more rows than positions: position 0 has row 2", "rows"),
     Row(
+        "CLIP, its text",
+        "clip_text_model",
+        "Causal, and pooled at the last token; 77 positions, its config may leave them out",
+        "rows",
+    ),
+    Row(
         "BART",
         "bart",
         "As OPT, in both stacks; the config says 1024, the table has 1026 rows",

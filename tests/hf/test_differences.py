@@ -1,0 +1,62 @@
+"""Where `pe_jax.hf` reads otherwise than transformers, on purpose: the list of docs/cookbook.md."""
+
+import pytest
+
+import pe_jax
+from pe_jax import hf
+from tests.faults.encoding_calls import refused
+from tests.hf.configs import BERT, GEMMA3, GEMMA4, LLAMA31, MINIMAX, MPT, SIZES, YARN
+from tools.cookbook import DIFFERENCES
+
+
+def test_each_of_the_list_has_a_test_here():
+    assert all(callable(globals().get(name)) for name in DIFFERENCES)
+
+
+def test_rotary_dim_is_a_part_of_the_head():
+    assert hf.encodings(MINIMAX)[7].encoding.rotary_dim(128) == MINIMAX["rotary_dim"] == 64
+
+
+def test_a_partial_factor_is_a_part_of_the_head():
+    config = {**SIZES, "model_type": "llama", "partial_rotary_factor": 0.5}
+    assert hf.encodings(config)[0].encoding.fraction == 0.5
+
+
+def test_alibis_largest_slope_is_read():
+    config = {**MPT, "attn_config": {"alibi_bias_max": 16}}
+    assert hf.encodings(config)[0].encoding == pe_jax.make("alibi", bias_max=16.0)
+
+
+def test_relative_keys_of_bert_are_shaws():
+    config = {**BERT, "position_embedding_type": "relative_key"}
+    assert hf.encodings(config)[0].encoding == pe_jax.make("shaw", clip=511, values=False)
+
+
+def test_truncate_is_read_by_type():
+    own = {**YARN, "truncate": False}
+    config = {**GEMMA4, "rope_parameters": {"sliding_attention": own, "full_attention": own}}
+    with pytest.warns(UserWarning, match="truncate"):
+        assert not hf.encodings(config)[0].encoding.scaling.truncate
+
+
+def test_old_scaling_of_gemma_3_acts():
+    text = {**GEMMA3["text_config"], "rope_scaling": {"factor": 8.0, "type": "linear"}}
+    scalings = [layer.encoding.scaling for layer in hf.encodings(text)[4:6]]
+    assert scalings == [None, pe_jax.encodings.rope_scaling.Linear(8.0)]
+
+
+def test_a_flat_base_of_olmo_3_is_of_both_types():
+    config = {**SIZES, "model_type": "olmo3", "rope_theta": 1234.0}
+    assert {layer.encoding.base for layer in hf.encodings(config)} == {1234.0}
+
+
+def test_an_unread_window_is_refused_unless_it_hides_nothing():
+    refused(lambda: hf.encodings({**LLAMA31, "sliding_window": 5}), "sliding_window=5", "window")
+    plain = hf.encodings(LLAMA31)
+    for more in (
+        {"sliding_window": 5, "use_sliding_window": False},
+        {"sliding_window": 131072},
+        {"sliding_window": 5, "draft_vocab_size": 32000},
+        {"sliding_window": 5, "architectures": ["LlamaForCausalLMEagle3"]},
+    ):
+        assert hf.encodings({**LLAMA31, **more}) == plain

@@ -1,0 +1,296 @@
+"""Every config class of the installed transformers: what `pe_jax.hf` makes of it.
+
+`python -m tools.hf_types [TYPE ...]` prints a line per model type: `read` (its attention compared),
+`config` (read; the model is not run here, with what stood in the way), `refused` with the reason,
+`differs` with what, `new` (neither read nor with a reason: a newer transformers has added it).
+
+To compare, a tiny model of the type runs twice with an attention in the place of its own that
+records queries, keys, scale, cap and mask and gives zeros (so that no layer depends on an earlier
+one's): once as it is, once with its rotation switched off. What is read in the config has to turn
+the second record into the first.
+"""
+
+import contextlib
+import inspect
+import logging
+import sys
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pe_jax
+from pe_jax import hf
+from pe_jax.encodings.base import Encoding
+from pe_jax.encodings.sink import SinkLogit
+from pe_jax.encodings.terms import Rotation
+from pe_jax.engines.mask import allowed
+from pe_jax.hf.families import MLA, NEAREST
+from pe_jax.hf.layers import parts
+
+LENGTH, TOLERANCE = 23, 2e-5
+NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm", "q_b_norm")
+ONES = "num_experts_per_tok n_group topk_group moe_k moe_topk n_shared_experts"
+ONES = f"{ONES} moe_num_shared_experts mamba_n_groups n_groups mamba_ngroups num_mem_blocks"
+TWOS = "num_attention_heads num_key_value_heads n_head n_heads num_heads num_experts"
+TWOS = f"{TWOS} num_local_experts n_routed_experts moe_num_experts index_n_heads linear_num_heads"
+TWOS = f"{TWOS} encoder_attention_heads decoder_attention_heads linear_num_key_heads"
+TWOS = f"{TWOS} linear_num_value_heads expert_layer_period"
+SIXES = "num_hidden_layers n_layer n_layers num_layers first_k_dense_replace num_dense_layers"
+SIXES = f"{SIXES} moe_layer_start_index attention_chunk_size"
+EIGHTS = "q_lora_rank kv_lora_rank qk_rope_head_dim linear_key_head_dim linear_value_head_dim"
+EIGHTS = f"{EIGHTS} linear_head_dim mamba_d_state ssm_state_size laurel_rank"
+SIXTEENS = "intermediate_size moe_intermediate_size shared_expert_intermediate_size v_head_dim"
+SIXTEENS = f"{SIXTEENS} shared_intermediate_size qk_nope_head_dim index_head_dim ffn_dim d_ff"
+SIXTEENS = f"{SIXTEENS} intermediate_size_mlp encoder_ffn_dim decoder_ffn_dim"
+THIRTY_TWOS = "head_dim kv_channels global_head_dim d_kv vocab_size vocab_size_per_layer_input"
+THIRTY_TWOS = f"{THIRTY_TWOS} mamba_d_head mamba_head_dim mamba_headdim"
+WIDTHS = "hidden_size n_embd d_model lru_width embedding_size"
+SIZES = {1: ONES, 2: TWOS, 6: SIXES, 8: EIGHTS, 16: SIXTEENS, 32: THIRTY_TWOS, 64: WIDTHS}
+SIZES |= {
+    0: "num_kv_shared_layers pad_token_id",
+    3: "encoder_layers decoder_layers",
+    4: "hidden_size_per_layer_input mamba_n_heads mamba_num_heads n_mamba_heads mamba_dt_rank",
+    5: "sliding_window attention_window_size",
+    10: "local_attention",
+    128: "mamba_d_ssm",
+}
+TINY = {name: size for size, names in SIZES.items() for name in names.split()}
+SECTIONS = {"qwen3_5_text": [2, 1, 1], "qwen3_5_moe_text": [2, 1, 1], "glm4v_moe_text": [2, 3, 3]}
+SOME, FULL, LINEAR = ["mamba", "attention"] * 3, "full_attention", "linear_attention"
+OWN: dict[str, dict[str, Any]] = {  # what else these need to be small and to have both kinds
+    "bamba": {"attn_layer_indices": [1, 4]},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 6},
+    "granitemoehybrid": {"layer_types": SOME, "position_embedding_type": "rope"},
+    "jamba": {"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_offset": 0},
+    "lfm2_moe": {"layer_types": ["conv", "conv", FULL] * 2},
+    "mimo_v2_flash": {"num_key_value_heads": 1, "head_dim": 32},
+    "nemotron_h": {"layers_block_type": [LINEAR, FULL, "moe", FULL, LINEAR, "mlp"]},
+    "zamba2": {"num_hidden_layers": 54},
+}
+
+
+def types() -> Any:
+    """The config classes of the installed transformers by model type."""
+    from transformers.models.auto import configuration_auto  # pyright: ignore[reportMissingImports]
+
+    return configuration_auto.CONFIG_MAPPING
+
+
+def config_of(kind: str, **settings: Any) -> Any:
+    """A tiny config of a type, and the settings."""
+    cls = types()[kind]
+    default = cls()
+    if getattr(default, "text_config", None) is not None:
+        raise LookupError("its parts are types of their own")
+    full, family = default.to_dict(), hf.FAMILIES[kind]
+    given: dict[str, Any] = {n: x for n, x in TINY.items() if n in full or n in cls.attribute_map}
+    given = {n: x for n, x in given.items() if not isinstance(full.get(n), list | tuple)}
+    if full.get("sliding_window", 0) is None:
+        given.pop("sliding_window", None)
+    if isinstance(family, MLA):
+        given.pop("head_dim", None)  # it is qk_rope_head_dim
+    if getattr(family, "sections", None):
+        sections = SECTIONS.get(kind, [6, 5, 5] if family.interleaved else [4, 6, 6])
+        given["rope_parameters"] = {**default.rope_parameters, "mrope_section": sections}
+    return cls(**{**given, **OWN.get(kind, {}), **settings})
+
+
+def model_of(config: Any) -> Any:
+    """A model of that config with random weights and the recording attention."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    torch.manual_seed(0)
+    config._attn_implementation = "recorded"
+    with contextlib.suppress(ValueError):  # AutoModel does not know each part of a model
+        return transformers.AutoModel.from_config(config, attn_implementation="recorded").eval()
+    package = getattr(transformers.models, type(config).__module__.split(".")[2])
+    own = [getattr(package, name) for name in dir(package) if name.endswith("Model")]
+    own = [x for x in own if getattr(x, "config_class", None) is type(config)]
+    cls: Any = min(own, key=lambda x: ("PreTrained" in x.__name__, len(x.__name__)))
+    return cls(config).eval()
+
+
+@contextlib.contextmanager
+def recording():
+    """A list to which each call of attention is added: module, q, k, mask, the rest."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
+    from transformers import masking_utils  # pyright: ignore[reportMissingImports]
+
+    calls: list[tuple] = []
+
+    def record(module, query, key, value, attention_mask, **kwargs):
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        calls.append((module, query.numpy(), key.numpy(), attention_mask, kwargs))
+        shape = (*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1])
+        return torch.zeros(shape), None
+
+    transformers.AttentionInterface.register("recorded", record)
+    masking_utils.AttentionMaskInterface.register("recorded", masking_utils.eager_mask)
+    yield calls
+
+
+@contextlib.contextmanager
+def unrotated(model: Any):
+    """A model whose tables of angles are those of position 0."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    def still(module, args, out):
+        if isinstance(out, dict):
+            return {key: still(module, args, x) for key, x in out.items()}
+        if torch.is_tensor(out):
+            return torch.ones_like(out)  # complex: 1 + 0i
+        return torch.ones_like(out[0]), torch.zeros_like(out[1])
+
+    tables = [m for m in model.modules() if "Rotary" in type(m).__name__]
+    hooks = [module.register_forward_hook(still) for module in tables]
+    tempered = [m for m in model.modules() if hasattr(m, "attn_temperature_tuning")]
+    settings = getattr(model.config, "rope_parameters", None) or {}
+    beta = settings.get("llama_4_scaling_beta")
+    kept = [module.attn_temperature_tuning for module in tempered]
+    for module in tempered:
+        module.attn_temperature_tuning = False
+    if beta is not None:
+        settings["llama_4_scaling_beta"] = 0.0
+    yield
+    for hook in hooks:
+        hook.remove()
+    for module, value in zip(tempered, kept, strict=True):
+        module.attn_temperature_tuning = value
+    if beta is not None:
+        settings["llama_4_scaling_beta"] = beta
+
+
+def run(model: Any, calls: list) -> list:
+    """The calls of attention in one run over LENGTH tokens."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    calls.clear()
+    names = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"input_ids": torch.arange(1, LENGTH + 1)[None] % 30 + 1}
+    options |= {"use_cache": False} if "use_cache" in names else {}
+    with torch.no_grad():
+        model(**options)
+    return list(calls)
+
+
+def rotated(
+    layer: hf.LayerEncoding, x: Any, side: str, positions: Any, sort: bool = False
+) -> np.ndarray:
+    """Our rotation of x [1, H, T, E]; `sort`: its pairs have been sorted into halves beforehand."""
+    heads, width = x.shape[1], x.shape[3]
+    dims = pe_jax.Dims(heads * width, heads, heads, width)
+    encoding: Any = layer.encoding
+    encoding = encoding.at_length(LENGTH)
+    params = encoding.init(jax.random.key(0), dims)
+    x = jnp.asarray(x.transpose(0, 2, 1, 3))
+    if layer.rotary_last:
+        rope: Any = parts(encoding)[0]  # the second may be a sink
+        turned = rope.rotary_dim(width)
+        first, rest = x[..., -turned:], x[..., :-turned]
+        if sort and rope.layout == "interleaved":
+            first = jnp.stack(jnp.split(first, 2, axis=-1), axis=-1).reshape(first.shape)
+        x = jnp.concatenate([first, rest], axis=-1)
+    term: Any
+    for term in encoding.terms(params, dims):
+        turn = getattr(term, side) if isinstance(term, Rotation) else None
+        x = x if turn is None else turn(term.arrays, x, positions)
+    return np.asarray(x, np.float64).transpose(0, 2, 1, 3)
+
+
+def seen(layer: hf.LayerEncoding) -> np.ndarray:
+    """Which keys each query sees: [T, T]."""
+    index: Any = np.arange(LENGTH)
+    chunk = index // (layer.chunk or LENGTH)
+    same = chunk[:, None] == chunk
+    return same & np.asarray(allowed(index, index, causal=layer.causal, window=layer.window))
+
+
+def difference(kind: str, **settings: Any) -> str:
+    """In what the layers that are read differ from what reaches the model's softmax, or ""."""
+    config = config_of(kind, **settings)
+    layers = hf.encodings(config)
+    if hf.encodings({**config.to_dict(), **hf.to_hf(layers, kind)}) != layers:
+        return "what is written is read as something else"
+    with recording() as calls:
+        model = model_of(config)
+        theirs = run(model, calls)
+        with unrotated(model):
+            plain = run(model, calls)
+    layers = tuple(layer for layer in layers if layer.encoding is not None)
+    stacks = len({layer.stack for layer in layers})
+    if not theirs or stacks > 1:  # of a decoder's, some are of the encoder's keys
+        raise LookupError("its attention calls are not ours to record, layer by layer")
+    if len(layers) != len(theirs):
+        return f"{len(layers)} layers attend, theirs {len(theirs)}"
+    sort = isinstance(hf.FAMILIES[kind], MLA) and kind != "deepseek_v2"
+    for index, (layer, call, still) in enumerate(zip(layers, theirs, plain, strict=True)):
+        if found := _layers_differ(layer, call, still, sort):
+            return f"layer {index}: {found}"
+    return ""
+
+
+def _layers_differ(layer: hf.LayerEncoding, call: tuple, still: tuple, sort: bool) -> str:
+    module, q, k, mask, options = call
+    if q.shape[-1] != layer.head_dim:
+        return f"head_dim {layer.head_dim}, theirs {q.shape[-1]}"
+    places, encoding = np.arange(LENGTH), layer.encoding or Encoding()
+    axes = encoding.claims.axes
+    places = np.stack([places] * 3, -1) if axes == 3 else places
+    sides = zip("qk", still[1:3], strict=True)
+    ours = np.einsum("bhte,bhse->bhts", *[rotated(layer, x, n, places, sort) for n, x in sides])
+    want = np.einsum("bhte,bhse->bhts", np.float64(q), np.float64(k))
+    theirs = options.get("scaling")
+    theirs = layer.head_dim**-0.5 if theirs is None else float(theirs)
+    scale = layer.head_dim**-0.5 if layer.scale is None else layer.scale
+    scale = 1.0 if theirs == 1 and layer.scale is None else scale  # q has been scaled (ESM, OPT)
+    error = np.abs(scale * ours - theirs * want).max() / (theirs * np.abs(want).max())
+    hidden = np.zeros((LENGTH, LENGTH), bool)
+    if mask is not None:
+        hidden = mask[0, 0].numpy() < -1 if mask.is_floating_point() else ~mask[0, 0].numpy()
+    checks = {
+        f"scores by {error:.2g}": error > TOLERANCE,
+        "the mask": not np.array_equal(~hidden, seen(layer)),
+        f"cap {layer.logit_cap}": (options.get("softcap") or None) != layer.logit_cap,
+        "sinks": (options.get("s_aux") is not None)
+        != any(isinstance(part, SinkLogit) and not part.from_input for part in parts(encoding)),
+        "norms of q and k": any(hasattr(module, n) for n in NORMS) != ("qk_norm" in layer.also),
+    }
+    return ", ".join(name for name, wrong in checks.items() if wrong)
+
+
+def verdict(kind: str) -> tuple[str, str]:
+    """What is made of a type of the installed transformers, and the reason or the difference."""
+    if kind in NEAREST:
+        return "refused", NEAREST[kind]
+    if kind not in hf.FAMILIES:
+        try:
+            hf.encodings(types()[kind]())
+        except ValueError as error:
+            return ("new" if "is not known here" in str(error) else "refused"), str(error)
+        return "read", "by its part for text"
+    try:
+        found = difference(kind)
+    except Exception as error:  # whatever a model of another kind wants to be run with
+        return "config", f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+    return ("differs", found) if found else ("read", "scores, scale, cap and mask compared")
+
+
+def main(kinds: list[str]) -> None:
+    """Prints a line per type."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    counts: dict[str, int] = {}
+    for kind in kinds or list(types().keys()):
+        what, why = verdict(kind)
+        counts[what] = counts.get(what, 0) + 1
+        print(f"{what:8} {kind:32} {why}", flush=True)
+    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
