@@ -67,7 +67,7 @@ def attend(
     split = split._replace(hops=hops(layout, spec, length))
     each, operands, fixed = begin(split, spec, terms, q, k, v)
     call = Call(layout, each, split.hops)
-    return each.whole(terms, q, _attend(call, operands, fixed))
+    return each.whole(_attend(call, operands, fixed))
 
 
 def partition(layout: BlockPermuted) -> Partition:
@@ -147,11 +147,11 @@ def _attend(call: Call, operands: Operands, fixed: Fixed) -> Result:
 def _forward(call: Call, operands: Operands, fixed: Fixed):
     def device(operands, fixed):
         operands, own = _begin(operands, fixed)
+        operands = operands._replace(terms=call.for_heads(operands.terms))
 
         def hop(keys):
             return call.each.forward(*_meet(operands, fixed, keys))
 
-        operands = operands._replace(terms=call.for_heads(operands.terms))
         return _round(call, own, lambda result, keys: merge(result, hop(keys)), hop(own))
 
     args = operands, fixed

@@ -129,7 +129,7 @@ class Group(NamedTuple):
             lines=self.lines(own, tile),
             before=before,
             multiply=functools.partial(products.multiply, self.operands.q.x.dtype),
-            term_scores=alike_rows.scores if self.plan.alone else block.term_scores,
+            term_scores=alike_rows.scores if self.plan.alone else None,
         )
         return (s if pairs is None else jnp.where(pairs, s, LOWEST)), after
 
@@ -154,7 +154,7 @@ class Group(NamedTuple):
             if how == "formula":
                 far = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
                 lines.append(Line(term.at(gap + far), rows - 1))
-            elif not how or not term.in_tables:
+            elif not how:
                 lines.append(None)
             elif self.window(tile) is not None:
                 lines.append(Line(table, rows - 1))
@@ -388,8 +388,9 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
     count, (kept, last) = group.visit_while(
         lambda carry: group.sums_count(i, carry[1]), i, visit, start
     )
-    seen = (jnp.arange(plan.grid.k_blocks, dtype=jnp.int32) < count)[:, None, None, None, None]
-    kept = jax.tree.map(lambda x, y: jnp.where(seen, x, y), kept, last)
+    visited = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32) < count
+    visited = visited[:, None, None, None, None]
+    kept = jax.tree.map(lambda x, y: jnp.where(visited, x, y), kept, last)
     return kept, group.visits[0].counts[i]
 
 

@@ -95,7 +95,7 @@ class KernelHops(NamedTuple):
 
     typed = False  # kernels do not say along which mesh axes their results vary
 
-    def whole(self, terms: tuple, q: Side, result: Result) -> tuple[jax.Array, jax.Array]:
+    def whole(self, result: Result) -> tuple[jax.Array, jax.Array]:
         """The output and the logarithms of rows' sums."""
         return result.out, result.lse
 
