@@ -34,11 +34,23 @@ MOST = 2**26  # … it would have more numbers than these: 256 MiB
 GROUPS = 4  # of chunks, if there are at least two in each and later keys are hidden
 
 
+def kept(strategies: tuple[str, ...], of_terms: tuple) -> tuple:
+    """What belongs to the terms that kernels compute, of what each term has."""
+    return tuple(x for x, strategy in zip(of_terms, strategies, strict=True) if not strategy)
+
+
 def of_kernels(strategies: tuple[str, ...], terms: tuple, q: Side, k: Side):
     """The terms that kernels compute, and both sides with their states alone."""
-    keep = [n for n, strategy in enumerate(strategies) if not strategy]
-    q, k = (side._replace(states=tuple(side.states[n] for n in keep)) for side in (q, k))
-    return tuple(terms[n] for n in keep), q, k
+    q, k = (side._replace(states=kept(strategies, side.states)) for side in (q, k))
+    return kept(strategies, terms), q, k
+
+
+def sample_length(strategies: tuple[str, ...], block: int, near: int) -> int:
+    """Tokens that meet whole blocks, a part of one, and what is `near` tokens past them.
+
+    Of two chunks, where there are any.
+    """
+    return max(2 * block + near, BLOCKS * block if any(strategies) else 0) + 61
 
 
 def length(block: int, q: Side, k: Side, most: int = MOST) -> int:

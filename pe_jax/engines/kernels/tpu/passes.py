@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.kernels.tpu import kernels, piecewise
+from pe_jax.engines.kernels.tpu import kernels, operands, piecewise
 from pe_jax.engines.kernels.tpu.plan import (
     BY_DISTANCE,
     OF_HEADS,
@@ -40,8 +40,9 @@ LARGE = (*VECTORS, "bias", "pieces")  # with which a kernel has …
 VMEM = 64 * 2**20  # … so many bytes; others have 16 MiB
 
 
-def forward(plan: Plan, x: Arrays, schedule: Schedule, dtype: Any) -> Arrays:
+def forward(plan: Plan, x: Arrays, dtype: Any) -> Arrays:
     """`out` in a dtype, and `lse`; -LOWEST for a row that sees nothing."""
+    schedule = operands.make_schedule(plan, x, by_keys=False)
     (batch, heads, tokens, _), value = x.q.shape, x.v.shape[3]
     outs = Arrays(
         out=jax.ShapeDtypeStruct((batch, heads, tokens, value), dtype),
@@ -51,12 +52,19 @@ def forward(plan: Plan, x: Arrays, schedule: Schedule, dtype: Any) -> Arrays:
 
 
 def backward(
-    plan: Plan, x: Arrays, of_queries: Schedule, of_keys: Schedule, learned: Any, dtype: Any = None
+    plan: Plan, x: Arrays, results: tuple, cotangents: tuple, learned: Any, dtype: Any = None
 ) -> Arrays:
-    """Gradients of q, k, v and what is `learned`; x has `lse`, `d_out` and `inner` too.
+    """Gradients of q, k, v and what is `learned`.
 
-    `dtype` is that of the gradients of tokens; None: that of what they are gradients of.
+    `results` are `out` and `lse` over all keys, of which these may be some, `cotangents` theirs:
+    of the output [B, H, T, F], of the logarithms of rows' sums [B, H, T, 1]. `dtype` is that of the
+    gradients of tokens; None: that of what they are gradients of.
     """
+    (out, lse), (d_out, d_lse) = results, cotangents
+    d_out = d_out.astype(x.v.dtype)
+    inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
+    of_queries, of_keys = (operands.make_schedule(plan, x, by_keys) for by_keys in (False, True))
+    x = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
     if any(n in learned for n in PIECES):
         learned = {*learned, *PIECES}
     wanted = [n for n in ("q_numbers", "q_rates", "rows", "bias", *OF_HEADS) if n in learned]
@@ -105,7 +113,7 @@ def _launch(
 
     `kept` are widths of what lasts from tile to tile, [block, width] each.
     """
-    x = x._replace(begin=None)  # which is in the schedule
+    x = x._replace(q_first=None, k_first=None)  # which are in the schedule
     if x.pieces is not None and kernel in (kernels.forward_kernel, kernels.queries_kernel):
         kept = kept._replace(rate_columns=plan.lanes)
     grid, at, store = _grid(plan, kernel, x)
