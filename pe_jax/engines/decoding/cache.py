@@ -264,8 +264,7 @@ def extend(
     call = _call(spec, terms, rows, tokens, q, rotated, states + nothing)
     if short:
         ring = cache.ring is not None
-        held = one_token.tables(own, cache.capacity) if tables is None else tables
-        out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start, ring)
+        out, lse = one_token.attend(*call, cache.far, (*tables, *nothing), start, ring)
     else:
         k_rows = swap(call.k.x)
         implementation = checks.implementation(implementation, CONTIGUOUS, q, k_rows, mask, None)

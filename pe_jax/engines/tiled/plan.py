@@ -206,7 +206,12 @@ def lay_out(
         _fill(k, plan.grid.lengths[1], runs),
         pad(v, 2, plan.grid.lengths[1], runs),
         None,
-        tuple(_without_arrays(term) for term in terms),
+        tuple(
+            jax.tree.map(lambda _: None, term)  # no tile reads its arrays
+            if term.reads == "outside" or term.hides
+            else term.without_state_arrays()
+            for term in terms
+        ),
     )
     own_scores = None
     if plan.skips:
@@ -214,13 +219,6 @@ def lay_out(
         own_scores = skipping.own_scores(x, y, plan.spec.scale_of(terms))
     masks = tuple(term for term in terms if term.hides)
     return operands, Fixed(q_tokens, k_tokens, None, masks, dropout, own_scores)
-
-
-def _without_arrays(term: Term) -> Any:
-    """The term as a tile reads it, without arrays that none does."""
-    if term.reads == "outside" or term.hides:
-        return jax.tree.map(lambda _: None, term)
-    return term.without_state_arrays()
 
 
 def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
