@@ -249,9 +249,8 @@ def extend(
     terms, nothing = own + more, (None,) * len(more)
     short = short and indices is None and mask is None
     short = short and not any(term.reads == "rows" for term in terms)
-    tables: Any = cache.tables
-    if tables is None and (short or cache.far is not None):
-        tables = one_token.tables(own, cache.capacity)
+    missing = cache.tables is None and (short or cache.far is not None)
+    tables: Any = one_token.tables(own, cache.capacity) if missing else cache.tables
     keys = outside.rotate(own, "k", k, positions, states)
     rotated_v = outside.rotate_values(own, v, positions)
     new = _rows(cache, own, tables, keys, k, rotated_v, states, positions, dims)
