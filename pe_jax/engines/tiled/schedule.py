@@ -62,12 +62,12 @@ def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, .
     j = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32)
     ahead = i[:, None] - j[None]
     near = jnp.isin(ahead, jnp.asarray(plan.gaps, jnp.int32) // plan.grid.rows)
-    found, each = [], stages(plan)
+    orders, each = [], stages(plan)
     for stage in each:
         if stage.gap is not None:
             n = stage.gap // plan.grid.rows
             count = (some & (ahead == n)).any(1).astype(jnp.int32)
-            found.append(Visit((i - n)[:, None], count))
+            orders.append(Visit((i - n)[:, None], count))
             continue
         chosen = some & (~near if stage.uniform == plan.uniform else near)
         if stage._replace(masked=not stage.masked) in each:
@@ -76,8 +76,8 @@ def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, .
             columns = plan.grid.k_blocks - 1 - jnp.argsort(~chosen[:, ::-1], axis=1, stable=True)
         else:
             columns = jnp.argsort(~chosen, axis=1, stable=True)
-        found.append(Visit(columns.astype(jnp.int32), chosen.sum(1, dtype=jnp.int32)))
-    return tuple(found)
+        orders.append(Visit(columns.astype(jnp.int32), chosen.sum(1, dtype=jnp.int32)))
+    return tuple(orders)
 
 
 class Range(NamedTuple):
