@@ -41,9 +41,7 @@ def disagreement(
     of the call are read: it may be under any trace. Asked again for the same shapes, the answer is
     the same for as long as the process lives.
     """
-    leaves, structure = jax.tree.flatten((terms, q, k, v))
-    shapes = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
-    return _disagreement(kernels, spec, structure, shapes)
+    return _disagreement(kernels, *small_case.key(Call(spec, terms, q, k, v)))
 
 
 @functools.lru_cache(4096)

@@ -106,10 +106,10 @@ def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens
     return Tokens(positions, in_rows(index, like.index), segments, rank)
 
 
-def key(case: Call) -> tuple:
-    """All that tells a case from another: its options, terms, shapes and dtypes; hashable."""
-    leaves, structure = jax.tree.flatten(case[1:])
-    return case.spec, structure, tuple((x.shape, str(x.dtype)) for x in leaves)
+def key(call: Call) -> tuple[AttentionSpec, Any, tuple]:
+    """What tells a call, or a case, from others: options, structure, shapes, dtypes; hashable."""
+    leaves, structure = jax.tree.flatten(tuple(call[1:]))
+    return call.spec, structure, tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
 
 
 def draw(case: Call) -> Call:
