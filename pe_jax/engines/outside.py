@@ -14,6 +14,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from pe_jax import positions as pos
 from pe_jax.encodings.terms import Tokens
@@ -22,6 +23,7 @@ from pe_jax.engines.sharded.layout import Contiguous
 from pe_jax.numerics.arrays import varying_like
 
 RARE = "only_if_broken"  # names, in a program, what runs only if a token is not finite
+FINITE = "pe_jax_finite"  # one boolean per call, which `jax.checkpoint` may keep: else read again
 CHUNK = 256  # queries whose mask is looked at together
 
 
@@ -144,6 +146,17 @@ def _(primals, tangents):
     return finite(*primals), *tangents
 
 
+@jax.custom_jvp
+def nan_where(wrong: jax.Array, x: jax.Array) -> jax.Array:
+    """x with NaN where it is wrong; gradients pass as they are."""
+    return jnp.where(wrong, jnp.nan, x)
+
+
+@nan_where.defjvp
+def _(primals, tangents):
+    return nan_where(*primals), tangents[1]
+
+
 @functools.partial(jax.jit, inline=True)
 def set_aside(
     ids: tuple, q: jax.Array, k: jax.Array, v: jax.Array, x: Any = None
@@ -160,10 +173,13 @@ def set_aside(
       v: [*B, S, K, F].
       x: the layer's input [*B, T, D] where terms read it, of queries and keys alike; or None.
     """
+    # Heads lead in what engines read: in this order XLA checks what a product has just written.
+    q, k, v = (jnp.swapaxes(y, -3, -2) for y in (q, k, v))
     given = (q, k, v) if x is None else (q, k, v, x)
     fine = functools.reduce(jnp.logical_and, (jnp.isfinite(y).all() for y in given))
+    fine = checkpoint_name(fine, FINITE)
 
-    def broken(y, axes=(-2, -1)):
+    def broken(y, axes=(-3, -1)):
         marks = ~jnp.isfinite(y).all(axes)
         return marks.reshape(-1, marks.shape[-1])
 
@@ -182,9 +198,8 @@ def set_aside(
 
     with jax.named_scope(RARE):
         own, keys = jax.lax.cond(fine, none, tokens)
-    if x is not None:
-        x = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
-    return (finite(q), finite(k), finite(v), x), Broken(~fine, own, keys)
+    q, k, v = (jnp.swapaxes(finite(y), -3, -2) for y in (q, k, v))
+    return (q, k, v, None if x is None else finite(x)), Broken(~fine, own, keys)
 
 
 def hide_padding(ids: Any, x: Any, axes: int = 1) -> Any:
@@ -237,7 +252,7 @@ def _put_back(
     with jax.named_scope(RARE):
         wrong = jax.lax.cond(broken.any, seen, lambda: jnp.zeros_like(broken.q))
     wrong = (broken.q | wrong)[:, None, :, None]
-    return jax.tree.map(lambda x: jnp.where(wrong, jnp.nan, x), results)
+    return jax.tree.map(functools.partial(nan_where, wrong), results)
 
 
 def put_back(broken: Broken, call: Any, implementation: Any, results: tuple) -> tuple:
