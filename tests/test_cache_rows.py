@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pe_jax
 from pe_jax import masks
 from pe_jax.engines.decoding import cache
 from tests import util
-from tests.test_decode import CAUSAL, extend, named, past, terms, whole
+from tests.test_decode import CAUSAL, extend, named, past, whole
 from tests.util import DIMS, B, H, assert_close
 
 LENGTHS, T, NEW = (4, 9), 9, 3  # tokens of each row's prompt, its columns, tokens that follow
@@ -62,8 +61,6 @@ def assert_rows_alone(case, got, batch, columns, **options):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("case", CAUSAL, ids=str)
 def test_rows_of_unequal_length_are_each_alone(case, side):
-    if side != "left" and terms(case, pe_jax.terms.PathProduct):
-        pytest.skip("products along a path run over padding")
     batch, segments, columns = padded(side)
     got = decoded(case, batch, segments)
     assert_rows_alone(case, got, batch, columns)

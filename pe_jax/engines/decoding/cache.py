@@ -185,9 +185,8 @@ def extend(
     padding, before or after the tokens of a row. Once given they are kept; None then means the
     greatest id of the row so far. Padding is skipped: positions=None are then positions within
     the segment, and windows and masks count the tokens of a row. Tokens of a segment are adjacent
-    but for padding (of PaTH, whose products run over it, after none). A `mask` is a `pe_jax.Mask`,
-    or booleans that broadcast to [B, H, T, S], for all rows of the cache; with causal=False the T
-    tokens see each other and all before them.
+    but for padding. A `mask` is a `pe_jax.Mask`, or booleans that broadcast to [B, H, T, S], for
+    all rows of the cache; with causal=False the T tokens see each other and all before them.
 
     All else is as for `attention`, except that a scheme that depends on the length of the sequence
     is `encoding.at_length(total_length)`, and that `implementation=None` also allows `one_token`
