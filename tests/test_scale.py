@@ -228,7 +228,8 @@ def test_every_cell_of_the_plan_is_a_model_that_fits_its_mesh():
         config = get_config(cell.size)
         sizes = dataclasses.asdict(cell.mesh)
         assert np.prod([*sizes.values()]) == cell.chips, cell
-        mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+        auto = (jax.sharding.AxisType.Auto,) * len(sizes)  # JAX 0.12 takes Explicit axes otherwise
+        mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), auto)
         dataclasses.replace(config.model, encoding=cell.encoding).check()
         lengths = {"length": cell.context} if cell.program == "train" else None
         sharding.check_fits(config.model, cell.batch, mesh, lengths)  # pyright: ignore

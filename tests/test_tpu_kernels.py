@@ -249,12 +249,11 @@ def test_tiles_outside_the_mask_are_not_in_the_grid():
     call = arguments(pe_jax.make("alibi"), spec, pe_jax.Params({}, {}), qkv, tokens)
     plan = engine.counted(engine.make_plan(*call[:3]))
     assert plan.steps == (3, 3) and plan.tiles == 1 + 2 + 6 * 3
-    first = jnp.arange(0, 4096, 512, dtype=jnp.int32)
     plan = dataclasses.replace(plan, decays=False)
     arrays = operands.make_arrays(plan, *call[1:])
     ends = []
     for by_keys in (False, True):
-        schedule = operands.make_schedule(plan, arrays, first, first, by_keys)
+        schedule = operands.make_schedule(plan, arrays, by_keys)
         ends.append([np.asarray(x)[0, 0].tolist() for x in (schedule.first, schedule.last)])
     assert ends[0] == [[0, 0, 0, 1, 2, 3, 4, 5], [*range(8)]]
     assert ends[1] == [[*range(8)], [2, 3, 4, 5, 6, 7, 7, 7]]

@@ -131,8 +131,7 @@ def test_gradients_in_half_precision_are_as_exact_as_the_self_check_asks_for():
 def test_every_knot_that_some_pair_of_a_tile_passes_is_among_the_tile_s():
     """And the tests above have tiles of every sort: of none, of one, and of several."""
     plan, x, (_, (term,), q, *_) = arrays_and_plan(FIRE, {"tokens": 61})
-    first = jnp.arange(0, 64, BLOCK, dtype=jnp.int32)
-    schedule = operands.make_schedule(plan, x, first, first, by_keys=False)
+    schedule = operands.make_schedule(plan, x, by_keys=False)
     knots, rates = np.asarray(x.pieces[0, 2, :-1]), np.asarray(x.q_rates[0, 0, 0])
     counts = []
     for i in range(8):

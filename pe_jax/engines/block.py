@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pe_jax.encodings import terms as kinds
-from pe_jax.encodings.terms import Side, Term, Tokens, repeat_heads
+from pe_jax.encodings.terms import Side, Tokens, repeat_heads
 from pe_jax.engines.attention_spec import AttentionSpec
 
 LOWEST = -1e30  # below any score; finite, so that differences are never NaN
@@ -58,11 +58,6 @@ def visible(spec: AttentionSpec, terms: tuple, q: Tokens, k: Tokens) -> jax.Arra
     return pairs
 
 
-def term_scores(term: Term, q: Side, k: Side, states: Any) -> Any:
-    """What a term adds to the scores of a block by its definition, or None."""
-    return term.scores(q, k, states)
-
-
 def scores(
     spec: AttentionSpec,
     terms: tuple,
@@ -74,7 +69,7 @@ def scores(
     bias: Any = None,
     before: tuple = (),
     multiply: Callable = multiply,
-    term_scores: Callable = term_scores,
+    term_scores: Callable | None = None,
 ) -> tuple[jax.Array, tuple]:
     """The scores of a block before the mask: float32 [B, H, T, S]; and what its rows carry on.
 
@@ -89,7 +84,7 @@ def scores(
       bias: what is added besides.
       before: for each term that sums along rows, the sums to the right, [B, H, T, 1].
       multiply: q·k in one view.
-      term_scores: what a term without a line adds.
+      term_scores: what a term without a line adds; None: `Term.scores`.
     """
     scale, content, carried = spec.scale_of(terms), None, []
     states = tuple(zip(q.states, k.states, strict=True))
@@ -103,10 +98,12 @@ def scores(
         if term.reads == "later keys":
             added, after = term.row_bias(content, own, pairs, next(sums))
             carried.append(after)
-        elif line is None:
+        elif line is not None:
+            added = term.along(line, q, k, own)
+        elif term_scores is not None:
             added = term_scores(term, q, k, own)
         else:
-            added = term.along(line, q, k, own)
+            added = term.scores(q, k, own)
         if added is None:
             continue
         if term.scaled:

@@ -93,8 +93,8 @@ def _hops(implementation: Any, layout: BlockPermuted, call: Call, name: str) -> 
         return begin
     from pe_jax.engines.kernels.tpu import hops
 
-    reason = _elsewhere("tpu") or hops.refusal(ring.partition(layout), *call)
-    reason = reason or self_check.disagreement(_module("tpu"), *call)  # which has the same kernels
+    refusal = functools.partial(hops.refusal, ring.partition(layout))
+    reason = _refusal("tpu", call, None, refusal)
     if reason is None:
         _log(logging.INFO, f"{name}: a ring of the tpu kernel")
         return hops.Kernels().begin
@@ -127,10 +127,10 @@ def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
     kernel = KERNELS.get(jax.default_backend())
     if kernel is None:
         return "tiled", logging.INFO, "tiled"
-    reason = _refusal(kernel, call, dropout)
     if devices(call.q.x, call.k.x, call.v) > 1:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
-    reason = reason or self_check.disagreement(_module(kernel), *call)
+    else:
+        reason = _refusal(kernel, call, dropout)
     if reason is not None:
         return "tiled", logging.WARNING, f"tiles of XLA, not the {kernel} kernel: {reason}"
     return kernel, logging.INFO, f"the {kernel} kernel"
@@ -168,27 +168,26 @@ def _check(implementation: Any, call: Call, name: str, dropout: Dropout | None) 
     if _is_dense(call.terms) and implementation != "dense":
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
         raise ValueError(f"{asked}: {fix}")
-    if implementation not in KERNELS.values():
-        return
-    reason = _refusal(implementation, call, dropout)
-    reason = reason or self_check.disagreement(_module(implementation), *call)
-    if reason is not None:
-        raise ValueError(f"{asked}: {reason}; pass 'tiled' or None")
+    if implementation in KERNELS.values():
+        reason = _refusal(implementation, call, dropout)
+        if reason is not None:
+            raise ValueError(f"{asked}: {reason}; pass 'tiled' or None")
 
 
-def _refusal(kernel: str, call: Call, dropout: Dropout | None) -> str | None:
-    """Why a kernel cannot run here, or cannot run this call; None if it can."""
-    no_dropout = None if dropout is None else "Dropout"
-    return _elsewhere(kernel) or no_dropout or _module(kernel).refusal(*call)
+def _refusal(kernel: str, call: Call, dropout: Dropout | None, refusal: Any = None) -> str | None:
+    """Why a kernel must not run a call here; None if it may: it was tried on one like it.
 
-
-def _elsewhere(kernel: str) -> str | None:
-    """Which platform a kernel needs, if it is not this one."""
+    `refusal` says what it cannot run, a function of the call; None: that of its module.
+    """
     platform = jax.default_backend()
-    if KERNELS.get(platform) == kernel:
-        return None
-    needs = next(name for name, own in KERNELS.items() if own == kernel)
-    return f"it needs a {needs.upper()}, this is a {platform.upper()}"
+    if KERNELS.get(platform) != kernel:
+        needs = next(name for name, own in KERNELS.items() if own == kernel)
+        return f"it needs a {needs.upper()}, this is a {platform.upper()}"
+    if dropout is not None:
+        return "Dropout"
+    kernels = _module(kernel)
+    reason = (refusal or kernels.refusal)(*call)
+    return reason or self_check.disagreement(kernels, *call)
 
 
 def _module(name: str) -> Any:

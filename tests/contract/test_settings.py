@@ -61,6 +61,6 @@ def test_every_scheme_is_under_test_and_every_exemption_is_one_of_them():
 
 @pytest.mark.xdist_group("alone")
 def test_one_worker_compiles_all_of_a_case(request):
-    """pytest-xdist 3.8 does not see groups under pytest 9.2, and says nothing: its issue 1386."""
+    """pytest-xdist 3.8 ignores groups under pytest 9.2, so pyproject.toml caps it: issue 1386."""
     given = request.config.getoption("loadgroup", False)
     assert request.node.nodeid.endswith("@alone") or not given

@@ -13,7 +13,6 @@ from experiments.programs import compare
 from experiments.running import launch
 from experiments.running import training_loop as program
 from experiments.running.sweep_configs import CompareConfig, ExtendConfig, ImagesConfig, TasksConfig
-from pe_jax.engines.kernels import self_check
 from pe_jax.models.config import ModelConfig
 from pe_jax.training import paths
 from pe_jax.training.config import Config, EvalConfig, MeshConfig
@@ -290,7 +289,6 @@ def test_a_workdir_that_cannot_be_written_is_refused(command, capfd, tmp_path):
 # 79
 def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(command, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PE_JAX_CACHE", "~/cache")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "home").mkdir()
     (tmp_path / "text").rename(tmp_path / "home" / "text")
@@ -303,7 +301,6 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(command, monkeypatc
     with pytest.raises(ZeroDivisionError):
         command("--config=~/mine.py", *(SET + x for x in fields))
     assert seen[0].workdir == str(tmp_path / "home" / "run") and seen[0].model.vocab
-    assert self_check._folder() == tmp_path / "home" / "cache" / "kernels"
     assert not (tmp_path / "~").exists()
 
 

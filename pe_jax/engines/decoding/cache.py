@@ -249,9 +249,8 @@ def extend(
     terms, nothing = own + more, (None,) * len(more)
     short = short and indices is None and mask is None
     short = short and not any(term.reads == "rows" for term in terms)
-    tables: Any = cache.tables
-    if tables is None and (short or cache.far is not None):
-        tables = one_token.tables(own, cache.capacity)
+    missing = cache.tables is None and (short or cache.far is not None)
+    tables: Any = one_token.tables(own, cache.capacity) if missing else cache.tables
     keys = outside.rotate(own, "k", k, positions, states)
     rotated_v = outside.rotate_values(own, v, positions)
     new = _rows(cache, own, tables, keys, k, rotated_v, states, positions, dims)
@@ -264,8 +263,7 @@ def extend(
     call = _call(spec, terms, rows, tokens, q, rotated, states + nothing)
     if short:
         ring = cache.ring is not None
-        held = one_token.tables(own, cache.capacity) if tables is None else tables
-        out, lse = one_token.attend(*call, cache.far, (*held, *nothing), start, ring)
+        out, lse = one_token.attend(*call, cache.far, (*tables, *nothing), start, ring)
     else:
         k_rows = swap(call.k.x)
         implementation = checks.implementation(implementation, CONTIGUOUS, q, k_rows, mask, None)

@@ -80,7 +80,8 @@ def far(terms: tuple, held: Any, k_raw: jax.Array, heads: int) -> jax.Array:
     raw, products = k_raw.astype(jnp.float32), []
     for term, table in zip(terms, held, strict=True):
         if term.reads_raw == "k":
-            vectors = _by_key_head(table[:, 0], heads, k_raw.shape[1])
+            vectors = jnp.broadcast_to(table[:, 0], (heads, table.shape[2]))
+            vectors = vectors.reshape(k_raw.shape[1], -1, table.shape[2])  # by key head
             products.append(jnp.einsum("bkte,kge->bkgt", raw, vectors))
     return functools.reduce(jnp.add, products).reshape(len(k_raw), heads, -1)
 
@@ -136,13 +137,16 @@ class RowLine(NamedTuple):
 
     def spread(self, rows: int, columns: int) -> jax.Array:
         """Biases of the row: [H or 1, 1, S]."""
-        return self._by_row(self.values[None])[0, :, None]
+        near = self.values[None]
+        return self.view.by_row(near, near[..., :1])[0, :, None]
 
     def products(self, x: jax.Array, columns: int) -> jax.Array:
         """The query [B, H, 1, E] times the vectors of its row: [B, H, 1, S]."""
-        form = "bhe,hne->bhn" if len(self.values) > 1 else "bhe,ne->bhn"
-        values = self.values if len(self.values) > 1 else self.values[0]
-        return self._by_row(jnp.einsum(form, x[:, :, 0].astype(jnp.float32), values))[:, :, None]
+        form, values = "bhe,hne->bhn", self.values
+        if len(values) == 1:
+            form, values = "bhe,ne->bhn", values[0]
+        near = jnp.einsum(form, x[:, :, 0].astype(jnp.float32), values)
+        return self.view.by_row(near, near[..., :1])[:, :, None]
 
     def key_products(self, k: jax.Array, heads: int, rows: int) -> jax.Array:
         """Keys [B, K, S, E] before rotations times the vectors of the row: [B, H, 1, S]."""
@@ -161,27 +165,21 @@ class RowLine(NamedTuple):
         near = self.view.by_distance(weights[:, :, 0])
         rest = weights.sum(-1) - near.sum(-1, keepdims=True)
         near = near.at[..., 0].add(rest[..., 0])
-        form = "bhn,hnf->bhf" if len(self.values) > 1 else "bhn,nf->bhf"
-        values = self.values if len(self.values) > 1 else self.values[0]
+        form, values = "bhn,hnf->bhf", self.values
+        if len(values) == 1:
+            form, values = "bhn,nf->bhf", values[0]
         return jnp.einsum(form, near, values)[:, :, None]
-
-    def _by_row(self, near: jax.Array) -> jax.Array:
-        """[B, H, n] by distance → [B, H, S]."""
-        return self.view.by_row(near, near[..., :1])
 
 
 def _lines(terms: tuple, held: Any, view: "View") -> tuple:
     """For each term its values along the row, or None; the first relative queries have `far`."""
     lines, far = [], view.far
     for term, table in zip(terms, held, strict=True):
-        if table is None:
-            lines.append(None)
-        elif term.reads_raw == "k":
-            zero = None if view.far is None else jnp.zeros_like(view.far)
-            lines.append(RowLine(table, view, far))
-            far = zero
-        else:
-            lines.append(RowLine(table, view, None))
+        relative = term.reads_raw == "k"
+        line = RowLine(table, view, far if relative else None)
+        lines.append(None if table is None else line)
+        if relative and far is not None:  # it is of all such terms
+            far = jnp.zeros_like(far)
     return tuple(lines)
 
 
@@ -221,12 +219,6 @@ def _view(
         rows = jax.tree.map(cut, rows)
     x, raw, states, v, far = rows
     return View(Side(x, raw, states, Tokens(index[None], index[None])), v, far, index, at, n)
-
-
-def _by_key_head(table: jax.Array, heads: int, groups: int) -> jax.Array:
-    """[H or 1, …] → [K, H/K, …]: query heads by the key head that they share."""
-    whole = jnp.broadcast_to(table, (heads, *table.shape[1:]))
-    return whole.reshape(groups, -1, *table.shape[1:])
 
 
 def _average(weights: jax.Array, v: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ B batch, S capacity, T new tokens, K key heads, H query heads, E width of keys, 
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -85,9 +86,7 @@ def append(cache: Cache, new: Rows) -> Cache:
             shown, takes = ((b, t, h, e) for b, h, t, e in (rows.shape, want))
             raise ValueError(f"{name} has shape {shown}; this cache takes {takes}")
 
-    def write(old, new, axis=2):
-        if old is None or new is None:
-            return old
+    def write(old, new, axis):
         if cache.ring is None:
             return write_rows(old, new, cache.length, axis)
         if count == 1:
@@ -97,16 +96,19 @@ def append(cache: Cache, new: Rows) -> Cache:
     if cache.ring is None:
         fits = cache.length + count <= cache.capacity
         new = new._replace(k=jnp.where(fits, new.k, jnp.nan), v=jnp.where(fits, new.v, jnp.nan))
-    return dataclasses.replace(
-        cache,
-        k=write(cache.k, new.k),
-        v=write(cache.v, new.v),
-        k_raw=write(cache.k_raw, new.k_raw),
-        far=write(cache.far, new.far),
-        states=tuple(map(write, cache.states, new.states)),
-        positions=write(cache.positions, new.positions, 1),
-        length=cache.length + count,
-    )
+    held = combine(write, kept(cache), new)
+    return dataclasses.replace(cache, **held._asdict(), length=cache.length + count)
+
+
+def combine(f: Callable, old: Rows, new: Rows) -> Rows:
+    """f(old, new, axis of tokens) of each array that both have; others are the old ones."""
+
+    def of_array(old, new, axis=2):
+        return old if old is None or new is None else f(old, new, axis)
+
+    *arrays, states, positions = zip(old, new, strict=True)
+    parts: list[Any] = [of_array(*pair) for pair in arrays]
+    return Rows._make([*parts, tuple(map(of_array, *states)), of_array(*positions, axis=1)])
 
 
 def with_segments(cache: Cache) -> Cache:
@@ -208,8 +210,7 @@ def take(cache: Cache, rows) -> Cache:
     if known is not None and known.size:
         fits = known.min() >= 0 and known.max() < batch
         require(bool(fits), "rows", known.tolist(), f"the cache has rows 0 … {batch - 1}")
-    names = ("k", "v", "k_raw", "far", "states", "positions", "segments")  # tables: heads lead
-    held = {name: getattr(cache, name) for name in names}
+    held = {**kept(cache)._asdict(), "segments": cache.segments}  # not tables: heads lead
     return dataclasses.replace(cache, **jax.tree.map(lambda x: jnp.take(x, rows, axis=0), held))
 
 
@@ -236,23 +237,12 @@ def in_sight(before: Cache, after: Cache, new: Rows) -> tuple[Rows, jax.Array]:
         return kept(after), after.ring.tokens(after.length, after.length)
     old = before.ring.tokens(before.length, after.length)  # pyright: ignore[reportOptionalMemberAccess]
 
-    def join(old, new, axis=2):
-        if old is None or new is None:
-            return None
+    def join(old, new, axis):
         new = jnp.broadcast_to(new, (len(old), *new.shape[1:]))
         return jnp.concatenate([old, new.astype(old.dtype)], axis)
 
-    held = kept(before)
-    rows = Rows(
-        k=join(held.k, new.k),
-        v=join(held.v, new.v),
-        k_raw=join(held.k_raw, new.k_raw),
-        far=join(held.far, new.far),
-        states=tuple(map(join, held.states, new.states)),
-        positions=join(held.positions, new.positions, 1),
-    )
     tokens = jnp.concatenate([old, pos.contiguous(new.k.shape[2], before.length)])
-    return rows, tokens
+    return combine(join, kept(before), new), tokens
 
 
 @functools.partial(jax.jit, static_argnames="axis", inline=True)

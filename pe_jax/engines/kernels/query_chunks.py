@@ -18,7 +18,7 @@ width, n distances of a table; R queries of a chunk.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +34,23 @@ MOST = 2**26  # … it would have more numbers than these: 256 MiB
 GROUPS = 4  # of chunks, if there are at least two in each and later keys are hidden
 
 
+def kept(strategies: tuple[str, ...], of_terms: tuple) -> tuple:
+    """What belongs to the terms that kernels compute, of what each term has."""
+    return tuple(x for x, strategy in zip(of_terms, strategies, strict=True) if not strategy)
+
+
 def of_kernels(strategies: tuple[str, ...], terms: tuple, q: Side, k: Side):
     """The terms that kernels compute, and both sides with their states alone."""
-    keep = [n for n, strategy in enumerate(strategies) if not strategy]
-    q, k = (side._replace(states=tuple(side.states[n] for n in keep)) for side in (q, k))
-    return tuple(terms[n] for n in keep), q, k
+    q, k = (side._replace(states=kept(strategies, side.states)) for side in (q, k))
+    return kept(strategies, terms), q, k
+
+
+def sample_length(strategies: tuple[str, ...], block: int, near: int) -> int:
+    """Tokens that meet whole blocks, a part of one, and what is `near` tokens past them.
+
+    Of two chunks, where there are any.
+    """
+    return max(2 * block + near, BLOCKS * block if any(strategies) else 0) + 61
 
 
 def length(block: int, q: Side, k: Side, most: int = MOST) -> int:
@@ -87,9 +99,9 @@ def attend(
     for part, end in groups:
         x, raw, states = jax.tree.map(lambda x, end=end: x[:, :, :end], (k.x, k.raw, k.states))
         visible = Side(x, raw, states, jax.tree.map(lambda x, end=end: x[:, :end], k.tokens))
-        windows = Windows.of(spec, strategies, terms, q, visible, rows)
+        by_table = _by_table(spec, strategies, terms, q, visible, rows)
         of_chunk = _of_chunk(
-            by_kernels, strategies, windows, spec, terms, visible, v[:, :, :end], key_chunk
+            by_kernels, strategies, by_table, spec, terms, visible, v[:, :, :end], key_chunk
         )
         first = jnp.arange(part.start * rows, part.stop * rows, rows, dtype=jnp.int32)
         own = jax.tree.map(lambda x, part=part: x[part], chunks)
@@ -106,7 +118,7 @@ def attend(
 def _of_chunk(
     by_kernels: Callable,
     strategies: tuple[str, ...],
-    windows: "Windows | None",
+    by_table: Callable | None,
     spec: AttentionSpec,
     terms: tuple,
     k: Side,
@@ -121,9 +133,10 @@ def _of_chunk(
 
     def of_pairs(q, k):  # float32 [B or 1, H or 1, R, S]
         parts = []
-        for n in _indices(strategies, "pairs"):
-            scores = terms[n].scores(q, k, (q.states[n], k.states[n]))
-            parts.append(scores * scale if terms[n].scaled else scores)
+        for term, strategy, *states in zip(terms, strategies, q.states, k.states, strict=True):
+            if strategy == "pairs":
+                scores = term.scores(q, k, tuple(states))
+                parts.append(scores * scale if term.scaled else scores)
         return parts
 
     def of_chunk(chunk):
@@ -136,7 +149,7 @@ def _of_chunk(
             return functools.reduce(jnp.add, of_pairs(q, keys._replace(tokens=Tokens(*tokens))))
 
         if key_chunk is None:
-            scores = of_pairs(q, keys) + ([] if windows is None else [windows.scores(first, q)])
+            scores = of_pairs(q, keys) + ([] if by_table is None else [by_table(first, q)])
             bias = functools.reduce(jnp.add, scores)
         else:
             tokens = tuple(_split(x, 1, key_chunk) for x in keys.tokens)
@@ -147,47 +160,40 @@ def _of_chunk(
     return jax.checkpoint(of_chunk, policy=policy, prevent_cse=False)
 
 
-class Windows(NamedTuple):
-    """Terms of all distances of contiguous positions, in tables over these, the largest first."""
+def _by_table(
+    spec: AttentionSpec, strategies: tuple[str, ...], terms: tuple, q: Side, k: Side, rows: int
+) -> Callable | None:
+    """The scores of terms in a "window", a function of a chunk; None: there are none.
 
-    terms: dict[int, Any]  # by their indices among all
-    tables: dict[int, jax.Array]  # of biases [H, n], of vectors [H or 1, n, E]
-    rows: int  # of a chunk
-    keys: int
-    scale: float
+    They have tables over all distances of contiguous positions, the largest first: of biases
+    [H, n], of vectors [H or 1, n, E].
+    """
+    windowed = [n for n, strategy in enumerate(strategies) if strategy == "window"]
+    if not windowed:
+        return None
+    queries, keys = q.x.shape[2], k.x.shape[2]
+    last = 0 if spec.aligned and spec.causal else 1 - keys
+    padded = -(-queries // rows) * rows
+    distance = jnp.arange(padded - 1, -keys - 1, -1, dtype=jnp.int32)
+    distance = jnp.clip(distance, last, queries - 1)  # no pair of others is visible
+    tables = [terms[n].at(distance) for n in windowed]
+    count = rows + keys  # one to spare, for `shear`
 
-    @classmethod
-    def of(cls, spec: AttentionSpec, strategies: tuple[str, ...], terms, q: Side, k: Side, rows):
-        """Those of a call; None: there are none."""
-        queries, keys = q.x.shape[2], k.x.shape[2]
-        last = 0 if spec.aligned and spec.causal else 1 - keys
-        padded = -(-queries // rows) * rows
-        distance = jnp.arange(padded - 1, -keys - 1, -1, dtype=jnp.int32)
-        distance = jnp.clip(distance, last, queries - 1)  # no pair of others is visible
-        windowed = {n: terms[n] for n in _indices(strategies, "window")}
-        tables = {n: term.at(distance) for n, term in windowed.items()}
-        scale = spec.scale_of(terms)
-        return cls(windowed, tables, rows, keys, scale) if windowed else None
-
-    def scores(self, first: jax.Array, q: Side) -> jax.Array:
-        """What they add to the scores of the chunk of queries from `first` on: [B, H, R, S]."""
+    def scores(first: jax.Array, q: Side) -> jax.Array:  # [B, H, R, S] of queries from `first` on
         parts = []
-        for n, term in self.terms.items():
-            table, count = self.tables[n], self.rows + self.keys  # one to spare, for `shear`
-            begin = table.shape[1] - count - first
+        for n, table in zip(windowed, tables, strict=True):
+            term, begin = terms[n], table.shape[1] - count - first
             window = jax.lax.dynamic_slice_in_dim(table, begin, count, axis=1)
             if isinstance(term, kinds.DistanceBias):
-                part = jnp.broadcast_to(window[None, :, None], (1, len(window), self.rows, count))
+                part = jnp.broadcast_to(window[None, :, None], (1, len(window), rows, count))
             else:
                 state = isinstance(term, kinds.RelativeState)
                 factor = q.states[n] if state else term.queries(q.raw)
                 part = common.multiply(factor, window)
-            parts.append(part * self.scale if term.scaled else part)
+            parts.append(part * spec.scale_of(terms) if term.scaled else part)
         return shear(functools.reduce(jnp.add, parts))
 
-
-def _indices(strategies: tuple[str, ...], strategy: str) -> list[int]:
-    return [n for n, other in enumerate(strategies) if other == strategy]
+    return scores
 
 
 def _split(x: jax.Array | None, axis: int, size: int) -> Any:

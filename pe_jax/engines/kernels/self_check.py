@@ -2,28 +2,17 @@
 
 Before kernels first run a kind of call on a kind of device, they compute a small case like it
 (`small_case`), forward and every gradient, and so does the dense engine in float32: a second or
-two. `disagreement` says what is wrong, and `dispatch` picks another engine.
-
-What agreed is kept as a JSON file in `$PE_JAX_CACHE/kernels`, by default in `pe_jax/kernels` of
-`$XDG_CACHE_HOME` or `~/.cache`. It counts for the same case on the same kind of device, with the
-same versions of JAX, its plugin, Triton and the platform, the same flags of XLA, and the same
-source of our engines. What disagreed or failed is not kept: another process tries again. Where
-nothing can be written, every process checks by itself.
+two. `disagreement` says what is wrong, and `dispatch` picks another engine. Every process checks by
+itself, each case once.
 """
 
 import concurrent.futures
 import functools
-import hashlib
-import importlib.metadata
-import json
 import logging
-import os
 import re
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,17 +24,12 @@ from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.engines.kernels import small_case
 
-PACKAGES = (  # whose versions a record is of
-    *("jax", "jaxlib", "triton", "libtpu"),
-    *(f"jax-cuda{n}-{part}" for n in (12, 13) for part in ("plugin", "pjrt")),
-)
-FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 # Of the largest number of each array. Kernels add in another order, approximate exp2, and round
 # weights and gradients of scores to the dtype of q: the least bound is for float32.
 LEAST_BOUND, BOUND_IN_EPS = 1e-3, 4
 ROUNDING = 1e-3  # a gradient of a term that is smaller, beside its others, is taken for rounding
 TERM = re.compile(r"the gradient of terms\.\d+")
-_verdicts: dict[str, str | None] = {}  # by the keys of records, for as long as the process lives
+_verdicts: dict[Any, str | None] = {}  # by kernels, device and case, while the process lives
 
 
 def disagreement(
@@ -57,9 +41,7 @@ def disagreement(
     of the call are read: it may be under any trace. Asked again for the same shapes, the answer is
     the same for as long as the process lives.
     """
-    leaves, structure = jax.tree.flatten((terms, q, k, v))
-    shapes = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
-    return _disagreement(kernels, spec, structure, shapes)
+    return _disagreement(kernels, *small_case.key(Call(spec, terms, q, k, v)))
 
 
 @functools.lru_cache(4096)
@@ -85,13 +67,9 @@ def _check(kernels: Any, device: Any, call: Call) -> str | None:
             jax.default_matmul_precision("highest"),
         ):
             case = small_case.shrink(kernels.sample_length(*call), *call)
-            about = _about(kernels, device, case)
-            key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+            key = kernels, device, small_case.key(case)
             if key not in _verdicts:
-                folder = _folder()
-                record = None if folder is None else folder / f"{key}.json"
-                agreed = record is not None and _is_of(record, about)
-                _verdicts[key] = None if agreed else _compare(kernels, case, about, record)
+                _verdicts[key] = _compare(kernels, case)
             return _verdicts[key]
     except Exception as error:  # a compiler, an allocator or a launch may raise anything
         text = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
@@ -101,8 +79,8 @@ def _check(kernels: Any, device: Any, call: Call) -> str | None:
         return wrong
 
 
-def _compare(kernels: Any, case: Call, about: dict, record: Path | None) -> str | None:
-    """What is wrong with the kernels in a case; what agrees is kept."""
+def _compare(kernels: Any, case: Call) -> str | None:
+    """What is wrong with the kernels in a case."""
     begin = time.monotonic()
     errors, most = differences(kernels.attend, small_case.draw(case)), bound(case.q.x.dtype)
     if wrong := {name: x for name, x in errors.items() if not x <= most}:
@@ -113,8 +91,6 @@ def _compare(kernels: Any, case: Call, about: dict, record: Path | None) -> str 
         )
     text = "kernels agree with the dense engine within %.1g of the largest number (%.1f s)"
     logging.getLogger("pe_jax").info(text, max(errors.values()), time.monotonic() - begin)
-    if record is not None:
-        _keep(record, json.dumps({"agreed": about, "differences": errors}, indent=1))
     return None
 
 
@@ -184,71 +160,3 @@ def cotangent(like: jax.Array) -> jax.Array:
     """Numbers between -1 and 1 that half precision has exactly, the same for any dtype."""
     numbers = jnp.arange(like.size, dtype=jnp.float32) * 7 % 17 / 8 - 1
     return numbers.reshape(like.shape).astype(like.dtype)
-
-
-# Records.
-
-
-def _about(kernels: Any, device: Any, case: Call) -> dict[str, Any]:
-    """What an agreement is about: the machine, versions, flags, source and case."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "kernels": kernels.__name__,
-        "device": device.device_kind,
-        "capability": str(getattr(device, "compute_capability", "")),
-        "platform": device.client.platform_version,
-        "versions": versions,
-        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
-        "source": _source(kernels.__file__),
-        "case": small_case.describe(case),
-    }
-
-
-@functools.cache
-def _source(path: str) -> str:
-    """A digest of the engines' source, and of all files beside a module of kernels."""
-    folders = Path(reference.__file__).parent, Path(__file__).parent, Path(path).parent
-    digest = hashlib.sha256()
-    for file in sorted({x for folder in folders for x in folder.glob("*.*") if x.is_file()}):
-        if file.suffix in (".py", ".json"):
-            digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _folder() -> Path | None:
-    """Where records are; None where there is no home."""
-    try:
-        if cache := os.environ.get("PE_JAX_CACHE"):
-            return Path(cache).expanduser() / "kernels"
-        if shared := os.environ.get("XDG_CACHE_HOME"):
-            return Path(shared) / "pe_jax" / "kernels"
-        return Path.home() / ".cache" / "pe_jax" / "kernels"
-    except RuntimeError:
-        return None
-
-
-def _is_of(record: Path, about: dict[str, Any]) -> bool:
-    """Whether there is a record, of an agreement about this."""
-    try:
-        kept = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none, or one that was cut or damaged
-        return False
-    return isinstance(kept, dict) and kept.get("agreed") == about
-
-
-def _keep(record: Path, text: str) -> None:
-    """Writes a record atomically; does nothing if the folder is not writable."""
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=record.parent, suffix=".part", delete=False, encoding="utf-8"
-        ) as part:
-            part.write(text)
-        os.replace(part.name, record)
-    except OSError:
-        pass

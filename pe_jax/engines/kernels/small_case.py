@@ -8,9 +8,6 @@ B batch, T queries, S keys, H query heads, K key heads, C numbers of a state.
 """
 
 import dataclasses
-import functools
-import hashlib
-import re
 from typing import Any
 
 import jax
@@ -20,7 +17,6 @@ import numpy as np
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import Dims
 from pe_jax.encodings.terms import Side, Tokens
-from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec, Call
 from pe_jax.positions import per_segment
 
@@ -28,7 +24,6 @@ ROWS, KV_HEADS, SHARED = 2, 2, 4  # at most: rows, key heads, query heads of eac
 APART = 32  # tokens that keys have more than queries, where there are other numbers of them
 SIGNS = (None, 1, -1)  # that a term's arrays are drawn with: any, positive, negative
 SLACK = 1e-3  # of rounding, by which a bias that decays may rise
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,17 +106,10 @@ def _tokens(spec: AttentionSpec, like: Tokens, count: int, first: int) -> Tokens
     return Tokens(positions, in_rows(index, like.index), segments, rank)
 
 
-def describe(case: Call) -> str:
-    """All that tells a case from another, as text: its options, terms, shapes and dtypes.
-
-    What the functions of its terms do is in a digest of the dense engine's program: to rewrite
-    one makes another case.
-    """
-    spec, *arguments = case
-    program = jax.make_jaxpr(functools.partial(reference.attend, spec))(*arguments)
-    digest = hashlib.sha256(ADDRESS.sub("", str(program)).encode()).hexdigest()[:16]
-    shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", arguments)
-    return ADDRESS.sub("", "\n".join(map(repr, (spec, *shapes, digest))))
+def key(call: Call) -> tuple[AttentionSpec, Any, tuple]:
+    """What tells a call, or a case, from others: options, structure, shapes, dtypes; hashable."""
+    leaves, structure = jax.tree.flatten(tuple(call[1:]))
+    return call.spec, structure, tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
 
 
 def draw(case: Call) -> Call:

@@ -66,8 +66,7 @@ def attend(
     layout.order(length)  # raises where the tokens do not divide
     split = split._replace(hops=hops(layout, spec, length))
     each, operands, fixed = begin(split, spec, terms, q, k, v)
-    call = Call(layout, each, split.hops)
-    return each.whole(terms, q, _attend(call, operands, fixed))
+    return each.whole(_attend(Ring(layout, each, split.hops), operands, fixed))
 
 
 def partition(layout: BlockPermuted) -> Partition:
@@ -92,8 +91,8 @@ def hops(layout: BlockPermuted, spec: AttentionSpec, length: int) -> int:
     return int(((device - other) % layout.devices).max())
 
 
-class Call(NamedTuple):
-    """What is static about a call."""
+class Ring(NamedTuple):
+    """What is static about a call on devices that share rows."""
 
     layout: BlockPermuted
     each: Any  # what computes a hop
@@ -119,16 +118,13 @@ class Call(NamedTuple):
         Nothing is left to the compiler: of the heads, which it could share too, the TPU's gathers
         all on each device.
         """
-        in_specs = map_by_axes(self._spec, axes, args)
-        out_specs = jax.tree.map(self._spec, out_axes)
-        run = jax.shard_map(
+        return jax.shard_map(
             f,
             mesh=self.layout.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
+            in_specs=map_by_axes(self._spec, axes, args),
+            out_specs=jax.tree.map(self._spec, out_axes),
             check_vma=self.each.typed,
-        )
-        return run(*args)
+        )(*args)
 
     def _spec(self, axes: Axes, x: Any = None) -> PartitionSpec:
         batch, heads, tokens = self.layout.batch, self.layout.heads, self.layout.axis
@@ -140,52 +136,52 @@ class Call(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(call: Call, operands: Operands, fixed: Fixed) -> Result:
-    return _forward(call, operands, fixed)[0]
+def _attend(ring: Ring, operands: Operands, fixed: Fixed) -> Result:
+    return _forward(ring, operands, fixed)[0]
 
 
-def _forward(call: Call, operands: Operands, fixed: Fixed):
+def _forward(ring: Ring, operands: Operands, fixed: Fixed):
     def device(operands, fixed):
         operands, own = _begin(operands, fixed)
+        operands = operands._replace(terms=ring.for_heads(operands.terms))
 
         def hop(keys):
-            return call.each.forward(*_meet(operands, fixed, keys))
+            return ring.each.forward(*_meet(operands, fixed, keys))
 
-        operands = operands._replace(terms=call.for_heads(operands.terms))
-        return _round(call, own, lambda result, keys: merge(result, hop(keys)), hop(own))
+        return _round(ring, own, lambda result, keys: merge(result, hop(keys)), hop(own))
 
     args = operands, fixed
-    result = call.on_devices(device, (OPERANDS, FIXED), args, RESULT)
+    result = ring.on_devices(device, (OPERANDS, FIXED), args, RESULT)
     return result, (operands, fixed, result)
 
 
-def _backward(call: Call, saved: tuple, cotangent: Result):
+def _backward(ring: Ring, saved: tuple, cotangent: Result):
     saved, cotangent = first_order((saved, cotangent))
 
     def device(operands, fixed, result, cotangent):
         operands, own = _begin(operands, fixed)
-        terms, pull = jax.vjp(call.for_heads, operands.terms)
+        terms, pull = jax.vjp(ring.for_heads, operands.terms)
         operands = operands._replace(terms=terms)
 
         def hop(keys):
-            return call.each.backward(*_meet(operands, fixed, keys), result, cotangent)
+            return ring.each.backward(*_meet(operands, fixed, keys), result, cotangent)
 
         def visit(grads, keys):
-            k, v = call.send((grads.k, grads.v))
+            k, v = ring.send((grads.k, grads.v))
             return _add(grads._replace(k=k, v=v), hop(keys))
 
         grads = hop(own)
         home = grads.k, grads.v  # the gradients of its own keys, by its own queries
         k, v = varying_like(jax.tree.map(jnp.zeros_like, home), home)
-        grads = _round(call, own, visit, grads._replace(k=k, v=v))
-        if call.hops:
-            home = _add(home, call.send((grads.k, grads.v), -call.hops))
+        grads = _round(ring, own, visit, grads._replace(k=k, v=v))
+        if ring.hops:
+            home = _add(home, ring.send((grads.k, grads.v), -ring.hops))
         (terms,) = pull(grads.terms)
-        terms = jax.lax.psum(terms, call.layout.axes)
+        terms = jax.lax.psum(terms, ring.layout.axes)
         return Operands(grads.q, k=home[0], v=home[1], tables=None, terms=terms)
 
     axes = OPERANDS, FIXED, RESULT, RESULT
-    grads = call.on_devices(device, axes, (*saved, cotangent), OPERANDS)
+    grads = ring.on_devices(device, axes, (*saved, cotangent), OPERANDS)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), grads, saved[0]), None
 
 
@@ -206,19 +202,19 @@ def _begin(operands: Operands, fixed: Fixed) -> tuple[Operands, Visitor]:
     return operands._replace(terms=terms), Visitor(operands.k, operands.v, fixed.k)
 
 
-def _round(call: Call, own: Visitor, visit, carry):
+def _round(ring: Ring, own: Visitor, visit, carry):
     """Carry = visit(carry, keys of another device), hop by hop, while the next keys are sent."""
 
     def step(state, _):
         carry, visitor = state
-        coming = call.send(visitor)
+        coming = ring.send(visitor)
         return (visit(carry, visitor), coming), None
 
-    if not call.hops:
+    if not ring.hops:
         return carry
     # Unrolled, what the last hop would send is dropped: windows are worth it.
-    start, unroll = (carry, call.send(own)), call.hops < 3
-    return jax.lax.scan(step, start, length=call.hops, unroll=unroll)[0][0]
+    start, unroll = (carry, ring.send(own)), ring.hops < 3
+    return jax.lax.scan(step, start, length=ring.hops, unroll=unroll)[0][0]
 
 
 def _meet(operands: Operands, fixed: Fixed, keys: Visitor) -> tuple[Operands, Fixed]:

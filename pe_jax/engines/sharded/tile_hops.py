@@ -21,7 +21,6 @@ from pe_jax.engines.tiled.plan import (
     Operands,
     Plan,
     Result,
-    Vectors,
     lay_out,
     make_plan,
     with_tables,
@@ -65,7 +64,7 @@ class TileHops(NamedTuple):
         operands, fixed = lay_out(plan, terms, q, k, v, runs=split.runs_per_row)
         return cls(plan, split), operands, fixed
 
-    def whole(self, terms: tuple, q: Side, result: Result) -> tuple[jax.Array, jax.Array]:
+    def whole(self, result: Result) -> tuple[jax.Array, jax.Array]:
         """The output and the logarithms of rows' sums, without padding."""
         runs, run = self.split.runs_per_row, self.plan.lengths[0]
 
@@ -77,6 +76,7 @@ class TileHops(NamedTuple):
 
     def forward(self, operands: Operands, fixed: Fixed) -> Result:
         """Attention over the keys of a hop; the terms are those of the device's heads."""
+        of_q, of_k = self._runs(operands, fixed)
 
         def of_queries(queries):
             def meet(result, keys):
@@ -87,20 +87,20 @@ class TileHops(NamedTuple):
 
                 return merge(result, self._unless_hidden(known, run, nothing, x)), None
 
-            shape = *queries.q.x.shape[:3], operands.v.shape[-1]
+            shape = *queries[0].x.shape[:3], operands.v.shape[-1]
             nothing = Result(
                 jnp.zeros(shape, jnp.float32), jnp.full((*shape[:3], 1), LOWEST, jnp.float32)
             )
             nothing = varying_like(nothing, operands)
-            return jax.lax.scan(meet, nothing, self._keys(operands, fixed))[0]
+            return jax.lax.scan(meet, nothing, of_k)[0]
 
-        found = jax.lax.map(of_queries, self._queries(operands, fixed))
-        return jax.tree.map(self._join, found)
+        return jax.tree.map(self._join, jax.lax.map(of_queries, of_q))
 
     def backward(
         self, operands: Operands, fixed: Fixed, result: Result, cotangent: Result
     ) -> Operands:
         """Gradients, float32, where `result` is that over all keys."""
+        of_q, of_k = self._runs(operands, fixed)
 
         def zeros(tree):
             made = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
@@ -115,9 +115,9 @@ class TileHops(NamedTuple):
 
                 def run():
                     def tabled(terms):
-                        return with_tables(self.plan, x._replace(terms=terms), known.base)
+                        return with_tables(self.plan, x._replace(terms=terms), known.base)[3:]
 
-                    held, pull = jax.vjp(lambda terms: tabled(terms)[3:], x.terms)
+                    held, pull = jax.vjp(tabled, x.terms)
                     whole = Operands(x.q, x.k, x.v, *held)
                     grads = tiled.backward(self.plan, whole, known, result, cotangent)
                     (terms,) = pull(jax.tree.map(lambda g, y: g.astype(y.dtype), grads[3:], held))
@@ -129,20 +129,18 @@ class TileHops(NamedTuple):
                 return (d_q, d_terms), (grads.k, grads.v)
 
             d_terms, d_keys = carry
-            start = zeros(queries.q), d_terms
-            (d_q, d_terms), more = jax.lax.scan(meet, start, self._keys(operands, fixed))
+            start = zeros(queries[0]), d_terms
+            (d_q, d_terms), more = jax.lax.scan(meet, start, of_k)
             return (d_terms, jax.tree.map(jnp.add, d_keys, more)), d_q
 
-        keys = self._keys(operands, fixed)
-        start = zeros(operands.terms), zeros((keys.k, keys.v))
-        runs = self._queries(operands, fixed), *self._split_trees((result, cotangent))
+        start = zeros(operands.terms), zeros(of_k[:2])
+        runs = of_q, *jax.tree.map(self._split, (result, cotangent))
         (d_terms, d_keys), d_q = jax.lax.scan(of_queries, start, runs)
         d_q, (d_k, d_v) = jax.tree.map(self._join, (d_q, d_keys))
         return Operands(d_q, d_k, d_v, tables=None, terms=d_terms)
 
-    # Runs: they lead.
-
     def _split(self, x: jax.Array, axis: int = 2) -> jax.Array:
+        """The runs along an axis; they lead."""
         x = x.reshape(*x.shape[:axis], self.split.runs, -1, *x.shape[axis + 1 :])
         return jnp.moveaxis(x, axis, 0)
 
@@ -150,43 +148,21 @@ class TileHops(NamedTuple):
         x = jnp.moveaxis(x, 0, 2)
         return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
-    def _split_trees(self, trees: Any) -> Any:
-        return jax.tree.map(self._split, trees)
-
-    def _queries(self, operands: Operands, fixed: Fixed) -> "QueryRun":
-        tokens = jax.tree.map(lambda x: self._split(x, 1), fixed.q)
-        own = self._split_trees((operands.q, fixed.own_scores))
-        return QueryRun(own[0], tokens, own[1])
-
-    def _keys(self, operands: Operands, fixed: Fixed) -> "KeyRun":
-        tokens = jax.tree.map(lambda x: self._split(x, 1), fixed.k)
-        k, v = self._split_trees((operands.k, operands.v))
-        return KeyRun(k, v, tokens)
+    def _runs(self, x: Operands, fixed: Fixed) -> tuple[tuple, tuple]:
+        """Runs of queries (vectors, own scores, tokens) and of keys (vectors, values, tokens)."""
+        of_q, of_k = jax.tree.map(self._split, ((x.q, fixed.own_scores), (x.k, x.v)))
+        tokens = jax.tree.map(lambda x: self._split(x, 1), (fixed.q, fixed.k))
+        return (*of_q, tokens[0]), (*of_k, tokens[1])
 
     def _unless_hidden(self, fixed: Fixed, f: Any, nothing: Any, like: Any):
         """f(); or `nothing`, typed alike, where the mask hides all of two runs."""
-        some = schedule.shown(self.plan, fixed.q, fixed.k)[0].any()
+        some = schedule.visible(self.plan, fixed.q, fixed.k)[0].any()
         return jax.lax.cond(some, f, lambda: varying_like(nothing, like))
 
 
-class QueryRun(NamedTuple):
-    """A run of queries."""
-
-    q: Vectors
-    tokens: Any
-    own_scores: Any
-
-
-class KeyRun(NamedTuple):
-    """A run of keys."""
-
-    k: Vectors
-    v: Any
-    tokens: Any
-
-
-def _pair(operands: Operands, queries: QueryRun, keys: KeyRun) -> tuple[Operands, Fixed]:
-    """The operands of two runs."""
-    base = queries.tokens.index[0, 0] - keys.tokens.index[0, 0]
-    fixed = Fixed(queries.tokens, keys.tokens, base, own_scores=queries.own_scores)
-    return operands._replace(q=queries.q, k=keys.k, v=keys.v), fixed
+def _pair(operands: Operands, queries: tuple, keys: tuple) -> tuple[Operands, Fixed]:
+    """The operands of two runs, as `_runs` gives them."""
+    (q, own_scores, q_tokens), (k, v, k_tokens) = queries, keys
+    base = q_tokens.index[0, 0] - k_tokens.index[0, 0]
+    fixed = Fixed(q_tokens, k_tokens, base, own_scores=own_scores)
+    return operands._replace(q=q, k=k, v=v), fixed

@@ -129,7 +129,7 @@ class Group(NamedTuple):
             lines=self.lines(own, tile),
             before=before,
             multiply=functools.partial(products.multiply, self.operands.q.x.dtype),
-            term_scores=alike_rows.scores if self.plan.alone else block.term_scores,
+            term_scores=alike_rows.scores if self.plan.alone else None,
         )
         return (s if pairs is None else jnp.where(pairs, s, LOWEST)), after
 
@@ -154,7 +154,7 @@ class Group(NamedTuple):
             if how == "formula":
                 far = jnp.arange(rows - 1, -columns - 1, -1, dtype=jnp.int32)
                 lines.append(Line(term.at(gap + far), rows - 1))
-            elif not how or not term.in_tables:
+            elif not how:
                 lines.append(None)
             elif self.window(tile) is not None:
                 lines.append(Line(table, rows - 1))
@@ -197,32 +197,28 @@ class Group(NamedTuple):
 
         return jax.lax.while_loop(goes_on, step, (jnp.zeros((), jnp.int32), carry))
 
-    def sums_count(self, i: Any, before: tuple) -> jax.Array:
-        """Whether the sums `before` that block row i carries can change what is farther left."""
-        sums = [term for term in self.operands.terms if term.reads == "later keys"]
-        each = [~term.settled(x) for term, x in zip(sums, before, strict=True)]
-        return self._sees(functools.reduce(jnp.logical_or, each), i).any()
+    def goes_on(self, i: Any, before: tuple, weight: jax.Array) -> jax.Array:
+        """Whether tiles farther left count for any row of block row i.
 
-    def matters(self, i: Any, before: tuple, weight: jax.Array) -> jax.Array:
-        """Whether any key farther left can matter to block row i.
-
-        `before` are the sums that its rows carry, `weight` [b, h, r, 1] the largest score of each,
-        or the logarithm of its sum.
+        Where the plan stops, whether a key there can matter; else whether the sums there are not
+        yet known. `before` are the sums that rows carry, `weight` [b, h, r, 1] the largest score of
+        each row, or the logarithm of its sum.
         """
-        rows = self.plan.grid.rows
-        bias, sums = _cut(self.reach, i * rows, rows, 2), iter(before)
-        states = jax.tree.map(lambda x: _cut(x, i * rows, rows, 2), self.operands.q.states)
-        for term, own in zip(self.operands.terms, states, strict=True):
-            if term.reads == "later keys":
-                bias = bias + term.bias_of((own, None), next(sums))
-        return self._sees(bias - weight >= skipping.NEGLIGIBLE, i).any()
-
-    def _sees(self, rows: jax.Array, i: Any) -> jax.Array:
-        """Those of block row i, [b, h, r, 1], that see a key: others would go on for ever."""
-        if self.fixed.q.segments is None:
-            return rows
-        ids = _cut(self.fixed.q.segments, i * self.plan.grid.rows, self.plan.grid.rows, 1)
-        return rows & (ids >= 0)[:, None, :, None]
+        first, size, terms = i * self.plan.grid.rows, self.plan.grid.rows, self.operands.terms
+        if self.plan.stops:
+            bias, sums = _cut(self.reach, first, size, 2), iter(before)
+            states = jax.tree.map(lambda x: _cut(x, first, size, 2), self.operands.q.states)
+            for term, own in zip(terms, states, strict=True):
+                if term.reads == "later keys":
+                    bias = bias + term.bias_of((own, None), next(sums))
+            rows = bias - weight >= skipping.NEGLIGIBLE
+        else:
+            summed = [term for term in terms if term.reads == "later keys"]
+            each = [~term.settled(x) for term, x in zip(summed, before, strict=True)]
+            rows = functools.reduce(jnp.logical_or, each)
+        if self.fixed.q.segments is not None:  # padding would go on for ever
+            rows &= (_cut(self.fixed.q.segments, first, size, 1) >= 0)[:, None, :, None]
+        return rows.any()
 
 
 def _cut(x: jax.Array, start: Any, size: int, axis: int) -> jax.Array:
@@ -274,13 +270,13 @@ def forward(plan: Plan, operands: Operands, fixed: Fixed) -> Result:
 
         def more(carry):
             running, before = carry
-            return group.matters(i, before, running.top)
+            return group.goes_on(i, before, running.top)
 
         if plan.stops:
-            _, found = group.visit_while(more, i, visit, start)
+            _, (running, _) = group.visit_while(more, i, visit, start)
         else:
-            found = group.visit(i, visit, start)
-        out, top, total = found[0]
+            running, _ = group.visit(i, visit, start)
+        out, top, total = running
         empty = total == 0
         total = jnp.where(empty, 1, total)
         return None, Result(out / total, jnp.where(empty, LOWEST, top + jnp.log(total)))
@@ -380,16 +376,16 @@ def _carried(group: Group, i: Any, lse: jax.Array, no_sums: tuple) -> tuple[tupl
 
     kept = tuple(jnp.zeros((plan.grid.k_blocks, *x.shape), x.dtype) for x in no_sums)
     start = varying_like((kept, no_sums), group.operands)
+
+    def more(carry):
+        return group.goes_on(i, carry[1], lse)
+
+    count, (kept, last) = group.visit_while(more, i, visit, start)
     if plan.stops:
-        count, (kept, _) = group.visit_while(
-            lambda carry: group.matters(i, carry[1], lse), i, visit, start
-        )
         return kept, count
-    count, (kept, last) = group.visit_while(
-        lambda carry: group.sums_count(i, carry[1]), i, visit, start
-    )
-    seen = (jnp.arange(plan.grid.k_blocks, dtype=jnp.int32) < count)[:, None, None, None, None]
-    kept = jax.tree.map(lambda x, y: jnp.where(seen, x, y), kept, last)
+    visited = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32) < count
+    visited = visited[:, None, None, None, None]
+    kept = jax.tree.map(lambda x, y: jnp.where(visited, x, y), kept, last)
     return kept, group.visits[0].counts[i]
 
 

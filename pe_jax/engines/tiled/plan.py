@@ -71,8 +71,8 @@ class Plan(NamedTuple):
       grid: the tiles.
       groups: the heads that take turns.
       lengths: tokens of queries and of keys, without padding.
-      by_distance: for each term whether it is evaluated along diagonals: by its "formula", from a
-        table of a "bias" or of "vectors"; or "", by its definition.
+      by_distance: for each term whether it is evaluated along diagonals: by its "formula" or from
+        a "table"; or "", by its definition.
       gaps: distances of a tile's first query and first key in near tiles, the greatest first.
       uniform: whether in all other tiles a term of distances has the same value for every pair.
       one_by_one: whether near tiles are compiled one by one, each for its distances: if they are
@@ -137,7 +137,8 @@ def make_plan(
       segments: whether tokens have segments.
       on_ring: whether these are a part of the tokens, whose distances are known when it runs.
     """
-    by_distance = tuple(term.distances if spec.in_order else "" for term in terms)
+    known = ("table" if term.in_tables else term.distances for term in terms)
+    by_distance = tuple(known) if spec.in_order else ("",) * len(terms)
     by_head = all(
         how or term.by_head or term.reads == "outside"
         for how, term in zip(by_distance, terms, strict=True)
@@ -179,7 +180,7 @@ def _reach(terms: tuple) -> int:
 
 def _near_and_far(plan: Plan, terms: tuple) -> Plan:
     """With the gaps of tiles within the horizons, if all terms have one; else of the diagonal."""
-    held = [t for t, how in zip(terms, plan.by_distance, strict=True) if how and t.in_tables]
+    held = [t for t, how in zip(terms, plan.by_distance, strict=True) if how == "table"]
     if any(term.horizon is None for term in held):
         return plan._replace(gaps=(0,))
     side, most = plan.grid.rows, plan.grid.q_blocks - 1
@@ -205,7 +206,12 @@ def lay_out(
         _fill(k, plan.grid.lengths[1], runs),
         pad(v, 2, plan.grid.lengths[1], runs),
         None,
-        tuple(_without_arrays(term) for term in terms),
+        tuple(
+            jax.tree.map(lambda _: None, term)  # no tile reads its arrays
+            if term.reads == "outside" or term.hides
+            else term.without_state_arrays()
+            for term in terms
+        ),
     )
     own_scores = None
     if plan.skips:
@@ -215,19 +221,12 @@ def lay_out(
     return operands, Fixed(q_tokens, k_tokens, None, masks, dropout, own_scores)
 
 
-def _without_arrays(term: Term) -> Any:
-    """The term as a tile reads it, without arrays that none does."""
-    if term.reads == "outside" or term.hides:
-        return jax.tree.map(lambda _: None, term)
-    return term.without_state_arrays()
-
-
 def with_tables(plan: Plan, operands: Operands, base: Any = None) -> Operands:
     """With the values of terms of distances, each evaluated once; `base` as in `Fixed`."""
     tables, terms = [], []
     for term, how in zip(operands.terms, plan.by_distance, strict=True):
-        tables.append(_table(plan, term, base) if how and term.in_tables else None)
-        terms.append(term.without_function_arrays() if how and term.in_tables else term)
+        tables.append(_table(plan, term, base) if how == "table" else None)
+        terms.append(term.without_function_arrays() if how == "table" else term)
     return operands._replace(tables=tuple(tables), terms=tuple(terms))
 
 

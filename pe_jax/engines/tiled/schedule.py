@@ -1,6 +1,6 @@
 """Which tiles of a row are visited, in which order and how: stages, one loop after the other.
 
-A tile of which the mask shows nothing is not visited, one that it shows as a whole needs no mask.
+A tile without a visible pair is not visited, one of which all pairs are visible needs no mask.
 Tiles near the diagonal, within the horizon of terms of distances, are compiled for their distances
 if they are few; in those beyond each such term is one value. Where a term sums along rows, all
 tiles are visited from the right.
@@ -56,18 +56,18 @@ def stages(plan: Plan) -> tuple[Stage, ...]:
 
 def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, ...]:
     """The tiles of each stage; those in `skip` (bool [q_blocks, k_blocks]) are left out."""
-    some, whole = shown(plan, q, k)
+    some, whole = visible(plan, q, k)
     some = some if skip is None else some & ~skip
     i = jnp.arange(plan.grid.q_blocks, dtype=jnp.int32)
     j = jnp.arange(plan.grid.k_blocks, dtype=jnp.int32)
     ahead = i[:, None] - j[None]
     near = jnp.isin(ahead, jnp.asarray(plan.gaps, jnp.int32) // plan.grid.rows)
-    found, each = [], stages(plan)
+    orders, each = [], stages(plan)
     for stage in each:
         if stage.gap is not None:
             n = stage.gap // plan.grid.rows
             count = (some & (ahead == n)).any(1).astype(jnp.int32)
-            found.append(Visit((i - n)[:, None], count))
+            orders.append(Visit((i - n)[:, None], count))
             continue
         chosen = some & (~near if stage.uniform == plan.uniform else near)
         if stage._replace(masked=not stage.masked) in each:
@@ -76,8 +76,8 @@ def visits(plan: Plan, q: Tokens, k: Tokens, skip: Any = None) -> tuple[Visit, .
             columns = plan.grid.k_blocks - 1 - jnp.argsort(~chosen[:, ::-1], axis=1, stable=True)
         else:
             columns = jnp.argsort(~chosen, axis=1, stable=True)
-        found.append(Visit(columns.astype(jnp.int32), chosen.sum(1, dtype=jnp.int32)))
-    return tuple(found)
+        orders.append(Visit(columns.astype(jnp.int32), chosen.sum(1, dtype=jnp.int32)))
+    return tuple(orders)
 
 
 class Range(NamedTuple):
@@ -97,8 +97,8 @@ def _ranges(q: jax.Array, k: jax.Array, plan: Plan) -> tuple[Range, Range]:
     return of_blocks(q, plan.grid.rows, 1), of_blocks(k, plan.grid.columns, 0)
 
 
-def shown(plan: Plan, q: Tokens, k: Tokens) -> tuple[jax.Array, jax.Array]:
-    """Tiles of which the mask shows any pair, and all: bool [q_blocks, k_blocks] each."""
+def visible(plan: Plan, q: Tokens, k: Tokens) -> tuple[jax.Array, jax.Array]:
+    """Tiles with any visible pair, and those with no other: bool [q_blocks, k_blocks] each."""
     spec = plan.spec
     some = whole = jnp.ones((plan.grid.q_blocks, plan.grid.k_blocks), bool)
     rows, columns = _ranges(q.index, k.index, plan)

@@ -134,7 +134,7 @@ def devices(*arrays) -> int:
     one device, however many the process sees. The engine and the sizes of tiles follow from it, and
     never a result: XLA divides whatever it is given.
 
-    What is not seen is a mesh that `in_shardings` alone know, of a jit whose arguments lie on no
+    What is not found is a mesh that `in_shardings` alone know, of a jit whose arguments lie on no
     mesh. Enter the mesh (`jax.set_mesh`), as the trainer does, or heads take turns that could run
     side by side.
     """

@@ -37,7 +37,7 @@ def can_skip(spec: AttentionSpec, terms: tuple) -> bool:
 def can_stop(spec: AttentionSpec, terms: tuple) -> bool:
     """Whether a row can be left where a sum along it makes all further keys negligible.
 
-    What is far is compared with scores that were seen, so that terms may hide pairs.
+    What is far is compared with the scores of visible pairs, so that terms may hide some.
     """
     inside = [term for term in terms if term.reads != "outside" and not term.hides]
     decay = bool(inside) and all(term.decays and term.reads == "later keys" for term in inside)

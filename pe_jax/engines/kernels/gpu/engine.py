@@ -116,10 +116,8 @@ def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Ar
     """Tokens that meet whole blocks, a part of one, and what lies past the horizon of tables."""
     longest = _launches(spec, terms, q, k, v).longest
     chosen = strategies(spec, terms, q, k)
-    kept, _, _ = query_chunks.of_kernels(chosen, terms, q, k)
-    near = max(map(abs, common.horizon(kept) or (0,)))
-    least = 2 * longest + min(near, LONGEST_NEAR)
-    return max(least, query_chunks.BLOCKS * longest if any(chosen) else 0) + 61
+    near = max(map(abs, common.horizon(query_chunks.kept(chosen, terms)) or (0,)))
+    return query_chunks.sample_length(chosen, longest, min(near, LONGEST_NEAR))
 
 
 def attend(

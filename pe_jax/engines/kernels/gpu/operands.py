@@ -173,14 +173,13 @@ def make_arrays(
     rows, columns = [], []
     for term, state in zip(terms, q.states, strict=True):
         if isinstance(term, kinds.RelativeState):
-            state = common.pad(state, 2, tokens)
-            rows.append(common.multiply(state, term.at(distance)))
-    for term in select(terms, kinds.RelativeKeys):
-        raw = term.queries(common.pad(q.raw, 2, tokens))
-        rows.append(common.multiply(raw, term.at(distance)) * plan.scale)
-    for term in select(terms, kinds.RelativeQueries):
-        raw = repeat_heads(common.pad(k.raw, 2, tokens), q.x.shape[1]).astype(jnp.float32)
-        columns.append(common.multiply(raw, term.at(distance)) * plan.scale)
+            rows.append(common.multiply(common.pad(state, 2, tokens), term.at(distance)))
+        elif isinstance(term, kinds.RelativeKeys):
+            raw = term.queries(common.pad(q.raw, 2, tokens))
+            rows.append(common.multiply(raw, term.at(distance)) * plan.scale)
+        elif isinstance(term, kinds.RelativeQueries):
+            raw = repeat_heads(common.pad(k.raw, 2, tokens), q.x.shape[1]).astype(jnp.float32)
+            columns.append(common.multiply(raw, term.at(distance)) * plan.scale)
     numbers = common.coefficients(terms)
     table = common.distance_bias(terms, distance, plan.scale)
     return Arrays(

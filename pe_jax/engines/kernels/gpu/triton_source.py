@@ -206,9 +206,11 @@ class Writer:
     def _write_num_programs(self, equation):
         return f"tl.num_programs({equation.params['axis']})"
 
-    def _write_debug_barrier_p(self, equation):
+    def _write_debug_barrier(self, equation):
         self.line("tl.debug_barrier()")
         return []
+
+    _write_debug_barrier_p = _write_debug_barrier  # its name before JAX 0.12
 
     def _write_div(self, equation, x, y):
         whole = np.issubdtype(equation.outvars[0].aval.dtype, np.integer)

@@ -47,7 +47,7 @@ from pe_jax.encodings.terms import DistanceTerm, Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common, query_chunks
 from pe_jax.engines.kernels.tpu import operands, passes, piecewise
-from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 
 MAX_BLOCK, LANES = 512, 128  # the most and, unless told, the fewest tokens of a block
@@ -70,8 +70,7 @@ def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -
     numbers = sum(term.state.width for term in select(terms, kinds.TokenBias))
     if numbers > MAX_NUMBERS:
         return f"{numbers} numbers per token (at most {MAX_NUMBERS})"
-    kept, _, _ = query_chunks.of_kernels(strategies(spec, terms), terms, q, k)
-    plan = make_plan(spec, kept, q)
+    plan = make_plan(spec, terms, q)
     in_bands = plan.by_distance and not plan.by_diagonal
     if not in_bands or 8 * plan.block * len(plan.diagonals) <= MAX_BANDS:
         return None
@@ -95,14 +94,10 @@ def strategies(spec: AttentionSpec, terms: tuple) -> tuple[str, ...]:
 
 
 def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
-    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases.
-
-    Of two chunks, where there are any.
-    """
-    chosen = strategies(spec, terms)
-    plan = make_plan(spec, query_chunks.of_kernels(chosen, terms, q, k)[0], q)
-    least = 2 * plan.block + min(max(map(abs, plan.horizon or (0,))), plan.block)
-    return max(least, query_chunks.BLOCKS * plan.block if any(chosen) else 0) + 61
+    """Tokens that meet whole blocks, a part of one, and what lies past the horizon of biases."""
+    plan = make_plan(spec, terms, q)
+    near = min(max(map(abs, plan.horizon or (0,))), plan.block)
+    return query_chunks.sample_length(strategies(spec, terms), plan.block, near)
 
 
 def attend(
@@ -128,12 +123,10 @@ def attend(
         return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
     q, k, v = operands.with_products(spec, terms, q, k, v)
     if any(chosen := strategies(spec, terms)):
-        kept, _, _ = query_chunks.of_kernels(chosen, terms, q, k)
-        whole = counted(make_plan(spec, kept, q, block, interpret))
-        of_chunk = functools.partial(_attend_chunk, whole)
-        rows = query_chunks.length(whole.block, q, k, MAX_PAIRS)
+        of_chunk = functools.partial(_attend_chunk, counted(plan))
+        rows = query_chunks.length(plan.block, q, k, MAX_PAIRS)
         # What a function of two positions takes may be many times what it gives.
-        key_chunk = query_chunks.BLOCKS * whole.block if select(terms, kinds.PairBias) else None
+        key_chunk = query_chunks.BLOCKS * plan.block if select(terms, kinds.PairBias) else None
         return query_chunks.attend(of_chunk, rows, chosen, spec, terms, q, k, v, key_chunk)
     out, lse = _attention(counted(plan), operands.make_arrays(plan, terms, q, k, v))
     return out[:, :, : plan.tokens].astype(jnp.float32), lse[:, :, : plan.tokens]
@@ -161,7 +154,11 @@ def _attend_chunk(
 
 
 def make_plan(spec: AttentionSpec, terms: tuple, q: Side, block=None, interpret=False) -> Plan:
-    """What is static about a call; its tiles are not `counted` yet."""
+    """What is static about a call, of the terms that kernels compute.
+
+    Its tiles are not `counted` yet.
+    """
+    terms = query_chunks.kept(strategies(spec, terms), terms)
     tokens = q.x.shape[2]
     block = block or min(MAX_BLOCK, max(LANES, pl.next_power_of_2(tokens)))
     horizon = _horizon(spec, terms, block)
@@ -245,28 +242,16 @@ def _forward(plan: Plan, x: Arrays):
     such are sums over rows that add up to 0, as far as `inner` is exact.
     """
     dtype = x.v.dtype if x.bias is None and x.pieces is None else jnp.float32
-    result = passes.forward(plan, x, _schedule(plan, x, by_keys=False), dtype)
+    result = passes.forward(plan, x, dtype)
     out, kept = (checkpoint_name(array, common.SAVED) for array in (result.out, result.lse))
     lse = jnp.where(kept == -LOWEST, LOWEST, kept)
     return (out, jnp.swapaxes(lse, 2, 3)), (x, out, kept)
 
 
 def _backward(plan: Plan, saved: tuple, learned: dict, cotangents: tuple) -> Arrays:
-    (x, out, lse), (d_out, d_lse) = saved, cotangents
-    d_out = d_out.astype(x.v.dtype)
-    inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
-    whole = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
-    of_queries, of_keys = (_schedule(plan, x, by_keys) for by_keys in (False, True))
-    grads = passes.backward(plan, whole, of_queries, of_keys, learned)
+    x, *results = saved
+    grads = passes.backward(plan, x, tuple(results), cotangents, learned)
     return Arrays(*map(common.sum_shared, grads, x))
-
-
-def _schedule(plan: Plan, x: Arrays, by_keys: bool) -> Schedule:
-    q_first, k_first = (
-        jnp.arange(0, side.shape[2], plan.block, dtype=jnp.int32) for side in (x.q, x.k)
-    )
-    q_first = q_first if x.begin is None else q_first + x.begin
-    return operands.make_schedule(plan, x, q_first, k_first, by_keys)
 
 
 _attention = common.differentiable(_forward, _backward)

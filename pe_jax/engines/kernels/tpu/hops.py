@@ -16,7 +16,7 @@ from pe_jax.encodings.terms import Side, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.kernels import common
 from pe_jax.engines.kernels.tpu import engine, operands, passes
-from pe_jax.engines.kernels.tpu.plan import Arrays, Plan, Schedule
+from pe_jax.engines.kernels.tpu.plan import Arrays, Plan
 from pe_jax.engines.reference import LOWEST
 from pe_jax.engines.sharded.ring import Partition
 from pe_jax.engines.tiled.plan import Fixed, Operands, Result, Vectors
@@ -95,15 +95,14 @@ class KernelHops(NamedTuple):
 
     typed = False  # kernels do not say along which mesh axes their results vary
 
-    def whole(self, terms: tuple, q: Side, result: Result) -> tuple[jax.Array, jax.Array]:
+    def whole(self, result: Result) -> tuple[jax.Array, jax.Array]:
         """The output and the logarithms of rows' sums."""
         return result.out, result.lse
 
     def forward(self, x: Operands, fixed: Fixed) -> Result:
         """Attention over the keys of a hop; the terms are those of the device's heads."""
         arrays = self._arrays(fixed, x.terms, x.q, x.k, x.v)
-        schedule = self._schedule(fixed, arrays, by_keys=False)
-        result = passes.forward(self.plan, arrays, schedule, jnp.float32)
+        result = passes.forward(self.plan, arrays, jnp.float32)
         lse = jnp.where(result.lse == -LOWEST, LOWEST, result.lse)
         return Result(result.out, jnp.swapaxes(lse, 2, 3))
 
@@ -114,13 +113,10 @@ class KernelHops(NamedTuple):
             return self._arrays(fixed, *x)
 
         arrays, pull = jax.vjp(arrays_of, x.terms, x.q, x.k, x.v)
-        inner = (cotangent.out * result.out).sum(-1, keepdims=True) - cotangent.lse
-        lse = jnp.where(result.lse == LOWEST, -LOWEST, result.lse)
-        lse, inner = (jnp.swapaxes(n, 2, 3) for n in (lse, inner))
-        known = arrays._replace(d_out=cotangent.out.astype(x.v.dtype), lse=lse, inner=inner)
-        of_queries, of_keys = (self._schedule(fixed, arrays, by_keys) for by_keys in (False, True))
+        lse = jnp.swapaxes(jnp.where(result.lse == LOWEST, -LOWEST, result.lse), 2, 3)
         learned = [name for name, a in zip(Arrays._fields, arrays, strict=True) if a is not None]
-        grads = passes.backward(self.plan, known, of_queries, of_keys, learned, jnp.float32)
+        results = result.out, lse
+        grads = passes.backward(self.plan, arrays, results, cotangent, learned, jnp.float32)
         of_q, of_k, of_v = grads[:3]
         # Those are the operands as they are: their gradients need no rounding.
         rest = grads._replace(q=None, k=None, v=None)
@@ -133,11 +129,6 @@ class KernelHops(NamedTuple):
         """What the kernels read; none of it is padded."""
         of_q, of_k = (Side(*of, tokens) for of, tokens in ((q, fixed.q), (k, fixed.k)))
         return operands.make_arrays(self.plan, terms, of_q, of_k, v)
-
-    def _schedule(self, fixed: Fixed, x: Arrays, by_keys: bool) -> Schedule:
-        """Where the blocks of this device are, and those that visit it."""
-        own, theirs = (tokens.index[0, :: self.plan.block] for tokens in (fixed.q, fixed.k))
-        return operands.make_schedule(self.plan, x, own, theirs, by_keys)
 
 
 def _cotangent(grad: Any, of: Any) -> Any:

@@ -53,7 +53,8 @@ def make_arrays(
         k_numbers=common.token_numbers(terms, k, plan.block),
         q_ids=_ids(plan, q.tokens.segments, -1),
         k_ids=_ids(plan, k.tokens.segments, -2),
-        begin=None if bias is None else q.tokens.index[0, 0],
+        q_first=q.tokens.index[0, :: plan.block],
+        k_first=k.tokens.index[0, :: plan.block],
         **_vectors(plan, terms, q, k, falling, v.dtype),
     )
 
@@ -133,13 +134,13 @@ def _ids(plan: Plan, segments: Any, hidden: int) -> Any:
     return common.pad(ids, 1, plan.block, constant_values=hidden)[:, None]
 
 
-def make_schedule(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array, by_keys: bool):
-    """The schedule of blocks, whose first tokens are given, and what each visits.
+def make_schedule(plan: Plan, x: Arrays, by_keys: bool) -> Schedule:
+    """The schedule of blocks, and what each visits.
 
     That is what the mask leaves visible, the segments share, and biases that decay leave.
     """
     batch, heads, _, _ = x.q.shape
-    visible = plan.any_visible(q_first[:, None] - k_first)[None, None]
+    visible = plan.any_visible(x.q_first[:, None] - x.k_first)[None, None]
     if x.q_ids is not None and _fits(visible, len(x.q_ids)):
         (q_low, q_high), (k_low, k_high) = (_range(plan, ids) for ids in (x.q_ids, x.k_ids))
         visible &= q_high[..., None] >= k_low[..., None, :]
@@ -148,20 +149,20 @@ def make_schedule(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array,
         numbers = None if x.coefficients is None else x.coefficients[..., 0, 0]
         known = x.q, x.k, numbers, x.q_numbers, x.k_numbers
         visible &= common.blocks_that_matter(plan, *known, (plan.block, plan.block))
-    knots = None if x.pieces is None else _knots(plan, x, q_first, k_first)
+    knots = None if x.pieces is None else _knots(plan, x)
     first, end = common.block_range(visible, by_keys)
-    return Schedule(q_first, k_first, first, end - 1, knots)
+    return Schedule(x.q_first, x.k_first, first, end - 1, knots)
 
 
-def _knots(plan: Plan, x: Arrays, q_first: jax.Array, k_first: jax.Array) -> jax.Array:
+def _knots(plan: Plan, x: Arrays) -> jax.Array:
     """Which knots tiles may have, as in `Schedule`: all, where there are too many tiles."""
     count = x.pieces.shape[2] - 1
-    if 4 * len(q_first) * max(128, len(k_first)) > MAX_SCHEDULE:
+    if 4 * len(x.q_first) * max(128, len(x.k_first)) > MAX_SCHEDULE:
         return jnp.full((1, 1), count << 16, jnp.int32)
     knots, numbers = x.pieces[0, 2, :-1], list(x.growth[0, :, 0, 0])
     rates = x.q_rates[:, 0].reshape(len(x.q_rates), -1, plan.block)
     ends = []
-    gap = q_first[:, None] - k_first
+    gap = x.q_first[:, None] - x.k_first
     for apart, rate in ((1 - plan.block, rates.min((0, 2))), (plan.block - 1, rates.max((0, 2)))):
         distance = jnp.maximum(gap + apart, 0).astype(jnp.float32)
         ends.append((piecewise.growth(numbers, distance) * rate[:, None])[..., None])

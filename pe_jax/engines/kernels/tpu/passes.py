@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pe_jax.engines.kernels.tpu import kernels, piecewise
+from pe_jax.engines.kernels.tpu import kernels, operands
 from pe_jax.engines.kernels.tpu.plan import (
     BY_DISTANCE,
     OF_HEADS,
@@ -40,8 +40,9 @@ LARGE = (*VECTORS, "bias", "pieces")  # with which a kernel has …
 VMEM = 64 * 2**20  # … in bytes; others have 16 MiB
 
 
-def forward(plan: Plan, x: Arrays, schedule: Schedule, dtype: Any) -> Arrays:
+def forward(plan: Plan, x: Arrays, dtype: Any) -> Arrays:
     """`out` in a dtype, and `lse`; -LOWEST for a row that sees nothing."""
+    schedule = operands.make_schedule(plan, x, by_keys=False)
     (batch, heads, tokens, _), value = x.q.shape, x.v.shape[3]
     outs = Arrays(
         out=jax.ShapeDtypeStruct((batch, heads, tokens, value), dtype),
@@ -51,12 +52,19 @@ def forward(plan: Plan, x: Arrays, schedule: Schedule, dtype: Any) -> Arrays:
 
 
 def backward(
-    plan: Plan, x: Arrays, of_queries: Schedule, of_keys: Schedule, learned: Any, dtype: Any = None
+    plan: Plan, x: Arrays, results: tuple, cotangents: tuple, learned: Any, dtype: Any = None
 ) -> Arrays:
-    """Gradients of q, k, v and what is `learned`; x has `lse`, `d_out` and `inner` too.
+    """Gradients of q, k, v and what is `learned`.
 
-    `dtype` is that of the gradients of tokens; None: that of what they are gradients of.
+    `results` are `out` and `lse` over all keys, of which these may be some, `cotangents` theirs:
+    of the output [B, H, T, F], of the logarithms of rows' sums [B, H, T, 1]. `dtype` is that of the
+    gradients of tokens; None: that of what they are gradients of.
     """
+    (out, lse), (d_out, d_lse) = results, cotangents
+    d_out = d_out.astype(x.v.dtype)
+    inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)[:, :, None]
+    of_queries, of_keys = (operands.make_schedule(plan, x, by_keys) for by_keys in (False, True))
+    x = x._replace(d_out=d_out, lse=lse, inner=inner - jnp.swapaxes(d_lse, 2, 3))
     if any(n in learned for n in PIECES):
         learned = {*learned, *PIECES}
     wanted = [n for n in ("q_numbers", "q_rates", "rows", "bias", *OF_HEADS) if n in learned]
@@ -105,7 +113,7 @@ def _launch(
 
     `kept` are widths of what lasts from tile to tile, [block, width] each.
     """
-    x = x._replace(begin=None)  # which is in the schedule
+    x = x._replace(q_first=None, k_first=None)  # which are in the schedule
     if x.pieces is not None and kernel in (kernels.forward_kernel, kernels.queries_kernel):
         kept = kept._replace(rate_columns=plan.lanes)
     grid, at, store = _grid(plan, kernel, x)
@@ -182,16 +190,7 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
 
     `by_row`: a program writes one row of what is read by distance, that of its grid's second axis.
     """
-
-    def block_spec(name, array):
-        if name == "bias":
-            return of_pairs(array)
-        if name not in (*OF_QUERIES, *OF_KEYS):
-            read = arrays is x
-            return of_head(
-                array, band=read and name in BY_DISTANCE, scalars=read and name == "pieces"
-            )
-        return of_tokens(array, name in OF_KEYS, along_lanes=name not in WIDE)
+    read = arrays is x
 
     def of_pairs(array):
         _, rows, heads, _, chunk = array.shape
@@ -204,23 +203,23 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
 
         return pl.BlockSpec((None, None, None, plan.block, plan.block), index)
 
-    def of_head(array, band: bool, scalars: bool):
+    def of_head(name, array):
+        band = read and name in BY_DISTANCE
+        lead = 2 if band else 1
         if by_row:
             one_row = (None, 1, *array.shape[2:])
             return pl.BlockSpec(one_row, lambda h, row, *_: (h, row, 0, 0))
-        if band:
-            shape, rest = (None, None, *array.shape[2:]), (0, 0)
-        else:
-            shape, rest = (None, *array.shape[1:]), (0,) * (array.ndim - 1)
-        memory = pltpu.SMEM if scalars else None
 
         def index(*grid):
             schedule, _, h, i, j = at(*grid)
-            return (h, plan.band(schedule.gap(i, j)), *rest) if band else (h, *rest)
+            own = (h, plan.band(schedule.gap(i, j))) if band else (h,)
+            return (*own, *(0,) * (array.ndim - lead))
 
-        return pl.BlockSpec(shape, index, memory_space=memory)
+        memory = pltpu.SMEM if read and name == "pieces" else None
+        return pl.BlockSpec((*(None,) * lead, *array.shape[lead:]), index, memory_space=memory)
 
-    def of_tokens(array, of_keys: bool, along_lanes: bool):
+    def of_tokens(name, array):
+        of_keys, along_lanes = name in OF_KEYS, name not in WIDE
         lead, (*_, rows, columns) = (None,) * (array.ndim - 2), array.shape
 
         def index(*grid):
@@ -233,17 +232,23 @@ def _specs(plan: Plan, x: Arrays, arrays: Arrays, at: Callable, by_row: bool = F
         size = (rows, plan.block) if along_lanes else (plan.block, columns)
         return pl.BlockSpec((*lead, *size), index)
 
+    def block_spec(name, array):
+        if name == "bias":
+            return of_pairs(array)
+        of_array = of_tokens if name in (*OF_QUERIES, *OF_KEYS) else of_head
+        return of_array(name, array)
+
     given = zip(Arrays._fields, arrays, strict=True)
     return Arrays(**{name: block_spec(name, a) for name, a in given if a is not None})
 
 
 def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
-    """Of the tiles visited: products, one exponential per pair, the biases; and what is moved.
+    """Of the tiles visited: products, one exponential per pair (two with a cap), what is moved.
 
     Negligible tiles, which may be left out, count as well.
     """
     tiles, near = math.prod(x.q.shape[:2]) * plan.tiles, plan.near / plan.tiles
-    flops, powers = 2.0 * (x.bands is not None), 1.0 + (plan.cap is not None)
+    flops, powers = 0.0, 1 + (plan.cap is not None)
     for name, count in PRODUCTS[kernel].items():
         if kernel is kernels.queries_kernel and plan.by_diagonal and name in VECTORS:
             count -= 1  # that of the vectors' gradient
@@ -251,24 +256,6 @@ def _cost(plan: Plan, kernel: Callable, x: Arrays, specs: Arrays, outs: Arrays):
             # A near tile multiplies windows, a far one a register of columns.
             share = near + plan.lanes / plan.block if name in VECTORS else 1
             flops += 2 * count * share * array.shape[-1]
-    # Biases that are computed in place, for 128 × 128 pairs.
-    number, row, column, tile = (
-        jax.ShapeDtypeStruct(shape, jnp.float32)
-        for shape in ((1, 1), (128, 1), (1, 128), (128, 128))
-    )
-    biases = []
-    if plan.formula:
-        numbers = [number] * x.coefficients.shape[1]
-        distance = jnp.zeros(tile.shape, jnp.int32)
-        biases.append(pl.estimate_cost(plan.formula, numbers, distance=distance))
-    if x.growth is not None:
-        numbers = [number] * x.growth.shape[1]
-        biases.append(pl.estimate_cost(piecewise.growth, numbers, tile))
-    if plan.of_tokens:
-        sides = ([side] * x.q_numbers.shape[2] for side in (row, column))
-        biases.append(pl.estimate_cost(plan.of_tokens, *sides))
-    for bias in biases:
-        flops, powers = flops + bias.flops / 128**2, powers + bias.transcendentals / 128**2
     visited = OF_QUERIES if kernel is kernels.keys_kernel else OF_KEYS
     in_each_tile = (*visited, "coefficients", "pieces", "bias", *BY_DISTANCE)
     moved = sum(out.dtype.itemsize * out.size for out in outs if out is not None)

@@ -40,7 +40,8 @@ class Arrays(NamedTuple):
     value_vectors: Any = None  # what is averaged as values are, [H, R, 2·block, F]: distances fall
     q_ids: Any = None  # segments of queries, [B or 1, 1, T]
     k_ids: Any = None  # segments of keys, [B or 1, 1, S]
-    begin: Any = None  # index of the first query where queries are some of the tokens, int32 []
+    q_first: Any = None  # index of the first query of each block, int32 [blocks]
+    k_first: Any = None  # the same of keys
     out: Any = None  # [B, H, T, F]
     lse: Any = None  # logarithms of rows' sums, [B, H, 1, T]
     d_out: Any = None  # cotangent of the output, [B, H, T, F]

@@ -50,7 +50,8 @@ def scores(plan: Plan, x: Arrays, tile: Tile) -> Scores:
         pair = plan.of_tokens(*(pair[::-1] if tile.transposed else pair))
         s += jnp.broadcast_to(pair, (plan.block, plan.block))
     if x.columns is not None:
-        s += spread(plan, of_keys(plan, x, tile))
+        of_keys = x.columns[...], x.column_vectors, tile.easy, not tile.transposed
+        s += spread(plan, multiply(plan, *of_keys))
     if x.bias is not None:
         bias = x.bias[...]
         s += bias.T if tile.transposed else bias
@@ -80,11 +81,6 @@ def of_queries(plan: Plan, x: Arrays, tile: Tile) -> Any:
     if x.rows is not None:
         parts.append(multiply(plan, x.rows[...], x.row_vectors, tile.easy, tile.transposed))
     return functools.reduce(jnp.add, parts) if parts else 0.0
-
-
-def of_keys(plan: Plan, x: Arrays, tile: Tile) -> jax.Array:
-    """What keys dot with vectors of distances: a tile or, if easy, [block, lanes] or [1, block]."""
-    return multiply(plan, x.columns[...], x.column_vectors, tile.easy, not tile.transposed)
 
 
 def multiply(plan: Plan, own: jax.Array, vectors, easy: bool, across: bool) -> jax.Array:
