@@ -218,22 +218,27 @@ class XLNet(Family):
 
 @dataclasses.dataclass(frozen=True)
 class WavLMFamily(Family):
-    """The gated table; a convolution adds positions to the input."""
+    """A convolution that adds positions to the input, and a gated table (WavLM) or none."""
+
+    gated: bool = True
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        encoding = WavLM(
-            keys.integer("num_buckets", default=320),
-            keys.integer("max_bucket_distance", default=800),
-        )
+        encoding: Encoding = Encoding()
+        if self.gated:
+            counts = keys.integer("num_buckets", default=320)
+            encoding = WavLM(counts, keys.integer("max_bucket_distance", default=800))
         for key in ("num_conv_pos_embeddings", "num_conv_pos_embedding_groups"):
             keys.get(key)
+        keys.get("conv_pos_kernel_size")  # data2vec's
         more = {"causal": False, "stack": "encoder", "also": ("conv_positions",)}
         return [LayerEncoding(encoding, keys.head_dim(), **more)] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        encoding = written(one_of_a_kind(layers).encoding, WavLM)
-        config = {"num_hidden_layers": len(layers), "num_buckets": encoding.num_buckets}
-        return config | {"max_bucket_distance": encoding.max_distance}
+        encoding, config = one_of_a_kind(layers).encoding, {"num_hidden_layers": len(layers)}
+        if not self.gated:
+            return config
+        config["num_buckets"] = written(encoding, WavLM).num_buckets
+        return config | {"max_bucket_distance": written(encoding, WavLM).max_distance}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,6 +76,7 @@ HUB = "internlm2 xverse exaone minicpm deepseek orion yi aquila skywork zhinao m
 HUB = f"{HUB} RefinedWeb RefinedWebModel baichuan chatglm qwen kimi_k2 exaone4_5_text".split()
 
 # Positions in the scores.
+CONVOLVED = "wav2vec2 hubert unispeech unispeech-sat data2vec-audio"
 FAMILIES |= {
     "t5": T5Family(),
     "mt5": T5Family(),
@@ -91,6 +92,7 @@ FAMILIES |= {
     "RefinedWebModel": Falcon(),
     "xlnet": XLNet(),
     "wavlm": WavLMFamily(),
+    **dict.fromkeys(CONVOLVED.split(), WavLMFamily(gated=False)),
     "mpnet": MPNet(),
     "layoutlmv3": LayoutLMv3Family(),
     "wav2vec2-conformer": Conformer(),

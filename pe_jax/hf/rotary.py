@@ -228,6 +228,7 @@ class Rotary(Family):
             fix = "layers of type 'sliding_attention' need a number of tokens"
             require(window is not None, self.window_key, keys.get(self.window_key), fix)
         if self.half_window is not None and window is not None:
+            keys.get("sliding_window")  # of ModernBERT's decoder: half of the other
             window = window // 2 + self.half_window
         if not self.bidirectional:
             fix = "transformers hides later tokens all the same, but in its fused attention"
@@ -314,12 +315,9 @@ class Rotary(Family):
             own = dict(own)
             if nested and own.get("rope_type", own.get("type")) == "yarn":
                 if own.get("truncate") is False:
-                    text = (
-                        "is read; transformers 5.23 leaves it unread where layer types are nested"
-                    )
-                    warnings.warn(
-                        f"rope_parameters[{kind!r}]['truncate']=False {text}", stacklevel=5
-                    )
+                    text = "transformers 5.23 leaves it unread where layer types are nested"
+                    name = f"rope_parameters[{kind!r}]['truncate']"
+                    warnings.warn(f"{name}=False is read; {text}", stacklevel=5)
             base, scaled = self._base(keys, kind)
             if not (nested or scaled):
                 own = {}

@@ -69,10 +69,8 @@ class Axial(Family):
         require(is_real(theta) and theta > 1, "rope_theta", theta, "pass a number above 1")
         head_dim = keys.integer("head_dim", default=None)
         if head_dim is None:
-            width, heads = (
-                keys.integer(*self.width),
-                keys.integer("num_attention_heads", "num_heads"),
-            )
+            width = keys.integer(*self.width)
+            heads = keys.integer("num_attention_heads", "num_heads")
             require(width % heads == 0, "num_attention_heads", heads, f"must divide {width}")
             head_dim = width // heads
         require(head_dim % 4 == 0, "head_dim", head_dim, "two axes rotate pairs: a multiple of 4")
@@ -82,10 +80,8 @@ class Axial(Family):
             prefix = 1 + keys.integer("num_register_tokens", default=0, low=0)
             for key in ("shift", "jitter", "rescale"):
                 keys.get(f"pos_embed_{key}")  # of positions, in training
-        layer, count = (
-            LayerEncoding(encoding, head_dim, prefix=prefix, **SEEN),
-            keys.layers(*self.layers),
-        )
+        layer = LayerEncoding(encoding, head_dim, prefix=prefix, **SEEN)
+        count = keys.layers(*self.layers)
         if not self.windowed:
             return [layer] * count
         full = keys.get("fullatt_block_indexes", default=[7, 15, 23, 31])
