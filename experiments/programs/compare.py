@@ -1,6 +1,5 @@
 """The comparison: trains what is missing, measures speed and memory, writes the report."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -21,13 +20,12 @@ from experiments.measuring.hlo_trip_counts import tiles
 from experiments.reporting import comparison_report, join_comparisons, results
 from experiments.running import launch, rate_search, signals
 from experiments.running.errors import one_line_errors
-from experiments.running.lock import Lock
-from experiments.running.parallel_runs import run_in_parallel, run_meshes
+from experiments.running.parallel_runs import run_meshes
 from experiments.running.provenance import command, environment, save_json
 from experiments.running.references import with_references
 from experiments.running.run_names import folder, short_names
-from experiments.running.run_table import RunTable
 from experiments.running.sweep_configs import CompareConfig
+from experiments.running.sweep_runs import Job, locked, run_jobs
 from experiments.running.training_loop import (
     Diverged,
     Source,
@@ -233,146 +231,135 @@ def warn_of_reference(about: dict, evaluators: dict[str, Evaluator]) -> None:
             logging.warning(text, name, length)
 
 
-class MissingRuns:
-    """Trains every missing run: encodings in parallel, for each its rates, then its seeds.
+def planned_steps(config: CompareConfig, spec: str) -> list[int]:
+    """The steps of each run of a scheme: of its rates, then of its seeds.
 
-    One thread per mesh; threads share the data, and XLA releases Python's lock while it compiles
-    and computes.
+    A seed whose check ran as long continues there, so that only evaluation is left.
+    """
+    pairs = checks(config, spec)
+    again = [0 if is_checked(config, pairs, seed) else config.steps for seed in seeds(config)]
+    return [config.rate_steps] * len(pairs) + again
+
+
+def is_checked(config: CompareConfig, pairs: list[rate_search.Pair], seed: int) -> bool:
+    """Whether the check of the best rates is this seed's run: same steps, data, weights."""
+    return bool(pairs) and seed == config.seed and config.rate_steps == config.steps
+
+
+class SchemeRuns:
+    """The runs of a scheme: chooses its rates, then trains every seed.
 
     Attributes:
       config: of the comparison, with the vocabulary.
-      source: data of the runs.
-      validation: other text, or questions: for learning rates, and for losses during training.
-      evaluators: one per encoding, by its name, on the first mesh.
-      meshes: the devices of each concurrent run.
-      stop: whether a signal came.
-      table: shows the runs.
+      sources: data of the runs; other text, or questions: for learning rates, and for losses during
+        training.
+      model: with the scheme.
+      job: runs them; its name is the scheme's.
+      programs: evaluators, by steps and devices; each serves all seeds and learning rates.
     """
 
     def __init__(
-        self,
-        config: CompareConfig,
-        source: Source,
-        validation: Source,
-        evaluators: dict[str, Evaluator],
-        meshes: list[Mesh],
-        stop: signals.Stop,
+        self, config: CompareConfig, sources: tuple[Source, Source], evaluator: Evaluator, job: Job
     ):
-        self.config, self.source, self.validation = config, source, validation
-        self.evaluators, self.meshes, self.stop = evaluators, meshes, stop
-        self.programs = {(n, config.steps, meshes[0]): e for n, e in evaluators.items()}
-        self.checks = {n: checks(config, e.trainer.config.encoding) for n, e in evaluators.items()}
-        jobs = {
-            name: [config.rate_steps] * len(pairs)
-            + [0 if self._is_checked(name, seed) else config.steps for seed in seeds(config)]
-            for name, pairs in self.checks.items()
-        }
-        self.table = RunTable(jobs, len(meshes))
+        self.config, self.sources, self.job = config, sources, job
+        self.model = evaluator.trainer.config
+        self.programs = {(config.steps, evaluator.trainer.mesh): evaluator}
 
     def train(self) -> None:
-        """Trains until all runs are finished or a signal came; raises the first error of a run."""
-        most_runs_first = sorted(self.evaluators, key=lambda name: -len(self.checks[name]))
-        with self.table:
-            run_in_parallel(self._train_encoding, most_runs_first, self.meshes, self.stop)
-
-    def _train_encoding(self, name: str, mesh: Mesh) -> None:
-        """Chooses the rates of an encoding, then trains it with every seed."""
-        pair = self._best_rates(name, mesh)
+        """Trains until all runs are finished or a signal came."""
+        source, validation = self.sources
+        tried = self._try_rates(validation)
+        pair = rate_search.best(tried)
+        checked = checks(self.config, self.model.encoding)
         for seed in seeds(self.config):
-            path = Path("runs", self._folder(name), f"seed{seed}")
-            run = self._run(name, path, pair, seed=seed)
-            if self._is_checked(name, seed):
-                self._continue_check(name, pair, run)
-            self._finish(name, run, f"{name} seed {seed}", self.source, mesh)
-        if self.stop.signal is None:
-            self._remove_checkpoints(name)
+            path = Path("runs", folder(self.model.encoding), f"seed{seed}")
+            run = self._config(path, pair, seed=seed)
+            if is_checked(self.config, checked, seed):
+                self._continue_check(pair, run)
+            self._finish(run, f"{self.job.name} seed {seed}", source)
+        if checked and self.job.stop.signal is None:
+            for pair in tried:  # nothing continues from their checkpoints any more
+                shutil.rmtree(self._check_folder(pair) / "checkpoints", ignore_errors=True)
 
-    def _best_rates(self, name: str, mesh: Mesh) -> rate_search.Pair:
-        """Tries all rates of an encoding; returns the best (learning rate, encoding rate)."""
-        config, pairs = self.config, self.checks[name]
-        if not pairs:
-            return rate_search.grid(config, self.evaluators[name].trainer.config.encoding)[0]
+    def _try_rates(self, validation: Source) -> dict[rate_search.Pair, float]:
+        """(learning rate, encoding rate) → loss; of a single pair without training, 0."""
+        config, name = self.config, self.job.name
+        pairs = rate_search.grid(config, self.model.encoding)
+        if len(pairs) == 1:
+            return {pairs[0]: 0.0}
         fields: Any = {"steps": config.rate_steps, "eval": check_evaluation(config)}
 
         def loss(pair: rate_search.Pair) -> float:
-            path = results.rate_folder(self._folder(name), *pair)
-            run = self._run(name, path, pair, **fields)
+            encoding = folder(self.model.encoding)
+            run = self._config(results.rate_folder(encoding, *pair), pair, **fields)
             label = f"{name} at {pair[0]:g}" + f" (encoding × {pair[1]:g})" * (pair[1] != 1)
-            if pair not in pairs:
-                self.table.add(name, config.rate_steps)
-            self._finish(name, run, label, self.validation, mesh)
-            place = Path(config.workdir), self._folder(name)
-            return results.rate_loss(results.read_check(*place, pair, config.seed), config.length)
+            self._finish(run, label, validation)
+            check = results.read_check(Path(config.workdir), encoding, pair, config.seed)
+            return results.rate_loss(check, config.length)
 
-        losses = rate_search.search(pairs, loss, config.rate_rounds)
-        self.checks[name] = [*losses]
-        return rate_search.best(losses)
+        return self.job.search(pairs, loss, config.rate_rounds, config.rate_steps)
 
-    def _is_checked(self, name: str, seed: int) -> bool:
-        """Whether the check of the best rates is this seed's run: same steps, data, weights."""
-        config = self.config
-        same_run = seed == config.seed and config.rate_steps == config.steps
-        return bool(self.checks[name]) and same_run
+    def _check_folder(self, pair: rate_search.Pair) -> Path:
+        return Path(self.config.workdir) / results.rate_folder(folder(self.model.encoding), *pair)
 
-    def _continue_check(self, name: str, pair: rate_search.Pair, run: Config) -> None:
+    def _continue_check(self, pair: rate_search.Pair, run: Config) -> None:
         """Lets a run begin where the check at its rates ended, so that only evaluation is left.
 
         A run that was interrupted, or whose check has no checkpoint, trains as any other.
         """
-        target = Path(run.workdir)
-        check = Path(self.config.workdir) / results.rate_folder(self._folder(name), *pair)
-        checkpoints = check / "checkpoints"
-        if self.stop.signal is not None or target.exists() or not checkpoints.exists():
+        target, check = Path(run.workdir), self._check_folder(pair)
+        missing = not (check / "checkpoints").exists()
+        if self.job.stop.signal is not None or target.exists() or missing:
             return
         copy = target.with_name(f"{target.name}.copy")  # renamed once it is complete
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(check, copy, ignore=shutil.ignore_patterns("evaluation.json"))
         copy.rename(target)
 
-    def _remove_checkpoints(self, name: str) -> None:
-        """Of the checks, once nothing continues from them."""
-        for pair in self.checks[name]:
-            check = Path(self.config.workdir) / results.rate_folder(self._folder(name), *pair)
-            shutil.rmtree(check / "checkpoints", ignore_errors=True)
-
-    def _folder(self, name: str) -> str:
-        return folder(self.evaluators[name].trainer.config.encoding)
-
-    def _finish(self, name: str, run: Config, label: str, source: Source, mesh: Mesh) -> None:
+    def _finish(self, run: Config, label: str, source: Source) -> None:
         """Trains a run to its end, unless it is finished or a signal comes."""
-        if self.stop.signal is not None:
-            return
-        if is_finished(run):
-            self.table.skip(name, label)
-            return
-        self.table.start(name, label)
-        evaluator = self._evaluator(name, run, mesh)
-        data = source, self.validation
-        train_run(run, *data, evaluator, label, self.stop, self.table.report)
-        if self.stop.signal is None:
-            self.table.finish(label)
+        job, data = self.job, (source, self.sources[1])
 
-    def _run(self, name: str, path: Path, pair: rate_search.Pair, **fields: Any) -> Config:
+        def train() -> None:
+            train_run(run, *data, self._evaluator(run), label, job.stop, job.table.report)
+
+        job.run(label, [Path(run.workdir) / "evaluation.json"], train)
+
+    def _config(self, path: Path, pair: rate_search.Pair, **fields: Any) -> Config:
         config = self.config
         common = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
         common |= {
             "workdir": str(Path(config.workdir) / path),
-            "model": self.evaluators[name].trainer.config,
+            "model": self.model,
             "optimizer": with_rates(config.optimizer, pair),
         }
         return Config(**common | fields)
 
-    def _evaluator(self, name: str, run: Config, mesh: Mesh) -> Evaluator:
-        """The evaluator of a run; its programs serve all seeds and learning rates."""
-        key = name, run.steps, mesh
-        if key not in self.programs:  # an encoding is trained by one thread
-            self.programs[key] = Evaluator(prepare(run, mesh), run.eval)
+    def _evaluator(self, run: Config) -> Evaluator:
+        key = run.steps, self.job.mesh
+        if key not in self.programs:
+            self.programs[key] = Evaluator(prepare(run, self.job.mesh), run.eval)
         return self.programs[key].with_config(run.eval)
 
 
-def is_finished(run: Config) -> bool:
-    """Whether the run was evaluated."""
-    return (Path(run.workdir) / "evaluation.json").exists()
+def train_missing(
+    config: CompareConfig,
+    sources: tuple[Source, Source],
+    evaluators: dict[str, Evaluator],
+    meshes: list[Mesh],
+) -> None:
+    """Trains every missing run: schemes in parallel, those with most runs first.
+
+    One thread per mesh; threads share the data, and XLA releases Python's lock while it compiles
+    and computes.
+    """
+    jobs = {n: planned_steps(config, e.trainer.config.encoding) for n, e in evaluators.items()}
+    most_runs_first = sorted(jobs, key=lambda name: -len(jobs[name]))
+    run_jobs(
+        {name: jobs[name] for name in most_runs_first},
+        lambda job: SchemeRuns(config, sources, evaluators[job.name], job).train(),
+        meshes,
+    )
 
 
 def validation_source(config: CompareConfig, source: Source) -> Source:
@@ -403,12 +390,8 @@ def main(config: CompareConfig) -> None:
             for name, spec in encodings.items()
         }
         warn_of_reference(about, evaluators)
-        lock = Lock(workdir)
-    with contextlib.closing(lock):
-        save_json(workdir / "manifest.json", about)
-        with signals.Stop() as stop:
-            MissingRuns(config, *sources, evaluators, meshes, stop).train()
-            stop.leave()
+    with locked(workdir, "manifest.json", about):
+        train_missing(config, sources, evaluators, meshes)
         measure_speed(config, evaluators)
         show(workdir)
 

@@ -1,26 +1,23 @@
 """Longer contexts: applies each method to each trained run, shows and writes the results."""
 
-import contextlib
 import dataclasses
-import functools
 import json
 from pathlib import Path
 
 from jax.sharding import Mesh
 
 from experiments.reporting import extension_report, plotting
-from experiments.running import launch, signals
+from experiments.running import launch
 from experiments.running.errors import one_line_errors
 from experiments.running.extension.bases import SHARED, Base, check_comparable, read_base
 from experiments.running.extension.methods import extended, names
 from experiments.running.extension.passkey_answers import questions
 from experiments.running.extension.runs import Methods, longer, target
-from experiments.running.lock import Lock
-from experiments.running.parallel_runs import run_in_parallel, run_meshes
+from experiments.running.parallel_runs import run_meshes
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.references import with_references
-from experiments.running.run_table import RunTable
 from experiments.running.sweep_configs import ExtendConfig
+from experiments.running.sweep_runs import locked, run_jobs
 from experiments.running.training_loop import Source, batches, open_source
 from pe_jax.encodings.rope import RoPE
 from pe_jax.training import sharding
@@ -99,14 +96,9 @@ def main(config: ExtendConfig) -> None:
         passkeys_by_length = questions(config, source)
         now = described(config, bases)
         now["checkpoints"] = check_resumable(config, now) | now["checkpoints"]
-        lock = Lock(workdir)
-    with contextlib.closing(lock), signals.Stop() as stop:
-        save_json(workdir / "config.json", now)
-        with one_line_errors():
-            methods = Methods(config, bases, source, passkeys_by_length, stop)
-            entries = run_methods(methods, meshes)
-        stop.leave()
-    write_results(config, bases[0].config.length, now, entries)
+    with locked(workdir, "config.json", now):
+        entries = run_methods(Methods(config, bases, source, passkeys_by_length), meshes)
+        write_results(config, bases[0].config.length, now, entries)
 
 
 def run_methods(methods: Methods, meshes: list[Mesh]) -> list[dict]:
@@ -114,16 +106,12 @@ def run_methods(methods: Methods, meshes: list[Mesh]) -> list[dict]:
     config, base = methods.config, methods.bases[0].config
     specs = names(config)
     needs_search = any("{searched}" in spec for spec in specs.values())
-    searched = methods.searched_factors(meshes[0]) if needs_search else None
+    with one_line_errors():
+        searched = methods.searched_factors(meshes[0]) if needs_search else None
     models = {name: extended(spec, config, base, searched) for name, spec in specs.items()}
     jobs = {name: [max(config.steps, 1)] * len(methods.bases) for name in models}
-    with RunTable(jobs, len(meshes)) as table:
-        run = functools.partial(methods.run, table)
-        results = run_in_parallel(run, models.items(), meshes, methods.stop)
-    return [
-        {"name": name, "encoding": model, "seeds": by_seed}
-        for (name, model), by_seed in zip(models.items(), results, strict=True)
-    ]
+    results = run_jobs(jobs, lambda job: methods.run(models[job.name], job), meshes)
+    return [{"name": n, "encoding": models[n], "seeds": seeds} for n, seeds in results.items()]
 
 
 def write_results(config: ExtendConfig, length: int, now: dict, entries: list[dict]) -> None:

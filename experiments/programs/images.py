@@ -12,14 +12,14 @@ import optax
 
 from experiments.reporting import plotting
 from experiments.reporting.images_report import View, differences, figure, lines, table, views
-from experiments.running import launch, short_runs, signals
+from experiments.running import launch, signals, sweep_runs
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.run_names import title
 from experiments.running.run_table import Reporter
-from experiments.running.short_runs import RATES, Trials, completed
 from experiments.running.sweep_configs import IMAGES, ImagesConfig
+from experiments.running.sweep_runs import RATES, Trials, completed
 from pe_jax import position_schemes
 from pe_jax import positions as pos
 from pe_jax.models.vit import ViT
@@ -167,10 +167,12 @@ def run(
     trained = config.sides[0] // config.patch
     axes = max(e.claims.axes for e in dataclasses.replace(config.model, encoding=spec).pattern)
     at, augment = places(axes, convention, trained, trained), convention == "augmented"
-    trainer = functools.cache(lambda: Classifier(config, spec, at, trials.mesh, augment))
+    trainer = functools.cache(lambda: Classifier(config, spec, at, trials.job.mesh, augment))
 
     def train(pair: Pair, seed: int, report: Reporter) -> dict:
-        return train_once(config, trainer(), conventions, pair, seed, test(), trials.stop, report)
+        return train_once(
+            config, trainer(), conventions, pair, seed, test(), trials.job.stop, report
+        )
 
     return trials.every_seed(config, spec, train)
 
@@ -219,7 +221,7 @@ def main(config: ImagesConfig) -> None:
     train = functools.partial(run, config, functools.cache(lambda: draw_test_sets(config)))
 
     def count_runs(item: tuple[str, str]) -> int:
-        return short_runs.count_runs(config, item[0])
+        return sweep_runs.count_runs(config, item[0])
 
     with completed(config, BINDING, parts, count_runs, train) as (now, runs):
         encodings = collect(config, runs)

@@ -13,14 +13,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.reporting import plotting, tasks_report
-from experiments.running import launch, short_runs, signals
+from experiments.running import launch, signals, sweep_runs
 from experiments.running.in_flight import InFlight
 from experiments.running.provenance import command, environments, save_json
 from experiments.running.rate_search import Pair
 from experiments.running.references import with_references
 from experiments.running.run_table import Reporter
-from experiments.running.short_runs import RATES, Trials, completed
 from experiments.running.sweep_configs import TasksConfig
+from experiments.running.sweep_runs import RATES, Trials, completed
 from pe_jax import position_schemes
 from pe_jax.training import tasks
 from pe_jax.training.step import POSITION_FOLD, Trainer, token_losses
@@ -218,10 +218,10 @@ def train_once(
 
 def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
     """Every run of an encoding with its positions: task → seed → its result, with its rates."""
-    solver = Solver(config, *entry, trials.mesh)
+    solver = Solver(config, *entry, trials.job.mesh)
 
     def train(name: str, pair: Pair, seed: int, report: Reporter) -> dict:
-        return train_once(config, solver, pair, tasks.TASKS[name], seed, trials.stop, report)
+        return train_once(config, solver, pair, tasks.TASKS[name], seed, trials.job.stop, report)
 
     return {
         name: trials.every_seed(config, entry[0], functools.partial(train, name), name)
@@ -231,7 +231,7 @@ def run(config: TasksConfig, entry: tuple[str, str], trials: Trials) -> dict:
 
 def count_runs(config: TasksConfig, entry: tuple[str, str]) -> int:
     """The number of runs of an encoding with its positions."""
-    return len(config.tasks) * short_runs.count_runs(config, entry[0])
+    return len(config.tasks) * sweep_runs.count_runs(config, entry[0])
 
 
 def digests(config: TasksConfig, saved: dict) -> dict:

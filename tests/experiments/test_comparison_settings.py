@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.programs import compare
-from experiments.running import rate_search
+from experiments.running import rate_search, sweep_runs
 from experiments.running import training_loop as program
 from pe_jax.training import corpus, tasks
 from tests.experiments.tiny_comparison import settings
@@ -69,7 +69,7 @@ def test_a_reference_that_has_no_loss_at_a_declared_length_is_said(
     def reached(*_):
         raise InterruptedError
 
-    monkeypatch.setattr(compare, "Lock", reached)
+    monkeypatch.setattr(sweep_runs, "Lock", reached)
     with pytest.raises(SystemExit):
         compare.main(change(settings(tmp_path), reference=reference))
     said = [line for line in caplog.messages if line.startswith("reference=")]

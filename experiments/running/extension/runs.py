@@ -1,6 +1,7 @@
 """Every method on every run: factors that are searched, the fine-tune, results on either side."""
 
 import dataclasses
+import functools
 import json
 import time
 from pathlib import Path
@@ -18,8 +19,8 @@ from experiments.running.extension.methods import drops_rope, names
 from experiments.running.extension.passkey_answers import answers
 from experiments.running.provenance import environment, save_json
 from experiments.running.run_names import folder
-from experiments.running.run_table import RunTable
 from experiments.running.sweep_configs import ExtendConfig
+from experiments.running.sweep_runs import Job
 from experiments.running.training_loop import Diverged, Source, batches, evaluate, prepare, train
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling.longrope import LongRoPE
@@ -76,39 +77,34 @@ def longer(config: ExtendConfig, base: Base, encoding: str, folder: Path) -> Con
 
 
 class Methods:
-    """Applies every method to every run: methods in parallel, runs one after another.
+    """Applies every method to every run.
 
     Attributes:
       parts: "plain", and "tuned" if there is a fine-tune.
     """
 
-    def __init__(
-        self,
-        config: ExtendConfig,
-        bases: list[Base],
-        source: Source,
-        passkeys: dict,
-        stop: signals.Stop,
-    ):
-        self.config, self.bases, self.source, self.stop = config, bases, source, stop
+    def __init__(self, config: ExtendConfig, bases: list[Base], source: Source, passkeys: dict):
+        self.config, self.bases, self.source = config, bases, source
         self.passkeys = passkeys
         self.parts = ("plain", "tuned") if config.steps else ("plain",)
 
-    def searched_factors(self, mesh: Mesh) -> tuple[float, ...] | None:
-        """LongRoPE's factors, searched once on the first run; None if a signal came.
+    def searched_factors(self, mesh: Mesh) -> tuple[float, ...]:
+        """LongRoPE's factors, searched once on the first run; exits if a signal comes.
 
         All results in a workdir share them, also after runs are added.
         """
         path = Path(self.config.workdir) / "factors.json"
         if not path.exists():
-            tried = self._search(mesh, path.parent)
-            if self.stop.signal is not None:
-                return None
+            with signals.Stop() as stop:
+                tried = self._search(mesh, path.parent, stop)
+            stop.leave()
             loss, best = tried[0]
             save_json(path, {"factors": best, "loss": loss, "tried": tried})
         return tuple(json.loads(path.read_text())["factors"])
 
-    def _search(self, mesh: Mesh, folder: Path) -> list[tuple[float, list[float]]]:
+    def _search(
+        self, mesh: Mesh, folder: Path, stop: signals.Stop
+    ) -> list[tuple[float, list[float]]]:
         """(loss, factors) of all lists that were tried on the first run, the best first."""
         logging.info("Searching LongRoPE's factors: about %d lists", self.config.search)
         base, factor = self.bases[0], self.config.factor
@@ -125,30 +121,25 @@ class Methods:
             longrope_search.first(rope, model.dims.head_dim, factor, length),
             factor,
             self.config.search,
-            lambda: self.stop.signal is None,
+            lambda: stop.signal is None,
         )
 
-    def run(self, table: RunTable, method: tuple[str, str], mesh: Mesh) -> dict[int, dict]:
-        """A method, (name, encoding), on every run: seed → "plain" and "tuned" → its results."""
-        (name, encoding), by_seed, evaluator = method, {}, None
+    def run(self, encoding: str, job: Job) -> dict[int, dict]:
+        """The method of a job on every run: seed → "plain" and "tuned" → its results."""
+        config, name, by_seed = self.config, job.name, {}
+        evaluator = functools.cache(lambda run: Evaluator(prepare(run, job.mesh), config.eval))
+        first = longer(config, self.bases[0], encoding, Path(config.workdir))
         for base in self.bases:
-            if self.stop.signal is not None:
-                break
-            spec = names(self.config)[name]
-            path = Path(self.config.workdir, "runs", folder(spec), f"seed{base.config.seed}")
+            folder_name = folder(names(config)[name])
+            path = Path(config.workdir, "runs", folder_name, f"seed{base.config.seed}")
             paths = {part: path / f"{part}.json" for part in self.parts}
-            label = f"{name} seed {base.config.seed}"
-            if all(path.exists() for path in paths.values()):
-                table.skip(name, label)
-            else:
-                table.start(name, label)
-                run = longer(self.config, base, encoding, path)
-                evaluator = evaluator or Evaluator(prepare(run, mesh), self.config.eval)
-                self._run_parts(label, base, run, evaluator, paths, table)
-                if self.stop.signal is not None:
-                    break
-                table.finish(label)
-            by_seed[base.config.seed] = _read_parts(name, encoding, paths)
+            label, run = f"{name} seed {base.config.seed}", longer(config, base, encoding, path)
+
+            def train(label=label, base=base, run=run, paths=paths) -> None:
+                self._run_parts(label, base, run, evaluator(first), paths, job)
+
+            if job.run(label, paths.values(), train):
+                by_seed[base.config.seed] = _read_parts(name, encoding, paths)
         return by_seed
 
     def _run_parts(
@@ -158,20 +149,20 @@ class Methods:
         run: Config,
         evaluator: Evaluator,
         paths: dict[str, Path],
-        table: RunTable,
+        job: Job,
     ) -> None:
         """Evaluates a run with a method, and again after the fine-tune, unless a signal came."""
         state = self._restored(base, run, evaluator.trainer)
         for part, path in paths.items():
-            if self.stop.signal is not None or path.exists():
+            if job.stop.signal is not None or path.exists():
                 continue
             begin = time.monotonic()
             result: dict = {"encoding": run.model.encoding, "status": "ok", "reason": ""}
             try:
                 if part == "tuned":
-                    given = self.source, evaluator, label, self.stop, state.params
-                    state = train(run, *given, report=table.report)
-                    if self.stop.signal is not None:
+                    given = self.source, evaluator, label, job.stop, state.params
+                    state = train(run, *given, report=job.table.report)
+                    if job.stop.signal is not None:
                         return
                 result |= evaluate(evaluator, self.source, state)
                 result["passkeys"] = answers(self.config, evaluator, state.params, self.passkeys)
