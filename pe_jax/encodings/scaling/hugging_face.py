@@ -33,9 +33,9 @@ NEEDED = {
 }
 UNREAD = ("finetuned",)  # says how the weights were made, not how they rotate
 ELSEWHERE = {
-    "mrope_section": "M-RoPE has positions of several axes, RoPE of one: write mrope(sections=…), or"
-    " read the whole config with pe_jax.hf.encodings, if its type has one axis (a draft head) as"
-    " like='qwen2_vl_text'",
+    "mrope_section": "M-RoPE has positions of several axes, RoPE of one: write mrope(sections=…),"
+    " or read the whole config with pe_jax.hf.encodings, if its type has one axis (a draft head)"
+    " as like='qwen2_vl_text'",
     "llama_4_scaling_beta": "this scales queries, not frequencies: leave it out here and add"
     " temperature(attn_scale=beta, floor_scale=original length, offset=0) to the RoPE",
 }
