@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import pe_jax
 from pe_jax import masks
 from pe_jax.engines import outside
 from pe_jax.engines.tiled import Tiled
 from pe_jax.engines.tiled.sizes import TileSizes
-from tests import util
+from pe_jax.models.transformer import Transformer
+from tests import tiny, util
 from tests.util import DIMS, B, H, assert_close
 
 T, REAL = 20, 13
@@ -115,3 +117,18 @@ def test_a_prompt_with_broken_tokens_in_a_cache():
     assert np.isfinite(out[:, :7]).all() and np.isnan(out[:, 7:]).all()
     step, _ = pe_jax.cache.extend(held, *(jnp.asarray(x[:, 10:11]) for x in (q, k, v)), **own)
     assert np.isnan(step).all() and step.shape[2] == H
+
+
+def test_recomputed_blocks_check_tokens_once(monkeypatch):
+    config = tiny.config("alibi", remat=True)
+    graph, state = nnx.split(Transformer(config, rngs=nnx.Rngs(0)))
+
+    def checks() -> int:
+        def loss(state):
+            return nnx.merge(graph, state)(np.zeros((1, 8), np.int32)).sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss))(state)).count("reduce_and")
+
+    kept, policies = checks(), jax.checkpoint_policies
+    monkeypatch.setattr(policies, "save_only_these_names", lambda *_: policies.nothing_saveable)
+    assert 0 < kept < checks()

@@ -4,7 +4,7 @@
 `config` (read; the model is not run here, with what stood in the way), `refused` with the reason,
 `differs` with what, `new` (neither read nor with a reason: a newer transformers has added it).
 
-To compare, a tiny model of the type runs twice with an attention in the place of its own that
+To compare, a tiny model of the type runs twice with its attention replaced by a function that
 records queries, keys, scale, cap and mask and gives zeros (so that no layer depends on an earlier
 one's): once as it is, once with its rotation switched off. What is read in the config has to turn
 the second record into the first.

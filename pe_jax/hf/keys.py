@@ -25,7 +25,7 @@ HARMLESS |= {"chunk_size", "logits_soft_cap", "use_pos_enc"}
 HARMLESS |= {"final_logit_softcapping"}  # of the vocabulary
 HARMLESS |= {"mlp_layer_types", "mlp_gate_softcap", "mlp_up_softcap", "shared_expert_sink"}
 HARMLESS |= {"hc_sinkhorn_iters"}  # of the residual stream
-OTHERS = re.compile(r"(mamba|linear|mtp|moe|ssm|indexer?|sparse)_")  # of what is no attention
+OTHERS = re.compile(r"(mamba|linear|mtp|moe|ssm|indexer?|sparse)_")  # of other layers
 PLAIN = {  # values that say what is so without them
     "position_embedding_type": ("absolute",),
     "scale_attn_weights": (True,),
