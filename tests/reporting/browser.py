@@ -13,7 +13,8 @@ from tests.reporting.comparisons import HOSTILE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SCHEMES = ("nope", "sinusoidal", "learned", "rope", "alibi", HOSTILE)
-WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+WIDE, LAPTOP = {"width": 1280, "height": 900}, {"width": 1185, "height": 900}
+PHONE = {"width": 390, "height": 844}
 MARKS = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 

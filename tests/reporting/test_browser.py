@@ -9,13 +9,13 @@ writes to the console and what it throws are counted, and must be nothing.
 import pytest
 
 from tests.reporting import browser
-from tests.reporting.browser import PHONE, WIDE
+from tests.reporting.browser import LAPTOP, PHONE, WIDE
 
 pytestmark = browser.MARKS
 
 
 @pytest.mark.parametrize("name", ["report", "explorer"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("viewport", [WIDE, LAPTOP, PHONE], ids=["wide", "laptop", "phone"])
 def test_a_page_fits_its_screen_and_needs_nothing_else(visit, name, viewport):
     page = visit(name, viewport)
     wide, seen = page.evaluate(
