@@ -1,0 +1,69 @@
+"""What released models do to RoPE, trained on novels at 128 and tested to 1,024.
+
+    python -m experiments.compare --config=configs/released.py --config.data=text:DIR
+
+Thirteen patterns of position over the layers, ALiBi among them, five seeds, a 4-layer byte model of 0.5M parameters,
+heads of 40 channels so that a tenth, a quarter and a half of them are pairs; the learning rate of
+each is chosen on validation text. 65 runs and 39 checks of the same length, more
+where the best rate lies at an edge of the grid.
+
+Each stands for released models, at the sizes of this one (windows of a quarter of the length):
+
+- `rope(fraction=0.25)`: GPT-NeoX, Pythia, StableLM; `0.5`: GLM, Nemotron; `0.1`: the least here.
+- `rope(scaling=proportional(fraction=0.25))`: p-RoPE (arXiv 2410.06205), as in Gemma 4: all
+  channels are pairs, the slow ones do not turn.
+- `rope(base=1024,fraction=0.5)`: the half-truncated RoPE of modded-nanogpt.
+- `rope(base=5e5)`: Llama 3.
+- `rope*3,nope`: SmolLM3.
+- `rope@window=32*3,nope`: RNoPE-SWA (arXiv 2501.18795), Cohere 2.
+- `rope@window=32*3,nope+temperature`: Llama 4, whose local layers see chunks rather than windows.
+- `rope@window=32*3,rope(base=1e6)`: Gemma 3, five such layers to one there.
+- `rope+sink@window=32,rope+sink`: gpt-oss.
+
+Questions, declared before the first run (2026-11-27). At the trained length: does rotating a part
+of each head cost anything (the differences of the three fractions and p-RoPE to RoPE, secondary
+metric)? At eight times it: which pattern keeps its loss (primary metric)? Does a pattern of layers
+do what a decaying bias does: is any of the four with windows or layers without positions within
+0.01 nats of ALiBi there, or ahead of it?
+"""
+
+from experiments.running.sweep_configs import CompareConfig
+from pe_jax.models.config import ModelConfig
+from pe_jax.training.config import EvalConfig, OptimizerConfig
+
+
+def get_config() -> CompareConfig:
+    return CompareConfig(
+        workdir="runs/released",
+        data="text:novels",
+        encodings=(
+            "rope",
+            "alibi",
+            "rope(fraction=0.1)",
+            "rope(fraction=0.25)",
+            "rope(fraction=0.5)",
+            "rope(scaling=proportional(fraction=0.25))",
+            "rope(base=1024,fraction=0.5)",
+            "rope(base=5e5)",
+            "rope*3,nope",
+            "rope@window=32*3,nope",
+            "rope@window=32*3,nope+temperature(floor_scale=128)",
+            "rope@window=32*3,rope(base=1e6)",
+            "rope+sink@window=32,rope+sink",
+        ),
+        baseline="rope",
+        reference="rope",
+        seeds=5,
+        length=128,
+        batch=16,
+        steps=600,
+        rates=(3e-3, 1e-2, 3e-2),
+        rate_rounds=1,
+        rate_steps=600,
+        log_every=100,
+        model=ModelConfig(width=96, layers=4, heads=4, head_dim=40),
+        optimizer=OptimizerConfig(warmup=60),
+        eval=EvalConfig(
+            lengths=(128, 256, 512, 1024), windows=12, stride=32, split="test", every=100
+        ),
+    )
