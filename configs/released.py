@@ -2,10 +2,10 @@
 
     python -m experiments.compare --config=configs/released.py --config.data=text:DIR
 
-Thirteen patterns of position over the layers, ALiBi among them, five seeds, a 4-layer byte model of 0.5M parameters,
-heads of 40 channels so that a tenth, a quarter and a half of them are pairs; the learning rate of
-each is chosen on validation text. 65 runs and 39 checks of the same length, more
-where the best rate lies at an edge of the grid.
+Thirteen patterns of position over the layers, ALiBi among them, five seeds, a 4-layer byte model of
+0.5M parameters with heads of 40 channels, so that a tenth, a quarter and a half of them are pairs.
+The learning rate of each is chosen on validation text. 65 runs and 39 checks of the same length,
+more where the best rate lies at an edge of the grid.
 
 Each stands for released models, at the sizes of this one (windows of a quarter of the length):
 
