@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP = $(BIN)/pip --quiet --disable-pip-version-check
 LOCK = --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: venv lock compare smoke images tasks extend soak check quick test test-newest docs browser oracles gpu gpu-compile tpu clean
+.PHONY: venv lock compare smoke images tasks extend speedrun soak check quick test test-newest docs browser oracles gpu gpu-compile tpu clean
 
 # The exact versions of requirements.txt, so that published numbers can be made again. uv installs
 # them in seconds; pip, which knows a site's mirrors and proxies, takes over where uv cannot.
@@ -49,6 +49,10 @@ tasks: .venv/ready
 extend: .venv/ready  # trains a model, then extends it
 	$(BIN)/python -m experiments.train --config=configs/extend.py:train
 	$(BIN)/python -m experiments.extend --config=configs/extend.py
+
+speedrun: .venv/ready  # twelve encodings under the rules of docs/speedrun.md
+	$(BIN)/python -m experiments.compare --config=configs/speedrun.py
+	$(BIN)/python -m tools.speedrun add
 
 soak: .venv/ready  # ten minutes of kills; MINUTES=1 for fewer
 	$(BIN)/python -m tools.soak --minutes=$(or $(MINUTES),10)

@@ -21,17 +21,9 @@ from experiments.measuring.workloads import Planned, Program
 from experiments.reporting import benchmark_figure, benchmark_report, plotting
 from experiments.running import launch, signals
 from experiments.running.errors import one_line_errors
-from experiments.running.provenance import commit, save_json
+from experiments.running.provenance import commit, processor, save_json
 
 PACKAGES = ("pe_jax", "jax", "jaxlib", "flax", "numpy", "torch")
-
-
-def processor() -> str:
-    """The CPU's name, if the system reports it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
 
 
 def about(settings: Settings) -> dict:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import platform
 import shlex
 import shutil
 import subprocess
@@ -36,6 +37,14 @@ def commit(root: Path = ROOT) -> str:
     if not described:
         return "not a git checkout"
     return described + "-dirty" * bool(output("status", "--porcelain", "--", *CODE))
+
+
+def processor() -> str:
+    """The CPU's name, if the system reports it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 def environment() -> dict[str, str]:

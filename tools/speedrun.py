@@ -1,0 +1,228 @@
+"""The speedrun's table: entries from a finished comparison, a check of one, and the page.
+
+    python -m experiments.compare --config=configs/speedrun.py --encodings=rope --encodings=t5
+    python -m tools.speedrun add --workdir=runs/speedrun
+    python -m tools.speedrun check docs/speedrun/t5.json
+    python -m tools.speedrun table
+
+`add` writes docs/speedrun/NAME.json for each encoding of the comparison, and the table of
+docs/speedrun.md. `check` trains an entry's first seed again, at its learning rates, and compares
+both losses: exit status 1 if one is further from the entry's than `TOLERANCE`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from experiments.running import config_files
+from experiments.running.provenance import ROOT, processor, save_json
+from experiments.running.run_names import folder
+from experiments.running.sweep_configs import CompareConfig
+
+WORKDIR = flags.DEFINE_string("workdir", "runs/speedrun", "of a finished comparison, for add")
+
+ENTRIES, PAGE = ROOT / "docs" / "speedrun", ROOT / "docs" / "speedrun.md"
+BEGIN, END = "<!-- entries: begin -->\n", "<!-- entries: end -->"
+FREE = ("workdir", "encodings", "baseline", "reference", "workers", "devices", "mesh")
+PROTOCOL = "non-overlapping"
+# Nats per byte for one seed at the trained length and at eight times it: rounding differs between
+# machines and grows in 1,000 steps; the losses of encodings that fail at 512 move most.
+TOLERANCE = (0.03, 0.15)
+
+
+class SpeedrunError(Exception):
+    """What is not an entry, or cannot become one; shown on one line."""
+
+
+def frozen(config: dict) -> dict:
+    """The fields of a comparison's config that every entry shares."""
+    return {name: value for name, value in config.items() if name not in FREE}
+
+
+def target() -> dict:
+    """These fields as configs/speedrun.py has them, as JSON."""
+    config = config_files.load(str(ROOT / "configs" / "speedrun.py"), CompareConfig)
+    return frozen(json.loads(json.dumps(dataclasses.asdict(config_files.final(config)))))
+
+
+def digest(data: Any) -> str:
+    """SHA-256 of a file's bytes, or of a value as JSON with sorted keys."""
+    if not isinstance(data, bytes):
+        data = json.dumps(data, sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()
+
+
+def entry(workdir: Path, encoding: dict) -> dict:
+    """The entry of one encoding of a comparison, as the manifest lists it.
+
+    Raises:
+      SpeedrunError: a field that is fixed differs, a seed is missing, RoPE was not timed.
+    """
+    manifest = json.loads((workdir / "manifest.json").read_text())
+    fixed = target()
+    found = frozen(manifest["config"])
+    differing = [name for name in fixed if found.get(name) != fixed[name]]
+    if differing:
+        raise SpeedrunError(f"{workdir}: {', '.join(differing)} differ from configs/speedrun.py")
+    runs = [workdir / "runs" / encoding["folder"] / f"seed{n}" for n in manifest["seeds"]]
+    evaluations = [_evaluation(run) for run in runs]
+    lengths = manifest["train_length"], manifest["lengths"][-1]
+    losses = {}
+    for length in lengths:
+        windows = [e["losses"][PROTOCOL][str(length)] for e in evaluations]
+        losses[str(length)] = None if None in windows else [statistics.fmean(w) for w in windows]
+    timed = json.loads((workdir / "speed.json").read_text())["encodings"]
+    specs = {e["spec"]: e["name"] for e in manifest["encodings"]}
+    if "rope" not in specs or "train_ms" not in timed[specs["rope"]]:
+        raise SpeedrunError(f"{workdir}: pass --encodings=rope too: time is relative to RoPE's")
+    rounds = zip(timed[encoding["name"]]["train_ms"], timed[specs["rope"]]["train_ms"], strict=True)
+    return {
+        "encoding": encoding["spec"],
+        "losses": losses,
+        "time": statistics.median(own / rope for own, rope in rounds),
+        "parameters": evaluations[0]["parameters"],
+        "learning_rate": evaluations[0]["learning_rate"],
+        "encoding_rate": evaluations[0]["encoding_rate"],
+        "seeds": manifest["seeds"],
+        "config": digest(fixed),
+        "text": manifest["corpus"]["digest"],
+        "commit": manifest["commit"],
+        "lock": digest((ROOT / "requirements.txt").read_bytes()),
+        "versions": manifest["versions"],
+        "machine": processor(),
+        "date": time.strftime("%Y-%m-%d"),
+        "logs": [digest((run / "metrics.jsonl").read_bytes()) for run in runs],
+    }
+
+
+def _evaluation(run: Path) -> dict:
+    path = run / "evaluation.json"
+    if not path.exists():
+        raise SpeedrunError(f"{run} is not finished: run the same command again")
+    evaluation = json.loads(path.read_text())
+    if evaluation["status"] != "ok":
+        raise SpeedrunError(f"{run}: {evaluation['status']}: {evaluation['reason']}")
+    return evaluation
+
+
+def add(workdir: Path) -> None:
+    """Writes the entries of a finished comparison, and the page."""
+    if not (workdir / "manifest.json").exists():
+        raise SpeedrunError(f"{workdir} holds no comparison; pass --workdir")
+    manifest = json.loads((workdir / "manifest.json").read_text())
+    for encoding in manifest["encodings"]:
+        path = ENTRIES / f"{folder(encoding['spec'])}.json"
+        save_json(path, entry(workdir, encoding))
+        print(path)
+    write_page()
+
+
+def mean(values: list[float] | None) -> float:
+    """Of the seeds; infinite where the encoding is not defined."""
+    return float("inf") if values is None else statistics.fmean(values)
+
+
+def table(entries: list[dict]) -> str:
+    """A row per entry, by the loss at the longest length; bold: no other is lower in both."""
+    scores = [tuple(mean(seeds) for seeds in e["losses"].values()) for e in entries]
+    lines = []
+    for near, far, e in sorted(
+        ((*score, e) for score, e in zip(scores, entries, strict=True)),
+        key=lambda row: (row[1], row[0]),
+    ):
+        shown = ["—" if x == float("inf") else f"{x:.3f}" for x in (near, far)]
+        first = [f"`{e['encoding']}`", *shown]
+        if not any(a <= near and b <= far and (a, b) != (near, far) for a, b in scores):
+            first = [f"**{cell}**" for cell in first]
+        rate = f"{e['learning_rate']:g}"
+        rate += f" (× {e['encoding_rate']:g})" * (e["encoding_rate"] != 1)
+        cells = [*first, f"{e['time']:.2f}", rate, e["date"], e["commit"][:7]]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    head = "| encoding | 64 | 512 | time | rate | date | commit |\n|---|---|---|---|---|---|---|\n"
+    return head + "".join(lines)
+
+
+def page() -> str:
+    """docs/speedrun.md with the table of all entries."""
+    entries = [json.loads(path.read_text()) for path in sorted(ENTRIES.glob("*.json"))]
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    return f"{before}{BEGIN}{table(entries)}{END}{rest.split(END)[1]}"
+
+
+def write_page() -> None:
+    """Writes it."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def check(path: Path) -> bool:
+    """Whether the first seed, trained again, has the losses of an entry within the tolerance.
+
+    Raises:
+      SpeedrunError: the file is not an entry, of another config or of other text.
+    """
+    try:
+        claimed = json.loads(path.read_text())
+        lengths = list(claimed["losses"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpeedrunError(f"{path} is no entry: {error}") from None
+    if claimed["config"] != digest(target()):
+        raise SpeedrunError(f"{path} was made with another configs/speedrun.py")
+    spec = claimed["encoding"]
+    with tempfile.TemporaryDirectory() as workdir:
+        fields = {
+            "workdir": workdir,
+            "baseline": spec,
+            "reference": spec,
+            "seeds": 1,
+            "rates": f"({claimed['learning_rate']},)",
+            "encoding_rates": f"({claimed['encoding_rate']},)",
+        }
+        command = [sys.executable, "-m", "experiments.compare", "--config=configs/speedrun.py"]
+        command += [f"--encodings={spec}", *(f"--config.{k}={v}" for k, v in fields.items())]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        manifest = json.loads((Path(workdir) / "manifest.json").read_text())
+        run = Path(workdir) / "runs" / manifest["encodings"][0]["folder"] / "seed0"
+        losses = _evaluation(run)["losses"][PROTOCOL]
+    if manifest["corpus"]["digest"] != claimed["text"]:
+        raise SpeedrunError("the embedded text differs: install the versions of requirements.txt")
+    agree = True
+    for length, tolerance in zip(lengths, TOLERANCE, strict=True):
+        if claimed["losses"][length] is None or losses[length] is None:
+            same = claimed["losses"][length] is None and losses[length] is None
+            print(f"{length}: not defined in {'both' if same else 'one of them'}")
+        else:
+            before, now = claimed["losses"][length][0], statistics.fmean(losses[length])
+            same = abs(now - before) <= tolerance
+            what = "agrees" if same else "DIFFERS"
+            print(f"{length}: {before:.4f} claimed, {now:.4f} here: {what} (± {tolerance})")
+        agree = agree and same
+    return agree
+
+
+def main(arguments: list[str]) -> None:
+    """Runs one of the three commands."""
+    try:
+        match arguments[1:]:
+            case ["add"]:
+                add(Path(WORKDIR.value))
+            case ["check", path]:
+                sys.exit(not check(Path(path)))
+            case ["table"]:
+                write_page()
+            case _:
+                raise SpeedrunError("pass add, check ENTRY or table")
+    except SpeedrunError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    app.run(main)
