@@ -18,12 +18,13 @@ def operands(length=LENGTH, dtype="float32"):
 
 def attend(spec="alibi", qkv=None, **options):
     encoding = parse(spec)
-    params = random_params(encoding)
     q, k, v = operands() if qkv is None else qkv
+    (heads, width), kv_heads = q.shape[-2:], k.shape[-2]
+    dims = DIMS if width == E else pe_jax.Dims(heads * width, heads, kv_heads, width)
     given = {
         "encoding": encoding,
-        "params": params,
-        "dims": DIMS,
+        "params": random_params(encoding, dims),
+        "dims": dims,
         "x": q.reshape(*q.shape[:-2], -1),
     }
     return pe_jax.attention(q, k, v, **given, **options)

@@ -18,12 +18,11 @@ from pe_jax.encodings.terms import (
     PairBias,
     RelativeKeys,
     Scale,
-    Sink,
     Tokens,
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernels.gpu import engine, operands
+from pe_jax.engines.kernels.gpu import cudnn, engine, operands
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import DIMS, B, E, H, K, assert_close, noise
@@ -230,7 +229,8 @@ def test_blocks_may_be_oblong():
 def test_documents_of_a_row_come_out_as_if_each_were_alone(spec, causal):
     """MaxText #4478: its causal call of cuDNN left segment ids out; here that is not called."""
     half = Call(spec, causal=causal, segments=PACKED, dtype="bfloat16")
-    assert half.ask(engine.refusal) is None and not half.ask(engine.stock)
+    assert half.ask(engine.refusal) is None
+    assert half.ask(cudnn.refusal) is not None
     call = Call(spec, causal=causal, segments=PACKED)
     (out, _), _ = run(call, SQUARE)
     for start, end in ((0, 10), (10, 25), (28, 37)):  # of the first row; between them is padding
@@ -400,18 +400,3 @@ class Doubled(DistanceBias):
 def test_a_subclass_of_a_kind_is_another_kind():
     spec, _, *rest = (call := Call("nope")).arguments(call.params, *call.arrays)
     assert engine.refusal(spec, (Doubled(wave, jnp.ones((H, 3))),), *rest) == "it has no Doubled"
-
-
-def test_the_stock_kernel_runs_what_has_no_term_but_the_product():
-    def stock(spec, **options):
-        return Call(spec, **{"dtype": "bfloat16", **options}).ask(engine.stock)
-
-    assert stock("nope") and stock("rope", window=5) and stock("rope", causal=False)
-    assert not stock("alibi") and not stock("shaw") and not stock("t5+rope")
-    assert not stock("rope", window=5, causal=False) and not stock("rope", dtype="float32")
-    assert not stock("rope", segments=PACKED) and not stock("rope", index=SHUFFLED)
-    assert not stock("rope", width=12)
-    spec, _, *rest = (call := Call("nope", dtype="bfloat16")).arguments(call.params, *call.arrays)
-    assert engine.stock(spec, (), *rest)
-    # needs gradients of row sums
-    assert not engine.stock(dataclasses.replace(spec, lse=True), (Sink(jnp.zeros(H)),), *rest)

@@ -35,6 +35,13 @@ def test_the_page_of_encodings_is_the_generated_one():
 
 
 @GENERATED
+def test_the_guides_table_of_kernels_is_what_attention_chooses():
+    text = encoding_docs.GUIDE.read_text(encoding="utf-8")
+    assert encoding_docs.guide() == text, "run python -m tools.encoding_docs"
+    assert "| fused | fused | splash | tpu | alibi |" in text
+
+
+@GENERATED
 def test_a_scheme_that_is_new_is_missed(monkeypatch):
     monkeypatch.setitem(pe_jax.ENCODINGS, "rope_again", rope.RoPE)
     page = encoding_docs.page()

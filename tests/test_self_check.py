@@ -130,6 +130,7 @@ def test_a_kernel_that_does_not_agree_is_one_warning_and_tiles(kernels, caplog, 
 
 @pytest.mark.parametrize("field", ["q", "k", "v", "coefficients"])
 def test_one_gradient_that_is_wrong_is_found(kernels, caplog, monkeypatch, field):
+    """Of coefficients that are learned: nothing reads that of ALiBi's slopes."""
     backward = passes._backward
 
     def wrong(*args):
@@ -139,7 +140,7 @@ def test_one_gradient_that_is_wrong_is_found(kernels, caplog, monkeypatch, field
     kernels.runs = interpreted
     wrong_attention = passes.common.differentiable(passes._forward, wrong)
     monkeypatch.setattr(passes, "attention", wrong_attention)
-    ask()
+    ask("logarithmic")
     (line,) = said(caplog)
     named = {"coefficients": "terms.0.numbers"}.get(field, field)
     assert f"the gradient of {named} by 0.05" in line

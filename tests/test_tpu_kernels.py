@@ -35,7 +35,7 @@ from pe_jax.encodings.terms import (
 )
 from pe_jax.engines import reference
 from pe_jax.engines.attention_spec import AttentionSpec
-from pe_jax.engines.kernels.tpu import engine, operands, shear
+from pe_jax.engines.kernels.tpu import engine, operands, shear, splash
 from tests import util
 from tests.engine_calls import answer, arguments, equations
 from tests.util import contiguous, noise
@@ -119,7 +119,7 @@ BIASED = {  # tokens in blocks of 8: neither 21 nor 27 is a multiple
     "sink": (WithSink(), {"window": 9, "ids": IDS}),
 }
 LONG_IDS = np.repeat(np.asarray([[0, 1, -1, 2], [3, 3, 3, -2]], np.int32), [70, 60, 20, 50], axis=1)
-MASKED = {  # splash wants blocks of 128
+MASKED = {  # of splash, which wants blocks of 128
     "nope": ("nope", {"tokens": 200}),
     "nope, both ways, grouped heads": ("nope", {"tokens": 130, "causal": False, "kv_heads": 2}),
     "rope, window": ("rope", {"tokens": 200, "window": 30}),
@@ -154,7 +154,6 @@ def outcome(attend, encoding, spec, tokens, params, qkv, sums=False):
 
 @pytest.mark.parametrize("name", [*BIASED, *MASKED])
 def test_the_kernels_give_what_the_dense_engine_gives(name):
-    block = 8 if name in BIASED else None
     given, options = (BIASED | MASKED)[name]
     encoding = pe_jax.parse(given)[0] if isinstance(given, str) else given
     tokens, kv_heads = options.get("tokens", 21), options.get("kv_heads", HEADS)
@@ -162,8 +161,10 @@ def test_the_kernels_give_what_the_dense_engine_gives(name):
     qkv = [noise(2, h, tokens, w, seed=n) for n, (h, w) in enumerate(heads_and_widths)]
     spec, places = setting(qkv[0].shape, kv_heads, options)
     params = util.random_params(encoding, spec.dims)
-    assert engine.refusal(*arguments(encoding, spec, params, qkv, places)) is None
-    attend = functools.partial(engine.attend, block=block, interpret=True)
+    kernels = engine if name in BIASED else splash
+    assert kernels.refusal(*arguments(encoding, spec, params, qkv, places)) is None
+    options = {"block": 8} if name in BIASED else {}
+    attend = functools.partial(kernels.attend, **options, interpret=True)
     call = encoding, spec, places, params, qkv, name in BIASED
     got = util.jit(lambda: outcome(attend, *call))()
     util.assert_close(got, util.jit(lambda: outcome(reference.attend, *call))(), 1e-5)
@@ -204,8 +205,10 @@ def test_a_half_precision_q_is_not_rounded_by_the_scale(scheme, width, causal):
     def run(attend, qkv):
         return outcome(attend, encoding, spec, places, params, qkv)
 
-    attend = functools.partial(engine.attend, interpret=True)
-    got = util.jit(functools.partial(run, attend))(half)
+    refused = splash.refusal(*arguments(encoding, spec, params, half, places))
+    assert (refused is None) == (scheme == "nope" and width == 16)
+    attend = (splash if refused is None else engine).attend
+    got = util.jit(functools.partial(run, functools.partial(attend, interpret=True)))(half)
     want = util.jit(functools.partial(run, reference.attend))(full)
     assert np.abs(np.asarray(got[0]) - np.asarray(want[0])).max() < 0.03
     for gradient, exact in zip(got[1][1], want[1][1], strict=True):

@@ -1,11 +1,12 @@
-"""docs/encodings.md and its pictures, from the code.
+"""docs/encodings.md, its pictures and the guide's table of kernels, from the code.
 
-`python -m tools.encoding_docs` writes both. All text about a scheme comes from its docstrings, its
+`python -m tools.encoding_docs` writes all. All text about a scheme comes from its docstrings, its
 tests and its declarations; `encoding_facts` reads them.
 """
 
 import argparse
 import inspect
+import itertools
 import re
 import textwrap
 import urllib.parse
@@ -17,6 +18,9 @@ from pe_jax.encodings.rope_scaling import SCALINGS
 from tools import encoding_facts
 
 PAGE = encoding_facts.ROOT / "docs" / "encodings.md"
+GUIDE = encoding_facts.ROOT / "docs" / "guide.md"
+KERNELS = re.compile(r"(?<=<!-- kernels: begin -->\n).*?(?=<!-- kernels: end -->)", re.DOTALL)
+PLATFORMS, LENGTHS = ("gpu", "tpu"), (2048, 4096)  # of that table
 FIGURES = encoding_facts.ROOT / "docs" / "figures" / "encodings"
 HEAD = ("scheme", "source", "enters at", "parameters", "beyond training", "engines", "oracle")
 # Oracles that are no model of transformers.
@@ -240,12 +244,27 @@ def page() -> str:
     return "\n\n".join([INTRO.strip(), table(), COMBINE.strip(), *sections, _scalings()]) + "\n"
 
 
+def guide() -> str:
+    """The text of docs/guide.md, with the table of the schemes that each kernel runs."""
+    columns = list(itertools.product(PLATFORMS, LENGTHS))
+    by_engines: dict[tuple[str, ...], list[str]] = {}
+    for name in ENCODINGS:
+        engines = tuple(encoding_facts.chosen(name, *column) for column in columns)
+        by_engines.setdefault(engines, []).append(name)
+    titles = [f"{platform.upper()}, {length:,} tokens" for platform, length in columns]
+    lines = [(*titles, "schemes"), ("---",) * (len(titles) + 1)]
+    lines += [(*engines, ", ".join(names)) for engines, names in by_engines.items()]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return KERNELS.sub(table, GUIDE.read_text(encoding="utf-8"))
+
+
 def main() -> None:
-    """Writes the page and the pictures."""
+    """Writes the pages and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text-only", action="store_true", help="do not draw the pictures")
     options = parser.parse_args()
     PAGE.write_text(page(), encoding="utf-8")
+    GUIDE.write_text(guide(), encoding="utf-8")
     if options.text_only:
         return
     for name in ENCODINGS:

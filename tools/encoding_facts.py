@@ -10,6 +10,7 @@ import inspect
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,11 @@ import pe_jax
 from pe_jax import ENCODINGS, Dims, Encoding, Params
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.base import abstract_terms, adds_to_input
+from pe_jax.engines import dispatch
 from pe_jax.engines.decoding import cache
 from pe_jax.engines.kernels.gpu import engine as gpu
 from pe_jax.engines.kernels.tpu import engine as tpu
+from pe_jax.engines.sharded.layout import CONTIGUOUS
 from pe_jax.validation import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -117,9 +120,9 @@ def _call(scheme: Encoding, queries: int) -> tuple[Params, dict[str, Any]]:
     return jax.eval_shape(lambda: scheme.init(jax.random.key(0), DIMS)), operands
 
 
-def _attention(scheme: Encoding, implementation: Any) -> None:
+def _attention(scheme: Encoding, implementation: Any, tokens: int = TOKENS) -> None:
     """Traces a call. Raises ValueError if the engine cannot run it."""
-    params, operands = _call(scheme, TOKENS)
+    params, operands = _call(scheme, tokens)
 
     def run(params, q, k, v, x, positions=None):
         return pe_jax.attention(
@@ -180,6 +183,23 @@ def engines(name: str) -> tuple[str, ...]:
             continue
         names.append(engine)
     return tuple(names)
+
+
+@functools.cache
+def chosen(name: str, platform: str, tokens: int) -> str:
+    """The engine that `attention` chooses for a scheme on one device of a platform."""
+    modules: list[list[str]] = []
+
+    def note(*call):
+        engine = dispatch.engine(None, CONTIGUOUS, dispatch.Call(*call), name)
+        modules.append(str(engine.__module__).split("."))
+        return call[-1], call[-1][..., :1].astype(jnp.float32)
+
+    with mock.patch.object(jax, "default_backend", return_value=platform):
+        _attention(ENCODINGS[name](), note, tokens)
+    *_, folder, file = modules[0]
+    of_folder = {"gpu": "fused"}.get(folder, folder)
+    return of_folder if file == "engine" else {"reference": "dense"}.get(file, file)
 
 
 # Tests and oracles.

@@ -47,7 +47,7 @@ class Settings:
       model_lengths: tokens, for mode model.
       train_sizes: models, for mode train.
       schemes: encodings; alibi_plain skips no tiles, shaw_keys adds no vectors at the values.
-      modes: what is timed.
+      modes: what is timed; cold is a first call and a first training step, compilation included.
       engines: what computes it; `ours` is pe_jax with its default engine, `sdpa` PyTorch's
         scaled_dot_product_attention.
       heads: of attention.
@@ -65,7 +65,7 @@ class Settings:
     model_lengths: tuple[int, ...] = _lengths(1024, 4096)
     train_sizes: tuple[str, ...] = _names(tuple(training_steps.SIZES), training_steps.SIZES)
     schemes: tuple[str, ...] = _names(SCHEMES, SCHEMES)
-    modes: tuple[str, ...] = _names(tuple(MODES), MODES)
+    modes: tuple[str, ...] = _names(tuple(m for m in MODES if m != "cold"), MODES)
     engines: tuple[str, ...] = _names(
         (OURS, DENSE, NAIVE, *IN_TORCH, *training_steps.OTHERS), ENGINES
     )

@@ -35,8 +35,9 @@ from pe_jax.models.transformer import Transformer
 from pe_jax.training.step import token_losses
 
 FLEX = "flex"
+NAIVE_CUDNN = f"{NAIVE} cudnn"  # the same with cuDNN's attention, on GPUs
 IN_TORCH = (FLEX, SDPA)
-ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, *IN_TORCH, *training_steps.OTHERS)
+ENGINES = (OURS, *IMPLEMENTATIONS, NAIVE, NAIVE_CUDNN, *IN_TORCH, *training_steps.OTHERS)
 SPECS = {name: name + "(length={length})" for name in ("learned", "tupe")}
 SPECS["xpos"] = "xpos(scale_base={length})"  # 512 limits positions to 28,160
 SPECS["shaw_keys"] = "shaw(values=False)"
@@ -47,6 +48,7 @@ MODES = {  # flag → what is timed, by title
     "backward": ("forward + backward",),
     "decode": ("decoding step",),
     "model": ("model", "model, remat"),
+    "cold": ("first call", "first training step"),
     "train": tuple(map(training_steps.title, training_steps.SIZES)),
 }
 
@@ -205,6 +207,7 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
             None if bias is None else bias.astype(q.dtype),
             scale=kinds.scale(terms, sizes.head_dim),
             is_causal=sizes.causal,
+            implementation="cudnn" if engine == NAIVE_CUDNN else None,
         )
         return outside.rotate_output(terms, out, positions)
 
@@ -213,7 +216,7 @@ def attend(encoding: Encoding, sizes: Sizes, engine: str) -> Callable:
         options: Any = dict(encoding=encoding, params=params, implementation=implementation)
         return attention(q, k, v, x=flat(q), causal=sizes.causal, embedded=True, **options)
 
-    return naive if engine == NAIVE else ours
+    return naive if engine in (NAIVE, NAIVE_CUDNN) else ours
 
 
 def _matmuls(sizes: Sizes, length: int, backward: bool) -> Program:
@@ -242,7 +245,7 @@ def _attention(
     else:
         program = compiled(f, params, *operands[:3])[1]
     less = {kinds.RelativeValues: "vectors at the values", kinds.Sink: "sink logits"}
-    for term in abstract_terms(encoding, sizes.dims) if engine == NAIVE else ():
+    for term in abstract_terms(encoding, sizes.dims) if engine in (NAIVE, NAIVE_CUDNN) else ():
         if type(term) in less:
             return program._replace(note=f"does less: jax.nn takes no {less[type(term)]}")
     return program
@@ -302,11 +305,11 @@ def _decode(sizes: Sizes, length: int, name: str) -> Program:
     return program._replace(run=run)
 
 
-def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
-    """Loss and gradients of a Transformer of 2 layers on random bytes."""
+def _config(sizes: Sizes, length: int, name: str, remat: bool = False) -> ModelConfig:
+    """A Transformer of 2 layers on bytes, with a scheme."""
     if name == PLAIN:
         raise Refused("a config's string cannot name it")
-    config = ModelConfig(
+    return ModelConfig(
         encoding=SPECS.get(name, name).format(length=length),
         vocab=256,
         width=sizes.dims.width,
@@ -316,6 +319,11 @@ def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
         causal=sizes.causal,
         remat=remat,
     )
+
+
+def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
+    """Its loss and gradients on random bytes."""
+    config = _config(sizes, length, name, remat)
     graph, shapes = nnx.eval_shape(lambda: nnx.split(Transformer(config, rngs=nnx.Rngs(0))))
     shapes = nnx.as_pure(shapes)
     params = jax.tree.map(lambda x: jnp.asarray(0.02 * normal(*x.shape), x.dtype), shapes)
@@ -326,6 +334,30 @@ def _model(sizes: Sizes, length: int, remat: bool, name: str) -> Program:
         return token_losses(logits, tokens[:, 1:]).mean()
 
     return compiled(jax.value_and_grad(loss), params, tokens)[1]
+
+
+def _cold(sizes: Sizes, length: int, training: bool, name: str) -> Program:
+    """A first call of attention or a first training step, compiled anew each time that it runs."""
+    if jax.config.jax_enable_compilation_cache:  # pyright: ignore[reportAttributeAccessIssue]
+        raise Refused("programs are kept on disk: set JAX_ENABLE_COMPILATION_CACHE=0")
+    if training:
+        size = training_steps.Size(_config(sizes, length, name), sizes.batch, length)
+        return _compiled_anew(lambda: training_steps.ours(size).step())
+    shape = sizes.batch, length, sizes.heads, sizes.head_dim
+    operands = [jnp.asarray(normal(*shape, seed=s), sizes.dtype) for s in range(3)]
+    encoding = scheme(name, length)
+    params = encoding.init(jax.random.key(0), sizes.dims)
+    return _compiled_anew(lambda: jax.jit(attend(encoding, sizes, OURS))(params, *operands))
+
+
+def _compiled_anew(first_call: Callable[[], Any]) -> Program:
+    """A call after which nothing that was traced or compiled before is left."""
+
+    def run():
+        jax.clear_caches()
+        return first_call()
+
+    return Program(run, None, 0.0)
 
 
 def _product(shape: tuple[int, int, int], in_torch: bool = False) -> Program:
@@ -375,6 +407,9 @@ def plan(
     if mode in MODES["model"]:
         remat = mode == MODES["model"][1]
         return _plan_ours(functools.partial(_model, sizes, length, remat), schemes, engines)
+    if mode in MODES["cold"]:
+        training = mode == MODES["cold"][1]
+        return _plan_ours(functools.partial(_cold, sizes, length, training), schemes, engines)
     if mode in MODES["train"]:
         return _plan_training(mode, engines)
     backward = mode in MODES["backward"]
@@ -424,7 +459,7 @@ def _expresses(engine: str, name: str, length: int, dims: Dims) -> bool:
     if engine in training_steps.OTHERS:
         return False
     encoding = scheme(name, length)
-    if engine == NAIVE:
+    if engine in (NAIVE, NAIVE_CUDNN):
         return _is_additive(encoding, dims)
     return engine not in IN_TORCH or (_is_distance_bias(encoding, dims) and name != PLAIN)
 

@@ -112,7 +112,7 @@ COLUMNS: dict[str, Callable[[Timings, Row], str]] = {
     "ours ÷ this": lambda a, r: _spread(timing.quartiles(a.ours(r), r)),
     "temp MiB": lambda _, r: _mib(r),
     f"{NAIVE} MiB": lambda a, r: _mib(_naive(a, r)),
-    "compile s": lambda _, r: plain(r.compile_seconds, 2),
+    "compile s": lambda _, r: plain(r.compile_seconds or None, 2),
 }
 
 

@@ -70,7 +70,7 @@ class ALiBi(Encoding):
     def terms(self, params, dims) -> tuple[Term, ...]:
         slope = slopes(dims.heads, self.bias_max)[:, None]
         slope = slope * dims.head_dim**-0.5 if self.scaled else slope
-        return (DistanceFormula(penalty, slope, decays=True),)
+        return (DistanceFormula(penalty, slope, decays=True, linear=True),)
 
 
 def penalty(numbers, distance):

@@ -61,7 +61,7 @@ class FoX(Encoding):
     def terms(self, params, dims):
         after, width = running_sums.after, running_sums.WIDTH
         sums = State(self.sums, params.layer, width=width, after=after)
-        return (TokenBias(fade, sums, decays=True),)
+        return (TokenBias(fade, sums, decays=True, of_token=negative),)
 
     def steps(self, arrays, x):
         """What each token adds to the sum, log f: float32 [*B, T, H]."""
@@ -75,3 +75,8 @@ class FoX(Encoding):
 def fade(q_state, k_state):
     """-|c_i - c_j|."""
     return -running_sums.between(q_state, k_state)
+
+
+def negative(state):
+    """-c: as c never rises, -|c_i - c_j| is -c_j + c_i for j before i."""
+    return -state[0], -state[1]

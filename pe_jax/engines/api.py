@@ -106,9 +106,10 @@ def attention(
       dropout_rate: fraction of weights that is dropped.
       dropout_key: PRNG key of dropout, a new one per call; None disables it.
       return_lse: whether to return the log-sum-exp of each row as well.
-      implementation: "dense" (all scores at once), "tiled" (O(L) memory), "fused" (a kernel for
-        NVIDIA GPUs), "tpu" (a kernel for TPUs), a `Tiled(sizes)`, a function like
-        `pe_jax.reference.attend`, or None: chosen by device, length and terms, and logged.
+      implementation: "dense" (all scores at once), "tiled" (O(L) memory), "fused" or "cudnn" (our
+        kernels and cuDNN's for NVIDIA GPUs), "tpu" or "splash" (ours and JAX's for TPUs), a
+        `Tiled(sizes)`, a function like `pe_jax.reference.attend`, or None: chosen by device, length
+        and terms, and logged.
       layout: how tokens lie on several devices (`pe_jax.engines.sharded.layout`), under jit.
       dims: global sizes; None: those of q and k, and D of x or H·E.
       heads_axis: mesh axis whose devices share the heads, inside shard_map; q, k and v hold this

@@ -25,8 +25,9 @@ from pe_jax.engines.tiled.sizes import CHOSEN, devices
 from pe_jax.engines.tiled.sizes import MOST as TILE
 from pe_jax.validation import nearest
 
-IMPLEMENTATIONS = ("dense", "tiled", "fused", "tpu")
-KERNELS = {"gpu": "fused", "tpu": "tpu"}  # platform → its kernels
+IMPLEMENTATIONS = ("dense", "tiled", "fused", "cudnn", "tpu", "splash")
+KERNELS = {"gpu": "fused", "tpu": "tpu"}  # platform → our kernels …
+STOCK = {"gpu": "cudnn", "tpu": "splash"}  # … and those that others have proven
 # Calls up to these sizes are dense. On CPU, by training steps of 16 rows and 4 heads
 # of 16 (tiled ÷ dense): 64 tokens, 2¹⁸ scores, RoPE 1.07, T5 0.95, FoX 1.10, DeBERTa 1.32;
 # 128 tokens 0.78, 0.66, 0.93, 0.91; 256 tokens 0.70, 0.46, 0.71, 0.86.
@@ -124,16 +125,25 @@ def _choose(call: Call, dropout: Dropout | None) -> tuple[str, int, str]:
         return "dense", logging.INFO, "dense, for one query, a short sequence or a symbolic shape"
     if _is_dense(call.terms):
         return "dense", logging.WARNING, "dense, O(L²) memory: it needs whole rows of scores"
-    kernel = KERNELS.get(jax.default_backend())
+    kernel, stock = (names.get(jax.default_backend()) for names in (KERNELS, STOCK))
     if kernel is None:
         return "tiled", logging.INFO, "tiled"
-    if devices(call.q.x, call.k.x, call.v) > 1:  # under jit XLA would gather a kernel's operands
+    several = devices(call.q.x, call.k.x, call.v) > 1
+    wrong = None
+    if stock is not None and not several and dropout is None:
+        kernels = _module(stock)
+        if kernels.refusal(*call) is None and kernels.is_faster(*call):
+            wrong = self_check.disagreement(kernels, *call)
+            if wrong is None:
+                return stock, logging.INFO, f"the {stock} kernel"
+    if several:  # under jit XLA would gather a kernel's operands
         reason = "several devices, among which XLA cannot divide a kernel"
     else:
         reason = _refusal(kernel, call, dropout)
+    level, instead = (logging.WARNING, f", not {stock}: {wrong}") if wrong else (logging.INFO, "")
     if reason is not None:
-        return "tiled", logging.WARNING, f"tiles of XLA, not the {kernel} kernel: {reason}"
-    return kernel, logging.INFO, f"the {kernel} kernel"
+        return "tiled", logging.WARNING, f"tiles of XLA, not the {kernel} kernel: {reason}{instead}"
+    return kernel, level, f"the {kernel} kernel{instead}"
 
 
 def _is_dense(terms: tuple) -> bool:
@@ -168,7 +178,7 @@ def _check(implementation: Any, call: Call, name: str, dropout: Dropout | None) 
     if _is_dense(call.terms) and implementation != "dense":
         fix = f"{name} needs whole rows of scores, O(L²) memory; pass 'dense' or None"
         raise ValueError(f"{asked}: {fix}")
-    if implementation in KERNELS.values():
+    if implementation in (*KERNELS.values(), *STOCK.values()):
         reason = _refusal(implementation, call, dropout)
         if reason is not None:
             raise ValueError(f"{asked}: {reason}; pass 'tiled' or None")
@@ -180,8 +190,9 @@ def _refusal(kernel: str, call: Call, dropout: Dropout | None, refusal: Any = No
     `refusal` says what it cannot run, a function of the call; None: that of its module.
     """
     platform = jax.default_backend()
-    if KERNELS.get(platform) != kernel:
-        needs = next(name for name, own in KERNELS.items() if own == kernel)
+    if kernel not in (KERNELS.get(platform), STOCK.get(platform)):
+        named = (*KERNELS.items(), *STOCK.items())
+        needs = next(name for name, own in named if own == kernel)
         return f"it needs a {needs.upper()}, this is a {platform.upper()}"
     if dropout is not None:
         return "Dropout"
@@ -194,8 +205,12 @@ def _module(name: str) -> Any:
     """That of an engine; kernels are imported when they are used."""
     if name == "fused":
         from pe_jax.engines.kernels.gpu import engine
+    elif name == "cudnn":
+        from pe_jax.engines.kernels.gpu import cudnn as engine
     elif name == "tpu":
         from pe_jax.engines.kernels.tpu import engine
+    elif name == "splash":
+        from pe_jax.engines.kernels.tpu import splash as engine
     else:
         engine = {"dense": reference, "tiled": tiled}[name]
     return engine

@@ -6,22 +6,40 @@ rounded sum and what it rounded off (Dekker's and Knuth's exact addition), so th
 difference is relative to the difference, not to the sums.
 """
 
+from typing import Any
+
 import jax
 import jax.export
 import jax.numpy as jnp
 
 WIDTH = 2  # numbers per sum
+BFLOAT16 = 8, 7  # bits of its exponent and of its mantissa
 
 
-def _exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def exactly(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The rounded a + b, and what was rounded off (Knuth, TAOCP, vol. 2)."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
 
 
+def pieces(x: jax.Array, count: int, rest: Any = 0.0) -> list[jax.Array]:
+    """Float32 numbers of bfloat16's precision that add up to x + rest, but for 9 bits per piece.
+
+    `rest` is what x rounds off. The first piece has the gradient of x, the others have none.
+    """
+    found, left = [], jax.lax.stop_gradient(x)
+    for n in range(count):
+        left = left + jax.lax.stop_gradient(rest) if n == 2 else left
+        # XLA may leave out a conversion to bfloat16 and back, but not this.
+        found.append(jax.lax.reduce_precision(left, *BFLOAT16))
+        left = left - found[-1]  # exact
+    change = jax.lax.stop_gradient(x) - found[0]
+    return [x - change, *found[1:]]
+
+
 def _add(x: tuple, y: tuple) -> tuple:
-    high, rest = _exactly(x[0], y[0])
+    high, rest = exactly(x[0], y[0])
     rest += x[1] + y[1]
     total = high + rest
     return total, rest - (total - high)

@@ -320,3 +320,21 @@ def test_results_are_not_written_over(command, tmp_path):
     (tmp_path / "benchmark.csv").write_text("mine")
     assert "choose another folder" in command(f"--out={tmp_path}")
     assert (tmp_path / "benchmark.csv").read_text() == "mine"
+
+
+def test_a_first_call_is_compiled_in_each_round(monkeypatch):
+    sizes = workloads.Sizes(1, 2, 4, "float32", True)
+    (row,) = workloads.plan(sizes, 9, "first call", ("rope",), ("ours",), {})
+    kept = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", True)
+    with pytest.raises(workloads.Refused, match="JAX_ENABLE_COMPILATION_CACHE=0"):
+        row.compile()
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        program, traced = row.compile(), []
+        monkeypatch.setattr(workloads, "attend", lambda *_: lambda *x: traced.append(1) or x[1])
+        for _ in range(2):
+            program.run()
+    finally:
+        jax.config.update("jax_enable_compilation_cache", kept)
+    assert len(traced) == 2

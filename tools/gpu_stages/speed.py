@@ -10,11 +10,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from experiments.measuring import training_steps, workloads
 from experiments.measuring.timing import NAIVE, OURS
-from experiments.measuring.workloads import FLEX, PLAIN, SCHEMES, SPECS, Planned, Program, Sizes
+from experiments.measuring.workloads import (
+    FLEX,
+    NAIVE_CUDNN,
+    PLAIN,
+    SCHEMES,
+    SPECS,
+    Planned,
+    Program,
+    Sizes,
+)
 from pe_jax.encodings.base import adds_to_input
 from pe_jax.engines import dispatch, reference
 from pe_jax.engines.api import attention
@@ -26,7 +34,9 @@ from tools.gpu_stages.results import Clock, Refused, Results, Row, in_parallel, 
 ATTENTION, STEP = "benchmark", "step"
 FIRST = (*agreement.FIRST, *agreement.ONLY_TIMED)
 IN_FLEX = ("nope", "alibi", "t5")
-CUDNN, SUMS = "cudnn", "row sums"  # engines: cuDNN's own, and our kernel where sums are read
+CUDNN, FUSED = "cudnn", "fused"  # engines, whichever of the two `attention` chooses
+IN_CUDNN = ("nope", "alibi", "fox")  # biases of keys in further channels
+CUDNN_LIMIT = 4096  # tokens, up to which a materialised bias in cuDNN is the rival
 NAIVE_LIMIT = 16384  # tokens: a bias of 8 heads takes 4 GiB in bfloat16, and XLA's scores more
 SAMPLES, LEAST = 5, 0.02  # of each program; seconds of a sample
 PEAKS = {  # TFLOP/s of bfloat16 products, dense, by data sheets; the first name that is part
@@ -62,7 +72,7 @@ LARGE = Scale(
     Sizes(1, 8, 64, "bfloat16", True),
     (4096, 1024, 16384, 65536),
     (*FIRST, *(name for name in SCHEMES if name not in FIRST)),
-    (NAIVE, FLEX),
+    (CUDNN, FUSED, NAIVE, NAIVE_CUDNN, FLEX),
     ModelConfig(vocab=257, width=512, layers=8, heads=8, dtype="bfloat16"),  # 25M
     32768,
     (512, 8192),
@@ -71,7 +81,7 @@ TINY = Scale(  # of a rehearsal
     Sizes(1, 2, 8, "float32", True),
     (32,),
     ("nope", "t5"),
-    (NAIVE,),
+    (CUDNN, FUSED, NAIVE, NAIVE_CUDNN),
     ModelConfig(vocab=257, width=16, layers=1, heads=2),
     64,
     (32,),
@@ -131,26 +141,6 @@ def runs(name: str, sizes: Sizes, length: int) -> str:
 # Attention.
 
 
-def _others(sizes: Sizes, length: int, backward: bool) -> Iterator[Planned]:
-    """NoPE by cuDNN itself; and by our kernel, which runs where row sums are read."""
-    shape = sizes.batch, length, sizes.heads, sizes.head_dim
-    operands = [jnp.asarray(workloads.normal(*shape, seed=s), sizes.dtype) for s in range(4)]
-
-    def cudnn(q, k, v):
-        return jax.nn.dot_product_attention(q, k, v, is_causal=sizes.causal, implementation="cudnn")
-
-    def with_sums(q, k, v):
-        out, lse = attention(q, k, v, causal=sizes.causal, return_lse=True)
-        return out + 0 * lse[..., None].astype(out.dtype)
-
-    def program(f) -> Program:
-        given = operands if backward else operands[:3]
-        return workloads.compiled(workloads.gradient(f) if backward else f, *given)[1]
-
-    for engine, f in ((CUDNN, cudnn), (SUMS, with_sums)):
-        yield Planned("nope", engine, functools.partial(program, f))
-
-
 def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
     """Length, mode and programs, group by group, the most wanted first."""
     sizes, limits = scale.sizes, {NAIVE: NAIVE_LIMIT}
@@ -158,9 +148,13 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
     first = [name for name in scale.schemes if name in FIRST]
     more = [name for name in scale.schemes if name not in FIRST]
     flex = [name for name in scale.schemes if name in IN_FLEX]
+    in_cudnn = [name for name in scale.schemes if name in IN_CUDNN]
+    biased = [name for name in first if name != "nope"]
     lengths, some = scale.lengths, scale.lengths[:1]
+    short = tuple(n for n in lengths if n <= CUDNN_LIMIT)
     turns = (
-        *((first, OURS, lengths), (first, NAIVE, lengths), (flex, FLEX, some)),
+        *((first, OURS, lengths), (in_cudnn, CUDNN, lengths), (["nope"], FUSED, lengths)),
+        *((biased, NAIVE_CUDNN, short), (first, NAIVE, lengths), (flex, FLEX, some)),
         *((more, OURS, lengths), (flex, FLEX, lengths), (more, NAIVE, lengths)),
     )
     for schemes, engine, asked in turns:
@@ -168,10 +162,7 @@ def plan(scale: Scale) -> Iterator[tuple[int, str, list[Planned]]]:
             continue
         for length, mode in itertools.product(asked, modes):
             planned = workloads.plan(sizes, length, mode, schemes, (engine,), limits)
-            group = [x for x in planned if x.scheme != "matmuls"]
-            if (schemes, engine) == (first, OURS):
-                group += _others(sizes, length, mode != modes[0])
-            yield length, mode, group
+            yield length, mode, [x for x in planned if x.scheme != "matmuls"]
 
 
 def benchmark(results: Results, clock: Clock, threads: int, scale: Scale) -> None:

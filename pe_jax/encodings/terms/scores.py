@@ -25,7 +25,7 @@ from pe_jax.encodings.terms.term import (
     static,
 )
 from pe_jax.numerics.arrays import varying_like
-from pe_jax.numerics.running_sums import between
+from pe_jax.numerics.running_sums import between, exactly, pieces
 from pe_jax.validation import require
 
 
@@ -113,6 +113,8 @@ class DistanceFormula(ScoreTerm):
       numbers: C numbers for each head, float32 [H, C].
       decays: whether the bias never rises with |distance|. Engines then skip tiles in which it
         makes every key negligible.
+      linear: whether it is the distance times constants, nothing that is learned, at distances from
+        0 on.
     """
 
     distances = "formula"
@@ -122,6 +124,15 @@ class DistanceFormula(ScoreTerm):
     fn: Callable = static()
     numbers: jax.Array
     decays: bool = static(default=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    linear: bool = static(default=False)
+
+    @property
+    def of_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.linear
+
+    @property
+    def constant(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.linear
 
     def at(self, distance: jax.Array) -> jax.Array:
         """Of distances [*n]: float32 [H, *n]."""
@@ -137,6 +148,14 @@ class DistanceFormula(ScoreTerm):
 
     def bound(self, distance, states):
         return (self.at(distance) - self.at(jnp.zeros_like(distance)))[None]
+
+    def key_bias(self, side, state):
+        """Minus the slope times the position: 8 bits of the slope at a time, to be exact."""
+        slopes = pieces(-self.at(jnp.ones(1, jnp.int32)), 3)
+        places = side.tokens.positions[:, None].astype(jnp.float32)
+        first, second, third = (slope[None] * places for slope in slopes)
+        high, rest = exactly(first, second)
+        return exactly(high, rest + third)
 
     def for_heads(self, share):
         return dataclasses.replace(self, numbers=share(self.numbers, 0))
@@ -172,6 +191,8 @@ class TokenBias(ScoreTerm):
       state: of each token.
       decays: whether the bias is 0 for a token and itself and never rises as more tokens of the row
         come between. Engines then skip tiles in which it makes every key negligible.
+      of_token: where it decays, and is a number of the key minus that of the query for keys that
+        are not later: that number, `of_token([C of the token])`, as two that add up to it.
     """
 
     by_head = True
@@ -180,6 +201,11 @@ class TokenBias(ScoreTerm):
     fn: Callable = static()
     state: State  # pyright: ignore[reportIncompatibleVariableOverride]
     decays: bool = static(default=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    of_token: Callable | None = static(default=None)
+
+    @property
+    def of_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of_token is not None and self.decays
 
     def scores(self, q, k, states):
         numbers, (rows, columns) = range(self.state.width), states
@@ -189,6 +215,10 @@ class TokenBias(ScoreTerm):
 
     def bound(self, distance, states):
         return self.scores(None, None, states)  # pyright: ignore[reportArgumentType]
+
+    def key_bias(self, side, state):
+        numbers = [state[..., n] for n in range(self.state.width)]
+        return exactly(*self.of_token(numbers))  # pyright: ignore[reportOptionalCall]
 
 
 @kind

@@ -91,6 +91,8 @@ class Term:
     by_length: bool = False  # its rotations are given the length of each token's document
     reads_raw: str = ""  # the side that it reads as it was before rotations: "q" or "k"
     decays: bool = False  # it never rises as two tokens get farther apart: see `bound`
+    of_keys: bool = False  # before a query, it is a number of the key minus the query's: `key_bias`
+    constant: bool = False  # its arrays are constants of the scheme, of which no gradient is read
     horizon: tuple[int, int] | None = None  # beyond it, it is constant
     state: "State | None" = None  # of the kinds that read each token's state
 
@@ -161,6 +163,14 @@ class Term:
 
         float32 [B or 1, H or 1, *n] for the nearest two tokens of blocks, which are `distance` [*n]
         apart and have `states`.
+        """
+        return None
+
+    def key_bias(self, side: "Side", state: Any) -> Any:
+        """Of the kinds `of_keys`, u: keys that are not later get u of the key - u of the query.
+
+        The softmax ignores the query's part. Two float32 arrays [B or 1, H, T] whose sum is u, for
+        positions in the order of the tokens.
         """
         return None
 

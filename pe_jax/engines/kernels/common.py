@@ -5,6 +5,7 @@ H query heads, C numbers of all formulas, n any shape.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +18,17 @@ from pe_jax.encodings.terms import Side, repeat_heads, select
 from pe_jax.engines.attention_spec import AttentionSpec
 from pe_jax.engines.first_order import call_in_reverse, first_order
 from pe_jax.engines.tiled.skipping import NEGLIGIBLE
+from pe_jax.numerics.running_sums import exactly, pieces
 
 KINDS = (  # these exact kinds
     *(kinds.DistanceFormula, kinds.DistanceBias, *kinds.RELATIVE),
     *(kinds.PairBias, kinds.TokenBias, kinds.TokenProduct),
 )
+PIECES = 4  # of bfloat16's precision, that a number in `with_key_biases` is made of
+# Tokens up to which a stock kernel, which visits every tile, is taken where ours would skip some:
+# of ALiBi's with 8 heads they visit about 0.6 at 2,048 tokens and 0.5 at 4,096; Triton's kernels
+# run at 0.66 of cuDNN's speed on an H100 (395 and 595 TFLOP/s, FlashAttention-3's paper).
+SKIPS_LITTLE = 2048
 SAVED = "pe_jax_attention"  # what `jax.checkpoint` may keep, so that no forward kernel runs twice
 
 
@@ -161,6 +168,89 @@ def with_products(spec: AttentionSpec, terms: tuple, q: Side, k: Side) -> tuple[
     columns[0] = repeat_heads(k.x, q.x.shape[1])
     x, y = (jnp.concatenate(parts, axis=-1) for parts in (rows, columns))
     return q._replace(x=x), k._replace(x=y)
+
+
+def with_key_biases(scale: float, terms: tuple, q: Side, k: Side) -> tuple[Side, Side]:
+    """q and k with 8 channels more in front, whose products are the biases `of_keys`.
+
+    As u_j - u_i (`Term.key_bias`) a bias is a product of channels: the softmax needs u_j alone, but
+    with u_i scores stay small and their sums exact: the pieces of u_j and u_i cancel in turn, the
+    largest first, before q·k is added. With bfloat16 inputs and float32 sums, in the order of the
+    channels, scores of weights above 10⁻⁶ are off by 4·10⁻⁶ at 4,096 and at 32,768 tokens for the
+    slope 2^-0.72, by 2·10⁻³ and 2·10⁻² without u_i; where the scale is no power of two, by 2·10⁻⁴
+    and 1·10⁻³. The first piece of each has the gradient: of u_j the sums of columns, of u_i those
+    of rows, which are 0 but for rounding that cancels that of columns. Heads get a key each.
+    """
+    biased = [
+        [term.key_bias(side, state) for side, state in zip((q, k), states, strict=True)]
+        for term, *states in zip(terms, q.states, k.states, strict=True)
+        if term.of_keys
+    ]
+    if not biased:
+        return q, k
+    unit = 2.0 ** round(-math.log2(scale))  # exact in any dtype
+
+    def numbers(n: int) -> list[jax.Array]:  # of queries or keys, pieces [B or 1, H, T]
+        high, rest = biased[0][n]
+        for more in biased[1:]:
+            high, low = exactly(high, more[n][0])
+            rest = low + rest + more[n][1]
+        high, rest = exactly(high / (scale * unit), rest / (scale * unit))
+        return pieces(high, PIECES, rest)
+
+    def widened(x: jax.Array, channels: list[jax.Array]) -> jax.Array:
+        shape = *x.shape[:3], len(channels)
+        first = [jnp.broadcast_to(y, shape[:3]) for y in channels]
+        return jnp.concatenate([jnp.stack(first, axis=-1).astype(x.dtype), x], axis=-1)
+
+    units = jnp.full((1, 1, 1), unit, jnp.float32)
+    rows = [y for piece in numbers(0) for y in (units, -piece)]
+    columns = [y for piece in numbers(1) for y in (piece, units)]
+    keys = repeat_heads(k.x, q.x.shape[1])
+    return q._replace(x=widened(q.x, rows)), k._replace(x=widened(keys, columns))
+
+
+def unsupported_by_stock(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, dtypes: set
+) -> str | None:
+    """What kernels lack that compute q·k of any channels, and nothing else; None: nothing."""
+    if (why := unsupported(spec, terms, q, k, v, dtypes, sinks=False)) is not None:
+        return why
+    of_keys = [term for term in terms if term.of_keys]
+    others = [
+        type(term).__name__
+        for term in select(terms, *KINDS)
+        if not term.of_keys and type(term) is not kinds.TokenProduct
+    ]
+    reasons = {
+        f"it has no {' or '.join(dict.fromkeys(others))}": bool(others),
+        "it has no gradient of row sums": spec.lse,
+        "queries and keys are not the same tokens in order": not spec.aligned,
+        "biases of keys that are seen from both sides, or at explicit positions": bool(of_keys)
+        and not (spec.causal and spec.in_order),
+        "biases of keys in float16": bool(of_keys) and q.x.dtype == jnp.float16,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def stock_is_faster(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array, lanes: int
+) -> bool:
+    """Whether a stock kernel is taken rather than ours, by a rule: no device has timed the two.
+
+    It is where nothing is added. Biases of keys must fit beside q in the channels that the kernel
+    computes anyway, multiples of `lanes`; our kernels must not skip much; and learned ones are left
+    to ours in half precision. Their gradient is a sum over tokens, most of which cancels: with the
+    sums of columns in bfloat16, FoX's weights got theirs with an error of 2 % at 512 tokens and of
+    5 % at 2,048, with ours of 0.2 %.
+    """
+    of_keys, width = [term for term in terms if term.of_keys], q.x.shape[-1]
+    if not of_keys:
+        return True
+    fits = (width + 2 * PIECES - 1) // lanes == (width - 1) // lanes
+    skips = ScorePlan.fields(spec, terms)["decays"] and q.x.shape[2] > SKIPS_LITTLE
+    learned = not all(term.constant for term in of_keys)
+    return fits and not skips and not (learned and q.x.dtype != jnp.float32)
 
 
 def token_numbers(terms: tuple, side: Side, multiple: int) -> jax.Array | None:

@@ -132,15 +132,21 @@ def relative_error(got: Any, want: Any, *whole: Any) -> float:
 def _outcome(attend: Callable, case: Call) -> dict[str, jax.Array]:
     """Output, row sums and gradients by name, for the same cotangents whatever the dtype."""
     spec, terms, q, k, v = case
-    numbers = {"q": q.x, "k": k.x, "v": v, "terms": terms, "states": (q.states, k.states)}
+    # Queries and keys that are the same tokens share states, of which one gradient is read.
+    of_both = q.states if spec.aligned else (q.states, k.states)
+    numbers = {"q": q.x, "k": k.x, "v": v, "terms": terms, "states": of_both}
     numbers["unrotated"] = q.raw, k.raw
 
     @jax.jit
     def run(numbers, tokens):
         def forward(numbers):
             raw, states = numbers["unrotated"], numbers["states"]
+            if spec.aligned:
+                pairs = zip(states, k.states, strict=True)
+                states = states, tuple(None if old is None else new for new, old in pairs)
             sides = (Side(numbers["qk"[n]], raw[n], states[n], tokens[n]) for n in range(2))
-            out, lse = attend(spec, numbers["terms"], *sides, numbers["v"])
+            stopped = (jax.lax.stop_gradient(t) if t.constant else t for t in numbers["terms"])
+            out, lse = attend(spec, tuple(stopped), *sides, numbers["v"])
             sums = jnp.where(lse > reference.LOWEST / 2, lse, 0) if spec.lse else None
             return {"the output": out, "row sums": sums}
 

@@ -1,8 +1,8 @@
 """Attention on NVIDIA GPUs (`implementation="fused"`): Pallas kernels, forward and backward.
 
 FlashAttention-2 (Dao, arXiv 2307.08691) with score terms. `kernels` holds what runs on the GPU,
-`passes` launches it; here is which calls it cannot run (`refusal`) or need not (`stock`). What the
-kernels read (`operands`):
+`passes` launches it; here is which calls it cannot run (`refusal`). What the kernels read
+(`operands`):
 
 * a `DistanceFormula` is traced into the kernel, and so is a `TokenBias`, for which it loads the
   numbers of the tokens of both sides;
@@ -31,7 +31,6 @@ which JAX has deprecated since 0.11 and still has in 0.12. `launches` has blocks
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +45,6 @@ from pe_jax.engines.kernels.gpu.operands import MAX_DISTANCES
 WINDOWED = (kinds.DistanceBias, kinds.RelativeKeys, kinds.RelativeState)  # of any distances
 MAX_WIDTH = 256  # of a head
 LONGEST_NEAR = 512  # tokens that a check has for what lies within a horizon
-HALVES = (jnp.bfloat16, jnp.float16)
 
 
 def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
@@ -130,16 +128,12 @@ def attend(
     sizes: tuple[int, ...] | None = None,
     arch: int | None = None,
     interpret: bool = False,
-) -> tuple[jax.Array, Any]:
-    """As `reference.attend`, for calls without a `refusal`; by cuDNN where that suffices.
+) -> tuple[jax.Array, jax.Array]:
+    """As `reference.attend`, for calls without a `refusal`.
 
     `sizes` make the `Launch` of all kernels; None: the table's, for an architecture `arch` (90 for
-    sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine. Where
-    nothing reads row sums, cuDNN may run, which gives None instead: it has no gradient
-    through them.
+    sm_90; None: this machine's). `interpret` runs the kernels as plain JAX, on any machine.
     """
-    if not interpret and jax.default_backend() == "gpu" and stock(spec, terms, q, k, v):
-        return _cudnn(spec, terms, q, k, v), None
     q, k = common.with_products(spec, terms, q, k)
     by_kernels = functools.partial(_attend, sizes=sizes, arch=arch, interpret=interpret)
     if any(chosen := strategies(spec, terms, q, k)):
@@ -187,34 +181,3 @@ def _attend(
     for term in select(terms, kinds.RelativeValues):
         out = out + common.multiply(weights[:, :, :queries], term.at(distance), "bhtn,hne->bhte")
     return out, lse[:, :, :queries, None]
-
-
-def stock(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> bool:
-    """Whether cuDNN's own attention gives the same: no score but q·k, no segments, aligned.
-
-    It does give the logarithms of rows' sums, no gradient through them: not for `spec.lse`.
-    """
-    return (
-        not select(terms, kinds.ScoreTerm, kinds.RelativeValues)
-        and not spec.lse
-        and spec.aligned
-        and (spec.causal or spec.window is None)
-        and not spec.sinks
-        and spec.logit_cap is None
-        and q.tokens.segments is None
-        and q.x.dtype in HALVES
-        and q.x.dtype == k.x.dtype == v.dtype
-        and q.x.shape[-1] == v.shape[-1] <= 128
-        and q.x.shape[-1] % 8 == 0
-    )
-
-
-def _cudnn(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> jax.Array:
-    out = jax.nn.dot_product_attention(
-        *(jnp.swapaxes(x, 1, 2) for x in (q.x, k.x, v)),
-        scale=spec.scale_of(terms),
-        is_causal=spec.causal,
-        local_window_size=None if spec.window is None else (spec.window - 1, 0),
-        implementation="cudnn",
-    )
-    return jnp.swapaxes(out, 1, 2).astype(jnp.float32)

@@ -1,9 +1,7 @@
-"""Attention on TPUs: jax's splash where a mask suffices, else Pallas kernels with score terms.
+"""Attention on TPUs (`implementation="tpu"`): Pallas kernels with score terms.
 
-The result is that of `reference`; what this engine cannot run, `refusal` names. Splash takes q as
-scaled. Where that would round a bfloat16 q once more (E = 32, 96, 128, …: any but a power of 4),
-our kernels run, without a bias: they scale float32 scores. They also run where a call reads the
-logarithms of rows' sums. What is added reaches them so, never as a matrix in memory:
+The result is that of `reference`; what this engine cannot run, `refusal` names. What is added
+reaches the kernels so, never as a matrix in memory:
 
 * functions of `DistanceFormula`s are traced into the kernel (ALiBi), and so are `TokenBias`es,
   with the numbers of the tokens of both sides (FoX);
@@ -31,7 +29,6 @@ a query block, j a key block.
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -39,8 +36,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from pe_jax.encodings import terms as kinds
 from pe_jax.encodings.terms import DistanceTerm, Side, select
@@ -113,14 +108,9 @@ def attend(
     """As `reference.attend`, where `refusal` gives None; rounded to v's dtype, then float32.
 
     `block` is a number of tokens, a power of two; None: chosen here. `interpret` runs the kernels
-    without a TPU, slowly, for tests. Where nothing reads row sums, splash
-    may run, which gives None instead: it has no gradient through them.
+    without a TPU, slowly, for tests.
     """
     plan = make_plan(spec, terms, q, block, interpret)
-    # Times q the scale must be no further rounding: in float32, or by a power of two.
-    exact = q.x.dtype == jnp.float32 or math.frexp(plan.scale)[0] == 0.5
-    if exact and not spec.lse and not select(terms, *common.KINDS):
-        return _with_splash(plan, q.x, k.x, v, q.tokens.segments).astype(jnp.float32), None
     q, k, v = operands.with_products(spec, terms, q, k, v)
     if any(chosen := strategies(spec, terms)):
         of_chunk = functools.partial(_attend_chunk, counted(plan))
@@ -210,29 +200,6 @@ def _takes_reals(term: kinds.DistanceFormula) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _with_splash(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> jax.Array:
-    """[B, H, T, F] in v's dtype."""
-    (batch, heads, tokens, _), block = q.shape, plan.block
-    q, k, v = (common.pad(x, 2, block) for x in (q * plan.scale, k, v))
-    shape, causal = (q.shape[2], q.shape[2]), plan.spec.causal
-    mask: masks.Mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-    if plan.back is not None:
-        mask = masks.LocalMask(shape, (plan.back, plan.ahead), offset=0)
-    mask = masks.MultiHeadMask([mask] * heads)
-    blocks = splash.BlockSizes(block, block, block, block, block, block, block, block)
-    kernel: Any = splash.make_splash_mha(
-        mask, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=plan.interpret
-    )
-    if ids is None and tokens % block and not causal:  # padding keys must not be visible
-        ids = jnp.zeros((batch, tokens), jnp.int32)
-    if ids is None:
-        return jax.vmap(kernel)(q, k, v)[:, :, :tokens]
-    ids = jnp.broadcast_to(common.pad(ids, 1, block, constant_values=-1), (batch, q.shape[2]))
-    out = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(q, k, v, ids)
-    # Splash needs a key in each row: padding sees padding, and nothing of it passes here.
-    return jnp.where(ids[:, None, :, None] >= 0, out, 0)[:, :, :tokens]
 
 
 def _forward(plan: Plan, x: Arrays):

@@ -1,0 +1,91 @@
+"""Attention by cuDNN on NVIDIA GPUs (`implementation="cudnn"`), through `jax.nn`.
+
+It computes q·k of any channels. So do terms that are products (`common.with_products`), and biases
+of keys, as ALiBi, FoX and CABLE have under a causal mask (`common.with_key_biases`). Heads of q, k
+and v are filled up with zeros to one width, a multiple of 8 (MLA). Packed rows stay with our
+kernels: `jax.nn` has the lengths of rows, not the offsets of documents.
+
+B batch, T tokens, H query heads, K key heads, E width of q and k, F width of v.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pe_jax.encodings.terms import Side, repeat_heads
+from pe_jax.engines.attention_spec import AttentionSpec
+from pe_jax.engines.kernels import common
+from pe_jax.engines.kernels.gpu import launches
+
+HOPPER, WIDEST = 90, (128, 256)  # of heads: before that architecture, and from there on
+MULTIPLE = 8  # of a head's width
+LANES = 64  # that tiles are taken to be a multiple of
+MOST_FILLED = 1.5  # times the channels, with zeros, up to which it is taken (see `SKIPS_LITTLE`)
+SAMPLE = 2 * 128 + 61  # tokens of a check: several blocks and a part of one
+
+
+def refusal(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> str | None:
+    """Why cuDNN cannot run this call, or None if it can. Arguments as those of `attend`."""
+    dtypes = {"bfloat16", "float16"}
+    if (why := common.unsupported_by_stock(spec, terms, q, k, v, dtypes)) is not None:
+        return why
+    architecture = launches.architecture()
+    if architecture is None:
+        return "a GPU that is not NVIDIA's"
+    operands = functools.partial(_operands, spec)
+    width = jax.eval_shape(operands, terms, q, k, v)[0].shape[-1]
+    widest = WIDEST[architecture >= HOPPER]
+    reasons = {
+        f"heads of width {width} (at most {widest})": width > widest,
+        "a window both ways": spec.window is not None and not spec.causal,
+        "it has no logit_cap": spec.logit_cap is not None,
+        "it has no segments": q.tokens.segments is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def is_faster(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> bool:
+    """Whether it is taken rather than our kernels, of calls without a `refusal`."""
+    widths = q.x.shape[-1], v.shape[-1]
+    filled = 2 * max(widths) / sum(widths)
+    return filled <= MOST_FILLED and common.stock_is_faster(spec, terms, q, k, v, LANES)
+
+
+def sample_length(spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array) -> int:
+    """Tokens that meet whole blocks and a part of one."""
+    return SAMPLE
+
+
+def attend(
+    spec: AttentionSpec,
+    terms: tuple,
+    q: Side,
+    k: Side,
+    v: jax.Array,
+    *,
+    implementation: str = "cudnn",
+) -> tuple[jax.Array, None]:
+    """As `reference.attend`, for calls without a `refusal`; no row sums, which have no gradient.
+
+    `implementation` is that of `jax.nn`: "xla" computes the same on any machine, for tests.
+    """
+    window = None if spec.window is None else (spec.window - 1, 0)
+    options: Any = {"local_window_size": window, "implementation": implementation}
+    tokens_first = (jnp.swapaxes(x, 1, 2) for x in _operands(spec, terms, q, k, v))
+    scale = spec.scale_of(terms)
+    out = jax.nn.dot_product_attention(*tokens_first, scale=scale, is_causal=spec.causal, **options)
+    return jnp.swapaxes(out, 1, 2)[..., : v.shape[-1]].astype(jnp.float32), None
+
+
+def _operands(
+    spec: AttentionSpec, terms: tuple, q: Side, k: Side, v: jax.Array
+) -> tuple[jax.Array, ...]:
+    """q [B, H, T, X], k and v [B, K or H, T, X] of one width, what is added in channels of q, k."""
+    q, k = common.with_products(spec, terms, q, k)
+    q, k = common.with_key_biases(spec.scale_of(terms), terms, q, k)
+    v = repeat_heads(v, k.x.shape[1])
+    width = max(x.shape[-1] for x in (q.x, v))
+    width += -width % MULTIPLE
+    return tuple(common.pad(x, 3, width) for x in (q.x, k.x, v))
