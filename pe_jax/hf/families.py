@@ -28,7 +28,6 @@ from pe_jax.hf.parents import DATA, listed
 from pe_jax.hf.rotary import Base, Rotary, Step, Zamba
 from pe_jax.hf.vision import Axial, BEiT, Patches, Sinusoids, SwinFamily
 
-STACKS = ("encoder", "decoder")
 CLASSES = {"Rotary": Rotary, "MLA": MLA, "Step": Step, "Zamba": Zamba}
 CLASSES |= {name: getattr(biases, name) for name in ("DBRX", "Qwen1", "ChatGLM")}
 
@@ -79,7 +78,10 @@ MOONSHINE = Rotary(layout="interleaved", partial=0.9)
 ENCODES: dict[str, Any] = {"causal": False, "stack": "encoder"}
 FAMILIES |= {
     "t5gemma": Halves(((dataclasses.replace(GEMMA2[0], **ENCODES), GEMMA2[1]), GEMMA2)),
-    "dia": Halves(tuple((FAMILIES[f"dia_{x}"], f"dia_{x}") for x in STACKS), "_config"),
+    "dia": Halves(
+        ((FAMILIES["dia_encoder"], "dia_encoder"), (FAMILIES["dia_decoder"], "dia_decoder")),
+        "_config",
+    ),
     "moonshine": Halves(
         ((dataclasses.replace(MOONSHINE, **ENCODES), "moonshine"), (MOONSHINE, "moonshine")), "_"
     ),

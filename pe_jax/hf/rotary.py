@@ -394,12 +394,12 @@ class Rotary(Family):
             original_max_position_embeddings=original,
         )
         rope = dataclasses.replace(rope, layout=self.layout)
-        if self.sections is not None:
+        if sections is not None:
             if self.interleaved:  # the code asks for rows and columns, and time has the rest
                 pairs = rope.rotary_dim(head_dim) // 2
                 places = ((1, sections[1]), (2, sections[2]))
-                rest = [len(range(i, min(3 * n, pairs), 3)) for i, n in places]
-                sections = (pairs - sum(rest), *rest)
+                rows, columns = (len(range(i, min(3 * n, pairs), 3)) for i, n in places)
+                sections = (pairs - rows - columns, rows, columns)
             encoding = MRoPE(rope.base, sections, self.interleaved, rope.fraction, rope.scaling)
             encoding.check(Dims(head_dim, 1, 1, head_dim))
             return encoding
@@ -436,7 +436,8 @@ class Rotary(Family):
         ok = isinstance(sections, list | tuple) and len(sections) == 3
         ok = ok and all(is_int(n, 0) for n in sections)
         require(ok, "mrope_section", sections, "pass three integers: time, row, column")
-        return tuple(sections), beta
+        time, row, column = sections
+        return (time, row, column), beta
 
     # Writing
 
