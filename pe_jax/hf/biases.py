@@ -33,16 +33,15 @@ class T5Family(Family):
     Attributes:
       shared: whether the layers of a stack share a table.
       local: whether the encoder's attention has a radius (LongT5).
-      only: the one stack that there is, if it is one.
+      layers: default of `num_layers`.
     """
 
     shared: bool = True
     local: bool = False
-    only: str = ""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         count = keys.layers()
-        decoders = count if self.only else keys.layers("num_decoder_layers", default=count, low=0)
+        decoders = keys.layers("num_decoder_layers", default=count, low=0)
         head_dim = keys.integer("d_kv", default=64)
         buckets = keys.integer(NUM_BUCKETS, default=32)
         reach = keys.integer(MAX_DISTANCE, default=128)
@@ -53,8 +52,6 @@ class T5Family(Family):
             window = keys.integer("local_radius", default=127) + 1
         entries = []
         for stack, times in (("encoder", count), ("decoder", decoders)):
-            if self.only not in ("", stack):
-                continue
             both = stack == "encoder"
             encoding = t5.T5(buckets, reach, bidirectional=both, shared=self.shared)
             more = {"causal": not both, "stack": stack, "window": window if both else None}
@@ -62,11 +59,10 @@ class T5Family(Family):
         return entries
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        first = one_of_a_kind(layers, self.only or "encoder")
+        first = one_of_a_kind(layers, "encoder")
         encoding = written(first.encoding, t5.T5)
-        count = sum(layer.stack == first.stack for layer in layers)
-        config = {"num_layers": count}
-        config |= {} if self.only else {"num_decoder_layers": len(layers) - count}
+        count = sum(layer.stack == "encoder" for layer in layers)
+        config = {"num_layers": count, "num_decoder_layers": len(layers) - count}
         config |= {"d_kv": first.head_dim, NUM_BUCKETS: encoding.num_buckets}
         config |= {MAX_DISTANCE: encoding.max_distance}
         if self.local:
@@ -138,31 +134,16 @@ class DeBERTaFamily(Family):
 
 
 @dataclasses.dataclass(frozen=True)
-class Same(Family):
-    """The same encoding in every layer, without settings.
-
-    Attributes:
-      encoding: which.
-      causal: whether later tokens are hidden.
-      unread: keys that change nothing (BLOOM's `offset_alibi` is a constant, lost in the softmax).
-      layers: the key of their number that is written.
-    """
-
-    encoding: Encoding
-    causal: bool = True
-    unread: tuple[str, ...] = ()
-    layers: str = "num_hidden_layers"
+class Bloom(Family):
+    """ALiBi."""
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
-        for key in self.unread:
-            keys.get(key)
-        stack = "decoder" if self.causal else "encoder"
-        layer = LayerEncoding(self.encoding, keys.head_dim(), causal=self.causal, stack=stack)
-        return [layer] * keys.layers()
+        keys.get("offset_alibi")  # a constant, which softmax does not see
+        return [LayerEncoding(ALiBi(), keys.head_dim())] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
-        written(one_of_a_kind(layers).encoding, type(self.encoding))
-        return {self.layers: len(layers)}
+        written(one_of_a_kind(layers).encoding, ALiBi)
+        return {"n_layer": len(layers)}
 
 
 @dataclasses.dataclass(frozen=True)

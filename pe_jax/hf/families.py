@@ -3,20 +3,18 @@
 import dataclasses
 from typing import Any
 
-from pe_jax.encodings.alibi import ALiBi
-from pe_jax.encodings.transformer_xl import TransformerXL
 from pe_jax.hf import biases, kinds
 from pe_jax.hf.absolute import GPT2, GPTNeo, Halves, Learned1D, TwoStacks
 from pe_jax.hf.biases import (
     MPT,
     Baichuan,
+    Bloom,
     Conformer,
     DeBERTaFamily,
     Falcon,
     LayoutLMv3Family,
     MPNet,
     RoFormer,
-    Same,
     T5Family,
     WavLMFamily,
     XLNet,
@@ -104,13 +102,11 @@ FAMILIES |= {
     "mt5": T5Family(),
     "switch_transformers": T5Family(),
     "pop2piano": T5Family(),
-    "pix2struct_text_model": T5Family(only="decoder"),
     "umt5": T5Family(shared=False),
     "longt5": T5Family(local=True),
     "deberta": DeBERTaFamily(),
     "deberta-v2": DeBERTaFamily(v2=True),
-    "bloom": Same(ALiBi(), unread=("offset_alibi",), layers="n_layer"),
-    "parakeet_encoder": Same(TransformerXL(), causal=False, unread=("max_position_embeddings",)),
+    "bloom": Bloom(),
     "mpt": MPT(),
     "falcon": Falcon(),
     "RefinedWeb": Falcon(),

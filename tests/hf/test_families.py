@@ -242,7 +242,6 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
     ("ultrabert", {"sliding_window": 7}, None, {"causal": False, "window": 8}),
     ("xglm", {}, "sinusoidal(layout='tensor2tensor')", {"first_row": 2, "causal": True}),
     ("bloom", {}, "alibi", {"causal": True}),
-    ("parakeet_encoder", {}, "transformer_xl", {"causal": False, "stack": "encoder"}),
     (
         "bailing_moe_v2",
         {"partial_rotary_factor": 0.5},
@@ -253,7 +252,6 @@ NEWER = [  # type, its keys, pattern of the layers that attend, what the first o
     ("step3p5_vision", {}, "rope_2d", {"also": ("learned_positions", "columns_first")}),
     ("minimax_m3_vl_vision", {}, "rope_nd", {"causal": False}),
     ("internvl_vision", {"use_absolute_position_embeddings": False}, "nope", {"causal": False}),
-    ("pix2struct_text_model", {"num_layers": 4, "d_kv": 64}, "t5", {"stack": "decoder"}),
 ]
 
 

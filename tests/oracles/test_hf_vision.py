@@ -63,8 +63,8 @@ def test_towers_rotate_as_theirs(live, kind):
     import torch
 
     cls = hf_types.types()[kind]
-    names = {"hidden_size": 48, "num_attention_heads": 2, "num_heads": 2, "num_hidden_layers": 3}
-    names |= {"depth": 3, "num_key_value_heads": 2}
+    names = {"hidden_size": 48, "num_attention_heads": 2, "num_heads": 2, "num_key_value_heads": 2}
+    names |= {"adapter_in_dim": 48}
     known = {*cls().to_dict(), *cls.attribute_map}
     config = cls(**{name: value for name, value in names.items() if name in known})
     layer = hf.encodings(config)[0]
