@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from pe_jax.hf import FAMILIES, LayerEncoding, encodings, pattern, weights
-from pe_jax.hf.families import NEAREST
+from pe_jax.hf.families import HUB, NEAREST, READ_IN_CODE
 from tools import encoding_facts
 from tools.cookbook_rows import CHECKS, GROUPS, LOGITS, ROWS, Row
 
@@ -165,6 +165,12 @@ def section() -> str:
     lines += [
         f"| {doc} | {', '.join(f'`{k}`' for k in kinds)} |" for doc, kinds in groups().items()
     ]
+    known = [
+        ", ".join(f"`{kind}`" for kind in x)
+        for x in (READ_IN_CODE, [k for k in HUB if k not in READ_IN_CODE])
+    ]
+    lines += ["", "Not in transformers, but in code of their own: the attention of these was read"]
+    lines += [f"there ({known[0]}); these are known by the keys of their configs ({known[1]})."]
     lines += ["", "What is not read, and why:", "", "| why | model types |", "| --- | --- |"]
     lines += [f"| {why} | {', '.join(f'`{k}`' for k in kinds)} |" for why, kinds in reasons.items()]
     return "\n".join(lines)

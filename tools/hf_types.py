@@ -59,15 +59,29 @@ SIZES |= {
 }
 TINY = {name: size for size, names in SIZES.items() for name in names.split()}
 SECTIONS = {"qwen3_5_text": [2, 1, 1], "qwen3_5_moe_text": [2, 1, 1], "glm4v_moe_text": [2, 3, 3]}
+SECTIONS |= {
+    "qwen4_exp_text": [6, 5, 5],
+    "ernie4_5_vl_moe_text": [6, 6, 4],
+    "hunyuan_vl_text": [4, 4, 4, 4],
+}
+SECTIONS |= {f"glm{name}_text": [4, 6, 6] for name in ("4v", "_ocr", "_image")}
 SOME, FULL, LINEAR = ["mamba", "attention"] * 3, "full_attention", "linear_attention"
+INDEXER = {"indexer_budget": 64, "indexer_compress_ratio": 4, "indexer_n_heads": 2}
+INDEXER |= {"indexer_kv_heads": 1, "indexer_head_dim": 32}
 OWN: dict[str, dict[str, Any]] = {  # what else these need to be small and to have both kinds
     "bamba": {"attn_layer_indices": [1, 4]},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 6},
     "granitemoehybrid": {"layer_types": SOME, "position_embedding_type": "rope"},
+    "glm5_next_text": {"head_dim": 0, "qk_rope_head_dim": 0},
     "jamba": {"attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_offset": 0},
     "lfm2_moe": {"layer_types": ["conv", "conv", FULL] * 2},
     "mimo_v2_flash": {"num_key_value_heads": 1, "head_dim": 32},
+    "longcat_flash": {"head_dim": 8, "num_experts_per_tok": 2},
+    "minimax_m3_vl_text": {"rotary_dim": 32, "layer_types": ["minimax_m3_sparse", FULL] * 3},
     "nemotron_h": {"layers_block_type": [LINEAR, FULL, "moe", FULL, LINEAR, "mlp"]},
+    "qwen4_exp_text": INDEXER,
+    "step3p5": {"sliding_window": 5, "layer_types": [FULL, "sliding_attention"] * 3}
+    | {"rope_theta": [5e6, 1e4] * 3, "partial_rotary_factors": [0.5, 1.0] * 3},
     "zamba2": {"num_hidden_layers": 54},
 }
 
@@ -92,7 +106,7 @@ def config_of(kind: str, **settings: Any) -> Any:
         given.pop("sliding_window", None)
     if isinstance(family, MLA):
         given.pop("head_dim", None)  # it is qk_rope_head_dim
-    if getattr(family, "sections", None):
+    if getattr(family, "sections", None) or kind in SECTIONS:
         sections = SECTIONS.get(kind, [6, 5, 5] if family.interleaved else [4, 6, 6])
         given["rope_parameters"] = {**default.rope_parameters, "mrope_section": sections}
     return cls(**{**given, **OWN.get(kind, {}), **settings})
@@ -173,6 +187,8 @@ def run(model: Any, calls: list) -> list:
     names = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"input_ids": torch.arange(1, LENGTH + 1)[None] % 30 + 1}
     options |= {"use_cache": False} if "use_cache" in names else {}
+    if "decoder_input_ids" in names:
+        options["decoder_input_ids"] = options["input_ids"]
     with torch.no_grad():
         model(**options)
     return list(calls)
@@ -195,6 +211,8 @@ def rotated(
         if sort and rope.layout == "interleaved":
             first = jnp.stack(jnp.split(first, 2, axis=-1), axis=-1).reshape(first.shape)
         x = jnp.concatenate([first, rest], axis=-1)
+    if "mirrored" in layer.also:
+        x = jnp.concatenate(jnp.split(x, 2, axis=-1)[::-1], axis=-1)
     term: Any
     for term in encoding.terms(params, dims):
         turn = getattr(term, side) if isinstance(term, Rotation) else None
@@ -218,12 +236,13 @@ def difference(kind: str, **settings: Any) -> str:
         return "what is written is read as something else"
     with recording() as calls:
         model = model_of(config)
-        theirs = run(model, calls)
+        both = [run(model, calls)]
         with unrotated(model):
-            plain = run(model, calls)
+            both.append(run(model, calls))
     layers = tuple(layer for layer in layers if layer.encoding is not None)
     stacks = len({layer.stack for layer in layers})
-    if not theirs or stacks > 1:  # of a decoder's, some are of the encoder's keys
+    theirs, plain = ([x for x in some if "Cross" not in type(x[0]).__name__] for some in both)
+    if not theirs or (stacks > 1 and len(layers) != len(theirs)):
         raise LookupError("its attention calls are not ours to record, layer by layer")
     if len(layers) != len(theirs):
         return f"{len(layers)} layers attend, theirs {len(theirs)}"

@@ -140,11 +140,16 @@ def _read(config: Mapping[str, Any], like: str | None = None) -> tuple[LayerEnco
     kinds = [kind for kind, names in VISION.items() if names <= config.keys()]
     model_type = config.get("model_type") or next(iter(kinds), None)
     model_type = model_type if like is None else like
-    family = _family(model_type, config)
+    family: Any = _family(model_type, config)
     rate = None if vision is None else _as_dict(vision).get("tokens_per_second")
     if rate is not None and getattr(family, "sections", None):  # of the positions in the text
         config = {**config, "tokens_per_second": rate}
     keys = Keys(str(model_type), config)
+    if keys.drafts() and getattr(family, "sections", ()) is None:
+        own = keys.mapping("rope_scaling") or keys.mapping("rope_parameters") or {}
+        if own.get("mrope_section") is not None:  # of the model that it drafts for
+            order = own.get("mrope_interleaved") is True
+            family = dataclasses.replace(family, sections=(1, 1, 1), interleaved=order)
     layers = family.read(keys)
     causal = keys.flag("is_causal", default=True) or model_type in OWN_MASKS
     fix = "what this family's layers see of later tokens is not read here"

@@ -9,6 +9,7 @@ from pe_jax.encodings.learned import Learned
 from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.shaw import Shaw
 from pe_jax.encodings.sinusoidal import Sinusoidal
+from pe_jax.hf import parents
 from pe_jax.hf.keys import LENGTHS, Keys
 from pe_jax.hf.layers import Family, LayerEncoding
 from pe_jax.validation import require, shown
@@ -51,6 +52,8 @@ class Learned1D(Family):
         if `rotary`, "rotary" (ESM).
       decodes: whether `is_decoder` is read, which hides later tokens.
       groups: whether each layer is `inner_group_num` of them (ALBERT).
+      layout: of a sinusoid instead of the table.
+      also: what else each layer needs.
     """
 
     length: int
@@ -61,6 +64,8 @@ class Learned1D(Family):
     rotary: bool = False
     decodes: bool = False
     groups: bool = False
+    layout: str = ""
+    also: tuple[str, ...] = ()
 
     def _rows(self, keys: Keys) -> tuple[int, int]:
         """Positions, and the row of the first."""
@@ -78,14 +83,15 @@ class Learned1D(Family):
         fix = "'relative_key_query' adds k·table; the nearest scheme: deberta"
         kind = keys.choice("position_embedding_type", known, "absolute", fix) if self.typed else ""
         base = keys.real("rope_theta", default=1e4) if self.rotary else 1e4
-        encoding: Encoding = Learned(length)
+        encoding: Encoding = Sinusoidal(layout=self.layout) if self.layout else Learned(length)
         if kind == "relative_key":
             encoding, first = Shaw(length + first - 1, values=False), 0
         if kind == "rotary":
             encoding, first = RoPE(base), 0
         causal = self.causal or (self.decodes and keys.flag("is_decoder"))
         stack = "decoder" if causal else "encoder"
-        layer = LayerEncoding(encoding, head_dim, causal=causal, stack=stack, first_row=first)
+        more: dict[str, Any] = {"causal": causal, "stack": stack, "also": self.also}
+        layer = LayerEncoding(encoding, head_dim, first_row=first, **more)
         layers *= keys.layers("inner_group_num", default=1) if self.groups else 1
         require(layers <= 10_000, "inner_group_num", layers, "pass at most 10000 layers in all")
         return [layer] * layers
@@ -101,6 +107,8 @@ class Learned1D(Family):
         if self.rotary and isinstance(layer.encoding, RoPE):
             theta = {"rope_theta": layer.encoding.base}
             return config | {"position_embedding_type": "rotary", **theta}
+        if self.layout:
+            return config
         length = written(layer.encoding, Learned).length
         if self.pad is not None:
             config["pad_token_id"] = layer.first_row - 1
@@ -181,12 +189,16 @@ class TwoStacks(Family):
       lengths: default of both stacks' `max_position_embeddings`, or those of an encoder's
         `max_source_positions` and a decoder's `max_target_positions`.
       first_row: of position 0, in a released table or among the angles.
+      only: the one stack that there is, whose keys may have the usual names.
+      usual: whether these are what is written.
     """
 
     encoder: str | None
     decoder: str | None
     lengths: int | tuple[int, int]
     first_row: int = 0
+    only: str = ""
+    usual: bool = False
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         entries, width = [], keys.integer("d_model", "hidden_size")
@@ -194,8 +206,9 @@ class TwoStacks(Family):
             keys.get(key)  # of older code: what the model types say by themselves
         for stack, layout, (key, default) in self._stacks():
             length = keys.integer(key, default=default)
-            count = keys.layers(f"{stack}_layers", low=0)
-            heads = keys.integer(f"{stack}_attention_heads")
+            usual = ("num_hidden_layers", "num_attention_heads") if self.only else ()
+            count = keys.layers(f"{stack}_layers", *usual[:1], low=0)
+            heads = keys.integer(f"{stack}_attention_heads", *usual[1:])
             require(width % heads == 0, f"{stack}_attention_heads", heads, f"must divide {width}")
             encoding = Learned(length) if layout is None else Sinusoidal(layout=layout)
             more = {"causal": stack == "decoder", "stack": stack, "first_row": self.first_row}
@@ -208,7 +221,8 @@ class TwoStacks(Family):
             lengths = zip(
                 ("max_source_positions", "max_target_positions"), self.lengths, strict=True
             )
-        return zip(("encoder", "decoder"), (self.encoder, self.decoder), lengths, strict=True)
+        both = zip(("encoder", "decoder"), (self.encoder, self.decoder), lengths, strict=True)
+        return [entry for entry in both if self.only in ("", entry[0])]
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         config: dict[str, Any] = {"d_model": max(layer.head_dim for layer in layers)}
@@ -217,4 +231,43 @@ class TwoStacks(Family):
             config |= {f"{stack}_layers": len(own), f"{stack}_attention_heads": 1}
             if own and layout is None:
                 config[key] = written(one_of_a_kind(own).encoding, Learned).length
+        if self.usual:
+            names = {"d_model": "hidden_size", f"{self.only}_layers": "num_hidden_layers"}
+            names |= {f"{self.only}_attention_heads": "num_attention_heads"}
+            return {names.get(name, name): value for name, value in config.items()}
         return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(Family):
+    """An encoder and a decoder, each with keys in a config of its own, or under a prefix.
+
+    Attributes:
+      stacks: the families of both, the encoder's first, and the names of their default sizes.
+      keys: what follows "encoder" and "decoder" in the keys of their configs; "_": a prefix.
+    """
+
+    stacks: tuple[tuple[Any, str], tuple[Any, str]]
+    suffix: str = ""
+
+    def read(self, keys):
+        entries = []
+        for stack, (family, kind) in zip(("encoder", "decoder"), self.stacks, strict=True):
+            own = keys.mapping(stack + self.suffix) or {}
+            if self.suffix == "_":
+                own = {n.removeprefix(f"{stack}_"): x for n, x in keys.config.items()}
+            inner = Keys(keys.model_type, parents.sized(own, kind))
+            entries += [dataclasses.replace(x, stack=stack) for x in family.read(inner)]
+            inner.check_rest()
+            keys.known |= inner.known
+        return entries
+
+    def write(self, layers):
+        found: dict[str, Any] = {}
+        for stack, (family, _) in zip(("encoder", "decoder"), self.stacks, strict=True):
+            own = family.write([layer for layer in layers if layer.stack == stack])
+            if self.suffix == "_":
+                found |= {f"{stack}_{n}" if n.startswith("num_") else n: x for n, x in own.items()}
+            else:
+                found[stack + self.suffix] = own
+        return found

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from pe_jax.hf import biases, kinds
-from pe_jax.hf.absolute import GPT2, GPTNeo, Learned1D, TwoStacks
+from pe_jax.hf.absolute import GPT2, GPTNeo, Halves, Learned1D, TwoStacks
 from pe_jax.hf.biases import (
     MPT,
     Baichuan,
@@ -23,10 +23,10 @@ from pe_jax.hf.deepseek_v4 import DeepSeekV4
 from pe_jax.hf.inkling import InklingFamily
 from pe_jax.hf.mla import MLA
 from pe_jax.hf.parents import DATA, listed
-from pe_jax.hf.rotary import Base, Rotary, Zamba
+from pe_jax.hf.rotary import Base, Rotary, Step, Zamba
 from pe_jax.hf.vision import Axial, BEiT, Patches, Sinusoids, SwinFamily
 
-CLASSES = {"Rotary": Rotary, "MLA": MLA, "Zamba": Zamba}
+CLASSES = {"Rotary": Rotary, "MLA": MLA, "Step": Step, "Zamba": Zamba}
 CLASSES |= {name: getattr(biases, name) for name in ("DBRX", "Qwen1", "ChatGLM")}
 
 
@@ -63,7 +63,7 @@ def _rotary() -> dict[str, Any]:
 # What rotates.
 FAMILIES: dict[str, Any] = {
     **_rotary(),
-    "deepseek_v4": DeepSeekV4(layout="interleaved"),
+    **dict.fromkeys(("deepseek_v4", "deepseek_ref"), DeepSeekV4(layout="interleaved")),
     "inkling_text": InklingFamily(),
     "inkling2_text": InklingFamily(second=True),
     "roformer": RoFormer(),
@@ -71,16 +71,37 @@ FAMILIES: dict[str, Any] = {
     "baichuan": Baichuan(),
 }
 
-# Of the Hub's code alone: read by their configs' keys.
-HUB = "internlm2 xverse exaone minicpm deepseek orion yi aquila skywork zhinao mimo stablelm_epoch"
-HUB = f"{HUB} RefinedWeb RefinedWebModel baichuan chatglm qwen kimi_k2 exaone4_5_text".split()
+GEMMA2 = FAMILIES["gemma2"], "t5_gemma_module"
+MOONSHINE = Rotary(layout="interleaved", partial=0.9)
+ENCODES: dict[str, Any] = {"causal": False, "stack": "encoder"}
+FAMILIES |= {
+    "t5gemma": Halves(((dataclasses.replace(GEMMA2[0], **ENCODES), GEMMA2[1]), GEMMA2)),
+    "dia": Halves(
+        ((FAMILIES["dia_encoder"], "dia_encoder"), (FAMILIES["dia_decoder"], "dia_decoder")),
+        "_config",
+    ),
+    "moonshine": Halves(
+        ((dataclasses.replace(MOONSHINE, **ENCODES), "moonshine"), (MOONSHINE, "moonshine")), "_"
+    ),
+}
+
+# Of the Hub's code alone: those whose attention was read there, and those known by their keys.
+READ_IN_CODE = (
+    "aquila baichuan bailing_moe bailing_moe_v2 chatglm internlm2 minicpm orion qwen xverse".split()
+)
+HUB = "exaone deepseek yi Yi skywork zhinao mimo stablelm_epoch RefinedWeb RefinedWebModel"
+HUB = (
+    f"{HUB} kimi_k2 exaone4_5_text internlm telechat3 sparsellama youtu_llm phi3_v phi4mm phi-msft"
+)
+HUB = [*READ_IN_CODE, *f"{HUB} mimo_v2 minimax_m3 deepseek_ref nemotron-nas".split()]
 
 # Positions in the scores.
-CONVOLVED = "wav2vec2 hubert unispeech unispeech-sat data2vec-audio"
+CONVOLVED = "wav2vec2 hubert unispeech unispeech-sat data2vec-audio sew"
 FAMILIES |= {
     "t5": T5Family(),
     "mt5": T5Family(),
     "switch_transformers": T5Family(),
+    "pop2piano": T5Family(),
     "umt5": T5Family(shared=False),
     "longt5": T5Family(local=True),
     "deberta": DeBERTaFamily(),
@@ -115,10 +136,14 @@ FAMILIES |= {
     "whisper": TwoStacks("tensor2tensor", None, (1500, 448)),
     "speech_to_text": TwoStacks("tensor2tensor", "tensor2tensor", (6000, 1024), first_row=2),
     "imagegpt": GPT2(1024, causal=True),
+    "ctrl": Learned1D(256, causal=True, layout="concatenated"),
+    "xglm": Learned1D(2048, causal=True, first_row=2, layout="tensor2tensor"),
+    "git": Learned1D(1024, causal=True, also=("bidirectional_prefix",)),
 }
 
+DEPTH = ("depth",)
 for family, names in {
-    BERT: "bert electra ernie bert-generation roc_bert megatron-bert rembert",
+    BERT: "bert dpr electra ernie bert-generation roc_bert megatron-bert rembert",
     Learned1D(512): "distilbert align_text_model chinese_clip_text_model splinter squeezebert"
     " flava_text_model instructblip_qformer instructblipvideo_qformer",
     ROBERTA: "roberta xlm-roberta camembert data2vec-text roberta-prelayernorm xlm-roberta-xl xmod",
@@ -131,10 +156,40 @@ for family, names in {
     Learned1D(77): "aimv2_text_model",
     TwoStacks("concatenated", "concatenated", 1024): "marian pegasus",
     TwoStacks(None, None, 1024, first_row=2): "bart mbart plbart mvp",
-    TwoStacks("tensor2tensor", "tensor2tensor", 1024, first_row=2): "m2m_100 nllb-moe",
+    TwoStacks("tensor2tensor", "tensor2tensor", 1024, first_row=2): "m2m_100 nllb-moe fsmt",
+    TwoStacks("tensor2tensor", None, (1500, 448), only="encoder"): "qwen2_audio_encoder",
+    TwoStacks("tensor2tensor", None, (1500, 448), only="encoder", usual=True): "voxtral_encoder"
+    " audioflamingo3_encoder",
     Patches(tokens=1, patch=32): "clip_vision_model clipseg_vision_model altclip_vision_model"
     " chinese_clip_vision_model metaclip_2_vision_model",
-    Patches(): "vit vit_msn",
+    Patches(): "vit vit_msn git_vision_model flava_image_model",
+    Patches(tokens=0): "groupvit_vision_model ijepa",
+    Patches(image=384): "blip_vision_model",
+    Patches(tokens=0, patch=14): "ovis2_vision",
+    Patches(patch=14): "blip_2_vision_model instructblip_vision_model"
+    " instructblipvideo_vision_model kosmos_2_vision_model",
+    Patches(patch=32, image=768): "owlvit_vision_model",
+    Patches(image=768): "owlv2_vision_model",
+    Patches(tokens=0, image=384): "janus_vision_model",
+    Patches(patch=14, image=448, optional=True): "internvl_vision qianfan_ocr_vision",
+    Patches(
+        patch=14, image=448, method="bilinear", antialias=True, registers=1
+    ): "tipsv2_vision_model",
+    Axial(layers=DEPTH): "ernie4_5_vl_moe_vision",
+    Axial(layers=DEPTH, also=("learned_positions",)): "qwen3_vl_vision qwen3_vl_moe_vision"
+    " qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision qwen3_omni_moe_vision_encoder"
+    " cohere_compass_vision glm4v_vision glm4v_moe_vision",
+    Axial(layers=DEPTH, also=("qk_norm",)): "glm_ocr_vision glm5_next_vision",
+    Axial(layers=DEPTH, windowed="fullatt_block_indexes"): "qwen2_5_vl_vision exaone4_5_vision"
+    " qwen2_5_omni_vision_encoder",
+    Axial(also=("qk_norm",)): "dots3_note_vision_encoder",
+    Axial(): "video_llama_3_vision",
+    Axial(also=("learned_positions",)): "paddleocr_vl_vision",
+    Axial(windowed="layer_types", also=("learned_positions",)): "muse_glimmer_vision"
+    " muse_spark_vision",
+    Axial(also=("learned_positions", "columns_first")): "step3p5_vision",
+    Axial(layout="interleaved", also=("learned_positions", "columns_first")): "inkling2_vision",
+    Axial(axes=3): "minimax_m3_vl_vision",
 }.items():
     FAMILIES |= dict.fromkeys(names.split(), family)
 
@@ -142,8 +197,7 @@ for family, names in {
 FAMILIES |= {
     "pixtral": Axial("alternating"),
     "dinov3_vit": Axial(base=100.0, normalized=True, registers=True),
-    "qwen2_vl_vision": Axial(layers=("depth",), width=("embed_dim",)),
-    "qwen2_5_vl_vision": Axial(layers=("depth",), windowed=True),
+    "qwen2_vl_vision": Axial(layers=DEPTH, width=("embed_dim",)),
     "vit_mae": Sinusoids(),
     "deit": Patches(tokens=2),
     "dinov2": Patches(patch=14),

@@ -8,7 +8,7 @@ from pe_jax.encodings.registry import ENCODINGS
 from pe_jax.validation import is_int, is_real, require, shown
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
@@ -21,7 +21,8 @@ SUSPECT = re.compile(
 )
 HARMLESS = {*LENGTHS, "n_ctx", "seq_length", "chunk_size_feed_forward", "max_window_layers"}
 HARMLESS |= {"original_max_position_embeddings", "max_trained_positions"}
-HARMLESS |= {"chunk_size", "logits_soft_cap", "use_pos_enc"}
+HARMLESS |= {"context_window_size", "prefill_chunk_size"}  # limits of a runtime (MLC)
+HARMLESS |= {"num_sliding_attention_heads", "chunk_size", "logits_soft_cap", "use_pos_enc"}
 HARMLESS |= {"final_logit_softcapping"}  # of the vocabulary
 HARMLESS |= {"mlp_layer_types", "mlp_gate_softcap", "mlp_up_softcap", "shared_expert_sink"}
 HARMLESS |= {"hc_sinkhorn_iters"}  # of the residual stream
@@ -180,11 +181,15 @@ class Keys:
         It is switched off, as wide as the model is long, or of a draft head, whose config has what
         the model that it was made for says.
         """
-        drafts = "eagle" in str(self.config.get("architectures")).lower()
         length = self.config.get("max_position_embeddings")
         wide = is_int(value, 1) and is_int(length, 1) and value >= length
         off = self.config.get("use_sliding_window") is False
-        return off or wide or drafts or "draft_vocab_size" in self.config
+        return off or wide or self.drafts()
+
+    def drafts(self) -> bool:
+        """Whether it is a draft head's config (EAGLE)."""
+        named = "eagle" in str(self.config.get("architectures")).lower()
+        return named or "draft_vocab_size" in self.config
 
     def _name(self, names: tuple[str, ...]) -> str:
         return next((n for n in names if self.config.get(n) is not None), names[0])

@@ -13,6 +13,7 @@ OTHERS = (LINEAR, "conv", "moe", "mlp")  # layers without softmax attention
 RENAMED = {  # by transformers, too
     "attention": FULL,
     "hybrid": FULL,
+    "hybrid_sliding": SLIDING,
     "mamba": LINEAR,
     "recurrent": LINEAR,
     "deepseek_sparse_attention": INDEXED,
@@ -32,6 +33,8 @@ class Each:
       first: whether it is the first of them, not the last.
       others: the type of the others.
       last: whether the model's last is full, too.
+      back: whether they are counted from the last.
+      full: the type of the full ones.
     """
 
     count: int
@@ -39,11 +42,14 @@ class Each:
     first: bool = False
     others: str = SLIDING
     last: bool = False
+    back: bool = False
+    full: str = FULL
 
     def __call__(self, keys: Keys, layers: int) -> list[str]:
         each = keys.integer(self.key, f"_{self.key}", default=self.count)
-        made = [self.others if (i + (not self.first)) % each else FULL for i in range(layers)]
-        return [*made[:-1], FULL if self.last else made[-1]]
+        shift = (1 - layers) if self.back else not self.first
+        made = [self.others if (i + shift) % each else self.full for i in range(layers)]
+        return [*made[:-1], self.full if self.last else made[-1]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +171,13 @@ def listed_rope(keys: Keys, kinds: list[str]) -> list[bool]:
     return [bool(x) for x in each]
 
 
+def listed_bases(keys: Keys, kinds: list[str]) -> list[bool]:
+    """`layer_rope_theta` says which; without it every fourth does not, counted from the last."""
+    if keys.get("layer_rope_theta") is not None:
+        return [True] * len(kinds)
+    return [(len(kinds) - 1 - i) % 4 != 0 for i in range(len(kinds))]
+
+
 def only_sliding(keys: Keys, kinds: list[str]) -> list[bool]:
     """RoPE on the layers with a window alone (Cohere 2)."""
     return [kind == SLIDING for kind in kinds]
@@ -221,6 +234,38 @@ def all_full(keys: Keys, layers: int) -> list[str]:
 def all_indexed(keys: Keys, layers: int) -> list[str]:
     """An indexer in all layers (DeepSeek-V3.2)."""
     return [INDEXED] * layers
+
+
+def m3_layers(keys: Keys, layers: int) -> list[str]:
+    """The layers that `sparse_attention_freq` lists as 1 have an indexer (MiniMax-M3)."""
+    inner = Keys(keys.model_type, keys.mapping("sparse_attention_config") or {})
+    given = inner.per_layer("sparse_attention_freq", layers, (0, 1), [0] * layers)
+    return [INDEXED if x else FULL for x in given]
+
+
+def flint_layers(keys: Keys, layers: int) -> list[str]:
+    """The first layer is full, the second and every fourth from there on, and the last."""
+    full = [i == 0 or i % 4 == 1 or i == layers - 1 for i in range(layers)]
+    return [FULL if x else SLIDING for x in full]
+
+
+def doubled(keys: Keys, layers: int) -> list[str]:
+    """Two attentions in each of `num_layers` (LongCat)."""
+    return [FULL] * 2 * layers
+
+
+def nas_layers(keys: Keys, layers: int) -> list[str]:
+    """Layers whose block says that attention is a no-op, or linear, do not attend (DeciLM)."""
+    blocks = keys.get("block_configs", default=[{}] * layers)
+    ok = isinstance(blocks, list | tuple) and len(blocks) >= layers
+    ok = ok and all(isinstance(block, dict) for block in blocks)
+    require(ok, "block_configs", blocks, f"pass a dict for each of {layers} layers")
+    own = [block.get("attention") or {} for block in blocks[:layers]]
+    for key in ("window_length", "num_sink_tokens", "sparsify"):
+        given = next((x[key] for x in own if isinstance(x, dict) and x.get(key)), None)
+        require(given is None, f"block_configs: {key}", given, "such blocks are not read here")
+    off = [isinstance(x, dict) and (x.get("no_op") or x.get("replace_with_linear")) for x in own]
+    return [LINEAR if x else FULL for x in off]
 
 
 def late_layers(keys: Keys, layers: int) -> list[str]:

@@ -41,12 +41,15 @@ class LayerEncoding(PlainFields):
         "cosine_scores" (and a learned scale), "windows" and "shifted_windows" of an image (Swin),
         "bidirectional_images" (Gemma 3, sliding layers of Gemma 4) and "bidirectional_prefix"
         (PaliGemma), which see both ways whatever `causal` says, "segment_bias" (XLNet),
-        "conv_positions" (WavLM),
-        "learned_positions" and "learned_boxes" (LayoutLMv3), "share_att_key" and "norm_rel_ebd"
-        (DeBERTa), "short_convolutions" (of keys and values, Inkling), "value_norm" and
-        "output_gate" (Inkling 2), "rotated_values" (DeepSeek-V4: as the keys are, the output back),
-        "compressed_sparse_attention" and "heavily_compressed_attention" (keys that compress 4 and
-        128 tokens).
+        "conv_positions" (WavLM), "learned_positions" (and a table at the input) and "learned_boxes"
+        (LayoutLMv3), "share_att_key" and "norm_rel_ebd" (DeBERTa), "short_convolutions" (of keys
+        and values, Inkling), "value_norm" and "output_gate" (Inkling 2), "rotated_values"
+        (DeepSeek-V4: as keys are, the output back), "compressed_sparse_attention" and
+        "heavily_compressed_attention" (keys that compress 4 and 128 tokens), "indexer" (which
+        selects the keys), "own_mrope" (positions of images turn pairs in an order that mrope does
+        not have: the encoding is that of text), "mirrored" (it turns by -position: swap the halves
+        of each head's channels of W_q and W_k), "scaled_latents" (LongCat), "columns_first" (of a
+        patch's position).
     """
 
     encoding: Encoding | None

@@ -9,9 +9,10 @@ from pe_jax.encodings.rope import RoPE
 from pe_jax.encodings.scaling import hugging_face
 from pe_jax.encodings.sums import Sum
 from pe_jax.hf import rotary_keys
-from pe_jax.hf.kinds import INDEXED, OTHERS
+from pe_jax.hf.keys import REQUIRED
+from pe_jax.hf.kinds import FULL, INDEXED, OTHERS, doubled
 from pe_jax.hf.layers import LayerEncoding, parts
-from pe_jax.hf.rotary import PARTIAL, Rotary
+from pe_jax.hf.rotary import PARTIAL, Rotary, with_sink
 from pe_jax.validation import require
 
 
@@ -40,23 +41,32 @@ class MLA(Rotary):
         for key in ("head_dim", "qk_head_dim"):
             keys.get(key)  # both follow from these
         rope, scale = self._rope(keys, rotary, width) if any(turns) else (None, None)
+        sunk = with_sink if self.sinks else lambda encoding: encoding
         return [
             LayerEncoding(None, width)
             if kind in OTHERS
             else LayerEncoding(
-                rope if rope and rotated else Encoding(),
+                sunk(rope if rope and rotated else Encoding()),
                 width,
                 scale=scale,
                 rotary_last=bool(rope) and rotated,
-                also=("indexer",) if kind == INDEXED else (),
+                also=(*self.also, *(("indexer",) if kind == INDEXED else ())),
             )
             for kind, rotated in zip(kinds, turns, strict=True)
         ]
+
+    def _kinds(self, keys):
+        if self.kinds is not doubled:
+            return super()._kinds(keys)
+        both = 2 * keys.layers("num_layers") if keys.get("num_layers") is not None else REQUIRED
+        return [FULL] * keys.layers("num_hidden_layers", default=both)
 
     def _rope(self, keys, rotary: int, width: int):
         """The rotation of `rotary` channels of `width`, and the scale."""
         pairs = keys.flag(*self.interleave) if isinstance(self.interleave, tuple) else None
         pairs = self.interleave if pairs is None else pairs
+        given = keys.flag("rope_interleave", default=pairs)
+        require(given == pairs, "rope_interleave", given, f"it is always {pairs} for this family")
         own = dict(self._parameters(keys)[0])
         own.pop("max_position_embeddings", None)  # Mistral 4's repeat the config's
         fix = f"qk_rope_head_dim={rotary} rotates already; leave the factor out"

@@ -26,17 +26,24 @@ def listed(section: str) -> dict[str, str]:
 TYPES, SIZES = listed("text"), listed("sizes")
 
 
+def sized(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The config with transformers' defaults of its type for the sizes that it leaves out."""
+    for names, size in zip((LAYERS, WIDTH, HEADS), SIZES.get(kind, "").split(), strict=False):
+        if all(config.get(name) is None for name in names):
+            config = {**config, names[0]: int(size)}
+    return config
+
+
 def text(config: Mapping[str, Any], as_dict: Any, families: Any) -> Mapping[str, Any]:
     """The part for text with its type and sizes, or the config itself where it has no parts."""
     inner = next((config[name] for name in TEXT if config.get(name) is not None), None)
-    if inner is None:
-        return config
-    inner, parent = as_dict(inner), config.get("model_type")
-    if inner.get("model_type") is None and isinstance(parent, str):
-        own = [parent + end for end in OWN if parent + end in families]
-        inner = {**inner, "model_type": TYPES.get(parent) or next(iter(own), None)}
-    sizes = SIZES.get(str(inner.get("model_type")), "").split()
-    for names, size in zip((LAYERS, WIDTH, HEADS), sizes, strict=False):
-        if all(inner.get(name) is None for name in names):
-            inner = {**inner, names[0]: int(size)}
-    return text(inner, as_dict, families)
+    parent = str(config.get("model_type"))
+    own = [parent + end for end in OWN if parent + end in families]
+    kind = TYPES.get(parent) or next(iter(own), None)
+    if inner is None:  # some have the text's keys next to their own
+        flat = kind and parent not in families and any(name in config for name in LAYERS)
+        return {**config, "model_type": kind} if flat else config
+    inner = as_dict(inner)
+    if inner.get("model_type") in (None, parent):
+        inner = {**inner, "model_type": kind or parent}
+    return text(sized(inner, str(inner.get("model_type"))), as_dict, families)

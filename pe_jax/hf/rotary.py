@@ -15,11 +15,12 @@ from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.temperature import Temperature
 from pe_jax.hf import rotary_keys
 from pe_jax.hf.keys import LAYERS, Keys
-from pe_jax.hf.kinds import CHUNKED, FULL, INDEXED, LINEAR, OTHERS, RENAMED, SLIDING, Switch
+from pe_jax.hf.kinds import CHUNKED, FULL, INDEXED, LINEAR, OTHERS, RENAMED, SLIDING, Each, Switch
 from pe_jax.hf.layers import Family, LayerEncoding
 from pe_jax.validation import is_int, is_real, require, shown
 
 FACTORS = ("clip_qkv", "key_multiplier", "qk_scale_factor")  # of q and k: named in `also`
+MANY_AXES = ("mrope_section", "xdrope_section", "mrope_interleaved")
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
 
 
@@ -77,6 +78,9 @@ class Rotary(Family):
       images: default of `use_bidirectional_attention` (Gemma 4).
       window_on_full: whether the window is that of full layers (MiniMax).
       timed: whether videos are in seconds, by the vision config's `tokens_per_second`.
+      factor: default of `qk_scale_factor`.
+      labels: what types of layers are called where configs are written.
+      also: what else each layer needs.
     """
 
     layout: str = "half"
@@ -112,6 +116,9 @@ class Rotary(Family):
     images: str | None = None
     window_on_full: bool = False
     timed: bool = False
+    factor: float = 1.0
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    also: tuple[str, ...] = ()
 
     # Reading
 
@@ -138,7 +145,8 @@ class Rotary(Family):
             require(not keys.has_none("attention_chunk_size"), "attention_chunk_size", None, fix)
             chunk = keys.integer("attention_chunk_size", default=8192)
         windowed = (SLIDING, FULL) if self.window_on_full else (SLIDING,)
-        numbers = {name: float(keys.real(name, default=1.0)) for name in FACTORS}
+        ones = {"qk_scale_factor": self.factor}
+        numbers = {name: float(keys.real(name, default=ones.get(name, 1.0))) for name in FACTORS}
         factors = tuple(f"{name}={x!r}" for name, x in numbers.items() if x != 1)
         images = keys.get("use_bidirectional_attention", default=self.images) == "vision"
         rate = keys.real("tokens_per_second", default=None) if self.timed else None
@@ -148,6 +156,7 @@ class Rotary(Family):
                 entries.append(LayerEncoding(None, widths[kind], stack=self.stack, causal=causal))
                 continue
             also = ("qk_norm",) if norm and (rotated or not self.tempered) else ()
+            also += self.also
             also += ("bidirectional_images",) if images and kind == SLIDING else ()
             also += (("indexer",) if kind == INDEXED else ()) + factors
             encoding = encodings[kind] if rotated and base != 0 else rest
@@ -200,9 +209,16 @@ class Rotary(Family):
             made = [FULL if self._window(keys) is None else SLIDING] * layers
         if given is None:
             return made
-        ok = isinstance(given, list | tuple) and 0 < len(given) == layers <= 10_000
+        ok = isinstance(given, list | tuple) and 0 < layers <= 10_000
+        heads = keys.integer(
+            "num_nextn_predict_layers", default=0, low=0
+        )  # they may be listed, too
+        ok = ok and len(given) in (layers, layers + heads)
+        given = given[:layers] if ok else given
         require(ok, name, given, f"pass a list with a name for each of {layers} layers")
         given = [RENAMED.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
+        if isinstance(self.kinds, Each):
+            given = [self.kinds.full if kind == FULL else kind for kind in given]
         known = (FULL, SLIDING, CHUNKED, INDEXED, *OTHERS)
         for kind in given:
             require(kind in known, name, kind, f"choose of {', '.join(known)}")
@@ -230,6 +246,8 @@ class Rotary(Family):
         if self.half_window is not None and window is not None:
             keys.get("sliding_window")  # of ModernBERT's decoder: half of the other
             window = window // 2 + self.half_window
+        elif not self.causal and window is not None:
+            window += 1  # besides the query's own
         if not self.bidirectional:
             fix = "transformers hides later tokens all the same, but in its fused attention"
             keys.refuse("use_bidirectional_attention", f"{fix}; is_causal is read")
@@ -346,6 +364,7 @@ class Rotary(Family):
             raise ValueError(f"{both} differ; keep one of them")
         nested = any(isinstance(value, Mapping) for value in given.values())
         if nested:
+            given = {RENAMED.get(kind, kind): value for kind, value in given.items()}
             for kind, value in given.items():
                 ok = value is None or isinstance(value, Mapping)
                 require(ok, f"rope_parameters[{shown(kind)}]", value, "pass a dict for each type")
@@ -375,7 +394,12 @@ class Rotary(Family):
             original_max_position_embeddings=original,
         )
         rope = dataclasses.replace(rope, layout=self.layout)
-        if self.sections is not None:
+        if sections is not None:
+            if self.interleaved:  # the code asks for rows and columns, and time has the rest
+                pairs = rope.rotary_dim(head_dim) // 2
+                places = ((1, sections[1]), (2, sections[2]))
+                rows, columns = (len(range(i, min(3 * n, pairs), 3)) for i, n in places)
+                sections = (pairs - rows - columns, rows, columns)
             encoding = MRoPE(rope.base, sections, self.interleaved, rope.fraction, rope.scaling)
             encoding.check(Dims(head_dim, 1, 1, head_dim))
             return encoding
@@ -393,6 +417,12 @@ class Rotary(Family):
         if name in self.longrope:
             own.pop("type", None)
             own["rope_type"] = "longrope"
+        if name == "xdrope":  # HunYuan's M-RoPE
+            own.pop("type", None)
+            own["rope_type"] = "dynamic"
+        if "own_mrope" in self.also:
+            for key in MANY_AXES:
+                own.pop(key, None)
         if self.sections is None:
             return None, beta
         order = own.pop("mrope_interleaved", None)
@@ -404,13 +434,39 @@ class Rotary(Family):
         sections = own.pop("mrope_section", None)
         sections = list(self.sections) if sections is None else sections
         ok = isinstance(sections, list | tuple) and len(sections) == 3
+        ok = ok and all(is_int(n, 0) for n in sections)
         require(ok, "mrope_section", sections, "pass three integers: time, row, column")
-        return tuple(sections), beta
+        time, row, column = sections
+        return (time, row, column), beta
 
     # Writing
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         return rotary_keys.write(self, layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Rotary):
+    """Bases and partial factors by layer, where those of one type agree; full layers are scaled."""
+
+    def _parameters(self, keys):
+        given, nested = super()._parameters(keys)
+        listed = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
+        listed = {n: own for n, own in listed.items() if isinstance(keys.get(n), list | tuple)}
+        if nested or not listed:
+            return given, nested
+        found: dict[str, dict[str, Any]] = {}
+        for index, kind in enumerate(self._kinds(keys)):
+            own = {name: keys.get(n)[index : index + 1] for n, name in listed.items()}
+            own = {name: value[0] for name, value in own.items() if value}
+            same = found.setdefault(kind, own) == own
+            require(
+                same, "rope_theta", keys.get("rope_theta"), "layers of one type must have one base"
+            )
+        keys.config |= dict.fromkeys(listed)
+        return {
+            kind: {**own, **(given if kind == FULL else {})} for kind, own in found.items()
+        }, True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,8 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
     if family.global_head_dim is not None:
         config["global_head_dim"] = widths.get(FULL, family.global_head_dim)
     if family.typed:
-        config["layer_types" if family.typed is True else family.typed] = kinds
+        name = "layer_types" if family.typed is True else family.typed
+        config[name] = [family.labels.get(kind, kind) for kind in kinds]
     if isinstance(family.kinds, Hybrid):
         config |= family.kinds.write(kinds)
     if isinstance(family.rotates, Switch):
@@ -54,7 +55,7 @@ def write(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
     config |= {name: float(value) for name, value in numbers}
     if isinstance(family.qk_norm, tuple):
         config[family.qk_norm[0]] = any("qk_norm" in layer.also for layer in layers)
-    if family.global_head_dim is not None:
+    if family.global_head_dim is not None and family.causal:
         images = any("bidirectional_images" in layer.also for layer in layers)
         kind = None if layers[-1].causal else "all"
         config["use_bidirectional_attention"] = "vision" if images else kind
@@ -86,6 +87,8 @@ def _mask(family: Any, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
     window = next((layer.window for layer in layers if layer.window is not None), None)
     if family.half_window is not None and window is not None:
         window = 2 * (window - family.half_window)
+    elif not family.causal and window is not None:
+        window -= 1
     if family.bidirectional:
         config["use_bidirectional_attention"] = not causal
         window = window if causal or window is None else 2 * (window - family.bidirectional)
@@ -130,7 +133,8 @@ def _parameters(
             config["max_position_embeddings"] = scaling.original_length
         if family.original is not None and isinstance(scaling, rope_scaling.LongRoPE):
             config["original_max_position_embeddings"] = scaling.original_length
-        by_type[kind] = settings(rotated[0].encoding, rope, head_dim)
+        whole = {"partial_rotary_factor": 1.0} if family.partial != 1 else {}
+        by_type[kind] = whole | settings(rotated[0].encoding, rope, head_dim)
     if family.layer_bases:
         by_type = dict(list(by_type.items())[:1])  # the base of each layer is in a list
     same = all(own == next(iter(by_type.values())) for own in by_type.values())
@@ -139,6 +143,7 @@ def _parameters(
     elif family.nested is not None:
         absent = {"rope_type": "default"}
         by_type = {x: by_type.get(x, None if x in by_kind else absent) for x in family.nested}
+        by_type = {family.labels.get(x, x): own for x, own in by_type.items()}
     return config | ({"rope_parameters": by_type} if by_type else {})
 
 

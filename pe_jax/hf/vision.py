@@ -9,6 +9,7 @@ from pe_jax.encodings.base import Encoding
 from pe_jax.encodings.cpb import CPB
 from pe_jax.encodings.learned_grid import LearnedGrid
 from pe_jax.encodings.rope_2d import RoPE2D
+from pe_jax.encodings.rope_nd import RoPEND
 from pe_jax.encodings.sinusoidal_2d import Sinusoidal2D
 from pe_jax.encodings.sums import Sum
 from pe_jax.encodings.swin import Swin
@@ -18,6 +19,8 @@ from pe_jax.hf.layers import Family, LayerEncoding, parts
 from pe_jax.validation import is_int, is_real, require, shown
 
 SEEN = {"causal": False, "stack": "encoder"}
+TABLES = ("num_position_embeddings", "pos_emb_height", "pos_emb_width", "posemb_grid_size")
+TABLES += ("max_position_embeddings",)
 
 
 def _sides(keys: Keys, name: str, default: int) -> tuple[int, int]:
@@ -45,7 +48,10 @@ class Axial(Family):
       registers: whether a CLS token and `num_register_tokens` come first.
       layers: the key of the number of layers.
       width: the key of the width.
-      windowed: whether most layers see windows of the image alone (Qwen2.5-VL).
+      windowed: the key of the layers that see more of the image than a window, or "" where all do.
+      axes: 3 for time, row and column.
+      layout: of the pairs.
+      also: what else each layer needs.
     """
 
     spectrum: str = "shared"
@@ -54,7 +60,10 @@ class Axial(Family):
     registers: bool = False
     layers: tuple[str, ...] = LAYERS
     width: tuple[str, ...] = ("hidden_size",)
-    windowed: bool = False
+    windowed: str = ""
+    axes: int = 2
+    layout: str = "half"
+    also: tuple[str, ...] = ()
 
     def read(self, keys: Keys) -> list[LayerEncoding]:
         own = dict(keys.mapping("rope_parameters") or {})
@@ -65,7 +74,9 @@ class Axial(Family):
         for key, value in own.items():
             fix = "an axial rotation has rope_theta alone; the nearest scheme is rope_2d"
             raise ValueError(f"{shown(key, 80)[1:-1]}={shown(value, 120)}: {fix}")
-        theta = keys.get("rope_theta", default=self.base) if theta is None else theta
+        flat = keys.get("rope_theta", default=self.base if theta is None else theta)
+        require(theta in (None, flat), "rope_theta", flat, f"rope_parameters says {theta}")
+        theta = flat
         require(is_real(theta) and theta > 1, "rope_theta", theta, "pass a number above 1")
         head_dim = keys.integer("head_dim", default=None)
         if head_dim is None:
@@ -73,32 +84,45 @@ class Axial(Family):
             heads = keys.integer("num_attention_heads", "num_heads")
             require(width % heads == 0, "num_attention_heads", heads, f"must divide {width}")
             head_dim = width // heads
-        require(head_dim % 4 == 0, "head_dim", head_dim, "two axes rotate pairs: a multiple of 4")
-        encoding = RoPE2D(theta, spectrum=self.spectrum, normalized=self.normalized)
+        fits = head_dim % 4 == 0 if self.axes == 2 else head_dim >= 2 * self.axes
+        require(fits, "head_dim", head_dim, "axes rotate pairs: a multiple of 4, or 6 and more")
+        more = {"spectrum": self.spectrum, "normalized": self.normalized, "layout": self.layout}
+        encoding = RoPE2D(theta, **more) if self.axes == 2 else RoPEND(self.axes, theta, **more)
+        for key in TABLES if "learned_positions" in self.also else ():
+            keys.get(key)
         prefix = 0
         if self.registers:
             prefix = 1 + keys.integer("num_register_tokens", default=0, low=0)
             for key in ("shift", "jitter", "rescale"):
                 keys.get(f"pos_embed_{key}")  # of positions, in training
-        layer = LayerEncoding(encoding, head_dim, prefix=prefix, **SEEN)
+        layer = LayerEncoding(encoding, head_dim, prefix=prefix, also=self.also, **SEEN)
         count = keys.layers(*self.layers)
         if not self.windowed:
             return [layer] * count
-        full = keys.get("fullatt_block_indexes", default=[7, 15, 23, 31])
+        full = keys.get(self.windowed, default=[7, 15, 23, 31])
+        if self.windowed == "layer_types":
+            made = [i % 4 == 3 or i == count - 1 for i in range(count)]
+            made = ["full_attention" if x else "window_attention" for x in made]
+            kinds = keys.per_layer(
+                self.windowed, count, ("full_attention", "window_attention"), made
+            )
+            full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
         ok = isinstance(full, list | tuple) and all(is_int(i, 0) for i in full)
-        require(ok, "fullatt_block_indexes", full, "pass numbers of layers")
+        require(ok, self.windowed, full, "pass numbers of layers")
         for key in ("window_size", "tokens_per_second"):
             keys.get(key)  # in pixels, and of the positions in the text
-        local = dataclasses.replace(layer, also=("windows",))
+        local = dataclasses.replace(layer, also=(*self.also, "windows"))
         return [layer if i in full else local for i in range(count)]
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         full = [i for i, layer in enumerate(layers) if "windows" not in layer.also]
+        kinds = ["full_attention" if i in full else "window_attention" for i in range(len(layers))]
         layers = [dataclasses.replace(layer, also=()) for layer in layers] if full else layers
         layer = one_of_a_kind(layers)
-        theta = written(layer.encoding, RoPE2D).base
+        theta = written(layer.encoding, RoPE2D if self.axes == 2 else RoPEND).base
         config: dict[str, Any] = {self.layers[0]: len(layers), "head_dim": layer.head_dim}
-        config |= {"fullatt_block_indexes": full} if self.windowed else {}
+        if self.windowed:
+            config[self.windowed] = kinds if self.windowed == "layer_types" else full
         if self.registers:
             return config | {"rope_theta": theta, "num_register_tokens": layer.prefix - 1}
         return config | {"rope_parameters": {"rope_type": "axial", "rope_theta": theta}}
@@ -129,6 +153,8 @@ class Patches(Family):
       antialias: the same.
       registers: default of `num_register_tokens`, which have no vectors; None: there are none.
       squares: default of `num_patches`, of a square table, instead of an image's size.
+      image: default of `image_size`.
+      optional: whether `use_absolute_position_embeddings: false` leaves the table out.
     """
 
     patch: int = 16
@@ -137,10 +163,12 @@ class Patches(Family):
     antialias: bool = False
     registers: int | None = None
     squares: int | None = None
+    image: int = 224
+    optional: bool = False
 
     def _sides(self, keys: Keys) -> tuple[int, int]:
         if self.squares is None:
-            return _patches(keys, 224, self.patch)
+            return _patches(keys, self.image, self.patch)
         count = keys.integer("num_patches", default=self.squares)
         side = math.isqrt(count)
         require(side**2 == count, "num_patches", count, "pass a square number")
@@ -150,14 +178,18 @@ class Patches(Family):
         sides, prefix = self._sides(keys), 0
         if self.registers is not None:
             prefix = keys.integer("num_register_tokens", default=self.registers, low=0)
-        encoding = LearnedGrid(*sides, self.tokens, self.method, self.antialias)
+        encoding: Encoding = LearnedGrid(*sides, self.tokens, self.method, self.antialias)
+        if self.optional and not keys.flag("use_absolute_position_embeddings", default=True):
+            encoding = Encoding()
         layer = LayerEncoding(encoding, keys.head_dim(), prefix=prefix, **SEEN)
         return [layer] * keys.layers()
 
     def write(self, layers: Sequence[LayerEncoding]) -> dict[str, Any]:
         layer = one_of_a_kind(layers)
-        grid = written(layer.encoding, LearnedGrid)
         config: dict[str, Any] = {"num_hidden_layers": len(layers)}
+        if self.optional and not isinstance(layer.encoding, LearnedGrid):
+            return config | {"use_absolute_position_embeddings": False}
+        grid = written(layer.encoding, LearnedGrid)
         if self.registers is not None:
             config["num_register_tokens"] = layer.prefix
         if self.squares is not None:

@@ -191,3 +191,132 @@ def test_the_families_are_there():
     others += " dinov3_vit pixtral vit_mae marian opt gpt2 mpnet whisper bert roberta electra"
     assert set(f"{rotary} {others}".split()) <= set(hf.FAMILIES)
     assert not set(hf.FAMILIES) & set(families.NEAREST)
+
+
+NEWER = [  # type, its keys, pattern of the layers that attend, what the first of them has besides
+    (
+        "minimax_m3",
+        {"head_dim": 128, "rotary_dim": 64, "rope_theta": 5e6}
+        | {"sparse_attention_config": {"sparse_attention_freq": [0, 0, 1, 1]}},
+        "rope(base=5000000.0,fraction=0.5)",
+        {"also": ("qk_norm",), "head_dim": 128},
+    ),
+    (
+        "step3p7",  # with the entries of a head that predicts further tokens
+        {"layer_types": ["full_attention", "sliding_attention"] * 3, "sliding_window": 512}
+        | {"num_nextn_predict_layers": 2, "rope_theta": [5e6, 1e4] * 3}
+        | {
+            "partial_rotary_factors": [0.5, 1.0] * 3,
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+        },
+        "rope(base=5000000.0,fraction=0.5,scaling=linear(factor=2.0)),rope@window=512",
+        {"scale": None, "also": ("qk_norm",)},
+    ),
+    (
+        "flint",
+        {"num_hidden_layers": 6},
+        "sink*2,(rope+sink)@window=513*3,sink",
+        {"window": None},
+    ),
+    (
+        "muse_glimmer_text",
+        {},
+        "rope@window=2048*3,nope",
+        {"also": ("qk_norm", "qk_scale_factor=3.87"), "window": 2048},
+    ),
+    ("nanochat", {}, "rope", {"also": ("qk_norm", "mirrored")}),
+    (
+        "hunyuan_vl_text",
+        {"rope_scaling": {"type": "xdrope", "alpha": 1000.0, "xdrope_section": [8, 8, 8, 8]}},
+        "rope(scaling=ntk(factor=1000.0))",
+        {"also": ("qk_norm", "own_mrope")},
+    ),
+    (
+        "ernie4_5_vl_moe_text",
+        {"rope_scaling": {"type": "default", "mrope_section": [22, 22, 20]}},
+        "rope(base=500000.0,layout='interleaved')",
+        {"also": ("own_mrope",)},
+    ),
+    ("openai_privacy_filter", {"rope_parameters": {"rope_theta": 1e4}, "sliding_window": 7}, None)
+    + ({"causal": False, "window": 8, "stack": "encoder"},),
+    ("ultrabert", {"sliding_window": 7}, None, {"causal": False, "window": 8}),
+    ("xglm", {}, "sinusoidal(layout='tensor2tensor')", {"first_row": 2, "causal": True}),
+    ("bloom", {}, "alibi", {"causal": True}),
+    (
+        "bailing_moe_v2",
+        {"partial_rotary_factor": 0.5},
+        "rope(fraction=0.5)",
+        {"also": ("qk_norm",)},
+    ),
+    ("phi4mm", {"partial_rotary_factor": 0.75}, "rope(fraction=0.75)", {}),
+    ("step3p5_vision", {}, "rope_2d", {"also": ("learned_positions", "columns_first")}),
+    ("minimax_m3_vl_vision", {}, "rope_nd", {"causal": False}),
+    ("internvl_vision", {"use_absolute_position_embeddings": False}, "nope", {"causal": False}),
+]
+
+
+@pytest.mark.parametrize("kind, config, pattern, besides", NEWER, ids=[x[0] for x in NEWER])
+def test_newer_types(kind, config, pattern, besides):
+    full = {**SIZES, "model_type": kind, **config}
+    layers = hf.encodings(full)
+    assert pattern is None or hf.pattern(layers) == pattern
+    for name, value in besides.items():
+        assert getattr(layers[0], name) == value
+    old = ("rope_theta", "rope_scaling", "rotary_dim", "partial_rotary_factor", "layer_types")
+    old += ("partial_rotary_factors", "num_nextn_predict_layers", "sparse_attention_config")
+    clean = {**full, **dict.fromkeys(old)}
+    assert hf.encodings({**clean, **hf.to_hf(layers, kind)}) == layers
+
+
+def test_layers_that_an_indexer_serves_are_named():
+    config = {**SIZES, "model_type": "minimax_m3_vl_text", "num_hidden_layers": 3}
+    freq = {"sparse_attention_config": {"sparse_attention_freq": [0, 1, 1]}}
+    layers = hf.encodings(config | freq)
+    assert ["indexer" in x.also for x in layers] == [False, True, True]
+    written = hf.to_hf(layers, "minimax_m3_vl_text")
+    assert written["layer_types"] == ["full_attention", *["minimax_m3_sparse"] * 2]
+    quarter = {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}}
+    mixed = hf.encodings({**SIZES, "model_type": "qwen4_exp_text", **quarter})
+    assert [x.encoding is None for x in mixed] == [True] * 3 + [False]
+    assert mixed[3].also == ("qk_norm", "indexer")
+
+
+def test_stacks_with_configs_of_their_own():
+    half = {"num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 2, "head_dim": 256}
+    config = {"model_type": "t5gemma", "encoder": half, "decoder": {**half, "num_hidden_layers": 4}}
+    encoder, decoder = (
+        [x for x in hf.encodings(config) if x.stack == stack] for stack in ("encoder", "decoder")
+    )
+    assert [x.window for x in encoder] == [4097, None]  # as many ahead as back, and itself
+    assert [x.window for x in decoder] == [4096, None] * 2
+    assert not encoder[0].causal and decoder[0].causal and encoder[0].logit_cap == 50.0
+    again = hf.to_hf([*encoder, *decoder], "t5gemma")
+    assert hf.encodings(again) == hf.encodings(config)
+    sizes = {"hidden_size": 288, "partial_rotary_factor": 0.9}
+    sizes |= {f"{x}_num_attention_heads": 8 for x in ("encoder", "decoder")}
+    sizes |= {"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 3}
+    layers = hf.encodings({"model_type": "moonshine", **sizes})
+    assert [x.stack for x in layers] == ["encoder"] * 2 + ["decoder"] * 3
+    assert layers[0].encoding.rotary_dim(36) == 32 and layers[0].encoding.layout == "interleaved"
+
+
+def test_a_parent_with_the_texts_keys_next_to_its_own():
+    flat = {**SIZES, "model_type": "qwen3_5", "head_dim": 256}
+    assert hf.encodings(flat) == hf.encodings({**flat, "model_type": "qwen3_5_text"})
+    named = {"model_type": "gemma3n", "text_config": {**SIZES, "model_type": "gemma3n"}}
+    assert hf.encodings(named)[0].window == 512
+
+
+def test_blocks_of_nemotron_nas_without_attention():
+    blocks = [{"attention": {"no_op": i == 2, "replace_with_linear": i == 3}} for i in range(4)]
+    config = {**SIZES, "model_type": "nemotron-nas", "block_configs": blocks}
+    assert [x.encoding is None for x in hf.encodings(config)] == [False, False, True, True]
+    blocks[0]["attention"]["window_length"] = 8
+    refused(lambda: hf.encodings(config), "window_length=8", "not read")
+
+
+def test_two_attentions_in_each_layer_of_longcat():
+    config = {"model_type": "longcat_flash", "num_layers": 3, "qk_rope_head_dim": 64}
+    layers = hf.encodings(config)
+    assert len(layers) == 6 and layers[0].also == ("scaled_latents",)
+    assert hf.to_hf(layers, "longcat_flash")["num_hidden_layers"] == 6

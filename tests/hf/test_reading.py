@@ -353,6 +353,25 @@ def test_code_of_the_hub_is_read_by_its_configs_keys(config, pattern):
     assert hf.encodings({**clean, **written}) == layers
 
 
+def test_a_draft_head_has_the_mrope_of_its_model():
+    config = {**LLAMA31, "head_dim": 128, "draft_vocab_size": 32000}
+    own = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    (layer,) = set(hf.encodings(config | {"rope_scaling": own}))
+    assert layer.encoding == pe_jax.make(
+        "mrope", base=500000.0, sections=(24, 20, 20), interleaved=True
+    )
+    own = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    (layer,) = set(hf.encodings(config | {"rope_scaling": own}))
+    assert layer.encoding == pe_jax.make("mrope", base=500000.0, sections=(16, 24, 24))
+
+
+def test_rows_and_columns_of_interleaved_sections_have_what_fits():
+    """The code overwrites every third frequency from 1 and from 2 on; the rest is time's."""
+    config = {**SIZES, "model_type": "qwen3_5_text", "head_dim": 64}
+    config["rope_parameters"] = {"rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    assert hf.encodings(config)[3].encoding.sections == (3, 3, 2)  # 0 3 6, 1 4 7 and 2 5 of 8
+
+
 def test_a_nested_truncate_is_read_and_said():
     own = {**YARN, "truncate": False}
     config = {**GEMMA4, "rope_parameters": {"sliding_attention": own, "full_attention": own}}

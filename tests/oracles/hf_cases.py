@@ -25,8 +25,12 @@ def flat(**settings):
     return {"rope_parameters": settings}
 
 
+UNRUN = ("lasr_encoder", "glmasr_encoder", "dia_encoder", "dia_decoder", "t5_gemma_module")
+UNRUN += ("gpt_neox_japanese",)  # they take sound, or are parts of a model, or call no interface
+ROTATE = [kind for kind, own in hf.FAMILIES.items() if isinstance(own, hf.families.Rotary)]
 CASES = {
-    **{kind: {} for kind in hf.FAMILIES if isinstance(hf.FAMILIES[kind], hf.families.Rotary)},
+    **{kind: {} for kind in ROTATE if kind not in UNRUN},
+    "t5gemma": {},
     **{f"llama {name}": flat(**own) for name, own in SCALINGS.items()},
     **{f"gpt_neox {n}": flat(partial_rotary_factor=0.5, **own) for n, own in SCALINGS.items()},
     "llama dynamic within": {**flat(**SCALINGS["dynamic"]), "max_position_embeddings": 64},
@@ -102,6 +106,7 @@ ELSEWHERE = (
     "qwen2_vl",
     "qwen2_5_vl",
     "llama4",
+    "step3p7",
     "gemma3",
     "minimax_text_01",
     "voxtral_realtime_text",

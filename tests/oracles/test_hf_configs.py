@@ -12,6 +12,7 @@ SIZES = set(
 )
 SIZES |= set("num_hidden_layers n_layer n_layers num_layers num_decoder_layers patch_size".split())
 SIZES |= set("num_attention_heads n_head n_heads num_heads max_position_embeddings".split())
+SIZES |= {"attention_heads"}
 SIZES |= {f"{stack}_{n}" for stack in ("encoder", "decoder") for n in ("layers", "attention_heads")}
 
 

@@ -1,10 +1,13 @@
 """Positions of images in the models that `pe_jax.hf` reads."""
 
+import importlib
+
 import numpy as np
 import pytest
 
 import pe_jax
 from pe_jax import hf
+from pe_jax.hf.vision import Axial
 from tests.oracles.hf_layers import LENGTH, tiny
 from tests.oracles.replay import TOLERANCE
 from tools import hf_types
@@ -45,6 +48,38 @@ def test_images_rotate_as_theirs(live):
     np.testing.assert_allclose(
         hf_types.rotated(layer, z.numpy(), "q", places), theirs, atol=TOLERANCE
     )
+
+
+TOWERS = [
+    kind
+    for kind, family in hf.FAMILIES.items()
+    if isinstance(family, Axial) and kind not in ("pixtral", "qwen2_vl_vision", "dinov3_vit")
+]
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_towers_rotate_as_theirs(live, kind):
+    """Their tables of angles at random rows and columns (and frames), and how they turn a head."""
+    import torch
+
+    cls = hf_types.types()[kind]
+    names = {"hidden_size": 48, "num_attention_heads": 2, "num_heads": 2, "num_key_value_heads": 2}
+    names |= {"adapter_in_dim": 48}
+    known = {*cls().to_dict(), *cls.attribute_map}
+    config = cls(**{name: value for name, value in names.items() if name in known})
+    layer = hf.encodings(config)[0]
+    axes = layer.encoding.claims.axes
+    rng = np.random.default_rng(0)
+    x, places = rng.standard_normal((LENGTH, 2, 24)).astype("f"), rng.integers(0, 9, (LENGTH, axes))
+    ours = places[:, ::-1].copy() if "columns_first" in layer.also else places
+    ours = hf_types.rotated(layer, x.transpose(1, 0, 2)[None], "q", ours)[0].transpose(1, 0, 2)
+    module = importlib.import_module(cls.__module__.replace("configuration", "modeling"))
+    own = [x for n, x in vars(module).items() if n.endswith("RotaryEmbedding") and "Vis" in n]
+    assert len(own) == 1
+    y = torch.from_numpy(x)
+    cos, sin = own[0](config)(y, torch.from_numpy(places))
+    theirs, _ = module.apply_rotary_pos_emb_vision(y, y, cos, sin)
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=TOLERANCE)
 
 
 def test_windows_of_images(live):
