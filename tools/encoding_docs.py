@@ -193,7 +193,7 @@ def section(name: str, kind: type[Encoding]) -> str:
     """The section of one scheme."""
     title, blocks = _docstring(inspect.getmodule(kind))
     what = inspect.getdoc(kind) or ""
-    drawn = scheme_pictures.spec(name)
+    drawn = scheme_pictures.DRAWN.get(name, name)
     alt = f"What {name} adds to the scores"
     model, layer = encoding_facts.sizes(kind())
     parts = [

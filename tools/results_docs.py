@@ -18,7 +18,6 @@ from absl import app, flags
 from experiments.reporting import (
     figures,
     images_report,
-    length_figures,
     plotting,
     series_figure,
     statistics,
@@ -210,15 +209,15 @@ def draw(folder: Path) -> Iterable[tuple[str, plotting.Drawing | None]]:
     """(name of the file, figure) of each figure that has its table in `folder`."""
     for stem, trained in TRAINED.items():
         found = losses(folder / f"{stem}.csv", trained)
-        yield f"{stem}_differences", length_figures.differences_by_length(found, PROTOCOLS[0])
+        yield f"{stem}_differences", figures.differences_by_length(found, PROTOCOLS[0])
         for protocol in PROTOCOLS:
             name = f"{stem}_{protocol.replace('-', '_')}"
-            yield name, length_figures.loss_by_length(found, protocol)
+            yield name, figures.loss_by_length(found, protocol)
     positions = by_position(folder / "novels_by_position.csv", losses(folder / "novels.csv", 128))
-    yield "novels_by_position", length_figures.differences_by_position(positions)
+    yield "novels_by_position", figures.differences_by_position(positions)
     compared = config_of("compare.py", CompareConfig)
     decided = verdicts(folder / "compare_verdicts.csv", compared.length)
-    yield "compare_differences", length_figures.differences_by_length(decided, PROTOCOLS[0])
+    yield "compare_differences", figures.differences_by_length(decided, PROTOCOLS[0])
     yield "loss_by_step", figures.loss_by_step(by_step(folder / "loss_by_step.csv", compared))
     trained_on = config_of("steps.py:4000", CompareConfig)
     longer = by_step(folder / "steps_4000_by_step.csv", trained_on)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.reporting import number_formats, statistics
+from experiments.reporting import statistics
 
 
 class Difference(NamedTuple):
@@ -59,7 +59,7 @@ def _verdict(tested: statistics.Tested, what: str) -> str:
     kind, reason = statistics.judge(tested)
     if kind in (statistics.HIGHER, statistics.LOWER):
         more = "more" if kind == statistics.HIGHER else "fewer"
-        return f"{more} {what} right ({number_formats.p_equation(tested.holm)})"
+        return f"{more} {what} right ({statistics.p_equation(tested.holm)})"
     words = "no difference" if kind == statistics.SAME else "inconclusive"
     return words + f" ({reason})" * bool(reason)
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from experiments.reporting import comparison_report, results, statistics
-from experiments.reporting.summary import summary
-from experiments.reporting.verdicts import interval, verdicts
+from experiments.reporting.sentences import summary
+from experiments.reporting.verdicts import verdicts
 from tests.reporting.comparisons import HOSTILE, SEEDS, TRAIN, Page, printed, table
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -101,16 +101,17 @@ def test_what_holm_does_not_show_crosses_zero_wherever_it_is_drawn(fake, no_pict
     assert float(row["low"]) < 0 < float(row["high"])
     assert (drawn["low"], drawn["high"]) == (row["low"], row["high"])
     (tested,) = [v.tested for v in verdicts(results.read(folder)) if v.name == "alibi"]
-    shown = interval(tested)
+    shown = tested.interval()
     assert shown in Page((folder / "report.html").read_text(encoding="utf-8")).text
     assert shown in printed(folder)
 
 
 def test_a_zero_that_only_holm_excludes_is_where_the_interval_ends():
     estimate = statistics.estimate([0.30, 0.31, 0.29])
-    shown = interval(statistics.Tested(estimate, 0.03, 0.0, 0.62))
+    shown = statistics.Tested(estimate, 0.03, 0.0, 0.62).interval()
     assert shown == "(+0.0000, +0.6200]"
-    assert interval(statistics.Tested(estimate, 1.0, 0.0, 0.0)) == "[+0.0000, +0.0000]"
+    same = statistics.Tested(estimate, 1.0, 0.0, 0.0).interval()
+    assert same == "[+0.0000, +0.0000]"
 
 
 @pytest.mark.parametrize(
