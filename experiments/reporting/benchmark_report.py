@@ -7,19 +7,46 @@ of the page outside the two marks is kept.
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 from rich import box
 from rich.table import Table
 
 from experiments.measuring import timing
 from experiments.measuring.matmuls import TILE
-from experiments.measuring.timing import DENSE, NAIVE, OURS, SDPA, Row, Timings, plain
-from experiments.reporting.benchmark_figure import BACKWARD, BOTH, FORWARD
+from experiments.measuring.timing import (
+    CSV_HEADER,
+    DENSE,
+    NAIVE,
+    OURS,
+    SDPA,
+    Row,
+    Timings,
+    plain,
+)
+from experiments.measuring.workloads import MODES
+from experiments.reporting.plotting import (
+    INK,
+    MUTED,
+    PAPER,
+    SHADES,
+    Drawing,
+    canvas,
+    keep_apart,
+    label,
+    lay_out,
+    log2_axis,
+    styled,
+)
+from experiments.reporting.scheme_styles import PALETTE, style
 from pe_jax.validation import ConfigError
 
+FORWARD, BACKWARD = MODES["forward"] + MODES["backward"]
+BOTH = (FORWARD, BACKWARD)
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
 
@@ -68,56 +95,41 @@ NUMBERS = {
 }
 
 
-def _ratio(x: float | None) -> str:
-    return "–" if x is None else f"{x:.2f}"
+def _cells(timings: Timings, row: Row) -> dict[str, str]:
+    """The columns of a row that was timed, by their titles."""
+    ratios = {n: "–" if x is None else f"{x:.2f}" for n, x in timings.ratios(row).items()}
+    low, middle, high = 1e3 * np.percentile(row.seconds, (25, 50, 75))
+    spread = timing.quartiles(timings.ours(row), row)
+    naive = timings.find(row.length, row.mode, row.scheme, NAIVE) if row.engine == OURS else None
 
+    def per_second(count: float | None, unit: float = 1) -> str:
+        return plain(None if count is None else count / unit / float(np.median(row.seconds)))
 
-def _spread(quartiles: tuple[float, float, float] | None) -> str:
-    if quartiles is None:
-        return "–"
-    low, median, high = quartiles
-    return f"{median:.2f} ({low:.2f}–{high:.2f})"
+    def mib(of: Row | None) -> str:
+        return "–" if of is None or of.temp_bytes is None else plain(of.temp_bytes / 2**20)
 
-
-def _per_second(row: Row, count: float | None, unit: float = 1) -> float | None:
-    return None if count is None else count / unit / float(np.median(row.seconds))
-
-
-def _mib(row: Row | None) -> str:
-    return "–" if row is None or row.temp_bytes is None else plain(row.temp_bytes / 2**20)
-
-
-def _iqr(row: Row) -> float:
-    low, high = np.percentile(row.seconds, (25, 75))
-    return 1e3 * float(high - low)
-
-
-COLUMNS: dict[str, Callable[[Timings, Row], str]] = {
-    "scheme": lambda _, r: r.scheme,
-    "engine": lambda _, r: r.engine,
-    "ms min": lambda _, r: plain(1e3 * min(r.seconds)),
-    "median": lambda _, r: plain(1e3 * float(np.median(r.seconds))),
-    "IQR": lambda _, r: plain(_iqr(r), 2),
-    "÷ none": lambda a, r: _ratio(a.ratios(r)["to_none"]),
-    "of minima": lambda a, r: _ratio(a.ratios(r)["to_none_of_minima"]),
-    "÷ matmuls": lambda a, r: _ratio(a.ratios(r)["to_matmuls"]),
-    f"÷ {SDPA}, none": lambda a, r: _ratio(a.ratios(r)["to_sdpa"]),
-    f"{NAIVE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["naive_to_this"]),
-    f"{SDPA} ÷ ours": lambda a, r: _ratio(a.ratios(r)["sdpa_to_this"]),
-    f"{DENSE} ÷ ours": lambda a, r: _ratio(a.ratios(r)["dense_to_this"]),
-    "tokens/s": lambda _, r: plain(_per_second(r, r.tokens)),
-    "GFLOP/s": lambda _, r: plain(_per_second(r, r.operations, 1e9)),
-    "of peak": lambda a, r: _ratio(a.ratios(r)["share_of_large"]),
-    "of MLP's": lambda a, r: _ratio(a.ratios(r)["share_of_own"]),
-    "ours ÷ this": lambda a, r: _spread(timing.quartiles(a.ours(r), r)),
-    "temp MiB": lambda _, r: _mib(r),
-    f"{NAIVE} MiB": lambda a, r: _mib(_naive(a, r)),
-    "compile s": lambda _, r: plain(r.compile_seconds, 2),
-}
-
-
-def _naive(timings: Timings, row: Row) -> Row | None:
-    return timings.find(row.length, row.mode, row.scheme, NAIVE) if row.engine == OURS else None
+    return {
+        "scheme": row.scheme,
+        "engine": row.engine,
+        "ms min": plain(1e3 * min(row.seconds)),
+        "median": plain(float(middle)),
+        "IQR": plain(float(high - low), 2),
+        "÷ none": ratios["to_none"],
+        "of minima": ratios["to_none_of_minima"],
+        "÷ matmuls": ratios["to_matmuls"],
+        f"÷ {SDPA}, none": ratios["to_sdpa"],
+        f"{NAIVE} ÷ ours": ratios["naive_to_this"],
+        f"{SDPA} ÷ ours": ratios["sdpa_to_this"],
+        f"{DENSE} ÷ ours": ratios["dense_to_this"],
+        "tokens/s": per_second(row.tokens),
+        "GFLOP/s": per_second(row.operations, 1e9),
+        "of peak": ratios["share_of_large"],
+        "of MLP's": ratios["share_of_own"],
+        "ours ÷ this": "–" if spread is None else "{1:.2f} ({0:.2f}–{2:.2f})".format(*spread),
+        "temp MiB": mib(row),
+        f"{NAIVE} MiB": mib(naive),
+        "compile s": plain(row.compile_seconds, 2),
+    }
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
@@ -132,10 +144,9 @@ def terminal(timings: Timings, length: int, mode: str) -> list[Table | str]:
     """The table of one length and mode, and its notes."""
     rows = timings.groups().get((length, mode), [])
     table = Table(title=f"{length} tokens, {mode}", title_justify="left", box=box.SIMPLE_HEAD)
-    columns: list[list[str]] = []
-    shown = [row for row in rows if row.seconds]
-    for name, cell in COLUMNS.items():
-        cells = [cell(timings, row) for row in shown]
+    shown, columns = [_cells(timings, row) for row in rows if row.seconds], []
+    for name in shown[0] if shown else ():
+        cells = [row[name] for row in shown]
         if name == f"{NAIVE} MiB" or all(text == "–" for text in cells):
             continue  # shown in a separate row, or empty
         left = name in ("scheme", "engine")
@@ -265,10 +276,11 @@ def section(folder: Path, picture: str | None) -> str:
     ]
     if picture is not None:
         parts.append(f"![Time ÷ none, and temporaries against length]({picture})")
-    names = [name for name in COLUMNS if name != "of minima"]
     for (length, mode), rows in timings.groups().items():
-        shown = [r for r in rows if r.seconds and r.engine not in (NAIVE, DENSE)]
-        cells = [[COLUMNS[name](timings, row) for name in names] for row in shown]
+        timed = [r for r in rows if r.seconds and r.engine not in (NAIVE, DENSE)]
+        shown = [_cells(timings, row) for row in timed]
+        names = [name for name in (shown[0] if shown else ()) if name != "of minima"]
+        cells = [[row[name] for name in names] for row in shown]
         parts += [f"### {length} tokens, {mode}", markdown(names, cells)]
         parts += ["\n".join(f"- {note}" for note in notes(rows))]
     growth = growth_rows(timings)
@@ -329,3 +341,105 @@ def write(runs: Sequence[Path], docs: Path, command: str) -> Path:
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     page.write_text(insert(text, "\n\n".join(parts)), encoding="utf-8")
     return page
+
+
+# The figure.
+
+
+@styled
+def figure(timings: Timings) -> Drawing:
+    """Left: time ÷ none, forward and with backward, sorted. Right: temporaries against length."""
+    names = [*dict.fromkeys(r.scheme for r in timings.rows if r.engine == OURS and r.mode in BOTH)]
+    names = [name for name in names if name != "nope"]
+    longest = max((r.length for r in timings.rows if r.mode in BOTH), default=0)
+    modes = [m for m in BOTH if any(r.mode == m for r in timings.rows)]
+    found = {m: _ratios(timings, m, names) for m in modes}
+    words = []
+    for mode in modes:
+        if ratios := found[mode].get(longest):
+            most = max(ratios, key=ratios.__getitem__)
+            words.append(
+                f"{mode[0].upper()}{mode[1:]}: {most} takes most, {ratios[most]:.2f} × none"
+            )
+    drawn, axes = canvas(13, 1.9 + 0.27 * len(names), 1, 3, title="; ".join(words))
+    for one, mode in zip(axes, BOTH, strict=False):
+        _bars(one, found.get(mode, {}), longest)
+        one.set_title(f"{mode[0].upper()}{mode[1:]}, {longest:,} tokens")
+    shown = modes[-1:]
+    lengths = sorted({r.length for r in timings.rows if r.mode in BOTH})
+    _temporaries(axes[2], [r for r in timings.rows if r.mode in shown], lengths)
+    axes[2].set_title(f"Temporaries, {shown[0]}" if shown else "Temporaries")
+    alt = "Time of each scheme as a ratio to no encoding, and temporaries against length"
+    return Drawing("benchmark", drawn, CSV_HEADER, timings.csv_rows(), alt)
+
+
+def _ratios(timings: Timings, mode: str, names: list[str]) -> dict[int, dict[str, float]]:
+    """Length → scheme → time ÷ none."""
+    found: dict[int, dict[str, float]] = {}
+    for row in timings.rows:
+        if (row.mode, row.engine) == (mode, OURS) and row.scheme in names and row.seconds:
+            ratio = timings.ratios(row)["to_none"]
+            if ratio is not None:
+                found.setdefault(row.length, {})[row.scheme] = ratio
+    return found
+
+
+def _bars(axes: Axes, ratios: dict[int, dict[str, float]], longest: int) -> None:
+    """One bar per scheme at the longest length, sorted; a tick for each shorter length."""
+    values = ratios.get(longest, {})
+    names = sorted(values, key=values.__getitem__)
+    for y, name in enumerate(names):
+        colour = PALETTE[style(name).colour][0]
+        axes.barh(y, values[name], height=0.68, color=colour, alpha=0.85)
+        box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 0.8}
+        options = {"va": "center", "fontsize": 9, "textcoords": "offset points", "bbox": box}
+        axes.annotate(f"{values[name]:.2f}", (values[name], y), (5, 0), **options)
+        shorter = [each[name] for n, each in ratios.items() if n != longest and name in each]
+        axes.plot(shorter, [y] * len(shorter), "|", ms=9, mew=1.4, color=INK)
+    axes.axvline(1, color=MUTED, lw=0.9)
+    axes.set_yticks(range(len(names)), [label(n) for n in names], color=INK, fontsize=9.5)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set(xlim=(0, 1.15 * max([1, *(x for each in ratios.values() for x in each.values())])))
+    axes.set_xlabel("time ÷ none" + (" (ticks: shorter lengths)" if len(ratios) > 1 else ""))
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _temporaries(axes: Axes, rows: list[Row], lengths: list[int]) -> None:
+    """One line per scheme and engine; the least and the greatest of each engine are named."""
+    ends: dict[tuple[int, float], str] = {}
+    for engine, colour in ((OURS, SHADES[0]), (NAIVE, SHADES[2])):
+        last = []
+        for name in dict.fromkeys(r.scheme for r in rows):
+            mine = [r for r in rows if (r.scheme, r.engine) == (name, engine) and r.temp_bytes]
+            points = sorted((r.length, r.temp_bytes / 2**20) for r in mine if r.temp_bytes)
+            if points:
+                axes.plot(*zip(*points, strict=True), "o-", ms=3, lw=1, color=colour, alpha=0.6)
+                last.append((*points[-1], name))
+        longest = sorted(end for end in last if end[0] == max(last)[0])
+        for x, y, name in longest[:1] + longest[1:][-1:]:
+            ends[x, y] = f"{engine}: {name}, {plain(y)} MiB"
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    if lengths:
+        log2_axis(axes, lengths)
+        axes.set_xlim(lengths[0] / 1.2, lengths[-1] * 1.2)
+    axes.set(xlabel="tokens", ylabel="MiB")
+    if not ends:
+        return
+    lay_out(axes)
+    heights = axes.transAxes.inverted().transform(axes.transData.transform([*ends]))[:, 1]
+    for (end, text), place in zip(ends.items(), keep_apart(heights, 0.06, 0.0, 1.0), strict=True):
+        axes.annotate(
+            text,
+            end,
+            (1.03, place),
+            textcoords="axes fraction",
+            color=SHADES[2 * text.startswith(NAIVE)],
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": MUTED, "lw": 0.6, "relpos": (0, 0.5)},
+        )

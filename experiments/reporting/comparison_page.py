@@ -126,6 +126,7 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
     temporary, flops = measured.get("train_temp_bytes"), scheme.fact("flops_per_token")
     runs = scheme.runs.values()
     train = [r.evaluation.get("train_loss") if r.status == "ok" else None for r in runs]
+    known = [loss for loss in train if loss is not None]
     return {
         "parameters": number(scheme.fact("parameters"), 0),
         "encoding_parameters": number(scheme.fact("encoding_parameters"), 0),
@@ -133,7 +134,7 @@ def _cost(results: Results, scheme: Scheme) -> dict[str, str]:
         "rate": number(rate, 0) + (" *" if source == "logged" else ""),
         "problem": measured.get("problem", ""),
         "memory": number(temporary / 2**20 if temporary else None, 1),
-        "train_loss": number(None if None in train or not train else float(np.mean(train))),
+        "train_loss": number(float(np.mean(known)) if len(known) == len(train) > 0 else None),
         "learning_rate": learning_rates.rate_used(results, scheme),
         "spec": scheme.spec,
     }

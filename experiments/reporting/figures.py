@@ -3,7 +3,7 @@
 A figure is drawn from the results, a second time `narrow` for a phone; its rows are its data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def each_seed(estimate: Estimate) -> str:
 def _differences(
     axes: Axes,
     results: Results,
-    lines: dict[str, tuple[Sequence[float], Sequence[Estimate]]],
+    lines: Mapping[str, tuple[Sequence[float], Sequence[Estimate]]],
     x: Sequence[float],
 ) -> None:
     """Lines of differences by scheme, the reference at 0 over `x`; limits, unit, names.

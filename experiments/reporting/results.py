@@ -222,6 +222,12 @@ class Results:
         return max(self.manifest["lengths"])
 
 
+def title(encodings: int, corpus: str) -> str:
+    """The title of a comparison; the embedded corpus is described, for its name says nothing."""
+    text = {"embedded": "the source code of five Python packages"}.get(corpus, corpus)
+    return f"{encodings} positional encodings on {text}"
+
+
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:
     """Configuration and digests of a manifest, with defaults for fields that it lacks."""
     config = dataclasses.asdict(from_json(CompareConfig, manifest["config"]))

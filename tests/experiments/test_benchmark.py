@@ -18,7 +18,7 @@ from experiments.measuring import (
 from experiments.measuring.benchmark_settings import Settings
 from experiments.measuring.timing import Row, Timings
 from experiments.programs import benchmark
-from experiments.reporting import benchmark_figure, benchmark_report, plotting
+from experiments.reporting import benchmark_report, plotting
 from experiments.running import launch, signals
 from pe_jax.models.config import ModelConfig
 from tests.command_lines import status
@@ -160,7 +160,7 @@ def test_ratios_are_paired_by_round():
 def page_of(folder, rows, **about) -> str:
     folder.mkdir(exist_ok=True)
     results = Timings(rows)
-    plotting.write(benchmark_figure.figure(results), folder)
+    plotting.write(benchmark_report.figure(results), folder)
     about = {**benchmark.about(Settings()), **about}
     (folder / "benchmark.json").write_text(json.dumps(about))
     return benchmark_report.write([folder], folder / "docs", "the command").read_text()
