@@ -8,7 +8,7 @@ so that this figure is without intervals.
 
 import csv
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,14 @@ from experiments.reporting import (
     tasks_report,
 )
 from experiments.reporting.extension_report import Page
-from experiments.reporting.results import Results, Run, Scheme
+from experiments.reporting.results import (
+    Results,
+    Scheme,
+    finished,
+    nested,
+    of_runs,
+    of_table,
+)
 from experiments.running import config_files
 from experiments.running.sweep_configs import (
     CompareConfig,
@@ -57,46 +64,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def nested(rows: Iterable[dict], keys: Sequence[str], value: Callable[[dict], Any]) -> dict:
-    """A table as dictionaries in each other, by the values of its columns `keys`."""
-    tree: dict = {}
-    for row in rows:
-        leaf = tree
-        for key in keys[:-1]:
-            leaf = leaf.setdefault(row[key], {})
-        leaf[row[keys[-1]]] = value(row)
-    return tree
-
-
-def results(
-    runs: dict[str, dict[str, Run]], trained: int, lengths: Iterable[int], **fields: Any
-) -> Results:
-    """What the figures of a comparison need, from its runs by scheme and seed."""
-    schemes = [
-        Scheme(name, name, k, {int(seed): run for seed, run in by_seed.items()})
-        for k, (name, by_seed) in enumerate(runs.items())
-    ]
-    about = {"reference": REFERENCE, "train_length": trained, "lengths": sorted({*lengths})}
-    seeds = sorted({seed for scheme in schemes for seed in scheme.runs})
-    return Results(Path(), {**about, "seeds": seeds, **fields}, tuple(schemes), None)
-
-
-def run(evaluation: dict, metrics: Sequence[dict] = ()) -> Run:
-    """A finished run."""
-    return Run(0, "ok", "", evaluation, tuple(metrics))
-
-
-def of_losses(rows: list[dict], trained: int) -> Results:
-    """A comparison from rows of the loss of a seed at a length; a seed's mean is its one window."""
-    keys = ("encoding", "seed", "protocol", "length")
-    found = nested(rows, keys, lambda row: [float(row["loss"])] if row["loss"] else None)
-    runs = {n: {s: run({"losses": x}) for s, x in seeds.items()} for n, seeds in found.items()}
-    return results(runs, trained, (int(row["length"]) for row in rows))
-
-
 def losses(path: Path, trained: int) -> Results:
     """A comparison from the loss of each seed at each length."""
-    return of_losses(rows_of(path), trained)
+    return of_table(rows_of(path), REFERENCE, trained)
 
 
 def verdicts(path: Path, trained: int) -> Results:
@@ -109,7 +79,7 @@ def verdicts(path: Path, trained: int) -> Results:
         each = row["each_seed"].split(";") if row["each_seed"] else [none] * count
         same = {**row, "protocol": PROTOCOLS[0]}
         rows += [{**same, "seed": seed, "loss": loss} for seed, loss in enumerate(each)]
-    return of_losses(rows, trained)
+    return of_table(rows, REFERENCE, trained)
 
 
 def by_position(path: Path, like: Results) -> Results:
@@ -121,8 +91,9 @@ def by_position(path: Path, like: Results) -> Results:
     for name, points in found.items():
         centre = np.array([*map(float, points)])
         loss = np.array([*points.values()])[np.abs(np.log(at[:, None] / centre)).argmin(1)]
-        runs[name] = {"0": run({"losses": windows, "by_position": {"loss": loss.tolist()}})}
-    return results(runs, like.manifest["train_length"], like.manifest["lengths"])
+        runs[name] = {0: finished({"losses": windows, "by_position": {"loss": loss.tolist()}})}
+    trained, lengths = like.manifest["train_length"], like.manifest["lengths"]
+    return of_runs(runs, REFERENCE, trained, lengths)
 
 
 def series(path: Path) -> list[series_figure.Point]:
@@ -151,8 +122,9 @@ def by_step(path: Path, config: CompareConfig) -> Results:
         for part in row["seeds"].split(";")
     )
     found = nested(each, ("encoding", "seed", "step"), line)
-    runs = {n: {s: run({}, [*x.values()]) for s, x in by.items()} for n, by in found.items()}
-    return results(runs, config.length, config.eval.lengths, batch=config.batch)
+    runs = {n: {s: finished({}, [*x.values()]) for s, x in by.items()} for n, by in found.items()}
+    lengths = config.eval.lengths
+    return of_runs(runs, REFERENCE, config.length, lengths, batch=config.batch)
 
 
 def timed(found: Results, path: Path, config: CompareConfig) -> Results:

@@ -20,7 +20,6 @@ from experiments.reporting.results import REPORTED, Question, Results, read
 from experiments.reporting.statistics import number, p_value
 from experiments.reporting.verdicts import Verdict, by_difference, verdicts
 from experiments.running.provenance import save_json
-from pe_jax.training.config import PROTOCOLS
 
 PAGE = "report.html"
 
@@ -37,7 +36,7 @@ def build(workdir: Path) -> Path:
     page = comparison_page.contents(results, decided)
     text = html_page.render("comparison.html.j2", ("comparison.js",), **page)
     tables = {
-        "loss_by_length": _losses(results),
+        "loss_by_length": results.table(),
         "loss_by_position": _positions(results),
         "speed": _speeds(results),
         "speed_by_length": _speeds_by_length(results),
@@ -78,19 +77,6 @@ def summary(workdir: Path) -> Group:
 
 
 # The tables, with every digit.
-
-
-def _losses(results: Results) -> Iterator[tuple]:
-    yield ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
-    for scheme in results.schemes:
-        for protocol in PROTOCOLS:
-            for length in results.manifest["lengths"]:
-                for seed, run in scheme.runs.items():
-                    windows = run.windows(protocol, length)
-                    values = None, None, windows
-                    if not isinstance(windows, str):
-                        values = float(windows.mean()), windows.size, ""
-                    yield scheme.name, protocol, length, seed, *values
 
 
 def _positions(results: Results) -> Iterator[tuple]:

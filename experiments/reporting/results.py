@@ -1,4 +1,8 @@
-"""Reads what a comparison wrote: the manifest, each run's evaluation and metrics, the timings.
+"""The results of a comparison: its manifest, each run's evaluation and metrics, the timings.
+
+`read` takes them from the folder that the comparison filled, `of_table` from the tidy table of its
+losses, loss_by_length.csv: a row for each encoding, protocol, length and seed. Statistics, figures
+and pages take either.
 
 Missing values are never filled in: a run that is missing, diverged or cannot be read stays in the
 results as such, and a cell that needs it says so, instead of a mean over the others.
@@ -8,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,6 +192,18 @@ class Results:
                     changes.append(f"{field.removesuffix('s')}{plural} {listed} {what}")
         return "; ".join(changes)
 
+    def table(self) -> Iterator[tuple]:
+        """The header and the rows of the tidy table; without a loss, a row has the problem."""
+        yield ("encoding", "protocol", "length", "seed", "loss", "windows", "problem")
+        for scheme in self.schemes:
+            for protocol, length in [(p, n) for p in PROTOCOLS for n in self.manifest["lengths"]]:
+                for seed, run in scheme.runs.items():
+                    windows = run.windows(protocol, length)
+                    values = None, None, windows
+                    if not isinstance(windows, str):
+                        values = float(windows.mean()), windows.size, ""
+                    yield scheme.name, protocol, length, seed, *values
+
     def scheme(self, name: str) -> Scheme | None:
         """The scheme of that name."""
         return next((s for s in self.schemes if s.name == name), None)
@@ -220,6 +236,49 @@ class Results:
     def longest(self) -> int:
         """The longest length of the evaluation."""
         return max(self.manifest["lengths"])
+
+
+def nested(
+    rows: Iterable[dict[str, Any]], keys: Sequence[str], value: Callable[[dict], Any]
+) -> dict[Any, Any]:
+    """A tidy table as dictionaries in each other, by the values of its columns `keys`."""
+    tree: dict = {}
+    for row in rows:
+        leaf = tree
+        for key in keys[:-1]:
+            leaf = leaf.setdefault(row[key], {})
+        leaf[row[keys[-1]]] = value(row)
+    return tree
+
+
+def of_table(rows: Sequence[dict[str, Any]], reference: str, trained: int) -> Results:
+    """A comparison from the rows of its tidy table; a seed's mean is its one window."""
+    keys = ("encoding", "seed", "protocol", "length")
+    found = nested(rows, keys, lambda row: [float(row["loss"])] if row["loss"] else None)
+    runs = {n: {s: finished({"losses": x}) for s, x in by.items()} for n, by in found.items()}
+    return of_runs(runs, reference, trained, {int(row["length"]) for row in rows})
+
+
+def finished(evaluation: dict[str, Any], metrics: Sequence[dict] = ()) -> Run:
+    """A run that is not in a folder."""
+    return Run(0, "ok", "", evaluation, tuple(metrics))
+
+
+def of_runs(
+    runs: dict[str, dict[Any, Run]],
+    reference: str,
+    trained: int,
+    lengths: Iterable[int],
+    **manifest: Any,
+) -> Results:
+    """What the figures of a comparison need, from its runs by scheme and seed."""
+    schemes = [
+        Scheme(name, name, k, {int(seed): run for seed, run in by_seed.items()})
+        for k, (name, by_seed) in enumerate(runs.items())
+    ]
+    about = {"reference": reference, "train_length": trained, "lengths": sorted({*lengths})}
+    seeds = sorted({seed for scheme in schemes for seed in scheme.runs})
+    return Results(Path(), {**about, "seeds": seeds, **manifest}, tuple(schemes), None)
 
 
 def title(encodings: int, corpus: str) -> str:
