@@ -318,10 +318,9 @@ def seconds_title(times: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:
 
 
 class Summary(NamedTuple):
-    """Sentences: what was asked, what was found, how sure."""
+    """Sentences: what was asked, how sure what was found is."""
 
     questions: list[str]
-    findings: list[str]
     confidence: list[str]
 
 
@@ -335,13 +334,10 @@ def summary(results: Results) -> Summary:
         f" {len(results.schemes)} schemes, {m['steps']:,} steps of {m['batch']} sequences,"
         f" {rate_words(results)}."
     ]
-    findings = answers(results, rows)
     for q in secondary:
         questions.append(f"Secondary: the same at length {q.length} ({q.protocol} evaluation).")
-        words = " ".join(answers(results, verdicts(results, q)))
-        findings.append(f"{question_title(results, q)}. {words}")
     sure = [*_seeds_and_tests(results, rows), *_lost_runs(results), *_caveats(results)]
-    return Summary(questions, findings, sure)
+    return Summary(questions, sure)
 
 
 def _caveats(results: Results) -> list[str]:
@@ -358,29 +354,6 @@ def _caveats(results: Results) -> list[str]:
     if len(sizes) > 1:
         lines.append(f"Parameters are not matched: {min(sizes):,} to {max(sizes):,}.")
     return lines
-
-
-def answers(results: Results, rows: Sequence[Verdict]) -> list[str]:
-    """What was found, in sentences made from the verdicts on one question."""
-    name, effect = results.manifest["reference"], f"{results.effect:g}"
-    exploratory, by_kind, sentences = bool(results.changes), _by_kind(rows), []
-    for kind in (LOWER, HIGHER):
-        if found := by_kind[kind]:
-            means = [f"{v.name} ({number(v.tested.estimate.mean, 3, True)})" for v in found]
-            lead = f"Exploratory: {kind}" if exploratory else capital(kind)
-            sentences.append(f"{lead} loss than {name}, in nats per token: {', '.join(means)}.")
-    if not sentences:
-        sentences.append(f"No scheme was shown to have a lower or a higher loss than {name}.")
-    named = {kind: ", ".join(v.name for v in rows if v.kind == kind) for kind in KINDS}
-    if named[SAME]:
-        no = "Exploratory: no" if exploratory else "No"
-        within = f"(within ±{effect} nats per token)"
-        sentences.append(f"{no} practical difference {within}: {named[SAME]}.")
-    if named[INCONCLUSIVE]:
-        sentences.append(f"Inconclusive: {named[INCONCLUSIVE]}.")
-    if undecided := [f"{v.name} ({v.words})" for v in rows if v.kind == UNDECIDED]:
-        sentences.append(f"No number: {'; '.join(undecided)}.")
-    return sentences
 
 
 def question_title(results: Results, question: Question) -> str:
