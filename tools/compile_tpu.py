@@ -67,11 +67,6 @@ def specs(encodings: list[str], config: Config) -> list[str]:
     return [SPECS.get(name, name).format(length=config.length) for name in names]
 
 
-def train_program(trainer: Trainer, config: Config) -> Any:
-    """The training step, traced."""
-    return trainer.step.trace(*trainer.arguments(config.batch, config.length))
-
-
 def decode_program(trainer: Trainer, config: Config) -> Any:
     """One token for each of `batch` rows, against a cache of `length` tokens, traced."""
     mesh, batch, length = trainer.mesh, config.batch, config.length
@@ -96,7 +91,7 @@ def decode_program(trainer: Trainer, config: Config) -> Any:
     return compiled.trace(trainer.shapes, token, cache, jax.eval_shape(jax.random.key, 0))
 
 
-TRACES = {"train": train_program, "decode": decode_program}
+PROGRAMS = ("train", "decode")
 
 
 def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -> dict:
@@ -113,7 +108,10 @@ def measure(config: Config, program: str, devices: list, chip: tpu_slice.Chip) -
         if program == "train":
             masked = tiles(model, config.batch, config.length, trainer.layout, mesh.size)
         with trainer.use_mesh():
-            traced = TRACES[program](trainer, config)
+            if program == "train":
+                traced = trainer.step.trace(*trainer.arguments(config.batch, config.length))
+            else:
+                traced = decode_program(trainer, config)
         lowered = traced.lower()
     try:
         compiled = lowered.compile()
@@ -217,7 +215,7 @@ def define_flags() -> None:
     """Those of this program."""
     flags.DEFINE_string("topology", "v5e:2x2", "the slice, as v5e:16x16 or v5p:4x4x4")
     flags.DEFINE_multi_string("encodings", [], "instead of model.encoding; `all` is every one")
-    flags.DEFINE_multi_enum("program", [*TRACES], [*TRACES], "what to compile")
+    flags.DEFINE_multi_enum("program", [*PROGRAMS], [*PROGRAMS], "what to compile")
     flags.DEFINE_string("out", "runs/compile", "folder of compiled.json")
 
 
